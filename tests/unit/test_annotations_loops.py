@@ -24,7 +24,7 @@ def make_logits(folder: Path, sizes: list[list[int]], rows: int = 8, **facts: An
     """A loop whose backward peaks at 19.5 GiB, with blocks of these sizes before it."""
     recording = usual(folder)
     recording.engine(at=1.5, **LOOP | facts)
-    more = {"output_shape": [rows, LENGTH, WORDS], "output_item_bytes": 4, "unclaimed_groups": sizes}
+    more: dict[str, Any] = {"output_shape": [rows, LENGTH, WORDS], "output_item_bytes": 4, "unclaimed_groups": sizes}
     recording.tensors(12.5, "before_backward", {"parameters": 2}, **more)
     return recording
 

@@ -100,7 +100,7 @@ ENGINE = _declare(
         ),
         "how FSDP shards a loop's models; null without",
     ),
-    Field("library", str, "of a loop: Trainer or Accelerate; empty if it is hand-written"),
+    Field("library", str, "of a loop: Trainer, Lightning or Accelerate; empty if it is hand-written"),
     Field("compiled", bool, "of a loop: whether a model went through torch.compile"),
     Field("engine_class", str, "class name of a DeepSpeed engine"),
     Field("rank", int, "global rank"),

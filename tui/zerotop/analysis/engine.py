@@ -36,7 +36,7 @@ class Engine:
 
     kind: str = ""  # LOOP, or "" for a DeepSpeed engine and while nothing trains
     parallelism: str = ""  # of a loop: "DDP", "DataParallel", "FSDP", "FSDP2" or ""
-    library: str = ""  # of a loop: "Trainer", "Accelerate", or "" if it is hand-written
+    library: str = ""  # of a loop: "Trainer", "Lightning", "Accelerate", or "" if it is hand-written
     model: str = ""  # the model's class, or the name in its config
     parameters: int | None = None
     trainable_parameters: int | None = None

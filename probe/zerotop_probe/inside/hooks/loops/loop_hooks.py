@@ -15,6 +15,7 @@ from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_function, wr
 from zerotop_probe.inside.hooks.dataloader import DataLoaderHooks
 from zerotop_probe.inside.hooks.loops.checkpoints import CheckpointHooks
 from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
+from zerotop_probe.inside.hooks.loops.lightning import LightningHooks
 from zerotop_probe.inside.hooks.loops.loop import Loop
 from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks
 from zerotop_probe.inside.probe import Probe
@@ -38,6 +39,7 @@ class LoopHooks:
         self._loop = Loop(probe, self._begin_forward, self._end_forward)
         self._steps = OptimizerStepHooks(self._loop)
         self._checkpoints = CheckpointHooks(self._loop)
+        self._lightning = LightningHooks(self._loop)
         self._guard = Guard("loops", probe.meter)
         self._is_installed = self._is_awake = False
         # Since the last backward: the model of the first training forward, and the number of forwards.
@@ -101,12 +103,13 @@ class LoopHooks:
             DataLoaderHooks(self._probe).install_hooks()
             self._steps.install_scaler_hooks()
             self._checkpoints.install_hooks()
+            self._lightning.install_hooks()
 
     # --- forward --------------------------------------------------------------------------------------------
 
     def _begin_forward(self, time_ns: int, module: Any, args: Any, kwargs: Any) -> Span | None:
         gradients = sys.modules["torch"].is_grad_enabled()
-        trains = gradients and (module.training or self._trains_in_eval_mode)
+        trains = gradients and (_is_training(module) or self._trains_in_eval_mode)
         recorder = self._loop.find_recorder(adopt=trains and bool(self._loop.list_optimizers()))
         if recorder is None:
             self._loop.finder.note_root(module)
@@ -138,7 +141,7 @@ class LoopHooks:
 
     def _evaluates(self, module: Any) -> bool:
         """Return whether a forward without training is an evaluation, not a teacher's or a reference model's."""
-        return not module.training and self._loop.owns_parameters(module)
+        return not _is_training(module) and self._loop.owns_parameters(module)
 
     def _end_forward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         self._loop.end_span(span, time_ns, flags, result)
@@ -187,3 +190,8 @@ class LoopHooks:
             state.backward_count += 1
             self._steps.end_backward(recorder, time_ns)
         self._steps.resume_step(time_ns, failed=bool(flags & FAILED))
+
+
+def _is_training(module: Any) -> bool:
+    """Return whether a module, or the one that DistributedDataParallel wraps in it, is in training mode."""
+    return bool(module.training or getattr(getattr(module, "module", None), "training", False))
