@@ -83,3 +83,20 @@ def test_gradient_buckets(tmp_path: Path, size: float) -> None:
         assert finding.evidence["bucket_bytes"] == gib(2)
         assert "10 % of the peak of 19.50 GiB" in finding.sentence
         assert "gradient_as_bucket_view=True" in finding.advice
+
+
+@pytest.mark.parametrize("trainable", [10, gib(1)])
+def test_activations_by_the_layers_that_made_them(tmp_path: Path, trainable: int) -> None:
+    recording = usual(tmp_path)
+    dimensions = {"vocabulary": 32_000, "hidden": 4096, "intermediate": 11_008, "heads": 32, "layers": 32}
+    recording.engine(at=1.5, **LOOP | {"dimensions": dimensions, "trainable_parameters": trainable})
+    sizes = [[4 * 512 * 11_008 * 2, 96], [4 * 512 * 4096 * 4, 128], [4 * 512 * 32_000 * 4, 1], [1000, 9]]
+    more: dict[str, Any] = {"output_shape": [4, 512, 32_000], "unclaimed_groups": sizes}
+    recording.tensors(12.5, "before_backward", {"parameters": 2}, unclaimed=12.25, **more)
+    (finding,) = find(recording, "saved_activations")
+    assert finding.sentence.startswith(
+        "Backward begins with 12.01 GiB of activations, 62 % of the memory peak of 19.50 GiB: 4.03 GiB in 96 blocks of"
+        " 4 x 512 x 11,008 in 2 bytes (the width of its MLPs), 4.00 GiB in 128 blocks of 4 x 512 x 4,096 in 4 bytes (the"
+        " model's width)."
+    )
+    assert ("Frozen weights" in finding.sentence) == (trainable == 10)

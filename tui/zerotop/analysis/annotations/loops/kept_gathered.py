@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.block_shapes import find_first_backward
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.memory.tensor_inventory import BEFORE_BACKWARD, UNSHARDED_PARAMETERS
+from zerotop.analysis.memory.tensor_inventory import UNSHARDED_PARAMETERS
 
 _KIND = FindingKind(
     name="kept_gathered",
@@ -42,12 +43,9 @@ def _find_gathered(group: Group) -> Iterator[Annotation]:
     sharding, parallelism = lead.engine.get("sharding") or {}, lead.engine.get("parallelism")
     if sharding.get("reshards", True) or parallelism not in _SETTINGS:
         return
-    for event in lead.events_named("tensors"):
-        if event.facts.get("when") == BEFORE_BACKWARD:
-            sizes = event.facts.get("device" if lead.is_on_gpu else "host") or {}
-            gathered = sizes.get(UNSHARDED_PARAMETERS, 0)
-            counted = sum(sizes.values()) - gathered
-            if gathered > _LEAST_SHARE * (gathered + counted):
-                evidence = {"gathered_bytes": gathered, "counted_bytes": counted}
-                yield _KIND.at_steps(group, lead.steps[:1], evidence, reshard=_SETTINGS[parallelism])
-            return
+    sizes = find_first_backward(lead).get("device" if lead.is_on_gpu else "host") or {}
+    gathered = sizes.get(UNSHARDED_PARAMETERS, 0)
+    counted = sum(sizes.values()) - gathered
+    if gathered > _LEAST_SHARE * (gathered + counted):
+        evidence = {"gathered_bytes": gathered, "counted_bytes": counted}
+        yield _KIND.at_steps(group, lead.steps[:1], evidence, reshard=_SETTINGS[parallelism])

@@ -1,19 +1,17 @@
 """Logits, and copies of them in float32, own the peak of a language model's backward.
 
-A block of the allocator holds logits or a copy if it is as large as rows x tokens x vocabulary elements of 2 or 4 bytes, or
-as many without the last token, whose next one is unknown. Such blocks are counted when the first backward begins.
+Counted when the first backward begins: blocks of rows x tokens x vocabulary elements, see ``support.block_shapes``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.block_shapes import LOGITS, find_first_backward, read_groups
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.phase_peaks import PARTS, read_phase_peaks
 from zerotop.analysis.engine import TRAINER
-from zerotop.analysis.memory.tensor_inventory import BEFORE_BACKWARD
 
 _KIND = FindingKind(
     name="logits_peak",
@@ -35,8 +33,6 @@ _DEFAULT_ROWS = 8
 # Of the peak, from which on logits are its main part: no other tensors of a transformer are as large.
 _OWNER_SHARE = 0.25
 _LEAST_BYTES = 64 << 20
-# A block is at most this much larger than its tensor.
-_ROUNDING = 1 << 20
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
@@ -49,28 +45,22 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 def _find_logits(group: Group) -> Iterator[Annotation]:
     lead = group.lead
-    events = (event.facts for event in lead.events_named("tensors") if event.facts.get("when") == BEFORE_BACKWARD)
-    inventory = next(events, {})
-    shape = inventory.get("output_shape") or []
-    if len(shape) != 3 or min(shape) < 1:
+    found = [blocks for blocks in read_groups(lead.engine, find_first_backward(lead)) if blocks.width == LOGITS]
+    if not found:
         return
-    largest = 0
-    blocks = total = 0
-    for size, count in inventory.get("unclaimed_groups") or ():
-        if _is_made_of_logits(size, shape):
-            blocks, total, largest = blocks + count, total + size * count, max(largest, size)
+    rows, tokens, vocabulary = find_first_backward(lead)["output_shape"]
+    largest = max(blocks.size for blocks in found)
+    logits = sum(blocks.total_bytes for blocks in found) + largest  # with their gradient
     peaks = dict(zip(PARTS, read_phase_peaks(lead, lead.steps[:2])[1].tolist(), strict=True))
     peak = peaks["backward"]
-    logits = total + largest  # with their gradient
     if largest < _LEAST_BYTES or peak < max(peaks.values()) or logits < _OWNER_SHARE * peak:
         return
-    rows, tokens, vocabulary = shape
     fewer = max(1, rows // 4)
     evidence = {
         "rows": rows,
         "tokens": tokens,
         "vocabulary": vocabulary,
-        "blocks": blocks,
+        "blocks": sum(blocks.count for blocks in found),
         "block_bytes": largest,
         "logits_bytes": logits,
         "backward_peak_bytes": peak,
@@ -80,9 +70,3 @@ def _find_logits(group: Group) -> Iterator[Annotation]:
     is_default = lead.engine.get("library") == TRAINER and lead.engine.get("micro_batch") == _DEFAULT_ROWS == rows
     kind = _KIND if rows > 1 else _KIND.with_changes(advice=_ONE_ROW_ADVICE)
     yield kind.at_steps(group, lead.steps[1:2], evidence, default=_DEFAULT if is_default else "")
-
-
-def _is_made_of_logits(size: int, shape: list[int]) -> bool:
-    rows, tokens, vocabulary = shape
-    sizes = (prod((rows, length, vocabulary, each)) for length in (tokens, tokens - 1) for each in (2, 4))
-    return any(needed <= size < needed + _ROUNDING for needed in sizes)
