@@ -1,4 +1,4 @@
-"""Libraries that train without DeepSpeed: PEFT on a frozen base, PyTorch Lightning."""
+"""Libraries that train without DeepSpeed: PEFT on a frozen base, TRL, PyTorch Lightning."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ def test_lora_on_a_base_that_is_frozen_and_partly_quantized(tmp_path: Path) -> N
     }
     assert hosts["before_update"]["gradients"] == 4 * own["trainable"]
     assert hosts["after_update"]["optimizer_state"] == pytest.approx(8 * own["trainable"], abs=4 * 16)
+
+
+def test_supervised_finetuning_of_trl(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    rank, own = run("with_trl", tmp_path, str(tmp_path / "output_dir"), launcher="python", ranks=1).rank(0)
+    assert not rank.event("probe_error")
+    assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(s, m) for s in range(own["steps"]) for m in (0, 1)]
+    # TRL recomputes blocks by default: they are called again within the backward, which are no forwards of their own.
+    assert len(rank.phase("forward")) == 2 * own["steps"]
+    (engine,) = rank.event("engine")
+    facts = [engine[name] for name in ("library", "model", "micro_batch", "activation_checkpointing")]
+    assert facts == ["Trainer", "PeftModelForCausalLM", 2, True]
 
 
 def test_lightning(tmp_path: Path) -> None:
