@@ -47,8 +47,9 @@ def test_csv_and_parquet_hold_the_same_table(tmp_path: Path) -> None:
 
 
 def test_values_of_several_types_share_a_column(tmp_path: Path) -> None:
-    plan = replace(PLAN, settings={"max_norm": [1, 0.5, "none"]})
-    points = tuple(Point(number, {"max_norm": value}, Result(sweeps.OK)) for number, value in enumerate([1, 0.5, "none"]))
+    values: list[sweeps.Value] = [1, 0.5, "none"]
+    plan = replace(PLAN, settings={"max_norm": values})
+    points = tuple(Point(number, {"max_norm": value}, Result(sweeps.OK)) for number, value in enumerate(values))
     assert sweeps.build_table(Sweep(tmp_path, plan, points))["max_norm"].to_list() == ["1", "0.5", "none"]
 
 

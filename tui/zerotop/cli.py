@@ -15,9 +15,11 @@ from zerotop.commands.common.errors import FAILED, USAGE, Problem, describe_erro
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.option_types import parse_age, parse_count, parse_max_size, parse_size
+from zerotop.commands.common.sweep_options import add_sweep_options
 from zerotop.commands.common.terminal import has_terminal
 
 _EXIT_INTERRUPTED = 130
+_TAKES_COMMAND = ("run", "sweep")
 
 _SESSION_HELP = "name, start of a name, or path"
 _JSON_HELP = "print JSON for programs"
@@ -40,6 +42,18 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_attach(commands)
     _add_read_commands(commands)
     _add_microscope(commands)
+    add_sweep_options(
+        _add_command(
+            commands,
+            "sweep",
+            "measure memory and pace for every combination of settings",
+            "zerotop sweep --model qwen-0.5b --seq-length 128:2048:128 --allocator default expandable_segments:True",
+            "zerotop sweep --stage 0,1,2,3 --offload none,optimizer --price-per-hour 30",
+            "zerotop sweep --seq-length 512,1024 -- torchrun train.py --length {seq_length} --deepspeed {deepspeed}",
+            "zerotop sweep --resume 20250412-093000-tiny",
+            usage="%(prog)s [-h] [OPTION]... [-- COMMAND with {placeholders}]",
+        )
+    )
     compare = _add_command(
         commands, "compare", "compare two or more recordings side by side", "zerotop compare brisk-otter calm-heron --json"
     )
@@ -224,9 +238,9 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
     if options.name == "sessions" and not options.prune and _has_prune_option(options):
         parser.error("--older-than, --total-size, --ended, --dry-run and --yes go with --prune")
-    if options.name == "run":
-        if not command:
-            parser.error("missing command: zerotop run -- COMMAND ...")
+    if options.name == "run" and not command:
+        parser.error("missing command: zerotop run -- COMMAND ...")
+    if options.name in _TAKES_COMMAND:
         options.command = command
     elif command:
         parser.error(f"{options.name} takes no command after --")

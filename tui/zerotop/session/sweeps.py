@@ -5,12 +5,12 @@
     SWEEP/sweep.json        the plan and the results so far, rewritten after each point
     SWEEP/results.csv       the results as a table, one row a point
     SWEEP/results.parquet   the same, with types
-    SWEEP/points/0007       the session of point 7; those of repeated attempts are 0007-2, 0007-3, ...
+    SWEEP/points/0007       the session of point 7; of repeated attempts 0007-2, 0007-3, ...
     SWEEP/configs/0007.json the DeepSpeed configuration of point 7
 
 Columns of the table, in order: ``point`` (its number from 0), one for each setting of the plan (``stage``,
-``seq_length``, ..., and the user's own), then the fields of :class:`Result`, then ``cost`` where the plan has a price. A point
-that has not run yet has no row. Sizes are bytes, times seconds; what was not measured is empty.
+``seq_length``, ..., and the user's own), then the fields of :class:`Result`, then ``cost`` where the plan has a price. A
+point that has not run yet has no row. Sizes are bytes, times seconds; what was not measured is empty.
 
 :func:`read_sweep` reads a folder, :func:`write_sweep` writes one, :func:`build_table` returns the table.
 """
@@ -84,6 +84,7 @@ class Plan:
     warmup: int = 3  # steps at the begin that are not measured
     retries: int = 5  # further attempts after a crash
     hang_after_s: float = 300.0  # without a sign of life
+    nvme_path: str = ""  # folder to offload to
     price_per_hour: float | None = None  # of the whole machine
     working_directory: str = ""
 

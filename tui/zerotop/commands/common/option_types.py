@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 
 from zerotop_probe.recording.directory import MIN_BYTES
@@ -13,6 +14,24 @@ def parse_count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
     return int(text)
+
+
+def parse_natural(text: str) -> int:
+    """Return a whole number, 0 included."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
+    return int(text)
+
+
+def parse_price(text: str) -> float:
+    """Return a price per hour, without a currency."""
+    try:
+        price = float(text)
+    except ValueError:
+        price = -1.0
+    if not 0 <= price < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a price, such as 30 or 2.50")
+    return price
 
 
 def parse_size(text: str) -> int:

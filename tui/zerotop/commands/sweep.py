@@ -1,0 +1,148 @@
+"""``zerotop sweep``: measure memory and pace for every combination of settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from zerotop.analysis.sweeps.settings import GPUS, MOST_VALUES, SEQ_LENGTH, build_points, count_points
+from zerotop.commands.common.errors import FAILED, USAGE, Problem
+from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.model_config import find_longest_sequence
+from zerotop.commands.common.terminal import has_terminal
+from zerotop.commands.job.training_machine import check_packages, count_usable_gpus
+from zerotop.commands.sweeping.progress_lines import describe_end, describe_result, describe_settings, format_table
+from zerotop.commands.sweeping.runner import SweepRunner, lock_folder
+from zerotop.commands.sweeping.sweep_plan import build_plan
+from zerotop.session import sweeps
+from zerotop.session.sweeps import CRASHED, Plan, Sweep
+
+_ASK_FROM = 500  # points
+_POLL_S = 0.2
+_EXIT_INTERRUPTED = 130
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Run a sweep or go on with one. Return 0; 1 if points crashed or nothing can be written, 130 if it was interrupted."""
+    plan = None if options.resume else build_plan(options)
+    path = _choose_folder(options, plan)
+    with lock_folder(path):
+        opened = _open_sweep(path, plan, options)
+        runner = SweepRunner(opened)
+        _run_with_lines(runner, quiet=options.json)
+    if options.json:
+        print(json.dumps(build_json(runner.sweep), indent=1))
+    else:
+        print("", *map(escape_unprintable, format_table(runner.sweep)), sep="\n")
+    print(escape_unprintable(describe_end(runner.sweep, runner.problem)), file=sys.stderr)
+    if runner.is_stopping():
+        return _EXIT_INTERRUPTED
+    has_crashed = any(point.result is not None and point.result.outcome == CRASHED for point in runner.sweep.points)
+    return FAILED if runner.problem or has_crashed else 0
+
+
+def build_json(sweep: Sweep) -> dict[str, object]:
+    """Return a sweep's results as plain values."""
+    return {"path": str(sweep.path), "results": sweeps.build_table(sweep).to_dicts()}
+
+
+def _choose_folder(options: argparse.Namespace, plan: Plan | None) -> Path:
+    """Return the sweep's folder, which exists then."""
+    if plan is None:
+        path = sweeps.find_sweep(options.resume)
+        if path is None:
+            raise Problem(f"There is no sweep {options.resume!r} to go on with")
+        return path.absolute()
+    folder = Path(options.output).absolute() if options.output else _make_default_path(plan)
+    if folder.is_dir() and not sweeps.is_sweep(folder) and any(name != ".lock" for name in os.listdir(folder)):
+        raise Problem(f"{folder} is not empty and holds no sweep. Choose another folder with -o DIR")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Problem(f"Cannot make the folder {folder}: {error.strerror}. Choose another one with -o DIR") from error
+    return folder
+
+
+def _make_default_path(plan: Plan) -> Path:
+    words = [Path(word).stem for word in plan.command if word.endswith(".py")] or [plan.model.rpartition("/")[2] or "sweep"]
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", words[0])[:40]
+    return sweeps.find_default_folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+
+
+def _open_sweep(path: Path, plan: Plan | None, options: argparse.Namespace) -> Sweep:
+    """Read the sweep that is there, or write a new one."""
+    if sweeps.is_sweep(path):
+        opened = sweeps.read_sweep(path)
+        if plan is not None and _compare_key(plan) != _compare_key(opened.plan):
+            raise Problem(f"{path} holds another sweep, with other settings. Choose another folder with -o DIR")
+        if options.price_per_hour is not None:
+            opened = replace(opened, plan=replace(opened.plan, price_per_hour=options.price_per_hour))
+        return opened
+    assert plan is not None
+    _check_size(count_points(plan.settings), options)
+    opened = Sweep(path, plan, build_points(plan.settings, _find_limits(plan)))
+    if all(point.result is not None for point in opened.points):
+        reasons = dict.fromkeys(point.result.reason for point in opened.points if point.result)
+        raise Problem(f"No combination can work: {' '.join(reasons)}", USAGE)
+    sweeps.write_sweep(opened)
+    return opened
+
+
+def _compare_key(plan: Plan) -> str:
+    """Return what must be equal for a sweep to go on."""
+    return json.dumps(
+        [{name: list(values) for name, values in plan.settings.items()}, plan.command, plan.model, plan.config]
+    )
+
+
+def _check_size(count: int, options: argparse.Namespace) -> None:
+    if count > MOST_VALUES:
+        raise Problem(f"A matrix of {count:,} points is too large; {MOST_VALUES:,} are possible", USAGE)
+    if count < _ASK_FROM or options.yes:
+        return
+    question = f"This is a matrix of {count:,} points; at 30 s each it takes {count * 30 / 3600:,.0f} hours."
+    if not has_terminal():
+        raise Problem(f"{question} Add --yes to start it where nobody can answer", USAGE)
+    try:
+        answer = input(f"{question} Start? [y/N] ")
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
+        raise Problem("Not started")
+
+
+def _find_limits(plan: Plan) -> dict[str, int]:
+    """Return the highest possible values on this machine and for the model; on a CPU there may be any number of ranks."""
+    if plan.command:
+        return {}
+    check_packages("The training script")
+    gpus = count_usable_gpus()
+    longest = find_longest_sequence(plan.model)
+    return ({GPUS: gpus} if gpus else {}) | ({SEQ_LENGTH: longest} if longest else {})
+
+
+def _run_with_lines(runner: SweepRunner, *, quiet: bool) -> None:
+    """Run the sweep and print a line for each result."""
+    stream = sys.stderr if quiet else sys.stdout
+    plan, total = runner.sweep.plan, len(runner.sweep.points)
+    thread = threading.Thread(target=runner.run, name="sweep")
+    printed = {point.number for point in runner.sweep.finished}
+    print(f"{total} points, {len(printed)} of them done or skipped, in {runner.sweep.path}", file=stream, flush=True)
+    thread.start()
+    while thread.is_alive():
+        try:
+            thread.join(_POLL_S)
+        except KeyboardInterrupt:
+            runner.stop()
+        for point in runner.sweep.finished:
+            if point.number not in printed and point.result is not None:
+                printed.add(point.number)
+                line = f"[{len(printed)}/{total}] {describe_settings(plan, point.settings)}: {describe_result(point.result)}"
+                print(escape_unprintable(line), file=stream, flush=True)
