@@ -6,16 +6,20 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from zerotop.analysis.sweeps.line_report import describe_line, report_lines
 from zerotop.analysis.sweeps.settings import GPUS, MOST_VALUES, SEQ_LENGTH, build_points, count_points
 from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
-from zerotop.commands.common.model_config import find_longest_sequence
+from zerotop.commands.common.model_config import find_longest_sequence, find_shape
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.training_machine import check_packages, count_usable_gpus
 from zerotop.commands.sweeping.progress_lines import describe_end, describe_result, describe_settings, format_table
@@ -36,11 +40,12 @@ def sweep(options: argparse.Namespace) -> int:
     with lock_folder(path):
         opened = _open_sweep(path, plan, options)
         runner = SweepRunner(opened)
-        _run_with_lines(runner, quiet=options.json)
+        with _stop_on_signals(runner):
+            _run_with_lines(runner, quiet=options.json)
     if options.json:
         print(json.dumps(build_json(runner.sweep), indent=1))
-    else:
-        print("", *map(escape_unprintable, format_table(runner.sweep)), sep="\n")
+    elif runner.sweep.finished:
+        _print_results(runner.sweep)
     print(escape_unprintable(describe_end(runner.sweep, runner.problem)), file=sys.stderr)
     if runner.is_stopping():
         return _EXIT_INTERRUPTED
@@ -49,8 +54,31 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def build_json(sweep: Sweep) -> dict[str, object]:
-    """Return a sweep's results as plain values."""
-    return {"path": str(sweep.path), "results": sweeps.build_table(sweep).to_dicts()}
+    """Return a sweep's results and fitted lines as plain values."""
+    reports = report_lines(sweep, find_shape(sweep.plan.model))
+    lines = [
+        {
+            **report.line.series.settings,
+            "measurement": report.line.measurement,
+            "bytes_per_token": report.line.fit.slope,
+            "intercept_bytes": report.line.fit.intercept,
+            "r_squared": report.line.fit.r_squared,
+            "points": report.line.fit.line_points,
+            "knee_tokens": report.knee_tokens,
+            "flat_bytes": report.line.fit.flat_level,
+            "deepspeed_estimate_bytes": report.estimate_bytes,
+            "zero_formula_bytes": report.formula_bytes,
+            "heuristic_bytes_per_token": report.heuristic_bytes,
+        }
+        for report in reports
+    ]
+    return {"path": str(sweep.path), "results": sweeps.build_table(sweep).to_dicts(), "lines": lines}
+
+
+def _print_results(sweep: Sweep) -> None:
+    reports = report_lines(sweep, find_shape(sweep.plan.model))
+    lines = [line for report in reports for line in ("", *describe_line(report))]
+    print("", *map(escape_unprintable, (*format_table(sweep), *lines)), sep="\n")
 
 
 def _choose_folder(options: argparse.Namespace, plan: Plan | None) -> Path:
@@ -128,6 +156,20 @@ def _find_limits(plan: Plan) -> dict[str, int]:
     return ({GPUS: gpus} if gpus else {}) | ({SEQ_LENGTH: longest} if longest else {})
 
 
+@contextmanager
+def _stop_on_signals(runner: SweepRunner) -> Iterator[None]:
+    """Let the signals that end a program stop the sweep with its job, except those that its starter wants ignored."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, lambda *_: runner.stop())
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+
+
 def _run_with_lines(runner: SweepRunner, *, quiet: bool) -> None:
     """Run the sweep and print a line for each result."""
     stream = sys.stderr if quiet else sys.stdout
@@ -137,10 +179,7 @@ def _run_with_lines(runner: SweepRunner, *, quiet: bool) -> None:
     print(f"{total} points, {len(printed)} of them done or skipped, in {runner.sweep.path}", file=stream, flush=True)
     thread.start()
     while thread.is_alive():
-        try:
-            thread.join(_POLL_S)
-        except KeyboardInterrupt:
-            runner.stop()
+        thread.join(_POLL_S)
         for point in runner.sweep.finished:
             if point.number not in printed and point.result is not None:
                 printed.add(point.number)

@@ -53,6 +53,7 @@ class Result:
     attempts: int = 0
     seconds: float | None = None  # of all attempts together, start and end of the job included
     steps: int | None = None  # measured optimizer steps, without the warm-up
+    micro_batch_tokens: int | None = None  # of one rank
     allocated_peak_bytes: int | None = None  # of PyTorch's allocator, on the fullest GPU, in all steps
     reserved_peak_bytes: int | None = None
     nvml_peak_bytes: int | None = None  # of a rank's process, by NVML

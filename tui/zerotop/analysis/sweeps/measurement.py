@@ -36,6 +36,7 @@ def measure_point(session: Session, warmup: int) -> dict[str, Any]:
     pace = _measure_pace(measured)
     return {
         "steps": max((len(rows) for rows in measured), default=None),
+        "micro_batch_tokens": _find_micro_batch(measured),
         "allocated_peak_bytes": _find_highest(ranks, "allocated_peak_bytes"),
         "reserved_peak_bytes": _find_highest(ranks, "reserved_peak_bytes"),
         "nvml_peak_bytes": _find_highest(ranks, "nvml_process_bytes"),
@@ -67,6 +68,13 @@ def _judge_hung(session: Session) -> tuple[str, str]:
         if finding.name == "hung_ranks":
             return HUNG, str(finding.sentence)
     return HUNG, "No rank finished a phase and nothing was printed for too long."
+
+
+def _find_micro_batch(measured: Sequence[Rows]) -> int | None:
+    """Return the median tokens of a micro-batch of one rank."""
+    tokens = np.concatenate([np.empty(0), *(rows["tokens"] / np.maximum(1, rows["micro_steps"]) for rows in measured)])
+    tokens = tokens[tokens > 0]
+    return round(float(np.median(tokens))) if len(tokens) else None
 
 
 def _find_highest(ranks: Sequence[RankSteps], column: str) -> int | None:

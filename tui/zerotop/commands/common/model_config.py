@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.commands.common.errors import Problem
 from zerotop.demo.finetune import PRESETS
 
@@ -34,6 +35,14 @@ def read_model_config(name: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise Problem(f"{path} is not a model's configuration")
     return content
+
+
+def find_shape(name: str) -> ModelShape | None:
+    """Return a model's shape; None where it is not known."""
+    try:
+        return parse_shape(read_model_config(name)) if name else None
+    except Problem:
+        return None
 
 
 def find_longest_sequence(name: str) -> int | None:
