@@ -24,7 +24,7 @@ from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.training_machine import check_packages, count_usable_gpus
 from zerotop.commands.sweeping.progress_lines import describe_end, describe_result, describe_settings, format_table
 from zerotop.commands.sweeping.runner import SweepRunner, lock_folder
-from zerotop.commands.sweeping.sweep_plan import build_plan
+from zerotop.commands.sweeping.sweep_plan import build_plan, set_price
 from zerotop.session import sweeps
 from zerotop.session.sweeps import CRASHED, Plan, Sweep
 
@@ -41,13 +41,16 @@ def sweep(options: argparse.Namespace) -> int:
         opened = _open_sweep(path, plan, options)
         runner = SweepRunner(opened)
         with _stop_on_signals(runner):
-            _run_with_lines(runner, quiet=options.json)
+            if options.headless or options.json or not has_terminal():
+                _run_with_lines(runner, quiet=options.json)
+            else:
+                _run_with_screen(runner)
     if options.json:
         print(json.dumps(build_json(runner.sweep), indent=1))
     elif runner.sweep.finished:
         _print_results(runner.sweep)
     print(escape_unprintable(describe_end(runner.sweep, runner.problem)), file=sys.stderr)
-    if runner.is_stopping():
+    if runner.was_interrupted:
         return _EXIT_INTERRUPTED
     has_crashed = any(point.result is not None and point.result.outcome == CRASHED for point in runner.sweep.points)
     return FAILED if runner.problem or has_crashed else 0
@@ -111,7 +114,7 @@ def _open_sweep(path: Path, plan: Plan | None, options: argparse.Namespace) -> S
         if plan is not None and _compare_key(plan) != _compare_key(opened.plan):
             raise Problem(f"{path} holds another sweep, with other settings. Choose another folder with -o DIR")
         if options.price_per_hour is not None:
-            opened = replace(opened, plan=replace(opened.plan, price_per_hour=options.price_per_hour))
+            opened = replace(opened, plan=set_price(opened.plan, options.price_per_hour))
         return opened
     assert plan is not None
     _check_size(count_points(plan.settings), options)
@@ -168,6 +171,21 @@ def _stop_on_signals(runner: SweepRunner) -> Iterator[None]:
     finally:
         for number in handled:
             signal.signal(number, before[number])
+
+
+def _run_with_screen(runner: SweepRunner) -> None:
+    """Run the sweep in a thread beside its screen; leaving the screen stops it."""
+    from zerotop.commands.common.user_settings import load_settings
+    from zerotop.ui.app.sweep_app import SweepApp
+    from zerotop.ui.sweep.model import SweepModel
+
+    thread = threading.Thread(target=runner.run, name="sweep")
+    thread.start()
+    try:
+        SweepApp(SweepModel(runner, find_shape(runner.sweep.plan.model)), settings=load_settings()).run()
+    finally:
+        runner.stop()
+        thread.join()
 
 
 def _run_with_lines(runner: SweepRunner, *, quiet: bool) -> None:

@@ -87,6 +87,7 @@ class Plan:
     hang_after_s: float = 300.0  # without a sign of life
     nvme_path: str = ""  # folder to offload to
     price_per_hour: float | None = None  # of the whole machine
+    currency: Sequence[str] = ("", "")  # text before and after an amount
     working_directory: str = ""
 
     @property
@@ -149,7 +150,8 @@ def read_sweep(path: Path) -> Sweep:
         content = json.loads((path / SWEEP_FILE).read_text(encoding="utf-8"))
         if content["format"] > FORMAT:
             raise SessionError(f"{path} was written by a newer zerotop: update zerotop to read it.")
-        plan = Plan(**content["plan"] | {"command": tuple(content["plan"].get("command", ()))})
+        lists = {name: tuple(content["plan"][name]) for name in ("command", "currency") if name in content["plan"]}
+        plan = Plan(**content["plan"] | lists)
         points = [_parse_point(number, entry) for number, entry in enumerate(content["points"])]
     except OSError as error:
         raise SessionError(f"{path} cannot be read as a sweep: {error.strerror}.") from error

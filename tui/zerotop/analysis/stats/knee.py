@@ -54,7 +54,8 @@ def fit_knee(x: Floats, y: Floats) -> KneeFit | None:
     x, y = np.asarray(x, np.float64)[order], np.asarray(y, np.float64)[order]
     if len(np.unique(x)) < 2:
         return None
-    knee_x, level = _find_knee(x, y)
+    knee_x = _find_knee(x, y)
+    level = float(np.median(y[x <= knee_x])) if knee_x is not None else None
     beyond = x >= knee_x if knee_x is not None else np.ones(len(x), np.bool_)
     slope, intercept = _fit_line(x[beyond], y[beyond])
     r_squared = _compute_r_squared(y[beyond], slope * x[beyond] + intercept)
@@ -63,10 +64,10 @@ def fit_knee(x: Floats, y: Floats) -> KneeFit | None:
     return KneeFit(slope, intercept, r_squared, int(beyond.sum()), knee_x, level)
 
 
-def _find_knee(x: Floats, y: Floats) -> tuple[float | None, float | None]:
-    """Return the knee and the level before it; None twice if one line is as good."""
+def _find_knee(x: Floats, y: Floats) -> float | None:
+    """Return the knee; None if one line is as good."""
     if len(x) < LEAST_FLAT + LEAST_LINE:
-        return None, None
+        return None
     edges = x[LEAST_FLAT - 1 : len(x) - LEAST_LINE + 1]
     knees = np.unique(np.concatenate([np.linspace(low, high, _TRIALS) for low, high in pairwise(edges)] or [edges]))
     rises = np.maximum(0.0, x - knees[:, None])
@@ -80,7 +81,7 @@ def _find_knee(x: Floats, y: Floats) -> tuple[float | None, float | None]:
     line_error = float(((slope * x + intercept - y) ** 2).sum())
     noise = len(x) * (_NOISE_SHARE * float(np.ptp(y))) ** 2
     is_better = (line_error + noise) > (float(errors[best]) + noise) * len(x) ** (1 / len(x))
-    return (float(knees[best]), float(levels[best])) if is_better else (None, None)
+    return float(knees[best]) if is_better else None
 
 
 def _fit_line(x: Floats, y: Floats) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from typing import TYPE_CHECKING
 
@@ -25,17 +24,6 @@ def parse_natural(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text} is not a whole number")
     return int(text)
-
-
-def parse_price(text: str) -> float:
-    """Return a price per hour, without a currency."""
-    try:
-        price = float(text)
-    except ValueError:
-        price = -1.0
-    if not 0 <= price < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a price, such as 30 or 2.50")
-    return price
 
 
 def parse_size(text: str) -> int:

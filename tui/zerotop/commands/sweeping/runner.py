@@ -9,10 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zerotop.commands.common.errors import Problem, describe_error
 from zerotop.commands.sweeping.point_run import Attempt, Interrupted, run_point
 from zerotop.session.sweeps import Point, Result, Sweep, write_sweep
+from zerotop_probe.recording.directory import SESSION_FILE
+
+if TYPE_CHECKING:
+    from zerotop.ui.base.start_interfaces import OpenedRecording
 
 _LOCK_FILE = ".lock"
 
@@ -40,7 +45,9 @@ class SweepRunner:
         self.attempts: dict[int, Attempt] = {}  # by point, of those that run now
         self.begun_s = time.time()
         self.problem = ""  # a sentence: why the sweep ended early
+        self.was_interrupted = False
         self.is_over = False
+        self._ended_s = 0.0
         self._on_change = on_change
         self._stopping = threading.Event()
         self._first_done = sum(point.result is not None for point in sweep.points)
@@ -53,7 +60,7 @@ class SweepRunner:
     @property
     def elapsed_s(self) -> float:
         """Seconds since the sweep began, or went on."""
-        return time.time() - self.begun_s
+        return (self._ended_s or time.time()) - self.begun_s
 
     def estimate_left_s(self) -> float | None:
         """Return the seconds that the rest should take at the pace so far; None before the first result."""
@@ -68,16 +75,30 @@ class SweepRunner:
         """Return whether the sweep was asked to stop."""
         return self._stopping.is_set()
 
+    def open_point(self, number: int) -> OpenedRecording | None:
+        """Open the session of a point; None if it has none. Raises SessionError."""
+        attempt, result = self.attempts.get(number), self.sweep.points[number].result
+        path = attempt.session if attempt is not None else None
+        if path is None and result is not None and result.session:
+            path = self.sweep.path / result.session
+        if path is None or not (path / SESSION_FILE).is_file():
+            return None
+        from zerotop.commands.job.open_session import open_recording
+
+        return open_recording(path)
+
     def run(self) -> None:
         """Run all points without a result."""
         try:
             self._run_points()
         except Interrupted:
+            self.was_interrupted = True
             self.problem = "Interrupted."
         except OSError as error:
             self.problem = f"Nothing can be written to {self.sweep.path}: {describe_error(error)}."
         finally:
             self.attempts.clear()
+            self._ended_s = time.time()
             self.is_over = True
             self._on_change()
 

@@ -6,9 +6,11 @@ import argparse
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.sweeps import settings as names
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, SETTINGS
 from zerotop.commands.common.errors import USAGE, Problem
@@ -34,7 +36,7 @@ def build_plan(options: argparse.Namespace) -> Plan:
             check_placeholders(options.command, settings)
         except ValueError as error:
             raise Problem(f"Not started: {error}", USAGE) from error
-    return Plan(
+    plan = Plan(
         settings=settings,
         command=tuple(options.command),
         model="" if options.command else options.model or DEFAULT_MODEL,
@@ -45,9 +47,14 @@ def build_plan(options: argparse.Namespace) -> Plan:
         retries=options.retries,
         hang_after_s=options.hang_after,
         nvme_path=options.nvme_path or "",
-        price_per_hour=options.price_per_hour,
         working_directory=os.getcwd(),
     )
+    return plan if options.price_per_hour is None else set_price(plan, options.price_per_hour)
+
+
+def set_price(plan: Plan, price: HourlyPrice) -> Plan:
+    """Return the plan with a price."""
+    return replace(plan, price_per_hour=price.amount, currency=(price.before, price.after))
 
 
 def _read_settings(options: argparse.Namespace) -> dict[str, list[Value]]:
