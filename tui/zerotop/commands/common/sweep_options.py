@@ -37,6 +37,7 @@ def add_sweep_options(sweep: argparse.ArgumentParser) -> None:
     sweep.add_argument("--price-per-hour", type=parse_price, metavar="PRICE", help="of the machine, to show costs")
     sweep.add_argument("-o", "--output", metavar="DIR", help="folder of the sweep [a new one in the state directory]")
     sweep.add_argument("--resume", metavar="SWEEP", help="go on with an interrupted sweep: its name or folder")
+    sweep.add_argument("--headless", action="store_true", help="without the screen; print a line for each point")
     sweep.add_argument(
         "--json", action="store_true", help="print JSON for programs, with sizes in bytes and times in seconds"
     )
