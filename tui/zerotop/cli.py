@@ -9,17 +9,18 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from zerotop.commands.common.errors import FAILED, USAGE, Problem, describe_error
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.option_types import parse_age, parse_count, parse_max_size, parse_size
-from zerotop.commands.common.sweep_options import add_sweep_options
+from zerotop.commands.common.sweep_options import add_sweep_commands
 from zerotop.commands.common.terminal import has_terminal
 
 _EXIT_INTERRUPTED = 130
-_TAKES_COMMAND = ("run", "sweep")
+_TAKES_COMMAND = ("run", "sweep", "fit")
 
 _SESSION_HELP = "name, start of a name, or path"
 _JSON_HELP = "print JSON for programs"
@@ -42,18 +43,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_attach(commands)
     _add_read_commands(commands)
     _add_microscope(commands)
-    add_sweep_options(
-        _add_command(
-            commands,
-            "sweep",
-            "measure memory and pace for every combination of settings",
-            "zerotop sweep --model qwen-0.5b --seq-length 128:2048:128 --allocator default expandable_segments:True",
-            "zerotop sweep --stage 0,1,2,3 --offload none,optimizer --price-per-hour 30",
-            "zerotop sweep --seq-length 512,1024 -- torchrun train.py --length {seq_length} --deepspeed {deepspeed}",
-            "zerotop sweep --resume 20250412-093000-tiny",
-            usage="%(prog)s [-h] [OPTION]... [-- COMMAND with {placeholders}]",
-        )
-    )
+    add_sweep_commands(partial(_add_command, commands))
     compare = _add_command(
         commands, "compare", "compare two or more recordings side by side", "zerotop compare brisk-otter calm-heron --json"
     )

@@ -38,7 +38,7 @@ elif case == "flaky" and count_attempts(attempts) < 3:
     sys.exit("lost its connection")
 elif case == "broken":
     sys.exit("no such thing")
-elif case == "memory":
+elif case == "memory" or (case.isdecimal() and length > int(case)):  # a number: the longest that fits
     sys.exit(OUT_OF_MEMORY)
 elif case == "hang":
     time.sleep(600)

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import signal
 import sys
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from zerotop.analysis.sweeps.line_report import describe_line, report_lines
-from zerotop.analysis.sweeps.settings import GPUS, MOST_VALUES, SEQ_LENGTH, build_points, count_points
+from zerotop.analysis.sweeps.settings import MOST_VALUES, build_points, count_points
 from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
-from zerotop.commands.common.model_config import find_longest_sequence, find_shape
+from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.common.terminal import has_terminal
-from zerotop.commands.job.training_machine import check_packages, count_usable_gpus
 from zerotop.commands.sweeping.progress_lines import describe_end, describe_result, describe_settings, format_table
-from zerotop.commands.sweeping.runner import SweepRunner, lock_folder
-from zerotop.commands.sweeping.sweep_plan import build_plan, set_price
+from zerotop.commands.sweeping.runner import SweepRunner
+from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, stop_on_signals
+from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits, set_price
 from zerotop.session import sweeps
 from zerotop.session.sweeps import CRASHED, Plan, Sweep
 
@@ -40,7 +34,7 @@ def sweep(options: argparse.Namespace) -> int:
     with lock_folder(path):
         opened = _open_sweep(path, plan, options)
         runner = SweepRunner(opened)
-        with _stop_on_signals(runner):
+        with stop_on_signals(runner.stop):
             if options.headless or options.json or not has_terminal():
                 _run_with_lines(runner, quiet=options.json)
             else:
@@ -91,20 +85,7 @@ def _choose_folder(options: argparse.Namespace, plan: Plan | None) -> Path:
         if path is None:
             raise Problem(f"There is no sweep {options.resume!r} to go on with")
         return path.absolute()
-    folder = Path(options.output).absolute() if options.output else _make_default_path(plan)
-    if folder.is_dir() and not sweeps.is_sweep(folder) and any(name != ".lock" for name in os.listdir(folder)):
-        raise Problem(f"{folder} is not empty and holds no sweep. Choose another folder with -o DIR")
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise Problem(f"Cannot make the folder {folder}: {error.strerror}. Choose another one with -o DIR") from error
-    return folder
-
-
-def _make_default_path(plan: Plan) -> Path:
-    words = [Path(word).stem for word in plan.command if word.endswith(".py")] or [plan.model.rpartition("/")[2] or "sweep"]
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", words[0])[:40]
-    return sweeps.find_default_folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    return make_folder(options.output, plan)
 
 
 def _open_sweep(path: Path, plan: Plan | None, options: argparse.Namespace) -> Sweep:
@@ -118,7 +99,7 @@ def _open_sweep(path: Path, plan: Plan | None, options: argparse.Namespace) -> S
         return opened
     assert plan is not None
     _check_size(count_points(plan.settings), options)
-    opened = Sweep(path, plan, build_points(plan.settings, _find_limits(plan)))
+    opened = Sweep(path, plan, build_points(plan.settings, find_limits(plan)))
     if all(point.result is not None for point in opened.points):
         reasons = dict.fromkeys(point.result.reason for point in opened.points if point.result)
         raise Problem(f"No combination can work: {' '.join(reasons)}", USAGE)
@@ -147,30 +128,6 @@ def _check_size(count: int, options: argparse.Namespace) -> None:
         answer = ""
     if answer.strip().lower() not in ("y", "yes"):
         raise Problem("Not started")
-
-
-def _find_limits(plan: Plan) -> dict[str, int]:
-    """Return the highest possible values on this machine and for the model; on a CPU there may be any number of ranks."""
-    if plan.command:
-        return {}
-    check_packages("The training script")
-    gpus = count_usable_gpus()
-    longest = find_longest_sequence(plan.model)
-    return ({GPUS: gpus} if gpus else {}) | ({SEQ_LENGTH: longest} if longest else {})
-
-
-@contextmanager
-def _stop_on_signals(runner: SweepRunner) -> Iterator[None]:
-    """Let the signals that end a program stop the sweep with its job, except those that its starter wants ignored."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-    for number in handled:
-        signal.signal(number, lambda *_: runner.stop())
-    try:
-        yield
-    finally:
-        for number in handled:
-            signal.signal(number, before[number])
 
 
 def _run_with_screen(runner: SweepRunner) -> None:

@@ -64,6 +64,19 @@ def count_visible_gpus() -> int:
     return count if visible is None else min(count, len(parse_visible_devices(visible)))
 
 
+def read_gpu_bytes() -> int | None:
+    """Return the memory of this machine's smallest GPU; None without one."""
+    try:
+        pynvml.nvmlInit()
+        try:
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            return min((int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+
+
 def parse_visible_devices(text: str) -> list[str]:
     """Return the devices in ``CUDA_VISIBLE_DEVICES`` up to the first invalid one, as CUDA does."""
     devices = []

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from zerotop.commands.common.errors import Problem, describe_error
+from zerotop.commands.common.errors import describe_error
 from zerotop.commands.sweeping.point_run import Attempt, Interrupted, run_point
 from zerotop.session.sweeps import Point, Result, Sweep, write_sweep
 from zerotop_probe.recording.directory import SESSION_FILE
 
 if TYPE_CHECKING:
     from zerotop.ui.base.start_interfaces import OpenedRecording
-
-_LOCK_FILE = ".lock"
-
-
-@contextmanager
-def lock_folder(path: Path) -> Iterator[None]:
-    """Keep other sweeps out of a folder. Raises Problem if one runs there."""
-    descriptor = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Problem(f"Another sweep runs in {path}. Wait for its end, or choose another folder with -o DIR") from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 class SweepRunner:

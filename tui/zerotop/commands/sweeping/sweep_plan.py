@@ -14,6 +14,8 @@ from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.sweeps import settings as names
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, SETTINGS
 from zerotop.commands.common.errors import USAGE, Problem
+from zerotop.commands.common.model_config import find_longest_sequence
+from zerotop.commands.job.training_machine import check_packages, count_usable_gpus
 from zerotop.commands.sweeping.placeholders import check_placeholders
 from zerotop.session.sweeps import Plan, Value, is_reserved
 
@@ -55,6 +57,16 @@ def build_plan(options: argparse.Namespace) -> Plan:
 def set_price(plan: Plan, price: HourlyPrice) -> Plan:
     """Return the plan with a price."""
     return replace(plan, price_per_hour=price.amount, currency=(price.before, price.after))
+
+
+def find_limits(plan: Plan) -> dict[str, int]:
+    """Return the highest possible values on this machine and for the model; on a CPU there may be any number of ranks."""
+    if plan.command:
+        return {}
+    check_packages("The training script")
+    gpus = count_usable_gpus()
+    longest = find_longest_sequence(plan.model)
+    return ({names.GPUS: gpus} if gpus else {}) | ({names.SEQ_LENGTH: longest} if longest else {})
 
 
 def _read_settings(options: argparse.Namespace) -> dict[str, list[Value]]:
