@@ -1,6 +1,6 @@
 """The story behind zerotop as two sweeps on one GPU, and what comes out packed into a folder.
 
-    python benchmarks/sweep_story.py OUTPUT [--model qwen-0.5b] [--lengths 256,512,...] [--seconds 225]
+    python benchmarks/sweep_story.py OUTPUT [--model qwen-0.5b] [--lengths 256,512,...] [--seconds 220]
 
 ``lengths``: ZeRO-3 at each sequence length with PyTorch's default allocator and with expandable segments. ``stages``: every
 ZeRO stage with every offload mode that it can have. Each is stopped after ``--seconds``: points that are not reached are
@@ -50,10 +50,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("output", help="folder for tables and packed sessions")
     parser.add_argument("--model", default="qwen-0.5b")
     parser.add_argument("--micro-batch", default="4")
-    parser.add_argument("--lengths", default="128,256,512,1024,1536,2048,3072", help="of the first sweep")
+    parser.add_argument("--lengths", default="128,256,512,1024,2048,3072,4096", help="of the first sweep")
     parser.add_argument("--length", default="512", help="of the second sweep")
     parser.add_argument("--price", default="3", help="of the machine, in an hour")
-    parser.add_argument("--seconds", type=float, default=225.0, help="for each sweep")
+    parser.add_argument("--seconds", type=float, default=220.0, help="for each sweep")
     return parser.parse_args()
 
 

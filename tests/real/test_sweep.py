@@ -26,6 +26,24 @@ def command(attempts: Path, case: str = "{case}") -> list[str]:
     return ["--", sys.executable, str(SCRIPT), case, "{seq_length}", "{steps}", str(attempts)]
 
 
+@pytest.mark.real
+def test_the_demo_s_script_at_two_stages(tmp_path: Path, job_environment: dict[str, str]) -> None:
+    options = ["--stage", "0,2", "--offload", "none,optimizer", "--seq-length", "32", "--micro-batch", "2", "--gpus", "1"]
+    options += ["--steps", "5", "--warmup", "2", "--json", "-o", str(tmp_path / "sweep")]
+    done = zerotop(tmp_path, "sweep", *options, env=job_environment | environment(tmp_path), timeout=300)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    outcomes = {(row["stage"], row["offload"]): row for row in found["results"]}
+    assert outcomes.pop((0, "optimizer"))["outcome"] == "skipped"
+    for row in outcomes.values():
+        assert (row["outcome"], row["steps"], row["micro_batch_tokens"]) == ("ok", 3, 64)
+        assert row["tokens_per_s"] > row["iterations_per_s"] > 0
+        assert row["step_cores"] > 0
+        engine = Session.open(tmp_path / "sweep" / row["session"]).events_named("engine")[0].facts
+        offload = "cpu" if row["offload"] == "optimizer" else "none"
+        assert (engine["zero_stage"], engine["offload_optimizer"]) == (row["stage"], offload)
+
+
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A sweep of one point for each outcome, and what it printed."""

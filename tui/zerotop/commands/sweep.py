@@ -33,7 +33,7 @@ def sweep(options: argparse.Namespace) -> int:
     path = _choose_folder(options, plan)
     with lock_folder(path):
         opened = _open_sweep(path, plan, options)
-        runner = SweepRunner(opened)
+        runner = _make_runner(opened, options)
         with stop_on_signals(runner.stop):
             if options.headless or options.json or not has_terminal():
                 _run_with_lines(runner, quiet=options.json)
@@ -48,6 +48,14 @@ def sweep(options: argparse.Namespace) -> int:
         return _EXIT_INTERRUPTED
     has_crashed = any(point.result is not None and point.result.outcome == CRASHED for point in runner.sweep.points)
     return FAILED if runner.problem or has_crashed else 0
+
+
+def _make_runner(opened: Sweep, options: argparse.Namespace) -> SweepRunner:
+    if options.executor == "local":
+        return SweepRunner(opened)
+    from zerotop.commands.sweeping.cluster_runner import ClusterRunner, parse_parameters
+
+    return ClusterRunner(opened, parse_parameters(options.slurm))
 
 
 def build_json(sweep: Sweep) -> dict[str, object]:
@@ -99,7 +107,7 @@ def _open_sweep(path: Path, plan: Plan | None, options: argparse.Namespace) -> S
         return opened
     assert plan is not None
     _check_size(count_points(plan.settings), options)
-    opened = Sweep(path, plan, build_points(plan.settings, find_limits(plan)))
+    opened = Sweep(path, plan, build_points(plan.settings, find_limits(plan) if options.executor == "local" else {}))
     if all(point.result is not None for point in opened.points):
         reasons = dict.fromkeys(point.result.reason for point in opened.points if point.result)
         raise Problem(f"No combination can work: {' '.join(reasons)}", USAGE)

@@ -26,6 +26,14 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     )
     _add_training_options(sweep)
     sweep.add_argument("--resume", metavar="SWEEP", help="go on with an interrupted sweep: its name or folder")
+    sweep.add_argument("--executor", choices=("local", "slurm"), default="local", help="where the points run [local]")
+    sweep.add_argument(
+        "--slurm",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of the jobs, as partition=gpu gpus_per_node=1 timeout_min=60",
+    )
     sweep.add_argument("--headless", action="store_true", help="without the screen; print a line for each point")
     sweep.add_argument("--yes", action="store_true", help="start a large matrix without asking")
     fit = add_command(
