@@ -109,10 +109,10 @@ def _read_session(path: Path) -> Subject:
 def _read_sweep(path: Path) -> Subject:
     """Return the model of a sweep's last recorded point, and the slope of its line as activations."""
     sweep = sweeps.read_sweep(path)
-    sessions = [point.result.session for point in sweep.finished if point.result is not None and point.result.session]
+    sessions = [found for point in sweep.finished if (found := sweeps.find_point_session(path, point.result))]
     if not sessions:
-        raise Problem(f"{path} has no point that was recorded yet")
-    subject = _read_session(path / sessions[-1])
+        raise Problem(f"{path} has no point with a recording")
+    subject = _read_session(sessions[-1])
     lines = [line for line in fit_lines(sweep) if line.measurement == ALLOCATED]
     if not lines:
         return subject

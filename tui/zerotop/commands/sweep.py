@@ -18,7 +18,7 @@ from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.sweeping.progress_lines import describe_end, describe_result, describe_settings, format_table
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, stop_on_signals
-from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits, set_price
+from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits, has_settings, set_price
 from zerotop.session import sweeps
 from zerotop.session.sweeps import CRASHED, Plan, Sweep
 
@@ -29,6 +29,8 @@ _EXIT_INTERRUPTED = 130
 
 def sweep(options: argparse.Namespace) -> int:
     """Run a sweep or go on with one. Return 0; 1 if points crashed or nothing can be written, 130 if it was interrupted."""
+    if options.resume and (options.command or has_settings(options)):
+        raise Problem("--resume goes on with the settings and the command of the sweep: give none of them", USAGE)
     plan = None if options.resume else build_plan(options)
     path = _choose_folder(options, plan)
     with lock_folder(path):
@@ -102,6 +104,8 @@ def _open_sweep(path: Path, plan: Plan | None, options: argparse.Namespace) -> S
         opened = sweeps.read_sweep(path)
         if plan is not None and _compare_key(plan) != _compare_key(opened.plan):
             raise Problem(f"{path} holds another sweep, with other settings. Choose another folder with -o DIR")
+        if opened.plan.working_directory and not Path(opened.plan.working_directory).is_dir():
+            raise Problem(f"The folder {opened.plan.working_directory}, in which the sweep's jobs run, is gone")
         if options.price_per_hour is not None:
             opened = replace(opened, plan=set_price(opened.plan, options.price_per_hour))
         return opened

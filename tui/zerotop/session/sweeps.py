@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerotop.session.atomic_write import write_atomically, write_text_file
 from zerotop.session.headers import SessionError
-from zerotop_probe.recording.directory import find_default_root
+from zerotop.session.packed.packing import SUFFIX
+from zerotop_probe.recording.directory import SESSION_FILE, find_default_root
 
 if TYPE_CHECKING:
     import polars
@@ -142,6 +143,15 @@ def is_sweep(path: Path) -> bool:
 def find_sweep(text: str) -> Path | None:
     """Return the sweep with this path or name; None if there is none."""
     return next((path for path in (Path(text), find_default_folder() / text) if text and is_sweep(path)), None)
+
+
+def find_point_session(folder: Path, result: Result | None) -> Path | None:
+    """Return the session of a result, as a folder or packed; None if it has none or it was deleted."""
+    if result is None or not result.session:
+        return None
+    path = folder / result.session
+    candidates = (path, path.with_name(f"{path.name}{SUFFIX}"))
+    return next((one for one in candidates if (one / SESSION_FILE).is_file() or one.is_file()), None)
 
 
 def read_sweep(path: Path) -> Sweep:

@@ -13,7 +13,7 @@ from zerotop.analysis.memory.expected.zero_model import compute_expected, estima
 from zerotop.analysis.sweeps.series import ALLOCATED, MemoryLine, fit_lines
 from zerotop.analysis.sweeps.settings import CHECKPOINTING, SEQ_LENGTH
 from zerotop.session.reader import Session, SessionError
-from zerotop.session.sweeps import Point, Sweep
+from zerotop.session.sweeps import Point, Sweep, find_point_session
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,11 @@ def _compute_heuristic(line: MemoryLine, shape: ModelShape | None) -> float | No
 
 
 def _open_session(folder: Path, point: Point) -> Session | None:
-    if point.result is None or not point.result.session:
+    path = find_point_session(folder, point.result)
+    try:
+        return None if path is None else Session.open(path)
+    except SessionError:
         return None
-    path = folder / point.result.session
-    for candidate in (path, path.with_name(f"{path.name}.zerotop")):
-        try:
-            return Session.open(candidate)
-        except SessionError:
-            continue
-    return None
 
 
 def describe_line(report: LineReport) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from zerotop.commands.common.errors import describe_error
 from zerotop.commands.sweeping.point_run import Attempt, Interrupted, run_point
-from zerotop.session.sweeps import Point, Result, Sweep, write_sweep
+from zerotop.session.sweeps import Point, Result, Sweep, find_point_session, write_sweep
 from zerotop_probe.recording.directory import SESSION_FILE
 
 if TYPE_CHECKING:
@@ -57,11 +57,10 @@ class SweepRunner:
 
     def open_point(self, number: int) -> OpenedRecording | None:
         """Open the session of a point; None if it has none. Raises SessionError."""
-        attempt, result = self.attempts.get(number), self.sweep.points[number].result
-        path = attempt.session if attempt is not None else None
-        if path is None and result is not None and result.session:
-            path = self.sweep.path / result.session
-        if path is None or not (path / SESSION_FILE).is_file():
+        attempt = self.attempts.get(number)
+        path = attempt.session if attempt is not None and (attempt.session / SESSION_FILE).is_file() else None
+        path = path or find_point_session(self.sweep.path, self.sweep.points[number].result)
+        if path is None:
             return None
         from zerotop.commands.job.open_session import open_recording
 

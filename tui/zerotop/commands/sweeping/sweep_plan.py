@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from zerotop.commands.common.model_config import find_longest_sequence
 from zerotop.commands.job.training_machine import check_packages, count_usable_gpus
 from zerotop.commands.sweeping.placeholders import check_placeholders
 from zerotop.session.sweeps import Plan, Value, is_reserved
+from zerotop_probe.outside.job.agent import CommandError, check_command
 
 _STAGES = ["0", "1", "2", "3"]
 DEFAULT_MODEL = "tiny"
@@ -34,10 +35,7 @@ def build_plan(options: argparse.Namespace) -> Plan:
             f"--steps {options.steps} leaves no interval to measure after {options.warmup} steps of warm-up", USAGE
         )
     if options.command:
-        try:
-            check_placeholders(options.command, settings)
-        except ValueError as error:
-            raise Problem(f"Not started: {error}", USAGE) from error
+        _check_command(options.command, settings)
     plan = Plan(
         settings=settings,
         command=tuple(options.command),
@@ -52,6 +50,22 @@ def build_plan(options: argparse.Namespace) -> Plan:
         working_directory=os.getcwd(),
     )
     return plan if options.price_per_hour is None else set_price(plan, options.price_per_hour)
+
+
+def _check_command(command: Sequence[str], settings: Mapping[str, Sequence[Value]]) -> None:
+    try:
+        check_placeholders(command, settings)
+        if "{" not in command[0]:
+            check_command(command)
+    except ValueError as error:
+        raise Problem(f"Not started: {error}", USAGE) from error
+    except CommandError as error:
+        raise Problem(f"Not started: {error}") from error
+
+
+def has_settings(options: argparse.Namespace) -> bool:
+    """Return whether the command line gives values of settings."""
+    return bool(options.set) or any(getattr(options, name) is not None for name in SETTINGS)
 
 
 def set_price(plan: Plan, price: HourlyPrice) -> Plan:
