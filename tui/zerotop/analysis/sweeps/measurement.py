@@ -66,7 +66,7 @@ def _judge_hung(session: Session) -> tuple[str, str]:
         return OUT_OF_MEMORY, post_mortem.cause
     for finding in find_annotations(session, session.end_ns):
         if finding.name == "hung_ranks":
-            return HUNG, str(finding.sentence)
+            return HUNG, f"{finding.headline}. {finding.details}".strip()
     return HUNG, "No rank finished a phase and nothing was printed for too long."
 
 
