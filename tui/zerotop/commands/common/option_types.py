@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import argparse
 import re
+from typing import TYPE_CHECKING
 
 from zerotop_probe.recording.directory import MIN_BYTES
+
+if TYPE_CHECKING:
+    from zerotop.analysis.prices import HourlyPrice
 
 
 def parse_count(text: str) -> int:
     """Return a positive whole number."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
+    return int(text)
+
+
+def parse_natural(text: str) -> int:
+    """Return a whole number, 0 included."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
     return int(text)
 
 
@@ -49,3 +60,13 @@ def parse_age(text: str) -> float:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text} is not an age such as 12h, 30d or 4w")
     return float(match[1]) * {"m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2].lower()]
+
+
+def parse_price(text: str) -> HourlyPrice:
+    """Return a price per hour such as ``30``, ``$29.50`` or ``28EUR``."""
+    from zerotop.analysis.prices import HourlyPrice
+
+    try:
+        return HourlyPrice.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
