@@ -14,7 +14,7 @@ from typing import Any
 from zerotop.commands.common.errors import FAILED, USAGE, Problem, describe_error
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
-from zerotop.commands.common.option_types import parse_age, parse_count, parse_max_size, parse_size
+from zerotop.commands.common.option_types import parse_age, parse_count, parse_max_size, parse_price, parse_size
 from zerotop.commands.common.terminal import has_terminal
 
 _EXIT_INTERRUPTED = 130
@@ -46,6 +46,7 @@ def _build_parser() -> argparse.ArgumentParser:
     compare.add_argument("sessions", nargs="+", metavar="SESSION", help=_SESSION_HELP)
     compare.add_argument("--json", action="store_true", help=f"{_JSON_HELP}, with sizes in bytes and times in seconds")
     _add_export(commands)
+    _add_report(commands)
     pack = _add_command(
         commands, "pack", "pack a recording into one small file", "zerotop pack brisk-otter -o otter.zerotop"
     )
@@ -211,6 +212,27 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     export.add_argument("--table", default="steps", metavar="NAME", help="table to export, or all [steps]")
     export.add_argument("--format", choices=("csv", "parquet", "jsonl"), default="csv", help="file format [csv]")
     export.add_argument("-o", "--output", metavar="PATH", help="file or directory [standard output]")
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    report = _add_command(
+        commands,
+        "report",
+        "write a report to send: one HTML page, or a chart as PNG",
+        "zerotop report brisk-otter -o report.html",
+        "zerotop report brisk-otter --chart gpu-memory -o memory.png",
+    )
+    report.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
+    report.add_argument("-o", "--output", metavar="FILE", help="output file, - for standard output [SESSION.html]")
+    report.add_argument("--format", choices=("html", "png"), help="file format [by the name of the file, else html]")
+    report.add_argument("--chart", metavar="NAME", help="the chart to draw as PNG [iterations]")
+    _add_price(report)
+
+
+def _add_price(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--price-per-hour", type=parse_price, metavar="PRICE", help="of all hardware of the job, such as 30, $29.50 or 28EUR"
+    )
 
 
 def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:

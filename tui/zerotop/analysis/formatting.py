@@ -35,6 +35,19 @@ def format_seconds(duration: float) -> str:
     return f"{duration * 1e3:.0f} ms"
 
 
+def format_long_time(seconds: float) -> str:
+    """Return ``42 s``, ``3 min 20 s``, ``2 h 05 min`` or ``3 d 4 h``."""
+    whole = round(max(0.0, seconds))
+    if whole < 100:
+        return f"{whole} s"
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour} h"
+    return f"{hours} h {minute:02} min" if hours else f"{minutes} min {second:02} s"
+
+
 def format_percent(share: float) -> str:
     """Return a share from 0 to 1 as ``67 %``."""
     return f"{share * 100:.0f} %"

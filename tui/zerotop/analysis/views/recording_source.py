@@ -113,6 +113,16 @@ class RecordingSource:
         """The rank processes with their steps, in the order in which they made their engines."""
         return self._steps.rank_steps
 
+    @property
+    def job_steps(self) -> Rows:
+        """The steps that all ranks have finished, each as on its slowest rank (STEP_DTYPE)."""
+        return self._iterations.rows
+
+    @property
+    def job_tokens(self) -> NDArray[np.int64]:
+        """Tokens of each of ``job_steps`` over all ranks, 0 where unknown."""
+        return self._iterations.token_counts
+
     def refresh(self) -> bool:
         """Read what was written since the last call. True when there was anything."""
         refreshed_ns, was_live = time.time_ns(), self.is_live
