@@ -166,7 +166,8 @@ class Recording:
 def report_opening(path: Path, hours: float) -> None:
     """Make the whole recording and open it in processes of their own."""
     limit = directory.MAX_BYTES / NODES
-    made = Recording(path, int(hours * HOUR_NS), time.monotonic_ns())
+    length_ns = int(hours * HOUR_NS)
+    made = Recording(path, length_ns, HOUR_NS + length_ns)  # the machine that runs this may have been up for less
     rate = measure_rate(path.parent / "rate")
     detail_ns = min(HOUR_NS, int(limit * folding._DETAIL_SHARE * folding._RECENT_SHARE / rate * HOUR_NS))
     for number in range(NODES):

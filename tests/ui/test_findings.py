@@ -112,7 +112,7 @@ async def test_the_line_and_the_marks() -> None:
         assert "! Something about double_spike was found" in text
         assert text.count("▼") == 3
         assert text.count("◆") == 3
-        assert "4 found" in text
+        assert "4 findings" in text
 
 
 async def test_a_failure_is_told_in_full_with_what_to_do() -> None:

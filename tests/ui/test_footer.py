@@ -54,7 +54,7 @@ def test_labels_follow_the_cursor() -> None:
     assert live["time.play"] == "pause"
     assert live["time.follow"] == live["app.feed"] == ""
     past = label_common_keys(CursorState(7, 75, False, False, False, 1.0), 3)
-    assert (past["time.play"], past["time.follow"], past["app.feed"]) == ("play", "end", "3 found")
+    assert (past["time.play"], past["time.follow"], past["app.feed"]) == ("play", "end", "3 findings")
 
 
 def test_keys_are_written_as_people_do() -> None:

@@ -82,7 +82,7 @@ def test_a_finding_has_the_step_and_the_ranks_of_its_subject() -> None:
 def test_a_finding_about_steps_is_known_at_the_end_of_the_last() -> None:
     rows: Any = np.zeros(2, STEP_DTYPE)
     rows["step"], rows["begin_unix_ns"], rows["end_unix_ns"] = (20, 21), (100, 200), (150, 250)
-    finding = KIND.varied(severity=Severity.ERROR).at_steps(Subject(), rows, {"held_bytes": 1.0}, helper="f()")
+    finding = KIND.with_changes(severity=Severity.ERROR).at_steps(Subject(), rows, {"held_bytes": 1.0}, helper="f()")
     assert (finding.begin_ns, finding.end_ns, finding.known_ns, finding.step) == (100, 250, 250, 20)
     assert finding.severity is Severity.ERROR
     assert KIND.at_steps(Subject(), rows, {"held_bytes": 1.0}, known_ns=300, helper="f()").end_ns == 300

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from typing import Any
 
 from zerotop_probe.inside.span import Span
@@ -11,7 +12,7 @@ from zerotop_probe.inside.span import Span
 _LAST_INDEX = 255
 
 
-class TrainingState:
+class TrainingState(ABC):
     """State of one engine or loop: its number, its steps, and the backwards since the last of them."""
 
     def __init__(self, index: int) -> None:
@@ -23,9 +24,9 @@ class TrainingState:
         self.recorded_inventories: set[str] = set()
 
     @property
+    @abstractmethod
     def finished_steps(self) -> int:
         """Optimizer steps done so far."""
-        raise NotImplementedError
 
     def get_position(self, *, after_backward: bool = False) -> tuple[int, int, int]:
         """Return (engine, step, micro-step) of a phase that begins now; ``after_backward``: of the micro-step just done."""

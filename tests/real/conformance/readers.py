@@ -10,7 +10,7 @@ from contextlib import suppress
 from conformance.experiment import experiment
 from conformance.places import Place, describe_ending, read_soon, small_python, summarize, wait_until
 
-# Says after each write how much it has written.
+# Prints, after each write, how many bytes it has written so far.
 WRITER = """
 import os
 written = 0

@@ -144,7 +144,7 @@ def _check_rights(pid: int, status: dict[str, str]) -> None:
     owners = set(status.get("Uid", "").split())
     if os.geteuid() and owners != {str(os.geteuid())}:
         raise CannotEnter(f"Process {pid} belongs to another user. Run zerotop as that user or as root.")
-    # The kernel checks the same permission for this file as for tracing, apart from yama.
+    # The kernel checks the same permission for this file as for tracing, except for Yama's restriction.
     if not os.access(f"/proc/{pid}/mem", os.R_OK | os.W_OK):
         raise CannotEnter(
             f"The kernel denies access to process {pid}, which runs in a sandbox or may not be traced. "

@@ -35,7 +35,7 @@ class Series(NamedTuple):
         return UNKNOWN
 
     def find_rise(self, step: FoldedStep) -> int:
-        """Return the last value in a step if it is higher than the last one before, else UNKNOWN."""
+        """Return the last value recorded during a step if it is higher than the last one before the step, else UNKNOWN."""
         first, end = bisect_right(self.times, step.previous_ns), bisect_right(self.times, step.end_ns)
         before = self.values[first - 1] if first else UNKNOWN
         after = self.values[end - 1] if end else UNKNOWN

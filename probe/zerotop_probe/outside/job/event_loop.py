@@ -103,7 +103,6 @@ class Agent:
         """Record that this agent started the job."""
         pid, start = self._job.root
         self._write_event(events.JOB_STARTED, pid=pid, start=start, command=redact.redact_command(command))
-
         self._note_holder()
 
     def _note_holder(self) -> None:

@@ -65,7 +65,7 @@ class ShiftFinder:
             self._is_settled = False
 
     def _find_level(self, values: Values) -> bool:
-        """Whether all but one of SETTLED_STEPS values agree, or there are LEVEL_STEPS values, which always are a level."""
+        """Whether this is a level: all but one of SETTLED_STEPS values agree, or there are LEVEL_STEPS values."""
         end = self._start + LEVEL_STEPS
         if not self._is_settled and self._next + SETTLED_STEPS <= min(len(values), end):
             windows = np.lib.stride_tricks.sliding_window_view(_as_floats(values[self._next : end]), SETTLED_STEPS)

@@ -84,7 +84,8 @@ def choose_keys(screen: Screen[Any], labels: Mapping[str, str]) -> tuple[Key, ..
 def label_common_keys(moment: CursorState, finding_count: int) -> dict[str, str]:
     """Return the labels of the app's keys that depend on the moment."""
     playing = moment.is_playing or (moment.is_following and moment.is_live)
-    labels = {"time.play": "pause" if playing else "play", "app.feed": f"{finding_count} found"}
+    findings = "1 finding" if finding_count == 1 else f"{finding_count} findings"
+    labels = {"time.play": "pause" if playing else "play", "app.feed": findings}
     if moment.is_following:
         labels |= {"time.slower": "", "time.follow": ""}
     elif not moment.is_live:

@@ -18,13 +18,13 @@ _KIND = FindingKind(
     sentence="",
     advice="{own_cores}",
 )
-_SHARED = _KIND.varied(
+_SHARED = _KIND.with_changes(
     sentence="{sharers:Ranks} share the same {shared:count core} while {free} of {cores:.0f} cores have no rank."
 )
-_CROSSING = _KIND.varied(
+_CROSSING = _KIND.with_changes(
     sentence="{crossing:Ranks} {verb} bound to cores of several NUMA nodes, though one has enough: some memory is remote."
 )
-_IDLE = _KIND.varied(
+_IDLE = _KIND.with_changes(
     sentence="None of {count:count rank} is bound to NUMA node {empty}: the cores and the memory there are idle."
 )
 

@@ -22,7 +22,7 @@ _KIND = FindingKind(
     ),
     advice="Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. If it goes on, lower the batch size.",
 )
-_EXPANDABLE = _KIND.varied(
+_EXPANDABLE = _KIND.with_changes(
     sentence=_KIND.sentence.replace("are off", "are on"),
     advice="Lower {batch_size}: the job runs at the limit of the device's memory.",
 )

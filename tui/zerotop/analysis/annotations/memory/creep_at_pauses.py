@@ -24,7 +24,7 @@ _CHECKPOINTS = FindingKind(
     ),
     advice="Save without copies on the GPU: move the state dict to the CPU first, and del what was gathered for it.",
 )
-_EVALUATIONS = _CHECKPOINTS.varied(
+_EVALUATIONS = _CHECKPOINTS.with_changes(
     advice="Keep nothing of the evaluation alive: del its outputs, or keep numbers (.item(), .cpu()) instead of tensors."
 )
 _KINDS = {"checkpoint_save": (_CHECKPOINTS, "checkpoint"), "eval": (_EVALUATIONS, "evaluation")}

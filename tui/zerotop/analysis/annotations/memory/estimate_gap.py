@@ -98,7 +98,7 @@ def _build_finding(group: Group, rows: Rows, estimate: Estimate, peak: PeakLedge
     elif most == _ACTIVATIONS and group.lead.engine.get("activation_checkpointing"):
         advice = _CHECKPOINTING_ADVICE
     evidence = {"estimate_bytes": estimate.gpu_bytes, "measured_bytes": sum(sizes.values())}
-    return _KIND.varied(advice=advice).at_steps(
+    return _KIND.with_changes(advice=advice).at_steps(
         group,
         rows,
         evidence | {f"{name.split()[0].rstrip(',')}_bytes": size for name, size in sizes.items()},

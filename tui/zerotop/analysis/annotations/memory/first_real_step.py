@@ -81,7 +81,7 @@ def _build_finding(group: Group, skipped: int) -> Annotation | None:
     }
     if isinstance(parameters, int) and parameters > 0:
         evidence["bytes_per_parameter"] = sum(state.values()) / parameters * count_sharers(lead.engine)
-    return _KIND.varied(advice=_choose_advice(lead.engine)).at(
+    return _KIND.with_changes(advice=_choose_advice(lead.engine)).at(
         group,
         begin_ns,
         end_ns,

@@ -20,7 +20,7 @@ _KIND = FindingKind(
     ),
     advice="Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
 )
-_EXPANDABLE = _KIND.varied(
+_EXPANDABLE = _KIND.with_changes(
     sentence=_KIND.sentence.replace("are off", "are on"),
     advice="Pad batches to one sequence length{grouping}, so that freed blocks fit again.",
 )

@@ -21,10 +21,10 @@ _KIND = FindingKind(
     ),
     advice="{memory_breakdown} to see what stays allocated.",
 )
-_TOKENS = _KIND.varied(
+_TOKENS = _KIND.with_changes(
     confidence=0.9, advice="Cut sequences to a fixed length in the tokenizer (truncation=True, max_length=...)."
 )
-_AFTER_PAUSE = _KIND.varied(confidence=0.5)
+_AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:

@@ -17,7 +17,7 @@ _KIND = FindingKind(
     sentence="Process {pid}, which is not part of this job, holds {used_bytes:bytes} of rank {rank}'s GPU {gpu}.",
     advice="End it (kill {pid}), or keep it off this GPU with CUDA_VISIBLE_DEVICES.",
 )
-_LEFT_OVER = _KIND.varied(
+_LEFT_OVER = _KIND.with_changes(
     sentence="Process {pid}, rank {left_rank} of an earlier attempt, still holds {used_bytes:bytes} of GPU {gpu}."
 )
 _HostProcess = tuple[str, int]  # host, pid

@@ -58,7 +58,7 @@ def _build_finding(group: Group, event: Event, post_mortem: PostMortem) -> Annot
     evidence = {name: size for name in _NUMBER_FIELDS if (size := getattr(post_mortem, name)) is not None and size >= 0}
     if post_mortem.reserved_bytes is not None and post_mortem.allocated_bytes is not None:
         evidence["unallocated_bytes"] = post_mortem.reserved_bytes - post_mortem.allocated_bytes
-    return _KIND.varied(confidence=post_mortem.confidence).at(
+    return _KIND.with_changes(confidence=post_mortem.confidence).at(
         group,
         event.unix_ns,
         event.unix_ns,

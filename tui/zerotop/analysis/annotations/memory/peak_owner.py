@@ -84,7 +84,7 @@ def _build_finding(group: Group, indices: Ints, peaks: Ints, owner: int, has_cha
     second, third = (index for index in range(len(PARTS)) if index != owner)
     is_kept = held > _STATES_SHARE * peaks[owner]
     evidence = {f"{part}_peak_bytes": peak for part, peak in zip(PARTS, peaks, strict=True)}
-    return _KIND.varied(advice=_choose_advice(PARTS[owner], is_kept, lead.engine)).at_steps(
+    return _KIND.with_changes(advice=_choose_advice(PARTS[owner], is_kept, lead.engine)).at_steps(
         group,
         rows,
         evidence | {"held_after_step_bytes": held},

@@ -141,14 +141,14 @@ def _build_finding(group: Group, begin_ns: int, end_ns: int, step: int, memory: 
     has_lower_peak = own_peak is not None and training_peak is not None and own_peak <= training_peak
     held = memory["reserved_before_bytes"] + kept
     is_near_edge = device is not None and held > EDGE_SHARE * device
-    kind = _KIND.varied(
+    kind = _KIND.with_changes(
         severity=Severity.WARNING if is_near_edge or left > JUMP_BYTES else Severity.INFO,
         confidence=0.95 if is_larger else 0.7,
     )
     if left > JUMP_BYTES:
-        kind = kind.varied(advice=_TENSORS_ADVICE)
+        kind = kind.with_changes(advice=_TENSORS_ADVICE)
     elif is_larger:
-        kind = kind.varied(advice=_BATCH_ADVICE)
+        kind = kind.with_changes(advice=_BATCH_ADVICE)
     return kind.at(
         group,
         begin_ns,

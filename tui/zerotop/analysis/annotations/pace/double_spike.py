@@ -136,9 +136,9 @@ def _build_finding(recording: Evidence, group: Group, rows: Rows, gap: float, sh
     cores, threads = evidence.get("host_cores", 0), evidence.get("threads_each", 0) * len(ranks)
     kind = _KIND
     if evidence.get("needed_bytes", np.inf) < evidence.get("gpu_free_bytes", 0):
-        kind = _KIND.varied(advice=_NO_OFFLOAD_ADVICE)
+        kind = _KIND.with_changes(advice=_NO_OFFLOAD_ADVICE)
     elif cores and threads > 1.5 * cores:
-        kind = _KIND.varied(advice=_THREADS_ADVICE)
+        kind = _KIND.with_changes(advice=_THREADS_ADVICE)
     rank_cores = max(1, int(cores // max(1, len(ranks))))
     return kind.at_steps(group, rows, evidence, threads=threads, rank_cores=rank_cores, **copies)
 

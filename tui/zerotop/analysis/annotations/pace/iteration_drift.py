@@ -52,9 +52,9 @@ def _build_finding(group: Group, rise: Rise) -> Annotation:
     carrier = max(changes, key=lambda name: changes[name])
     cause, kind = find_drift_cause(change), _KIND
     if cause is not None:
-        kind = _KIND.varied(confidence=cause.confidence, advice=cause.advice)
+        kind = _KIND.with_changes(confidence=cause.confidence, advice=cause.advice)
     elif carrier in _ADVICE_BY_PHASE:
-        kind = _KIND.varied(advice=_ADVICE_BY_PHASE[carrier])
+        kind = _KIND.with_changes(advice=_ADVICE_BY_PHASE[carrier])
     evidence = {"slope_s": rise.slope, "before_s": rise.low, "after_s": rise.high, "steps": float(len(rows))}
     return kind.at_steps(
         group,

@@ -63,9 +63,9 @@ def _build_finding(change: StepChange, cause: Cause | None) -> Annotation:
     before, after = _compute_medians(change)
     changes = change.measure_phases(after - before)
     carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1))
-    kind = _KIND if cause is None else _KIND.varied(confidence=cause.confidence, advice=cause.advice)
+    kind = _KIND if cause is None else _KIND.with_changes(confidence=cause.confidence, advice=cause.advice)
     evidence = {"before_s": before, "after_s": after, "change_share": after / before - 1}
-    return kind.varied(severity=Severity.WARNING if after > before else Severity.INFO).at_steps(
+    return kind.with_changes(severity=Severity.WARNING if after > before else Severity.INFO).at_steps(
         change.group,
         change.after,
         evidence | {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()},

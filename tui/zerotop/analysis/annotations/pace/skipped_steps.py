@@ -80,7 +80,7 @@ def _with_advice(kind: FindingKind, config: object, skipped: int) -> FindingKind
     power = fp16.get("initial_scale_power") if isinstance(fp16, dict) else None
     if not isinstance(power, int) or power <= skipped:
         return kind
-    return kind.varied(advice=_POWER_ADVICE.format(power=power, lower_power=power - skipped))
+    return kind.with_changes(advice=_POWER_ADVICE.format(power=power, lower_power=power - skipped))
 
 
 def _build_end_finding(group: Group, steps: int, real: Rows) -> Annotation:
@@ -109,6 +109,6 @@ def _build_end_finding(group: Group, steps: int, real: Rows) -> Annotation:
         evidence[f"loss_scale_{index}" if index < steps else "loss_scale_real"] = scale
     is_slower = evidence["iteration_real_s"] > 1.1 * evidence["iteration_skipped_s"]
     kind = _with_advice(_ENDED, lead.engine.get("config"), steps)
-    return kind.varied(severity=Severity.WARNING if is_slower else Severity.INFO).at_steps(
+    return kind.with_changes(severity=Severity.WARNING if is_slower else Severity.INFO).at_steps(
         group, real, evidence, first_scale=scales[0] if scales else None, last_scale=scales[-1] if scales else None, **growth
     )

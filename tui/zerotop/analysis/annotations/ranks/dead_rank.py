@@ -16,7 +16,7 @@ _KIND = FindingKind(
     sentence="Rank {rank}'s process {pid} died unexpectedly[ after {steps:count step}]{early}.",
     advice="Look at its last output and at dmesg; {saving_limits} how much work is lost.",
 )
-_KILLED = _KIND.varied(
+_KILLED = _KIND.with_changes(
     confidence=0.95,
     sentence=(
         _KIND.sentence.removesuffix(".") + ": the kernel killed a process of its control group for lack of memory just then."

@@ -100,7 +100,7 @@ def _build_finding(group: Group, last: list[Samples], since_ns: int, known_ns: i
     is_behind = len(reached) > 1 and behind_s > 0
     rank = group.processes[slowest].rank
     others = sorted({_name_phase(part) for index, part in enumerate(last) if index != slowest})
-    return _KIND.varied(confidence=0.8 if is_behind else 0.6).at(
+    return _KIND.with_changes(confidence=0.8 if is_behind else 0.6).at(
         group,
         since_ns,
         known_ns,

@@ -21,7 +21,7 @@ _KIND = FindingKind(
     ),
     advice="Times of this step say nothing about training. Schedulers that suspend jobs send SIGSTOP too.",
 )
-_STILL = _KIND.varied(
+_STILL = _KIND.with_changes(
     sentence="A signal (SIGSTOP, or Ctrl-Z in a terminal) has stopped {concerned:ranks}, and training waits.",
     advice="Let it go on: kill -CONT {pid}",
 )

@@ -26,7 +26,7 @@ _KIND = FindingKind(
     ),
     advice="Do what only this rank does between steps (logging, saving) less often: logging_steps.",
 )
-_DATA = _KIND.varied(
+_DATA = _KIND.with_changes(
     sentence=_KIND.sentence.replace("is busy between the phases", "waits for its data"),
     advice="Raise {worker_count}, and give each rank as much data of similar length.",
 )

@@ -64,7 +64,7 @@ class FindingKind:
     sentence: str
     advice: str
 
-    def varied(self, **changes: Any) -> FindingKind:
+    def with_changes(self, **changes: Any) -> FindingKind:
         """Return the kind with other fields."""
         return dataclasses.replace(self, **changes)
 

@@ -104,7 +104,7 @@ class Process(DetectorState):
         return next((int(size) for size in sizes if isinstance(size, int) and size > 0), None)
 
     def read_phases(self, begin_ns: int, end_ns: int, *names: str) -> Samples:
-        """Return its phases of these names that ended in a time window, by their ends."""
+        """Return its phases with these names that ended within a time window, ordered by their ends."""
         spans = self.spans.read_window(begin_ns, end_ns)
         return spans.select_rows(np.isin(spans.rows["phase"], [PHASE_CODE[name] for name in names])) if len(spans) else spans
 

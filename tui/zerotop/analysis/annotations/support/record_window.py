@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from zerotop.session.reader import Source
 from zerotop.session.samples import Ints, Rows
 
-# The last record of a process or GPU is looked for in so many records of a writer: minutes, with a few ranks.
+# How many of each writer's records are searched for the last one of a process or GPU: minutes, with a few ranks.
 _LOOK_BACK = 4096
-# The first record is looked for in so many records, then in _LOOK_BACK.
+# How many are searched for the first one, before _LOOK_BACK are.
 _LOOK_AHEAD = 64
 
 
@@ -69,12 +69,12 @@ class Records:
         return samples.rows[-1] if len(samples) else None
 
     def read_first(self) -> Samples:
-        """Return the first record, or none."""
+        """Return the first record: one, or none if there are no records."""
         samples = self._merge_parts([self._find_head(one) for one in self._sources()])
         return Samples(samples.times[:1], samples.rows[:1])
 
     def _find_head(self, source: Source) -> tuple[Source, int, int]:
-        """The range of a writer's records that holds its first matching one, if it has one."""
+        """Return a writer and the range of its records in which its first matching one lies, if it has one."""
         count = source.count_until(self._cursor.time_ns)
         near = min(_LOOK_AHEAD, count)
         has_match = not self._column or bool((source.array[self._column][:near] == self._value).any())
