@@ -207,10 +207,16 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "export a recording's tables",
         "zerotop export brisk-otter > steps.csv",
         "zerotop export brisk-otter --table all --format parquet -o tables/",
+        "zerotop export brisk-otter --format perfetto -o otter.pftrace",
     )
     export.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
-    export.add_argument("--table", default="steps", metavar="NAME", help="table to export, or all [steps]")
-    export.add_argument("--format", choices=("csv", "parquet", "jsonl"), default="csv", help="file format [csv]")
+    export.add_argument("--table", metavar="NAME", help="table to export, or all [steps]")
+    export.add_argument(
+        "--format",
+        choices=("csv", "parquet", "jsonl", "perfetto"),
+        default="csv",
+        help="file format, or a trace of everything for ui.perfetto.dev [csv]",
+    )
     export.add_argument("-o", "--output", metavar="PATH", help="file or directory [standard output]")
 
 
