@@ -41,7 +41,7 @@ def main() -> None:
     print(f"{steps:,} steps; reading all steps: {reading_s:.2f} s")
     print(f"report: {page_s:.2f} s, {page_s / reading_s:.1f} times reading the steps, {len(page) / 1e6:.2f} MB")
     print(
-        f"trace: {trace_s:.2f} s, {trace_s / reading_s:.1f} times reading the steps, {packets:,} packets, {size / 1e6:.0f} MB"
+        f"trace: {trace_s:.2f} s, {trace_s / reading_s:.1f} times reading the steps, {size / 1e6:.0f} MB, {packets:,} parts"
     )
 
 

@@ -47,6 +47,7 @@ def _build_parser() -> argparse.ArgumentParser:
     compare.add_argument("--json", action="store_true", help=f"{_JSON_HELP}, with sizes in bytes and times in seconds")
     _add_export(commands)
     _add_report(commands)
+    _add_check(commands)
     pack = _add_command(
         commands, "pack", "pack a recording into one small file", "zerotop pack brisk-otter -o otter.zerotop"
     )
@@ -233,6 +234,21 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     report.add_argument("--format", choices=("html", "png"), help="file format [by the name of the file, else html]")
     report.add_argument("--chart", metavar="NAME", help="the chart to draw as PNG [iterations]")
     _add_price(report)
+
+
+def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    check = _add_command(
+        commands,
+        "check",
+        "check a recording against a budget, as in CI",
+        "zerotop check brisk-otter budget.toml --junit check.xml",
+        "zerotop check brisk-otter --baseline calm-heron",
+    )
+    check.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
+    check.add_argument("budget", nargs="?", metavar="BUDGET", help="TOML file with [limits], [findings] and [baseline]")
+    check.add_argument("--baseline", metavar="SESSION", help="compare with this recording [the budget's]")
+    check.add_argument("--junit", metavar="FILE", help="write the outcome as JUnit XML, too")
+    check.add_argument("--json", action="store_true", help=_JSON_HELP)
 
 
 def _add_price(command: argparse.ArgumentParser) -> None:

@@ -23,6 +23,18 @@ def format_bytes(count: float, units: ByteUnits = BINARY) -> str:
     return f"{count / unit:.{decimals}f} {name}"
 
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(K|M|G|T)(i?)B?", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Return a size such as ``2GB``, ``500M`` or ``60 GiB`` in bytes. Raises ValueError with a reason."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text} is not a size such as 500MB or 2GB")
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** ("KMGT".index(match[2].upper()) + 1))
+
+
 def format_gib(count: float, *, sign: bool = False) -> str:
     """Return GiB with three decimals and no unit, for columns of sizes."""
     return f"{count / GIB:{'+' if sign else ''}.3f}"
