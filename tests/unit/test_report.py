@@ -154,7 +154,7 @@ def test_a_session_without_steps_has_a_report(tmp_path: Path, capfd: pytest.Capt
     directory.create_session(["python", "train.py"], path=str(tmp_path / "empty"))
     assert main(["report", str(tmp_path / "empty"), "-o", str(tmp_path / "empty.html")]) == 0
     text = parse((tmp_path / "empty.html").read_text()).text
-    assert "no step" in text
+    assert "before the first step" in text
     assert "there is no iteration time" in text
     assert main(["report", str(tmp_path / "empty"), "--chart", "iterations", "-o", str(tmp_path / "empty.png")]) == 1
     assert "has nothing to draw" in capfd.readouterr().err

@@ -98,13 +98,16 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "start a job and watch it",
         "zerotop run -- deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
-        usage="%(prog)s [-h] [--session DIR] [--max-size SIZE] [--headless] [--redact-output] [--no-phase-peaks] -- COMMAND",
+        usage="%(prog)s [-h] [--session DIR] [--max-size SIZE] [--headless] [--redact-output] [--no-phase-peaks]"
+        " [--report FILE] [--price-per-hour PRICE] -- COMMAND",
     )
     run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
     _add_max_size(run)
     run.add_argument("--headless", action="store_true", help="without the screen; pass output and signals through")
     run.add_argument("--redact-output", action="store_true", help="replace secrets in the recorded output, too")
     run.add_argument("--no-phase-peaks", action="store_true", help="do not reset the peak counters of PyTorch's allocator")
+    run.add_argument("--report", metavar="FILE", help="write an HTML report when the job has ended")
+    _add_price(run)
 
 
 def _add_max_size(command: argparse.ArgumentParser) -> None:
@@ -136,6 +139,7 @@ def _add_read_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
     )
     replay.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
     replay.add_argument("--speed", type=float, default=1.0, help="0.25 to 1000 [1]")
+    _add_price(replay)
     notes = _add_command(commands, "annotations", "list findings and fixes", "zerotop annotations brisk-otter")
     notes.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
     notes.add_argument("--json", action="store_true", help=_JSON_HELP)

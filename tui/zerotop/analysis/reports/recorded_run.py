@@ -9,6 +9,7 @@ from typing import Any
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
@@ -17,10 +18,10 @@ from zerotop_probe.recording import events
 class RecordedRun:
     """One recording, read up to its end."""
 
-    def __init__(self, session: Session, *, memory: bool = True) -> None:
-        """``memory``: read the steps' columns of memory too."""
+    def __init__(self, session: Session, *, memory: bool = True, price: HourlyPrice | None = None) -> None:
+        """``memory``: read the steps' columns of memory too. ``price``: [the recording's]."""
         self.session = session
-        self.source = RecordingSource(session, memory=memory)
+        self.source = RecordingSource(session, memory=memory, price=price)
         self.view: LiveView = self.source.view_at(None)
         self.hello = read_lowest_rank(session, events.HELLO)
         self.engine = read_first_engine(session)

@@ -47,8 +47,8 @@ class SessionReport:
 
 
 def read_session_report(session: Session, price: HourlyPrice | None = None) -> SessionReport:
-    """Read the report of a recording, which may lack steps."""
-    run = RecordedRun(session, memory=False)
+    """Read the report of a recording, which may lack steps. ``price``: [the recording's]."""
+    run = RecordedRun(session, memory=False, price=price)
     source, view = run.source, run.view
     findings = rank_findings(run.findings, source.job_steps, source.end_ns)
     memory = _read_memory(source)
@@ -59,7 +59,7 @@ def read_session_report(session: Session, price: HourlyPrice | None = None) -> S
         end_ns=source.end_ns,
         view=view,
         source=source,
-        verdict=build_verdict(source, findings, memory.failure, price),
+        verdict=build_verdict(source, findings, memory.failure),
         findings=findings,
         memory=memory,
         timelines=_build_timelines(source, findings, memory.rank),
@@ -78,7 +78,7 @@ def read_session_report(session: Session, price: HourlyPrice | None = None) -> S
                 ),
             )
         ),
-        price=price,
+        price=view.job.price,
     )
 
 

@@ -20,7 +20,6 @@ from zerotop.analysis.formatting import (
     format_seconds,
 )
 from zerotop.analysis.live_view import LiveView, State
-from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
 from zerotop.analysis.views.recording_source import RecordingSource
 
@@ -48,12 +47,7 @@ class Verdict:
     sentences: tuple[str, ...]  # what it did, and what cost most
 
 
-def build_verdict(
-    source: RecordingSource,
-    findings: Sequence[FindingCost],
-    failure: Failure | None = None,
-    price: HourlyPrice | None = None,
-) -> Verdict:
+def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], failure: Failure | None = None) -> Verdict:
     """Judge a recording at its end. ``failure``: what ended the job."""
     view = source.view_at(None)
     headline, outcome = _describe_end(view, failure)
@@ -64,8 +58,8 @@ def build_verdict(
         *((failure.why, failure.advice) if failure is not None else ()),
         *_describe_pace(source),
         *_describe_memory(view),
-        _describe_costliest(source, costly, findings),
-        f"The job cost {price.format_cost(view.progress.elapsed_s)} at {price.text}." if price is not None else "",
+        _describe_costliest(source, costly) if costly is not None or failure is None else "",
+        view.cost_sentence,
     ]
     return Verdict(outcome, headline, tuple(filter(None, sentences)))
 
@@ -93,13 +87,13 @@ def shorten_finding(sentence: str) -> str:
 
 def _describe_end(view: LiveView, failure: Failure | None) -> tuple[str, Outcome]:
     job, progress = view.job, view.progress
-    steps = format_count(progress.finished_steps, "step") if progress.finished_steps else "no step"
-    after = f"after {steps} in {format_long_time(progress.elapsed_s)}"
+    steps, elapsed = format_count(progress.finished_steps, "step"), format_long_time(progress.elapsed_s)
+    after = f"after {steps} in {elapsed}" if progress.finished_steps else f"after {elapsed}, before the first step"
     if failure is not None:
         return f"{failure.what[:-1]}, {after}.", Outcome.FAILED
     if job.state is State.ENDED and job.exit_code == 0:
-        ran = f"Finished {steps}" if progress.finished_steps else "Ended without a recorded step"
-        return f"{ran} in {format_long_time(progress.elapsed_s)}.", Outcome.GOOD
+        ran = f"Finished {steps} in" if progress.finished_steps else "Ended without a recorded step after"
+        return f"{ran} {elapsed}.", Outcome.GOOD
     if job.state is State.ENDED and job.exit_code is None:
         return f"Ended {after}; the exit code is not known.", Outcome.OPEN
     if job.state is State.ENDED:
@@ -141,10 +135,9 @@ def _describe_memory(view: LiveView) -> Iterator[str]:
         yield f"Host memory peaked at {format_bytes(rank.rss_peak_bytes)} in rank {rank.rank}; no GPU was recorded."
 
 
-def _describe_costliest(source: RecordingSource, cost: FindingCost | None, findings: Sequence[FindingCost]) -> str:
+def _describe_costliest(source: RecordingSource, cost: FindingCost | None) -> str:
     if cost is None:
-        shown = [one for one in findings if one.finding.severity is not Severity.INFO]
-        return "No finding says that time or memory was lost." if not shown else ""
+        return "No finding says that time or memory was lost."
     price = describe_cost(cost, measure_training_s(source.job_steps))
     return f"What cost most: {shorten_finding(cost.finding.sentence)}{f' ({price})' if price else ''}."
 
