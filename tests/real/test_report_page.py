@@ -8,13 +8,17 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytest_asyncio
+from PIL import Image
 
 import browser
 import recordings
+import zerotop
 from zerotop.cli import main
 
+STORY = str(recordings.packed("story"))
 STORY_CHARTS = 6
 _DRAWN = "document.querySelectorAll('figure .uplot canvas').length"
 _PIXELS = "document.querySelector('#chart-iterations canvas').toDataURL()"
@@ -35,7 +39,7 @@ _ORANGE = """
 @pytest.fixture(scope="module")
 def story_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "story.html"
-    assert main(["report", str(recordings.packed("story")), "-o", str(path)]) == 0
+    assert main(["report", STORY, "-o", str(path)]) == 0
     return path
 
 
@@ -108,3 +112,23 @@ async def test_it_prints_on_white_paper(page: browser.Page, tmp_path: Path) -> N
     assert pdf.count(b"/Type /Page\n") >= 4
     assert await page.evaluate("window.printed") == ["light", 640]
     assert await page.evaluate("'theme' in document.documentElement.dataset") is False
+
+
+async def test_a_session_displays_itself_in_a_notebook(tmp_path: Path) -> None:
+    program = browser.chromium()
+    if program is None:
+        pytest.skip("there is no Chromium on this machine")
+    cell = tmp_path / "cell.html"
+    cell.write_text(f"<!DOCTYPE html><style>iframe {{zoom: 0.2}}</style>{zerotop.open_session(STORY)._repr_html_()}")
+    async with browser.page(program, tmp_path / "profile", width=1000, height=900) as page:
+        await page.open(cell.as_uri())
+        picture = tmp_path / "cell.png"
+        deadline = time.monotonic() + browser.PATIENCE_S
+        await wait_until(page, "(frame => frame && (frame.style.height = '3800px'))(document.querySelector('iframe'))")
+        while True:  # the frame's document is nobody's to read: look at it
+            await page.picture(picture)
+            red, green, blue = np.asarray(Image.open(picture).convert("RGB")).transpose(2, 0, 1)
+            if ((red > 200) & (green > 90) & (green < 150) & (blue < 80)).sum() > 200:
+                break
+            assert time.monotonic() < deadline, "the chart of iterations is not drawn"
+        assert page.requested == [cell.as_uri()]

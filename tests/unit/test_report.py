@@ -12,13 +12,14 @@ import pytest
 
 import long_recording
 import recordings
+import zerotop
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.session_report import SessionReport, read_session_report
 from zerotop.analysis.reports.verdict import Outcome
 from zerotop.cli import main
 from zerotop.report.charts import build_charts
 from zerotop.report.session_page import write_session_page
-from zerotop.session.reader import Session
+from zerotop.session.reader import Session, SessionError
 from zerotop_probe.recording import directory
 
 
@@ -173,3 +174,17 @@ def test_a_chart_as_png(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
 def test_prices_that_are_none_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "story", "--price-per-hour", "cheap"]) == 2
     assert "cheap is not a price per hour such as 30" in capfd.readouterr().err
+
+
+def test_a_session_in_a_notebook_has_tables_and_a_page() -> None:
+    session = zerotop.open_session(str(recordings.packed("gpu-clean")), price_per_hour=30)
+    shown = session._repr_html_()
+    assert shown.startswith("<iframe ")
+    assert "at $30.00 an hour" in shown
+    assert parse(shown).text == ""  # one frame, whose page is an attribute
+    steps = session.table()["step"].to_list()
+    assert sorted(set(steps)) == list(range(max(steps) + 1))
+    with pytest.raises(ValueError, match="Choose one of: steps"):
+        session.table("nothing")
+    with pytest.raises(SessionError, match="nowhere"):
+        zerotop.open_session("nowhere")

@@ -209,8 +209,13 @@
     button.type = "button";
     button.textContent = "copy";
     button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(advice.dataset.text);
-      button.textContent = "copied";
+      try {
+        await navigator.clipboard.writeText(advice.dataset.text);
+        button.textContent = "copied";
+      } catch { // a frame of a notebook must not write to the clipboard
+        getSelection().selectAllChildren(advice);
+        button.textContent = "selected";
+      }
       setTimeout(() => (button.textContent = "copy"), 1500);
     });
     advice.append(" ", button);
