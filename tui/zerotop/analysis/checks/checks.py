@@ -184,8 +184,8 @@ def _check_slowdown(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> 
         return Check("slowdown", Outcome.SKIPPED, text)
     slower, explained = compare_paces(pace, before)
     times = f"{_format_time(pace.unhindered_s)} against {_format_time(before.unhindered_s)} an iteration"
-    if max(1 - one.unhindered_s / one.iteration_s for one in (pace, before)) > _WAITING_SHARE:
-        times += ", waiting for cores left out"
+    if max(pace.waiting, before.waiting) > _WAITING_SHARE:
+        times += ", without waiting for cores"
     text = f"{times}: {_format_share(abs(slower))} {'slower' if slower > 0 else 'faster'}"
     noise = (
         f"noise explains up to {_format_share(explained)}" if math.isfinite(explained) else "noise explains any difference"

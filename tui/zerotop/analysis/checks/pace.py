@@ -1,13 +1,12 @@
 """The pace of a recording with what is known of its noise, and whether another one is slower.
 
-Two recordings of the same job differ by chance and by what else the machine did. Waiting, the time that threads of a rank
-were runnable without a core, is not the job's and is left out of both. A difference counts beyond two things:
+Two recordings of the same job differ by chance and by what else the machine did. Steps in which threads of a rank waited for
+a core are left out; where nearly all did, the waiting is. A difference counts beyond two things:
 
 - the spread: how much the medians of parts of a recording differ, since noise of neighbouring steps is alike;
 - crowding: cores that are busy for others slow down the cores beside them (shared caches, hyper-threads, clocks).
 
-Thresholds are from 23 runs of a job that computes and 24 of one that sleeps like a job that waits for its GPU, on two cores
-with a load of 6: none of 886 pairs of equal runs differs, and 73 of 80 runs of the second job that are 3 % slower do.
+``benchmarks/check_noise.py`` measures how often equal runs differ, and how often one that is slower by 3 % does.
 """
 
 from __future__ import annotations
@@ -28,7 +27,11 @@ MIN_STEPS = 20
 # Parts of a recording whose medians are compared, each of so many steps at least.
 _PARTS, _PART_STEPS = 8, 5
 # A core whose neighbours are all busy loses up to this share of its speed.
-_CROWDED_LOSS = 0.4
+_CROWDED_LOSS = 0.5
+# Steps with less waiting than this are quiet. If they are few, so many of those with the least waiting are taken.
+_QUIET_SHARE, _QUIET_STEPS_SHARE = 0.01, 0.2
+# Samples tell only roughly how long a single step waited: what is left out may be wrong by this share.
+_WAITING_ERROR = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +39,11 @@ class Pace:
     """Iterations of a recording after the warm-up, without skipped steps and without those that were not recorded."""
 
     steps: int
-    iteration_s: float  # median
-    unhindered_s: float  # median without the time that the rank which waited longest had no core
+    iteration_s: float  # median of all
+    unhindered_s: float  # median of the quiet steps
+    waiting: float  # share of all iterations that the rank which waited longest had no core
     spread: float  # share of unhindered_s by which parts of the recording differ from it
-    crowding: float  # share by which busy neighbours may have slowed it
+    hindrance: float  # share by which the machine may still have slowed the quiet steps
 
 
 def measure_pace(source: RecordingSource, warmup_steps: int) -> Pace | None:
@@ -49,34 +53,40 @@ def measure_pace(source: RecordingSource, warmup_steps: int) -> Pace | None:
     if not len(rows):
         return None
     seconds = rows["iteration_s"]
-    waited = np.minimum(_measure_waiting(source.session, rows), 0.95 * seconds)
-    typical, unhindered = float(np.median(seconds)), float(np.median(seconds - waited))
-    return Pace(len(rows), typical, unhindered, _measure_spread(seconds - waited), _measure_crowding(source.session, rows))
+    waited = np.minimum(_measure_waiting(source.session, rows) / seconds, 0.95)
+    quiet = waited <= max(_QUIET_SHARE, float(np.quantile(waited, _QUIET_STEPS_SHARE)))
+    unhindered = (seconds * (1 - waited))[quiet]
+    return Pace(
+        steps=len(rows),
+        iteration_s=float(np.median(seconds)),
+        unhindered_s=float(np.median(unhindered)),
+        waiting=float((seconds * waited).sum() / seconds.sum()),
+        spread=_measure_spread(unhindered) if len(rows) >= MIN_STEPS else math.inf,
+        hindrance=_measure_crowding(source.session, rows) + _WAITING_ERROR * float(waited[quiet].mean()),
+    )
 
 
 def compare_paces(pace: Pace, baseline: Pace) -> tuple[float, float]:
     """Return by which share it is slower than the baseline without waiting, and the share that noise explains.
 
-    Crowding of the baseline only makes this recording look faster, so that it explains nothing.
+    What hindered the baseline only makes this recording look faster, so that it explains nothing.
     """
     slower = pace.unhindered_s / baseline.unhindered_s - 1
-    return slower, pace.crowding + math.hypot(pace.spread, baseline.spread)
+    return slower, pace.hindrance + math.hypot(pace.spread, baseline.spread)
 
 
 def _measure_spread(seconds: Floats) -> float:
-    """Return by how much medians of parts deviate from the whole's, as a share, except one; infinite for few steps.
+    """Return by how much medians of parts deviate from the whole's, as a share, except one.
 
     One part may be disturbed, such as the first by what starts with the job: the median of the whole does not notice.
     """
-    if len(seconds) < MIN_STEPS:
-        return math.inf
-    parts = np.array_split(seconds, min(_PARTS, len(seconds) // _PART_STEPS))
+    parts = np.array_split(seconds, min(_PARTS, max(2, len(seconds) // _PART_STEPS)))
     medians = np.array([np.median(part) for part in parts])
     return float(np.sort(np.abs(medians / np.median(seconds) - 1))[-2])
 
 
 def _measure_waiting(session: Session, rows: Rows) -> Floats:
-    """Return for each step how long a thread of the rank that waited longest was runnable without a core."""
+    """Return for each step how many seconds a thread of the rank that waited longest had no core."""
     longest = np.zeros(len(rows))
     for source in session.sources["processes"]:
         for rank in np.unique(source.array["rank"][source.array["rank"] >= 0]).tolist():
