@@ -94,7 +94,7 @@ def _iter_figures(report: SessionReport) -> Iterator[tuple[str, str, str]]:
         elapsed_s = view.progress.elapsed_s
         yield "Price", report.price.format_cost(elapsed_s), f"{format_long_time(elapsed_s)} at {report.price.text}"
     if not math.isnan(view.cost.probe_share):
-        yield "Cost of recording", f"{view.cost.probe_share:.2%}", "of the training time, at the end"
+        yield "Cost of recording", f"{view.cost.probe_share * 100:.2f} %", "of the training time, at the end"
 
 
 def _iter_memory_figures(view: LiveView) -> Iterator[tuple[str, str, str]]:

@@ -55,7 +55,7 @@ def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], fail
     if outcome is Outcome.GOOD and costly is not None and costly.finding.severity is not Severity.INFO:
         outcome = Outcome.WARNING
     sentences = [
-        *((failure.why, failure.advice) if failure is not None else ()),
+        *((failure.why, f"What to do: {failure.advice}") if failure is not None else ()),
         *_describe_pace(source),
         *_describe_memory(view),
         _describe_costliest(source, costly) if costly is not None or failure is None else "",
