@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zerotop.analysis.annotations.support.fp16_warmup import estimate_state_bytes
-from zerotop.analysis.engine import Engine, measure_batch, parse_engine
+from zerotop.analysis.engine import LOOP, Engine, measure_batch, parse_engine
 from zerotop.analysis.memory.expected.optimizer_states import compute_state_bytes
 from zerotop.analysis.memory.expected.zero_model import compute_expected, estimate_job, parse_setup
 from zerotop.analysis.script_terms import read_terms
@@ -38,9 +38,10 @@ def make_loop(**facts: Any) -> dict[str, Any]:
 def test_a_loop_is_described_by_what_trains_it() -> None:
     engine = Engine(**parse_engine(make_loop(micro_batch=8, gradient_accumulation=2, trainable_parameters=1000)))
     assert engine.describe_engine() == (
-        "Net, 0.0 M parameters, DDP, AdamW, fp32, bf16 autocast, batch 8 x 2 x 4 (micro-batch x accumulation x ranks)"
+        "Net, 0.0 M parameters, DDP x 4, AdamW, fp32, bf16 autocast, batch 8 x 2 x 4 (micro-batch x accumulation x ranks)"
     )
-    assert Engine(**parse_engine(make_loop(parallelism="", inner_optimizer=""))).setup_text == "no optimizer"
+    assert engine.setup_text == "DDP x 4, bf16, AdamW"
+    assert Engine(**parse_engine(make_loop(parallelism="", inner_optimizer=""))).setup_text == "bf16, no optimizer"
     assert "(0.0 M trained)" in Engine(**parse_engine(make_loop())).describe_engine()
 
 
@@ -98,18 +99,22 @@ def test_expected_memory_of_a_loop() -> None:
     shared = parse_setup(make_loop(parallelism="FSDP2"))
     assert shared is not None
     assert compute_expected(shared).gpu == {"parameters": 100, "gradients": 100, "optimizer_state": 200}
-    assert parse_setup(make_loop(parallelism="FSDP")) is None
+    # Two replicas of two shards each.
+    hybrid = parse_setup(make_loop(parallelism="FSDP", sharding={"ranks": 2}))
+    assert hybrid is not None
+    assert compute_expected(hybrid).gpu == {"parameters": 200, "gradients": 200, "optimizer_state": 400}
 
 
 def test_advice_names_settings_of_the_script() -> None:
-    by_hand, trainer, deepspeed = (
-        read_terms(make_loop()),
-        read_terms(make_loop(library="Trainer")),
-        read_terms({"zero_stage": 1}),
-    )
+    loop, zero, trainer = {"kind": LOOP}, {"zero_stage": 1}, {"library": "Trainer"}
+    by_hand, by_trainer, deepspeed, both = (read_terms(setup) for setup in (loop, loop | trainer, zero, zero | trainer))
     assert not any(
         "Trainer" in text or "zero" in text.replace("zerotop", "") or "DeepSpeed" in text for text in by_hand.values()
     )
-    assert trainer["batch_size"] == deepspeed["batch_size"] == "Trainer's per_device_train_batch_size"
+    assert by_trainer["batch_size"] == both["batch_size"] == "per_device_train_batch_size"
+    assert deepspeed["batch_size"] == "train_micro_batch_size_per_gpu"
+    assert not any("per_device" in text or "Trainer" in text for text in deepspeed.values())
+    assert deepspeed["accumulation_fix"] == '"gradient_accumulation_steps": 2'
+    assert read_terms({"gradient_accumulation": 4} | trainer)["accumulation_fix"] == "gradient_accumulation_steps=8"
     assert "DeepSpeed" in deepspeed["breakdown"]
-    assert "DeepSpeed" not in trainer["breakdown"]
+    assert "DeepSpeed" not in by_trainer["breakdown"]

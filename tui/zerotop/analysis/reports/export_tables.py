@@ -57,8 +57,11 @@ _ANNOTATION_COLUMNS: Columns = {
     "severity": (polars.String, lambda finding: finding.severity.value),
     "confidence_percent": (polars.Float64, lambda finding: 100 * finding.confidence),
     "ranks": (polars.String, lambda finding: " ".join(map(str, finding.ranks))),
-    "sentence": (polars.String, lambda finding: finding.sentence),
+    "headline": (polars.String, lambda finding: finding.headline),
+    "details": (polars.String, lambda finding: finding.details),
     "advice": (polars.String, lambda finding: finding.advice),
+    "fix": (polars.String, lambda finding: finding.fix),
+    "cost_percent": (polars.Float64, lambda finding: 100 * finding.cost),
     "evidence": (polars.String, lambda finding: _format_json(dict(finding.evidence))),
 }
 

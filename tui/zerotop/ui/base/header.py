@@ -9,7 +9,13 @@ from typing import NamedTuple
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.live_view import Job, LiveView, Progress, State
-from zerotop.ui.base.findings import choose_sentence_style, describe_advice, describe_finding, wrap_sentence
+from zerotop.ui.base.findings import (
+    choose_sentence_style,
+    describe_advice,
+    describe_details,
+    describe_finding,
+    wrap_sentence,
+)
 from zerotop.ui.charts.bars import draw_stacked_bar
 from zerotop.ui.drawing import labels
 from zerotop.ui.drawing.formatting import format_clock, format_number, format_pace, format_rough_time, format_share, is_known
@@ -31,7 +37,7 @@ class Notice(NamedTuple):
 def draw_header(view: LiveView, badge: Row, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """Draw one or two rows. ``badge`` (live or the past) is at the right edge."""
     if height < 2:
-        items = [item for item in _build_progress_items(view.progress, view.job, 0, glyphs) if item[0] > 4]
+        items = [item for item in _build_progress_items(view, 0, glyphs) if item[0] > 4]
         room = width - row_width(badge) - 3
         left = join_rows(choose_items([(5, ((sanitize(view.job.name, glyphs), "name"),)), *items], room), style="band")
         return [_draw_band(left, badge, width, glyphs)]
@@ -55,7 +61,8 @@ def _draw_job(job: Job, width: int, glyphs: Glyphs) -> Row:
         (6, ((model, "band"),)),
         (8, ((sanitize(job.setup_text, glyphs), "band"),)),
         (7, ((sanitize(labels.format_offload(job, glyphs), glyphs), "band"),)),
-        (5, ((sanitize(job.autocast or job.dtype, glyphs), "band"),)),
+        # The setup of a loop contains it.
+        (5, ((sanitize("" if job.is_loop else job.short_precision, glyphs), "band"),)),
         (4, ((labels.format_batch(job, glyphs), "band"),)),
     ]
     if width >= 60:
@@ -69,7 +76,7 @@ def _draw_job(job: Job, width: int, glyphs: Glyphs) -> Row:
 
 
 def _draw_progress(view: LiveView, width: int, glyphs: Glyphs) -> Row:
-    items = _build_progress_items(view.progress, view.job, _bar_width(width), glyphs)
+    items = _build_progress_items(view, _bar_width(width), glyphs)
     if view.inferred is not None:
         pace = f"about {format_pace(view.inferred.iteration_s)}"
         certainty = f" inferred, {format_share(view.inferred.confidence)} sure"
@@ -81,8 +88,9 @@ def _bar_width(width: int) -> int:
     return 0 if width < 70 else min(40, (width - 60) // 2)
 
 
-def _build_progress_items(progress: Progress, job: Job, bar: int, glyphs: Glyphs) -> list[tuple[int, Row]]:
+def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tuple[int, Row]]:
     """Return (importance, row) in drawing order."""
+    progress, job = view.progress, view.job
     items: list[tuple[int, Row]] = [(9, _draw_step(progress, glyphs))]
     if progress.total_steps and bar >= 4:
         done = progress.finished_steps / progress.total_steps
@@ -95,6 +103,8 @@ def _build_progress_items(progress: Progress, job: Job, bar: int, glyphs: Glyphs
         items.append((7, (("ETA ", "band-muted"), (format_rough_time(progress.eta_s), "band-value"))))
     if is_known(progress.elapsed_s):
         items.append((5, (("elapsed ", "band-muted"), (format_clock(progress.elapsed_s), "band"))))
+    if view.cost_text:
+        items.append((6, (("cost ", "band-muted"), (sanitize(view.cost_text, glyphs), "band-value"))))
     if progress.skipped_steps:
         items.append((4, ((f"{progress.skipped_steps} skipped", "band-warn"),)))
     return items
@@ -141,11 +151,16 @@ def build_notices(
 
 def _build_finding_notices(finding: Annotation, cursor_ns: int, max_rows: int) -> list[Notice]:
     style = choose_sentence_style(finding, cursor_ns)
+    advice = describe_advice(finding)
     if finding.severity is not Severity.ERROR:
-        return [Notice("" if finding.severity is Severity.INFO else "!", describe_finding(finding), style, max_rows)]
-    notices = [Notice("!", describe_finding(finding), style, needs_all_rows=True)]
-    if finding.advice:
-        notices.append(Notice("→", describe_advice(finding), "value", max_rows=2, needs_all_rows=True))
+        notices = [Notice("" if finding.severity is Severity.INFO else "!", describe_finding(finding), style)]
+        if advice and max_rows > 1:
+            notices.append(Notice("→", advice, "text" if style != "muted" else style))
+        return notices
+    sentence = ". ".join(part for part in (describe_finding(finding), describe_details(finding)) if part)
+    notices = [Notice("!", sentence, style, needs_all_rows=True)]
+    if advice:
+        notices.append(Notice("→", advice, "value", max_rows=2, needs_all_rows=True))
     return notices
 
 

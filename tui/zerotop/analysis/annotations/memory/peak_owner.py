@@ -18,13 +18,15 @@ _KIND = FindingKind(
     name="peak_owner",
     severity=Severity.INFO,
     confidence=0.95,
-    sentence=(
-        "The memory peak is{now} in {owner}: {peak:bytes}, above {second}'s {second_peak:bytes} and {third}'s"
-        " {third_peak:bytes}. {held_after_step_bytes:bytes} ({share:percent}) of it stay allocated from step to step."
+    headline="The memory peak is{now} in {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
+    details=(
+        "{second} peaks at {second_peak:bytes}, {third} at {third_peak:bytes}. {held_after_step_bytes:bytes}"
+        " ({share:percent} of the peak) stay allocated from step to step."
     ),
-    advice="To lower the peak {recompute}, or lower {batch_size_alone}.",
+    advice="To lower the peak, recompute activations or lower {batch_size}.",
+    fix="{recompute_fix}",
 )
-_CHECKPOINTING_ADVICE = "To lower the peak lower {batch_size}: gradient checkpointing is on already."
+_SMALLER_BATCH = "To lower the peak, lower {batch_size}: gradient checkpointing is on already.", ""
 # Phases' peaks are equal within this share.
 PEAK_SHARE = 0.02
 # Of the peak, from which on the states that are always allocated count, and not the activations.
@@ -86,14 +88,18 @@ def _build_finding(group: Group, indices: Ints, peaks: Ints, owner: int, has_cha
     second, third = (index for index in range(len(PARTS)) if index != owner)
     is_kept = held > _STATES_SHARE * peaks[owner]
     evidence = {f"{part}_peak_bytes": peak for part, peak in zip(PARTS, peaks, strict=True)}
-    return _KIND.with_changes(advice=_choose_advice(PARTS[owner], is_kept, lead.engine)).at_steps(
+    advice, fix = "", ""
+    if group.is_memory_short(int(rows["end_unix_ns"][-1])):
+        advice, fix = _choose_advice(PARTS[owner], is_kept, lead.engine)
+    return _KIND.with_changes(advice=advice, fix=fix).at_steps(
         group,
         rows,
         evidence | {"held_after_step_bytes": held},
         now=" now" if has_changed else "",
         owner=PARTS[owner],
         peak=peaks[owner],
-        second=PARTS[second],
+        device_bytes=lead.device_bytes,
+        second=PARTS[second].capitalize(),
         second_peak=peaks[second],
         third=PARTS[third],
         third_peak=peaks[third],
@@ -101,8 +107,8 @@ def _build_finding(group: Group, indices: Ints, peaks: Ints, owner: int, has_cha
     )
 
 
-def _choose_advice(owner: str, is_kept: bool, engine: Mapping[str, Any]) -> str:
+def _choose_advice(owner: str, is_kept: bool, engine: Mapping[str, Any]) -> tuple[str, str]:
     less = advise_keeping_less(engine) if is_kept or owner == "step" else None
     if less is not None:
-        return f"{less[0]} A smaller batch hardly lowers the peak."
-    return _CHECKPOINTING_ADVICE if engine.get("activation_checkpointing") else _KIND.advice
+        return f"{less[0]} A smaller batch hardly lowers the peak.", ""
+    return _SMALLER_BATCH if engine.get("activation_checkpointing") else (_KIND.advice, _KIND.fix)
