@@ -38,7 +38,8 @@ def main() -> None:
     if options.child:
         train(options)
         return
-    print(f"{'':26}{'step':>9}{'felt':>10}{'of it':>9}{'median':>9}{'+-':>8}{'measured':>10}{'in full':>9}   us")
+    print("| | a step, us | felt, us | of it | median, us | +-, us | measured by itself, us | in full detail |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     run_product("after", "after", options, HERE.parents[1] / "probe", options.targets)
     # Every step in full: what a full step costs.
     run_product("after, every step in full", "after", options, HERE.parents[1] / "probe", options.full, budget="100")
@@ -92,9 +93,9 @@ def run_product(
 
 def show(name: str, row: dict[str, float]) -> None:
     felt, base = row["felt_us"], row["step_us"]
-    cells = f"{base:9.0f}{felt:10.0f}{felt / base:9.2%}{row['median_us']:9.0f}{row['error_us']:8.0f}"
-    measured = f"{row['measured_us']:10.0f}{row['full']:9.0%}" if "measured_us" in row else ""
-    print(f"{name:26}{cells}{measured}", flush=True)
+    cells = [f"{base:.0f}", f"{felt:.0f}", f"{felt / base:.2%}", f"{row['median_us']:.0f}", f"{row['error_us']:.0f}"]
+    cells += [f"{row['measured_us']:.0f}", f"{row['full']:.0%}"] if "measured_us" in row else ["", ""]
+    print(f"| {' | '.join([name, *cells])} |", flush=True)
 
 
 class Loop:
