@@ -18,7 +18,7 @@ from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.job.training_machine import read_gpu_bytes
 from zerotop.commands.sweeping.fit_runner import FitRunner, LargestResult
 from zerotop.commands.sweeping.point_run import Interrupted
-from zerotop.commands.sweeping.progress_lines import describe_result, describe_settings
+from zerotop.commands.sweeping.progress_lines import describe_cost, describe_result, describe_settings
 from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, stop_on_signals
 from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits
 from zerotop.session import sweeps
@@ -109,7 +109,8 @@ def _print_results(results: list[LargestResult], searched: str, runner: FitRunne
         )
     lines = align_columns(cells, ">" * (len(names) + 4) + "<")
     print("", *map(escape_unprintable, lines), sep="\n")
-    print(f"{format_count(runner.runs, 'run')}. Results: {runner.sweep.path}/results.csv", file=sys.stderr)
+    runs = f"{format_count(runner.runs, 'run')}{describe_cost(runner.sweep)}"
+    print(f"{runs}. Results: {runner.sweep.path}/results.csv", file=sys.stderr)
 
 
 def _format_largest(result: LargestResult) -> tuple[str, str]:
