@@ -68,7 +68,7 @@ def test_estimates_for_a_recording_and_a_config_file(tmp_path: Path) -> None:
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text(json.dumps(PRESETS["tiny"]))
     cached = zerotop(tmp_path, "estimate", "me/small", "--json", env=environment(tmp_path, HF_HOME=str(tmp_path / "hub")))
-    assert json.loads(cached.stdout)["model"]["model"]["parameters"] == 3_230_976
+    assert json.loads(cached.stdout)["model"]["model"]["parameters"] == 3_213_568
     unknown = zerotop(tmp_path, "estimate", "no/such-model")
     assert unknown.returncode == 1
     assert b"There is no model 'no/such-model'" in unknown.stderr
