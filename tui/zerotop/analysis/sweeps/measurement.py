@@ -16,7 +16,7 @@ from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.failures.failure import MEMORY
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
-from zerotop.analysis.views.job_exit import read_ending
+from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows, iter_samples, split_samples
@@ -49,11 +49,12 @@ def measure_point(session: Session, warmup: int) -> dict[str, Any]:
 
 
 def judge_outcome(session: Session, exit_code: int, *, is_hung: bool) -> tuple[str, str]:
-    """Return a job's outcome and a sentence about it; "" if it ended well."""
+    """Return a job's outcome and a sentence about it; "" if it ended well and its recording is complete."""
     if is_hung:
         return _judge_hung(session)
     if exit_code == 0:
-        return OK, ""
+        ending = read_ending(session)
+        return OK, Losses(ending.lost_records, ending.lost_output_bytes).loss_sentence
     failure = find_failure(session, session.end_ns)
     if failure is None:
         return CRASHED, read_ending(session).text or f"The exit code is {exit_code}."
