@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 _DEFAULT_CURRENCY = "$"
 _PRICE = re.compile(r"(?P<before>[^\W\d_]{3} ?|[$€£¥])?(?P<amount>\d+(?:\.\d+)?|\.\d+)(?P<after> ?[^\W\d_]{3}|[€£¥])?")
@@ -32,6 +35,11 @@ class HourlyPrice:
         return cls(float(match["amount"]), before or ("" if after else _DEFAULT_CURRENCY), after)
 
     @property
+    def source_text(self) -> str:
+        """Return it as :meth:`parse` reads it."""
+        return f"{self.before}{self.amount:.12g}{self.after}"
+
+    @property
     def text(self) -> str:
         """Return the price: ``$30.00 an hour``."""
         return f"{self.format_amount(self.amount)} an hour"
@@ -48,3 +56,11 @@ class HourlyPrice:
         """Return an amount with its currency: two decimals, none from 1,000 on, four below 0.10."""
         decimals = 0 if amount >= 1000 else 2 if amount >= 0.1 or amount == 0 else 4
         return f"{self.before}{amount:,.{decimals}f}{self.after}"
+
+
+def read_price(info: Mapping[str, Any]) -> HourlyPrice | None:
+    """Return the price in a session file; None without one."""
+    with suppress(ValueError):
+        if text := info.get("price_per_hour"):
+            return HourlyPrice.parse(text)
+    return None

@@ -6,6 +6,7 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
+from zerotop.analysis.formatting import parse_bytes
 from zerotop_probe.recording.directory import MIN_BYTES
 
 if TYPE_CHECKING:
@@ -28,11 +29,10 @@ def parse_natural(text: str) -> int:
 
 def parse_size(text: str) -> int:
     """Return a size such as ``2GB`` or ``500M`` in bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(K|M|G|T)(i?)B?", text, re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text} is not a size such as 500MB or 2GB")
-    base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** ("KMGT".index(match[2].upper()) + 1))
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_max_size(text: str) -> int:
