@@ -20,6 +20,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the job. Return its exit code; 0 if it was left running."""
     if options.no_phase_peaks:
         os.environ[directory.PHASE_PEAKS_VARIABLE] = "0"
+    if options.budget is not None:
+        os.environ[directory.BUDGET_VARIABLE] = str(options.budget)
     if options.headless or not has_terminal():
         return _run_headless(options)
     with _make_session(options) as session:

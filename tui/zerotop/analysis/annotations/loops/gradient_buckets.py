@@ -6,36 +6,35 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.phase_peaks import read_phase_peaks
+from zerotop.analysis.annotations.support.phase_peaks import SettledPeaks, find_settled_peaks
 from zerotop.analysis.memory.tensor_inventory import BEFORE_UPDATE, GRADIENT_BUCKETS, GRADIENTS
 
 _KIND = FindingKind(
     name="gradient_buckets",
     severity=Severity.INFO,
     confidence=0.95,
-    sentence=(
-        "DistributedDataParallel keeps a second copy of the gradients in its buckets: {bucket_bytes:bytes} beside"
-        " {gradient_bytes:bytes}, {share:percent} of the peak of {peak_bytes:bytes}."
-    ),
+    headline="DDP keeps a second copy of the gradients in its buckets: {bucket_bytes:bytes}",
+    details="The gradients themselves hold {gradient_bytes:bytes}, the peak is {peak_bytes:bytes}.",
     advice="{bucket_view}",
+    fix="{bucket_view_fix}",
 )
 # Of the peak: below it the freed memory would not be noticed.
 _LEAST_SHARE = 0.05
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt of the job, after its second step, when the optimizer's state is there."""
+    """Report once for each attempt of the job, when the optimizer's state is there."""
     for group in recording.groups:
-        if _KIND.name not in group.reported and len(group.lead.steps) > 1:
+        peaks = find_settled_peaks(group.lead) if _KIND.name not in group.reported else None
+        if peaks is not None:
             group.reported.add(_KIND.name)
-            yield from _find_buckets(group)
+            yield from _find_buckets(group, peaks)
 
 
-def _find_buckets(group: Group) -> Iterator[Annotation]:
-    lead = group.lead
-    events = (event.facts for event in lead.events_named("tensors") if event.facts.get("when") == BEFORE_UPDATE)
+def _find_buckets(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
+    events = (event.facts for event in group.lead.events_named("tensors") if event.facts.get("when") == BEFORE_UPDATE)
     sizes = next(events, {}).get("device") or {}
-    buckets, peak = sizes.get(GRADIENT_BUCKETS, 0), int(read_phase_peaks(lead, lead.steps[:2]).max())
-    if peak > 0 and buckets > _LEAST_SHARE * peak:
-        evidence = {"bucket_bytes": buckets, "gradient_bytes": sizes.get(GRADIENTS, 0), "peak_bytes": peak}
-        yield _KIND.at_steps(group, lead.steps[1:2], evidence, share=buckets / peak)
+    buckets = sizes.get(GRADIENT_BUCKETS, 0)
+    if buckets > _LEAST_SHARE * peaks.highest_bytes:
+        sizes = {"bucket": buckets, "gradient": sizes.get(GRADIENTS, 0), "peak": peaks.highest_bytes}
+        yield _KIND.at_steps(group, peaks.steps, {f"{name}_bytes": size for name, size in sizes.items()})
