@@ -31,12 +31,15 @@ def make_logits(folder: Path, sizes: list[list[int]], rows: int = 8, **facts: An
 
 def test_logits_and_their_copies_own_the_peak(tmp_path: Path) -> None:
     (finding,) = find(make_logits(tmp_path, [[BLOCK + 512, 3], [1 << 20, 90]]), "logits_peak")
-    assert finding.headline == "Logits own the memory peak: 6.13 GiB of 19.50 GiB in backward"
-    assert finding.details == (
-        "When it begins, 3 blocks of 1.53 GiB are alive: 8 x 1024 x 50,257 elements each; their gradient needs another."
+    assert finding.headline == "Logits own the memory peak: 6.13 GiB of backward's 19.50 GiB"
+    assert finding.details.startswith(
+        "3 blocks of 1.53 GiB, for 8 x 1024 x 50,257 elements, are alive when it begins: the logits and their float32"
+        " copies."
     )
-    assert finding.advice.startswith("2 in place of 8 rows in a micro-batch, and as many more of them in a step")
-    assert "need about 4.60 GiB less" in finding.advice
+    assert finding.advice.startswith(
+        "Lower the DataLoader's batch_size from 8 to 2 and accumulate over as many more micro-batches: that needs 4.60 GiB"
+        " less."
+    )
     assert finding.step == 1
 
 
@@ -49,7 +52,7 @@ def test_the_default_of_the_trainer_is_named_only_where_it_holds(tmp_path: Path)
         folder.mkdir()
         (finding,) = find(make_logits(folder, [[BLOCK * rows // 8, 8]], rows, **facts), "logits_peak")
         assert ("the Trainer's default" in finding.details) == named
-        assert ("use_liger_kernel" in finding.fix) == (facts is not LOOP)
+        assert (finding.fix == "use_liger_kernel=True") == (facts is not LOOP)
 
 
 @pytest.mark.parametrize("sizes", [[[BLOCK, 1]], [[BLOCK + (2 << 20), 8]], []])
@@ -65,7 +68,7 @@ def test_parameters_that_stay_gathered(tmp_path: Path, reshards: bool) -> None:
     found = find(recording, "kept_gathered")
     assert len(found) == (not reshards)
     for finding in found:
-        assert finding.headline == "FSDP keeps 2.00 GiB of gathered parameters until the backward"
+        assert finding.headline == "FSDP keeps 2.00 GiB of gathered parameters on each rank until the backward"
         assert finding.fix == "fully_shard(layer, reshard_after_forward=True)"
 
 
@@ -79,7 +82,7 @@ def test_gradient_buckets(tmp_path: Path, size: float) -> None:
     assert len(found) == (size == 2)
     for finding in found:
         assert finding.evidence["bucket_bytes"] == gib(2)
-        assert "the peak is 19.50 GiB" in finding.details
+        assert "10 % of the peak of 19.50 GiB" in finding.details
         assert "gradient_as_bucket_view=True" in finding.fix
 
 
@@ -92,9 +95,10 @@ def test_activations_by_the_layers_that_made_them(tmp_path: Path, trainable: int
     more: dict[str, Any] = {"output_shape": [4, 512, 32_000], "unclaimed_groups": sizes}
     recording.tensors(12.5, "before_backward", {"parameters": 2}, unclaimed=12.25, **more)
     (finding,) = find(recording, "saved_activations")
-    assert finding.headline == "Activations are 12.01 GiB of the peak of 19.50 GiB in backward"
+    assert finding.headline == "Activations are 62 % of the memory peak: backward begins with 12.01 GiB"
     assert finding.details.startswith(
-        "When it begins, 4.03 GiB are in 96 blocks of 4 x 512 x 11,008 in 2 bytes (the width of its MLPs), 4.00 GiB in 128"
-        " blocks of 4 x 512 x 4,096 in 4 bytes (the model's width)."
+        "The peak is 19.50 GiB. Among the activations are 4.03 GiB in 96 blocks of 4 x 512 x 11,008 in 2 bytes (the width of"
+        " its MLPs), 4.00 GiB in 128 blocks of 4 x 512 x 4,096 in 4 bytes (the"
+        " model's width)."
     )
     assert ("Frozen weights" in finding.details) == (trainable == 10)

@@ -1,1 +1,21 @@
 """Watch, explain, replay and export DeepSpeed and PyTorch training from the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zerotop.report.notebook import NotebookSession
+
+__all__ = ["open_session"]
+
+
+def open_session(name: str, price_per_hour: str | float | None = None) -> NotebookSession:
+    """Open a recording in a notebook or a script, by name, the start of one, or path.
+
+    In a notebook it displays its report; ``open_session("brisk-otter").table("steps")`` is a data frame.
+    Raises SessionError if there is no such recording, ValueError for a price that is none.
+    """
+    from zerotop.report.notebook import NotebookSession
+
+    return NotebookSession(name, price_per_hour)

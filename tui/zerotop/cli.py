@@ -9,15 +9,25 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from zerotop.commands.common.errors import FAILED, USAGE, Problem, describe_error
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
-from zerotop.commands.common.option_types import parse_age, parse_count, parse_max_size, parse_percent, parse_size
+from zerotop.commands.common.option_types import (
+    parse_age,
+    parse_count,
+    parse_max_size,
+    parse_percent,
+    parse_price,
+    parse_size,
+)
+from zerotop.commands.common.sweep_options import add_sweep_commands
 from zerotop.commands.common.terminal import has_terminal
 
 _EXIT_INTERRUPTED = 130
+_TAKES_COMMAND = ("run", "sweep", "fit")
 
 _SESSION_HELP = "name, start of a name, or path"
 _JSON_HELP = "print JSON for programs"
@@ -40,12 +50,15 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_attach(commands)
     _add_read_commands(commands)
     _add_microscope(commands)
+    add_sweep_commands(partial(_add_command, commands))
     compare = _add_command(
         commands, "compare", "compare two or more recordings side by side", "zerotop compare brisk-otter calm-heron --json"
     )
     compare.add_argument("sessions", nargs="+", metavar="SESSION", help=_SESSION_HELP)
     compare.add_argument("--json", action="store_true", help=f"{_JSON_HELP}, with sizes in bytes and times in seconds")
     _add_export(commands)
+    _add_report(commands)
+    _add_check(commands)
     pack = _add_command(
         commands, "pack", "pack a recording into one small file", "zerotop pack brisk-otter -o otter.zerotop"
     )
@@ -97,7 +110,7 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "zerotop run -- deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
         usage="%(prog)s [-h] [--session DIR] [--max-size SIZE] [--headless] [--redact-output] [--no-phase-peaks]"
-        " [--budget PERCENT] -- COMMAND",
+        " [--budget PERCENT] [--report FILE] [--price-per-hour PRICE] -- COMMAND",
     )
     run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
     _add_max_size(run)
@@ -110,6 +123,8 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         metavar="PERCENT",
         help="largest share of the training time that watching may take; of short steps less is recorded [0.3]",
     )
+    run.add_argument("--report", metavar="FILE", help="write an HTML report when the job has ended")
+    _add_price(run)
 
 
 def _add_max_size(command: argparse.ArgumentParser) -> None:
@@ -141,6 +156,7 @@ def _add_read_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
     )
     replay.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
     replay.add_argument("--speed", type=float, default=1.0, help="0.25 to 1000 [1]")
+    _add_price(replay)
     notes = _add_command(commands, "annotations", "list findings and fixes", "zerotop annotations brisk-otter")
     notes.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
     notes.add_argument("--json", action="store_true", help=_JSON_HELP)
@@ -213,11 +229,53 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "export a recording's tables",
         "zerotop export brisk-otter > steps.csv",
         "zerotop export brisk-otter --table all --format parquet -o tables/",
+        "zerotop export brisk-otter --format perfetto -o otter.pftrace",
     )
     export.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
-    export.add_argument("--table", default="steps", metavar="NAME", help="table to export, or all [steps]")
-    export.add_argument("--format", choices=("csv", "parquet", "jsonl"), default="csv", help="file format [csv]")
+    export.add_argument("--table", metavar="NAME", help="table to export, or all [steps]")
+    export.add_argument(
+        "--format",
+        choices=("csv", "parquet", "jsonl", "perfetto"),
+        default="csv",
+        help="file format, or a trace of everything for ui.perfetto.dev [csv]",
+    )
     export.add_argument("-o", "--output", metavar="PATH", help="file or directory [standard output]")
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    report = _add_command(
+        commands,
+        "report",
+        "write a report to send: one HTML page, or a chart as PNG",
+        "zerotop report brisk-otter -o report.html",
+        "zerotop report brisk-otter --chart gpu-memory -o memory.png",
+    )
+    report.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
+    report.add_argument("-o", "--output", metavar="FILE", help="output file, - for standard output [SESSION.html]")
+    report.add_argument("--format", choices=("html", "png"), help="file format [by the name of the file, else html]")
+    report.add_argument("--chart", metavar="NAME", help="the chart to draw as PNG [iterations]")
+    _add_price(report)
+
+
+def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    check = _add_command(
+        commands,
+        "check",
+        "check a recording against a budget, as in CI",
+        "zerotop check brisk-otter budget.toml --junit check.xml",
+        "zerotop check brisk-otter --baseline calm-heron",
+    )
+    check.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
+    check.add_argument("budget", nargs="?", metavar="BUDGET", help="TOML file with [limits], [findings] and [baseline]")
+    check.add_argument("--baseline", metavar="SESSION", help="compare with this recording [the budget's]")
+    check.add_argument("--junit", metavar="FILE", help="write the outcome as JUnit XML, too")
+    check.add_argument("--json", action="store_true", help=_JSON_HELP)
+
+
+def _add_price(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--price-per-hour", type=parse_price, metavar="PRICE", help="of all hardware of the job, such as 30, $29.50 or 28EUR"
+    )
 
 
 def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -231,9 +289,9 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
     if options.name == "sessions" and not options.prune and _has_prune_option(options):
         parser.error("--older-than, --total-size, --ended, --dry-run and --yes go with --prune")
-    if options.name == "run":
-        if not command:
-            parser.error("missing command: zerotop run -- COMMAND ...")
+    if options.name == "run" and not command:
+        parser.error("missing command: zerotop run -- COMMAND ...")
+    if options.name in _TAKES_COMMAND:
         options.command = command
     elif command:
         parser.error(f"{options.name} takes no command after --")

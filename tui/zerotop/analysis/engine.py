@@ -26,7 +26,7 @@ _TEXTS = {
 }
 _NUMBERS = ("parameters", "trainable_parameters", "zero_stage", "micro_batch", "gradient_accumulation")
 
-LOOP, TRAINER = "loop", "Trainer"
+LOOP, TRAINER = "loop", "Trainer"  # a kind, and a library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Engine:
 
     kind: str = ""  # LOOP, or "" for a DeepSpeed engine and while nothing trains
     parallelism: str = ""  # of a loop: "DDP", "DataParallel", "FSDP", "FSDP2" or ""
-    library: str = ""  # "Trainer"; of a loop also "Lightning", "Accelerate"; "" if it is hand-written
+    library: str = ""  # "Trainer"; of a loop also "Lightning" or "Accelerate"; "" if it is hand-written
     model: str = ""  # the model's class, or the name in its config
     parameters: int | None = None
     trainable_parameters: int | None = None

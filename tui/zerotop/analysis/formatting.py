@@ -23,6 +23,18 @@ def format_bytes(count: float, units: ByteUnits = BINARY) -> str:
     return f"{count / unit:.{decimals}f} {name}"
 
 
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(K|M|G|T)(i?)B?", re.IGNORECASE)
+
+
+def parse_bytes(text: str) -> int:
+    """Return a size such as ``2GB``, ``500M`` or ``60 GiB`` in bytes. Raises ValueError with a reason."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text} is not a size such as 500MB or 2GB")
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** ("KMGT".index(match[2].upper()) + 1))
+
+
 def format_gib(count: float, *, sign: bool = False) -> str:
     """Return GiB with three decimals and no unit, for columns of sizes."""
     return f"{count / GIB:{'+' if sign else ''}.3f}"
@@ -33,6 +45,19 @@ def format_seconds(duration: float) -> str:
     if duration >= 1:
         return f"{duration:.2f} s" if duration < 10 else f"{duration:.0f} s"
     return f"{duration * 1e3:.0f} ms"
+
+
+def format_long_time(seconds: float) -> str:
+    """Return ``42 s``, ``3 min 20 s``, ``2 h 05 min`` or ``3 d 4 h``."""
+    whole = round(max(0.0, seconds))
+    if whole < 100:
+        return f"{whole} s"
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days} d {hour} h"
+    return f"{hours} h {minute:02} min" if hours else f"{minutes} min {second:02} s"
 
 
 def format_percent(share: float) -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.engine import Engine
 from zerotop.analysis.keys import GpuKey
+from zerotop.analysis.prices import HourlyPrice
 
 Floats = NDArray[np.float64]
 
@@ -46,6 +47,7 @@ class Job(Engine):
     exit_text: str  # one sentence on how it ended, or what it waits for
     notices: tuple[str, ...]  # one sentence each: no NVIDIA driver, a silent rank, a stopped sampler
     prints_here: bool = True  # False after attaching: the output goes to the job's own terminal
+    price: HourlyPrice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +216,14 @@ class LiveView:
     output: tuple[str, ...]  # the last lines, carriage returns and escapes already resolved
     history: History = NO_HISTORY
     inferred: Inferred | None = None
+
+    @property
+    def cost_text(self) -> str:
+        """What the job has cost from its launch to the cursor, as ``$1.42``; "" without a price."""
+        return self.job.price.format_cost(self.progress.elapsed_s) if self.job.price is not None else ""
+
+    @property
+    def cost_sentence(self) -> str:
+        """The same as a sentence."""
+        has_ended = "The job cost" if self.job.state.is_over else "The job has cost"
+        return f"{has_ended} {self.cost_text} at {self.job.price.text}." if self.job.price is not None else ""

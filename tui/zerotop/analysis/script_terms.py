@@ -15,16 +15,13 @@ _TRAINER_TERMS = {
     "eval_batch_size": ("per_device_eval_batch_size", "the evaluation's batch_size"),
     "eval_batch_fix": ("per_device_eval_batch_size", "batch_size"),
     "or_accumulate_outputs": (", or set eval_accumulation_steps to 1", ", or move outputs to the host at once"),
-    "fused_loss_fix": (
-        "use_liger_kernel=True",
-        "LigerFusedLinearCrossEntropyLoss()(lm_head.weight, hidden, labels)  # from liger_kernel.transformers",
-    ),
-    "bucket_view": (
-        "The Trainer has no setting for views of the buckets: FSDP divides the gradients among the ranks.",
+    "recompute_fix": ("gradient_checkpointing=True", "model.gradient_checkpointing_enable()"),
+    "fused_loss_fix": ("use_liger_kernel=True", ""),
+    "bucket_fix": ('fsdp="full_shard"', "DistributedDataParallel(model, gradient_as_bucket_view=True)"),
+    "bucket_advice": (
+        "FSDP divides gradients among the ranks instead; the Trainer has no setting for the buckets.",
         "Let the gradients be views of the buckets.",
     ),
-    "bucket_view_fix": ('fsdp="full_shard"', "DistributedDataParallel(model, gradient_as_bucket_view=True)"),
-    "recompute_fix": ("gradient_checkpointing=True", "model.gradient_checkpointing_enable()"),
     "worker_count": ("dataloader_num_workers", "the DataLoader's num_workers"),
     "workers_fix": ("dataloader_num_workers=4", "DataLoader(dataset, num_workers=4, pin_memory=True)"),
     "fewer_workers": ("fewer dataloader_num_workers", "fewer workers of the DataLoader"),

@@ -1,10 +1,13 @@
-"""``zerotop export``: a recording's tables as CSV, Parquet or JSON lines."""
+"""``zerotop export``: a recording's tables as CSV, Parquet or JSON lines, or all of it as a trace for Perfetto."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from zerotop.analysis.reports.export import export_table
 from zerotop.analysis.reports.export_tables import TABLES
@@ -19,7 +22,9 @@ from zerotop.session.reader import Session
 
 def export(options: argparse.Namespace) -> int:
     """Write to standard output, a file, or (all tables) a directory. Return 0."""
-    table, form = options.table, options.format
+    if options.format == "perfetto":
+        return _export_trace(options)
+    table, form = options.table or "steps", options.format
     if table != "all" and table not in TABLES:
         raise Problem(f"Unknown table {table!r}. Choose one of: {', '.join(TABLES)}, or all", USAGE)
     to_stdout = options.output in (None, "-")
@@ -35,6 +40,28 @@ def export(options: argparse.Namespace) -> int:
             sys.stdout.flush()
         else:
             _write_files(session, table, form, Path(options.output))
+    return 0
+
+
+def _export_trace(options: argparse.Namespace) -> int:
+    if options.table is not None:
+        raise Problem("--table does not go with --format perfetto: a trace has everything", USAGE)
+    to_stdout = options.output in (None, "-")
+    if to_stdout and sys.stdout.isatty():
+        raise Problem("A trace is binary and cannot be shown in a terminal: name a file with -o FILE", USAGE)
+    try:
+        from zerotop.analysis.trace.perfetto import write_trace
+    except ImportError:
+        raise Problem("Traces need the package perfetto: pip install 'zerotop[perfetto]'") from None
+    with open_named(options.session) as session:
+        if to_stdout:
+            write_trace(session, sys.stdout.buffer)
+            sys.stdout.flush()
+            return 0
+        path = Path(options.output)
+        path = path / f"{session.name}.pftrace" if path.is_dir() else path
+        packets = _write_path(path, lambda stream: write_trace(session, stream))
+        print(escape_unprintable(f"{path}: {packets} packets. Open it on ui.perfetto.dev"), file=sys.stderr)
     return 0
 
 
@@ -65,8 +92,13 @@ def _report_file(path: Path, rows: int) -> None:
 
 def write_file(session: Session, table: str, form: str, path: Path) -> int:
     """Write one table and return the number of rows. Raises OSError."""
+    return _write_path(path, lambda stream: export_table(session, table, form, stream))
+
+
+def _write_path(path: Path, write: Callable[[IO[bytes]], int]) -> int:
+    """Write a file completely or not at all; a device or a pipe as it comes. Return what ``write`` returns."""
     if path.exists() and not path.is_file():  # /dev/null or a named pipe
         with path.open("wb") as stream:
-            return export_table(session, table, form, stream)
-    with write_atomically(path) as partial, partial.open("xb") as stream:
-        return export_table(session, table, form, stream)
+            return write(stream)
+    with write_atomically(path) as partial, partial.open("xb", io.DEFAULT_BUFFER_SIZE * 16) as stream:
+        return write(stream)

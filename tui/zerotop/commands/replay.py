@@ -24,7 +24,7 @@ def replay(options: argparse.Namespace) -> int:
     from zerotop.commands.common.user_settings import load_settings
     from zerotop.ui.app.app import ZerotopApp
 
-    source = RecordingSource(session)
+    source = RecordingSource(session, price=options.price_per_hour)
     app = ZerotopApp(source, title=session.name, play_from_ns=source.begin_ns, speed=options.speed, settings=load_settings())
     app.run()
     return app.return_code or 0

@@ -10,6 +10,7 @@ from zerotop.commands.common.errors import FAILED
 from zerotop.commands.common.exit_messages import describe_losses, describe_place, describe_rank_losses, write_messages
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
+from zerotop.commands.job.job_report import check_place, describe_cost, has_ended, report_job
 from zerotop.commands.job.launching import make_session
 from zerotop_probe.outside.job import agent
 from zerotop_probe.outside.job.job_signals import die_of
@@ -18,6 +19,8 @@ from zerotop_probe.recording import directory
 
 def run(options: argparse.Namespace) -> int:
     """Run the job. Return its exit code; 0 if it was left running."""
+    if options.report is not None:
+        check_place(options.report)
     if options.no_phase_peaks:
         os.environ[directory.PHASE_PEAKS_VARIABLE] = "0"
     if options.budget is not None:
@@ -29,7 +32,13 @@ def run(options: argparse.Namespace) -> int:
     with freeze_imports():
         from zerotop.commands.job.watch import watch_job
 
-    return watch_job(session)
+    code = watch_job(session)
+    if has_ended(session):
+        if options.price_per_hour is not None:
+            write_messages(*describe_cost(session))
+        if options.report is not None:
+            report_job(session, options.report)
+    return code
 
 
 def _run_headless(options: argparse.Namespace) -> int:
@@ -46,12 +55,18 @@ def _run_headless(options: argparse.Namespace) -> int:
     if end.left_ranks:
         ranks = "1 rank still runs" if end.left_ranks == 1 else f"{end.left_ranks} ranks still run"
         messages.append(f"{ranks}, no longer recorded.")
+    if options.price_per_hour is not None:
+        messages += describe_cost(session)
     write_messages(*messages, describe_place(session))
+    if options.report is not None:
+        report_job(session, options.report)
     if end.signal:
         die_of(end.signal)
     return FAILED if end.exit_code is None else end.exit_code
 
 
 def _make_session(options: argparse.Namespace) -> AbstractContextManager[str]:
-    limits = {"max_bytes": options.max_size, "redact_output": options.redact_output}
-    return make_session(options.command, options.session, **limits)
+    facts = {"max_bytes": options.max_size, "redact_output": options.redact_output}
+    if options.price_per_hour is not None:
+        facts["price_per_hour"] = options.price_per_hour.source_text
+    return make_session(options.command, options.session, **facts)

@@ -18,6 +18,7 @@ _INFO_FIELDS = (
     Field("working_directory", str, "of the command"),
     Field("host", str, "short host name"),
     Field("boot", str, "id of the boot"),
+    Field("price_per_hour", str, "of all hardware of the job, as the user wrote it"),
 )
 _MAX_DEPTH = 50  # of lists and objects inside each other; a configuration has about five
 

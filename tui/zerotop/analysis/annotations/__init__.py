@@ -12,20 +12,36 @@ To add one, write a module in a folder of this package, and its test:
 # No __future__ import here: it would bind the name annotations.
 import importlib
 import pkgutil
+import sys
 from functools import lru_cache
 
-from zerotop.analysis.annotations.support.annotation import Annotation, Severity
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.annotator import Annotator as _Annotator
 from zerotop.analysis.annotations.support.annotator import Detector
 from zerotop.analysis.annotations.support.evidence import Evidence
 from zerotop.session.reader import Session
 
-__all__ = ["Annotation", "Annotator", "Detector", "Evidence", "Severity", "find_annotations", "load_detectors"]
+__all__ = [
+    "Annotation",
+    "Annotator",
+    "Detector",
+    "Evidence",
+    "Severity",
+    "find_annotations",
+    "load_detectors",
+    "load_kind_names",
+]
 
 
 def load_detectors() -> dict[str, Detector]:
     """Import all detectors. Returns them by the name of their module."""
     return dict(_import_detectors(tuple(__path__)))
+
+
+def load_kind_names() -> tuple[str, ...]:
+    """Return the names of all kinds of findings, sorted."""
+    modules = (vars(sys.modules[detect.__module__]) for detect in load_detectors().values())
+    return tuple(sorted({value.name for module in modules for value in module.values() if isinstance(value, FindingKind)}))
 
 
 @lru_cache(maxsize=1)

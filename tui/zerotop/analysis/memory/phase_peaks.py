@@ -204,7 +204,7 @@ class _OutermostPhases:
     def __init__(self, session: Session, source: Source, begin: int, end: int) -> None:
         spans = _read_outermost(session, "spans", source, begin, end)
         opened = _read_outermost(session, "begins", source, begin, end)
-        opened = opened[~np.isin(opened["time_ns"], spans["begin_ns"])]
+        opened = opened[~_is_among(opened["time_ns"], np.sort(spans["begin_ns"]))]
         # A phase in progress at the end of the range has no end.
         never = np.full(len(opened), np.iinfo(np.int64).max)
         begins: Ints = np.concatenate([spans["begin_ns"], opened["time_ns"]]).astype(np.int64)
@@ -226,6 +226,14 @@ class _OutermostPhases:
         """Return how many phases begin or end strictly between each begin and end."""
         count = np.searchsorted(self._edges, ends, "left") - np.searchsorted(self._edges, begins, "right")
         return np.asarray(np.maximum(0, count), np.int64)
+
+
+def _is_among(values: Ints, known: Ints) -> NDArray[np.bool_]:
+    """Return which values are in ``known``, which is sorted; several times as fast as ``np.isin`` for times."""
+    if not len(known):
+        return np.zeros(len(values), np.bool_)
+    found: NDArray[np.bool_] = known[np.minimum(known.searchsorted(values), len(known) - 1)] == values
+    return found
 
 
 def _read_outermost(session: Session, name: str, source: Source, begin: int, end: int) -> NDArray[Any]:

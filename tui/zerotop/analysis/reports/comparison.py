@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.annotations import Annotation, find_annotations
-from zerotop.analysis.engine import read_first_engine
-from zerotop.analysis.live_view import Floats, LiveView, State
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.live_view import Floats, State
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
-from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
@@ -22,45 +20,14 @@ _MAX_GPUS = 8
 _ZERO_PREFIX = "zero_optimization."
 
 
-class _Side:
-    """One recording, read up to its end."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.source = RecordingSource(session, memory=True)
-        self.view: LiveView = self.source.view_at(None)
-        self.findings: tuple[Annotation, ...] = find_annotations(session, self.source.end_ns)
-        self.hello = _read_lowest_rank(session, events.HELLO)
-        self.engine = read_first_engine(session)
-
-    @property
-    def flat_config(self) -> dict[str, str]:
-        """DeepSpeed's effective configuration, one entry per leaf."""
-        config = self.engine.get("config")
-        return dict(_iter_leaves(config)) if isinstance(config, dict) else {}
-
-
-def _read_lowest_rank(session: Session, name: str) -> Mapping[str, Any]:
-    """Return the facts of the lowest rank's first event with that name."""
-    return min(session.events_named(name), key=lambda event: event.rank).facts if session.events_named(name) else {}
-
-
-def _iter_leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from _iter_leaves(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield prefix + str(key), str(value)
-
-
 def compare_sessions(sessions: Sequence[Session], names: Sequence[str] = ()) -> Comparison:
     """Compare recordings, each up to its end. ``names``: the column headings [the sessions' names]."""
-    sides = [_Side(session) for session in sessions]
+    sides = [RecordedRun(session) for session in sessions]
     sections = (
-        _compare_setup,
+        compare_setup,
         _compare_arguments,
         _compare_settings,
-        _compare_versions,
+        compare_versions,
         _compare_times,
         _compare_memory,
         _compare_findings,
@@ -70,8 +37,8 @@ def compare_sessions(sessions: Sequence[Session], names: Sequence[str] = ()) -> 
     return Comparison(tuple(names) or tuple(session.name for session in sessions), tuple(recorded))
 
 
-Sides = Sequence[_Side]
-ReadValue = Callable[[_Side], Value]
+Sides = Sequence[RecordedRun]
+ReadValue = Callable[[RecordedRun], Value]
 
 
 def _build_measures(section: str, unit: Unit, sides: Sides, readers: Mapping[str, ReadValue]) -> Iterator[Measure]:
@@ -83,7 +50,8 @@ def _drop_empty(value: Value) -> Value:
     return None if value == "" or (isinstance(value, float) and not math.isfinite(value)) else value
 
 
-def _compare_setup(sides: Sides) -> Iterator[Measure]:
+def compare_setup(sides: Sides) -> Iterator[Measure]:
+    """Compare models, engines and hardware."""
     facts = {
         "ZeRO stage": "zero_stage",
         "parallelism": "parallelism",
@@ -113,26 +81,11 @@ def _compare_setup(sides: Sides) -> Iterator[Measure]:
 
 def _compare_arguments(sides: Sides) -> Iterator[Measure]:
     """Compare the script's own options; yield those that differ."""
-    by_side = [_parse_options(side) for side in sides]
+    by_side = [side.options for side in sides]
     for name in dict.fromkeys(name for options in by_side for name in options):
         measure = Measure("Arguments", name, Unit.TEXT, tuple(options.get(name) for options in by_side))
         if measure.is_different:
             yield measure
-
-
-def _parse_options(side: _Side) -> dict[str, str]:
-    """Return options and their values, "yes" for a flag; a positional argument is named after its position."""
-    options: dict[str, str] = {}
-    last = ""
-    for position, word in enumerate(map(str, side.hello.get("arguments") or ())):
-        if word.startswith("-"):
-            name, _, value = word.partition("=")
-            options[name], last = value or "yes", "" if value else name
-        elif last:
-            options[last], last = word, ""
-        else:
-            options[f"argument {position}" if position else "script"] = word
-    return options
 
 
 def _format_value(value: object) -> str | None:
@@ -141,14 +94,14 @@ def _format_value(value: object) -> str | None:
     return None if value in (None, "") else str(value)
 
 
-def _describe_allocator(side: _Side) -> str | None:
+def _describe_allocator(side: RecordedRun) -> str | None:
     """Return the settings of PyTorch's CUDA allocator; None without a GPU."""
     if not side.view.gpus:
         return None
     return read_settings(side.hello).text or "default"
 
 
-def _describe_gpus(side: _Side) -> str:
+def _describe_gpus(side: RecordedRun) -> str:
     counts = Counter(gpu.name for gpu in side.view.gpus)
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
 
@@ -171,10 +124,11 @@ def _compare_settings(sides: Sides) -> Iterator[Measure]:
             yield measure
 
 
-def _compare_versions(sides: Sides) -> Iterator[Measure]:
+def compare_versions(sides: Sides) -> Iterator[Measure]:
+    """Compare the versions of libraries and the driver."""
     for name in ("python", "torch", "deepspeed", "transformers", "accelerate"):
         yield Measure("Versions", name, Unit.TEXT, tuple(_format_value(side.hello.get(name)) for side in sides))
-    drivers = (_read_lowest_rank(side.session, events.NODE).get("driver") for side in sides)
+    drivers = (read_lowest_rank(side.session, events.NODE).get("driver") for side in sides)
     yield Measure("Versions", "driver", Unit.TEXT, tuple(map(_format_value, drivers)))
 
 
@@ -199,12 +153,12 @@ def _compute_median(values: Floats | None) -> float | None:
     return float(np.nanmedian(values)) if values is not None and not np.isnan(values).all() else None
 
 
-def _find_slowest(side: _Side) -> float | None:
+def _find_slowest(side: RecordedRun) -> float | None:
     seconds = side.view.iterations.iteration_s
     return float(np.nanmax(seconds)) if not np.isnan(seconds).all() else None
 
 
-def _measure_token_rate(side: _Side) -> float | None:
+def _measure_token_rate(side: RecordedRun) -> float | None:
     """Return tokens per second of all ranks over all iterations."""
     seconds = float(np.nansum(side.view.iterations.iteration_s))
     tokens = sum(int(np.maximum(process.step_rows["tokens"], 0).sum()) for process in side.source.rank_steps)
@@ -232,7 +186,7 @@ def _compare_memory(sides: Sides) -> Iterator[Measure]:
     yield from _build_measures(section, Unit.BYTES, sides, readers)
 
 
-def _find_highest(side: _Side, column: str) -> int | None:
+def _find_highest(side: RecordedRun, column: str) -> int | None:
     sizes = [int(process.step_rows[column].max()) for process in side.source.rank_steps if len(process.step_rows)]
     return max((size for size in sizes if size > 0), default=None)
 
@@ -246,7 +200,7 @@ def _compare_findings(sides: Sides) -> Iterator[Measure]:
         yield Measure(section, name.replace("_", " "), Unit.TEXT, steps)
 
 
-def _describe_end(side: _Side) -> str:
+def _describe_end(side: RecordedRun) -> str:
     job = side.view.job
     if job.state is State.ENDED:
         return "ended" if job.exit_code is None else f"exit code {job.exit_code}"

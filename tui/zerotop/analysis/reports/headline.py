@@ -26,6 +26,7 @@ def summarize_session(session: Session) -> str:
         *_describe_gpus(view),
     ]
     lines += [f"zerotop: {notice}" for notice in view.job.notices]
+    lines += [view.cost_sentence] if view.cost_sentence else []
     if view.job.exit_text:
         lines.append(view.job.exit_text)
     return "\n".join(lines)

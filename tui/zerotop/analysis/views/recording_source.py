@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.engine import measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Cost, Job, LiveView, Progress, State
+from zerotop.analysis.prices import HourlyPrice, read_price
 from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator, read_hosts, read_ranks
 from zerotop.analysis.processes.running_max import Peaks
@@ -53,9 +54,10 @@ class _Extent(NamedTuple):
 class RecordingSource:
     """Implements ``zerotop.ui.base.interfaces.Source`` over a session."""
 
-    def __init__(self, session: Session, *, memory: bool = False) -> None:
-        """``memory``: read the steps' columns of memory too, which no view shows."""
+    def __init__(self, session: Session, *, memory: bool = False, price: HourlyPrice | None = None) -> None:
+        """``memory``: read the steps' columns of memory too, which no view shows. ``price``: [the recording's]."""
         self.session = session
+        self._price = price or read_price(session.info)
         self._steps = StepTable(session, memory=memory)
         self._peaks = Peaks()
         self._histories = Histories(session)
@@ -112,6 +114,16 @@ class RecordingSource:
     def rank_steps(self) -> list[RankSteps]:
         """The rank processes with their steps, in the order in which they made their engines."""
         return self._steps.rank_steps
+
+    @property
+    def job_steps(self) -> Rows:
+        """The steps that all ranks have finished, each as on its slowest rank (STEP_DTYPE)."""
+        return self._iterations.rows
+
+    @property
+    def job_tokens(self) -> NDArray[np.int64]:
+        """Tokens of each of ``job_steps`` over all ranks, 0 where unknown."""
+        return self._iterations.token_counts
 
     def refresh(self) -> bool:
         """Read what was written since the last call. True when there was anything."""
@@ -194,6 +206,7 @@ class RecordingSource:
             **parse_engine(facts) | measure_batch(facts, self._find_lead_steps(cursor)),
             notices=describe_notices(self.session, cursor, losses, self._steps.rank_steps),
             prints_here=not self.session.events_named("attached", cursor),
+            price=self._price,
         )
 
     def _find_lead_steps(self, cursor: int) -> Rows:

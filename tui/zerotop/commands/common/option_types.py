@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
+from typing import TYPE_CHECKING
 
+from zerotop.analysis.formatting import parse_bytes
 from zerotop_probe.recording.directory import MIN_BYTES
+
+if TYPE_CHECKING:
+    from zerotop.analysis.prices import HourlyPrice
 
 
 def parse_count(text: str) -> int:
@@ -15,13 +20,19 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+def parse_natural(text: str) -> int:
+    """Return a whole number, 0 included."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
+    return int(text)
+
+
 def parse_size(text: str) -> int:
     """Return a size such as ``2GB`` or ``500M`` in bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(K|M|G|T)(i?)B?", text, re.IGNORECASE)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text} is not a size such as 500MB or 2GB")
-    base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** ("KMGT".index(match[2].upper()) + 1))
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_max_size(text: str) -> int:
@@ -49,3 +60,13 @@ def parse_age(text: str) -> float:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text} is not an age such as 12h, 30d or 4w")
     return float(match[1]) * {"m": 60, "h": 3600, "d": 86400, "w": 604800}[match[2].lower()]
+
+
+def parse_price(text: str) -> HourlyPrice:
+    """Return a price per hour such as ``30``, ``$29.50`` or ``28EUR``."""
+    from zerotop.analysis.prices import HourlyPrice
+
+    try:
+        return HourlyPrice.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -37,7 +37,7 @@ class Notice(NamedTuple):
 def draw_header(view: LiveView, badge: Row, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """Draw one or two rows. ``badge`` (live or the past) is at the right edge."""
     if height < 2:
-        items = [item for item in _build_progress_items(view.progress, view.job, 0, glyphs) if item[0] > 4]
+        items = [item for item in _build_progress_items(view, 0, glyphs) if item[0] > 4]
         room = width - row_width(badge) - 3
         left = join_rows(choose_items([(5, ((sanitize(view.job.name, glyphs), "name"),)), *items], room), style="band")
         return [_draw_band(left, badge, width, glyphs)]
@@ -76,7 +76,7 @@ def _draw_job(job: Job, width: int, glyphs: Glyphs) -> Row:
 
 
 def _draw_progress(view: LiveView, width: int, glyphs: Glyphs) -> Row:
-    items = _build_progress_items(view.progress, view.job, _bar_width(width), glyphs)
+    items = _build_progress_items(view, _bar_width(width), glyphs)
     if view.inferred is not None:
         pace = f"about {format_pace(view.inferred.iteration_s)}"
         certainty = f" inferred, {format_share(view.inferred.confidence)} sure"
@@ -88,8 +88,9 @@ def _bar_width(width: int) -> int:
     return 0 if width < 70 else min(40, (width - 60) // 2)
 
 
-def _build_progress_items(progress: Progress, job: Job, bar: int, glyphs: Glyphs) -> list[tuple[int, Row]]:
+def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tuple[int, Row]]:
     """Return (importance, row) in drawing order."""
+    progress, job = view.progress, view.job
     items: list[tuple[int, Row]] = [(9, _draw_step(progress, glyphs))]
     if progress.total_steps and bar >= 4:
         done = progress.finished_steps / progress.total_steps
@@ -102,6 +103,8 @@ def _build_progress_items(progress: Progress, job: Job, bar: int, glyphs: Glyphs
         items.append((7, (("ETA ", "band-muted"), (format_rough_time(progress.eta_s), "band-value"))))
     if is_known(progress.elapsed_s):
         items.append((5, (("elapsed ", "band-muted"), (format_clock(progress.elapsed_s), "band"))))
+    if view.cost_text:
+        items.append((6, (("cost ", "band-muted"), (sanitize(view.cost_text, glyphs), "band-value"))))
     if progress.skipped_steps:
         items.append((4, ((f"{progress.skipped_steps} skipped", "band-warn"),)))
     return items

@@ -13,10 +13,10 @@ _KIND = FindingKind(
     name="gradient_buckets",
     severity=Severity.INFO,
     confidence=0.95,
-    headline="DDP keeps a second copy of the gradients in its buckets: {bucket_bytes:bytes}",
-    details="The gradients themselves hold {gradient_bytes:bytes}, the peak is {peak_bytes:bytes}.",
-    advice="{bucket_view}",
-    fix="{bucket_view_fix}",
+    headline="DistributedDataParallel holds the gradients twice: {bucket_bytes:bytes} in its buckets",
+    details="Beside {gradient_bytes:bytes} of gradients they are {share:percent} of the peak of {peak_bytes:bytes}.",
+    advice="{bucket_advice}",
+    fix="{bucket_fix}",
 )
 # Of the peak: below it the freed memory would not be noticed.
 _LEAST_SHARE = 0.05
@@ -34,7 +34,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 def _find_buckets(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
     events = (event.facts for event in group.lead.events_named("tensors") if event.facts.get("when") == BEFORE_UPDATE)
     sizes = next(events, {}).get("device") or {}
-    buckets = sizes.get(GRADIENT_BUCKETS, 0)
-    if buckets > _LEAST_SHARE * peaks.highest_bytes:
-        sizes = {"bucket": buckets, "gradient": sizes.get(GRADIENTS, 0), "peak": peaks.highest_bytes}
-        yield _KIND.at_steps(group, peaks.steps, {f"{name}_bytes": size for name, size in sizes.items()})
+    buckets, peak = sizes.get(GRADIENT_BUCKETS, 0), peaks.highest_bytes
+    if buckets > _LEAST_SHARE * peak:
+        evidence = {"bucket_bytes": buckets, "gradient_bytes": sizes.get(GRADIENTS, 0), "peak_bytes": peak}
+        yield _KIND.at_steps(group, peaks.steps, evidence, share=buckets / peak)

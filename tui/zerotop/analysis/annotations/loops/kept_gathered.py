@@ -14,9 +14,12 @@ _KIND = FindingKind(
     name="kept_gathered",
     severity=Severity.INFO,
     confidence=0.99,
-    headline="FSDP keeps {gathered_bytes:bytes} of gathered parameters until the backward",
-    details="That is {share:percent} of the peak of {peak_bytes:bytes}: freeing them after the forward is switched off.",
-    advice="Freed, they are gathered once more for the backward. Keep them while memory is enough.",
+    headline="FSDP keeps {gathered_bytes:bytes} of gathered parameters on each rank until the backward",
+    details=(
+        "They lie beside {counted_bytes:bytes} of other parameters, gradients and optimizer state. Freed after each layer's"
+        " forward, they have to be gathered once more for the backward."
+    ),
+    advice="Free them if memory is short; keeping them saves communication.",
     fix="{reshard}",
 )
 _SETTINGS = {
@@ -41,7 +44,7 @@ def _find_gathered(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
     sharding, parallelism = engine.get("sharding") or {}, engine.get("parallelism")
     sizes = find_first_backward(group.lead).get("device") or {}
     gathered = sizes.get(UNSHARDED_PARAMETERS, 0)
-    share = gathered / peaks.highest_bytes
-    if not sharding.get("reshards", True) and parallelism in _SETTINGS and share > _LEAST_SHARE:
-        evidence = {"gathered_bytes": gathered, "peak_bytes": peaks.highest_bytes}
-        yield _KIND.at_steps(group, peaks.steps, evidence, share=share, reshard=_SETTINGS[parallelism])
+    is_noticed = gathered > _LEAST_SHARE * peaks.highest_bytes
+    if is_noticed and not sharding.get("reshards", True) and parallelism in _SETTINGS:
+        evidence = {"gathered_bytes": gathered, "counted_bytes": sum(sizes.values()) - gathered}
+        yield _KIND.at_steps(group, peaks.steps, evidence, reshard=_SETTINGS[parallelism])

@@ -17,18 +17,19 @@ _KIND = FindingKind(
     name="logits_peak",
     severity=Severity.INFO,
     confidence=0.95,
-    headline="Logits own the memory peak: {logits_bytes:bytes} of {backward_peak_bytes:bytes} in backward",
+    headline="Logits own the memory peak: {logits_bytes:bytes} of backward's {backward_peak_bytes:bytes}",
     details=(
-        "When it begins, {blocks:.0f} blocks of {block_bytes:bytes} are alive: {rows:.0f} x {tokens:.0f} x"
-        " {vocabulary:,.0f} elements each; their gradient needs another.{default}"
+        "{blocks:.0f} blocks of {block_bytes:bytes}, for {rows:.0f} x {tokens:.0f} x {vocabulary:,.0f} elements, are alive"
+        " when it begins: the logits and their float32 copies. Their gradient needs another.{default} Gradient checkpointing"
+        " keeps them."
     ),
     advice=(
-        "{fewer_rows:.0f} in place of {rows:.0f} rows in a micro-batch, and as many more of them in a step, need about"
-        " {saved_bytes:bytes} less. A fused loss never holds all logits."
+        "Lower {batch_size} from {rows:.0f} to {fewer_rows:.0f} and accumulate over as many more micro-batches: that needs"
+        " {saved_bytes:bytes} less. A fused linear cross entropy, as in Liger Kernel, never holds all logits."
     ),
     fix="{fused_loss_fix}",
 )
-_ONE_ROW_ADVICE = "A loss fused with the last layer never holds all logits."
+_ONE_ROW_ADVICE = "Compute the loss with a fused linear cross entropy, as in Liger Kernel: it never holds all logits."
 _DEFAULT = " 8 rows are the Trainer's default."
 _DEFAULT_ROWS = 8
 # Of the peak, from which on logits are its main part: no other tensors of a transformer are as large.

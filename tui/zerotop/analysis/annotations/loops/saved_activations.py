@@ -14,12 +14,12 @@ _KIND = FindingKind(
     name="saved_activations",
     severity=Severity.INFO,
     confidence=0.9,
-    headline="Activations are {activation_bytes:bytes} of the peak of {backward_peak_bytes:bytes} in backward",
-    details="When it begins, {parts}.{frozen}",
+    headline="Activations are {share:percent} of the memory peak: backward begins with {activation_bytes:bytes}",
+    details="The peak is {backward_peak_bytes:bytes}. Among the activations are {parts}.{frozen}",
     advice="To lower the peak, recompute activations or lower {batch_size}.",
     fix="{recompute_fix}",
 )
-_SMALLER_BATCH = "To lower the peak, lower {batch_size}: gradient checkpointing is on already."
+_CHECKPOINTING_ADVICE = "To lower the peak, lower {batch_size}: gradient checkpointing is on already."
 _FROZEN = " Frozen weights need neither gradients nor optimizer state, but as many activations as others."
 _NAMES = {"hidden": "the model's width", "intermediate": "the width of its MLPs", "attention": "attention matrices"}
 # Of the peak: what the activations without logits are at least, and what a group of blocks is that is named.
@@ -46,23 +46,23 @@ def _find_activations(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]
         return
     evidence = {"activation_bytes": activations, "backward_peak_bytes": peak}
     trainable, parameters = engine.get("trainable_parameters") or 0, engine.get("parameters") or 0
-    kind = _KIND.with_changes(advice=_SMALLER_BATCH, fix="") if engine.get("activation_checkpointing") else _KIND
+    kind = _KIND.with_changes(advice=_CHECKPOINTING_ADVICE, fix="") if engine.get("activation_checkpointing") else _KIND
     yield kind.at_steps(
         group,
         peaks.steps,
         evidence | {f"{b.width}_{b.item_bytes}_bytes": b.total_bytes for b in named},
+        share=activations / peak,
         parts=_describe_groups(named),
         frozen=_FROZEN if trainable < parameters / 2 else "",
     )
 
 
 def _describe_groups(groups: Sequence[BlockGroup]) -> Text:
-    """Return for example ``4.03 GiB are in 96 blocks of 4 x 512 x 11,008 in 2 bytes (the width of its MLPs)``."""
+    """Return for example ``4.03 GiB in 96 blocks of 4 x 512 x 11,008 in 2 bytes (the width of its MLPs)``."""
     parts, values = [], {}
     for number, group in enumerate(groups):
         shape = " x ".join(f"{size:,}" for size in group.shape)
-        verb = "" if number else "are "
         blocks = f"{group.count} blocks of {shape} in {group.item_bytes} bytes ({_NAMES[group.width]})"
-        parts.append(f"{{size{number}:bytes}} {verb}in {blocks}")
+        parts.append(f"{{size{number}:bytes}} in {blocks}")
         values[f"size{number}"] = group.total_bytes
     return Text(", ".join(parts), values)

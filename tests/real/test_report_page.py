@@ -1,0 +1,134 @@
+"""The page of ``zerotop report`` in a real Chromium: charts, a phone, paper, both themes, and no request."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from PIL import Image
+
+import browser
+import recordings
+import zerotop
+from zerotop.cli import main
+
+STORY = str(recordings.packed("story"))
+STORY_CHARTS = 6
+_DRAWN = "document.querySelectorAll('figure .uplot canvas').length"
+_PIXELS = "document.querySelector('#chart-iterations canvas').toDataURL()"
+# Dots of a chart's canvas that are of the colour of step(): orange.
+_ORANGE = """
+(() => {
+  const canvas = document.querySelector('#chart-iterations canvas');
+  const dots = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+  let found = 0;
+  for (let i = 0; i < dots.length; i += 4) {
+    found += dots[i] > 200 && dots[i + 1] > 90 && dots[i + 1] < 150 && dots[i + 2] < 80;
+  }
+  return found;
+})()
+"""
+
+
+@pytest.fixture(scope="module")
+def story_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "story.html"
+    assert main(["report", STORY, "-o", str(path)]) == 0
+    return path
+
+
+@pytest_asyncio.fixture
+async def page(story_page: Path, tmp_path: Path) -> AsyncIterator[browser.Page]:
+    program = browser.chromium()
+    if program is None:
+        pytest.skip("there is no Chromium on this machine")
+    async with browser.page(program, tmp_path / "profile", width=1280, height=900) as page:
+        await page.open(story_page.as_uri())
+        await wait_until(page, f"{_DRAWN} === {STORY_CHARTS}")
+        yield page
+        assert page.requested == [story_page.as_uri()]
+
+
+async def wait_until(page: browser.Page, condition: str) -> None:
+    deadline = time.monotonic() + browser.PATIENCE_S
+    while not await page.evaluate(condition):
+        assert time.monotonic() < deadline, f"never true: {condition}"
+        await asyncio.sleep(0.05)
+
+
+async def test_charts_are_drawn_zoomed_and_switched(page: browser.Page) -> None:
+    assert await page.evaluate(_ORANGE) > 1000
+    await page.evaluate("scrollTo(0, document.querySelector('#chart-iterations').offsetTop - 100)")
+    box = await page.evaluate(
+        "JSON.parse(JSON.stringify(document.querySelector('#chart-iterations .u-over').getBoundingClientRect()))"
+    )
+    middle = box["y"] + box["height"] / 2
+    await page.call("Input.dispatchMouseEvent", type="mouseMoved", x=box["x"] + 0.7 * box["width"], y=middle)
+    legend = "document.querySelector('#chart-iterations .u-legend').innerText"
+    await wait_until(page, f"{legend}.includes('step 10')")
+    await wait_until(page, "document.querySelector('#chart-gpu-memory .u-legend').innerText.includes('38.2')")  # together
+    whole = await page.evaluate(_PIXELS)
+    for kind, share, buttons in (("mousePressed", 0.6, 1), ("mouseMoved", 0.8, 1), ("mouseReleased", 0.8, 0)):
+        where = {"x": box["x"] + share * box["width"], "y": middle, "buttons": buttons}
+        await page.call("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **where)
+    await wait_until(page, f"{_PIXELS} !== {whole!r}")
+    await page.evaluate(
+        "(() => { const s = document.getElementById('rank'); s.value = '3'; s.dispatchEvent(new Event('change')); })()"
+    )
+    await wait_until(page, "document.querySelector('#chart-gpu-memory .u-legend').innerText.includes('37.7 max')")
+
+
+async def test_it_fits_a_phone(page: browser.Page) -> None:
+    await page.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=3, mobile=True)
+    await wait_until(page, "document.querySelector('figure canvas').getBoundingClientRect().width < 390")
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 390
+    tops = await page.evaluate("[...document.querySelectorAll('#verdict p')].map(e => e.getBoundingClientRect().bottom)")
+    assert tops[0] < 300  # the verdict is on the first screen
+
+
+async def test_it_follows_the_dark_theme(page: browser.Page) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light, light_chart = await page.evaluate(ground), await page.evaluate(_PIXELS)
+    await page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    await wait_until(page, f"{ground} === 'rgb(16, 20, 26)'")
+    assert light == "rgb(251, 252, 253)"
+    await wait_until(page, f"{_PIXELS} !== {light_chart!r}")
+
+
+async def test_it_prints_on_white_paper(page: browser.Page, tmp_path: Path) -> None:
+    await page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    await page.evaluate(
+        "addEventListener('beforeprint', () => { window.printed = ["
+        "document.documentElement.dataset.theme, document.querySelector('figure canvas').getBoundingClientRect().width] })"
+    )
+    answer = await page.call("Page.printToPDF", printBackground=False, paperWidth=8.27, paperHeight=11.69)
+    pdf = base64.b64decode(answer["data"])
+    assert pdf.count(b"/Type /Page\n") >= 4
+    assert await page.evaluate("window.printed") == ["light", 640]
+    assert await page.evaluate("'theme' in document.documentElement.dataset") is False
+
+
+async def test_a_session_displays_itself_in_a_notebook(tmp_path: Path) -> None:
+    program = browser.chromium()
+    if program is None:
+        pytest.skip("there is no Chromium on this machine")
+    cell = tmp_path / "cell.html"
+    cell.write_text(f"<!DOCTYPE html><style>iframe {{zoom: 0.2}}</style>{zerotop.open_session(STORY)._repr_html_()}")
+    async with browser.page(program, tmp_path / "profile", width=1000, height=900) as page:
+        await page.open(cell.as_uri())
+        picture = tmp_path / "cell.png"
+        deadline = time.monotonic() + browser.PATIENCE_S
+        await wait_until(page, "(frame => frame && (frame.style.height = '3800px'))(document.querySelector('iframe'))")
+        while True:  # the frame's document is nobody's to read: look at it
+            await page.picture(picture)
+            red, green, blue = np.asarray(Image.open(picture).convert("RGB")).transpose(2, 0, 1)
+            if ((red > 200) & (green > 90) & (green < 150) & (blue < 80)).sum() > 200:
+                break
+            assert time.monotonic() < deadline, "the chart of iterations is not drawn"
+        assert page.requested == [cell.as_uri()]

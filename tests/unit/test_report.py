@@ -1,0 +1,190 @@
+"""``zerotop report``: verdicts, costs of findings, and the page as a file."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import long_recording
+import recordings
+import zerotop
+from zerotop.analysis.prices import HourlyPrice
+from zerotop.analysis.reports.session_report import SessionReport, read_session_report
+from zerotop.analysis.reports.verdict import Outcome
+from zerotop.cli import main
+from zerotop.report.charts import build_charts
+from zerotop.report.session_page import write_session_page
+from zerotop.session.reader import Session, SessionError
+from zerotop_probe.recording import directory
+
+
+def read(name: str) -> SessionReport:
+    return read_session_report(recordings.recording(name), HourlyPrice(30))
+
+
+class _Reader(HTMLParser):
+    """Collects tags, addresses and texts, and checks that elements are closed in order."""
+
+    _VOID = ("meta", "br", "link", "img", "hr", "input")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.addresses += [value or "" for name, value in attributes if name in ("src", "href", "action", "data")]
+        if tag not in self._VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text += data + "\n"
+
+
+def parse(page: str) -> _Reader:
+    reader = _Reader()
+    reader.feed(page)
+    assert not reader.open
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "headline"),
+    [
+        ("cpu-clean", Outcome.GOOD, "Finished 40 steps in 40 s."),
+        ("story", Outcome.WARNING, "Finished 14 steps in 75 s."),
+        (
+            "z2-oom",
+            Outcome.FAILED,
+            "Rank 0 ran out of GPU memory in the forward of the evaluation before step 4, after 4 steps",
+        ),
+        ("cpu-dead", Outcome.FAILED, "was killed by SIGKILL"),
+        ("x4-attached", Outcome.OPEN, "Ended after 26 steps in 84 s; the exit code is not known."),
+    ],
+)
+def test_the_verdict_says_first_how_the_job_ended(name: str, outcome: Outcome, headline: str) -> None:
+    verdict = read(name).verdict
+    assert verdict.outcome is outcome
+    assert headline in verdict.headline
+
+
+def test_the_verdict_names_pace_memory_costs_and_the_price() -> None:
+    pace, memory, cost, price = read("story").verdict.sentences
+    assert pace == "An iteration takes 962 ms (median), the slowest 4.53 s in step 10; 2,479 tokens per second."
+    assert memory == "GPU memory peaked at 38.25 GiB of 140 GiB (27 %) reserved on GPU 0."
+    assert cost.startswith("What cost most: Iterations went from 882 ms to 2.68 s when fp16 stopped skipping")
+    assert price == "The job cost $0.63 at $30.00 an hour."
+    assert read("cpu-clean").verdict.sentences[2] == "No finding says that time or memory was lost."
+
+
+def test_findings_are_ranked_by_what_they_cost() -> None:
+    ranked = read("cpu-hang").findings
+    assert ranked[0].finding.name == "hung_ranks"
+    assert ranked[0].seconds == pytest.approx(45, abs=1)  # the iteration in which the job hung
+    stalled = next(cost for cost in read("cpu-stall").findings if cost.finding.name == "data_stall")
+    rows = read("cpu-stall").source.job_steps
+    waited_s = float(rows["data_s"][rows["step"] >= (stalled.finding.step or 0)].sum())
+    assert stalled.seconds == pytest.approx(waited_s, rel=0.25)
+    assert stalled.bytes is None
+
+
+def test_one_event_is_listed_once() -> None:
+    names = [cost.finding.name for cost in read("cpu-straggler").findings]
+    assert "straggler" in names
+    assert "iteration_shift" not in names  # the straggler is why iterations are slower
+    leak = [cost for cost in read("gpu-leak").findings if cost.finding.name == "memory_creep"]
+    assert len(leak) == 1
+    assert leak[0].bytes
+    assert not leak[0].on_host
+
+
+@pytest.mark.parametrize("name", ["story", "z2-oom", "cpu-hang", "gpu-microscope", "x4-attached", "held-restart"])
+def test_pages_are_well_formed_and_need_no_network(name: str) -> None:
+    report = read(name)
+    page = write_session_page(report)
+    parsed = parse(page)
+    assert parsed.addresses == []
+    assert "default-src 'none'" in page
+    assert "url(" not in page.replace("&quot;", "")
+    assert parsed.text.index(report.verdict.headline) < 120
+    assert all(cost.finding.advice in " ".join(parsed.text.split("\n")) for cost in report.findings)
+    data = json.loads(re.findall(r'id="charts-data">(.*?)</script>', page, re.DOTALL)[0])
+    assert {chart["id"] for chart in data["charts"]} >= {"iterations", "cores"}
+    assert len(page) < 2 * 10**6
+
+
+def test_names_from_a_recording_cannot_write_the_page() -> None:
+    evil = "</script><script>alert(1)</script>\x1b[31m\x00"
+
+    def change(event: dict[str, object]) -> object:
+        return event | ({"model": evil, "config": {evil: evil}} if event.get("event") == "engine" else {})
+
+    session = recordings.rewritten("gpu-clean", change)
+    session.name = evil
+    page = write_session_page(read_session_report(session))
+    assert "<script>alert" not in page
+    assert "\x1b" not in page
+    assert "\x00" not in page
+    parse(page)
+
+
+def test_long_recordings_are_drawn_in_pieces_without_losing_a_spike(tmp_path: Path) -> None:
+    def slow_down(seconds: np.ndarray, rank: int) -> None:
+        seconds[3000, 1] = 9.0
+
+    path = long_recording.write(tmp_path / "long", 4000, long_recording.Trouble(paces=slow_down))
+    report = read_session_report(Session.open(path))
+    chart = next(chart for chart in build_charts(report)["charts"] if chart["id"] == "iterations")
+    assert len(chart["x"]) == len(chart["steps"]) == 1501
+    longest = next(series for series in chart["series"] if series["name"] == "longest")
+    assert max(longest["values"]) == pytest.approx(9.2, abs=0.1)
+    assert len(write_session_page(report)) < 10**6
+
+
+def test_a_session_without_steps_has_a_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    directory.create_session(["python", "train.py"], path=str(tmp_path / "empty"))
+    assert main(["report", str(tmp_path / "empty"), "-o", str(tmp_path / "empty.html")]) == 0
+    text = parse((tmp_path / "empty.html").read_text()).text
+    assert "before the first step" in text
+    assert "there is no iteration time" in text
+    assert main(["report", str(tmp_path / "empty"), "--chart", "iterations", "-o", str(tmp_path / "empty.png")]) == 1
+    assert "has nothing to draw" in capfd.readouterr().err
+
+
+def test_a_chart_as_png(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    story = str(recordings.packed("story"))
+    for name in ("iterations", "gpu-memory"):
+        assert main(["report", story, "--chart", name, "-o", str(tmp_path / "chart.png")]) == 0
+        assert (tmp_path / "chart.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert main(["report", story, "--chart", "nothing", "-o", str(tmp_path / "chart.png")]) == 2
+    assert "Choose one of: iterations, tokens, gpu-memory" in capfd.readouterr().err
+    assert main(["report", story, "--chart", "cores", "-o", "x.html", "--format", "html"]) == 2
+
+
+def test_prices_that_are_none_are_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "story", "--price-per-hour", "cheap"]) == 2
+    assert "cheap is not a price per hour such as 30" in capfd.readouterr().err
+
+
+def test_a_session_in_a_notebook_has_tables_and_a_page() -> None:
+    session = zerotop.open_session(str(recordings.packed("gpu-clean")), price_per_hour=30)
+    shown = session._repr_html_()
+    assert shown.startswith("<iframe ")
+    assert "at $30.00 an hour" in shown
+    assert parse(shown).text == ""  # one frame, whose page is an attribute
+    steps = session.table()["step"].to_list()
+    assert sorted(set(steps)) == list(range(max(steps) + 1))
+    with pytest.raises(ValueError, match="Choose one of: steps"):
+        session.table("nothing")
+    with pytest.raises(SessionError, match="nowhere"):
+        zerotop.open_session("nowhere")

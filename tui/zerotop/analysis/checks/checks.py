@@ -1,0 +1,234 @@
+"""The checks of a recording against a budget, each with its outcome and a sentence that has the numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.checks.budget import SEVERITIES, Budget
+from zerotop.analysis.checks.pace import MIN_STEPS, compare_paces, measure_pace
+from zerotop.analysis.formatting import format_bytes, format_count, format_seconds
+from zerotop.analysis.live_view import State
+from zerotop.analysis.reports.comparison import compare_setup
+from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
+from zerotop_probe.recording import events
+
+# Rows of a setup that change what an iteration costs.
+_SAME_WORK = (
+    "model",
+    "parameters",
+    "ZeRO stage",
+    "parallelism",
+    "optimizer offload",
+    "parameter offload",
+    "data type",
+    "autocast",
+    "ranks",
+    "checkpointing",
+    "micro-batch",
+    "accumulation",
+    "optimizer",
+)
+
+
+# Less waiting for cores than this is not mentioned.
+_WAITING_SHARE = 0.01
+
+
+class Outcome(str, Enum):
+    """The outcome of a check."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"  # it could not be decided: the sentence says why
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check."""
+
+    name: str
+    outcome: Outcome
+    sentence: str
+
+
+def check_run(run: RecordedRun, budget: Budget, baseline: RecordedRun | None = None) -> tuple[Check, ...]:
+    """Check a recording. Whether its job ended well and finished a step is checked in any case."""
+    checks = [
+        _check_end(run),
+        _check_steps(run, budget),
+        *_check_memory(run, budget),
+        *_check_speed(run, budget),
+        *_check_findings(run.findings, budget),
+    ]
+    if baseline is not None:
+        checks += _check_baseline(run, baseline, budget)
+    return tuple(checks)
+
+
+def _judge(name: str, is_good: bool, sentence: str) -> Check:
+    return Check(name, Outcome.PASSED if is_good else Outcome.FAILED, sentence)
+
+
+def _check_end(run: RecordedRun) -> Check:
+    job = run.view.job
+    if job.state is not State.ENDED:
+        text = job.exit_text or "The job still runs."
+        return Check("end", Outcome.SKIPPED, text)
+    code = "an unknown exit code" if job.exit_code is None else f"exit code {job.exit_code}"
+    if job.exit_code is None:
+        return Check("end", Outcome.SKIPPED, f"The job ended with {code}.")
+    return _judge("end", job.exit_code == 0, f"The job ended with {code}.")
+
+
+def _check_steps(run: RecordedRun, budget: Budget) -> Check:
+    finished = run.view.progress.finished_steps
+    least = max(1, budget.steps or 1)
+    if not finished:
+        return _judge("steps", False, "No finished step was recorded: there is nothing to measure.")
+    return _judge("steps", finished >= least, f"{format_count(finished, 'step')} finished, at least {least} required.")
+
+
+def _check_memory(run: RecordedRun, budget: Budget) -> Iterator[Check]:
+    for name, limit, peak in (
+        ("gpu_memory", budget.gpu_memory, find_gpu_peak(run)),
+        ("host_memory", budget.host_memory, _find_host_peak(run)),
+    ):
+        if limit is not None:
+            yield _check_peak(name, limit, peak)
+
+
+def _check_peak(name: str, limit: int, peak: int) -> Check:
+    if not peak:
+        return Check(name, Outcome.SKIPPED, f"No {name.replace('_', ' ')} was recorded.")
+    return _judge(name, peak <= limit, f"The peak was {format_bytes(peak)}, the limit is {format_bytes(limit)}.")
+
+
+def find_gpu_peak(run: RecordedRun) -> int:
+    """Return the highest reserved memory of any GPU in bytes; 0 where none was recorded."""
+    return max((gpu.reserved_peak_bytes or 0 for gpu in run.view.gpus), default=0)
+
+
+def _find_host_peak(run: RecordedRun) -> int:
+    return max((rank.rss_peak_bytes for rank in run.view.ranks), default=0)
+
+
+def _check_speed(run: RecordedRun, budget: Budget) -> Iterator[Check]:
+    rows = run.source.job_steps[budget.warmup_steps :]
+    tokens = run.source.job_tokens[budget.warmup_steps :]
+    known = ~np.isnan(rows["iteration_s"])
+    unknown = f"No step was recorded after a warm-up of {format_count(budget.warmup_steps, 'step')}."
+    if (limit := budget.iteration_seconds) is not None:
+        if known.any():
+            median = float(np.median(rows["iteration_s"][known]))
+            text = f"The median iteration took {format_seconds(median)}, the limit is {format_seconds(limit)}."
+            yield _judge("iteration_seconds", median <= limit, text)
+        else:
+            yield Check("iteration_seconds", Outcome.FAILED, unknown)
+    if (least := budget.tokens_per_second) is not None:
+        known &= tokens > 0
+        if known.any():
+            rate = float(tokens[known].sum() / rows["iteration_s"][known].sum())
+            yield _judge(
+                "tokens_per_second", rate >= least, f"{rate:,.0f} tokens per second, at least {least:,.0f} required."
+            )
+        else:
+            yield Check("tokens_per_second", Outcome.FAILED, "No tokens were counted in the recorded steps.")
+
+
+def _check_findings(findings: tuple[Annotation, ...], budget: Budget) -> Iterator[Check]:
+    for name in budget.forbidden:
+        found = [finding for finding in findings if finding.name == name or _is_as_severe(finding, name)]
+        text = "It did not occur." if not found else f"{found[0].headline}."
+        if len(found) > 1:
+            text += f" {format_count(len(found) - 1, 'more finding')} of this kind."
+        yield _judge(f"finding {name}", not found, text)
+
+
+def _is_as_severe(finding: Annotation, name: str) -> bool:
+    return (
+        name in SEVERITIES
+        and finding.severity is not Severity.INFO
+        and (name == "warning" or finding.severity is Severity.ERROR)
+    )
+
+
+def _check_baseline(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> Iterator[Check]:
+    name = baseline.session.name
+    if reason := describe_machines(run, baseline) or _describe_other_work(run, baseline):
+        yield Check("slowdown", Outcome.SKIPPED, f"Not compared with the baseline {name}: {reason}.")
+    else:
+        yield _check_slowdown(run, baseline, budget)
+    growth = budget.memory_growth_percent / 100
+    for label, peak, before in (
+        ("gpu_memory_growth", find_gpu_peak(run), find_gpu_peak(baseline)),
+        ("host_memory_growth", _find_host_peak(run), _find_host_peak(baseline)),
+    ):
+        if peak and before:
+            change = peak / before - 1
+            text = f"The peak was {format_bytes(peak)}, {_format_change(change)} of the baseline's {format_bytes(before)}"
+            yield _judge(label, change <= growth, f"{text}; at most {_format_change(growth)} is allowed.")
+
+
+def _check_slowdown(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> Check:
+    pace, before = (measure_pace(side.source, budget.warmup_steps) for side in (run, baseline))
+    if pace is None or before is None or min(pace.steps, before.steps) < MIN_STEPS:
+        counts = " and ".join(str(0 if one is None else one.steps) for one in (pace, before))
+        text = f"Too few steps to compare: {counts} after the warm-up, {MIN_STEPS} needed in each recording."
+        return Check("slowdown", Outcome.SKIPPED, text)
+    slower, explained = compare_paces(pace, before)
+    times = f"{_format_time(pace.unhindered_s)} against {_format_time(before.unhindered_s)} an iteration"
+    if max(pace.waiting, before.waiting) > _WAITING_SHARE:
+        times += ", without waiting for cores"
+    text = f"{times}: {_format_share(abs(slower))} {'slower' if slower > 0 else 'faster'}"
+    noise = (
+        f"noise explains up to {_format_share(explained)}" if math.isfinite(explained) else "noise explains any difference"
+    )
+    limit = budget.slowdown_percent / 100
+    if slower <= limit:
+        return _judge("slowdown", True, f"{text}; {_format_share(limit)} is allowed, {noise}.")
+    if slower <= explained:
+        return Check("slowdown", Outcome.SKIPPED, f"{text}, but {noise}: run it again on a quieter machine, or for longer.")
+    return _judge("slowdown", False, f"{text}; {_format_share(limit)} is allowed, {noise}.")
+
+
+def _format_share(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def _format_change(share: float) -> str:
+    return f"{share * 100:+.1f} %"
+
+
+def _format_time(seconds: float) -> str:
+    """Return a time with four digits, in which 3 % can be seen: ``1.234 s``, ``41.23 ms``."""
+    return f"{seconds:.4g} s" if seconds >= 1 else f"{seconds * 1e3:.4g} ms"
+
+
+def describe_machines(run: RecordedRun, baseline: RecordedRun) -> str:
+    """Return how the machines differ, as a clause; "" where they are alike."""
+    ours, theirs = (_describe_machine(side) for side in (run, baseline))
+    return f"it ran on another machine, {theirs} against {ours}" if ours != theirs else ""
+
+
+def _describe_machine(run: RecordedRun) -> str:
+    node = read_lowest_rank(run.session, events.NODE)
+    gpus = [str(gpu.get("name")) for gpu in node.get("gpus") or () if isinstance(gpu, dict)]
+    kinds = [f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus)]
+    nodes = len({event.host for event in run.session.events_named(events.NODE)})
+    parts = [*kinds, f"{node.get('cores')} cores of {node.get('cpu') or 'an unknown processor'}"]
+    return ", ".join([*([format_count(nodes, "node")] if nodes > 1 else []), *parts])
+
+
+def _describe_other_work(run: RecordedRun, baseline: RecordedRun) -> str:
+    """Return the first setting of the setup that makes iterations cost something else; "" if they are alike."""
+    for measure in compare_setup([run, baseline]):
+        if measure.name in _SAME_WORK and measure.is_different:
+            ours, theirs = ("none" if value is None else value for value in measure.values)
+            return f"its {measure.name} is {theirs}, not {ours}"
+    return ""

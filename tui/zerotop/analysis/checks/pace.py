@@ -1,0 +1,131 @@
+"""The pace of a recording with what is known of its noise, and whether another one is slower.
+
+Two recordings of the same job differ by chance and by what else the machine did. Steps in which threads of a rank waited for
+a core are left out; where nearly all did, the waiting is. A difference counts beyond two things:
+
+- the spread: how much the medians of parts of a recording differ, since noise of neighbouring steps is alike;
+- crowding: cores that are busy for others slow down the cores beside them (shared caches, hyper-threads, clocks).
+
+``benchmarks/check_noise.py`` measures how often equal runs differ, and how often one that is slower by 3 % does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerotop.analysis.live_view import Floats
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.reader import Session, Source
+from zerotop.session.samples import Ints, Rows
+
+MIN_STEPS = 20
+"""A pace of fewer steps cannot be compared."""
+
+# Parts of a recording whose medians are compared, each of so many steps at least.
+_PARTS, _PART_STEPS = 8, 5
+# A core whose neighbours are all busy loses up to this share of its speed.
+_CROWDED_LOSS = 0.5
+# Steps with less waiting than this are quiet. If they are few, so many of those with the least waiting are taken.
+_QUIET_SHARE, _QUIET_STEPS_SHARE = 0.01, 0.2
+# Samples tell only roughly how long a single step waited: what is left out may be wrong by this share.
+_WAITING_ERROR = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Iterations of a recording after the warm-up, without skipped steps and without those that were not recorded."""
+
+    steps: int
+    iteration_s: float  # median of all
+    unhindered_s: float  # median of the quiet steps
+    waiting: float  # share of all iterations that the rank which waited longest had no core
+    spread: float  # share of unhindered_s by which parts of the recording differ from it
+    hindrance: float  # share by which the machine may still have slowed the quiet steps
+
+
+def measure_pace(source: RecordingSource, warmup_steps: int) -> Pace | None:
+    """Measure the iterations of a recording; None if no step remains after the warm-up."""
+    rows = source.job_steps[warmup_steps:]
+    rows = rows[~np.isnan(rows["iteration_s"]) & ~rows["skipped"] & (rows["iteration_s"] > 0)]
+    if not len(rows):
+        return None
+    seconds = rows["iteration_s"]
+    waited = np.minimum(_measure_waiting(source.session, rows) / seconds, 0.95)
+    quiet = waited <= max(_QUIET_SHARE, float(np.quantile(waited, _QUIET_STEPS_SHARE)))
+    unhindered = (seconds * (1 - waited))[quiet]
+    return Pace(
+        steps=len(rows),
+        iteration_s=float(np.median(seconds)),
+        unhindered_s=float(np.median(unhindered)),
+        waiting=float((seconds * waited).sum() / seconds.sum()),
+        spread=_measure_spread(unhindered) if len(rows) >= MIN_STEPS else math.inf,
+        hindrance=_measure_crowding(source.session, rows) + _WAITING_ERROR * float(waited[quiet].mean()),
+    )
+
+
+def compare_paces(pace: Pace, baseline: Pace) -> tuple[float, float]:
+    """Return by which share it is slower than the baseline without waiting, and the share that noise explains.
+
+    What hindered the baseline only makes this recording look faster, so that it explains nothing.
+    """
+    slower = pace.unhindered_s / baseline.unhindered_s - 1
+    return slower, pace.hindrance + math.hypot(pace.spread, baseline.spread)
+
+
+def _measure_spread(seconds: Floats) -> float:
+    """Return by how much medians of parts deviate from the whole's, as a share, except one.
+
+    One part may be disturbed, such as the first by what starts with the job: the median of the whole does not notice.
+    """
+    parts = np.array_split(seconds, min(_PARTS, max(2, len(seconds) // _PART_STEPS)))
+    medians = np.array([np.median(part) for part in parts])
+    return float(np.sort(np.abs(medians / np.median(seconds) - 1))[-2])
+
+
+def _measure_waiting(session: Session, rows: Rows) -> Floats:
+    """Return for each step how many seconds a thread of the rank that waited longest had no core."""
+    longest = np.zeros(len(rows))
+    for source in session.sources["processes"]:
+        for rank in np.unique(source.array["rank"][source.array["rank"] >= 0]).tolist():
+            longest = np.maximum(longest, _integrate(source, rank, rows))
+    return longest
+
+
+def _integrate(source: Source, rank: int, rows: Rows) -> Floats:
+    samples = source.array[source.array["rank"] == rank]
+    times = source.unix_times(samples)
+    waiting = np.minimum(1.0, np.nan_to_num(samples["waiting_cores"].astype(np.float64)))
+    sums = np.append(0.0, np.cumsum(waiting[1:] * np.diff(times) / 1e9))
+    spent: Floats = np.interp(rows["end_unix_ns"], times, sums) - np.interp(rows["begin_unix_ns"], times, sums)
+    return spent
+
+
+def _measure_crowding(session: Session, rows: Rows) -> float:
+    """Return the share by which other programs may have slowed the ranks: by the cores that they kept busy."""
+    begin_ns, end_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
+    worst = 0.0
+    for host in session.sources["hosts"]:
+        samples = _select(host, host.array, begin_ns, end_ns)
+        if not len(samples):
+            continue
+        busy, cores = float(np.nanmean(samples["cores_used"])), float(np.nanmax(samples["cores"]))
+        own, waiting, ranks = 0.0, 0.0, 0
+        for source in session.host_sources("processes", host.host):
+            of_job = _select(source, source.array, begin_ns, end_ns)
+            of_job = of_job[of_job["rank"] >= 0]
+            ticks = max(1, len(np.unique(of_job["time_ns"])))
+            own += float(np.nansum(of_job["cores_used"])) / ticks
+            waiting += float(np.nansum(np.minimum(1.0, of_job["waiting_cores"]))) / ticks
+            ranks += len(np.unique(of_job["rank"]))
+        running = own / max(1e-9, ranks - waiting) if ranks > waiting else 1.0
+        worst = max(worst, _CROWDED_LOSS * min(1.0, running) * min(1.0, max(0.0, busy - own) / max(1.0, cores)))
+    return worst
+
+
+def _select(source: Source, rows: Rows, begin_ns: int, end_ns: int) -> Rows:
+    times: Ints = source.unix_times(rows)
+    selected: Rows = rows[(times >= begin_ns) & (times <= end_ns)]
+    return selected

@@ -1,0 +1,157 @@
+"""What findings cost in seconds and bytes, and findings ranked by it.
+
+Seconds are those that training lost to the cause, as far as the evidence of a finding says so: an estimate. Bytes are what
+the cause holds at its most, on one GPU or on one node. A finding that only explains costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.session.samples import Rows
+
+_NO_SECONDS = 0.0
+# Evidence with the seconds that each iteration loses, from the finding's step on.
+_LOST_EACH_STEP = {"double_spike": "gap_s", "straggler": "late_s", "data_stall": "data_s"}
+# Evidence with the seconds of an iteration before it became slower.
+_SECONDS_BEFORE = {"iteration_shift": "before_s", "iteration_drift": "before_s"}
+# Evidence with the seconds lost once.
+_LOST_ONCE = {"checkpoint_pause": "pause_s", "rank_stopped": "stopped_s"}
+_SKIPPING = "skipping_ended", "steps_skipped"
+# Findings that say why iterations became slower where an ``iteration_shift`` only says that they did.
+_SHIFT_CAUSES = ("straggler", "data_stall", "skipping_ended", "throttled")
+_SAME_CHANGE_STEPS = 3
+GROWING = ("memory_creep", "host_growth")
+"""Findings about memory that grows until it runs out."""
+_GPU_BYTES = {
+    "memory_creep": "grown_bytes",
+    "others_on_gpu": "used_bytes",
+    "others_arrived": "used_bytes",
+    "outside_pytorch": "outside_bytes",
+    "first_real_step": "optimizer_state_device_bytes",
+    "validation_jump": "added_bytes",
+}
+_HOST_BYTES = {
+    "host_growth": "grown_bytes",
+    "first_real_step": "optimizer_state_host_bytes",
+    "pinned_overhead": "pinned_spare_bytes",
+    "swapping": "swapped_bytes",
+}
+_GPU_BYTES_BETWEEN = {
+    "memory_step": ("before_bytes", "after_bytes"),
+    "fragmentation": ("allocated_bytes", "reserved_bytes"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FindingCost:
+    """One event, which may be a finding on each of several ranks, and what it cost."""
+
+    finding: Annotation  # on the rank where it cost most
+    ranks: tuple[int, ...]  # all that are concerned, in order
+    seconds: float | None  # None: not known, or nothing
+    bytes: int | None  # the same
+    on_host: bool = False  # whether the bytes are host memory
+
+
+def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> tuple[FindingCost, ...]:
+    """Return the findings, the costliest first: failures, then warnings, then explanations.
+
+    Args:
+        steps: the steps of the job on their slowest ranks (STEP_DTYPE).
+        end_ns: unix time at which the job or the recording ended.
+    """
+    total_s = measure_training_s(steps) or 1.0
+    events: dict[tuple[str, int | None], list[FindingCost]] = {}
+    for finding in _drop_repetitions(findings):
+        events.setdefault((finding.name, finding.step), []).append(_compute_cost(finding, findings, steps, end_ns))
+    largest = max((cost.bytes or 0 for costs in events.values() for cost in costs), default=0) or 1
+
+    def score(cost: FindingCost) -> tuple[bool, bool, float]:
+        kind = cost.finding.severity
+        share = (cost.seconds or 0.0) / total_s
+        # Time is what a job is paid for by the hour: memory decides between findings that cost little time.
+        memory = (cost.bytes or 0) / largest + (cost.finding.name in GROWING)
+        return kind is not Severity.ERROR, kind is Severity.INFO, -share - 0.01 * memory
+
+    return tuple(sorted((_join(costs) for costs in events.values()), key=score))
+
+
+def measure_training_s(steps: Rows) -> float:
+    """Return the seconds of all recorded iterations, evaluations and checkpoints (STEP_DTYPE)."""
+    return float(sum(np.nansum(steps[name] * steps["steps"]) for name in ("iteration_s", "eval_s", "checkpoint_s")))
+
+
+def _drop_repetitions(findings: Sequence[Annotation]) -> Iterable[Annotation]:
+    """Leave out findings of an event that another finding says more about: one event counts once."""
+    ended, begun = _SKIPPING
+    ended_ranks = {finding.ranks for finding in findings if finding.name == ended}
+    causes = [finding for finding in findings if finding.name in _SHIFT_CAUSES and finding.step is not None]
+    for finding in findings:
+        has_cause = finding.name == "iteration_shift" and any(
+            abs((finding.step or 0) - (cause.step or 0)) <= _SAME_CHANGE_STEPS and set(finding.ranks) & set(cause.ranks)
+            for cause in causes
+        )
+        if not has_cause and not (finding.name == begun and finding.ranks in ended_ranks):
+            yield finding
+
+
+def _join(costs: Sequence[FindingCost]) -> FindingCost:
+    worst = max(costs, key=lambda cost: (cost.seconds or 0.0, cost.bytes or 0))
+    ranks = sorted({rank for cost in costs for rank in cost.finding.ranks})
+    return FindingCost(worst.finding, tuple(ranks), worst.seconds, worst.bytes, worst.on_host)
+
+
+def _compute_cost(finding: Annotation, findings: Sequence[Annotation], steps: Rows, end_ns: int) -> FindingCost:
+    seconds = _compute_seconds(finding, findings, steps, end_ns)
+    size, on_host = _compute_bytes(finding)
+    return FindingCost(finding, finding.ranks, seconds if seconds > 0 else None, size if size > 0 else None, on_host)
+
+
+def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps: Rows, end_ns: int) -> float:
+    name, evidence = finding.name, finding.evidence
+    later = _select_steps(finding, findings, steps)
+    if name in _LOST_EACH_STEP:
+        return evidence.get(_LOST_EACH_STEP[name], _NO_SECONDS) * int(later["steps"].sum())
+    if name in _SECONDS_BEFORE:
+        before_s = evidence.get(_SECONDS_BEFORE[name], np.nan)
+        return float(np.nansum((later["iteration_s"] - before_s) * later["steps"]))
+    if name in _SKIPPING:
+        skipped = steps[steps["skipped"]]
+        return float(np.nansum(skipped["iteration_s"] * skipped["steps"]))
+    if name == "hung_ranks":
+        waited = steps[(steps["begin_unix_ns"] <= finding.known_ns) & (finding.known_ns < steps["end_unix_ns"])]
+        return float(waited["iteration_s"].max()) if len(waited) else (end_ns - finding.begin_ns) / 1e9
+    return evidence.get(_LOST_ONCE.get(name, ""), _NO_SECONDS)
+
+
+def _select_steps(finding: Annotation, findings: Sequence[Annotation], steps: Rows) -> Rows:
+    """Return the steps from the finding's on, up to the next finding of its kind on its ranks."""
+    begin_ns = finding.begin_ns
+    next_ns = [
+        other.begin_ns
+        for other in findings
+        if other.name == finding.name and other.begin_ns > begin_ns and set(other.ranks) & set(finding.ranks)
+    ]
+    begins = steps["begin_unix_ns"]
+    chosen: Rows = steps[(begins >= begin_ns) & (begins < min(next_ns, default=np.iinfo(np.int64).max))]
+    return chosen
+
+
+def _compute_bytes(finding: Annotation) -> tuple[int, bool]:
+    """Return bytes, and whether they are host memory; 0 where the finding has no such cost."""
+    readers: tuple[tuple[Callable[[], float], bool], ...] = (
+        (lambda: finding.evidence.get(_GPU_BYTES.get(finding.name, ""), 0.0), False),
+        (lambda: _read_difference(finding), False),
+        (lambda: finding.evidence.get(_HOST_BYTES.get(finding.name, ""), 0.0), True),
+    )
+    return next(((round(size), on_host) for read, on_host in readers if (size := read()) > 0), (0, False))
+
+
+def _read_difference(finding: Annotation) -> float:
+    low, high = _GPU_BYTES_BETWEEN.get(finding.name, ("", ""))
+    return finding.evidence.get(high, 0.0) - finding.evidence.get(low, 0.0)

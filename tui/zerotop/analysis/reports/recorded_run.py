@@ -1,0 +1,66 @@
+"""A recording read up to its end, with the facts that reports compare and show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.engine import read_first_engine
+from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.prices import HourlyPrice
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.reader import Session
+from zerotop_probe.recording import events
+
+
+class RecordedRun:
+    """One recording, read up to its end."""
+
+    def __init__(self, session: Session, *, memory: bool = True, price: HourlyPrice | None = None) -> None:
+        """``memory``: read the steps' columns of memory too. ``price``: [the recording's]."""
+        self.session = session
+        self.source = RecordingSource(session, memory=memory, price=price)
+        self.view: LiveView = self.source.view_at(None)
+        self.hello = read_lowest_rank(session, events.HELLO)
+        self.engine = read_first_engine(session)
+
+    @cached_property
+    def findings(self) -> tuple[Annotation, ...]:
+        """The findings, in the order in which they became known."""
+        return find_annotations(self.session, self.source.end_ns)
+
+    @property
+    def flat_config(self) -> dict[str, str]:
+        """DeepSpeed's effective configuration, one entry per leaf."""
+        config = self.engine.get("config")
+        return dict(_iter_leaves(config)) if isinstance(config, dict) else {}
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The script's own options and their values, "yes" for a flag; a positional argument is named after its position."""
+        options: dict[str, str] = {}
+        last = ""
+        for position, word in enumerate(map(str, self.hello.get("arguments") or ())):
+            if word.startswith("-"):
+                name, _, value = word.partition("=")
+                options[name], last = value or "yes", "" if value else name
+            elif last:
+                options[last], last = word, ""
+            else:
+                options[f"argument {position}" if position else "script"] = word
+        return options
+
+
+def read_lowest_rank(session: Session, name: str) -> Mapping[str, Any]:
+    """Return the facts of the lowest rank's first event with that name."""
+    return min(session.events_named(name), key=lambda event: event.rank).facts if session.events_named(name) else {}
+
+
+def _iter_leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _iter_leaves(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield prefix + str(key), str(value)

@@ -1,0 +1,150 @@
+"""The verdict on a recording: how the job ended, how fast it was, how full the GPUs were, and what cost most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from zerotop.analysis.annotations import Severity
+from zerotop.analysis.failures.failure import Failure
+from zerotop.analysis.formatting import (
+    format_bytes,
+    format_count,
+    format_long_time,
+    format_percent,
+    format_ranks,
+    format_seconds,
+)
+from zerotop.analysis.live_view import LiveView, State
+from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
+from zerotop.analysis.views.recording_source import RecordingSource
+
+# Findings that cost less of the training time are not worth a line at the top.
+_LEAST_SHARE = 0.01
+# Nor is memory that others hold, while so much of the device was never used.
+_FULL_SHARE = 0.7
+
+
+class Outcome(str, Enum):
+    """How well the job did."""
+
+    GOOD = "good"
+    WARNING = "warning"  # it trained, but lost time or memory that it need not lose
+    FAILED = "failed"
+    OPEN = "open"  # it still ran when the recording was last written
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The first lines of a report."""
+
+    outcome: Outcome
+    headline: str  # a sentence: how the job ended
+    sentences: tuple[str, ...]  # what it did, and what cost most
+
+
+def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], failure: Failure | None = None) -> Verdict:
+    """Judge a recording at its end. ``failure``: what ended the job."""
+    view = source.view_at(None)
+    headline, outcome = _describe_end(view, failure)
+    costly = _find_costly(source, findings, failed=failure is not None)
+    if outcome is Outcome.GOOD and costly is not None and costly.finding.severity is not Severity.INFO:
+        outcome = Outcome.WARNING
+    sentences = [
+        *((failure.why, f"What to do: {failure.advice}") if failure is not None else ()),
+        *_describe_pace(source),
+        *_describe_memory(view),
+        _describe_costliest(source, costly) if costly is not None or failure is None else "",
+        view.cost_sentence,
+    ]
+    return Verdict(outcome, headline, tuple(filter(None, sentences)))
+
+
+def _find_costly(source: RecordingSource, findings: Sequence[FindingCost], *, failed: bool) -> FindingCost | None:
+    """Return the finding that cost most, if it cost something that matters and the failure does not say it already."""
+    least_s = _LEAST_SHARE * measure_training_s(source.job_steps)
+    gpus = source.view_at(None).gpus
+    is_full = any((gpu.reserved_peak_bytes or 0) > _FULL_SHARE * gpu.total_bytes for gpu in gpus)
+    for cost in findings:
+        severity = cost.finding.severity
+        if severity is Severity.ERROR and not failed:
+            return cost
+        if severity is not Severity.ERROR and (cost.seconds or 0.0) >= max(least_s, 1e-9):
+            return cost
+        if severity is Severity.WARNING and cost.bytes and (cost.finding.name in GROWING or (is_full and not cost.on_host)):
+            return cost
+    return None
+
+
+def _describe_end(view: LiveView, failure: Failure | None) -> tuple[str, Outcome]:
+    job, progress = view.job, view.progress
+    steps, elapsed = format_count(progress.finished_steps, "step"), format_long_time(progress.elapsed_s)
+    after = f"after {steps} in {elapsed}" if progress.finished_steps else f"after {elapsed}, before the first step"
+    if failure is not None:
+        return f"{failure.what[:-1]}, {after}.", Outcome.FAILED
+    if job.state is State.ENDED and job.exit_code == 0:
+        ran = f"Finished {steps} in" if progress.finished_steps else "Ended without a recorded step after"
+        return f"{ran} {elapsed}.", Outcome.GOOD
+    if job.state is State.ENDED and job.exit_code is None:
+        return f"Ended {after}; the exit code is not known.", Outcome.OPEN
+    if job.state is State.ENDED:
+        return f"Ended with exit code {job.exit_code} {after}.", Outcome.FAILED
+    if job.state is State.DETACHED:
+        return f"The recording was ended {after}, and the job went on.", Outcome.OPEN
+    if job.state is State.LOST:
+        return f"The recording stops {after}: nobody saw how the job ended.", Outcome.OPEN
+    return f"Still running {after}.", Outcome.OPEN
+
+
+def _describe_pace(source: RecordingSource) -> Iterator[str]:
+    rows = source.job_steps
+    recorded = ~np.isnan(rows["iteration_s"])
+    if not recorded.any():
+        yield "No finished step was recorded, so there is no iteration time."
+        return
+    seconds = rows["iteration_s"]
+    slowest = int(np.nanargmax(seconds))
+    text = f"An iteration takes {format_seconds(float(np.nanmedian(seconds)))} (median)"
+    if seconds[slowest] > 1.5 * np.nanmedian(seconds):
+        text += f", the slowest {format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
+    total_s, tokens = float(np.nansum(seconds * rows["steps"])), int((source.job_tokens * rows["steps"])[recorded].sum())
+    if tokens and total_s:
+        text += f"; {tokens / total_s:,.0f} tokens per second"
+    yield f"{text}."
+
+
+def _describe_memory(view: LiveView) -> Iterator[str]:
+    known = [gpu for gpu in view.gpus if gpu.reserved_peak_bytes]
+    if known:
+        gpu = max(known, key=lambda gpu: gpu.reserved_peak_bytes or 0)
+        peak = gpu.reserved_peak_bytes or 0
+        share = f" of {format_bytes(gpu.total_bytes)} ({format_percent(peak / gpu.total_bytes)})" if gpu.total_bytes else ""
+        which = f" on GPU {gpu.index}" if len(view.gpus) > 1 else ""
+        yield f"GPU memory peaked at {format_bytes(peak)}{share} reserved{which}."
+    elif view.ranks:
+        rank = max(view.ranks, key=lambda rank: rank.rss_peak_bytes)
+        yield f"Host memory peaked at {format_bytes(rank.rss_peak_bytes)} in rank {rank.rank}; no GPU was recorded."
+
+
+def _describe_costliest(source: RecordingSource, cost: FindingCost | None) -> str:
+    if cost is None:
+        return "No finding says that time or memory was lost."
+    price = describe_cost(cost, measure_training_s(source.job_steps))
+    return f"What cost most: {cost.finding.headline}{f' ({price})' if price else ''}."
+
+
+def describe_cost(cost: FindingCost, training_s: float) -> str:
+    """Return what a finding cost: ``about 23 s, 26 % of the training time, and 1.2 GiB of GPU memory``."""
+    parts = []
+    if cost.seconds is not None:
+        share = f", {format_percent(min(1.0, cost.seconds / training_s))} of the training time" if training_s else ""
+        parts.append(
+            f"about {format_long_time(cost.seconds) if cost.seconds >= 10 else format_seconds(cost.seconds)}{share}"
+        )
+    if cost.bytes is not None:
+        parts.append(f"{format_bytes(cost.bytes)} of {'host' if cost.on_host else 'GPU'} memory")
+    where = f" on {format_ranks(cost.ranks)}" if cost.bytes is not None and len(cost.ranks) == 1 else ""
+    return " and ".join(parts) + where

@@ -1,0 +1,50 @@
+"""What ``zerotop run`` says about a job that has ended: its cost, and the report that was asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from zerotop.commands.common.errors import USAGE, Problem
+from zerotop.commands.common.exit_messages import write_messages
+from zerotop_probe.outside.job import job_control
+
+# Analysis and report are imported once the job is over: while it runs, the process that waits for it stays small.
+
+
+def check_place(report: str) -> None:
+    """Raise Problem if a report cannot be written there: better before the job than after it."""
+    folder = Path(report).absolute().parent
+    if Path(report).is_dir():
+        raise Problem(f"--report needs a file, and {report} is a folder", USAGE)
+    if not folder.is_dir():
+        raise Problem(f"Not started: the report cannot be written, there is no folder {folder}", USAGE)
+    if not os.access(folder, os.W_OK):
+        raise Problem(f"Not started: the report cannot be written, {folder} is read-only", USAGE)
+
+
+def has_ended(session: str) -> bool:
+    """Whether neither the job nor its sampler runs any more."""
+    return not job_control.is_job_alive(session) and not job_control.is_sampler_alive(session)
+
+
+def report_job(session: str, report: str) -> None:
+    """Write the report of a session; a message says so, or why not. The exit code stays the job's."""
+    from zerotop.commands.common.report_files import build_page, write_report
+    from zerotop.session.reader import Session, SessionError
+
+    try:
+        write_report(Path(report), build_page(Session.open(Path(session))))
+    except (OSError, SessionError) as error:
+        write_messages(f"No report was written: {error}")
+
+
+def describe_cost(session: str) -> list[str]:
+    """Return a sentence about what the job cost; none if the recording cannot be read."""
+    from zerotop.analysis.views.recording_source import RecordingSource
+    from zerotop.session.reader import Session, SessionError
+
+    try:
+        return [RecordingSource(Session.open(Path(session))).view_at(None).cost_sentence]
+    except SessionError:
+        return []

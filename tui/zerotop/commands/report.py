@@ -1,0 +1,31 @@
+"""``zerotop report``: a recording as one HTML page to send, or a chart of it as PNG."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from zerotop.commands.common.errors import USAGE, Problem
+from zerotop.commands.common.open_recording import open_named
+from zerotop.commands.common.report_files import build_page, draw_chart, write_report
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write the page or the picture. Return 0."""
+    output = options.output
+    is_picture = options.format == "png" if options.format else options.chart is not None or str(output).endswith(".png")
+    if options.chart is not None and not is_picture:
+        raise Problem("--chart goes with --format png: the page has all charts", USAGE)
+    if is_picture and output == "-" and sys.stdout.isatty():
+        raise Problem("PNG is binary and cannot be shown in a terminal: name a file with -o FILE", USAGE)
+    with open_named(options.session) as session:
+        content = draw_chart(session, options.chart) if is_picture else build_page(session, options.price_per_hour)
+    if output == "-":
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+        return 0
+    name = f"{session.name}.{'png' if is_picture else 'html'}"
+    path = Path(output or name)
+    write_report(path / name if path.is_dir() else path, content)
+    return 0

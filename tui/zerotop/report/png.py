@@ -1,0 +1,81 @@
+"""One chart of a session as a PNG picture, drawn by matplotlib, which is needed for nothing else."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from zerotop.analysis.live_view import Floats
+from zerotop.report.charts import Chart
+from zerotop.ui.drawing.theme import LIGHT
+
+_SIZE_INCHES, _DOTS_PER_INCH = (12.0, 4.5), 150
+
+
+def draw_png(chart: Chart, title: str, marks: list[dict[str, Any]], rank: str | None = None) -> bytes:
+    """Return the picture of a chart of ``build_charts``.
+
+    Args:
+        rank: whose samples to draw [the first one's].
+
+    Raises ImportError without matplotlib.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained", facecolor=LIGHT.background)
+    axes = figure.add_subplot(facecolor=LIGHT.background)
+    x, series = _read_series(chart, rank)
+    lines = [one for one in series if chart["kind"] != "stack" or one.get("line")]
+    parts = [one for one in series if one not in lines]
+    if parts:
+        _draw_stack(axes, x, parts)
+    for one in lines:
+        colour, values = _get_colour(one["colour"]), _to_array(one["values"])
+        style: dict[str, Any] = {"color": colour, "label": one["name"], "linewidth": 1.2}
+        axes.plot(x, values, drawstyle="steps-pre" if "x" in chart else "default", **style)
+        if one.get("fill"):
+            axes.fill_between(x, values, color=colour, alpha=0.2, linewidth=0, step="pre" if "x" in chart else None)
+    top = axes.get_ylim()[1]
+    if chart.get("limit") and top > chart["limit"] / 2:
+        axes.axhline(chart["limit"], color=_get_colour("muted"), linestyle="--", linewidth=1.0)
+    for mark in marks:
+        colour = str(LIGHT.error if mark["level"] == "error" else LIGHT.warning)
+        axes.axvline(mark["x"], color=colour, linestyle=":", linewidth=1.0)
+    axes.set(xlabel="seconds since the launch", ylabel=chart["unit"], xlim=(x[0], x[-1]))
+    axes.set_ylim(bottom=0)
+    axes.set_title(f"{title}: {chart['title']}", loc="left", fontweight="bold")
+    axes.grid(color=_get_colour("panel"))
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(series) > 1:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def _read_series(chart: Chart, rank: str | None) -> tuple[Floats, list[dict[str, Any]]]:
+    if "x" in chart:
+        return np.array(chart["x"], np.float64), chart["series"]
+    ranks = chart["ranks"]
+    series = ranks[rank] if rank in ranks else next(iter(ranks.values()))
+    count = len(series[0]["values"])
+    return chart["x0"] + (np.arange(count) + 1) * chart["dx"], series
+
+
+def _draw_stack(axes: Any, x: Floats, parts: list[dict[str, Any]]) -> None:
+    below = np.zeros(len(x))
+    for one in parts:
+        above = below + np.nan_to_num(_to_array(one["values"]))
+        axes.fill_between(x, below, above, color=_get_colour(one["colour"]), label=one["name"], linewidth=0, step="pre")
+        below = above
+
+
+def _to_array(values: list[float | None]) -> Floats:
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def _get_colour(name: str) -> str:
+    return str(LIGHT.variables.get(name) or getattr(LIGHT, name))
