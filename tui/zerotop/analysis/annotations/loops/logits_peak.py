@@ -17,11 +17,11 @@ _KIND = FindingKind(
     name="logits_peak",
     severity=Severity.INFO,
     confidence=0.95,
-    headline="Logits own the memory peak: {logits_bytes:bytes} of backward's {backward_peak_bytes:bytes}",
+    headline="Logits take {logits_bytes:bytes} of the memory peak of {backward_peak_bytes:bytes} in backward",
     details=(
-        "{blocks:.0f} blocks of {block_bytes:bytes}, for {rows:.0f} x {tokens:.0f} x {vocabulary:,.0f} elements, are alive"
-        " when it begins: the logits and their float32 copies. Their gradient needs another.{default} Gradient checkpointing"
-        " keeps them."
+        "When it begins, {blocks:count block} of {block_bytes:bytes} with {rows:.0f} x {tokens:.0f} x {vocabulary:,.0f} elements"
+        " hold the logits or copies of them. The backward of the loss adds two more.{default} Gradient checkpointing does not"
+        " free them."
     ),
     advice=(
         "Lower {batch_size} from {rows:.0f} to {fewer_rows:.0f} and accumulate over as many more micro-batches: that needs"
@@ -54,7 +54,8 @@ def _find_logits(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
         return
     rows, tokens, vocabulary = inventory["output_shape"]
     largest = max(blocks.size for blocks in found)
-    logits = sum(blocks.total_bytes for blocks in found) + largest  # with their gradient
+    # The backward of log-softmax and cross entropy makes two of their size: the gradients of its output and its input.
+    logits = sum(blocks.total_bytes for blocks in found) + 2 * largest
     if largest < _LEAST_BYTES or logits < _OWNER_SHARE * peaks.highest_bytes:
         return
     fewer = max(1, rows // 4)

@@ -76,6 +76,8 @@ def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iter
 
 
 def _find_other(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other | None:
+    if process.events_named("entered"):
+        return None  # it was there before the first sample itself, in a container perhaps under another PID
     samples, allocator = process.gpu_samples.read_first(), process.allocator.read_first()
     if not len(samples) or not len(allocator):
         return None
