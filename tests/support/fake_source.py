@@ -447,8 +447,8 @@ class Telling:
     def cost(self) -> Cost:
         records = int(self.at * 30 * (self.story.ranks + self.story.gpus))
         return Cost(
-            probe_us_per_step=61.4 if self.done else math.nan,
             probe_share=61.4e-6 / sum(self.story.step_s[self.done - 1]) if self.done else math.nan,
+            one_time_s=math.nan,
             lost_records=0,
             errors=0,
             records=records,

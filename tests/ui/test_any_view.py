@@ -149,8 +149,8 @@ views = st.builds(
     iterations=iterations(),
     cost=st.builds(
         live_view.Cost,
-        probe_us_per_step=numbers,
         probe_share=numbers,
+        one_time_s=numbers,
         lost_records=few,
         errors=few,
         records=sizes,

@@ -23,8 +23,10 @@ def finding(name: str, at_s: float, severity: Severity, **changes: object) -> An
         "step": 6,
         "ranks": (0, 1),
         "confidence": 0.9,
-        "sentence": f"Something about {name} was found in step 6 with its numbers: the rest of it follows after that.",
+        "headline": f"Something about {name} was found in step 6",
+        "details": "Its numbers: the rest of it follows after that.",
         "advice": f"Set what helps with {name}.",
+        "fix": f"{name}=1",
         "evidence": {"gap_s": 1.8, "gap_share": 0.67, "state_bytes": float(15 << 30), "broken_bytes": math.nan},
     }
     facts = {**usual, **changes}
@@ -59,7 +61,7 @@ def test_a_long_sentence_ends_with_a_part_of_it() -> None:
     assert wrap_sentence("One part of it; another part.", 40, 1, BLOCKS) == ["One part of it; another part."]
     assert wrap_sentence("One longer part of it, and another (with more) words", 28, 1, BLOCKS) == ["One longer part of it…"]
     assert wrap_sentence("no part ends in this long text at all", 20, 1, BLOCKS) == ["no part ends in…"]
-    assert len(wrap_sentence(SPIKE.sentence * 3, 60, 2, BLOCKS)) == 2
+    assert len(wrap_sentence(SPIKE.details * 3, 60, 2, BLOCKS)) == 2
 
 
 @pytest.mark.parametrize(
@@ -121,7 +123,7 @@ async def test_a_failure_is_told_in_full_with_what_to_do() -> None:
         await pilot.pause()
         text = " ".join(seen.text().split())
         assert "the rest of it follows after that." in text
-        assert "→ Set what helps with out_of_memory." in text
+        assert "→ Set what helps with out_of_memory: out_of_memory=1" in text
 
 
 async def test_the_feed_shows_all_and_goes_there() -> None:
@@ -132,7 +134,7 @@ async def test_the_feed_shows_all_and_goes_there() -> None:
         assert seen.app.screen.query_one(OptionList).highlighted == 3
         await pilot.press("up", "up", "up")
         await until(pilot, lambda: "→ Set what helps with steps_skipped." in seen.text())
-        assert "cause 90 % sure" in seen.text()
+        assert "ranks 0, 1, steps skipped" in seen.text()
         await pilot.press("enter")
         assert seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns
 

@@ -337,8 +337,10 @@ def test_transport() -> None:
 
 def test_status_is_loud_about_losses_only() -> None:
     cost = at(offload_story(), 75.0).cost
-    text = "probe 61 µs/step   0.002 % of the step   36 000 records    480/s   6 fps "
+    text = "watching costs 0.002 %   36 000 records    480/s   6 fps "
     assert row_text(draw_status(cost, 6.0, 80, BLOCKS)) == text
+    once = row_text(draw_status(replace(cost, one_time_s=1.25), 6.0, 80, BLOCKS))
+    assert once.startswith("watching costs 0.002 %   1.2 s once   36 000 records ")
     lossy = draw_status(replace(cost, lost_records=1234, errors=1), 6.0, 100, BLOCKS)
     assert [text for text, style in lossy if style == "alert"] == ["1 234 records lost", "1 probe error"]
 
@@ -351,7 +353,7 @@ def test_tabs_lie_where_they_say_and_leave_room_for_what_watching_costs() -> Non
         ("1 Live", "app.switch('live')"),
         ("2 Memory", "app.switch('memory')"),
     ]
-    assert row_text(row).endswith("probe 61 µs/step   6 fps ")
+    assert row_text(row).endswith("watching costs 0.002 %   6 fps ")
     narrow, _ = draw_tabs(tabs, "memory", cost, 6.0, 16, BLOCKS)
     assert row_text(narrow) == " 1  2 Memory    "
 

@@ -21,7 +21,7 @@ from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.iteration.screen import IterationScreen
 from zerotop.ui.ranks.screen import RanksScreen
 
-FOUND = 8  # findings of the story
+FOUND = 6  # findings of the story
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")

@@ -84,9 +84,9 @@ def test_an_annotator_filters_its_findings_by_cursor(
     sessions: dict[str, Session], findings: dict[str, tuple[Annotation, ...]], name: str
 ) -> None:
     annotator = Annotator(sessions[name])
-    assert annotator.update()
+    assert annotator.update() is bool(findings[name])
     assert not annotator.update()
-    cursor_ns = findings[name][0].known_ns
+    cursor_ns = findings[name][0].known_ns if findings[name] else sessions[name].end_ns
     assert annotator.findings_at(cursor_ns) == find_annotations(sessions[name], cursor_ns)
     assert annotator.findings_at(cursor_ns - 1) == ()
 
@@ -96,9 +96,13 @@ def test_every_finding_is_complete(findings: dict[str, tuple[Annotation, ...]], 
     for finding in findings[name]:
         assert finding.begin_ns <= finding.end_ns <= finding.known_ns
         assert 0 < finding.confidence <= 1
-        assert finding.sentence.endswith(".")
-        assert finding.advice.endswith(".")
-        assert "nan" not in finding.sentence.split()
+        assert finding.headline[0].isalnum()
+        assert not finding.headline.endswith(".")
+        assert len(finding.headline) <= 80
+        assert all(text.endswith(".") for text in (finding.details, finding.advice) if text)
+        assert "nan" not in f"{finding.headline} {finding.details}".split()
+        assert "{" not in f"{finding.headline} {finding.details} {finding.advice}"
+        assert 0 <= finding.cost <= 1
         assert finding.evidence
         assert all(type(value) is float and value == value for value in finding.evidence.values())
 
@@ -115,8 +119,9 @@ def test_the_story_s_double_spike(findings: dict[str, tuple[Annotation, ...]]) -
     assert spike.evidence["cores_each"] * 4 == pytest.approx(63, abs=2)
     # OMP_NUM_THREADS was not set: each rank ran about 60 threads and got a quarter of the cores.
     assert spike.evidence["threads_each"] == pytest.approx(60, abs=3)
-    assert "4 processes x 59 threads" in spike.sentence
-    assert 'offload_optimizer.device" to "none"' in spike.advice
+    assert "4 processes x 59 threads" in spike.details
+    assert spike.fix == '"offload_optimizer": {"device": "none"}'
+    assert spike.cost == spike.evidence["share"]
 
 
 def test_what_the_step_would_cost_without_offload(findings: dict[str, tuple[Annotation, ...]]) -> None:
@@ -124,22 +129,22 @@ def test_what_the_step_would_cost_without_offload(findings: dict[str, tuple[Anno
     for name, shared_by in (("z2-offload", 1), ("x4-z3", 4)):
         spike = find_one(findings[name], "double_spike")
         assert spike.evidence["without_offload_bytes"] == pytest.approx(14 * 494_032_768 / shared_by, rel=1e-6)
-        assert "Without offload each GPU would hold" in spike.sentence
+        assert "Without offload each GPU would hold" in spike.details
 
 
 def test_bytes_that_must_be_copied_replace_missed_counts(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """A rank of the story copies 4 GB each way; counters of 32 bits that are read too late saw 0.06 GB back."""
     spike = find_one(findings["story"], "double_spike")
     assert spike.evidence["pcie_to_gpu_bytes"] < spike.evidence["copied_each_way_bytes"] == 2 * 8_030_261_248 / 4
-    assert "PCIe" not in spike.sentence
-    assert "3.74 GiB" in spike.sentence
+    assert "PCIe" not in spike.details
+    assert "3.74 GiB" in spike.details
 
 
 def test_one_process_has_as_many_threads_as_cores(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """One rank on 16 cores, sampled with 16 busy threads and 14 to 15.8 cores in step()."""
     for name in ("z2-offload", "z3-offload-all"):
         spike = find_one(findings[name], "double_spike")
-        assert "1 process x 16 threads" in spike.sentence
+        assert "1 process x 16 threads" in spike.details
         assert 13 < spike.evidence["cores_each"] <= 16
 
 
@@ -153,7 +158,7 @@ def test_memory_that_evaluation_adds_and_keeps(findings: dict[str, tuple[Annotat
     assert jump.evidence["kept_bytes"] == jump.evidence["added_bytes"] == 22_632_464_384 - 17_653_825_536
     assert jump.evidence["tokens_ratio"] == 2.0
     assert jump.evidence["left_allocated_bytes"] == 0
-    assert "per_device_eval_batch_size to 4" in jump.advice
+    assert jump.advice == ""  # 119 of 140 GiB are free
 
 
 def test_parameters_that_stage_3_gathered_are_no_leftovers(findings: dict[str, tuple[Annotation, ...]]) -> None:
@@ -170,8 +175,6 @@ def test_the_state_of_the_first_real_step_is_as_expected(findings: dict[str, tup
     for name, where, state in (
         ("z2", "device", 8 * 494_032_768),
         ("z2-offload", "host", 8 * 494_032_768),
-        ("x4-z3", "host", 2 * 494_032_768),
-        ("story", "host", 2 * 8_030_261_248),
     ):
         evidence = find_one(findings[name], "first_real_step").evidence
         assert evidence[f"optimizer_state_{where}_bytes"] == pytest.approx(state, rel=1e-3)
@@ -192,28 +195,29 @@ def test_the_story_of_the_skipped_steps(findings: dict[str, tuple[Annotation, ..
     grown = ended.evidence["host_rss_real_bytes"] - ended.evidence["host_rss_skipped_bytes"]
     assert grown == pytest.approx(2 * 8_030_261_248, rel=0.01)
     assert '"fp16.initial_scale_power" to 14 or less (now 24)' in ended.advice
+    assert ended.fix == "bf16=True"  # the Trainer's
+    assert ended.evidence["optimizer_state_host_bytes"] == 2 * 8_030_261_248
 
 
 def test_skipped_steps_announce_the_optimizer_state(findings: dict[str, tuple[Annotation, ...]]) -> None:
     early, ended = (find_one(findings["story"], name) for name in ("steps_skipped", "skipping_ended"))
     assert early.known_ns < ended.begin_ns - 5 * 10**9
     assert early.evidence["expected_state_bytes"] == 2 * 8_030_261_248
-    assert "host memory" in early.sentence
-    assert "GPU memory" in find_one(findings["z2-fp16"], "steps_skipped").sentence
+    assert "host memory" in early.details
+    assert "GPU memory" in find_one(findings["z2-fp16"], "steps_skipped").details
 
 
 # --- time, cores, running out of memory ----------------------------------------------------------------------------------
 
 
-def test_the_shift_of_the_story_is_in_step_because_of_skipping(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_end_of_skipping_is_one_finding(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """forward and backward take 0.87 s before and after; step() takes 1.8 s more from the first real step on."""
-    shift = find_one(findings["story"], "iteration_shift")
-    assert shift.evidence["before_s"] == pytest.approx(0.88, abs=0.01)
-    assert shift.evidence["after_s"] == pytest.approx(2.68, abs=0.01)
-    assert shift.evidence["step_change_s"] == pytest.approx(1.80, abs=0.01)
-    assert "1.80 s of it in the step phase" in shift.sentence
-    assert "fp16 stopped skipping steps" in shift.sentence
-    assert "fp16 stopped skipping steps" in find_one(findings["z2-fp16"], "iteration_shift").sentence
+    ended = find_one(findings["story"], "skipping_ended")
+    assert ended.evidence["iteration_skipped_s"] == pytest.approx(0.88, abs=0.01)
+    assert ended.evidence["iteration_real_s"] == pytest.approx(2.68, abs=0.01)
+    assert ended.evidence["step_real_s"] - ended.evidence["step_skipped_s"] == pytest.approx(1.80, abs=0.01)
+    for name in ("story", "z2-fp16"):
+        assert not {"iteration_shift", "first_real_step"} & {finding.name for finding in findings[name]}
 
 
 def test_threads_oversubscribe_the_cores(findings: dict[str, tuple[Annotation, ...]]) -> None:
@@ -222,7 +226,7 @@ def test_threads_oversubscribe_the_cores(findings: dict[str, tuple[Annotation, .
         crowd = find_one(findings[name], "crowded_cores")
         assert 190 < crowd.evidence["threads"] <= 256
         assert crowd.evidence["cores"] == 64
-        assert "OMP_NUM_THREADS=16" in crowd.advice
+        assert crowd.fix == "export OMP_NUM_THREADS=16"
 
 
 def test_out_of_memory_by_an_evaluation(findings: dict[str, tuple[Annotation, ...]]) -> None:
@@ -230,7 +234,7 @@ def test_out_of_memory_by_an_evaluation(findings: dict[str, tuple[Annotation, ..
     error = find_one(findings["z2-oom"], "out_of_memory")
     assert error.evidence["requested_bytes"] == 160 * 1024 * 151_936 * 4
     assert error.evidence["free_bytes"] == 79_466_463_232
-    assert "4.0 times training's 40 x 1024" in error.sentence
+    assert "4.0 times training's 40 x 1024" in error.details
     assert "per_device_eval_batch_size to 40" in error.advice
 
 
@@ -244,17 +248,15 @@ def test_the_phase_of_the_peak(findings: dict[str, tuple[Annotation, ...]]) -> N
     assert owner.evidence["backward_peak_bytes"] == pytest.approx(13.58e9, rel=0.001)
     assert owner.evidence["step_peak_bytes"] == pytest.approx(10.94e9, rel=0.001)
     assert owner.evidence["held_after_step_bytes"] == pytest.approx(6.98e9, rel=0.001)
-    assert "gradient_checkpointing=True" in owner.advice
-    # The story's optimizer is on the CPU already.
-    advice = find_one(findings["story"], "peak_owner").advice
-    assert advice == ("Partition the parameters too: zero_optimization.stage 3. A smaller batch hardly lowers the peak.")
+    # More than a hundred GiB of these devices were never used.
+    assert (owner.advice, find_one(findings["story"], "peak_owner").advice) == ("", "")
 
 
 def test_the_allocator_retry_before_out_of_memory(findings: dict[str, tuple[Annotation, ...]]) -> None:
     retry = find_one(findings["z2-oom"], "allocator_retries")
     assert retry.evidence["retries"] == 1
     assert retry.evidence["reserved_peak_bytes"] == 147_494_797_312
-    assert "expandable_segments:True" in retry.advice
+    assert retry.fix == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 # --- staged causes -------------------------------------------------------------------------------------------------------
@@ -271,7 +273,7 @@ def test_hung_and_dead_ranks(findings: dict[str, tuple[Annotation, ...]]) -> Non
     hung = find_one(findings["cpu-hang"], "hung_ranks")
     assert hung.ranks == (1,)
     assert hung.known_ns - hung.begin_ns == 30 * 10**9
-    assert "the others are in backward" in hung.sentence
+    assert "the others are in backward" in hung.details
     assert find_one(findings["cpu-dead"], "dead_rank").ranks == (1,)
 
 
@@ -279,19 +281,18 @@ def test_device_memory_that_grows(findings: dict[str, tuple[Annotation, ...]]) -
     assert find_one(findings["gpu-leak"], "memory_creep").evidence["bytes_per_step"] == 32 << 20
     step = find_one(findings["gpu-long"], "memory_step")
     assert (step.evidence["tokens_before"], step.evidence["tokens_after"]) == (4096, 8192)
-    assert "8192 tokens instead of 4096" in find_one(findings["gpu-long"], "iteration_shift").sentence
+    assert "8192 tokens instead of 4096" in find_one(findings["gpu-long"], "iteration_shift").details
 
 
 def test_a_drift_and_host_memory_that_grows(findings: dict[str, tuple[Annotation, ...]]) -> None:
     """2 ms more in each step; 24 and 12 MiB more."""
     drift = find_one(findings["held-drift"], "iteration_drift")
     assert drift.evidence["slope_s"] == pytest.approx(0.002, rel=0.2)
-    assert "of it between the phases" in drift.sentence
+    assert "of it between the phases" in drift.details
     for name, mib in (("held-grows", 24), ("unseen-grows", 12)):
-        growths = [finding for finding in findings[name] if finding.name == "host_growth"]
-        assert [growth.ranks for growth in sorted(growths, key=lambda one: one.ranks)] == [(0,), (1,)]
-        for growth in growths:
-            assert growth.evidence["bytes_per_step"] == pytest.approx(mib << 20, rel=0.15)
+        growth = find_one(findings[name], "host_growth")
+        assert growth.ranks == (0, 1)
+        assert growth.evidence["bytes_per_step"] == pytest.approx(mib << 20, rel=0.15)
 
 
 def test_the_estimate_against_the_peak(findings: dict[str, tuple[Annotation, ...]]) -> None:
@@ -299,7 +300,7 @@ def test_the_estimate_against_the_peak(findings: dict[str, tuple[Annotation, ...
     gap = find_one(findings["z2"], "estimate_gap")
     assert gap.evidence["estimate_bytes"] == 20 * 494_032_768
     assert gap.evidence["measured_bytes"] == pytest.approx(13.58e9 + 4.07e9 + 1.8e9, rel=0.01)
-    assert "activations and temporaries make most of the difference" in gap.sentence
+    assert gap.details.startswith("Most of the difference is activations and temporaries:")
 
 
 def test_pinned_memory_against_the_ideal(findings: dict[str, tuple[Annotation, ...]]) -> None:
@@ -389,11 +390,6 @@ def test_a_clock_that_is_hours_off(
     annotations = find_annotations(session, session.end_ns)
     assert {finding.name for finding in annotations} <= {finding.name for finding in findings[name]}
     assert all(finding.begin_ns <= finding.end_ns <= finding.known_ns for finding in annotations)
-
-
-def test_a_restarted_rank_is_reported_twice(findings: dict[str, tuple[Annotation, ...]]) -> None:
-    kinds = [(finding.name, finding.step) for finding in findings["held-restart"]]
-    assert kinds == [("first_real_step", 0), ("dead_rank", 17), ("first_real_step", 0)]
 
 
 def test_a_long_job_is_read_in_pieces(tmp_path: Path) -> None:

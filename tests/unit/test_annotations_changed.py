@@ -40,8 +40,8 @@ def test_a_nearly_full_device_that_is_fragmented(tmp_path: Path) -> None:
     change(folder, "allocator", hold)
     (fragmented,) = find_named(folder, "fragmentation")
     assert fragmented.step == 4
-    assert "expandable segments are off" in fragmented.sentence
-    assert fragmented.advice == "Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    assert "Expandable segments are off" in fragmented.details
+    assert fragmented.fix == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
 def test_a_device_with_room_is_not_fragmented(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_lowered_clocks_are_the_cause(tmp_path: Path) -> None:
 
     change(folder, "gpus", heat)
     (shift,) = find_named(folder, "iteration_shift")
-    assert "the GPU slowed its clocks down in 100 % of samples" in shift.sentence
+    assert "the GPU slowed its clocks down in 100 % of samples" in shift.details
 
 
 def test_a_job_that_was_being_stopped_has_no_dead_rank(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_a_gpu_that_is_hot_for_long(tmp_path: Path) -> None:
     change(folder, "gpus", heat)
     (hot,) = find_named(folder, "throttled")
     assert hot.evidence["throttled_s"] >= 5
-    assert "(hardware thermal)" in hot.sentence
-    assert "91 °C" in hot.sentence
+    assert "(hardware thermal)" in hot.headline
+    assert "91 °C" in hot.details
 
 
 def test_the_card_s_power_limit_is_no_throttling(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_host_memory_that_is_nearly_used_up(tmp_path: Path) -> None:
 
     change(folder, "hosts", fill)
     (short,) = find_named(folder, "host_memory_short")
-    assert "(95 %)" in short.sentence
+    assert "95 % full" in short.headline
     assert short.ranks == (0,)
 
 
@@ -178,7 +178,7 @@ def test_a_control_group_full_of_ranks_is_short(tmp_path: Path) -> None:
 
     change(folder, "hosts", fill)
     (short,) = find_named(folder, "host_memory_short")
-    assert "control group's limit of 10.00 GiB" in short.sentence
+    assert "control group's limit of 10.00 GiB" in short.details
 
 
 def test_swap_that_is_taken_while_ranks_live(tmp_path: Path) -> None:
@@ -204,8 +204,9 @@ def test_a_process_that_comes_to_the_gpu_later(tmp_path: Path) -> None:
     assert find_named(folder, "others_arrived") == []
     change(folder, "gpu_processes", come)
     (other,) = find_named(folder, "others_arrived")
-    assert "Process 31337" in other.sentence
-    assert other.evidence == {"used_bytes": 5 * 2.0**30, "left_over": 0.0}
+    assert "Process 31337" in other.details
+    assert other.fix == "ps -o user,lstart,cmd -p 31337"
+    assert other.evidence == {"used_bytes": 5 * 2.0**30, "left_over": 0.0, "processes": 1.0}
 
 
 def test_more_outside_pytorch_than_a_context_takes(tmp_path: Path) -> None:
@@ -257,7 +258,7 @@ def test_memory_that_grows_with_each_checkpoint(tmp_path: Path, grown_mib: int) 
     for finding in creep:
         assert finding.step == 12
         assert finding.evidence["bytes_per_pause"] == grown_mib << 20
-        assert "each of the last 4 checkpoints" in finding.sentence
+        assert "each of the last 4 checkpoints" in finding.details
         assert finding.evidence["last_step"] > 1000
 
 
@@ -267,8 +268,8 @@ NODES: list[dict[str, object]] = [{"node": 0, "cpus": "0-31"}, {"node": 1, "cpus
 @pytest.mark.parametrize(
     ("cpus", "sentence"),
     [
-        (["0-15", "0-15", "32-47", "48-63"], "Ranks 0 to 1 share the same 16 cores while 16 of 64 cores have no rank."),
-        (["0-7", "8-15", "16-23", "24-31"], "None of 4 ranks is bound to NUMA node 1:"),
+        (["0-15", "0-15", "32-47", "48-63"], "Ranks 0 and 1 share 16 cores while 16 have no rank"),
+        (["0-7", "8-15", "16-23", "24-31"], "No rank is bound to NUMA node 1:"),
         (["24-39", "0-15", "40-55", "56-63"], "Rank 0 is bound to cores of several NUMA nodes"),
         (["0-15", "16-31", "32-47", "48-63"], ""),
         (["0-63", "0-63", "0-63", "0-63"], ""),
@@ -279,4 +280,4 @@ def test_core_binding(tmp_path: Path, cpus: list[str], sentence: str) -> None:
     bind(folder, dict(enumerate(cpus)), NODES)
     findings = find_named(folder, "core_binding")
     assert len(findings) == bool(sentence)
-    assert not sentence or sentence in findings[0].sentence
+    assert not sentence or sentence in f"{findings[0].headline}. {findings[0].details}"

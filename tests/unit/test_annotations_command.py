@@ -15,16 +15,16 @@ from zerotop.analysis import annotations as package
 from zerotop.session.reader import Session
 
 
-def test_the_list_has_time_step_name_sentence_and_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_all_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recordings.as_directory("story", tmp_path)
     assert cli.main(["annotations", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "     65.7 s  step 11  double_spike  (warning)" in lines
     at = lines.index("     65.7 s  step 11  double_spike  (warning)")
-    assert lines[at + 1].startswith(
-        "    The GPU idles 1.80 s of each 2.67 s iteration (67 %): the optimizer runs on the CPU"
-    )
-    assert any(line.startswith("    -> Set ") for line in lines[at:])
+    assert lines[at + 1] == "    GPUs idle 67 % of each 2.67 s iteration while the CPU runs the optimizer"
+    assert lines[at + 2].startswith("    The optimizer takes 1.80 s, in 4 processes x 59 threads")
+    assert any(line.startswith("    -> Keep the optimizer on the GPU: ") for line in lines[at:])
+    assert '       "offload_optimizer": {"device": "none"}' in lines[at:]
     assert max(len(line) for line in lines) <= 100
 
 
@@ -34,8 +34,8 @@ def test_json_has_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixtur
     rows = json.loads(capsys.readouterr().out)
     session = Session.open(path)
     findings = package.find_annotations(session, session.end_ns)
-    assert [(one["name"], one["known_ns"], one["sentence"]) for one in rows] == [
-        (finding.name, finding.known_ns, finding.sentence) for finding in findings
+    assert [(one["name"], one["known_ns"], one["headline"]) for one in rows] == [
+        (finding.name, finding.known_ns, finding.headline) for finding in findings
     ]
     assert rows[-1]["severity"] == "error"
     assert rows[-1]["evidence"]["requested_bytes"] == 99_572_776_960
@@ -61,7 +61,7 @@ def test_the_exported_table(tmp_path: Path) -> None:
     session = Session.open(path)
     findings = package.find_annotations(session, session.end_ns)
     assert frame["annotation"].to_list() == [finding.name for finding in findings]
-    assert frame["sentence"].to_list() == [finding.sentence for finding in findings]
+    assert frame["headline"].to_list() == [finding.headline for finding in findings]
     assert json.loads(frame["evidence"][-1]).keys() == findings[-1].evidence.keys()
 
 

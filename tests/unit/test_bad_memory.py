@@ -28,6 +28,7 @@ from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.outside.sampling import gpu_sampler, nvml
 from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.ring_files import DiskFiles
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
 
@@ -250,10 +251,9 @@ def test_which_allocator_there_is() -> None:
 
 def test_what_cuda_malloc_async_does_not_count_is_not_zero(tmp_path: Path) -> None:
     allocator = AllocatorSampler(
-        str(tmp_path), ME, 0, (lambda: STATS, lambda: STATS), CostMeter(), windows=True, has_blocks=False
+        DiskFiles(str(tmp_path), ME), 0, (lambda: STATS, lambda: STATS), CostMeter(), windows=True, has_blocks=False
     )
     allocator.sample_between(0, 0, PHASE_CODE["other"])
-    allocator.close()
     session = Session(tmp_path, {"boot": "boot", "clock": {"unix_ns": 0, "monotonic_ns": 0}})
     session.refresh()
     (row,) = session.sources["allocator"][0].array
@@ -288,7 +288,7 @@ def test_an_allocator_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
     said: list[BaseException] = []
     meter.report_error = lambda where, error: said.append(error)
     recorder = Recorder(str(tmp_path), ME, meter)
-    clock = DeviceClock(str(tmp_path), ME, 0, Cuda(), meter)
+    clock = DeviceClock(recorder.files, 0, Cuda(), meter)
     refusal = "PyTorch keeps no history of this job's allocator (pluggable)."
     microscope = Microscope(str(tmp_path), ME, 0, None, recorder.write_event, meter, refusal)
     recorder.device = RankDevice(None, clock, microscope)

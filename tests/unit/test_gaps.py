@@ -78,8 +78,8 @@ def test_a_disk_that_was_full_for_some_steps(tmp_path: Path) -> None:
     assert set(range(12, 20)) <= set(unknown.tolist()) <= set(range(10, 22))
     steps = f"Steps {unknown[0]} to {unknown[-1]} of rank 0"
     assert losses[1:] == [f"{steps} are missing or incomplete in the recording: No space left on device."]
-    assert finding.sentence.startswith(f"{steps} are missing or incomplete in the recording")
-    assert "No space left on device" in finding.sentence
+    assert finding.headline.startswith(f"{steps} are missing or incomplete in the recording")
+    assert "No space left on device" in finding.details
 
 
 def lossy(folder: Path) -> Recording:
@@ -102,12 +102,10 @@ def test_the_finding_names_all_ranks_and_is_known_after_the_gap(tmp_path: Path) 
     session = lossy(tmp_path).read()
     first, last = find_lost(session)
     assert (first.step, first.ranks, first.known_ns) == (3, (0, 1), BEGIN_NS + 7 * S)
-    assert first.sentence == (
-        "Steps 3 to 5 of ranks 0 to 1 are missing or incomplete in the recording, 3.00 s in all: Disk quota exceeded."
-        " Times and peaks leave them out."
-    )
+    assert first.headline == "Steps 3 to 5 of ranks 0 and 1 are missing or incomplete in the recording"
+    assert first.details == "3.00 s in all: Disk quota exceeded. Times and peaks leave them out."
     assert (last.step, last.ranks, last.known_ns) == (9, (1,), BEGIN_NS + 10 * S)
-    assert last.sentence.startswith("Step 9 of rank 1 is missing")
+    assert last.headline.startswith("Step 9 of rank 1 is missing")
     assert find_lost(session, BEGIN_NS + 7 * S - 1) == []
 
 
@@ -120,7 +118,9 @@ def test_reports_leave_the_missing_steps_out(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.isnan(view.iterations.iteration_s), [False] * 3 + [True] * 3 + [False] * 3)
     assert view.progress.iteration_s == 1.0
     (notice,) = [notice for notice in view.job.notices if "missing" in notice]
-    assert notice == "5 of the steps 3 to 9 of ranks 0 to 1 are missing or incomplete in the recording: Disk quota exceeded."
+    assert (
+        notice == "5 of the steps 3 to 9 of ranks 0 and 1 are missing or incomplete in the recording: Disk quota exceeded."
+    )
     overview = build_overview(session)
     assert (overview.iteration_s, max(overview.iterations), overview.steps) == (1.0, 1.0, 9)
     text = summarize_session(session)
@@ -158,7 +158,7 @@ def test_export_has_empty_cells_and_a_sentence(tmp_path: Path, capfdbinary: pyte
     for name in ("iteration_s", "forward_s", "tokens", "host_rss_bytes"):
         assert [row[name] == "" for row in rows[3:7]] == [True] * 4
     assert [float(row["iteration_s"]) for row in rows if row["iteration_s"]] == [1.0] * 5
-    assert errors.startswith(b"zerotop: 5 of the steps 3 to 9 of ranks 0 to 1 are missing or incomplete")
+    assert errors.startswith(b"zerotop: 5 of the steps 3 to 9 of ranks 0 and 1 are missing or incomplete")
     assert math.isclose(float(rows[2]["forward_s"]), 0.5)
 
 

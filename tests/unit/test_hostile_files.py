@@ -83,7 +83,7 @@ def test_records_that_contradict_themselves() -> None:
 
 
 def test_zeroed_page_is_left_out_and_counted(tmp_path: Path) -> None:
-    write(tmp_path, PROBE, identity(0), *((int((1000 + n) * S), 1, 2, 0, 0) for n in range(500)), born=1000).close()
+    write(tmp_path, PROBE, identity(0), *((int((1000 + n) * S), 1, 2, 0, 0, 0) for n in range(500)), born=1000).close()
     (path,) = tmp_path.glob("*.rec")
     data = bytearray(path.read_bytes())
     begin = len(data) - 400 * PROBE.record_struct.size
@@ -98,7 +98,7 @@ def test_zeroed_page_is_left_out_and_counted(tmp_path: Path) -> None:
     assert (np.diff(times) > 0).all()
     # The file grows, and only what is new is checked.
     with path.open("ab") as file:
-        file.write(PROBE.record_struct.pack(1600 * S, 1, 2, 0, 0) + PROBE.record_struct.pack(0, 1, 2, 0, 0))
+        file.write(PROBE.record_struct.pack(1600 * S, 1, 2, 0, 0, 0) + PROBE.record_struct.pack(0, 1, 2, 0, 0, 0))
     before = session.damaged_records
     assert session.refresh()
     assert source.array["time_ns"].tolist() == [*times.tolist(), 1600 * S]
@@ -123,7 +123,7 @@ WRONG_DTYPES: list[Any] = [
 
 @pytest.mark.parametrize("dtype", WRONG_DTYPES, ids=lambda dtype: str(dtype)[:30])
 def test_header_with_another_dtype(tmp_path: Path, dtype: Any) -> None:
-    write(tmp_path, PROBE, identity(0), (S, 1, 2, 0, 0)).close()
+    write(tmp_path, PROBE, identity(0), (S, 1, 2, 0, 0, 0)).close()
     (path,) = tmp_path.glob("*.rec")
     line, _, data = path.read_bytes().partition(b"\n")
     path.write_bytes(json.dumps(json.loads(line) | {"dtype": dtype}).encode() + b"\n" + data)
@@ -135,7 +135,7 @@ def test_header_with_another_dtype(tmp_path: Path, dtype: Any) -> None:
 
 
 def test_files_of_other_kinds_are_skipped_at_once(tmp_path: Path) -> None:
-    write(tmp_path, PROBE, identity(0), (S, 1, 2, 0, 0)).close()
+    write(tmp_path, PROBE, identity(0), (S, 1, 2, 0, 0, 0)).close()
     (path,) = tmp_path.glob("*.rec")
     os.mkfifo(tmp_path / "events-rank1-x-1.jsonl")
     os.mkfifo(tmp_path / "probe-rank1-x-1.rec")
@@ -279,7 +279,7 @@ def test_a_file_cut_short_under_a_reader(tmp_path: Path) -> None:
     """An access to lost pages would end the process with SIGBUS."""
     path = Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
     clock = {"monotonic_ns": UPTIME_NS, "unix_ns": 10**18}
-    rows = [(UPTIME_NS + n * S, 1, 2, 0, 0) for n in range(50_000)]
+    rows = [(UPTIME_NS + n * S, 1, 2, 0, 0, 0) for n in range(50_000)]
     write(path, PROBE, identity(0), *rows, born=UPTIME_NS / S).close()
     assert clock["monotonic_ns"] == UPTIME_NS
     done = subprocess.run([sys.executable, "-c", _SHRINK, str(path)], capture_output=True, text=True, check=False)

@@ -18,7 +18,7 @@ from zerotop_probe.inside.device.microscope import Microscope
 from zerotop_probe.inside.evaluation_detector import EvaluationDetector
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.recording.tables import BEGIN, END, FAILED, PHASES
+from zerotop_probe.recording.tables import BEGIN, BOUNDARY, END, FAILED, LIGHT, PHASES
 from zerotop_probe.recording.writer import Identity
 
 HERE = (0, 3, 1)
@@ -254,8 +254,8 @@ class TestAllocator:
 
     def allocator(self, tmp_path: Path, recorder: Recorder, read: CounterReader) -> CostMeter:
         meter = CostMeter()
-        allocator = AllocatorSampler(str(tmp_path), ME, 3, (read, read), meter, windows=True)
-        clock = DeviceClock(str(tmp_path), ME, 3, Cuda(), meter)
+        allocator = AllocatorSampler(recorder.files, 3, (read, read), meter, windows=True)
+        clock = DeviceClock(recorder.files, 3, Cuda(), meter)
         microscope = Microscope(str(tmp_path), ME, 3, None, recorder.write_event, meter)
         recorder.device = RankDevice(allocator, clock, microscope)
         return meter
@@ -312,19 +312,24 @@ class TestAllocator:
         recorder.begin_span(time_ns + FAR, "forward", HERE)
         assert recorder_table(tmp_path)["time_ns"][-1] == time_ns + FAR
 
-    def test_short_steps_are_looked_into_one_time_in_four(self, tmp_path: Path, recorder: Recorder) -> None:
+    def test_in_light_detail_the_device_is_read_once_a_step(self, tmp_path: Path, recorder: Recorder) -> None:
         self.allocator(tmp_path, recorder, lambda: STATS)
+        assert recorder.device is not None
         time_ns = now()
-        for step in range(9):
-            # Two steps far apart, then short ones; what lies between readings is long enough in all.
-            gap = FAR if step < 2 else 2_000_000
+        for step in range(4):
+            recorder.device.is_full = step % 2 == 0
             for phase in ("forward", "backward", "step"):
-                span = recorder.begin_span(time_ns := time_ns + gap, phase, (0, step, 0))
-                recorder.end_span(span, time_ns := time_ns + gap)
-            recorder.end_step(span, time_ns)
+                span = recorder.begin_span(time_ns := time_ns + FAR, phase, (0, step, 0))
+                flags = BOUNDARY if phase == "step" else 0
+                recorder.end_span(span, time_ns := time_ns + FAR, flags)
+        span = recorder.begin_span(time_ns := time_ns + FAR, "eval", (0, 4, 0))  # whatever the detail
+        recorder.end_span(span, time_ns + FAR)
         rows = recorder_table(tmp_path)
-        assert [np.count_nonzero(rows["step"] == step) for step in range(9)] == [6, 6, 6, 1, 6, 1, 1, 1, 6]
-        assert set(rows["phase"][rows["step"] == 5].tolist()) == {PHASES.index("step")}
+        assert [np.count_nonzero(rows["step"] == step) for step in range(5)] == [6, 1, 6, 1, 2]
+        (light,) = rows[rows["step"] == 1]
+        assert (PHASES[light["phase"]], light["edge"]) == ("step", END)
+        steps = [flags for phase, *_, flags in drawn(tmp_path) if phase == "step"]
+        assert steps == [BOUNDARY, BOUNDARY | LIGHT] * 2
 
     def test_counters_that_this_torch_has_not_are_unknown(self, tmp_path: Path, recorder: Recorder) -> None:
         self.allocator(tmp_path, recorder, lambda: {"allocated_bytes": {"all": {"current": 1}}})
@@ -347,12 +352,12 @@ class TestAllocator:
         self.allocator(tmp_path, recorder, lambda: STATS)
         assert recorder.device is not None
         recorder.begin_span(now(), "forward", HERE)
-        recorder.device.start_ticker(recorder.stack, CostMeter())
+        recorder.device.start_tickers(recorder.stack, CostMeter())
         for _ in range(100):
             if len(recorder_table(tmp_path)) >= 3:
                 break
             time.sleep(0.05)
-        recorder.device.stop_ticker()
+        recorder.device.stop_tickers()
         rows = recorder_table(tmp_path)
         assert rows["edge"].tolist()[:3] == [BEGIN, 0, 0]
         assert set(rows["phase"].tolist()) == {PHASES.index("forward")}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from zerotop.analysis.annotations.support.fp16_warmup import estimate_state_bytes
-from zerotop.analysis.engine import Engine, measure_batch, parse_engine
+from zerotop.analysis.engine import LOOP, Engine, measure_batch, parse_engine
 from zerotop.analysis.memory.expected.optimizer_states import compute_state_bytes
 from zerotop.analysis.memory.expected.zero_model import compute_expected, estimate_job, parse_setup
 from zerotop.analysis.script_terms import read_terms
@@ -102,14 +102,15 @@ def test_expected_memory_of_a_loop() -> None:
 
 
 def test_advice_names_settings_of_the_script() -> None:
-    by_hand, trainer, deepspeed = (
-        read_terms(make_loop()),
-        read_terms(make_loop(library="Trainer")),
-        read_terms({"zero_stage": 1}),
-    )
+    loop, zero, trainer = {"kind": LOOP}, {"zero_stage": 1}, {"library": "Trainer"}
+    by_hand, by_trainer, deepspeed, both = (read_terms(setup) for setup in (loop, loop | trainer, zero, zero | trainer))
     assert not any(
         "Trainer" in text or "zero" in text.replace("zerotop", "") or "DeepSpeed" in text for text in by_hand.values()
     )
-    assert trainer["batch_size"] == deepspeed["batch_size"] == "Trainer's per_device_train_batch_size"
+    assert by_trainer["batch_size"] == both["batch_size"] == "per_device_train_batch_size"
+    assert deepspeed["batch_size"] == "train_micro_batch_size_per_gpu"
+    assert not any("per_device" in text or "Trainer" in text for text in deepspeed.values())
+    assert deepspeed["accumulation_fix"] == '"gradient_accumulation_steps": 2'
+    assert read_terms({"gradient_accumulation": 4} | trainer)["accumulation_fix"] == "gradient_accumulation_steps=8"
     assert "DeepSpeed" in deepspeed["breakdown"]
-    assert "DeepSpeed" not in trainer["breakdown"]
+    assert "DeepSpeed" not in by_trainer["breakdown"]

@@ -102,9 +102,9 @@ def test_a_killed_rank_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     path = str(recordings.packed("cpu-dead"))
     lines = run_memory(capsys, path).splitlines()
     assert lines[2] == "Rank 1 (PID 29690) was killed by SIGKILL after step() of step 19."
-    assert "save_steps" in lines[4]
+    assert "Frequent checkpoints limit how much is lost." in lines[4]
     told = json.loads(run_memory(capsys, path, "--json"))
-    assert (told["failure"]["kind"], told["failure"]["setting"], told["post_mortem"]) == ("signal", "save_steps", None)
+    assert (told["failure"]["kind"], told["failure"]["setting"], told["post_mortem"]) == ("signal", "checkpoints", None)
     assert json.loads(run_memory(capsys, path, "--at", "3", "--json"))["failure"] is None
 
 

@@ -38,7 +38,7 @@ def test_a_stop_has_its_length(tmp_path: Path) -> None:
     session = job(tmp_path, (1, 2, 7, 8), (2.5, 1, events.RANK_STOPPED), (6.5, 1, events.RANK_CONTINUED))
     (finding,) = find(session)
     assert (finding.ranks, finding.step, finding.known_ns) == ((1,), 2, BEGIN_NS + int(6.5 * S))
-    assert finding.sentence.startswith("A signal stopped rank 1 for 4.00 s")
+    assert finding.headline == "A signal stopped rank 1 for 4.00 s"
 
 
 def test_ranks_that_stop_together_are_one_finding_and_do_not_hang(tmp_path: Path) -> None:
@@ -48,8 +48,8 @@ def test_ranks_that_stop_together_are_one_finding_and_do_not_hang(tmp_path: Path
     still, continued = find(session)
     assert still.known_ns == BEGIN_NS + int(12.5 * S)
     assert (still.ranks, continued.ranks) == ((0, 1), (0, 1))
-    assert "kill -CONT 100" in still.advice
-    assert "for 198 s" in continued.sentence
+    assert still.fix == "kill -CONT 100"
+    assert "for 198 s" in continued.headline
     assert find(session, BEGIN_NS + 13 * S) == [still]
 
 

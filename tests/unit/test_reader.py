@@ -27,7 +27,7 @@ def make(folder: Path) -> Path:
 def probe(folder: Path, *times: int, who: Identity = WHO) -> RecordWriter:
     writer = RecordWriter(str(folder), tables.PROBE, who)
     for time in times:
-        writer.write(time, 1, 2, 0, 0)
+        writer.write(time, 1, 2, 0, 0, 0)
     return writer
 
 
@@ -72,7 +72,7 @@ def test_growing(tmp_path: Path) -> None:
     first = probe(folder, 1)
     assert session.refresh()
     assert times(session) == [[1]]
-    first.write(2, 1, 2, 0, 0)
+    first.write(2, 1, 2, 0, 0, 0)
     second = probe(folder, 7, who=WHO._replace(rank=1))
     events = EventWriter(str(folder), WHO)
     events.write(5, "late")
@@ -98,7 +98,7 @@ def test_growing_within_what_is_mapped_and_beyond(tmp_path: Path, monkeypatch: p
     for count in (1, 2, 30, 10_000, 1):
         for _ in range(count):
             written.append(len(written))
-            writer.write(written[-1], 1, 2, 0, 0)
+            writer.write(written[-1], 1, 2, 0, 0, 0)
         assert session.refresh()
         assert times(session) == [written]
         if len(written) < 30:
@@ -226,14 +226,14 @@ def test_what_is_unknown_is_passed_over(tmp_path: Path) -> None:
     extra = tables.Field("new", "q", "something of the future")
     wider = tables.PROBE._replace(fields=(*tables.PROBE.fields, extra))
     writer = RecordWriter(str(folder), wider, WHO)
-    writer.write(1, 2, 3, 4, 5, 6)
+    writer.write(1, 2, 3, 4, 5, 6, 7)
     other = RecordWriter(str(folder), tables.PROBE._replace(name="future"), WHO)
-    other.write(1, 2, 3, 4, 5)
+    other.write(1, 2, 3, 4, 5, 6)
     events = EventWriter(str(folder), WHO)
     events.write(1, "future", fact=[1])
     session = Session.open(folder)
     assert times(session) == [[1]]
-    assert session.sources["probe"][0].array["new"].tolist() == [6]
+    assert session.sources["probe"][0].array["new"].tolist() == [7]
     assert [(event.name, event.facts) for event in session.events] == [("future", {"fact": [1]})]
     assert session.damaged_files == 0
     for each in (writer, other, events):

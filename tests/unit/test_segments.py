@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write(writer: RecordWriter, begin: int, end: int) -> None:
     for number in range(begin, end):
-        writer.write(FIRST_NS + number, 1, 2, 0, 0)
+        writer.write(FIRST_NS + number, 1, 2, 0, 0, 0)
 
 
 def read(session: Session) -> list[int]:

@@ -18,8 +18,9 @@ KIND = FindingKind(
     name="made_up",
     severity=Severity.WARNING,
     confidence=0.5,
-    sentence="Rank {rank} holds {held_bytes:bytes}[ of {device_bytes:bytes}][ in step {step}].",
+    headline="Rank {rank} holds {held_bytes:bytes}[ of {device_bytes:bytes}][ in step {step}]",
     advice="Call {helper}.",
+    fix='{"helper": "{helper}"}',
 )
 
 
@@ -73,10 +74,11 @@ def test_a_finding_has_the_step_and_the_ranks_of_its_subject() -> None:
     assert (finding.begin_ns, finding.end_ns, finding.known_ns, finding.step, finding.ranks) == (5, 10, 10, 7, (3, 4))
     assert finding.evidence == {"held_bytes": float(1 << 30)}
     assert type(finding.evidence["held_bytes"]) is float
-    assert (finding.sentence, finding.advice) == ("Rank 3 holds 1.00 GiB in step 7.", "Call f().")
+    assert (finding.headline, finding.details, finding.advice) == ("Rank 3 holds 1.00 GiB in step 7", "", "Call f().")
+    assert finding.fix == '{"helper": "f()"}'
     other = KIND.at(None, 5, 10, {"held_bytes": 0.0}, known_ns=12, step=None, ranks=[9], helper="g()")
     assert (other.known_ns, other.step, other.ranks) == (12, None, (9,))
-    assert other.sentence == "Rank 9 holds 0.0 MiB."
+    assert other.headline == "Rank 9 holds 0.0 MiB"
 
 
 def test_a_finding_about_steps_is_known_at_the_end_of_the_last() -> None:

@@ -29,7 +29,10 @@ def test_what_was_measured(tmp_path: Path) -> None:
         held = [{"time_ns": at * S, "allocated_bytes": GIB, "allocated_peak_bytes": (3 + rank) * GIB} for at in (5, 20)]
         samples = [record(tables.ALLOCATOR, **sample) for sample in held]
         write(tmp_path, tables.ALLOCATOR, identity(rank), *samples, peaks="window").close()
-        costs = [record(tables.PROBE, time_ns=at * S, cost_ns=at * 10**6, boundaries=1, lost=0, errors=0) for at in (10, 30)]
+        costs = [
+            record(tables.PROBE, time_ns=at * S, cost_ns=at * 10**6, boundaries=1, lost=0, errors=0, one_time_ns=S)
+            for at in (10, 30)
+        ]
         write(tmp_path, tables.PROBE, identity(rank), *costs).close()
     sizes = {"total_bytes": 8 * GIB, "used_bytes": GIB}
     write(tmp_path, tables.GPUS, identity(-1), record(tables.GPUS, time_ns=30 * S, gpu=0, **sizes)).close()
@@ -38,7 +41,7 @@ def test_what_was_measured(tmp_path: Path) -> None:
         "2 steps, 1 skipped: median 15.000 s per iteration, slowest 20.000 s at step 1",
         "seconds per phase (median, slowest rank): data 0.000, forward 1.000, backward 0.000, step 14.000, other 0.000",
         "peak GPU memory allocated: 4.00 GiB on rank 1 at step 0",
-        "cost of the probe: 20000 us per step, 0.10% of the time; 15 records, 0 lost",
+        "watching costs 0.10% of the time, and 1.00 s once; 15 records, 0 lost",
         "GPU 0 H200: 1.00 GiB of 8.00 GiB in use at the end",
         "zerotop: A notice.",
         "The job ended well.",

@@ -14,7 +14,14 @@ from typing import Any
 from zerotop.commands.common.errors import FAILED, USAGE, Problem, describe_error
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
-from zerotop.commands.common.option_types import parse_age, parse_count, parse_max_size, parse_price, parse_size
+from zerotop.commands.common.option_types import (
+    parse_age,
+    parse_count,
+    parse_max_size,
+    parse_percent,
+    parse_price,
+    parse_size,
+)
 from zerotop.commands.common.terminal import has_terminal
 
 _EXIT_INTERRUPTED = 130
@@ -99,13 +106,19 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "zerotop run -- deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
         usage="%(prog)s [-h] [--session DIR] [--max-size SIZE] [--headless] [--redact-output] [--no-phase-peaks]"
-        " [--report FILE] [--price-per-hour PRICE] -- COMMAND",
+        " [--budget PERCENT] [--report FILE] [--price-per-hour PRICE] -- COMMAND",
     )
     run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
     _add_max_size(run)
     run.add_argument("--headless", action="store_true", help="without the screen; pass output and signals through")
     run.add_argument("--redact-output", action="store_true", help="replace secrets in the recorded output, too")
     run.add_argument("--no-phase-peaks", action="store_true", help="do not reset the peak counters of PyTorch's allocator")
+    run.add_argument(
+        "--budget",
+        type=parse_percent,
+        metavar="PERCENT",
+        help="largest share of the training time that watching may take; of short steps less is recorded [0.3]",
+    )
     run.add_argument("--report", metavar="FILE", help="write an HTML report when the job has ended")
     _add_price(run)
 

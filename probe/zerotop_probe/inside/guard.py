@@ -46,10 +46,20 @@ class CostMeter:
     """The probe's cost and errors; ``report_error(where, error)`` receives the first error of each guard."""
 
     def __init__(self) -> None:
+        # On the training thread.
         self.cost_ns = 0
+        # Processor time of the probe's own threads, by their tasks: meanwhile they hold Python's lock.
+        self.thread_ns: dict[str, int] = {}
+        # Of facts that are recorded once; not in ``cost_ns``.
+        self.one_time_ns = 0
         self.boundaries = 0
         self.errors = 0
         self.report_error: Callable[[str, BaseException], None] = lambda where, error: None
+
+    @property
+    def total_ns(self) -> int:
+        """What the training has felt so far, without one-time costs."""
+        return self.cost_ns + sum(self.thread_ns.values())
 
 
 class Guard:
@@ -72,6 +82,21 @@ class Guard:
             return None
         finally:
             self._meter.cost_ns += now() - begin_ns
+
+    def run_once(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """As :meth:`run`, for a one-time cost within a hook: it does not count as the hook's."""
+        if not self.is_on:
+            return None
+        begin_ns = now()
+        try:
+            return function(*arguments)
+        except Exception as error:
+            self.switch_off(error)
+            return None
+        finally:
+            passed_ns = now() - begin_ns
+            self._meter.one_time_ns += passed_ns
+            self._meter.cost_ns -= passed_ns
 
     def switch_off(self, error: BaseException) -> None:
         """Disable this part and report the error."""

@@ -91,17 +91,17 @@ class Probe:
         torch = sys.modules["torch"]
         kind = find_backend(torch)
         allocator = self._make_allocator(torch, device, kind) if kind in (NATIVE, ASYNC) else None
-        clock = DeviceClock(self._session, self._identity, device, torch.cuda, self.meter)
+        clock = DeviceClock(self.recorder.files, device, torch.cuda, self.meter)
         memory, write_event = torch.cuda.memory, self.recorder.write_event
         refusal = "" if kind == NATIVE else f"PyTorch keeps no history of this job's allocator ({kind})."
         microscope = Microscope(self._session, self._identity, device, memory, write_event, self.meter, refusal)
         self.recorder.device = RankDevice(allocator, clock, microscope)
         if kind == NATIVE and self.peaks is not None:
             Guard("out of memory", self.meter).run(OomRecorder(self.recorder, self.peaks, self.meter).start_listening)
-        self.recorder.device.start_ticker(self.recorder.stack, self.meter)
+        self.recorder.device.start_tickers(self.recorder.stack, self.meter)
 
     def _make_allocator(self, torch: Any, device: int, kind: str) -> AllocatorSampler:
-        assert self._identity is not None
+        assert self.recorder is not None
         windows = os.environ.get(directory.PHASE_PEAKS_VARIABLE) != "0"
         # Counters of an earlier entry are reused: the peaks that the job sees depend on them.
         existing = self.peaks
@@ -110,7 +110,7 @@ class Probe:
         if windows and existing is None:
             peaks.install_functions()
         blocks = kind == NATIVE
-        return AllocatorSampler(self._session, self._identity, device, reads, self.meter, windows=windows, has_blocks=blocks)
+        return AllocatorSampler(self.recorder.files, device, reads, self.meter, windows=windows, has_blocks=blocks)
 
     def _report_error(self, where: str, error: BaseException) -> None:
         if self.recorder is not None:
@@ -127,11 +127,12 @@ class Probe:
 
     def _write_goodbye(self, recorder: Recorder) -> None:
         if recorder.device is not None:
-            recorder.device.stop_ticker()
+            recorder.device.stop_tickers()
         if self.evaluation is not None:
             self.evaluation.close()
         recorder.write_cost(now(), at_once=True)
         recorder.write_event(now(), events.GOODBYE, lost=recorder.lost_records, step=recorder.last_step)
+        recorder.files.finish()
 
     @property
     def session(self) -> str:
@@ -149,7 +150,7 @@ class Probe:
         if recorder is None:
             return
         if recorder.device is not None:
-            recorder.device.stop_ticker()
+            recorder.device.stop_tickers()
         if self.evaluation is not None:
             self.evaluation.close()
             self.evaluation = None

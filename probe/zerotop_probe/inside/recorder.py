@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from zerotop_probe.inside.budget import DetailBudget, read_budget
 from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording import disk, events, tables
-from zerotop_probe.recording.tables import BOUNDARY, FAILED, INCOMPLETE, PHASE_CODE
-from zerotop_probe.recording.writer import EventWriter, Identity, RecordWriter
+from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.ring_files import open_rank_files
+from zerotop_probe.recording.tables import BOUNDARY, FAILED, INCOMPLETE, LIGHT, PHASE_CODE
+from zerotop_probe.recording.writer import Identity
 
+# After these the steps are worth looking at.
+_PAUSES = frozenset(PHASE_CODE[name] for name in ("eval", "checkpoint_save", "checkpoint_load"))
 _COST_EVERY_NS = 200_000_000
-# Disk space reserved for a rank's events, twice the usual size: even on a full disk its last event counts lost records.
-_ROOM_FOR_EVENTS = 1 << 14
 # Reports of lost spans, so that a disk that is full again and again does not use that room up.
 _MOST_LOSS_EVENTS = 20
 
@@ -29,13 +31,13 @@ class Recorder:
         self.last_forward: Span | None = None
         # The last finished optimizer step of engine 0, recorded or not.
         self.last_step: int | None = None
-        self.event_writer = EventWriter(session, identity)
-        disk.reserve_blocks(self.event_writer.fileno(), _ROOM_FOR_EVENTS)
+        self.files = files = open_rank_files(session, identity)
         self._meter = meter
-        self._span_writer = RecordWriter(session, tables.SPANS, identity)
-        self._begin_writer = RecordWriter(session, tables.BEGINS, identity)
-        self._cost_writer = RecordWriter(session, tables.PROBE, identity)
+        self._span_writer = files.open_table(tables.SPANS)
+        self._begin_writer = files.open_table(tables.BEGINS)
+        self._cost_writer = files.open_table(tables.PROBE)
         self._last_cost_ns = -_COST_EVERY_NS
+        self._budget = DetailBudget(read_budget())
         self._is_losing_spans = False
         self._spans_lost_before = 0  # when a step's end was recorded last
         self._loss_events = 0
@@ -88,8 +90,11 @@ class Recorder:
         """Record a whole span that is not, or no longer, on the stack."""
         lost_before, flags = self._span_writer.lost, span.flags
         ends_step = bool(flags & BOUNDARY) and span.engine == 0
-        if ends_step and lost_before != self._spans_lost_before:
-            flags |= INCOMPLETE
+        if ends_step:
+            if lost_before != self._spans_lost_before:
+                flags |= INCOMPLETE
+            if self.device is not None and not self.device.is_full:
+                flags |= LIGHT
         self._span_writer.write(
             span.begin_ns,
             end_ns,
@@ -107,6 +112,8 @@ class Recorder:
         self._meter.boundaries += 1
         if ends_step:
             self.last_step = span.step
+        elif span.phase in _PAUSES:
+            self._budget.wish_detail()
         if self._span_writer.lost != lost_before:
             self._note_loss(end_ns, span.step)
             return
@@ -140,8 +147,12 @@ class Recorder:
 
     def end_step(self, span: Span, time_ns: int) -> None:
         """Finish an optimizer step after its span was written."""
-        if self.device is not None:
-            self.device.end_step(span.step, time_ns)
+        device = self.device
+        if device is not None:
+            device.end_step(span.step)
+            if span.engine == 0:
+                self._budget.end_step(time_ns, self._meter.total_ns)
+                device.is_full = self._budget.is_full
         self.write_cost(time_ns)
 
     def write_cost(self, time_ns: int, *, at_once: bool = False) -> None:
@@ -150,12 +161,15 @@ class Recorder:
             return
         self._last_cost_ns = time_ns
         meter = self._meter
-        self._cost_writer.write(time_ns, meter.cost_ns, meter.boundaries, self.lost_records, meter.errors)
+        self._cost_writer.write(
+            time_ns, meter.total_ns, meter.boundaries, self.lost_records, meter.errors, meter.one_time_ns
+        )
+        self.files.poll(time_ns)
 
     @property
     def lost_records(self) -> int:
         """Number of records lost so far, in all files."""
-        lost = sum(writer.lost for writer in (self.event_writer, self._span_writer, self._begin_writer, self._cost_writer))
+        lost = sum(writer.lost for writer in (self.files.events, self._span_writer, self._begin_writer, self._cost_writer))
         return lost + (self.device.lost_records if self.device else 0)
 
     def close(self) -> None:
@@ -163,9 +177,8 @@ class Recorder:
         self.is_open = False
         if self.device:
             self.device.close()
-        for writer in (self.event_writer, self._span_writer, self._begin_writer, self._cost_writer):
-            writer.close()
+        self.files.close()
 
     def write_event(self, time_ns: int, event: str, **facts: Any) -> None:
         """Record an event."""
-        self.event_writer.write(time_ns, event, **facts)
+        self.files.events.write(time_ns, event, **facts)

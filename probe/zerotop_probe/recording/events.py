@@ -390,6 +390,14 @@ JOB_ENDED = _declare("job_ended", *_END)
 # A part of the sampler failed; the rest goes on.
 SAMPLER_ERROR = _declare("sampler_error", *_ERROR)
 
+# Records of a rank waited in shared memory, as the session's file system did not take them in time. None is lost by that.
+RECORDS_LATE = _declare(
+    "records_late",
+    Field("rank", int, "global rank"),
+    Field("seconds", float, "how long the oldest of them waited"),
+    Field("why", str, "the reason"),
+)
+
 # The sampler stops normally, after the job.
 SAMPLER_ENDED = _declare(
     "sampler_ended",

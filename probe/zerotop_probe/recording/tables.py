@@ -14,7 +14,7 @@ import struct
 from typing import NamedTuple
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 2
+FORMAT_MINOR = 3
 
 UNKNOWN = -1
 
@@ -83,6 +83,7 @@ SKIPPED = 2  # the update was skipped because fp16 gradients overflowed
 EVAL = 4  # a forward of an evaluation, not of a training step
 FAILED = 8  # an exception ended the phase
 INCOMPLETE = 16  # a step span: spans were lost since the last recorded end of a step of engine 0
+LIGHT = 32  # a step span: since the last end of a step of engine 0 the device was read only at the end of this one
 
 # ``edge`` of an allocator sample.
 TICK, BEGIN, END = 0, 1, 2
@@ -117,7 +118,7 @@ SPANS = Table(
         Field("rows", "i", "rows (samples) of the micro-batch; -1 outside of a forward"),
         Field("sequence", "i", "sequence length of the micro-batch in tokens; -1 if unknown"),
         Field("phase", "H", "index into PHASES"),
-        Field("flags", "H", "BOUNDARY | SKIPPED | EVAL | FAILED | INCOMPLETE"),
+        Field("flags", "H", "BOUNDARY | SKIPPED | EVAL | FAILED | INCOMPLETE | LIGHT"),
         Field("depth", "B", "nesting depth, 0 outermost; the innermost span of lower depth around it is its parent"),
         Field("engine", "B", "number of the DeepSpeed engine in this process, in order of creation"),
         Field("pad", "H", "0"),
@@ -174,7 +175,7 @@ HISTORY = Table(
     ),
 )
 
-# Of steps shorter than 20 ms only one in four is measured.
+# Only of steps in full detail, see LIGHT.
 DEVICE_TIMES = Table(
     "device_times",
     "time_ns",
@@ -279,10 +280,11 @@ PROBE = Table(
     "time_ns",
     (
         Field("time_ns", "q", "end of an optimizer step"),
-        Field("cost_ns", "q", "time that the probe took on the training thread so far, by its own measurement"),
+        Field("cost_ns", "q", "time that the probe took from the training so far, by its own measurement"),
         Field("boundaries", "q", "phase boundaries recorded so far"),
         Field("lost", "i", "records that could not be written so far"),
         Field("errors", "i", "internal errors of the probe so far"),
+        Field("one_time_ns", "q", "time for facts that are recorded once, such as all tensors; not in cost_ns", since=3),
     ),
 )
 

@@ -12,8 +12,11 @@ import json
 import os
 from typing import Any, NamedTuple
 
-from zerotop_probe.recording import clock, segments
+from zerotop_probe.recording import clock, disk, segments
 from zerotop_probe.recording.tables import FOLDED_TABLES, FORMAT_MAJOR, FORMAT_MINOR, Table
+
+# Twice what the events of a rank usually take.
+_ROOM_FOR_EVENTS = 1 << 14
 
 
 class Identity(NamedTuple):
@@ -50,7 +53,7 @@ def make_header(table: str, identity: Identity, **extra: Any) -> dict[str, Any]:
     }
 
 
-_CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 
 
 def create_file(directory: str, stem: str, suffix: str) -> int:
@@ -63,7 +66,7 @@ def create_named_file(directory: str, stem: str, suffix: str) -> tuple[int, str]
     for number in range(1000):
         numbered = f"{stem}.{number}" if number else stem
         try:
-            return os.open(os.path.join(directory, numbered + suffix), _CREATE_FLAGS, 0o600), numbered
+            return os.open(os.path.join(directory, numbered + suffix), CREATE_FLAGS, 0o600), numbered
         except FileExistsError:
             continue
     raise OSError(errno.EEXIST, "too many recordings of one name", stem)
@@ -126,7 +129,7 @@ class RecordWriter:
         self._segment_room = segments.count_records(self._struct.size)
         path = os.path.join(self._directory, segments.make_name(self._stem, self._segment + 1))
         try:
-            descriptor = os.open(path, _CREATE_FLAGS, 0o600)
+            descriptor = os.open(path, CREATE_FLAGS, 0o600)
         except OSError:
             return
         if os.write(descriptor, self._header) != len(self._header):
@@ -153,6 +156,16 @@ class RecordWriter:
                 os.close(descriptor)
 
 
+def format_event(time_ns: int, event: str, facts: dict[str, Any]) -> bytes:
+    """Return the line of an event. Raise TypeError or ValueError if a fact cannot be written as JSON."""
+    return json.dumps({"time_ns": time_ns, "event": event, **facts}, default=str).encode() + b"\n"
+
+
+def reserve_events(descriptor: int | None) -> None:
+    """Reserve disk space for a rank's events: even on a full disk its last event counts lost records."""
+    disk.reserve_blocks(descriptor, _ROOM_FOR_EVENTS)
+
+
 class EventWriter:
     """An append-only file of events as JSON lines. Never raises; ``lost`` counts events that could not be written."""
 
@@ -166,7 +179,7 @@ class EventWriter:
         except OSError:
             self.lost = 1
             return
-        self._append_line(make_header("events", identity, **extra))
+        self._append_line(json.dumps(make_header("events", identity, **extra), default=str).encode() + b"\n")
 
     def fileno(self) -> int | None:
         """Return the file's descriptor; None if it could not be created or is closed."""
@@ -174,19 +187,21 @@ class EventWriter:
 
     def write(self, time_ns: int, event: str, **facts: Any) -> None:
         """Append an event of :mod:`~zerotop_probe.recording.events` that happened at ``time_ns`` (CLOCK_MONOTONIC)."""
-        self._append_line({"time_ns": time_ns, "event": event, **facts})
+        try:
+            self._append_line(format_event(time_ns, event, facts))
+        except Exception:
+            self.lost += 1
 
-    def _append_line(self, value: dict[str, Any]) -> None:
+    def _append_line(self, line: bytes) -> None:
         if self._descriptor is None:
             self.lost += 1
             return
         try:
-            line = json.dumps(value, default=str).encode() + b"\n"
             if self._torn:
                 line = b"\n" + line
             self._torn = os.write(self._descriptor, line) != len(line)
             self.lost += self._torn
-        except Exception:
+        except OSError:
             self.lost += 1
 
     def close(self) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
 from zerotop.analysis.formatting import format_count
-from zerotop.session.reader import Session
+from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import events
 
 _DEVICES = {"cpu": "CPU", "nvme": "NVMe"}
@@ -26,7 +26,7 @@ _TEXTS = {
 }
 _NUMBERS = ("parameters", "trainable_parameters", "zero_stage", "micro_batch", "gradient_accumulation")
 
-LOOP = "loop"
+LOOP, TRAINER = "loop", "Trainer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Engine:
 
     kind: str = ""  # LOOP, or "" for a DeepSpeed engine and while nothing trains
     parallelism: str = ""  # of a loop: "DDP", "DataParallel", "FSDP", "FSDP2" or ""
-    library: str = ""  # of a loop: "Trainer", "Accelerate", or "" if it is hand-written
+    library: str = ""  # "Trainer"; of a loop also "Accelerate"; "" if it is hand-written
     model: str = ""  # the model's class, or the name in its config
     parameters: int | None = None
     trainable_parameters: int | None = None
@@ -103,7 +103,14 @@ class Engine:
 def read_first_engine(session: Session, cursor_ns: int | None = None) -> Mapping[str, Any]:
     """Return the facts of the lowest rank's first engine or loop; empty before there is one."""
     engines = [event for event in session.events_named(events.ENGINE, cursor_ns) if not event.facts.get("engine")]
-    return min(engines, key=lambda event: event.rank).facts if engines else {}
+    first = min(engines, key=lambda event: event.rank, default=None)
+    return {} if first is None else add_library(first.facts, session.events_named(events.TOTAL_STEPS, cursor_ns))
+
+
+def add_library(engine: Mapping[str, Any], total_steps: Iterable[Event]) -> dict[str, Any]:
+    """Return the facts of a DeepSpeed engine with the library that runs it, which its events of planned steps name."""
+    is_trainer = any(event.facts.get("source") == "trainer" for event in total_steps)
+    return {"library": TRAINER, **engine} if engine and is_trainer else dict(engine)
 
 
 def parse_engine(facts: Mapping[str, Any]) -> dict[str, Any]:

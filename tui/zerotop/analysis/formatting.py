@@ -76,9 +76,11 @@ def pluralize(count: int, noun: str) -> str:
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, ``ranks 0 to 3`` or ``ranks 0, 2``."""
+    """Return ``rank 3``, ``ranks 0 and 1``, ``ranks 0 to 3`` or ``ranks 0, 2, 3``."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
+    if len(ranks) == 2:
+        return f"ranks {ranks[0]} and {ranks[1]}"
     if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"ranks {ranks[0]} to {ranks[-1]}"
     return "ranks " + ", ".join(str(rank) for rank in ranks)

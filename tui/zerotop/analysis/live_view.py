@@ -183,8 +183,8 @@ NO_HISTORY = History(0.5, 0.0, {}, {})
 class Cost:
     """Cost of recording, measured by the probe and the reader on themselves."""
 
-    probe_us_per_step: float  # mean over ranks
-    probe_share: float  # of iteration time, 0 to 1
+    probe_share: float  # of the time, 0 to 1; mean over ranks
+    one_time_s: float  # on the slowest rank, for facts that are recorded once; NaN where it is part of the share
     lost_records: int
     errors: int
     records: int  # in the recording so far

@@ -1,74 +1,80 @@
-"""How advice names the settings of the script at hand: DeepSpeed's and the Trainer's, or those of a loop without them."""
+"""How advice names the settings of the script at hand: the Trainer's, or those of a hand-written loop."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from zerotop.analysis.engine import LOOP
+from zerotop.analysis.engine import LOOP, TRAINER
 
-# Each term as the Trainer calls it, and in a loop that the Trainer does not run.
+_EVALUATE_WITHOUT = (
+    "Evaluate under torch.no_grad(), and move outputs to the host at once: they then do not collect on the GPU."
+)
+# Each term with the Trainer, and in a hand-written loop. Names that end in "fix" can be copied.
 _TRAINER_TERMS = {
-    "batch_size": ("Trainer's per_device_train_batch_size", "the DataLoader's batch_size"),
-    "batch_size_alone": ("per_device_train_batch_size", "the DataLoader's batch_size"),
-    "eval_batch_size": ("Trainer's per_device_eval_batch_size", "the evaluation's batch_size"),
+    "eval_batch_size": ("per_device_eval_batch_size", "the evaluation's batch_size"),
+    "eval_batch_fix": ("per_device_eval_batch_size", "batch_size"),
     "or_accumulate_outputs": (", or set eval_accumulation_steps to 1", ", or move outputs to the host at once"),
-    "recompute": (
-        "set Trainer's gradient_checkpointing=True",
-        "recompute activations with torch.utils.checkpoint (transformers: model.gradient_checkpointing_enable())",
-    ),
-    "worker_count": ("Trainer's dataloader_num_workers", "the DataLoader's num_workers"),
-    "worker_count_alone": ("dataloader_num_workers", "the DataLoader's num_workers"),
+    "recompute_fix": ("gradient_checkpointing=True", "model.gradient_checkpointing_enable()"),
+    "worker_count": ("dataloader_num_workers", "the DataLoader's num_workers"),
+    "workers_fix": ("dataloader_num_workers=4", "DataLoader(dataset, num_workers=4, pin_memory=True)"),
     "fewer_workers": ("fewer dataloader_num_workers", "fewer workers of the DataLoader"),
-    "grouping": (" (Trainer: group_by_length=True)", ""),
-    "save_less": (
-        "Raise Trainer's save_steps, or set save_only_model=True",
-        "Save less often, or without the optimizer's state",
-    ),
+    "grouping_fix": ('train_sampling_strategy="group_by_length"  # transformers 4: group_by_length=True', ""),
+    "saving_fix": ("save_only_model=True", ""),
+    "saving": ("save_steps", "checkpoints"),
     "saving_limits": ("Trainer's save_steps limits", "Frequent checkpoints limit"),
-    "log_less": ("raise Trainer's logging_steps", "keep loss.item(), not the loss"),
-    "eval_outputs": (
-        "Set Trainer's prediction_loss_only=True or eval_accumulation_steps=1: logits then do not collect on the GPU.",
-        "Evaluate under torch.no_grad(), and move outputs to the host at once: they then do not collect on the GPU.",
-    ),
+    "eval_outputs": ("Collect no logits on the GPU in the evaluation.", _EVALUATE_WITHOUT),
+    "eval_outputs_fix": ("prediction_loss_only=True", "with torch.no_grad():"),
     "eval_tensors": (
-        "Keep less of the evaluation: Trainer's prediction_loss_only=True, or eval_accumulation_steps=1, so that logits move"
-        " to the host at once.",
+        "Keep less of the evaluation: move logits to the host at once.",
         "Keep less of the evaluation: move outputs to the host at once, and sum up metrics batch by batch.",
     ),
+    "eval_tensors_fix": ("eval_accumulation_steps=1", "outputs = outputs.detach().cpu()"),
 }
 # Each term with DeepSpeed, and without.
 _DEEPSPEED_TERMS = {
     "tool": ("DeepSpeed", "PyTorch"),
-    "breakdown": ('Set "wall_clock_breakdown": true in the DeepSpeed config', "Trace a few steps with torch.profiler"),
-    "memory_breakdown": ('Set "memory_breakdown": true in the DeepSpeed config', "Look at one step with zerotop microscope"),
-    "binding": ("deepspeed --bind_cores_to_rank", "numactl --physcpubind for each rank"),
-    "own_cores": (
-        "Start with deepspeed --bind_cores_to_rank: each rank gets its own cores (--bind_core_list chooses them).",
-        "Start each rank with numactl --physcpubind and cores of its own.",
+    "breakdown": (
+        "Have DeepSpeed time its phases, to see which part takes longer.",
+        "Trace a few steps with torch.profiler, to see which part takes longer.",
     ),
-    "binding_too": (", or with deepspeed --bind_cores_to_rank, which sets it too", ""),
+    "breakdown_fix": ('"wall_clock_breakdown": true', "with torch.profiler.profile() as profile:"),
+    "own_cores_fix": ("deepspeed --bind_cores_to_rank", "numactl --physcpubind=CORES"),
+    "binding_too": ("; deepspeed --bind_cores_to_rank sets it too", ""),
     "lower_scale": ('Set "fp16.initial_scale_power" lower', "Give GradScaler a lower init_scale"),
-    "rarer_growth": ('Raise "fp16.loss_scale_window"', "Raise GradScaler's growth_interval"),
-    "unpin": ('set "offload_optimizer.pin_memory": false', "set pin_memory=False in the DataLoader"),
-    "unpin_or_workers": (
-        '"offload_optimizer.pin_memory": false, or fewer dataloader_num_workers',
-        "fewer workers of the DataLoader",
-    ),
-    "lower_host": (
-        '"offload_optimizer.pin_memory": false, fewer dataloader_num_workers, or "offload_optimizer.device": "nvme"',
-        "fewer workers of the DataLoader, or fewer ranks on a node",
-    ),
-    "nvme_or_workers": (
-        'set "offload_optimizer.device": "nvme", or fewer dataloader_num_workers',
-        "fewer workers of the DataLoader, or fewer ranks on a node",
-    ),
+    "rarer_growth": ('raise "fp16.loss_scale_window"', "raise GradScaler's growth_interval"),
 }
+_NVME_FIX = '"offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}'
 
 
 def read_terms(engine: Mapping[str, Any]) -> dict[str, str]:
-    """Return the terms for what an ``engine`` event describes; DeepSpeed's and the Trainer's where nothing is known."""
-    is_loop = engine.get("kind") == LOOP
-    by_hand = is_loop and engine.get("library") != "Trainer"
-    trainers = {name: texts[by_hand] for name, texts in _TRAINER_TERMS.items()}
-    return trainers | {name: texts[is_loop] for name, texts in _DEEPSPEED_TERMS.items()}
+    """Return the terms for what an ``engine`` event describes; those of a hand-written DeepSpeed loop if it is empty."""
+    is_loop, by_hand = engine.get("kind") == LOOP, engine.get("library") != TRAINER
+    terms = {name: texts[by_hand] for name, texts in _TRAINER_TERMS.items()}
+    terms |= {name: texts[is_loop] for name, texts in _DEEPSPEED_TERMS.items()}
+    return terms | _name_batch(engine, is_loop=is_loop, by_hand=by_hand) | _name_host_memory(engine, terms["fewer_workers"])
+
+
+def _name_batch(engine: Mapping[str, Any], *, is_loop: bool, by_hand: bool) -> dict[str, str]:
+    rows, twice = engine.get("micro_batch"), 2 * (engine.get("gradient_accumulation") or 1)
+    if not by_hand:
+        name, assign = "per_device_train_batch_size", "{}={}"
+        bf16 = "bf16=True"
+    elif is_loop:
+        name, assign = "the DataLoader's batch_size", "{}={}"
+        bf16 = 'torch.autocast("cuda", dtype=torch.bfloat16)'
+    else:
+        name, assign = "train_micro_batch_size_per_gpu", '"{}": {}'
+        bf16 = '"bf16": {"enabled": true}'
+    return {
+        "batch_size": name,
+        "batch_size_fix": assign.format(name.rpartition(" ")[2], rows) if isinstance(rows, int) else "",
+        "accumulation_fix": "" if is_loop and by_hand else assign.format("gradient_accumulation_steps", twice),
+        "bf16_fix": bf16,
+    }
+
+
+def _name_host_memory(engine: Mapping[str, Any], fewer_workers: str) -> dict[str, str]:
+    if engine.get("offload_optimizer") == "cpu":
+        return {"less_host_memory": f"move the optimizer to NVMe, or use {fewer_workers}", "less_host_memory_fix": _NVME_FIX}
+    return {"less_host_memory": f"use {fewer_workers}, or run fewer ranks on a node", "less_host_memory_fix": ""}

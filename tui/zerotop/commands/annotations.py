@@ -39,7 +39,11 @@ def _build_json(finding: Annotation) -> dict[str, Any]:
 def _format_finding(finding: Annotation, begin_ns: int) -> str:
     step = f"step {finding.step}" if finding.step is not None else "no step"
     head = f"{(finding.known_ns - begin_ns) / 1e9:9.1f} s  {step}  {finding.name}  ({finding.severity.value})"
-    texts = (escape_unprintable(finding.sentence), "-> " + escape_unprintable(finding.advice))
-    return "\n".join(
-        [head, *(textwrap.fill(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT) for text in texts)]
+    texts = [finding.headline, finding.details, finding.advice and f"-> {finding.advice}"]
+    wrapped = (
+        textwrap.fill(escape_unprintable(text), _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        for text in texts
+        if text
     )
+    fix = [f"{_INDENT}   {escape_unprintable(finding.fix)}"] if finding.fix else []
+    return "\n".join([head, *wrapped, *fix])

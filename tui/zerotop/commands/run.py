@@ -23,6 +23,8 @@ def run(options: argparse.Namespace) -> int:
         check_place(options.report)
     if options.no_phase_peaks:
         os.environ[directory.PHASE_PEAKS_VARIABLE] = "0"
+    if options.budget is not None:
+        os.environ[directory.BUDGET_VARIABLE] = str(options.budget)
     if options.headless or not has_terminal():
         return _run_headless(options)
     with _make_session(options) as session:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 import numpy as np
 
+from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.formatting import (
     format_bytes,
     format_count,
@@ -21,7 +22,6 @@ from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.finding_costs import FindingCost, measure_training_s
 from zerotop.analysis.reports.measures import Unit
 from zerotop.analysis.reports.session_report import SessionReport
-from zerotop.analysis.reports.verdict import shorten_finding
 from zerotop.report.charts import build_charts
 from zerotop.report.elements import Element, element, table
 from zerotop.report.ledger import build_memory
@@ -145,8 +145,6 @@ def _build_findings(report: SessionReport) -> Element:
 
 def _build_finding(number: int, cost: FindingCost, training_s: float, report: SessionReport) -> Element:
     finding = cost.finding
-    headline = shorten_finding(finding.sentence)
-    rest = finding.sentence[len(headline) :].lstrip(". ")
     where = [f"step {finding.step}" if finding.step is not None else "", format_ranks(cost.ranks) if cost.ranks else ""]
     after = format_long_time(max(0.0, (finding.begin_ns - report.begin_ns) / 1e9))
     price = []
@@ -163,9 +161,9 @@ def _build_finding(number: int, cost: FindingCost, training_s: float, report: Se
         element("div", str(number), class_="number"),
         element(
             "div",
-            element("p", f"{headline}.", class_="headline"),
-            element("p", rest) if rest else None,
-            _build_advice(finding.advice) if finding.advice else None,
+            element("p", finding.headline, class_="headline"),
+            element("p", finding.details) if finding.details else None,
+            _build_advice(finding) if finding.advice or finding.fix else None,
             element(
                 "p",
                 " · ".join(filter(None, (finding.severity.value, *where, f"after {after}", finding.name))),
@@ -178,8 +176,12 @@ def _build_finding(number: int, cost: FindingCost, training_s: float, report: Se
     )
 
 
-def _build_advice(advice: str) -> Element:
-    return element("p", element("b", "What to do: "), advice, class_="advice", data_text=advice)
+def _build_advice(finding: Annotation) -> Element:
+    """Return what to do, and what to copy: the script adds a button."""
+    fix = element("code", finding.fix, class_="fix") if finding.fix else None
+    return element(
+        "div", element("p", element("b", "What to do: "), finding.advice) if finding.advice else None, fix, class_="advice"
+    )
 
 
 def _format_cost(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Sample the counters of PyTorch's CUDA allocator at phase boundaries, and ten times a second between them.
+"""Sample the counters of PyTorch's CUDA allocator at phase boundaries, and ten times a second in long phases.
 
 Only counters that the allocator maintains anyway are read: nothing is synchronized or allocated.
 """
@@ -10,13 +10,17 @@ from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.span import Span
+from zerotop_probe.recording.ring_files import RankFiles
 from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, END, TICK, UNKNOWN
-from zerotop_probe.recording.writer import Identity, RecordWriter
 
 # A read takes 8 us on a host with an H200 and twice that in a real loop, most of the cost of a boundary. A read is therefore
 # skipped if the job had control for less than this since the previous one, and the window continues: allocations in the
 # millisecond before a phase count to that phase.
 _MIN_INTERVAL_NS = {BEGIN: 1_000_000, END: 30_000}
+
+# Ticks between boundaries, and how long the ticker rests while boundaries are as frequent: at each tick the training thread
+# may have to wait for Python's lock.
+_TICK_NS, _REST_S = 100_000_000, 0.3
 
 # Returns the allocator's counters, nested as PyTorch's C function returns them.
 CounterReader = Callable[[], "dict[str, Any]"]
@@ -38,8 +42,7 @@ class AllocatorSampler:
 
     def __init__(
         self,
-        session: str,
-        identity: Identity,
+        files: RankFiles,
         device: int,
         reads: tuple[CounterReader, CounterReader],
         meter: CostMeter,
@@ -57,7 +60,7 @@ class AllocatorSampler:
         self._device = device
         self._last_read_ns = -max(_MIN_INTERVAL_NS.values())
         peaks = "window" if windows else "process"
-        self._writer = RecordWriter(session, ALLOCATOR, identity, peaks=peaks)
+        self._writer = files.open_table(ALLOCATOR, peaks=peaks)
         self._guard = Guard("allocator", meter)
 
     @property
@@ -83,13 +86,13 @@ class AllocatorSampler:
         segments = stats.get("segment", {}).get("all", {}).get("current", UNKNOWN)
         self._writer.write(time_ns, *extract_counters(stats), step, micro_step, phase, edge, self._device, segments)
 
-    def sample_between(self, step: int, micro_step: int, phase: int) -> None:
-        """Record the counters between boundaries."""
-        self._write_counters(now(), self._read_between(), step, micro_step, phase, TICK)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
+    def sample_between(self, step: int, micro_step: int, phase: int) -> float:
+        """Record the counters between boundaries, unless boundaries are frequent; return the seconds until the next time."""
+        time_ns = now()
+        if time_ns - self._last_read_ns < _TICK_NS:
+            return _REST_S
+        self._write_counters(time_ns, self._read_between(), step, micro_step, phase, TICK)
+        return _TICK_NS / 1e9
 
 
 def extract_counters(stats: dict[str, Any]) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.span import Span
+from zerotop_probe.recording.ring_files import RankFiles
 from zerotop_probe.recording.tables import DEVICE_TIMES
-from zerotop_probe.recording.writer import Identity, RecordWriter
 
 # Limits memory in a job that never reaches the end of a step, or on a GPU that hangs.
 _MAX_PENDING = 256
@@ -20,11 +20,11 @@ _MAX_PENDING = 256
 class DeviceClock:
     """A clock for spans of one device, on the stream that is current at their edges."""
 
-    def __init__(self, session: str, identity: Identity, device: int, cuda: Any, meter: CostMeter) -> None:
+    def __init__(self, files: RankFiles, device: int, cuda: Any, meter: CostMeter) -> None:
         """Create the file. ``device`` is the CUDA ordinal in this process, ``cuda`` is ``torch.cuda``."""
         self._cuda = cuda
         self._device = device
-        self._writer = RecordWriter(session, DEVICE_TIMES, identity)
+        self._writer = files.open_table(DEVICE_TIMES)
         self._guard = Guard("device clock", meter)
         self._free_events: list[Any] = []
         self._pending_spans: deque[tuple[Span, Any, Any]] = deque()
@@ -77,7 +77,3 @@ class DeviceClock:
         self._writer.write(
             now(), span.begin_ns, device_ns, span.step, span.micro_step, span.phase, span.depth, span.engine, 0
         )
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerotop_probe.inside.device.allocator import AllocatorSampler
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.microscope import Microscope
-from zerotop_probe.inside.device.ticker import Task, Ticker
+from zerotop_probe.inside.device.ticker import Ticker
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
@@ -15,10 +15,7 @@ from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
 _UNSAMPLED_PHASES = frozenset(PHASE_CODE[name] for name in ("data", "other"))
 _STEP_PHASE = PHASE_CODE["step"]
 
-# Of steps this short only one in four is sampled inside, the others only at their end: 20 us at each edge would slow them
-# noticeably.
-_SHORT_STEP_NS = 20_000_000
-_SAMPLED_ONE_IN = 4
+# In light detail these are not sampled, and a step only at its end.
 _INNER_PHASES = frozenset(
     PHASE_CODE[name]
     for name in ("forward", "backward", "grads_to_cpu", "cpu_optimizer", "params_to_gpu", "optimizer", "allgather")
@@ -33,9 +30,9 @@ class RankDevice:
         self._allocator = allocator
         self._clock = clock
         self._microscope = microscope
-        self._ticker: Ticker | None = None
-        self._last_step_ns = -_SHORT_STEP_NS
-        self._samples_inner = True
+        self._tickers: list[Ticker] = []
+        self.is_full = True
+        """Whether the step in progress is recorded in full detail."""
 
     @property
     def lost_records(self) -> int:
@@ -46,25 +43,30 @@ class RankDevice:
             + (self._allocator.lost_records if self._allocator is not None else 0)
         )
 
-    def start_ticker(self, stack: list[Span], meter: CostMeter) -> None:
-        """Start the thread that samples between boundaries and polls for microscope requests."""
-        tasks: dict[str, Task] = {"microscope requests": self._microscope.poll}
-        if self._allocator is not None:
-            tasks["allocator ticks"] = self._allocator.sample_between
-        self._ticker = Ticker(stack, tasks, meter)
-        self._ticker.start()
+    def start_tickers(self, stack: list[Span], meter: CostMeter) -> None:
+        """Start the threads that sample between boundaries and look for microscope requests.
 
-    def stop_ticker(self) -> None:
-        """Stop the thread, before the interpreter shuts down."""
-        if self._ticker is not None:
-            self._ticker.stop()
+        The second reads a file, for which it may have to wait.
+        """
+        self._tickers = [Ticker(stack, "microscope requests", self._microscope.poll, meter)]
+        if self._allocator is not None:
+            self._tickers.append(Ticker(stack, "allocator ticks", self._allocator.sample_between, meter))
+        for ticker in self._tickers:
+            ticker.start()
+
+    def stop_tickers(self) -> None:
+        """Stop the threads, before the interpreter shuts down."""
+        for ticker in self._tickers:
+            ticker.stop()
 
     def begin_span(self, time_ns: int, span: Span, outer: Span | None) -> None:
         """Sample the begin of ``span``, whose parent is ``outer``."""
         if not (outer.phase == _STEP_PHASE if outer is not None else span.phase not in _UNSAMPLED_PHASES):
             return
-        span.samples_device = self._samples_inner or (span.phase not in _INNER_PHASES)
-        if self._samples_inner or (span.phase not in _INNER_PHASES and span.phase != _STEP_PHASE):
+        is_step = span.phase == _STEP_PHASE
+        samples_begin = self.is_full or (span.phase not in _INNER_PHASES and not is_step)
+        span.samples_device = samples_begin or is_step
+        if samples_begin:
             if self._allocator is not None:
                 self._allocator.sample_edge(time_ns, span, BEGIN)
             self._clock.begin_span(span)
@@ -81,16 +83,11 @@ class RankDevice:
         if self._allocator is not None:
             self._allocator.sample_edge(time_ns, span, END)
 
-    def end_step(self, step: int, time_ns: int) -> None:
-        """Finish an optimizer step, and decide whether the next one is sampled inside."""
-        self._samples_inner = step % _SAMPLED_ONE_IN == _SAMPLED_ONE_IN - 1 or time_ns - self._last_step_ns >= _SHORT_STEP_NS
-        self._last_step_ns = time_ns
+    def end_step(self, step: int) -> None:
+        """Write the device times that are known after an optimizer step."""
         self._clock.write_finished()
         self._microscope.end_step(step)
 
     def close(self) -> None:
-        """Close the files without taking a lock: in a forked child the ticker is gone and may have held one."""
-        if self._allocator is not None:
-            self._allocator.close()
-        self._clock.close()
+        """Close the microscope's file without taking a lock: in a forked child the ticker is gone and may have held one."""
         self._microscope.close()

@@ -23,6 +23,7 @@ from zerotop_probe.recording.writer import Identity, RecordWriter
 
 _ACTION_CODES = {name: code for code, name in enumerate(HISTORY_ACTIONS)}
 _MAX_STEPS = 100
+_POLL_S = 0.2
 _MAX_REQUEST_BYTES = 1 << 12
 # An entry takes some hundred bytes of host memory, with its stack some thousand.
 _MAX_ENTRIES = 1_000_000
@@ -72,11 +73,14 @@ class Microscope:
         except OSError:
             return 0
 
-    def poll(self, step: int, micro_step: int, phase: int) -> None:
-        """Read a new request, if there is one; a task of the ticker."""
+    def poll(self, step: int, micro_step: int, phase: int) -> float:
+        """Read a new request, if there is one; a task of a ticker."""
         request_ns = self._read_request_ns()
-        if request_ns in (0, self._request_ns):
-            return
+        if request_ns not in (0, self._request_ns):
+            self._read_request(request_ns)
+        return _POLL_S
+
+    def _read_request(self, request_ns: int) -> None:
         self._request_ns = request_ns
         # A file with any other content, or of somebody else, is ignored.
         errors = (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError)
@@ -90,10 +94,10 @@ class Microscope:
     def end_step(self, step: int) -> None:
         """Begin or continue a trace at the end of every optimizer step, on the training thread."""
         if self._trace is not None:
-            self._guard.run(self._continue_trace, self._trace, step)
+            self._guard.run_once(self._continue_trace, self._trace, step)
         elif self._request is not None:
             request, self._request = self._request, None
-            self._guard.run(self._begin_trace, step, *request)
+            self._guard.run_once(self._begin_trace, step, *request)
 
     def _begin_trace(self, step: int, request: int, steps: int, stacks: bool) -> None:
         trace = _Trace(request, steps, stacks, step + 1, now())

@@ -87,7 +87,7 @@ class UpdateHooks:
     def inspect_tensors(self, state: EngineState, engine: Any, when: str) -> None:
         """Record the tensor inventory, the first time at each ``when``."""
         if when not in state.recorded_inventories:
-            self._tensor_guard.run(record_tensors, self._probe, state, engine, when)
+            self._tensor_guard.run_once(record_tensors, self._probe, state, engine, when)
 
     def end_step(self, span: Span, time_ns: int) -> None:
         """Finish a step after its span was written."""

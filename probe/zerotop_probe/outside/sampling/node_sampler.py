@@ -17,6 +17,7 @@ from zerotop_probe.outside.sampling.host_sampler import HostSampler, read_meminf
 from zerotop_probe.outside.sampling.nvml import GpuDiscovery
 from zerotop_probe.outside.sampling.process_sampler import ProcessSampler, SampledMember
 from zerotop_probe.outside.sampling.rank_discovery import RankFinder
+from zerotop_probe.outside.sampling.ring_collector import RingCollector
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
 from zerotop_probe.recording import clock, events
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -27,6 +28,8 @@ _TICKS_PER_HOST = 5
 # The time after which an unresponsive driver is reported. If it responds later, its GPUs are reported then.
 _DRIVER_PATIENCE_S = 5.0
 _THREAD_PATIENCE_S = 1.0
+# Nobody else writes what is left in the rings: a slow file system gets more time for them.
+_RINGS_PATIENCE_S = 10.0
 
 
 class JobSampler:
@@ -86,6 +89,11 @@ class NodeSampler:
         self._gpu_thread = SamplerThread("gpus", self._gpus, on_error=self.note_error)
         self._host_thread = SamplerThread("processes", job_sampler, on_error=self.note_error)
         self._folding = BackgroundFolding(session, self.note_error)
+        self._rings = RingCollector(session, self._note_late)
+        try:
+            self._rings.start()
+        except RuntimeError as error:  # a limit of processes; the ranks write to the session themselves
+            self.note_error("rings", error)
         self._gpu_thread.start_sampling()
         self._host_thread.start_sampling()
 
@@ -139,6 +147,9 @@ class NodeSampler:
         else:
             self._writer.write(now_ns, events.RANK_CONTINUED, rank=member.rank, pid=pid, start=start)
 
+    def _note_late(self, rank: int, seconds: float, why: str) -> None:
+        self._writer.write(time.monotonic_ns(), events.RECORDS_LATE, rank=rank, seconds=seconds, why=why)
+
     def _note_lost(self, sentence: str) -> None:
         self._writer.write(time.monotonic_ns(), events.SAMPLER_ERROR, where="gpus", error=sentence)
 
@@ -161,3 +172,4 @@ class NodeSampler:
         """Stop sampling, without waiting for a driver that hangs."""
         self._host_thread.finish_sampling(_THREAD_PATIENCE_S)
         self._gpu_thread.finish_sampling(_THREAD_PATIENCE_S)
+        self._rings.finish(_RINGS_PATIENCE_S)

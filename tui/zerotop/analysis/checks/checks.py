@@ -16,7 +16,6 @@ from zerotop.analysis.formatting import format_bytes, format_count, format_secon
 from zerotop.analysis.live_view import State
 from zerotop.analysis.reports.comparison import compare_setup
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
-from zerotop.analysis.reports.verdict import shorten_finding
 from zerotop_probe.recording import events
 
 # Rows of a setup that change what an iteration costs.
@@ -145,7 +144,7 @@ def _check_speed(run: RecordedRun, budget: Budget) -> Iterator[Check]:
 def _check_findings(findings: tuple[Annotation, ...], budget: Budget) -> Iterator[Check]:
     for name in budget.forbidden:
         found = [finding for finding in findings if finding.name == name or _is_as_severe(finding, name)]
-        text = "It did not occur." if not found else f"{shorten_finding(found[0].sentence)}."
+        text = "It did not occur." if not found else f"{found[0].headline}."
         if len(found) > 1:
             text += f" {format_count(len(found) - 1, 'more finding')} of this kind."
         yield _judge(f"finding {name}", not found, text)

@@ -31,15 +31,15 @@ _EXCEPTION_LINE = re.compile(
 _ADVICE = {
     "SIGKILL": (
         "Check dmesg, the scheduler's log and other users of the node for who sent it. {saving_limits} how much is lost.",
-        "save_steps",
+        "{saving}",
     ),
-    "SIGTERM": ("Usually a scheduler's time limit or a manual kill. {saving_limits} how much is lost.", "save_steps"),
+    "SIGTERM": ("Usually a scheduler's time limit or a manual kill. {saving_limits} how much is lost.", "{saving}"),
     "SIGBUS": (
-        "Usually /dev/shm is full: start the container with a larger --shm-size, or set dataloader_num_workers to 0.",
+        "Usually /dev/shm is full: start the container with a larger --shm-size, or set {worker_count} to 0.",
         "--shm-size",
     ),
 }
-_DEFAULT_ADVICE = "Check its last output and dmesg. {saving_limits} how much is lost.", "save_steps"
+_DEFAULT_ADVICE = "Check its last output and dmesg. {saving_limits} how much is lost.", "{saving}"
 
 
 # --- killed --------------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def build_signal_failure(session: Session, cursor_ns: int, process_exit: Process
     who = f"Rank {rank} (PID {pid})" if rank is not None else "The job"
     what = f"was killed by {name}" if name else "died unexpectedly"
     advice, setting = _ADVICE.get(name or "", _DEFAULT_ADVICE)
-    memory = read_last_seconds(session, host, at_ns)
+    terms, memory = read_terms(read_first_engine(session, cursor_ns)), read_last_seconds(session, host, at_ns)
     return Failure(
         kind=SIGNAL,
         unix_ns=at_ns,
@@ -65,8 +65,8 @@ def build_signal_failure(session: Session, cursor_ns: int, process_exit: Process
         where=f"on {host}" if host else "",
         why=_describe_host_memory(memory),
         numbers=_build_host_figures(memory),
-        advice=advice.format_map(read_terms(read_first_engine(session, cursor_ns))),
-        setting=setting,
+        advice=advice.format_map(terms),
+        setting=setting.format_map(terms),
         spans=spans,
         host_memory=memory,
         last_words="",

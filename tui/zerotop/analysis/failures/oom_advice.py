@@ -34,7 +34,7 @@ def advise_on_gpu(case: OomCase) -> tuple[str, str]:
         name = "train_micro_batch_size_per_gpu"
         return f"Halve {name}, now {engine['micro_batch']}, and double gradient_accumulation_steps.", name
     if engine.get("activation_checkpointing") is False:
-        return "Recompute activations: gradient_checkpointing in the Trainer's arguments.", "gradient_checkpointing"
+        return f"Recompute activations: {read_terms(engine)['recompute_fix']}.", "activation checkpointing"
     return advise_keeping_less(engine) or ("Train with shorter sequences, or on more GPUs.", "max_seq_length")
 
 
@@ -44,11 +44,10 @@ def _advise_loop(case: OomCase, engine: Mapping[str, Any]) -> tuple[str, str]:
     if case.outer_phase == "checkpoint_save":
         return "Move the state to the host before saving: torch.save() of tensors on the CPU.", "torch.save"
     if case.rows is not None and case.rows > 1:
-        name = terms["batch_size_alone"]
+        name = terms["batch_size"]
         return f"Halve {name}, now {case.rows}, and accumulate gradients over twice as many micro-batches.", name
     if engine.get("activation_checkpointing") is False:
-        recompute = terms["recompute"]
-        return f"{recompute[0].upper()}{recompute[1:]}.", "activation checkpointing"
+        return f"Recompute activations: {terms['recompute_fix']}.", "activation checkpointing"
     return "Train with shorter sequences, or divide the model among GPUs: FSDP, or DeepSpeed's ZeRO.", "sequence length"
 
 
@@ -92,7 +91,4 @@ def advise_on_host(case: OomCase) -> tuple[str, str]:
         return advice, _OFFLOAD_PARAMETERS
     if case.outer_phase in ("init", "") and case.engine.get("kind") != LOOP:
         return _ZERO_INIT
-    if case.engine.get("kind") == LOOP:
-        fewer = read_terms(case.engine)["fewer_workers"]
-        return f"Give the job more host memory, or load data with {fewer}.", "num_workers"
-    return "Give the job more host memory, or load data with a smaller dataloader_num_workers.", "dataloader_num_workers"
+    return f"Give the job more host memory, or lower {read_terms(case.engine)['worker_count']}.", "num_workers"

@@ -104,7 +104,7 @@ def _check_evaluation(case: OomCase) -> Verdict | None:
     if case.outer_phase != "eval":
         return None
     terms, ratio, before = read_terms(case.engine), case.batch_ratio, case.largest_batch
-    setting = terms["eval_batch_size"].rpartition(" ")[2]
+    setting = terms["eval_batch_fix"]
     if ratio is None or ratio <= _LARGER_RATIO:
         rows = f", now {case.rows}" if case.rows else ""
         advice = f"Lower {terms['eval_batch_size']}{rows}{terms['or_accumulate_outputs']}."

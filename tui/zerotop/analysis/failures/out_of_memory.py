@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from zerotop.analysis.engine import add_library
 from zerotop.analysis.failures.last_moments import (
     FailureScene,
     LastSpan,
@@ -37,7 +38,7 @@ from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExit, ProcessExits, find_first_exit
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Event, Session
-from zerotop_probe.recording.events import OUT_OF_MEMORY
+from zerotop_probe.recording.events import OUT_OF_MEMORY, TOTAL_STEPS
 
 # How much of the output's end to read: enough for the tracebacks of many ranks.
 _OUTPUT_BYTES = 1 << 18
@@ -205,7 +206,8 @@ def _build_case(
 ) -> OomCase:
     process, at_ns = scene.process, scene.at_ns
     engines = read_events(session, "engine", process, at_ns) if process is not None else []
-    engine: Mapping[str, Any] = engines[-1].facts if engines else {}
+    planned = read_events(session, TOTAL_STEPS, process, at_ns) if process is not None else []
+    engine = add_library(engines[-1].facts if engines else {}, planned)
     hello = read_events(session, "hello", process, at_ns) if process is not None else []
     memory = read_last_seconds(session, process.host, at_ns)[-1:] if process is not None and kind == HOST else ()
     return OomCase(

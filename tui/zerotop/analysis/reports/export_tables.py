@@ -30,7 +30,14 @@ _NOT_EXPORTED = ("begins", "history", "output", "folded")
 # Tables that ranks write: the writer's rank becomes a column.
 _RANK_TABLES = ("spans", "allocator", "device_times", "probe")
 _TIME_COLUMNS = {"time_ns": "time_unix_ns", "begin_ns": "begin_unix_ns", "end_ns": "end_unix_ns"}
-_FLAG_BITS = {"boundary": tables.BOUNDARY, "skipped": tables.SKIPPED, "eval": tables.EVAL, "failed": tables.FAILED}
+_FLAG_BITS = {
+    "boundary": tables.BOUNDARY,
+    "skipped": tables.SKIPPED,
+    "eval": tables.EVAL,
+    "failed": tables.FAILED,
+    "incomplete": tables.INCOMPLETE,
+    "light": tables.LIGHT,
+}
 _CODE_NAMES = {"phase": tables.PHASES, "edge": ("tick", "begin", "end")}
 Columns = dict[str, tuple[type[polars.DataType], Callable[[Any], Any]]]
 _EVENT_COLUMNS: Columns = {
@@ -50,8 +57,11 @@ _ANNOTATION_COLUMNS: Columns = {
     "severity": (polars.String, lambda finding: finding.severity.value),
     "confidence_percent": (polars.Float64, lambda finding: 100 * finding.confidence),
     "ranks": (polars.String, lambda finding: " ".join(map(str, finding.ranks))),
-    "sentence": (polars.String, lambda finding: finding.sentence),
+    "headline": (polars.String, lambda finding: finding.headline),
+    "details": (polars.String, lambda finding: finding.details),
     "advice": (polars.String, lambda finding: finding.advice),
+    "fix": (polars.String, lambda finding: finding.fix),
+    "cost_percent": (polars.Float64, lambda finding: 100 * finding.cost),
     "evidence": (polars.String, lambda finding: _format_json(dict(finding.evidence))),
 }
 

@@ -62,10 +62,8 @@ def _describe_cost(view: LiveView) -> list[str]:
     cost = view.cost
     if math.isnan(cost.probe_share):
         return []
-    return [
-        f"cost of the probe: {cost.probe_us_per_step:.0f} us per step, {cost.probe_share:.2%} of the time;"
-        f" {cost.records} records, {cost.lost_records} lost"
-    ]
+    once = "" if math.isnan(cost.one_time_s) else f", and {cost.one_time_s:.2f} s once"
+    return [f"watching costs {cost.probe_share:.2%} of the time{once}; {cost.records} records, {cost.lost_records} lost"]
 
 
 def _describe_gpus(view: LiveView) -> list[str]:

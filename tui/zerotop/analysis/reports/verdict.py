@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -80,11 +79,6 @@ def _find_costly(source: RecordingSource, findings: Sequence[FindingCost], *, fa
     return None
 
 
-def shorten_finding(sentence: str) -> str:
-    """Return the first sentence of a finding, without its full stop."""
-    return re.split(r"(?<=[^.])\. (?=[A-Z])", sentence, maxsplit=1)[0].rstrip(".")
-
-
 def _describe_end(view: LiveView, failure: Failure | None) -> tuple[str, Outcome]:
     job, progress = view.job, view.progress
     steps, elapsed = format_count(progress.finished_steps, "step"), format_long_time(progress.elapsed_s)
@@ -139,7 +133,7 @@ def _describe_costliest(source: RecordingSource, cost: FindingCost | None) -> st
     if cost is None:
         return "No finding says that time or memory was lost."
     price = describe_cost(cost, measure_training_s(source.job_steps))
-    return f"What cost most: {shorten_finding(cost.finding.sentence)}{f' ({price})' if price else ''}."
+    return f"What cost most: {cost.finding.headline}{f' ({price})' if price else ''}."
 
 
 def describe_cost(cost: FindingCost, training_s: float) -> str:

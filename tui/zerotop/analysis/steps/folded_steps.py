@@ -34,6 +34,7 @@ def fill_rows(rows: Rows, folded: Rows, previous_ns: int, process: Source) -> No
         rows[name] = folded[name]
     rows["iteration_s"][folded["longest_ns"] == UNKNOWN] = np.nan
     steps = rows["steps"] = folded["steps"]
+    rows["light"] = False
     rows["skipped"] = 2 * folded["skipped_steps"] > steps
     block = np.flatnonzero(steps > 1)
     if len(block):

@@ -1,6 +1,7 @@
 """The parts of ``step()``: moving gradients and parameters, computing, gathering, and GPU idle time.
 
-Times are the device's where recorded, else the host's, which misses kernels that are only launched. The GPU is idle while
+Times are the device's where recorded, else the host's, which misses kernels that are only launched. The two are not mixed:
+of a rank with a GPU, updates in light detail are left out. The GPU is idle while
 the optimizer computes on the CPU, and between parts where transfers both ways are recorded (stage 3 does some transfers
 outside any part). Where the GPU computes the update, gaps between its kernels are unknown.
 """
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.processes.alive_ranks import find_sibling_table
 from zerotop.session.reader import Session, Source
-from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE, SKIPPED
+from zerotop_probe.recording.tables import BOUNDARY, FAILED, LIGHT, PHASE_CODE, SKIPPED
 
 PARTS = ("grads_to_cpu", "cpu_optimizer", "params_to_gpu", "optimizer", "allgather", "reduce")
 _ON_CPU = "cpu_optimizer"
@@ -33,14 +34,14 @@ PARTS_DTYPE = np.dtype(
 
 
 def read_step_parts(session: Session) -> NDArray[Any]:
-    """Return all updates of all ranks, by rank and then in order (dtype PARTS_DTYPE)."""
+    """Return the updates of all ranks, by rank and then in order (dtype PARTS_DTYPE)."""
     sources = sorted(session.sources["spans"], key=lambda source: (source.rank, source.created_ns))
     return np.concatenate([np.empty(0, PARTS_DTYPE), *(_build_parts(session, source) for source in sources)])
 
 
 def _build_parts(session: Session, source: Source) -> NDArray[Any]:
     spans = source.array
-    steps = spans[(spans["phase"] == PHASE_CODE["step"]) & (spans["flags"] & (BOUNDARY | FAILED) == BOUNDARY)]
+    steps = spans[(spans["phase"] == PHASE_CODE["step"]) & (spans["flags"] & (BOUNDARY | FAILED | LIGHT) == BOUNDARY)]
     rows = np.zeros(len(steps), PARTS_DTYPE)
     rows["rank"] = source.rank
     rows["step"] = steps["step"]

@@ -23,6 +23,9 @@ STEP_DTYPE = np.dtype(
         ("rows", "<i8"),
         ("tokens", "<i8"),
         ("skipped", "?"),
+        # The device was read only at its end, for a short step would pay too much for more: its peaks are exact, those of
+        # its phases and the device's times are not recorded. False where folded.
+        ("light", "?"),
         # Exact where the allocator's own peak belongs to this step, else its highest sample.
         ("allocated_peak_bytes", "<i8"),
         ("reserved_peak_bytes", "<i8"),

@@ -14,7 +14,7 @@ from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS, STEP_DTYPE
 from zerotop.analysis.steps.step_memory import add_memory
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Rows
-from zerotop_probe.recording.tables import BOUNDARY, INCOMPLETE, PHASE_CODE, SKIPPED, UNKNOWN
+from zerotop_probe.recording.tables import BOUNDARY, INCOMPLETE, LIGHT, PHASE_CODE, SKIPPED, UNKNOWN
 
 _STEP_CODE = PHASE_CODE["step"]
 _SPANS_AT_ONCE = 16384  # so that intermediate arrays stay in the processor's cache
@@ -138,6 +138,7 @@ def _take_spans(pieces: Sequence[_ProcessSpans]) -> list[_ProcessSpans]:
         rows["rank"] = np.array([source.rank for source in sources])[closing_process]
         rows["step"] = spans["step"][closing]
         rows["skipped"] = spans["flags"][closing] & SKIPPED != 0
+        rows["light"] = spans["flags"][closing] & LIGHT != 0
         rows["steps"] = 1
         offsets = np.array([source.offset_ns for source in sources])[closing_process]
         rows["begin_unix_ns"] = begins + offsets

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from zerotop.analysis.formatting import format_bytes
+from zerotop.analysis.formatting import format_bytes, format_ranks
 from zerotop.analysis.processes.thinned import is_thinned_at, mask_thinned
 from zerotop.analysis.steps.gaps import describe_gaps
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
@@ -28,6 +28,7 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes
     notices += _describe_not_entered(session, cursor_ns)
     notices += describe_training(session, cursor_ns)
     notices += filter(None, [losses.loss_sentence, describe_gaps(session, processes, cursor_ns)])
+    notices += _describe_late(session, cursor_ns)
     notices += describe_thinning(session, cursor_ns)
     if session.held_bytes > _MUCH_HELD:
         notices.append(
@@ -86,6 +87,17 @@ def describe_missing_steps(session: Session) -> str:
     table = StepTable(session, memory=False)
     table.update()
     return describe_gaps(session, table.rank_steps, session.last_written_ns)
+
+
+def _describe_late(session: Session, cursor_ns: int) -> list[str]:
+    """Describe the longest time for which records of ranks could not be written; none of them was lost by that."""
+    late = [event for event in session.events_named("records_late", cursor_ns) if event.facts.get("seconds")]
+    if not late:
+        return []
+    longest = max(late, key=lambda event: event.facts["seconds"])
+    ranks = format_ranks(sorted({event.facts["rank"] for event in late if event.facts.get("rank") is not None}))
+    seconds, why = longest.facts["seconds"], longest.facts.get("why")
+    return [f"Records of {ranks} were written up to {seconds:.0f} s late, and none was lost by that: {why}."]
 
 
 def _describe_not_reached(session: Session, cursor_ns: int) -> list[str]:

@@ -247,7 +247,7 @@ class RecordingSource:
         )
 
     def _measure_cost(self, cursor: int, losses: Losses) -> Cost:
-        per_step, shares, errors = [], [], 0
+        shares, once_s, errors = [], [], 0
         for source in self.session.sources["probe"]:
             known = source.count_until(cursor)
             if known:
@@ -255,15 +255,15 @@ class RecordingSource:
                 errors += int(last["errors"])
                 span = int(last["time_ns"]) - int(first["time_ns"])
                 if span > 0:
-                    cost = int(last["cost_ns"]) - int(first["cost_ns"])
-                    per_step.append(cost / 1e3 / (min(known, 101) - 1))
-                    shares.append(cost / span)
+                    shares.append((int(last["cost_ns"]) - int(first["cost_ns"])) / span)
+                if "one_time_ns" in (source.array.dtype.names or ()):
+                    once_s.append(int(last["one_time_ns"]) / 1e9)
         records, since_ns = self._count_records(cursor), (cursor - _RATE_NS) // _RATE_NS * _RATE_NS
         if since_ns not in self._records_before:
             self._records_before = {since_ns: self._count_records(since_ns)}
         return Cost(
-            probe_us_per_step=_compute_mean(per_step),
             probe_share=_compute_mean(shares),
+            one_time_s=max(once_s, default=math.nan),
             lost_records=losses.records,
             errors=errors,
             records=records,

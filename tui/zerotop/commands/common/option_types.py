@@ -36,6 +36,17 @@ def parse_max_size(text: str) -> int:
     return size
 
 
+def parse_percent(text: str) -> float:
+    """Return a percentage, such as ``0.3`` or ``0.3%``."""
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = -1.0
+    if not 0 < percent <= 100:
+        raise argparse.ArgumentTypeError(f"{text} is not a percentage such as 0.3")
+    return percent
+
+
 def parse_age(text: str) -> float:
     """Return an age such as ``12h`` or ``30d`` in seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mhdw])", text, re.IGNORECASE)

@@ -204,20 +204,20 @@
     drawAll();
   });
 
-  for (const advice of document.querySelectorAll(".advice")) {
+  for (const fix of document.querySelectorAll(".fix")) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = "copy";
     button.addEventListener("click", async () => {
       try {
-        await navigator.clipboard.writeText(advice.dataset.text);
+        await navigator.clipboard.writeText(fix.textContent);
         button.textContent = "copied";
       } catch { // a frame of a notebook must not write to the clipboard
-        getSelection().selectAllChildren(advice);
+        getSelection().selectAllChildren(fix);
         button.textContent = "selected";
       }
       setTimeout(() => (button.textContent = "copy"), 1500);
     });
-    advice.append(" ", button);
+    fix.after(" ", button);
   }
 })();

@@ -34,30 +34,36 @@ def format_name(finding: Annotation) -> str:
 
 
 def describe_finding(finding: Annotation) -> str:
-    """What happened, in the units that were chosen."""
-    return convert_sizes(finding.sentence)
+    """Return its headline, in the units that were chosen."""
+    return convert_sizes(finding.headline)
 
 
 def describe_with_name(finding: Annotation) -> str:
-    """Return ``double spike: The optimizer ...``."""
+    """Return ``double spike: GPUs idle ...``."""
     return f"{format_name(finding)}: {describe_finding(finding)}"
 
 
+def describe_details(finding: Annotation) -> str:
+    """Return the numbers behind it, in the units that were chosen."""
+    return convert_sizes(finding.details)
+
+
 def describe_advice(finding: Annotation) -> str:
-    """What to do about it."""
-    return convert_sizes(finding.advice)
+    """Return what to do about it and what to copy."""
+    advice, fix = convert_sizes(finding.advice), convert_sizes(finding.fix)
+    return f"{advice.removesuffix('.')}: {fix}" if advice and fix else advice or fix
 
 
 def choose_finding(findings: Sequence[Annotation], cursor_ns: int) -> Annotation | None:
-    """Return the finding under the header: the last failure, else the last warning, else a recent explanation."""
-    best: Annotation | None = None
-    for finding in findings:
-        is_over = finding.severity is Severity.INFO and cursor_ns - finding.known_ns > INFO_SHOWN_S * 1e9
-        if finding.confidence < MIN_CONFIDENCE or is_over:
-            continue
-        if best is None or _WEIGHTS[finding.severity] >= _WEIGHTS[best.severity]:
-            best = finding
-    return best
+    """Return the finding under the header: the most severe one, of those the one that costs most, else the last one."""
+    shown = [
+        finding
+        for finding in findings
+        if finding.confidence >= MIN_CONFIDENCE
+        and not (finding.severity is Severity.INFO and cursor_ns - finding.known_ns > INFO_SHOWN_S * 1e9)
+    ]
+    # Of several equal ones max() returns the first.
+    return max(reversed(shown), key=lambda finding: (_WEIGHTS[finding.severity], finding.cost), default=None)
 
 
 def choose_sentence_style(finding: Annotation, cursor_ns: int) -> str:

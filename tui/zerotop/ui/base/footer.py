@@ -56,10 +56,10 @@ def draw_tabs(
 def draw_status(cost: Cost, fps: float, width: int, glyphs: Glyphs) -> Row:
     """Draw the probe's cost, records and their rate, losses and frames per second, as far as they fit."""
     left: list[tuple[int, Row]] = []
-    if is_known(cost.probe_us_per_step):
-        probe = f"{format_fixed(cost.probe_us_per_step, 0, 3).strip()} {glyphs.micro}s/step"
-        left.append((8, (("probe ", "muted"), (probe, "text"))))
-        left.append((6, ((format_share(cost.probe_share), "text"), (" of the step", "muted"))))
+    if is_known(cost.probe_share):
+        left.append((8, (("watching costs ", "muted"), (format_share(cost.probe_share), "text"))))
+    if is_known(cost.one_time_s):
+        left.append((3, ((f"{format_fixed(cost.one_time_s, 1, 3).strip()} s", "text"), (" once", "muted"))))
     if cost.lost_records:
         left.append((9, ((f"{format_grouped(cost.lost_records)} {pluralize(cost.lost_records, 'record')} lost", "alert"),)))
     if cost.errors:

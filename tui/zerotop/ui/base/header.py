@@ -9,7 +9,13 @@ from typing import NamedTuple
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.live_view import Job, LiveView, Progress, State
-from zerotop.ui.base.findings import choose_sentence_style, describe_advice, describe_finding, wrap_sentence
+from zerotop.ui.base.findings import (
+    choose_sentence_style,
+    describe_advice,
+    describe_details,
+    describe_finding,
+    wrap_sentence,
+)
 from zerotop.ui.charts.bars import draw_stacked_bar
 from zerotop.ui.drawing import labels
 from zerotop.ui.drawing.formatting import format_clock, format_number, format_pace, format_rough_time, format_share, is_known
@@ -144,11 +150,16 @@ def build_notices(
 
 def _build_finding_notices(finding: Annotation, cursor_ns: int, max_rows: int) -> list[Notice]:
     style = choose_sentence_style(finding, cursor_ns)
+    advice = describe_advice(finding)
     if finding.severity is not Severity.ERROR:
-        return [Notice("" if finding.severity is Severity.INFO else "!", describe_finding(finding), style, max_rows)]
-    notices = [Notice("!", describe_finding(finding), style, needs_all_rows=True)]
-    if finding.advice:
-        notices.append(Notice("→", describe_advice(finding), "value", max_rows=2, needs_all_rows=True))
+        notices = [Notice("" if finding.severity is Severity.INFO else "!", describe_finding(finding), style)]
+        if advice and max_rows > 1:
+            notices.append(Notice("→", advice, "text" if style != "muted" else style))
+        return notices
+    sentence = ". ".join(part for part in (describe_finding(finding), describe_details(finding)) if part)
+    notices = [Notice("!", sentence, style, needs_all_rows=True)]
+    if advice:
+        notices.append(Notice("→", advice, "value", max_rows=2, needs_all_rows=True))
     return notices
 
 

@@ -19,6 +19,7 @@ from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.formatting import format_clock
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize
+from zerotop.ui.drawing.units import convert_sizes
 
 _NO_FINDINGS = "No findings yet. They appear here as they are detected."
 _MARKS = {Severity.INFO: " ", Severity.WARNING: "!", Severity.ERROR: "!"}
@@ -29,6 +30,7 @@ class FindingsDialog(Dialog[Annotation]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("q,a", "close", "feed.close", "Close", "Back to the screen"),
+        bind("y", "copy_fix", "feed.copy", "Copy the fix", "Copy the setting or command of the chosen finding", 2),
     ]
 
     def __init__(self, frame: Frame, begin_ns: int, glyphs: Glyphs) -> None:
@@ -62,16 +64,24 @@ class FindingsDialog(Dialog[Annotation]):
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(self.all_findings[event.option_index])
 
+    def action_copy_fix(self) -> None:
+        index = self.query_one(OptionList).highlighted if self.all_findings else None
+        fix = self.all_findings[index].fix if index is not None else ""
+        if fix:
+            self.app.copy_to_clipboard(fix)
+        self.notify(f"Copied, if this terminal lets programs copy: {fix}" if fix else "This finding has nothing to copy.")
+
     def _format_line(self, finding: Annotation) -> Text:
-        """Return a line with time, step, name and as much of the sentence as fits."""
+        """Return a line with time, step and as much of the headline as fits."""
         muted = finding.known_ns > self.cursor_ns
         colour = self._find_colour("muted" if muted else findings.choose_style(finding))
         step = "" if finding.step is None else f"step {finding.step}"
         text = Text(no_wrap=True, overflow="ellipsis")
         text.append(f"{format_clock((finding.known_ns - self.begin_ns) / 1e9):>8}  ", self._find_colour("muted"))
         text.append(f"{step:<10}  ", self._find_colour("muted"))
-        text.append(f"{_MARKS[finding.severity]} {findings.format_name(finding):<18}  ", colour)
-        text.append(sanitize(findings.describe_finding(finding), self.glyphs), self._find_colour("muted") if muted else "")
+        text.append(f"{_MARKS[finding.severity]} ", colour)
+        style = self._find_colour("muted") if muted else "" if finding.severity is Severity.INFO else colour
+        text.append(sanitize(findings.describe_finding(finding), self.glyphs), style)
         return text
 
     def _find_colour(self, style: str) -> str:
@@ -90,10 +100,14 @@ class FindingsDialog(Dialog[Annotation]):
 
     def _describe_finding(self, finding: Annotation, width: int) -> Text:
         text = Text()
-        text.append(sanitize(findings.describe_finding(finding), self.glyphs))
+        text.append(sanitize(findings.describe_finding(finding), self.glyphs), "bold")
+        if finding.details:
+            text.append(f"\n{sanitize(findings.describe_details(finding), self.glyphs)}")
         if finding.advice:
             text.append(f"\n\n{self.glyphs.arrow} ", self._find_colour("accent"))
-            text.append(sanitize(findings.describe_advice(finding), self.glyphs), "bold")
+            text.append(sanitize(convert_sizes(finding.advice), self.glyphs))
+        if finding.fix:
+            text.append(f"\n  {sanitize(finding.fix, self.glyphs)}", f"bold {self._find_colour('accent')}")
         text.append(f"\n\n{self._describe_ranks(finding)}\n", self._find_colour("muted"))
         for row in findings.format_evidence_rows(finding, width, self.glyphs):
             text.append(f"\n{row}", self._find_colour("muted"))
@@ -102,4 +116,5 @@ class FindingsDialog(Dialog[Annotation]):
     def _describe_ranks(self, finding: Annotation) -> str:
         ranks = ", ".join(map(str, finding.ranks[:8])) + (self.glyphs.ellipsis if len(finding.ranks) > 8 else "")
         owner = f"{'rank' if len(finding.ranks) == 1 else 'ranks'} {ranks}, " if finding.ranks else ""
-        return f"{owner}cause {finding.confidence * 100:.0f} % sure"
+        doubt = "" if finding.confidence >= 0.8 else f", cause {finding.confidence * 100:.0f} % sure"
+        return f"{owner}{findings.format_name(finding)}{doubt}"

@@ -82,8 +82,9 @@ TERMS: tuple[tuple[str, str], ...] = (
         "Yellow costs time or memory, red is a failure. a lists all findings with advice; n and p go to each.",
     ),
     (
-        "probe",
-        "zerotop's own cost on the training thread, as measured: per step and as a share.\n"
+        "watching costs",
+        "The share of the training time that zerotop takes, as it measures itself, and the seconds that it took once, as\n"
+        "to take stock of all tensors. Short steps are recorded in light detail to keep to the budget (--budget).\n"
         "Lost records could not be written, for example because the disk was full.",
     ),
     (

@@ -91,7 +91,7 @@ class Loop(TrainingHooks):
         self._has_facts = self._expects_tensors = False
         self._armed_until = _ARMED_ITERATIONS
         recorder, planned = self.probe.recorder, self.probe.library.planned_steps
-        self._guard.run(self._watch_device)
+        self._guard.run_once(self._watch_device)
         if planned and recorder is not None:
             recorder.write_event(now(), events.TOTAL_STEPS, steps=planned, source="trainer")
         return True
@@ -111,7 +111,7 @@ class Loop(TrainingHooks):
             if len(optimizers) != 1 or not parameters.issuperset(own):
                 return
         self._has_facts = True
-        self._guard.run(record_loop, self.probe, state, modules, optimizers)
+        self._guard.run_once(record_loop, self.probe, state, modules, optimizers)
         if not at_update:
             self.count_tensors("init")
 
@@ -120,7 +120,7 @@ class Loop(TrainingHooks):
         state = self.probe.engines.loop
         if state is not None and when not in state.recorded_inventories:
             modules, optimizers = self.finder.list_modules(), list(self.list_optimizers().values())
-            self._guard.run(record_loop_tensors, self.probe, state, modules, optimizers, when)
+            self._guard.run_once(record_loop_tensors, self.probe, state, modules, optimizers, when)
 
     # --- iterations -----------------------------------------------------------------------------------------
 

@@ -15,17 +15,21 @@ _KIND = FindingKind(
     name="core_binding",
     severity=Severity.WARNING,
     confidence=0.8,
-    sentence="",
-    advice="{own_cores}",
+    headline="",
+    advice="Give each rank cores of its own.",
+    fix="{own_cores_fix}",
 )
 _SHARED = _KIND.with_changes(
-    sentence="{sharers:Ranks} share the same {shared:count core} while {free} of {cores:.0f} cores have no rank."
+    headline="{sharers:Ranks} share {shared:count core} while {free} have no rank",
+    details="They are bound to the same cores, of {cores:.0f} on the node.",
 )
 _CROSSING = _KIND.with_changes(
-    sentence="{crossing:Ranks} {verb} bound to cores of several NUMA nodes, though one has enough: some memory is remote."
+    headline="{crossing:Ranks} {verb} bound to cores of several NUMA nodes",
+    details="One node has enough cores for a rank: some memory accesses are remote now.",
 )
 _IDLE = _KIND.with_changes(
-    sentence="None of {count:count rank} is bound to NUMA node {empty}: the cores and the memory there are idle."
+    headline="No rank is bound to NUMA node {empty}: its cores and memory are idle",
+    details="{count:count rank} of this node are bound to other cores.",
 )
 
 _Cores = dict[int, frozenset[int]]  # by rank or by NUMA node

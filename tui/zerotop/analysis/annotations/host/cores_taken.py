@@ -16,11 +16,10 @@ _KIND = FindingKind(
     name="cores_taken",
     severity=Severity.WARNING,
     confidence=0.85,
-    sentence=(
-        "Other processes use {others_cores:.1f} of {host}'s {cores:.0f} cores: the ranks use {ranks_cores:.1f} and wait for"
-        " {waiting_cores:.1f} more, which slows iterations."
-    ),
-    advice="Run top to see what runs beside the job. DataLoader workers count too: lower {worker_count_alone}.",
+    headline="Other processes use {others_cores:.1f} of {cores:.0f} cores, and the ranks wait for {waiting_cores:.1f}",
+    details="On {host} the ranks use {ranks_cores:.1f} cores. Waiting for more slows iterations.",
+    advice="See what runs beside the job. DataLoader workers count too: lower {worker_count} if they take the cores.",
+    fix="top -b -n 1 -o %CPU | head -20",
 )
 # For how long (seconds) without a break.
 TAKEN_SECONDS = 2.0

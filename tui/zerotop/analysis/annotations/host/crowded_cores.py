@@ -15,11 +15,13 @@ _KIND = FindingKind(
     name="crowded_cores",
     severity=Severity.WARNING,
     confidence=0.9,
-    sentence=(
-        "{processes:count process} x {each:.0f} threads compete for {cores:.0f} cores[, mostly in {phase}]: they were"
-        " oversubscribed for {crowded_s:seconds} of the first {over_s:seconds} of training. OMP_NUM_THREADS is {omp}."
+    headline="{processes:count process} x {each:.0f} threads compete for {cores:.0f} cores[ in {phase}]",
+    details=(
+        "More threads were runnable than there are cores for {crowded_s:seconds} of the first {over_s:seconds} of training."
+        " OMP_NUM_THREADS is {omp}."
     ),
-    advice="Start with OMP_NUM_THREADS={share}{binding_too}.",
+    advice="Start with as many threads as each rank has cores{binding_too}.",
+    fix="export OMP_NUM_THREADS={share}",
 )
 # Runnable threads of all ranks per core of the host, over this long in all; 1 is full use.
 CROWDED_LOAD = 1.5

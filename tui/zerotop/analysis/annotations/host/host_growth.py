@@ -5,7 +5,8 @@ Read from the resident memory that samplers saw in each step. Pages of files tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
@@ -20,12 +21,13 @@ _KIND = FindingKind(
     name="host_growth",
     severity=Severity.WARNING,
     confidence=0.8,
-    sentence=(
-        "Rank {rank}'s host memory grew by {grown_bytes:bytes} to {resident_bytes:bytes} in {steps:.0f} steps,"
-        " {bytes_per_step:bytes} a step[: the {free_bytes:bytes} left on the node run out at about step {last_step:.0f}"
-        "[ if all {node_ranks} ranks grow alike]]."
+    headline="Host memory grows {bytes_per_step:bytes} a step on {concerned:ranks}[; full near step {last_step:.0f}]",
+    details=(
+        "Rank {rank}'s grew by {grown_bytes:bytes} to {resident_bytes:bytes} in {steps:.0f} steps[; {free_bytes:bytes} are"
+        " left on the node[, for {node_ranks} ranks]]."
     ),
-    advice="Keep no batches, outputs or losses in lists. If DataLoader workers grow, lower {worker_count_alone}.",
+    advice="Keep no batches, outputs or losses in lists. If DataLoader workers grow, lower {worker_count}.",
+    fix="losses.append(loss.item())",
 )
 # A rise by at least this share of the memory before it.
 HOST_GROWTH_SHARE = 0.02
@@ -33,28 +35,67 @@ HOST_GROWTH_SHARE = 0.02
 HOST_GROWTH_BLOCKS = 4
 HOST_GROWTH_EVENNESS = 0.8
 
+
+@dataclass
+class _Reported:
+    """The last finding of a group: its times, and the other ranks in it."""
+
+    ranks: list[int] = field(default_factory=list)
+    begin_ns: int = 0
+    end_ns: int = 0
+
+
 _new_trend_finder = partial(TrendFinder, HOST_GROWTH_BLOCKS, HOST_GROWTH_EVENNESS)
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report each rise of each rank, again if it goes on for long; not what the first real step allocates."""
+    """Report each rise, again if it goes on for long, once for ranks that rise alike; not that of the first real step."""
     for group in recording.groups:
-        for process in group.processes:
-            skipped = count_skipped_first(process)
-            if skipped >= len(process.steps):
+        found = [(process, rise) for process in group.processes for rise in _find_rises(process)]
+        for process, rise in sorted(found, key=lambda one: (_find_end(*one), one[0].rank)):
+            last = group.get_state(_Reported)
+            begin_ns = int(process.steps["begin_unix_ns"][rise.begin])
+            if process.rank in last.ranks and begin_ns <= last.end_ns - (last.end_ns - last.begin_ns) // 2:
+                last.ranks.remove(process.rank)  # a later rise of this rank is a finding again
                 continue
-            values, begin = process.steps["host_rss_bytes"], skipped + SETTLED_STEPS
-            finder = process.get_state(_new_trend_finder)
-            for rise in finder.find_rises(values, begin, share=HOST_GROWTH_SHARE, least=HOST_GROWTH_BYTES):
-                yield _build_finding(group, process, rise)
+            known_ns = _find_end(process, rise)
+            ranks = [other.rank for other in group.processes if _rises_alike(other, process, rise, known_ns)]
+            last.ranks = [rank for rank in ranks if rank != process.rank]
+            last.begin_ns, last.end_ns = begin_ns, known_ns
+            yield _build_finding(group, process, rise, ranks)
 
 
-def _build_finding(group: Group, process: Process, rise: Rise) -> Annotation:
+def _find_rises(process: Process) -> Iterable[Rise]:
+    skipped = count_skipped_first(process)
+    if skipped >= len(process.steps):
+        return ()
+    values, begin = process.steps["host_rss_bytes"], skipped + SETTLED_STEPS
+    finder = process.get_state(_new_trend_finder)
+    return finder.find_rises(values, begin, share=HOST_GROWTH_SHARE, least=HOST_GROWTH_BYTES)
+
+
+def _find_end(process: Process, rise: Rise) -> int:
+    return int(process.steps["end_unix_ns"][rise.end - 1])
+
+
+def _rises_alike(other: Process, process: Process, rise: Rise, known_ns: int) -> bool:
+    """Whether a rank's memory grew in the same steps by about as much."""
+    if other is process:
+        return True
+    rows = other.steps_until(known_ns)
+    rows = rows[rows["step"] >= process.steps["step"][rise.begin]]
+    if len(rows) < 2 or other.host != process.host:
+        return False
+    grown = int(rows["host_rss_bytes"][-1]) - int(rows["host_rss_bytes"][0])
+    return bool((rise.high - rise.low) / 2 < grown < (rise.high - rise.low) * 2)
+
+
+def _build_finding(group: Group, process: Process, rise: Rise, ranks: list[int]) -> Annotation:
     rows = process.steps[rise.begin : rise.end]
     memory = read_memory(process.recording, process.host, int(rows["end_unix_ns"][-1]))
-    ranks = len(group.processes_on(process.host))
+    node_ranks = len(group.processes_on(process.host))
     free = memory.limit_bytes - memory.used_bytes if memory is not None else None
-    last_step = float(rows["step"][-1]) + max(0, free) / (rise.slope * ranks) if free is not None else None
+    last_step = float(rows["step"][-1]) + max(0, free) / (rise.slope * node_ranks) if free is not None else None
     evidence = {
         "bytes_per_step": rise.slope,
         "grown_bytes": rise.high - rise.low,
@@ -63,4 +104,5 @@ def _build_finding(group: Group, process: Process, rise: Rise) -> Annotation:
         "free_bytes": free,
         "last_step": last_step,
     }
-    return _KIND.at_steps(process, rows, evidence, node_ranks=ranks if ranks > 1 else None)
+    shared = node_ranks if node_ranks > 1 else None
+    return _KIND.at_steps(process, rows, evidence, ranks=ranks, concerned=ranks, node_ranks=shared)

@@ -20,18 +20,19 @@ _SHORT = FindingKind(
     name="host_memory_short",
     severity=Severity.WARNING,
     confidence=0.9,
-    sentence=(
-        "{used_bytes:bytes} of {limit_name} of {limit_bytes:bytes} are in use ({share:percent}), {ranks_bytes:bytes} by the"
-        " ranks: the kernel may kill one."
-    ),
-    advice="Lower host memory: {lower_host}.",
+    headline="Host memory is {share:percent} full: the kernel may soon kill a rank",
+    details="{used_bytes:bytes} of {limit_name} of {limit_bytes:bytes} are in use, {ranks_bytes:bytes} by the ranks.",
+    advice="Use less host memory: {less_host_memory}.",
+    fix="{less_host_memory_fix}",
 )
 _SWAPPING = FindingKind(
     name="swapping",
     severity=Severity.WARNING,
     confidence=0.9,
-    sentence="{swapped_bytes:bytes} of {host}'s memory moved to swap since the ranks started: access to it is slow.",
-    advice="Lower host memory: {nvme_or_workers}.",
+    headline="{swapped_bytes:bytes} of host memory moved to swap since the ranks started",
+    details="Access to memory in {host}'s swap is slow.",
+    advice="Use less host memory: {less_host_memory}.",
+    fix="{less_host_memory_fix}",
 )
 # Share of the limit of host memory from which on the kernel may soon kill, and for how long (seconds).
 HOST_FULL_SHARE = 0.92

@@ -18,12 +18,13 @@ _KIND = FindingKind(
     name="pinned_overhead",
     severity=Severity.INFO,
     confidence=0.9,
-    sentence=(
-        "The offloaded optimizer takes {bytes_per_parameter:.1f} bytes of host memory per parameter, where {ideal} would do:"
-        " {used:bytes} on each rank instead of {needed:bytes}[. Of {pinned_bytes:bytes} pinned, {spare:bytes} are rounding"
-        " to powers of two or kept for reuse]."
+    headline="The CPU optimizer takes {bytes_per_parameter:.1f} bytes of host memory a parameter, not {ideal}",
+    details=(
+        "It holds {used:bytes} on each rank, where {needed:bytes} would do[. Of {pinned_bytes:bytes} pinned, {spare:bytes}"
+        " are rounding to powers of two, or kept for reuse]."
     ),
-    advice="If host memory is short, {unpin}: copies are slower then.",
+    advice="If host memory is short, turn pinning off: copies are slower then.",
+    fix='"offload_optimizer": {"device": "cpu", "pin_memory": false}',
 )
 # Bytes of each parameter that are needed, and how much more is worth a finding: both the share and the bytes.
 IDEAL_BYTES = 16

@@ -16,15 +16,18 @@ _KIND = FindingKind(
     name="allocator_retries",
     severity=Severity.WARNING,
     confidence=0.95,
-    sentence=(
-        "Rank {rank}'s allocator released its cache in {phase} to get memory ({retries:count time} so far)"
-        "[: it held up to {reserved_peak_bytes:bytes} of {device_bytes:bytes}]; expandable segments are off."
+    headline="Rank {rank}'s allocator emptied its cache {retries:count time} to get memory",
+    details=(
+        "This happened in {phase}[: it held up to {reserved_peak_bytes:bytes} of {device_bytes:bytes}]. Expandable segments"
+        " are off."
     ),
-    advice="Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. If it goes on, lower the batch size.",
+    advice="Start with expandable segments. If it goes on, lower {batch_size}.",
+    fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
 _EXPANDABLE = _KIND.with_changes(
-    sentence=_KIND.sentence.replace("are off", "are on"),
+    details=_KIND.details.replace("are off", "are on"),
     advice="Lower {batch_size}: the job runs at the limit of the device's memory.",
+    fix="",
 )
 
 

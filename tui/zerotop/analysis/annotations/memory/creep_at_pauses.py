@@ -18,9 +18,10 @@ _CHECKPOINTS = FindingKind(
     name="memory_creep",
     severity=Severity.WARNING,
     confidence=0.85,
-    sentence=(
-        "Rank {rank}'s allocated memory grew by {bytes_per_pause:bytes} with each of the last {pauses} {pause}s, and not"
-        " between them[: at that pace it runs out at about step {last_step:.0f}]."
+    headline="{bytes_per_pause:bytes} stay on the GPU after each {pause}[; full near step {last_step:.0f}]",
+    details=(
+        "Rank {rank}'s allocated memory grew so with each of the last {pauses} {pause}s, and not between them: by"
+        " {grown_bytes:bytes} to {held_bytes:bytes}."
     ),
     advice="Save without copies on the GPU: move the state dict to the CPU first, and del what was gathered for it.",
 )

@@ -23,13 +23,13 @@ _KIND = FindingKind(
     name="estimate_gap",
     severity=Severity.INFO,
     confidence=0.9,
-    sentence=(
-        "This GPU held {measured_bytes:bytes} at its peak, DeepSpeed's estimate is {estimate_bytes:bytes}: {most} make most"
-        " of the difference ({difference:bytes} {direction}). At the peak, {place}[{entered}], {model_bytes:bytes} was model"
-        " states; the estimate leaves out {activations_bytes:bytes} activations and temporaries, {reserved_bytes:bytes}"
-        " reserved but unallocated, {context_bytes:bytes} context, NCCL and cuBLAS. It is for stage {stage} with {options}."
+    headline="The GPU held {measured_bytes:bytes} at its peak; DeepSpeed estimates {estimate_bytes:bytes}",
+    details=(
+        "Most of the difference is {most}: {difference:bytes} {direction}. At the peak, {place}[{entered}]: model states"
+        " {model_bytes:bytes}, activations and temporaries {activations_bytes:bytes}, reserved but unallocated"
+        " {reserved_bytes:bytes}, context, NCCL and cuBLAS {context_bytes:bytes}. The estimate is of model states, for stage"
+        " {stage} with {options}."
     ),
-    advice="",
 )
 # The estimator is about these; the other rows are in none of its formulas.
 _MODEL_STATES = ("parameters", "gradients", "master_weights", "optimizer_state", "buffers")
@@ -45,16 +45,21 @@ _LEDGER_ROWS = {
     _RESERVED: (UNALLOCATED,),
     _CONTEXT: (OUTSIDE, CUBLAS),
 }
+# Advice and fix by what differs most.
 _ADVICE = {
-    _STATES: "Plan by this peak: the estimate assumes 16-bit training with Adam, and fp32 gradients that are kept.",
-    _ACTIVATIONS: "Plan by this peak, not by the estimate; Trainer's gradient_checkpointing=True lowers it.",
-    _RESERVED: "Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: less memory is reserved without use.",
-    _CONTEXT: "Plan by this peak: CUDA's context and NCCL's buffers are the same for every batch; NCCL_BUFFSIZE affects it.",
+    _STATES: ("Plan by this peak: the estimate assumes 16-bit training with Adam, and fp32 gradients that stay.", ""),
+    _ACTIVATIONS: ("Plan by this peak, not by the estimate. Recomputing activations lowers it.", "{recompute_fix}"),
+    _RESERVED: (
+        "Start with expandable segments: less memory is then reserved without use.",
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    ),
+    _CONTEXT: ("Plan by this peak: CUDA's context and NCCL's buffers are the same for every batch.", ""),
 }
-_CHECKPOINTING_ADVICE = "Plan by this peak, not by the estimate; a smaller per_device_train_batch_size lowers it."
+_CHECKPOINTING_ADVICE = "Plan by this peak, not by the estimate. A lower {batch_size} lowers it.", ""
 _INIT_ADVICE = (
     "Create the model under deepspeed.zero.Init (stage 3), or load it in 16 bit on the CPU: the engine's copies of it have"
-    " to fit first."
+    " to fit first.",
+    "with deepspeed.zero.Init():",
 )
 # Measured less estimated, at least both; less is allocation granularity and a batch's variation.
 GAP_BYTES = 1 * GIB
@@ -92,13 +97,15 @@ def _check_group(recording: Evidence, group: Group, rows: Rows) -> Annotation | 
 def _build_finding(group: Group, rows: Rows, estimate: Estimate, peak: PeakLedger, sizes: dict[str, float]) -> Annotation:
     differences = {**sizes, _STATES: sizes[_STATES] - estimate.gpu_bytes}
     most = max(differences, key=lambda name: abs(differences[name]))
-    advice = _ADVICE[most]
-    if peak.peak.phase == "init":
-        advice = _INIT_ADVICE
+    advice, fix = _ADVICE[most]
+    if not group.is_memory_short(int(rows["end_unix_ns"][-1])):
+        advice, fix = "", ""
+    elif peak.peak.phase == "init":
+        advice, fix = _INIT_ADVICE
     elif most == _ACTIVATIONS and group.lead.engine.get("activation_checkpointing"):
-        advice = _CHECKPOINTING_ADVICE
+        advice, fix = _CHECKPOINTING_ADVICE
     evidence = {"estimate_bytes": estimate.gpu_bytes, "measured_bytes": sum(sizes.values())}
-    return _KIND.with_changes(advice=advice).at_steps(
+    return _KIND.with_changes(advice=advice, fix=fix).at_steps(
         group,
         rows,
         evidence | {f"{name.split()[0].rstrip(',')}_bytes": size for name, size in sizes.items()},

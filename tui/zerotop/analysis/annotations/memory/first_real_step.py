@@ -9,50 +9,49 @@ from collections.abc import Iterator
 from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.fp16_warmup import (
+    SKIPPED_STEPS,
     count_sharers,
     count_skipped_first,
     estimate_state_bytes,
     find_inventory,
     read_state_bytes,
 )
+from zerotop.analysis.annotations.support.host_load import read_memory
 from zerotop.analysis.engine import LOOP
-from zerotop.analysis.formatting import Text
+from zerotop.analysis.formatting import GIB
 
 _KIND = FindingKind(
     name="first_real_step",
     severity=Severity.INFO,
     confidence=0.99,
-    sentence=(
-        "The first update allocated optimizer state in step {step}[, after {skipped:count skipped step}]: {places} of each"
-        " rank[ ({bytes_per_parameter:.1f} bytes per parameter it keeps[, {expected_bytes:bytes} expected])]."
-        " step() took {step_s:seconds}."
+    headline="The first update allocated {state_bytes:bytes} of optimizer state {place}",
+    details=(
+        "Each rank holds so much from step {step} on[: {bytes_per_parameter:.1f} bytes for each parameter that it keeps"
+        "[, {expected_bytes:bytes} expected]]. step() took {step_s:seconds}."
     ),
-    advice=(
-        "The state stays: judge whether a batch fits only after this step."
-        ' "zero_optimization.offload_optimizer.device": "cpu" moves it from the GPU to host memory.'
-    ),
+    advice="Judge whether a batch fits only after this step.",
 )
-_OFFLOAD_ADVICE = (
-    "The state stays: judge whether host memory is enough only after this step. If it is not,"
-    ' "zero_optimization.offload_optimizer.device": "nvme" keeps it on disk.'
+# Advice and fix, by the setup.
+_ON_HOST = (
+    "Judge whether host memory is enough only after this step.",
+    '"offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}',
 )
-_STAGE_0_ADVICE = 'The state stays: "zero_optimization.stage": 1 divides it by the number of ranks.'
-_CPU_ADVICE = "The state stays: judge whether memory is enough only after this step. Stages 1 to 3 divide it alike."
-_LOOP_ADVICE = "The state stays: judge whether a batch fits only after this step."
-_SHARING_ADVICE = _LOOP_ADVICE + " Every rank holds all of it; FSDP divides it by the number of ranks."
-_PLACES = {
-    "device": "{optimizer_state_device_bytes:bytes} on the GPU",
-    "host": "{optimizer_state_host_bytes:bytes} in the host memory",
-}
+_STAGE_0 = "Every rank holds all of it: ZeRO stage 1 divides it by their number.", '"zero_optimization": {"stage": 1}'
+_ON_GPU = "Judge whether a batch fits only after this step.", '"offload_optimizer": {"device": "cpu"}'
+_REPLICATED = "Judge whether a batch fits only after this step. Every rank holds all of it: FSDP divides it by their number."
+_PLACES = {"device": "on each rank's GPU", "host": "in host memory"}
+# State worth a finding, where it takes less of the GPU or the host.
+STATE_BYTES = 1 * GIB
+STATE_SHARE = 0.05
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report at most once for each attempt of the job."""
+    """Report at most once for each attempt; where fp16 skipped the first steps, the end of that is the finding."""
     for group in recording.groups:
         steps, skipped = group.lead.steps, count_skipped_first(group.lead)
-        if _KIND.name not in group.reported and skipped < len(steps) and int(steps["step"][0]) == 0:
+        if _KIND.name not in group.reported and skipped < min(len(steps), SKIPPED_STEPS) and int(steps["step"][0]) == 0:
             yield _build_finding(group, skipped)
 
 
@@ -67,6 +66,8 @@ def _build_finding(group: Group, skipped: int) -> Annotation | None:
         return None
     group.reported.add(_KIND.name)
     known_ns = max(end_ns, inventory.unix_ns)
+    if not _is_notable(lead, state, known_ns):
+        return None
     parameters = lead.engine.get("trainable_parameters")
     before, after = lead.allocator.read_last(begin_ns), lead.allocator.read_window(begin_ns, known_ns)
     is_sampled = before is not None and len(after) > 0
@@ -81,16 +82,26 @@ def _build_finding(group: Group, skipped: int) -> Annotation | None:
     }
     if isinstance(parameters, int) and parameters > 0:
         evidence["bytes_per_parameter"] = sum(state.values()) / parameters * count_sharers(lead.engine)
-    return _KIND.with_changes(advice=_choose_advice(lead.engine)).at(
+    advice, fix = _choose_advice(lead.engine)
+    if not group.is_memory_short(known_ns) and "host" not in state:
+        advice, fix = "", ""
+    return _KIND.with_changes(advice=advice, fix=fix).at(
         group,
         begin_ns,
         end_ns,
         evidence,
         known_ns=known_ns,
         step=int(first["step"]),
-        skipped=skipped or None,
-        places=Text(" and ".join(text for place, text in _PLACES.items() if place in state), evidence),
+        state_bytes=sum(state.values()),
+        place=" and ".join(text for place, text in _PLACES.items() if place in state),
     )
+
+
+def _is_notable(process: Process, state: dict[str, int], time_ns: int) -> bool:
+    memory = read_memory(process.recording, process.host, time_ns)
+    sizes = {"device": process.device_bytes, "host": memory.limit_bytes if memory is not None else None}
+    least = {place: STATE_SHARE * total if total else STATE_BYTES for place, total in sizes.items()}
+    return any(size >= min(STATE_BYTES, least[place]) for place, size in state.items())
 
 
 def _measure_host_growth(group: Group, begin_ns: int, end_ns: int) -> float | None:
@@ -102,11 +113,11 @@ def _measure_host_growth(group: Group, begin_ns: int, end_ns: int) -> float | No
     return float(int(after.rows["rss_bytes"].max()) - int(before["rss_bytes"]))
 
 
-def _choose_advice(engine: dict[str, Any]) -> str:
+def _choose_advice(engine: dict[str, Any]) -> tuple[str, str]:
     if engine.get("kind") == LOOP:
-        return _SHARING_ADVICE if engine.get("parallelism") == "DDP" else _LOOP_ADVICE
+        return (_REPLICATED if engine.get("parallelism") == "DDP" else _KIND.advice), ""
     if engine.get("offload_optimizer") in ("cpu", "nvme"):
-        return _OFFLOAD_ADVICE
+        return _ON_HOST
     if not engine.get("zero_stage"):
-        return _STAGE_0_ADVICE
-    return _KIND.advice if str(engine.get("device") or "").startswith("cuda") else _CPU_ADVICE
+        return _STAGE_0
+    return _ON_GPU if str(engine.get("device") or "").startswith("cuda") else (_KIND.advice, "")

@@ -13,16 +13,19 @@ _KIND = FindingKind(
     name="fragmentation",
     severity=Severity.WARNING,
     confidence=0.85,
-    sentence=(
-        "PyTorch on rank {rank} holds {reserved_bytes:bytes} of the device's {device_bytes:bytes} and uses"
-        " {allocated_bytes:bytes} at its peak: {unused:percent} is fragmented or left from larger batches; expandable"
-        " segments are off."
+    headline="{unused:percent} of the memory that PyTorch reserves is unused even at the peak",
+    details=(
+        "Rank {rank} reserves {reserved_bytes:bytes} of the device's {device_bytes:bytes} and allocates"
+        " {allocated_bytes:bytes} at its peak: the rest is fragmented, or left from larger batches. Expandable segments are"
+        " off."
     ),
-    advice="Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+    advice="Start with expandable segments.",
+    fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
 _EXPANDABLE = _KIND.with_changes(
-    sentence=_KIND.sentence.replace("are off", "are on"),
-    advice="Pad batches to one sequence length{grouping}, so that freed blocks fit again.",
+    details=_KIND.details.replace("are off", "are on"),
+    advice="Pad batches to one sequence length, so that freed blocks fit again.",
+    fix="",
 )
 # Share of the reserved memory that is not allocated at the peak, and reserved share of the device, that are worth a finding.
 FRAGMENTED_SHARE = 0.25

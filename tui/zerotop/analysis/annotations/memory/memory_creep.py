@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Ints, Process, Rows
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, Rows
 from zerotop.analysis.annotations.support.phase_peaks import read_held_bytes
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
 
@@ -16,14 +17,45 @@ _KIND = FindingKind(
     name="memory_creep",
     severity=Severity.WARNING,
     confidence=0.9,
-    sentence=(
-        "Rank {rank}'s allocated memory after a step grew in each of {steps:.0f} steps, by {grown_bytes:bytes} in all,"
-        " {bytes_per_step:bytes} a step[: at that pace it runs out at about step {last_step:.0f}]."
+    headline="GPU memory grows {bytes_per_step:bytes} a step on {concerned:ranks}[; full near step {last_step:.0f}]",
+    details=(
+        "After each of {steps:.0f} steps more was still allocated than after the one before: {grown_bytes:bytes} in all,"
+        " {held_bytes:bytes} now."
     ),
-    advice="Keep numbers, not tensors: loss.item() or loss.detach().cpu() where losses or outputs are collected.",
+    advice="Keep numbers instead of tensors where losses or outputs are collected.",
+    fix="losses.append(loss.item())",
 )
 # Steps in a row in which it grows; leaks that matter do so in each.
 CREEP_STEPS = 12
+
+
+class _Stretch(NamedTuple):
+    """Steps of a process in each of which its memory grew; ``held``: bytes after the step before and after each."""
+
+    process: Process
+    rows: Rows
+    held: Ints
+
+    @property
+    def slope(self) -> float:
+        return float(np.median(np.diff(self.held)))
+
+    @property
+    def begin_ns(self) -> int:
+        return int(self.rows["begin_unix_ns"][0])
+
+    @property
+    def end_ns(self) -> int:
+        return int(self.rows["end_unix_ns"][-1])
+
+
+@dataclass
+class _Reported:
+    """The last finding of a group."""
+
+    ranks: list[int] = field(default_factory=list)
+    end_ns: int = 0
+    slope: float = 0.0
 
 
 @dataclass
@@ -36,16 +68,40 @@ class _State:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report each stretch of growth of each rank, when it has CREEP_STEPS steps and CREEP_BYTES."""
-    for process in recording.processes:
-        state = process.get_state(_State)
-        if len(process.steps) > state.steps_read:
-            held = read_held_bytes(process, process.steps[state.steps_read :])
-            for begin, end in _find_stretches(held, state):
-                rows = process.steps[begin : end + 1]
-                if process.count_report(_KIND.name):
-                    yield _build_finding(process, rows[1:], read_held_bytes(process, rows))
-            state.steps_read = len(process.steps)
+    """Report each stretch of growth, when it has CREEP_STEPS steps and CREEP_BYTES; ranks that grow alike together."""
+    for group in recording.groups:
+        found = [stretch for process in group.processes for stretch in _read_stretches(process)]
+        for stretch in sorted(found, key=lambda one: (one.end_ns, one.process.rank)):
+            last = group.get_state(_Reported)
+            is_same = last.slope > 0 and stretch.process.rank in last.ranks and stretch.begin_ns <= last.end_ns
+            if not is_same and group.count_report(_KIND.name):
+                last.ranks = [process.rank for process in group.processes if _grows_alike(process, stretch)]
+                last.end_ns, last.slope = stretch.end_ns, stretch.slope
+                yield _build_finding(group, stretch, last.ranks)
+
+
+def _read_stretches(process: Process) -> list[_Stretch]:
+    state = process.get_state(_State)
+    stretches = []
+    if len(process.steps) > state.steps_read:
+        held = read_held_bytes(process, process.steps[state.steps_read :])
+        for begin, end in _find_stretches(held, state):
+            rows = process.steps[begin : end + 1]
+            stretches.append(_Stretch(process, rows[1:], read_held_bytes(process, rows)))
+        state.steps_read = len(process.steps)
+    return stretches
+
+
+def _grows_alike(process: Process, stretch: _Stretch) -> bool:
+    """Whether a rank's memory grew in the same steps, as far as it had finished them, by about as much a step."""
+    if process is stretch.process:
+        return True
+    rows = process.steps_until(stretch.end_ns)
+    rows = rows[rows["step"] >= stretch.rows["step"][0]]
+    if len(rows) < len(stretch.rows) - 1:
+        return False
+    growth = np.diff(read_held_bytes(process, rows))
+    return bool((growth > 0).all() and stretch.slope / 2 < np.median(growth) < stretch.slope * 2)
 
 
 def _find_stretches(held: Ints, state: _State) -> Iterator[tuple[int, int]]:
@@ -65,16 +121,17 @@ def _find_stretches(held: Ints, state: _State) -> Iterator[tuple[int, int]]:
     state.held_bytes, state.stretch_length, state.base_bytes = int(held[-1]), int(length[-1]), int(base[-1])
 
 
-def _build_finding(process: Process, rows: Rows, held: Ints) -> Annotation:
-    """``held``: after the step before the rows and after each of them."""
-    slope, peak, last_step = float(np.median(np.diff(held))), int(rows["allocated_peak_bytes"][-1]), None
-    if process.device_bytes and peak > 0 and slope > 0:
-        last_step = int(rows["step"][-1]) + int((process.device_bytes - peak) / slope)
+def _build_finding(group: Group, stretch: _Stretch, ranks: list[int]) -> Annotation:
+    process, rows, held = stretch
+    peak, last_step = int(rows["allocated_peak_bytes"][-1]), None
+    if process.device_bytes and peak > 0 and stretch.slope > 0:
+        last_step = int(rows["step"][-1]) + int((process.device_bytes - peak) / stretch.slope)
     evidence = {
-        "bytes_per_step": slope,
+        "bytes_per_step": stretch.slope,
         "grown_bytes": held[-1] - held[0],
         "steps": len(rows),
         "held_bytes": held[-1],
         "last_step": last_step,
     }
-    return _KIND.at_steps(process, rows, evidence)
+    # It ends the job, and what was trained since the last checkpoint is lost.
+    return _KIND.at_steps(process, rows, evidence, ranks=ranks, concerned=ranks, cost=1.0)

@@ -15,14 +15,13 @@ _KIND = FindingKind(
     name="memory_step",
     severity=Severity.INFO,
     confidence=0.4,
-    sentence=(
-        "Training allocates up to {after_bytes:bytes} instead of {before_bytes:bytes} from step {step} on[, {left:bytes} of"
-        " the device are left]: {cause}."
-    ),
-    advice="{memory_breakdown} to see what stays allocated.",
+    headline="Steps allocate up to {after_bytes:bytes} instead of {before_bytes:bytes} from step {step} on",
+    details="{cause}[; {left:bytes} of the device are left].",
+    advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",
 )
-_TOKENS = _KIND.with_changes(
-    confidence=0.9, advice="Cut sequences to a fixed length in the tokenizer (truncation=True, max_length=...)."
+_ROWS = _KIND.with_changes(confidence=0.9, advice="Keep the batch size of the steps before.", fix="{batch_size_fix}")
+_LENGTH = _KIND.with_changes(
+    confidence=0.9, advice="Cap the length of sequences, or group samples of similar length.", fix="{grouping_fix}"
 )
 _AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
 
@@ -43,21 +42,29 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _build_finding(group: Group, before: Rows, after: Rows) -> Annotation:
-    (before_bytes, after_bytes), tokens = (
-        [float(np.median(rows[column])) for rows in (before, after)] for column in ("allocated_peak_bytes", "tokens")
-    )
-    kind, cause = _find_cause(tokens, after)
+    medians = {
+        column: (float(np.median(before[column])), float(np.median(after[column])))
+        for column in ("allocated_peak_bytes", "rows", "tokens")
+    }
+    before_bytes, after_bytes = medians["allocated_peak_bytes"]
+    kind, cause = _find_cause(medians["rows"], medians["tokens"], after)
     evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes}
-    if min(tokens) > 0:
-        evidence |= {"tokens_before": tokens[0], "tokens_after": tokens[1]}
-    device = group.lead.device_bytes
-    return kind.at_steps(group, after, evidence, left=device - after_bytes if device else None, cause=cause)
+    for name in ("rows", "tokens"):
+        if min(medians[name]) > 0:
+            evidence |= {f"{name}_before": medians[name][0], f"{name}_after": medians[name][1]}
+    if not group.is_memory_short(int(after["end_unix_ns"][-1])):
+        kind = kind.with_changes(advice="", fix="")
+    device, micro_batch = group.lead.device_bytes, group.engine.get("micro_batch")
+    left = device - after_bytes if device else None
+    return kind.at_steps(group, after, evidence, left=left, cause=cause, micro_batch=micro_batch or "")
 
 
-def _find_cause(tokens: list[float], after: Rows) -> tuple[FindingKind, str]:
+def _find_cause(rows: tuple[float, float], tokens: tuple[float, float], after: Rows) -> tuple[FindingKind, str]:
+    if min(rows) > 0 and rows[1] > 1.05 * rows[0]:
+        return _ROWS, f"A rank's steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
     if min(tokens) > 0 and tokens[1] > 1.05 * tokens[0]:
-        return _TOKENS, f"a rank's batches have {tokens[1]:.0f} tokens instead of {tokens[0]:.0f}"
-    for column, name in (("eval_s", "an evaluation"), ("checkpoint_s", "a checkpoint")):
+        return _LENGTH, f"A rank's sequences are longer: {tokens[1]:.0f} tokens a step instead of {tokens[0]:.0f}"
+    for column, name in (("eval_s", "An evaluation"), ("checkpoint_s", "A checkpoint")):
         if after[0][column] > 0:
             return _AFTER_PAUSE, f"{name} came just before"
-    return _KIND, "no other change was recorded"
+    return _KIND, "No other change was recorded"

@@ -2,51 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Process
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.thresholds import OTHERS_BYTES
+from zerotop.analysis.formatting import format_ranks, pluralize
 
 _KIND = FindingKind(
     name="others_arrived",
     severity=Severity.WARNING,
     confidence=0.9,
-    sentence="Process {pid}, which is not part of this job, holds {used_bytes:bytes} of rank {rank}'s GPU {gpu}.",
-    advice="End it (kill {pid}), or keep it off this GPU with CUDA_VISIBLE_DEVICES.",
+    headline="{owner} {used_bytes:bytes} of {gpus}, beside the job",
+    details="{pids} {verb} not part of this job: {concerned:ranks} {have} less memory, and may wait for the GPU.",
+    advice="See whose it is before ending it, or keep one of the jobs off with CUDA_VISIBLE_DEVICES.",
+    fix="ps -o user,lstart,cmd -p {pid_list}",
 )
 _LEFT_OVER = _KIND.with_changes(
-    sentence="Process {pid}, rank {left_rank} of an earlier attempt, still holds {used_bytes:bytes} of GPU {gpu}."
+    headline="A rank of an earlier attempt still holds {used_bytes:bytes} of {gpus}",
+    details="{pids} should have ended with that attempt: {concerned:ranks} {have} less memory.",
+    advice="Look at it, and end it if it is yours.",
 )
-_HostProcess = tuple[str, int]  # host, pid
 
 
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report each such process and GPU after its rank's first step has ended; before that see others_on_gpu."""
-    earlier: dict[_HostProcess, Process] = {}
+class _Other(NamedTuple):
+    """Memory of a process that is not the job's, when it was first seen."""
+
+    time_ns: int
+    host: str
+    is_left_over: bool
+    pid: int
+    gpu: int
+    used_bytes: int
+    rank: int  # whose GPU it is
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report each such process and GPU after the ranks' first step has ended, together if they were seen at one time.
+
+    Those that came before are reported by ``others_on_gpu``.
+    """
+    earlier: set[tuple[str, int]] = set()  # (host, PID) of ranks of earlier attempts
     for group in recording.groups:
-        pids_by_host: dict[str, list[int]] = {}
-        for host, pid in (process.key for process in group.processes):
-            pids_by_host.setdefault(host, []).append(pid)
-        for process in group.processes:
-            if process.gpu_key is not None and len(process.steps):
-                yield from _check_rank(recording, pids_by_host.get(process.gpu_key[0], []), process, earlier)
-        earlier |= {process.key: process for process in group.processes}
+        if all(len(process.steps) for process in group.processes):
+            begin_ns = max(int(process.steps["end_unix_ns"][0]) for process in group.processes)
+            found = [
+                other for process in group.processes for other in _find_others(recording, group, process, begin_ns, earlier)
+            ]
+            for key in sorted({other[:3] for other in found}):
+                yield _build_finding(group, [other for other in found if other[:3] == key])
+        earlier |= {process.key for process in group.processes}
 
 
-def _check_rank(
-    recording: Evidence, job_pids: list[int], process: Process, earlier: dict[_HostProcess, Process]
-) -> Iterator[Annotation]:
-    host, gpu = process.gpu_key or ("", -1)
+def _find_others(
+    recording: Evidence, group: Group, process: Process, begin_ns: int, earlier: set[tuple[str, int]]
+) -> Iterator[_Other]:
+    if process.gpu_key is None:
+        return
+    host, gpu = process.gpu_key
     records = recording.get_records("gpu_processes", host, "gpu", gpu)
-    begin_ns = int(process.steps["end_unix_ns"][0])
     samples = process.read_new(records, _KIND.name).clip_window(begin_ns, recording.cursor_ns)
     if not len(samples):
         return
     # In a container NVML has the host's PIDs: then the job's processes cannot be recognized.
-    is_own = np.isin(samples.rows["pid"], job_pids)
+    is_own = np.isin(samples.rows["pid"], [other.source.pid for other in group.processes_on(host)])
     reported: set[int] = process.get_state(set, _KIND.name)
     if not is_own.any() and not reported:
         return
@@ -55,11 +77,34 @@ def _check_rank(
     large = np.flatnonzero(~is_own & (samples.rows["used_bytes"] >= OTHERS_BYTES))
     _, first_of_pid = np.unique(samples.rows["pid"][large], return_index=True)
     for at in large[np.sort(first_of_pid)].tolist():
-        pid, time_ns = int(samples.rows["pid"][at]), int(samples.times[at])
-        left = earlier.get((host, pid))
-        if pid in reported or (pid in before and left is None):
-            continue
-        reported.add(pid)
-        evidence = {"used_bytes": samples.rows["used_bytes"][at], "left_over": left is not None}
-        kind, left_rank = (_KIND, None) if left is None else (_LEFT_OVER, left.rank)
-        yield kind.at(process, time_ns, time_ns, evidence, pid=pid, gpu=gpu, left_rank=left_rank)
+        pid, is_left_over = int(samples.rows["pid"][at]), (host, int(samples.rows["pid"][at])) in earlier
+        if pid not in reported and (pid not in before or is_left_over):
+            reported.add(pid)
+            used = int(samples.rows["used_bytes"][at])
+            yield _Other(int(samples.times[at]), host, is_left_over, pid, gpu, used, process.rank)
+
+
+def _build_finding(group: Group, others: list[_Other]) -> Annotation:
+    time_ns, _, is_left_over, *_ = others[0]
+    ranks, pids = sorted({other.rank for other in others}), sorted({other.pid for other in others})
+    used = max(other.used_bytes for other in others)
+    return (_LEFT_OVER if is_left_over else _KIND).at(
+        group,
+        time_ns,
+        time_ns,
+        {"used_bytes": used, "left_over": is_left_over, "processes": len(pids)},
+        ranks=ranks,
+        concerned=ranks,
+        owner="Another process holds" if len(pids) == 1 else "Other processes hold up to",
+        gpus=name_gpus(other.gpu for other in others),
+        pids=f"{pluralize(len(pids), 'Process')} {', '.join(map(str, pids))}",
+        verb="is" if len(pids) == 1 else "are",
+        have="has" if len(ranks) == 1 else "have",
+        pid_list=",".join(map(str, pids)),
+    )
+
+
+def name_gpus(numbers: Iterable[int]) -> str:
+    """Return ``GPU 0``, ``GPUs 0 and 1`` or ``GPUs 0 to 3``."""
+    gpus = sorted(set(numbers))
+    return format_ranks(gpus).replace("rank", "GPU")

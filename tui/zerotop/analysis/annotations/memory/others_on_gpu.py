@@ -3,38 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.annotations.memory.others_arrived import name_gpus
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Process
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.thresholds import OTHERS_BYTES
+from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.keys import GpuKey
 
 _KIND = FindingKind(
     name="others_on_gpu",
     severity=Severity.WARNING,
     confidence=0.9,
-    sentence=(
-        "{used_bytes:bytes} of GPU {gpu}'s {total_bytes:bytes} ({share:percent}) were in use before the job started"
-        "[, by process {pid}]: rank {rank} has less memory available."
-    ),
-    advice="End the process that holds it (nvidia-smi lists it; often a rank of a dead job), or set CUDA_VISIBLE_DEVICES.",
+    headline="{used_bytes:bytes} of {gpus} {verb} in use before the job started",
+    details="That is {share:percent} of the device[, held by {pids}]: {concerned:ranks} {have} less memory.",
+    advice="See whose process it is before ending it: it may be a rank of a dead job. Or choose other GPUs.",
+    fix="nvidia-smi[; ps -o user,lstart,cmd -p {pid_list}]",
 )
 
 
-def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report for each GPU what was in use when recording began, before any rank had created its engine."""
-    seen: set[GpuKey] = set()
+class _Other(NamedTuple):
+    """What was in use on a rank's GPU before the job."""
+
+    time_ns: int
+    rank: int
+    gpu: int
+    used_bytes: int
+    total_bytes: int
+    pids: list[int]
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report, for each attempt and node, what was in use before any rank had created its engine, after the first step."""
     created = recording.find_first_creations()
-    for process in recording.processes:
+    for group in recording.groups:
+        if _KIND.name not in group.reported and all(len(process.steps) for process in group.processes):
+            group.reported.add(_KIND.name)
+            known_ns = max(int(process.steps["end_unix_ns"][0]) for process in group.processes)
+            for host in group.hosts:
+                yield from _check_host(group, host, created[host], known_ns)
+
+
+def _check_host(group: Group, host: str, created_ns: int, known_ns: int) -> Iterator[Annotation]:
+    by_gpu: dict[GpuKey, _Other] = {}
+    for process in group.processes_on(host):
         key = process.gpu_key
-        if key is not None and key not in seen:
-            seen.add(key)
-            yield _check_gpu(process, key, created.get(key[0], process.source.created_ns))
+        if key is not None and key not in by_gpu and (other := _find_other(process, key, created_ns)) is not None:
+            by_gpu[key] = other
+    if not by_gpu:
+        return
+    others = list(by_gpu.values())
+    most = max(others, key=lambda other: other.used_bytes)
+    ranks, pids = sorted(other.rank for other in others), sorted({pid for other in others for pid in other.pids})
+    yield _KIND.at(
+        group,
+        min(other.time_ns for other in others),
+        known_ns,
+        {"used_bytes": most.used_bytes, "total_bytes": most.total_bytes, "processes": len(pids)},
+        step=None,
+        ranks=ranks,
+        concerned=ranks,
+        gpus=name_gpus(other.gpu for other in others),
+        verb="was" if len(others) == 1 else "were each",
+        have="has" if len(ranks) == 1 else "have",
+        share=most.used_bytes / most.total_bytes,
+        pids=f"{pluralize(len(pids), 'process')} {', '.join(map(str, pids))}" if pids else None,
+        pid_list=",".join(map(str, pids)) or None,
+    )
 
 
-def _check_gpu(process: Process, gpu_key: GpuKey, created_ns: int) -> Annotation | None:
+def _find_other(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other | None:
     samples, allocator = process.gpu_samples.read_first(), process.allocator.read_first()
     if not len(samples) or not len(allocator):
         return None
@@ -43,20 +84,15 @@ def _check_gpu(process: Process, gpu_key: GpuKey, created_ns: int) -> Annotation
     events = [event.unix_ns for event in process.recording.events_named("rank_found") if event.host == gpu_key[0]]
     if int(samples.times[0]) >= min([*events, created_ns]) or used < OTHERS_BYTES:
         return None
-    # A rank's GPU is known from its allocator's first record on.
-    known_ns = max(int(allocator.times[0]), process.source.created_ns)
-    pids = _find_holders(process, gpu_key, known_ns)
-    evidence = {"used_bytes": used, "total_bytes": total, "processes": len(pids)}
-    pid = pids[0] if len(pids) == 1 else None
-    when, share = (int(samples.times[0]), known_ns), used / total
-    return _KIND.at(process, *when, evidence, step=None, gpu=gpu_key[1], share=share, pid=pid)
+    pids = _find_holders(process, gpu_key)
+    return _Other(int(samples.times[0]), process.rank, gpu_key[1], used, total, pids)
 
 
-def _find_holders(process: Process, gpu_key: GpuKey, known_ns: int) -> list[int]:
+def _find_holders(process: Process, gpu_key: GpuKey) -> list[int]:
     """NVML's PIDs of the processes with memory on the GPU in the first sample."""
     host, gpu = gpu_key
     first = process.recording.get_records("gpu_processes", host).read_first()
-    if not len(first) or first.times[0] > known_ns:
+    if not len(first):
         return []
     time_ns = int(first.times[0])
     rows = process.recording.get_records("gpu_processes", host, "gpu", gpu).read_window(time_ns - 1, time_ns).rows

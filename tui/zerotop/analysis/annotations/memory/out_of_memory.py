@@ -17,7 +17,8 @@ _KIND = FindingKind(
     name="out_of_memory",
     severity=Severity.ERROR,
     confidence=0.8,
-    sentence="Rank {rank} ran out of GPU memory{place}. {cause}",
+    headline="Rank {rank} ran out of GPU memory{place}",
+    details="{cause}",
     advice="{advice}",
 )
 _NUMBER_FIELDS = (

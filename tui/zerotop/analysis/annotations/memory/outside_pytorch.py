@@ -17,12 +17,14 @@ _KIND = FindingKind(
     name="outside_pytorch",
     severity=Severity.WARNING,
     confidence=0.8,
-    sentence=(
-        "Rank {rank} holds {outside_bytes:bytes} of GPU {gpu} outside PyTorch after {steps:count step}: other libraries, or"
-        " many communicators. CUDA's context, NCCL and cuBLAS took"
-        f" {{{int(1.3 * GIB)}:bytes}} to {{{int(2.2 * GIB)}:bytes}} elsewhere."
+    headline="Rank {rank} holds {outside_bytes:bytes} of GPU {gpu} outside PyTorch",
+    details=(
+        "Seen after {steps:count step}. CUDA's context, NCCL and cuBLAS took"
+        f" {{{int(1.3 * GIB)}:bytes}} to {{{int(2.2 * GIB)}:bytes}} elsewhere: other libraries, or many communicators, hold"
+        " the rest."
     ),
-    advice="Lower NCCL_BUFFSIZE or create fewer process groups; CUDA_MODULE_LOADING=LAZY loads only kernels in use.",
+    advice="Create fewer process groups, and load only the kernels in use.",
+    fix="export CUDA_MODULE_LOADING=LAZY",
 )
 # About twice the most that context, NCCL and cuBLAS took on the recorded GPUs.
 OUTSIDE_BYTES = 4 * GIB

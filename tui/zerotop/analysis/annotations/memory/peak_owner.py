@@ -18,13 +18,15 @@ _KIND = FindingKind(
     name="peak_owner",
     severity=Severity.INFO,
     confidence=0.95,
-    sentence=(
-        "The memory peak is{now} in {owner}: {peak:bytes}, above {second}'s {second_peak:bytes} and {third}'s"
-        " {third_peak:bytes}. {held_after_step_bytes:bytes} ({share:percent}) of it stay allocated from step to step."
+    headline="The memory peak is{now} in {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
+    details=(
+        "{second} peaks at {second_peak:bytes}, {third} at {third_peak:bytes}. {held_after_step_bytes:bytes}"
+        " ({share:percent} of the peak) stay allocated from step to step."
     ),
-    advice="To lower the peak {recompute}, or lower {batch_size_alone}.",
+    advice="To lower the peak, recompute activations or lower {batch_size}.",
+    fix="{recompute_fix}",
 )
-_CHECKPOINTING_ADVICE = "To lower the peak lower {batch_size}: gradient checkpointing is on already."
+_SMALLER_BATCH = "To lower the peak, lower {batch_size}: gradient checkpointing is on already.", ""
 # Phases' peaks are equal within this share.
 PEAK_SHARE = 0.02
 # Of the peak, from which on the states that are always allocated count, and not the activations.
@@ -34,13 +36,14 @@ _STATES_SHARE = 0.7
 @dataclass
 class _State:
     has_real_step: bool = False
-    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # the lead's last real steps
-    peaks: Ints = field(default_factory=lambda: np.empty((0, len(PARTS)), np.int64))  # and their peaks by part
+    # The lead's last real steps in full detail,
+    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    peaks: Ints = field(default_factory=lambda: np.empty((0, len(PARTS)), np.int64))
     owner: int = -1
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report the first owner of each attempt, and each other one after it, once PLATEAU_STEPS real steps agree."""
+    """Report the first owner of each attempt, and each other one after it, once PLATEAU_STEPS real steps in full agree."""
     for group in recording.groups:
         state, lead = group.get_state(_State), group.lead
         window = group.next_steps(len(lead.steps), _KIND.name)
@@ -48,8 +51,9 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             continue
         steps = lead.steps[window]
         real = np.flatnonzero(~steps["skipped"])
-        # The first real step creates the optimizer state.
+        # The first real step creates the optimizer state. In light detail the peaks of phases are not recorded.
         fresh = real[0 if state.has_real_step else 1 :]
+        fresh = fresh[~steps["light"][fresh]]
         state.has_real_step |= len(real) > 0
         state.indices = np.concatenate([state.indices, window.start + fresh])
         state.peaks = np.concatenate([state.peaks, read_phase_peaks(lead, steps)[fresh]])
@@ -84,14 +88,18 @@ def _build_finding(group: Group, indices: Ints, peaks: Ints, owner: int, has_cha
     second, third = (index for index in range(len(PARTS)) if index != owner)
     is_kept = held > _STATES_SHARE * peaks[owner]
     evidence = {f"{part}_peak_bytes": peak for part, peak in zip(PARTS, peaks, strict=True)}
-    return _KIND.with_changes(advice=_choose_advice(PARTS[owner], is_kept, lead.engine)).at_steps(
+    advice, fix = "", ""
+    if group.is_memory_short(int(rows["end_unix_ns"][-1])):
+        advice, fix = _choose_advice(PARTS[owner], is_kept, lead.engine)
+    return _KIND.with_changes(advice=advice, fix=fix).at_steps(
         group,
         rows,
         evidence | {"held_after_step_bytes": held},
         now=" now" if has_changed else "",
         owner=PARTS[owner],
         peak=peaks[owner],
-        second=PARTS[second],
+        device_bytes=lead.device_bytes,
+        second=PARTS[second].capitalize(),
         second_peak=peaks[second],
         third=PARTS[third],
         third_peak=peaks[third],
@@ -99,8 +107,8 @@ def _build_finding(group: Group, indices: Ints, peaks: Ints, owner: int, has_cha
     )
 
 
-def _choose_advice(owner: str, is_kept: bool, engine: Mapping[str, Any]) -> str:
+def _choose_advice(owner: str, is_kept: bool, engine: Mapping[str, Any]) -> tuple[str, str]:
     less = advise_keeping_less(engine) if is_kept or owner == "step" else None
     if less is not None:
-        return f"{less[0]} A smaller batch hardly lowers the peak."
-    return _CHECKPOINTING_ADVICE if engine.get("activation_checkpointing") else _KIND.advice
+        return f"{less[0]} A smaller batch hardly lowers the peak.", ""
+    return _SMALLER_BATCH if engine.get("activation_checkpointing") else (_KIND.advice, _KIND.fix)

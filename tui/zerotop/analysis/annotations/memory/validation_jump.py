@@ -12,27 +12,28 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows, Samples
-from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
+from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES, USED_SHARE
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
 _KIND = FindingKind(
     name="validation_jump",
     severity=Severity.INFO,
     confidence=0.7,
-    sentence=(
-        "Evaluation raised reserved memory by {added_bytes:bytes} to {reserved_bytes:bytes} in {evaluation_s:seconds}"
-        "[: its micro-batch is {rows:.0f} x {sequence:.0f} tokens, {tokens_ratio:.1f} times training's {training_rows:.0f} x"
-        " {training_sequence:.0f}][: its micro-batch has {only_rows:.0f} rows, training's {training_rows:.0f}]"
+    headline="Evaluation raised reserved memory by {added_bytes:bytes} to {reserved_bytes:bytes}",
+    details=(
+        "It took {evaluation_s:seconds}"
+        "[; its micro-batch is {rows:.0f} x {sequence:.0f} tokens, {tokens_ratio:.1f} times training's {training_rows:.0f} x"
+        " {training_sequence:.0f}][; its micro-batch has {only_rows:.0f} rows, training's {training_rows:.0f}]"
         "[; it allocated only {own_peak:bytes}, training {training_peak:bytes}, but in blocks of other sizes]"
         "[; {kept:bytes} stay reserved afterwards]{released}[, {left:bytes} of them in tensors that are still alive]"
         "[, which leaves {unclaimed:bytes} of the device to training]."
     ),
     advice="{eval_outputs}",
+    fix="{eval_outputs_fix}",
 )
-_TENSORS_ADVICE = "{eval_tensors}"
-_BATCH_ADVICE = (
-    "Set {eval_batch_size} to {training_rows:.0f}, as in training: evaluation then fits in the memory that training holds."
-)
+_TENSORS_ADVICE, _TENSORS_FIX = "{eval_tensors}", "{eval_tensors_fix}"
+_BATCH_ADVICE = "Evaluate with training's batch: it then fits in the memory that training holds."
+_BATCH_FIX = "{eval_batch_fix}={training_rows:.0f}"
 # Share of the reserved memory by which evaluation has to raise it, beside JUMP_BYTES.
 JUMP_SHARE = 0.05
 # Share of a device at which the next allocation may fail: the largest single ones of the recorded runs took 3 %.
@@ -142,13 +143,15 @@ def _build_finding(group: Group, begin_ns: int, end_ns: int, step: int, memory: 
     held = memory["reserved_before_bytes"] + kept
     is_near_edge = device is not None and held > EDGE_SHARE * device
     kind = _KIND.with_changes(
-        severity=Severity.WARNING if is_near_edge or left > JUMP_BYTES else Severity.INFO,
+        severity=Severity.WARNING if is_near_edge else Severity.INFO,
         confidence=0.95 if is_larger else 0.7,
     )
-    if left > JUMP_BYTES:
-        kind = kind.with_changes(advice=_TENSORS_ADVICE)
+    if device is not None and held < USED_SHARE * device:
+        kind = kind.with_changes(advice="", fix="")
+    elif left > JUMP_BYTES:
+        kind = kind.with_changes(advice=_TENSORS_ADVICE, fix=_TENSORS_FIX)
     elif is_larger:
-        kind = kind.with_changes(advice=_BATCH_ADVICE)
+        kind = kind.with_changes(advice=_BATCH_ADVICE, fix=_BATCH_FIX)
     return kind.at(
         group,
         begin_ns,

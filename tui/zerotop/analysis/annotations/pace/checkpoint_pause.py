@@ -14,11 +14,10 @@ _KIND = FindingKind(
     name="checkpoint_pause",
     severity=Severity.INFO,
     confidence=0.99,
-    sentence=(
-        "Training stopped for {pause_s:seconds}, as long as {iterations:.0f} iterations of {iteration_s:seconds}, to save a"
-        " checkpoint after step {step}."
-    ),
-    advice="{save_less} if training will not be resumed.",
+    headline="A checkpoint stopped training for {pause_s:seconds}, as long as {iterations:.0f} iterations",
+    details="It was saved after step {step}; an iteration takes {iteration_s:seconds}.",
+    advice="Save less often, or without the optimizer's state if training will not be resumed.",
+    fix="{saving_fix}",
 )
 # A pause longer than so many seconds and than so many iterations is worth a finding.
 PAUSE_SECONDS = 1.0

@@ -9,21 +9,18 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.runs import find_first_run
-from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS
+from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 
 _KIND = FindingKind(
     name="data_stall",
     severity=Severity.WARNING,
     confidence=0.95,
-    sentence=(
-        "{data_s:seconds} of each {iteration_s:seconds} iteration ({share:percent}) are spent waiting for data on"
-        " {waiting:ranks}, from step {step} on."
-    ),
+    headline="{share:percent} of each {iteration_s:seconds} iteration are spent waiting for data",
+    details="{data_s:seconds} on {waiting:ranks}, from step {step} on.",
     advice="Raise {worker_count}, or tokenize before training with Dataset.map(...).",
+    fix="{workers_fix}",
 )
-# Share of iterations over SETTLED_STEPS steps; loaders that keep up take under 2 %.
-STALL_SHARE = 0.20
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
@@ -58,7 +55,7 @@ def _build_finding(group: Group, first: int, process: Process, known_ns: int) ->
     waited, duration = float(np.median(rows["data_s"])), float(np.median(rows["iteration_s"]))
     ranks = _find_waiting(group, int(rows["step"][0]), known_ns)
     evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
-    return _KIND.at_steps(group, rows, evidence, ranks=ranks, waiting=ranks)
+    return _KIND.at_steps(group, rows, evidence, ranks=ranks, waiting=ranks, cost=waited / duration)
 
 
 def _find_waiting(group: Group, step: int, known_ns: int) -> tuple[int, ...]:

@@ -22,27 +22,28 @@ _KIND = FindingKind(
     name="double_spike",
     severity=Severity.WARNING,
     confidence=0.95,
-    sentence=(
-        "The GPU idles {gap_s:seconds} of each {iteration_s:seconds} iteration ({share:percent}): the optimizer runs on the"
-        " CPU[, in {processes:count process} x {threads_each:.0f} threads on {cores_each:.1f} cores each"
-        "[ of the host's {host_cores:.0f}]]"
+    headline="GPUs idle {share:percent} of each {iteration_s:seconds} iteration while the CPU runs the optimizer",
+    details=(
+        "The optimizer takes {gap_s:seconds}[, in {processes:count process} x {threads_each:.0f} threads on"
+        " {cores_each:.1f} cores each[ of the host's {host_cores:.0f}]]"
         "[. PCIe carries about {to_host:bytes} to the host and {to_gpu:bytes} back]"
         "[. About {copied:bytes} of gradients go to each rank's host memory and as much of parameters back]"
         "[. Without offload each GPU would hold {without_offload_bytes:bytes} more"
         "[, and {gpu_free_bytes:bytes} were never used]]."
     ),
+    advice="Accumulate more micro-batches: the optimizer then runs once for all of them.",
+    fix="{accumulation_fix}",
+)
+_NO_OFFLOAD = _KIND.with_changes(
     advice=(
-        'Raise "gradient_accumulation_steps" (Trainer: gradient_accumulation_steps): the optimizer then runs once for more'
-        " micro-batches."
+        "Keep the optimizer on the GPU: it needs {optimizer_bytes:bytes} there, {needed_bytes:bytes} with gradients and"
+        " temporaries, and {gpu_free_bytes:bytes} were never used."
     ),
+    fix='"offload_optimizer": {"device": "none"}',
 )
-_NO_OFFLOAD_ADVICE = (
-    'Set "zero_optimization.offload_optimizer.device" to "none": the optimizer takes {optimizer_bytes:bytes} of each GPU,'
-    " {needed_bytes:bytes} with gradients and temporaries, and {gpu_free_bytes:bytes} were unused so far."
-)
-_THREADS_ADVICE = (
-    "Start with OMP_NUM_THREADS={rank_cores}, or with deepspeed --bind_cores_to_rank: the ranks' {threads:.0f} threads share"
-    " {host_cores:.0f} cores."
+_FEWER_THREADS = _KIND.with_changes(
+    advice="Start with as many threads as each rank has cores: {threads:.0f} threads share {host_cores:.0f}.",
+    fix="export OMP_NUM_THREADS={rank_cores}",
 )
 # The gap is reported again when it has become longer or shorter by this factor: on a host that others use too it varies by
 # a third, and a shift of iterations is a finding of its own.
@@ -136,11 +137,11 @@ def _build_finding(recording: Evidence, group: Group, rows: Rows, gap: float, sh
     cores, threads = evidence.get("host_cores", 0), evidence.get("threads_each", 0) * len(ranks)
     kind = _KIND
     if evidence.get("needed_bytes", np.inf) < evidence.get("gpu_free_bytes", 0):
-        kind = _KIND.with_changes(advice=_NO_OFFLOAD_ADVICE)
+        kind = _NO_OFFLOAD
     elif cores and threads > 1.5 * cores:
-        kind = _KIND.with_changes(advice=_THREADS_ADVICE)
+        kind = _FEWER_THREADS
     rank_cores = max(1, int(cores // max(1, len(ranks))))
-    return kind.at_steps(group, rows, evidence, threads=threads, rank_cores=rank_cores, **copies)
+    return kind.at_steps(group, rows, evidence, cost=share, threads=threads, rank_cores=rank_cores, **copies)
 
 
 def _measure_work(group: Group, rows: Rows) -> dict[str, float]:

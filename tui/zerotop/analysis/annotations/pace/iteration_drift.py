@@ -17,15 +17,18 @@ _KIND = FindingKind(
     name="iteration_drift",
     severity=Severity.WARNING,
     confidence=0.6,
-    sentence=(
-        "Each iteration takes {pace} longer than the one before, from about step {step} on: {before_s:seconds} became"
-        " {after_s:seconds} ({growth:change}) in {steps:.0f} steps, {carried:seconds} of it {part}; {cause}."
-    ),
-    advice="{breakdown} to see which part of that phase takes longer.",
+    headline="Each iteration takes {pace} longer: {before_s:seconds} became {after_s:seconds} in {steps:.0f} steps",
+    details="{growth:change} from about step {step} on, {carried:seconds} of it {part}; {cause}.",
+    advice="{breakdown}",
+    fix="{breakdown_fix}",
 )
-_ADVICE_BY_PHASE = {
-    "data_s": "Check what the dataset keeps or reads again and again; raise {worker_count}.",
-    "other_s": "Look for a list that grows between the steps (logged values, kept outputs); {log_less}.",
+# Advice and fix by the phase that takes longer.
+_BY_PHASE = {
+    "data_s": ("Check what the dataset keeps or reads again and again.", "py-spy dump --pid {pid}"),
+    "other_s": (
+        "Look for a list that grows between the steps, of logged values or kept outputs.",
+        "py-spy dump --pid {pid}",
+    ),
 }
 # As with a shift, so much is visible.
 DRIFT_SHARE = 0.15
@@ -52,16 +55,19 @@ def _build_finding(group: Group, rise: Rise) -> Annotation:
     carrier = max(changes, key=lambda name: changes[name])
     cause, kind = find_drift_cause(change), _KIND
     if cause is not None:
-        kind = _KIND.with_changes(confidence=cause.confidence, advice=cause.advice)
-    elif carrier in _ADVICE_BY_PHASE:
-        kind = _KIND.with_changes(advice=_ADVICE_BY_PHASE[carrier])
+        kind = _KIND.with_changes(confidence=cause.confidence, advice=cause.advice, fix=cause.fix)
+    elif carrier in _BY_PHASE:
+        advice, fix = _BY_PHASE[carrier]
+        kind = _KIND.with_changes(advice=advice, fix=fix)
     evidence = {"slope_s": rise.slope, "before_s": rise.low, "after_s": rise.high, "steps": float(len(rows))}
     return kind.at_steps(
         group,
         rows,
         evidence | {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()},
         pace=f"{rise.slope * 1e3:.2g} ms" if rise.slope >= 1e-4 else f"{rise.slope * 1e6:.2g} us",
+        cost=1 - rise.low / rise.high,
         growth=rise.high / rise.low - 1,
+        pid=group.lead.source.pid,
         carried=changes[carrier],
         part=name_part(carrier),
         cause=Text("meanwhile {text}", {"text": cause.text}) if cause else "no other change was recorded",

@@ -24,11 +24,14 @@ _KIND = FindingKind(
     name="iteration_shift",
     severity=Severity.WARNING,
     confidence=0.5,
-    sentence=(
-        "Iterations take {after_s:seconds} instead of {before_s:seconds} ({change_share:change}) from step {step} on,"
-        " {carried:seconds} of it {part}; {cause}."
-    ),
-    advice="{breakdown} to see which part of that phase takes longer.",
+    headline="Iterations take {after_s:seconds} instead of {before_s:seconds} ({change_share:change}) from step {step} on",
+    details="{carried:seconds} of it {part}; {cause}.",
+    advice="{breakdown}",
+    fix="{breakdown_fix}",
+)
+_BETWEEN = _KIND.with_changes(
+    advice="See where the time goes outside {tool}: in the training loop, the data or a callback.",
+    fix="py-spy dump --pid {pid}",
 )
 
 
@@ -42,7 +45,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             if is_long and group.count_report(_KIND.name):
                 change = StepChange(group, steps[shift.before], steps[shift.first : shift.last + 1])
                 cause = find_cause(change)
-                if cause is not None or not _is_by_others(change):
+                if not (cause.has_own_finding if cause is not None else _is_by_others(change)):
                     yield _build_finding(change, cause)
 
 
@@ -63,13 +66,20 @@ def _build_finding(change: StepChange, cause: Cause | None) -> Annotation:
     before, after = _compute_medians(change)
     changes = change.measure_phases(after - before)
     carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1))
-    kind = _KIND if cause is None else _KIND.with_changes(confidence=cause.confidence, advice=cause.advice)
+    kind = _BETWEEN if carrier in ("data_s", "other_s") else _KIND
+    if cause is not None:
+        kind = _KIND.with_changes(confidence=cause.confidence, advice=cause.advice, fix=cause.fix)
+    is_worse = after > before and not (cause is not None and cause.is_expected)
+    if not is_worse:
+        kind = kind.with_changes(advice="", fix="")
     evidence = {"before_s": before, "after_s": after, "change_share": after / before - 1}
-    return kind.with_changes(severity=Severity.WARNING if after > before else Severity.INFO).at_steps(
+    return kind.with_changes(severity=Severity.WARNING if is_worse else Severity.INFO).at_steps(
         change.group,
         change.after,
         evidence | {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()},
         carried=abs(changes[carrier]),
         part=name_part(carrier),
+        cost=1 - before / after if is_worse else 0.0,
+        pid=change.process.source.pid,
         cause=Text("at the same time {text}", {"text": cause.text}) if cause else "no other change was recorded",
     )

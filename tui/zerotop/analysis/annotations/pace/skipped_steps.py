@@ -11,38 +11,43 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
-from zerotop.analysis.annotations.support.fp16_warmup import count_skipped_first, estimate_state_bytes, read_loss_scales
+from zerotop.analysis.annotations.support.fp16_warmup import (
+    SKIPPED_STEPS,
+    count_skipped_first,
+    estimate_state_bytes,
+    find_inventory,
+    read_loss_scales,
+    read_state_bytes,
+)
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
 
-_ADVICE = "{lower_scale}, or train in bf16, which needs no loss scale."
-_POWER_ADVICE = 'Set "fp16.initial_scale_power" to {lower_power} or less (now {power}), or train in bf16.'
 _SKIPPING = FindingKind(
     name="steps_skipped",
     severity=Severity.WARNING,
     confidence=0.99,
-    sentence=(
-        "fp16 skipped the first {skipped_steps:.0f} steps: gradients overflowed[ (loss scale {loss_scale_first:.0f}, now"
-        " {loss_scale_now:.0f})]. Nothing has been trained yet, and time and memory will change[: the first real step adds"
-        " {expected_state_bytes:bytes} of optimizer state to each rank's {place}]."
+    headline="fp16 skipped the first {skipped_steps:.0f} steps: nothing has been trained yet",
+    details=(
+        "Gradients overflowed[ (loss scale {loss_scale_first:.0f}, now {loss_scale_now:.0f})]. Time and memory will change"
+        "[: the first real step adds {expected_state_bytes:bytes} of optimizer state to each rank's {place}]."
     ),
-    advice=_ADVICE,
+    advice="{lower_scale}, or train in bf16, which needs no loss scale.",
+    fix="{bf16_fix}",
 )
 _ENDED = FindingKind(
     name="skipping_ended",
     severity=Severity.INFO,
     confidence=0.95,
-    sentence=(
-        "Iterations went from {iteration_skipped_s:seconds} to {iteration_real_s:seconds} when fp16 stopped skipping: step()"
-        " takes {step_real_s:seconds} instead of {step_skipped_s:seconds}. Step {step} was the first real one"
+    headline="Iterations take {iteration_real_s:seconds}, not {iteration_skipped_s:seconds}, since fp16 stopped skipping",
+    details=(
+        "step() takes {step_real_s:seconds} instead of {step_skipped_s:seconds}. Step {step} was the first real one"
         " ({iteration_first_real_s:seconds}), after {skipped_steps:count skipped step}[ in which the loss scale fell from"
         " {first_scale:.0f} to {last_scale:.0f}][; the allocated peak grew from {allocated_before:bytes} to"
-        " {allocated_after:bytes}][; each rank's host memory grew from {host_rss_before:bytes} to {host_rss_after:bytes}]."
-        " Nothing went wrong: these are the true time and memory."
+        " {allocated_after:bytes}][; each rank's host memory grew from {host_rss_before:bytes} to {host_rss_after:bytes}]"
+        "[; {state_bytes:bytes} of it is optimizer state]. Nothing went wrong: these are the true time and memory."
     ),
-    advice=_ADVICE,
+    advice=_SKIPPING.advice,
+    fix=_SKIPPING.fix,
 )
-# Skipped steps in a row, from the first step on, that are worth a finding: one or two are normal with any loss scale.
-SKIPPED_STEPS = 3
 # Real steps that show the time after skipping has ended; the first real one is not typical and left out.
 REAL_STEPS = 2
 # Steps from the first real one on among which enough others have to be real too.
@@ -80,7 +85,8 @@ def _with_advice(kind: FindingKind, config: object, skipped: int) -> FindingKind
     power = fp16.get("initial_scale_power") if isinstance(fp16, dict) else None
     if not isinstance(power, int) or power <= skipped:
         return kind
-    return kind.with_changes(advice=_POWER_ADVICE.format(power=power, lower_power=power - skipped))
+    lower = f'Set "fp16.initial_scale_power" to {power - skipped} or less (now {power})'
+    return kind.with_changes(advice=kind.advice.replace("{lower_scale}", lower))
 
 
 def _build_end_finding(group: Group, steps: int, real: Rows) -> Annotation:
@@ -107,8 +113,16 @@ def _build_end_finding(group: Group, steps: int, real: Rows) -> Annotation:
                 growth |= {f"{name}_before": before, f"{name}_after": after}
     for index, scale in enumerate(scales):
         evidence[f"loss_scale_{index}" if index < steps else "loss_scale_real"] = scale
+    state = read_state_bytes(find_inventory(lead, "after_update"))
+    evidence |= {f"optimizer_state_{place}_bytes": float(size) for place, size in state.items()}
     is_slower = evidence["iteration_real_s"] > 1.1 * evidence["iteration_skipped_s"]
     kind = _with_advice(_ENDED, lead.engine.get("config"), steps)
     return kind.with_changes(severity=Severity.WARNING if is_slower else Severity.INFO).at_steps(
-        group, real, evidence, first_scale=scales[0] if scales else None, last_scale=scales[-1] if scales else None, **growth
+        group,
+        real,
+        evidence,
+        first_scale=scales[0] if scales else None,
+        last_scale=scales[-1] if scales else None,
+        state_bytes=sum(state.values()) or None,
+        **growth,
     )

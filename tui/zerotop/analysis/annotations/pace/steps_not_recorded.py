@@ -19,11 +19,10 @@ _KIND = FindingKind(
     name="steps_not_recorded",
     severity=Severity.WARNING,
     confidence=1.0,
-    sentence=(
-        "{steps_text} of {concerned:ranks} {verb} missing or incomplete in the recording, {gap_s:seconds} in all[: {why}]."
-        " Times and peaks leave them out."
-    ),
-    advice="Free space where the recording is, or record elsewhere: zerotop run --session DIR.",
+    headline="{steps_text} of {concerned:ranks} {verb} missing or incomplete in the recording",
+    details="{gap_s:seconds} in all[: {why}]. Times and peaks leave them out.",
+    advice="Free space where the recording is, or record elsewhere.",
+    fix="zerotop run --session DIR",
 )
 # So many gaps of an attempt are reported; a disk may be full again and again.
 MOST_GAPS = 20

@@ -18,11 +18,10 @@ _KIND = FindingKind(
     name="throttled",
     severity=Severity.WARNING,
     confidence=0.95,
-    sentence=(
-        "GPU {gpu} of rank {rank} has lowered its clocks for {throttled_s:seconds} ({names})[, the SM clock is"
-        " {sm_clock_mhz:.0f} MHz][, its temperature {temperature_c:.0f} °C]."
-    ),
-    advice="Check nvidia-smi -q -d PERFORMANCE and the node's cooling; no {tool} setting helps.",
+    headline="GPU {gpu} of rank {rank} has lowered its clocks for {throttled_s:seconds} ({names})",
+    details="[The SM clock is {sm_clock_mhz:.0f} MHz. ][The temperature is {temperature_c:.0f} °C.]",
+    advice="Check the node's cooling and power: no setting of {tool} helps.",
+    fix="nvidia-smi -q -d PERFORMANCE",
 )
 # A shorter time is a passing dip.
 THROTTLED_SECONDS = 5.0

@@ -21,12 +21,13 @@ _KIND = FindingKind(
     name="double_spike",
     severity=Severity.WARNING,
     confidence=0.7,
-    sentence=(
-        "The GPUs idle {gap_s:seconds} of every {iteration_s:seconds} ({share:percent}) while {cores_used:.0f}"
-        "[ of {host_cores:.0f}] cores are busy in {processes:count process} (otherwise {cores_else:.0f}). That is the"
-        " pattern of an optimizer on the CPU, seen from outside."
+    headline="The GPUs idle {share:percent} of every {iteration_s:seconds} while {cores_used:.0f} cores are busy",
+    details=(
+        "They idle {gap_s:seconds} while {processes:count process} use the cores[ of {host_cores:.0f}], otherwise"
+        " {cores_else:.0f}. That is the pattern of an optimizer on the CPU, seen from outside."
     ),
-    advice='Set "offload_optimizer.device" to "none" if that fits, or raise "gradient_accumulation_steps".',
+    advice="Keep the optimizer on the GPU if that fits, or accumulate more micro-batches.",
+    fix='"offload_optimizer": {"device": "none"}',
 )
 # Cores that each rank keeps busy while its optimizer runs on them; 1 is usual.
 UNPROBED_CORES = 3.0
@@ -143,14 +144,15 @@ def _compute_gap_share(cycle: list[Stretch]) -> float:
 
 def _build_finding(recording: Evidence, host: str, cycle: list[Stretch], known_ns: int, ranks: Ints) -> Annotation:
     gap, work = _measure_seconds(cycle[::2]), _measure_seconds(cycle[1::2])
+    share = _compute_gap_share(cycle)
     evidence = {
         "gap_s": gap,
         "iteration_s": gap + work,
-        "share": _compute_gap_share(cycle),
+        "share": share,
         "cores_used": float(np.median([stretch.cores for stretch in cycle[::2]])),
         "cores_else": float(np.median([stretch.cores for stretch in cycle[1::2]])),
         "processes": len(ranks),
         "host_cores": recording.count_cores(host),
     }
     when = cycle[0].begin_ns, cycle[-1].end_ns
-    return _KIND.at(None, *when, evidence, known_ns=known_ns, step=None, ranks=sorted(ranks.tolist()))
+    return _KIND.at(None, *when, evidence, known_ns=known_ns, step=None, ranks=sorted(ranks.tolist()), cost=share)

@@ -13,15 +13,15 @@ _KIND = FindingKind(
     name="dead_rank",
     severity=Severity.ERROR,
     confidence=0.9,
-    sentence="Rank {rank}'s process {pid} died unexpectedly[ after {steps:count step}]{early}.",
-    advice="Look at its last output and at dmesg; {saving_limits} how much work is lost.",
+    headline="Rank {rank}'s process {pid} died unexpectedly[ after {steps:count step}]{early}",
+    advice="Look at its last output and at the kernel's log. Saving more often limits how much work is lost.",
+    fix="dmesg -T | grep -i kill",
 )
 _KILLED = _KIND.with_changes(
     confidence=0.95,
-    sentence=(
-        _KIND.sentence.removesuffix(".") + ": the kernel killed a process of its control group for lack of memory just then."
-    ),
-    advice="Lower host memory: {unpin_or_workers}.",
+    details="The kernel killed a process of its control group for lack of memory just then.",
+    advice="Use less host memory: {less_host_memory}.",
+    fix="{less_host_memory_fix}",
 )
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 

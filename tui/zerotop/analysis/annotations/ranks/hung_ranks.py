@@ -14,14 +14,13 @@ _KIND = FindingKind(
     name="hung_ranks",
     severity=Severity.ERROR,
     confidence=0.6,
-    sentence=(
-        "No phase has begun or ended on {count:count rank} for {silent_s:seconds}; iterations take {iteration_s:seconds}"
-        "[. Rank {hung_rank} is behind, in {phase}[, the others are in {others}]]."
+    headline="Training has stood still for {silent_s:seconds}[: rank {hung_rank} is behind, in {phase}]",
+    details=(
+        "No phase has begun or ended on {count:count rank}; iterations take {iteration_s:seconds}[. While rank {hung_rank}"
+        " is in {phase}, the others are in {others}]."
     ),
-    advice=(
-        "Run py-spy dump on the rank that is behind. TORCH_NCCL_ASYNC_ERROR_HANDLING=1 and a shorter ddp_timeout in"
-        " Trainer's arguments end such a job."
-    ),
+    advice="See which line {hung} stands at.",
+    fix="py-spy dump --pid {pid}",
 )
 # So many times the longest of the last iterations, and at least so many seconds.
 HANG_ITERATIONS = 10.0
@@ -109,7 +108,10 @@ def _build_finding(group: Group, last: list[Samples], since_ns: int, known_ns: i
         count=len(last),
         hung_rank=rank if is_behind else None,
         phase=_name_phase(last[slowest]),
-        others=" and ".join(others) or None,
+        others=" and ".join(others) if others and is_behind else None,
+        hung="the rank that is behind" if is_behind else "each rank",
+        pid=group.processes[slowest].source.pid,
+        cost=1.0,
     )
 
 

@@ -15,15 +15,17 @@ _KIND = FindingKind(
     name="rank_stopped",
     severity=Severity.WARNING,
     confidence=1.0,
-    sentence=(
-        "A signal stopped {concerned:ranks} for {stopped_s:seconds} (SIGSTOP, or Ctrl-Z in a terminal): the iteration took"
-        " that much longer."
+    headline="A signal stopped {concerned:ranks} for {stopped_s:seconds}",
+    details=(
+        "SIGSTOP, or Ctrl-Z in a terminal: the iteration took that much longer, and says nothing about training. Schedulers"
+        " that suspend jobs send SIGSTOP too."
     ),
-    advice="Times of this step say nothing about training. Schedulers that suspend jobs send SIGSTOP too.",
 )
 _STILL = _KIND.with_changes(
-    sentence="A signal (SIGSTOP, or Ctrl-Z in a terminal) has stopped {concerned:ranks}, and training waits.",
-    advice="Let it go on: kill -CONT {pid}",
+    headline="A signal has stopped {concerned:ranks}, and training waits",
+    details="SIGSTOP, or Ctrl-Z in a terminal.",
+    advice="Let it go on.",
+    fix="kill -CONT {pid}",
 )
 # Shorter stops cost little.
 STOPPED_SECONDS = 1.0
@@ -82,7 +84,7 @@ def _check_still(group: Group, state: _State, key: ProcessKey, since_ns: int, un
     known_ns = since_ns + int(STILL_SECONDS * 1e9)
     if known_ns <= until_ns and _is_new(group, "still", since_ns):
         concerned, evidence = _find_together(state, since_ns), {"stopped_s": STILL_SECONDS}
-        yield _STILL.at(group, since_ns, known_ns, evidence, ranks=concerned, concerned=concerned, pid=key[1])
+        yield _STILL.at(group, since_ns, known_ns, evidence, ranks=concerned, concerned=concerned, pid=key[1], cost=1.0)
 
 
 def _find_together(state: _State, since_ns: int) -> list[int]:

@@ -13,25 +13,26 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.causes import compute_own_seconds
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints
 from zerotop.analysis.annotations.support.runs import find_first_run
-from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS
+from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 
 _KIND = FindingKind(
     name="straggler",
     severity=Severity.WARNING,
     confidence=0.9,
-    sentence=(
-        "Rank {rank} delays each iteration of {iteration_s:seconds} by {late_s:seconds} ({share:percent}) from step {step}"
-        " on: it is busy between the phases, and the others wait for it."
+    headline="Rank {rank} delays each iteration by {late_s:seconds} ({share:percent}) from step {step} on",
+    details=(
+        "It works that much longer between the phases, and the others wait for it where ranks synchronize. An iteration"
+        " takes {iteration_s:seconds}."
     ),
-    advice="Do what only this rank does between steps (logging, saving) less often: logging_steps.",
+    advice="See what only this rank does between the phases: do it less often, or in a thread of its own.",
+    fix="py-spy dump --pid {pid}",
 )
 _DATA = _KIND.with_changes(
-    sentence=_KIND.sentence.replace("is busy between the phases", "waits for its data"),
+    details=_KIND.details.replace("works that much longer between the phases", "waits that much longer for its data"),
     advice="Raise {worker_count}, and give each rank as much data of similar length.",
+    fix="{workers_fix}",
 )
-# How much longer than the second longest a rank's own work takes, as a share of the iteration.
-STRAGGLER_SHARE = 0.15
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
@@ -76,4 +77,6 @@ def _build_finding(group: Group, index: int, window: slice, late: float) -> Anno
     usual, data = float(np.median(_measure_iterations(group, window))), float(np.median(rows["data_s"]))
     kind, evidence = _DATA if data >= late / 2 else _KIND, {"late_s": late, "iteration_s": usual, "data_s": data}
     known_ns = max(int(other.aligned_steps["end_unix_ns"][window][-1]) for other in group.processes)
-    return kind.at_steps(process, rows, evidence, known_ns=known_ns, share=late / usual)
+    return kind.at_steps(
+        process, rows, evidence, known_ns=known_ns, cost=late / usual, share=late / usual, pid=process.source.pid
+    )

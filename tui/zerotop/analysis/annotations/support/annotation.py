@@ -27,7 +27,7 @@ class Severity(str, Enum):
 class Annotation:
     """One finding. It never changes: what becomes known later is another finding.
 
-    Times are unix nanoseconds. ``evidence`` holds the numbers of the sentence, with units in their names as in tables.
+    Times are unix nanoseconds. Its four texts are Text where a FindingKind made it: they can be rendered in other units.
     """
 
     name: str  # for example "double_spike"
@@ -38,9 +38,12 @@ class Annotation:
     ranks: tuple[int, ...]  # concerned, in order; empty for example for the host
     severity: Severity
     confidence: float  # 0 to 1: how sure the cause is; the measured numbers are not in doubt
-    sentence: str  # a Text where it was made by a FindingKind: it can be rendered in other units
-    advice: str
-    evidence: dict[str, float] = field(default_factory=dict)
+    headline: str  # at most 80 characters, with the number and the effect, without a full stop
+    details: str = ""  # the numbers behind it, in sentences
+    advice: str = ""  # what to do, in a sentence; empty where nothing needs to be done
+    fix: str = ""  # the setting, command or line to copy; empty where there is none
+    evidence: dict[str, float] = field(default_factory=dict)  # the numbers, with units in their names as in tables
+    cost: float = 0.0  # share of the training time that it costs from its begin on, or puts at risk: 0 to 1
 
 
 class Subject(Protocol):
@@ -56,13 +59,15 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class FindingKind:
-    """What all findings of a kind have in common. ``sentence`` and ``advice`` are templates of Text."""
+    """What all findings of a kind have in common. The texts are templates of Text, see :class:`Annotation`."""
 
     name: str
     severity: Severity
     confidence: float
-    sentence: str
-    advice: str
+    headline: str
+    details: str = ""
+    advice: str = ""
+    fix: str = ""
 
     def with_changes(self, **changes: Any) -> FindingKind:
         """Return the kind with other fields."""
@@ -91,6 +96,7 @@ class FindingKind:
         known_ns: int | None = None,
         step: int | EllipsisType | None = ...,
         ranks: Sequence[int] | None = None,
+        cost: float = 0.0,
         **values: Any,
     ) -> Annotation:
         """Return a finding. By default it is known at its end; step and ranks are the subject's.
@@ -106,6 +112,8 @@ class FindingKind:
         numbers = {name: float(value) for name, value in evidence.items() if value is not None}
         terms = read_terms(subject.engine if subject is not None else {})
         values = {**terms, **numbers, "step": step, "rank": next(iter(ranks), None), **values}
-        sentence, advice = Text(self.sentence, values), Text(self.advice, values)
+        headline, details, advice, fix = (
+            Text(template, values) for template in (self.headline, self.details, self.advice, self.fix)
+        )
         head = self.name, begin_ns, end_ns, known_ns, step, tuple(ranks), self.severity, self.confidence
-        return Annotation(*head, sentence, advice, numbers)
+        return Annotation(*head, headline, details, advice, fix, numbers, min(1.0, max(0.0, cost)))

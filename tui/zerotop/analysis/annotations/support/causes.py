@@ -8,8 +8,17 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Records, Rows, Samples
+from zerotop.analysis.annotations.support.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
-from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES, SLOWED_MASK, TAKEN_SHARE
+from zerotop.analysis.annotations.support.thresholds import (
+    HOST_GROWTH_BYTES,
+    OTHERS_BYTES,
+    SLOWED_MASK,
+    STALL_SECONDS,
+    STALL_SHARE,
+    STRAGGLER_SHARE,
+    TAKEN_SHARE,
+)
 from zerotop.analysis.formatting import Text, format_percent, format_seconds
 
 PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
@@ -20,12 +29,23 @@ _MOST_SHARE, _FEW_SHARE = 0.5, 0.1
 # A clock that falls by less varies as usual.
 _CLOCK_SHARE = 0.05
 
-_BREAKDOWN_ADVICE = "{breakdown} to see which part takes longer."
-_CLOCK_ADVICE = "Check nvidia-smi -q -d PERFORMANCE: no {tool} setting affects cooling or power limits."
-_LENGTH_ADVICE = "Group samples of similar length{grouping}, so that batches take similar time."
-_RETRY_ADVICE = "Start with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or lower {batch_size}."
-_CORES_ADVICE = "Start with {binding}, or set OMP_NUM_THREADS to the cores of each rank."
-_LATE_ADVICE = "Check what only that rank does between the phases, and its data: raise {worker_count_alone}."
+# Advice and fix.
+_Advice = tuple[str, str]
+_BREAKDOWN: _Advice = ("{breakdown}", "{breakdown_fix}")
+_CLOCK: _Advice = (
+    "Check the node's cooling and power: no setting of {tool} changes its limits.",
+    "nvidia-smi -q -d PERFORMANCE",
+)
+_LENGTH: _Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
+_RETRY: _Advice = (
+    "Start with expandable segments, or lower {batch_size}.",
+    "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+)
+_CORES: _Advice = ("Give each rank cores of its own, and as many threads as it has cores.", "{own_cores_fix}")
+_LATE_ADVICE = "See what only that rank does between the phases: do it less often, or in a thread of its own."
+_NEIGHBOUR_ADVICE = "It may compute there: see whose it is, and keep one of the jobs off with CUDA_VISIBLE_DEVICES."
+_OTHERS: _Advice = ("See what runs beside the job: the ranks wait for cores.", "top -b -n 1 -o %CPU | head -20")
+_GROWTH: _Advice = ("Look for a list that grows with each step and that each step iterates over.", "")
 
 
 class Cause(NamedTuple):
@@ -33,7 +53,10 @@ class Cause(NamedTuple):
 
     text: str
     advice: str
+    fix: str
     confidence: float
+    is_expected: bool = False  # whether the change is right: larger batches take longer
+    has_own_finding: bool = False  # whether another detector reports it
 
 
 class StepChange(NamedTuple):
@@ -80,11 +103,12 @@ def find_drift_cause(change: StepChange) -> Cause | None:
 def _check_skipping(change: StepChange) -> Cause | None:
     before, after = float(change.before["skipped"].mean()), float(change.after["skipped"].mean())
     if before > _MOST_SHARE and after < _MOST_SHARE:
-        advice = "{lower_scale}: the first steps then take their true time."
-        return Cause("fp16 stopped skipping steps", advice, 0.95)
+        at_start = count_skipped_first(change.process) >= SKIPPED_STEPS and change.before["step"][0] < SKIPPED_STEPS
+        advice = "Train in bf16: no step is skipped then."
+        return Cause("fp16 stopped skipping steps", advice, "{bf16_fix}", 0.95, has_own_finding=bool(at_start))
     if before < _FEW_SHARE and after > _MOST_SHARE:
-        advice = "{rarer_growth}, or train in bf16: skipped steps train nothing."
-        return Cause("fp16 began to skip steps", advice, 0.95)
+        advice = "Skipped steps train nothing: train in bf16, or {rarer_growth}."
+        return Cause("fp16 began to skip steps", advice, "{bf16_fix}", 0.95)
     return None
 
 
@@ -96,7 +120,17 @@ def _check_tokens(change: StepChange) -> Cause | None:
     larger = np.log(after / before)
     if slower * larger <= 0 or abs(larger) < abs(slower) / 2:
         return None
-    return Cause(f"a rank's batches have {after:.0f} tokens instead of {before:.0f}", _LENGTH_ADVICE, 0.9)
+    text = f"a rank's batches have {after:.0f} tokens instead of {before:.0f}"
+    return Cause(text, *_LENGTH, 0.9, is_expected=bool(larger >= slower))
+
+
+def _check_data(change: StepChange) -> Cause | None:
+    data, iteration = float(np.median(change.after["data_s"])), float(np.median(change.after["iteration_s"]))
+    waited = data - float(np.median(change.before["data_s"]))
+    slower = iteration - float(np.median(change.before["iteration_s"]))
+    if slower <= 0 or waited < slower / 2 or data < max(STALL_SECONDS, STALL_SHARE * iteration):
+        return None
+    return Cause("iterations began to wait for data", "", "", 0.95, has_own_finding=True)
 
 
 def _check_clocks(change: StepChange) -> Cause | None:
@@ -109,7 +143,7 @@ def _check_clocks(change: StepChange) -> Cause | None:
         is_known = all((part >= 0).all() for part in reasons)
         if is_known and shares[0] < _FEW_SHARE and shares[1] > _MOST_SHARE:
             clock = float(np.median(samples[1].rows["sm_clock_mhz"]))
-            return Cause(f"{name} in {format_percent(shares[1])} of samples (SM clock {clock:.0f} MHz)", _CLOCK_ADVICE, 0.8)
+            return Cause(f"{name} in {format_percent(shares[1])} of samples (SM clock {clock:.0f} MHz)", *_CLOCK, 0.8)
     return None
 
 
@@ -120,7 +154,7 @@ def _check_retries(change: StepChange) -> Cause | None:
     flushes = int(samples[1].rows["retries"][-1]) - int(samples[0].rows["retries"][-1])
     if flushes < len(change.after):
         return None
-    return Cause(f"PyTorch's allocator had to flush its cache {flushes} times", _RETRY_ADVICE, 0.9)
+    return Cause(f"PyTorch's allocator had to flush its cache {flushes} times", *_RETRY, 0.9)
 
 
 def _check_crowding(change: StepChange) -> Cause | None:
@@ -130,7 +164,7 @@ def _check_crowding(change: StepChange) -> Cause | None:
     before, after = (float(np.nan_to_num(part.rows["waiting_cores"]).mean()) for part in samples)
     if after < 1 or after < 2 * before:
         return None
-    return Cause(f"threads of the rank waited for {after:.1f} cores instead of {before:.1f}", _CORES_ADVICE, 0.7)
+    return Cause(f"threads of the rank waited for {after:.1f} cores instead of {before:.1f}", *_CORES, 0.7)
 
 
 def _check_late_rank(change: StepChange) -> Cause | None:
@@ -141,13 +175,15 @@ def _check_late_rank(change: StepChange) -> Cause | None:
         rows = process.steps_until(known_ns)
         own = [compute_own_seconds(rows[_match_steps(rows, part)]) for part in (change.before, change.after)]
         if min(len(part) for part in own) > 0:
-            delays.append((float(np.median(own[1]) - np.median(own[0])), process.rank))
+            delays.append((float(np.median(own[1]) - np.median(own[0])), process.rank, process.source.pid))
     if len(delays) < 2 or slower <= 0:
         return None
-    (others, _), (late, rank) = sorted(delays)[-2:]
+    (others, *_), (late, rank, pid) = sorted(delays)[-2:]
     if late - others < slower / 2 or rank == change.process.rank:
         return None
-    return Cause(f"rank {rank} began to arrive {format_seconds(late)} later where ranks synchronize", _LATE_ADVICE, 0.85)
+    text = f"rank {rank} began to arrive {format_seconds(late)} later where ranks synchronize"
+    is_straggler = late >= max(STALL_SECONDS, STRAGGLER_SHARE * float(np.median(change.after["iteration_s"])))
+    return Cause(text, _LATE_ADVICE, f"py-spy dump --pid {pid}", 0.85, has_own_finding=is_straggler)
 
 
 def _match_steps(rows: Rows, steps: Rows) -> slice:
@@ -176,7 +212,28 @@ def _check_others(change: StepChange) -> Cause | None:
     if after.others - before.others < TAKEN_SHARE * after.cores:
         return None
     text = f"other processes used {after.others:.1f} of {after.cores} cores instead of {before.others:.1f}"
-    return Cause(text, "Run top to see what runs beside the job: ranks have to wait for cores.", 0.8)
+    return Cause(text, *_OTHERS, 0.8)
+
+
+def _check_neighbours(change: StepChange) -> Cause | None:
+    """Another process that is on a rank's GPU may compute there: the phases that use the GPU take longer then."""
+    begin_ns, end_ns = int(change.after["begin_unix_ns"][0]), int(change.after["end_unix_ns"][-1])
+    own = compute_own_seconds(change.after), compute_own_seconds(change.before)
+    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
+    if slower <= 0 or float(np.median(own[0]) - np.median(own[1])) > slower / 2:
+        return None
+    job_pids = {process.key for process in change.group.processes}
+    for process in change.group.processes:
+        host, gpu = process.gpu_key or ("", -1)
+        rows = change.process.recording.get_records("gpu_processes", host, "gpu", gpu).read_window(begin_ns, end_ns).rows
+        pids = set(rows["pid"][rows["used_bytes"] >= OTHERS_BYTES].tolist()) if len(rows) else set()
+        # In a container NVML has the host's PIDs: then the job's processes cannot be recognized.
+        others = [pid for pid in sorted(pids) if (host, pid) not in job_pids]
+        if others and len(others) < len(pids):
+            return Cause(
+                f"process {others[0]} is on GPU {gpu} too", _NEIGHBOUR_ADVICE, f"ps -o user,lstart,cmd -p {others[0]}", 0.5
+            )
+    return None
 
 
 def _check_slower_clock(change: StepChange) -> Cause | None:
@@ -187,7 +244,7 @@ def _check_slower_clock(change: StepChange) -> Cause | None:
     # An unknown clock is NaN, which compares false.
     if not after < (1 - _CLOCK_SHARE) * before:
         return None
-    return Cause(f"the SM clock fell from {before:.0f} to {after:.0f} MHz", _CLOCK_ADVICE, 0.7)
+    return Cause(f"the SM clock fell from {before:.0f} to {after:.0f} MHz", *_CLOCK, 0.7)
 
 
 def _check_growth(change: StepChange) -> Cause | None:
@@ -196,14 +253,14 @@ def _check_growth(change: StepChange) -> Cause | None:
     if before <= 0 or after - before < HOST_GROWTH_BYTES:
         return None
     text = Text("the lead rank's host memory grew by {grown:bytes}", {"grown": after - before})
-    return Cause(text, "Look for a list that grows with each step and that each step iterates over.", 0.5)
+    return Cause(text, *_GROWTH, 0.5)
 
 
 def _check_interruption(change: StepChange) -> Cause | None:
     first = change.after[0]
     for column, name in (("checkpoint_s", "a checkpoint was saved"), ("eval_s", "an evaluation was run")):
         if first[column] > 0:
-            return Cause(f"{name} just before", _BREAKDOWN_ADVICE, 0.4)
+            return Cause(f"{name} just before", *_BREAKDOWN, 0.4)
     return None
 
 
@@ -211,11 +268,13 @@ _Check = Callable[[StepChange], Cause | None]
 _CHECKS: tuple[_Check, ...] = (
     _check_skipping,
     _check_tokens,
+    _check_data,
     _check_retries,
     _check_clocks,
     _check_others,
     _check_crowding,
     _check_late_rank,
+    _check_neighbours,
     _check_interruption,
 )
 _DRIFT_CHECKS: tuple[_Check, ...] = (

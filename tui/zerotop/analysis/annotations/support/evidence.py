@@ -8,6 +8,7 @@ from zerotop.analysis.annotations.support.detector_state import DetectorState
 from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.annotations.support.record_window import Records, Samples
 from zerotop.analysis.annotations.support.session_index import SessionIndex
+from zerotop.analysis.annotations.support.thresholds import USED_SHARE
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.session.reader import Session, Source
@@ -45,6 +46,14 @@ class Group(DetectorState):
     def ranks_on(self, host: str) -> tuple[int, ...]:
         """Return the ranks on a node."""
         return tuple(process.rank for process in self.processes_on(host))
+
+    def is_memory_short(self, time_ns: int) -> bool:
+        """Whether a device of the ranks was filled to USED_SHARE or more so far; true where that is unknown."""
+        for process in self.processes:
+            reserved = int(process.steps_until(time_ns)["reserved_peak_bytes"].max(initial=-1))
+            if not process.device_bytes or reserved < 0 or reserved >= USED_SHARE * process.device_bytes:
+                return True
+        return False
 
     def step_at(self, time_ns: int) -> int | None:
         """Return the lead's step in progress at a time; None before the first step has finished."""

@@ -12,6 +12,9 @@ from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_
 from zerotop.analysis.memory.tensor_inventory import OPTIMIZER_STATE
 from zerotop.session.reader import Event
 
+SKIPPED_STEPS = 3
+"""Skipped steps in a row, from the first step on, that are worth a finding: one or two are normal with any loss scale."""
+
 
 class _State:
     skipped_steps = 0  # before the first real step, as far as steps were read

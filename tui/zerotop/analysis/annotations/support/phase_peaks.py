@@ -25,7 +25,7 @@ _PART_CODES = np.array([PARTS.index(_PART_BY_PHASE[name]) if name in _PART_BY_PH
 
 
 def read_phase_peaks(process: Process, steps: Rows) -> Ints:
-    """Return bytes by step and part (steps, PARTS) of consecutive steps; -1 where nothing was sampled."""
+    """Return bytes by step and part (steps, PARTS) of consecutive steps; -1 where not sampled, as in light detail."""
     peaks = np.full((len(steps), len(PARTS)), -1, np.int64)
     if not process.has_exact_peaks or not len(steps):
         return peaks
@@ -36,6 +36,7 @@ def read_phase_peaks(process: Process, steps: Rows) -> Ints:
     step = np.searchsorted(steps["end_unix_ns"], samples.times, "left")
     # Not counted: samples at a begin, which are about the time before; forwards of an evaluation; damaged times.
     inside = (part >= 0) & (samples.rows["edge"] != BEGIN) & ~_is_evaluating(process, samples.times) & (step < len(steps))
+    inside[inside] &= ~steps["light"][step[inside]]
     np.maximum.at(peaks, (step[inside], part[inside]), samples.rows["allocated_peak_bytes"][inside])
     return peaks
 

@@ -12,6 +12,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.detector_state import DetectorState
 from zerotop.analysis.annotations.support.record_window import Records, Samples
 from zerotop.analysis.annotations.support.session_index import SessionIndex
+from zerotop.analysis.engine import add_library
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.steps.growable_array import GrowingArray
@@ -66,8 +67,9 @@ class Process(DetectorState):
 
     @property
     def engine(self) -> dict[str, Any]:
-        """The facts of its first engine; empty before it has reported them."""
-        return next((event.facts for event in self.events_named("engine") if not event.facts.get("engine")), {})
+        """The facts of its first engine, with the library that runs it; empty before it has reported them."""
+        facts = next((event.facts for event in self.events_named("engine") if not event.facts.get("engine")), {})
+        return add_library(facts, self.events_named("total_steps"))
 
     @property
     def environment(self) -> dict[str, str]:

@@ -8,6 +8,10 @@ from zerotop.analysis.formatting import GIB, MIB
 SHORTEST_ITERATION_S = 0.005
 # Seconds of a step spent waiting that are worth a finding.
 STALL_SECONDS = 0.02
+# Share of an iteration that waiting for data takes; loaders that keep up take under 2 %.
+STALL_SHARE = 0.20
+# How much longer than the second longest a straggling rank's own work takes, as a share of the iteration.
+STRAGGLER_SHARE = 0.15
 
 # --- optimizer on the CPU ------------------------------------------------------------------------------------------------
 
@@ -29,6 +33,8 @@ PLATEAU_STEPS = 3
 CREEP_BYTES = 64 * MIB
 # Another process's memory on a GPU of the job: more than the context of an idle process (0.5 GiB).
 OTHERS_BYTES = 1 * GIB
+# Share of a device from which on its memory may become short: where less was ever used, nothing has to be saved.
+USED_SHARE = 0.7
 # Resident memory that grows by this much in a rise is no cache that fills.
 HOST_GROWTH_BYTES = 256 * MIB
 

@@ -1,0 +1,177 @@
+"""Write what the ranks of this node put into shared memory to the session, ten times a second.
+
+A thread of its own: a file system that stalls keeps only this thread waiting, while the ranks' rings fill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from zerotop_probe.recording import shared_memory
+from zerotop_probe.recording.directory import SESSION_FILE
+from zerotop_probe.recording.ring_drainer import RingDrainer
+from zerotop_probe.recording.shared_memory import OWNER_FILE, Ring
+
+_PERIOD_S = 0.1
+# Records that waited for longer are reported.
+_LATE_NS = 2_000_000_000
+
+# Called with the rank, the seconds that its records waited, and the reason.
+LateReport = Callable[[int, float, str], None]
+
+
+class _CollectedRing:
+    """A ring that this process has claimed."""
+
+    def __init__(self, ring: Ring) -> None:
+        """Raise ValueError, KeyError or TypeError if the ring is damaged."""
+        header = json.loads(ring.read_declarations().splitlines()[0])
+        self.rank = int(header["header"]["writer"]["rank"])
+        self.session = str(header["session"])
+        self.ring = ring
+        self._drainer = RingDrainer(ring, self.session)
+        self._written_ns = ring.read_pass()[0]
+        self._error = 0
+        self.is_over = False
+        """Whether the writer is gone and all its records are written, or the session was deleted."""
+
+    def collect(self, on_late: LateReport | None = None) -> None:
+        """Write the new records. Errors are noted in the ring, where the records stay for the next time."""
+        begin_ns = time.monotonic_ns()
+        is_last = not self.ring.has_writer()
+        error = 0
+        try:
+            self._drainer.drain(begin_ns, is_final=is_last)
+        except OSError as reason:
+            error = reason.errno or errno.EIO
+        if error and not os.path.exists(os.path.join(self.session, SESSION_FILE)):
+            is_last, error = True, 0
+        end_ns = time.monotonic_ns()
+        self.ring.note_pass(end_ns, error)
+        self._error = error or self._error
+        if error:
+            return
+        waited_ns, self._written_ns = end_ns - self._written_ns, end_ns
+        if waited_ns > _LATE_NS and on_late is not None:
+            why = os.strerror(self._error) if self._error else "the session's file system did not respond"
+            on_late(self.rank, waited_ns / 1e9, why)
+        self._error = 0
+        self.is_over = is_last
+
+    def close(self) -> None:
+        """Release the ring, and delete it once it is over."""
+        self._drainer.close()
+        if self.is_over:
+            self.ring.remove()
+        self.ring.close()
+
+
+def _claim_ring(path: str) -> _CollectedRing | None:
+    """Return a ring that nobody else drains; None if there is none."""
+    try:
+        ring = Ring.open(path)
+    except (OSError, ValueError):
+        return None
+    if ring.try_claim():
+        with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
+            return _CollectedRing(ring)
+    ring.close()
+    return None
+
+
+class RingCollector(threading.Thread):
+    """Drains all rings of a session on this node."""
+
+    def __init__(self, session: str, on_late: LateReport) -> None:
+        """Offer shared memory to the ranks from now on; without it they write to the session themselves."""
+        super().__init__(name="rings", daemon=True)
+        self._on_late = on_late
+        self._session = session
+        self._folder: str | None = None
+        self._owner: int | None = None
+        self._rings: dict[str, _CollectedRing] = {}
+        self._is_closing = threading.Event()
+        self._claim()
+
+    def _claim(self) -> None:
+        self._folder = shared_memory.offer_folder(self._session)
+        self._owner = None if self._folder is None else _claim_folder(self._folder, self._session)
+
+    def run(self) -> None:
+        """Drain until :meth:`finish`; if another process drains this session, wait for its end."""
+        threading.Thread(target=adopt_leftovers, args=(self._folder,), name="leftovers", daemon=True).start()
+        is_closing = False
+        while not is_closing:
+            is_closing = self._is_closing.wait(_PERIOD_S)
+            if self._owner is None:
+                self._claim()
+            if self._owner is not None and self._folder is not None:
+                self._collect_all(self._folder)
+        for collected in self._rings.values():
+            collected.close()
+        if self._owner is not None and self._folder is not None:
+            shared_memory.remove_folder(self._folder)
+            os.close(self._owner)
+
+    def _collect_all(self, folder: str) -> None:
+        for path in shared_memory.list_rings(folder):
+            if path not in self._rings and (found := _claim_ring(path)) is not None:
+                self._rings[path] = found
+        for path, collected in list(self._rings.items()):
+            collected.collect(self._on_late)
+            if collected.is_over:
+                self._rings.pop(path).close()
+
+    def finish(self, timeout_s: float) -> None:
+        """Drain once more and stop; wait at most ``timeout_s``. Ranks that go on write to the session themselves."""
+        self._is_closing.set()
+        if self.ident is not None:
+            self.join(timeout_s)
+
+
+def _claim_folder(folder: str, session: str) -> int | None:
+    """Become the sampler that drains this folder; None while another one does."""
+    path = os.path.join(folder, OWNER_FILE)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, os.path.abspath(session).encode(), 0)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def adopt_leftovers(own_folder: str | None = None) -> None:
+    """Write the records that killed samplers and killed ranks have left in shared memory, and remove the memory."""
+    for folder in glob.glob(os.path.join(shared_memory.MEMORY_ROOT, f"zerotop-{os.geteuid()}-*")):
+        owner = None
+        if folder != own_folder and shared_memory.is_private(folder):
+            owner = _claim_folder(folder, _read_session(folder))
+        if owner is None:
+            continue
+        for path in shared_memory.list_rings(folder):
+            if (found := _claim_ring(path)) is not None:
+                if not found.ring.has_writer():
+                    found.collect()
+                found.close()
+        shared_memory.remove_folder(folder)
+        os.close(owner)
+
+
+def _read_session(folder: str) -> str:
+    with contextlib.suppress(OSError), open(os.path.join(folder, OWNER_FILE)) as file:
+        return file.read()
+    return ""

@@ -1,0 +1,297 @@
+"""Write the records of a ring to the files of its session.
+
+A pass appends records to the files first and then notes in the ring how far it came. Whoever goes on after a crash between
+the two finds more bytes in a file than the ring says, and leaves out as many of the same records: none is lost or doubled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import platform
+import struct
+import time
+from typing import Any
+
+from zerotop_probe.recording import segments, writer
+from zerotop_probe.recording.shared_memory import PAYLOAD_BYTES, SLOT, VOID, FileProgress, Ring
+from zerotop_probe.recording.tables import FOLDED_TABLES, TABLES
+from zerotop_probe.recording.writer import Identity
+
+# ``kind`` of a declaration.
+EVENTS_KIND, TABLE_KIND = "events", "table"
+# The number of the first declaration.
+_EVENT = 0
+
+# A part of an event's line: number of the event, parts left after this one, length, bytes.
+_PART_HEAD = struct.Struct("<IHH")
+EVENT_PART_BYTES = PAYLOAD_BYTES - _PART_HEAD.size
+EVENT_PART = struct.Struct(f"<IHH{EVENT_PART_BYTES}s")
+
+# Slots that one look takes; an event must fit into half of it.
+SLOTS_AT_ONCE = 8192
+# How far to look for records after a slot that has none.
+_LOOK_AHEAD = 64
+_MOST_NAMES = 1000
+# A slot that was taken is filled at once. If records follow and it is still empty after this time, it was abandoned, as by
+# an exception of a signal handler.
+_ABANDONED_NS = 1_000_000_000
+# Other processors than x86 may show a tag before the record in front of it, for less than this time.
+_SETTLE_S = 0.0 if platform.machine() in ("x86_64", "AMD64", "i686") else 0.001
+
+
+class _OutputFile:
+    """One declared file: the events, or all segments of a table."""
+
+    def __init__(self, session: str, declaration: dict[str, Any], progress: FileProgress) -> None:
+        header = declaration["header"]
+        self._session = session
+        self._stem = f"{header['table']}-{Identity(**header['writer']).file_stem}"
+        self.record_bytes = 0
+        self._segment_bytes = 0
+        self._suffix = ".jsonl"
+        self._header = json.dumps(header).encode() + b"\n"
+        if declaration["kind"] == TABLE_KIND:
+            self.record_bytes = TABLES[header["table"]].record_struct.size
+            self._suffix = ".rec"
+            self._header = segments.pad_header(self._header[:-1])
+            if header["table"] in FOLDED_TABLES:
+                self._segment_bytes = segments.count_records(self.record_bytes) * self.record_bytes
+        self.progress = progress
+        self._written = progress  # as ``progress``, but of what the files contain
+        self._descriptor: int | None = None
+
+    def append(self, data: bytes, begin: int) -> None:
+        """Append the table's bytes from ``begin`` on, but those that the files contain already. Raise OSError."""
+        data = data[max(0, self._written.bytes - begin) :]
+        while data:
+            room = len(data)
+            if self._segment_bytes:
+                room = self._written.segment_begin + self._segment_bytes - self._written.bytes
+                if not room:
+                    self._begin_segment()
+                    continue
+            assert self._descriptor is not None
+            count = os.write(self._descriptor, data[:room])
+            self._written = self._written._replace(bytes=self._written.bytes + count)
+            if not count:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            data = data[count:]
+
+    def note_written(self, end: int) -> FileProgress:
+        """Note that all bytes up to ``end`` are written; return the new progress."""
+        if self._written.bytes == end:
+            self.progress = self._written
+        else:  # the files are ahead: their segments count once the records in them are drained again
+            self.progress = self.progress._replace(bytes=end)
+        return self.progress
+
+    def open(self) -> bool:
+        """Create the file, or open it if it is known to the ring; return whether it was created. Raise OSError."""
+        if self._descriptor is not None:
+            return False
+        if self.progress.number:
+            self._written = self._measure_files()
+            self._descriptor = os.open(self._make_path(self._written), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            return False
+        self._descriptor, self._written = self._create()
+        self.progress = self._written
+        if not self.record_bytes:
+            writer.reserve_events(self._descriptor)
+        return True
+
+    def _create(self) -> tuple[int, FileProgress]:
+        for number in range(1, _MOST_NAMES):
+            path = self._make_path(FileProgress(number))
+            try:
+                descriptor = os.open(path, writer.CREATE_FLAGS, 0o600)
+            except FileExistsError:
+                if not self._is_left_over(path):
+                    continue
+                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_TRUNC)
+            self._write_header(descriptor)
+            return descriptor, FileProgress(number)
+        raise OSError(errno.EEXIST, "too many recordings of one name", self._stem)
+
+    def _is_left_over(self, path: str) -> bool:
+        """Whether a sampler was killed right after it had created this file for the same writer."""
+        with open(path, "rb") as file:
+            return self._header.startswith(file.read(len(self._header) + 1))
+
+    def _measure_files(self) -> FileProgress:
+        """Return how far the files are written, which may be further than the ring says."""
+        found = self.progress
+        size = self._read_size(found)
+        while self._segment_bytes and size >= self._segment_bytes:
+            following = found._replace(segment=found.segment + 1, segment_begin=found.segment_begin + self._segment_bytes)
+            try:
+                size = self._read_size(following)
+            except FileNotFoundError:
+                break
+            found = following
+        return found._replace(bytes=found.segment_begin + max(0, size))
+
+    def _read_size(self, progress: FileProgress) -> int:
+        path = self._make_path(progress)
+        size = os.stat(path).st_size
+        if size < len(self._header):  # the sampler was killed meanwhile
+            with open(path, "r+b") as file:
+                file.truncate()
+                file.write(self._header)
+            return 0
+        return size - len(self._header)
+
+    def _make_path(self, progress: FileProgress) -> str:
+        stem = f"{self._stem}.{progress.number - 1}" if progress.number > 1 else self._stem
+        name = segments.make_name(stem, progress.segment) if self.record_bytes else stem + self._suffix
+        return os.path.join(self._session, name)
+
+    def _begin_segment(self) -> None:
+        written = self._written
+        following = written._replace(segment=written.segment + 1, segment_begin=written.bytes)
+        descriptor = os.open(self._make_path(following), writer.CREATE_FLAGS, 0o600)
+        self._write_header(descriptor)
+        self.close()
+        self._descriptor, self._written = descriptor, following
+
+    def _write_header(self, descriptor: int) -> None:
+        try:
+            if os.write(descriptor, self._header) != len(self._header):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            os.close(descriptor)
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+class RingDrainer:
+    """The files of one ring. Only whoever has claimed the ring may drain it."""
+
+    def __init__(self, ring: Ring, session: str) -> None:
+        self.ring = ring
+        self._session = session
+        self._drained = ring.read_drained()
+        self._progress = ring.read_progress()
+        self._files: list[_OutputFile] = []
+        self._blocked_at = -1  # the slot that keeps the records after it back
+        self._blocked_ns = 0
+
+    def drain(self, time_ns: int, *, is_final: bool = False) -> int:
+        """Write the new records and return their number.
+
+        ``is_final``: the ring's writer is gone. Raise OSError; the records then stay in the ring for the next time.
+        """
+        total = 0
+        while True:
+            self._add_files()
+            count = self._drain_some(time_ns, is_final)
+            total += count
+            if count < SLOTS_AT_ONCE // 2:
+                return total
+
+    def _add_files(self) -> None:
+        lines = self.ring.read_declarations().splitlines()
+        for line in lines[len(self._files) :]:
+            self._files.append(_OutputFile(self._session, json.loads(line), self._progress[len(self._files)]))
+        if sum(file.open() for file in self._files):
+            self.ring.write_progress(self._drained, [file.progress for file in self._files])
+
+    def _drain_some(self, time_ns: int, is_final: bool) -> int:
+        found = self._find_records(time_ns, is_final)
+        if not found:
+            return 0
+        payloads: list[list[bytes]] = [[] for _ in self._files]
+        sizes = [file.record_bytes for file in self._files]
+        parts: dict[int, list[bytes]] = {}  # of each incomplete event
+        for payload, kind in found:
+            if kind == _EVENT:
+                number, left, length, data = EVENT_PART.unpack(payload)
+                parts.setdefault(number, []).append(data[:length])
+                if not left:
+                    payloads[_EVENT] += parts.pop(number)
+            elif kind != VOID:
+                payloads[kind].append(payload[: sizes[kind]])
+        progress = []
+        for file, own in zip(self._files, payloads):
+            data = b"".join(own)
+            begin = file.progress.bytes
+            if data:
+                file.append(data, begin)
+            progress.append(file.note_written(begin + len(data)))
+        self._drained += len(found)
+        self.ring.write_progress(self._drained, progress)
+        return len(found)
+
+    def _find_records(self, time_ns: int, is_final: bool) -> list[tuple[bytes, int]]:
+        """Return (payload, kind) of each of the next slots, VOID for an abandoned one, up to an event in progress."""
+        slots, begin = self._read_slots(), self._drained
+        found: list[tuple[bytes, int]] = []
+        open_events: dict[int, int] = {}  # the first slot of each incomplete event, by its number
+        for index, (payload, tag) in enumerate(slots):
+            slot, kind = begin + index, tag & 0xFF
+            if tag >> 8 != slot + 1:
+                if not self._is_abandoned(slot, slots[index + 1 : index + _LOOK_AHEAD], time_ns, is_final):
+                    break
+                kind = VOID
+            elif kind == _EVENT:
+                number, left = _PART_HEAD.unpack_from(payload)[:2]
+                open_events.setdefault(number, index)
+                if not left:
+                    del open_events[number]
+            elif kind != VOID and kind >= len(self._files):
+                break  # it was declared after the last look
+            found.append((payload, kind))
+        if open_events and not is_final:
+            first = min(open_events.values())
+            if not self._is_overdue(begin + first, time_ns):
+                del found[first:]
+        return found
+
+    def _read_slots(self) -> list[tuple[bytes, int]]:
+        """Return (payload, tag) of the next slots, whether they are filled or not."""
+        ring = self.ring
+        first = self._drained % ring.slots
+        # Most passes find few records: copy about as many slots as are filled.
+        count, most = _LOOK_AHEAD, min(SLOTS_AT_ONCE, ring.slots)
+        while count < most and ring.read_tag((first + count - 1) % ring.slots) >> 8 == self._drained + count:
+            count = min(2 * count, most)
+        if _SETTLE_S and ring.read_tag(first) >> 8 == self._drained + 1:
+            time.sleep(_SETTLE_S)
+        return list(SLOT.iter_unpack(ring.read_slots(first, min(count, ring.slots))))
+
+    def _is_abandoned(self, slot: int, following: list[tuple[bytes, int]], time_ns: int, is_final: bool) -> bool:
+        """Whether an empty slot will never be filled although records follow it."""
+        if not any(tag >> 8 == slot + 2 + index for index, (_, tag) in enumerate(following)):
+            return False
+        return is_final or self._is_overdue(slot, time_ns)
+
+    def _is_overdue(self, slot: int, time_ns: int) -> bool:
+        """Whether this slot has kept back those after it for too long."""
+        if self._blocked_at != slot:
+            self._blocked_at, self._blocked_ns = slot, time_ns
+        return time_ns - self._blocked_ns > _ABANDONED_NS
+
+    def close(self) -> None:
+        """Close the files, not the ring."""
+        for file in self._files:
+            file.close()
+
+
+def drain_ring(ring: Ring, session: str, *, is_final: bool) -> None:
+    """Write all records of a ring that the caller has claimed. Errors are noted in the ring, where the records stay."""
+    drainer = RingDrainer(ring, session)
+    try:
+        drainer.drain(time.monotonic_ns(), is_final=is_final)
+        ring.note_pass(time.monotonic_ns(), 0)
+    except OSError as error:
+        ring.note_pass(ring.read_pass()[0], error.errno or errno.EIO)
+    finally:
+        drainer.close()

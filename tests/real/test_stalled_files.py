@@ -1,0 +1,96 @@
+"""A session on a file system that stalls: the training goes on as if nothing had happened, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stalling_files
+from agents import AGENT, wait_for
+from zerotop.analysis.steps.step_table import read_steps
+from zerotop.analysis.views.job_exit import count_losses
+from zerotop.analysis.views.notices import describe_notices
+from zerotop.session.reader import Session
+from zerotop_probe.recording import directory
+
+pytestmark = [pytest.mark.real, pytest.mark.alone]
+
+STALL_S = 20.0
+# Trains until a file tells it to end, and writes when each step ended.
+LOOP = """
+import json, os, sys, time
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)])
+optimizer = torch.optim.AdamW(model.parameters())
+ends = []
+while not os.path.exists(sys.argv[1] + ".end"):
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.005)
+    ends.append(time.monotonic())
+with open(sys.argv[1], "w") as file:
+    json.dump(ends, file)
+"""
+
+
+@pytest.fixture
+def stalling(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    folder = tmp_path / "mounted"
+    folder.mkdir()
+    command = [sys.executable, stalling_files.__file__, str(folder)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert server.stdout is not None
+    if server.stdout.readline() != "ready\n":
+        pytest.skip("no file system can be mounted here with FUSE")
+    yield folder, server
+    server.send_signal(signal.SIGCONT)
+    stalling_files.unmount(str(folder))
+    server.kill()
+    server.communicate()
+
+
+def test_no_step_waits_for_a_stalled_file_system(stalling: tuple[Path, subprocess.Popen[str]], tmp_path: Path) -> None:
+    folder, server = stalling
+    session = Path(directory.create_session(["python", "train.py"], path=str(folder / "session")))
+    times = tmp_path / "times"
+    agent = subprocess.Popen([*AGENT, "--foreground", str(session), "--", sys.executable, "-c", LOOP, str(times)])
+    try:
+        wait_for(lambda: any(path.stat().st_size > 10_000 for path in session.glob("spans-rank0-*.rec")))
+        time.sleep(3.0)
+        server.send_signal(signal.SIGSTOP)
+        begin_s = time.monotonic()
+        time.sleep(STALL_S)
+        server.send_signal(signal.SIGCONT)
+        end_s = time.monotonic()
+        time.sleep(3.0)
+        Path(f"{times}.end").touch()
+        assert agent.wait(30) == 0
+    finally:
+        server.send_signal(signal.SIGCONT)
+        agent.kill()
+        agent.wait()
+    ends = np.array(json.loads(times.read_text()))
+    durations, in_stall = np.diff(ends), (ends[1:] > begin_s) & (ends[1:] < end_s)
+    assert in_stall.sum() > 100
+    usual = statistics.median(durations[~in_stall])
+    assert statistics.median(durations[in_stall]) < 1.5 * usual
+    assert durations[in_stall].max() < 1.0, "a step waited"
+    recording = Session.open(session)
+    assert read_steps(recording)["step"].tolist() == list(range(len(ends)))
+    losses = count_losses(recording)
+    assert losses.records == 0
+    notices = describe_notices(recording, recording.last_written_ns, losses, ())
+    (late,) = [text for text in notices if "late" in text]
+    assert late.startswith("Records of rank 0 were written up to ")
+    assert float(late.split("up to ")[1].split(" s ")[0]) > STALL_S - 2

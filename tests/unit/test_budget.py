@@ -1,0 +1,96 @@
+"""How much of each step is recorded: long steps in full, of short ones as many as the budget pays for."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerotop_probe.inside.budget import DetailBudget, read_budget
+
+US, MS = 1_000, 1_000_000
+
+
+class Training:
+    """A training whose steps cost as much as their detail says."""
+
+    def __init__(self, share: float = 0.003, *, full_us: int = 500, light_us: int = 100) -> None:
+        self.budget = DetailBudget(share)
+        self.costs = {True: full_us * US, False: light_us * US}
+        self.time_ns = self.cost_ns = 0
+        self.details: list[bool] = []
+
+    def run(self, steps: int, step_ms: float) -> float:
+        """Make steps; return the share of their time that watching took."""
+        begin_ns, cost_before = self.time_ns, self.cost_ns
+        for _ in range(steps):
+            self.details.append(self.budget.is_full)
+            self.cost_ns += self.costs[self.budget.is_full]
+            self.time_ns += int(step_ms * MS)
+            self.budget.end_step(self.time_ns, self.cost_ns)
+        return (self.cost_ns - cost_before) / (self.time_ns - begin_ns)
+
+
+def test_long_steps_are_always_recorded_in_full() -> None:
+    training = Training()
+    training.run(500, 200)
+    assert all(training.details)
+
+
+def test_of_short_steps_as_many_as_the_budget_pays_for() -> None:
+    training = Training()
+    training.run(50, 60)
+    share = training.run(2000, 60)
+    assert 0.0028 < share <= 0.003
+    full = sum(training.details[50:]) / 2000
+    assert full == pytest.approx((0.003 * 60_000 - 100) / 400, rel=0.1)
+
+
+def test_the_first_steps_are_full_and_not_repaid() -> None:
+    training = Training()
+    training.run(200, 40)
+    assert all(training.details[:20])
+    assert any(training.details[20:200])
+
+
+def test_where_light_detail_exceeds_the_budget_little_else_is_recorded() -> None:
+    training = Training()
+    training.run(50, 5)
+    training.run(2000, 5)
+    assert 4 <= sum(training.details[50:]) <= 6  # once in two seconds
+
+
+def test_a_compiling_first_step_does_not_pass_for_the_usual() -> None:
+    training = Training()
+    training.run(1, 30_000)
+    training.run(100, 5)
+    assert sum(training.details) <= 40
+
+
+def test_steps_after_a_pause_and_unlike_steps_come_first() -> None:
+    training = Training()
+    training.run(300, 50)
+    while training.budget.is_full or training.budget._credit_ns < 100 * US:
+        training.run(1, 50)
+    training.budget.wish_detail()
+    training.run(1, 50)
+    assert training.budget.is_full
+    training.run(5, 50)
+    while training.budget.is_full or training.budget._credit_ns < 100 * US:
+        training.run(1, 50)
+    training.run(1, 90)
+    assert training.budget.is_full
+
+
+def test_an_interrupted_process_is_no_cost_of_detail() -> None:
+    training = Training()
+    training.run(200, 60)
+    before = sum(training.details[-100:])
+    training.cost_ns += 50 * MS
+    training.run(100, 60)
+    training.run(100, 60)
+    assert sum(training.details[-100:]) == pytest.approx(before, abs=3)
+
+
+@pytest.mark.parametrize(("text", "share"), [("0.3", 0.003), ("5", 0.05), ("-1", 0.0), ("much", 0.003), (None, 0.003)])
+def test_the_budget_is_a_percentage(text: str | None, share: float) -> None:
+    environment = {} if text is None else {"PYTHONZEROTOP_BUDGET": text}
+    assert read_budget(environment) == pytest.approx(share)

@@ -1,0 +1,320 @@
+"""Records through shared memory: who may use it, what survives which kill, and what happens when nobody takes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents import wait_for
+from zerotop.session.reader import Session
+from zerotop_probe.outside.sampling.ring_collector import RingCollector, adopt_leftovers
+from zerotop_probe.recording import directory, segments, shared_memory, tables
+from zerotop_probe.recording.ring_drainer import RingDrainer
+from zerotop_probe.recording.ring_files import DiskFiles, RingFiles, open_rank_files
+from zerotop_probe.recording.shared_memory import Ring
+from zerotop_probe.recording.writer import Identity
+
+# Writes numbers as fast as told, and now and then an event of several slots; ends when its standard input does.
+RANK = """
+import os, sys, time
+from zerotop_probe.recording import shared_memory, tables
+from zerotop_probe.recording.ring_files import RingFiles, open_rank_files
+from zerotop_probe.recording.writer import Identity
+session, count, pause_s, ring_bytes = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+shared_memory._RING_BYTES = ring_bytes
+files = open_rank_files(session, Identity.for_this_process("rank", 0))
+assert isinstance(files, RingFiles), files
+table = files.open_table(tables.PROBE)
+for number in range(count):
+    table.write(time.monotonic_ns(), number, 0, 0, 0, 0)
+    if number % 100 == 0:
+        files.events.write(time.monotonic_ns(), "made_up", number=number, text="x" * 300)
+        time.sleep(pause_s)
+print(table.lost, table.last_error, flush=True)
+sys.stdin.read()
+files.finish()
+"""
+SAMPLER = """
+import sys, time
+from zerotop_probe.recording import segments
+from zerotop_probe.outside.sampling.ring_collector import RingCollector
+segments.SEGMENT_BYTES = 1
+collector = RingCollector(sys.argv[1], lambda *facts: print("late", *facts, flush=True))
+collector.start()
+print("ready", flush=True)
+sys.stdin.read()
+collector.finish(10)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A session; its shared memory is removed at the end."""
+    path = Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
+    yield path
+    for ring in (memory := Path(find_memory(path))).glob("*"):
+        ring.unlink()
+    if memory.exists():
+        memory.rmdir()
+
+
+def find_memory(folder: Path) -> str:
+    found = shared_memory.find_folder(str(folder))
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a process of one of the scripts above."""
+    running = []
+
+    def start_script(code: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, *map(str, arguments)]
+        running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return running[-1]
+
+    yield start_script
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def read_numbers(folder: Path) -> list[int]:
+    (source,) = Session.open(folder).sources["probe"]
+    numbers: list[int] = source.array["cost_ns"].tolist()
+    return numbers
+
+
+def read_events(folder: Path) -> list[int]:
+    (path,) = folder.glob("events-rank*.jsonl")
+    return [fact["number"] for fact in map(json.loads, path.read_text().splitlines()[1:])]
+
+
+def answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def start_sampler(start: Any, folder: Path) -> Any:
+    sampler = start(SAMPLER, folder)
+    assert answer(sampler) == "ready"
+    return sampler
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_all_that_a_rank_made_is_in_its_session(folder: Path, start: Any, kill: bool) -> None:
+    sampler = start_sampler(start, folder)
+    rank = start(RANK, folder, 10_000, 0.0001, 1 << 22)
+    assert answer(rank) == "0"
+    wait_for(lambda: list(folder.glob("probe-*.rec")) and len(read_numbers(folder)) == 10_000, 2)
+    if kill:
+        rank.kill()
+        rank.wait()
+        wait_for(lambda: not shared_memory.list_rings(find_memory(folder)))
+    else:
+        finish(rank)
+    finish(sampler)
+    assert read_numbers(folder) == list(range(10_000))
+    assert read_events(folder) == list(range(0, 10_000, 100))
+    assert not os.path.exists(find_memory(folder))
+
+
+def test_samplers_killed_at_any_moment_lose_and_double_nothing(folder: Path, start: Any) -> None:
+    sampler = start_sampler(start, folder)
+    rank = start(RANK, folder, 20_000, 0.008, 1 << 23)
+    chance = random.Random(15)
+    for _ in range(6):
+        time.sleep(0.1 + chance.random() / 10)
+        sampler.kill()
+        sampler = start_sampler(start, folder)
+    assert answer(rank) == "0"
+    finish(rank)
+    finish(sampler)
+    assert read_numbers(folder) == list(range(20_000))
+    assert read_events(folder) == list(range(0, 20_000, 100))
+
+
+@pytest.mark.parametrize("kept", [0, 1, 50, 2000])
+def test_records_written_but_not_noted_are_not_written_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
+    os.mkdir(find_memory(folder), 0o700)
+    files = open_rank_files(str(folder), Identity.for_this_process("rank", 0))
+    assert isinstance(files, RingFiles)
+    table = files.open_table(tables.PROBE)
+    drainer = RingDrainer(files.ring, str(folder))
+    for number in range(3000):
+        table.write(time.monotonic_ns(), number, 0, 0, 0, 0)
+        if number == kept:
+            drainer.drain(time.monotonic_ns())
+            noted = files.ring.read_drained(), files.ring.read_progress()
+    drainer.drain(time.monotonic_ns())
+    path = max(folder.glob("probe-*.rec"))
+    os.truncate(path, path.stat().st_size - 13)  # a write was cut short, too
+    files.ring.write_progress(*noted)
+    drainer.close()
+    again = RingDrainer(files.ring, str(folder))
+    again.drain(time.monotonic_ns())
+    table.write(time.monotonic_ns(), 3000, 0, 0, 0, 0)
+    again.drain(time.monotonic_ns())
+    assert read_numbers(folder) == list(range(3001))
+    again.close()
+    files.close()
+
+
+def test_a_rank_without_a_sampler_writes_by_itself(folder: Path, start: Any) -> None:
+    sampler = start_sampler(start, folder)
+    sampler.kill()
+    sampler.wait()
+    rank = start(RANK, folder, 1000, 0.0, 1 << 22)
+    assert answer(rank) == "0"
+    time.sleep(1.1)  # for so long a sampler may be busy
+    finish(rank)
+    assert read_numbers(folder) == list(range(1000))
+    assert not shared_memory.list_rings(find_memory(folder))
+
+
+def test_what_killed_ranks_leave_without_a_sampler_is_adopted(folder: Path, start: Any) -> None:
+    sampler = start_sampler(start, folder)
+    sampler.send_signal(signal.SIGSTOP)
+    rank = start(RANK, folder, 1000, 0.0, 1 << 22)
+    assert answer(rank) == "0"
+    rank.kill()
+    rank.wait()
+    adopt_leftovers()
+    assert shared_memory.list_rings(find_memory(folder))  # the sampler lives
+    sampler.kill()
+    sampler.wait()
+    adopt_leftovers()
+    assert read_numbers(folder) == list(range(1000))
+    assert not os.path.exists(find_memory(folder))
+
+
+def test_a_full_ring_loses_counts_and_says_why(folder: Path, start: Any) -> None:
+    sampler = start_sampler(start, folder)
+    sampler.send_signal(signal.SIGSTOP)
+    rank = start(RANK, folder, 10_000, 0.0, 1 << 18)
+    lost, _, why = answer(rank).partition(" ")
+    time.sleep(2.1)
+    sampler.send_signal(signal.SIGCONT)
+    wait_for(lambda: list(folder.glob("probe-*.rec")) and read_numbers(folder))
+    finish(rank)
+    numbers = read_numbers(folder)
+    assert numbers == list(range(len(numbers)))  # the first ones stay
+    assert len(numbers) == 10_000 - int(lost) > 1000
+    assert why == "the sampler of this node does not keep up"
+    word, number, seconds = answer(sampler).split()[:3]
+    assert (word, number) == ("late", "0")
+    assert float(seconds) > 2
+
+
+def test_slots_that_stay_empty_hold_nobody_back(folder: Path) -> None:
+    os.mkdir(find_memory(folder), 0o700)
+    files = open_rank_files(str(folder), Identity.for_this_process("rank", 0))
+    assert isinstance(files, RingFiles)
+    table = files.open_table(tables.PROBE)
+    drainer = RingDrainer(files.ring, str(folder))
+    begin_ns = time.monotonic_ns()
+    for number in range(6):
+        if number == 3:
+            files.take_slot()
+        table.write(begin_ns + number, number, 0, 0, 0, 0)
+    table.write("wrong", 6, 0, 0, 0, 0)
+    assert table.lost == 1
+    assert drainer.drain(begin_ns) == 3
+    assert drainer.drain(begin_ns + 900_000_000) == 0  # another thread may be about to fill it
+    assert drainer.drain(begin_ns + 1_100_000_000) == 5
+    assert read_numbers(folder) == list(range(6))
+    drainer.close()
+    files.close()
+
+
+def test_laps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_RING_BYTES", 1 << 18)
+    os.mkdir(find_memory(folder), 0o700)
+    files = open_rank_files(str(folder), Identity.for_this_process("rank", 0))
+    assert isinstance(files, RingFiles)
+    table = files.open_table(tables.PROBE)
+    drainer = RingDrainer(files.ring, str(folder))
+    expected = []
+    for lap in range(10):
+        for number in range(files.ring.slots // 3):
+            table.write(time.monotonic_ns(), lap * 10_000 + number, 0, 0, 0, 0)
+            expected.append(lap * 10_000 + number)
+        files.events.write(time.monotonic_ns(), "made_up", number=lap, text="x" * 2000)
+        drainer.drain(time.monotonic_ns())
+    assert table.lost == 0
+    assert read_numbers(folder) == expected
+    assert read_events(folder) == list(range(10))
+    drainer.close()
+    files.close()
+
+
+def test_who_may_use_the_memory(folder: Path) -> None:
+    me, memory = Identity.for_this_process("rank", 0), Path(find_memory(folder))
+    assert isinstance(open_rank_files(str(folder), me), DiskFiles)  # no sampler
+    memory.mkdir(0o755)
+    memory.chmod(0o755)
+    assert isinstance(open_rank_files(str(folder), me), DiskFiles)  # others could look
+    memory.chmod(0o700)
+    files = open_rank_files(str(folder), me)
+    assert isinstance(files, RingFiles)
+    status = os.stat(files.ring.path)
+    assert (status.st_mode & 0o777, status.st_uid) == (0o600, os.geteuid())
+    assert status.st_blocks * 512 >= status.st_size  # reserved: no later page can be missing
+    files.close()
+    assert str(os.geteuid()) in memory.name
+
+
+def test_no_ring_where_memory_is_scarce(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkdir(find_memory(folder), 0o700)
+    free = os.statvfs(find_memory(folder))
+    monkeypatch.setattr(shared_memory, "_SHARE", free.f_bavail * free.f_frsize // (100 << 10))
+    assert isinstance(open_rank_files(str(folder), Identity.for_this_process("rank", 0)), DiskFiles)
+
+
+def test_damaged_rings_are_left_alone(folder: Path) -> None:
+    collector = RingCollector(str(folder), lambda *facts: None)
+    memory = Path(find_memory(folder))
+    for name, content in (("a", b""), ("b", b"x" * 100_000), ("c", np.random.default_rng(1).bytes(1 << 20))):
+        (memory / f"{name}.ring").write_bytes(content)
+    collector.start()
+    time.sleep(0.3)
+    assert collector.is_alive()
+    collector.finish(5)
+    with pytest.raises((OSError, ValueError)):
+        Ring.open(str(memory / "a.ring"))
+
+
+def test_memory_of_a_deleted_session_is_released(folder: Path, start: Any) -> None:
+    sampler = start_sampler(start, folder)
+    rank = start(RANK, folder, 100, 0.0, 1 << 20)
+    answer(rank)
+    memory = find_memory(folder)
+    wait_for(lambda: list(folder.glob("probe-*.rec")))
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    finish(rank)
+    finish(sampler)
+    assert not os.path.exists(memory)
+    folder.mkdir()
+    (folder / "session.json").touch()  # for the fixture
