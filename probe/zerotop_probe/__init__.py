@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["attach"]
+__all__ = ["attach", "load_ipython_extension", "unload_ipython_extension"]
 
 
 def attach(engine: Any, session: str | None = None) -> bool:
@@ -16,3 +16,17 @@ def attach(engine: Any, session: str | None = None) -> bool:
     from zerotop_probe.inside.hooks.hook_installer import attach as attach_engine
 
     return attach_engine(engine, session)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Record the kernel of a notebook from now on: ``%load_ext zerotop_probe``."""
+    from zerotop_probe.notebook import begin_recording
+
+    print(begin_recording())
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """End that recording: ``%unload_ext zerotop_probe``."""
+    from zerotop_probe.notebook import end_recording
+
+    print(end_recording())

@@ -156,3 +156,14 @@ def test_skipped_updates_without_reading_the_gpu(tmp_path_factory: pytest.TempPa
     found = [(e["step"], e["loss_scale_before"], e["loss_scale_after"]) for e in rank.event("overflow")]
     # Of the fused optimizer only the GPU knows which updates it skips: nothing is said of them.
     assert found == expected != []
+
+
+def test_cuda_graphs_are_captured_and_replayed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    counted, blind = train(tmp_path_factory, "graphs"), train(tmp_path_factory, "graphs", recorded=False)
+    rank, own = counted.rank(0)
+    without = blind.by_rank[0]
+    # torch.compile gives up no graph, and a replayed step computes what it computes without the probe.
+    assert (own["losses"], own["skips"]) == (without["losses"], without["skips"])
+    assert not rank.event("probe_error")
+    # A replay calls no Python: the last step that is seen is the one that was captured.
+    assert len(rank.phase("step")) == own["steps"]

@@ -179,7 +179,7 @@ def test_ranks_that_have_no_deepspeed_are_named_with_their_node(cluster: Cluster
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("# ours\nzt-node-1 slots=1\n\nzt-node-2 slots=1\n")
     with attached(zerotop, cluster, tmp_path, "--hosts", f"@{hostfile}", "--enter") as told:
-        early = "entered: it has not imported DeepSpeed yet. Try again when it trains."
+        early = "entered: it has not imported PyTorch yet. Try again when it trains."
         assert told[:2] == [f"Rank 0 is not {early}", f"Rank 1 on zt-node-2 is not {early}"]
 
         call = "import sys; from pathlib import Path; from zerotop.commands.job.controller import JobController as Job; "

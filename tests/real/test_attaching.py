@@ -223,7 +223,7 @@ def test_entering_from_the_screen(job: Job, tmp_path: Path) -> None:
     try:
         terminal.wait_for("E enter ranks")
         terminal.type("E")
-        terminal.wait_for(f"Process {process.pid} is not entered: it has not", "DeepSpeed yet. Try again")
+        terminal.wait_for(f"Process {process.pid} is not entered: it has not imported PyTorch yet. Try again")
         terminal.type("q")
         terminal.wait_for("Detach")
         terminal.type("d")
@@ -257,8 +257,8 @@ def test_without_a_terminal_nothing_is_begun(job: Job, tmp_path: Path) -> None:
     assert listed(tmp_path) == []
 
 
-def test_a_python_without_deepspeed_is_not_entered_yet(job: Job, tmp_path: Path) -> None:
-    assert "has not imported DeepSpeed yet" in why_not(job(), tmp_path)
+def test_a_python_without_pytorch_is_not_entered_yet(job: Job, tmp_path: Path) -> None:
+    assert "has not imported PyTorch yet" in why_not(job(), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -287,7 +287,7 @@ def test_another_tracer(job: Job, tmp_path: Path) -> None:
         tracer.kill()
     assert f"Process {process.pid} is already traced by python" in told
     assert f"process {tracer.pid})" in told
-    assert "has not imported DeepSpeed" in why_not(process, tmp_path)
+    assert "has not imported PyTorch" in why_not(process, tmp_path)
 
 
 def test_a_stopped_process(job: Job, tmp_path: Path) -> None:
@@ -373,7 +373,7 @@ def test_one_that_imports_without_end_is_entered_in_between(job: Job, tmp_path: 
     assert found is not None
     reasons = [entry.why_not for _ in range(10) for entry in enter_processes([found], str(tmp_path), patience_s=1.0)]
     assert not any("failed" in reason for reason in reasons)
-    assert "it has not imported DeepSpeed yet. Try again when it trains" in reasons
+    assert "it has not imported PyTorch yet. Try again when it trains" in reasons
     assert process.communicate(b"end\n", timeout=60)[1] == b""
     assert process.returncode == 7
 
@@ -391,7 +391,7 @@ def test_the_sandbox_of_a_container(job: Job, tmp_path: Path) -> None:
         [sys.executable, "-c", SANDBOX + ENTER, str(process.pid), str(tmp_path)], check=True, capture_output=True, text=True
     )
     if sys.version_info >= REMOTE_EXEC_VERSION:  # that takes no tracing
-        assert done.stdout == "it has not imported DeepSpeed yet. Try again when it trains\n"
+        assert done.stdout == "it has not imported PyTorch yet. Try again when it trains\n"
     elif Path("/proc/sys/kernel/yama/ptrace_scope").exists():
         assert "yama.ptrace_scope" in done.stdout or "--cap-add SYS_PTRACE" in done.stdout
     else:

@@ -13,6 +13,8 @@ import pytest
 from config_runs import EVALUATE, OWN_MODEL, RUNS, SAVE, TOGETHER, WITHOUT_DEEPSPEED, skip_if_impossible_here
 from real_jobs import RANKS, Run
 from zerotop import demo
+from zerotop.analysis.engine import read_first_engine
+from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import PHASE_CODE
 
@@ -56,15 +58,18 @@ def test_runs_of_one_job_are_recorded_one_after_another(runs_together: dict[str,
         devices = [zero.get(part, {}).get("device", "none") for part in ("offload_optimizer", "offload_param")]
         expected.append((zero["stage"], *devices, config.rpartition("_")[2]))
     facts = ("zero_stage", "offload_optimizer", "offload_parameters", "dtype")
-    runs = range(len(expected) + 1)
     for rank in range(RANKS):
         loop, *engines = [event.facts for event in session.events if (event.name, event.rank) == ("engine", rank)]
         assert loop["kind"] == "loop"
-        assert [engine["engine"] for engine in (loop, *engines)] == list(runs)
+        # The first engine takes over the loop's number, so that its steps count too.
+        numbers = [0, *range(len(expected))]
+        assert [engine["engine"] for engine in (loop, *engines)] == numbers
         assert [tuple(engine[fact] for fact in facts) for engine in engines] == expected
         (spans,) = [source.array for source in session.sources["spans"] if source.rank == rank]
         steps = spans[spans["phase"] == PHASE_CODE["step"]]
-        assert steps[["engine", "step"]].tolist() == [(number, step) for number in runs for step in range(3)]
+        assert steps[["engine", "step"]].tolist() == [(number, step) for number in numbers for step in range(3)]
+    assert read_first_engine(session)["zero_stage"] == expected[0][0]
+    assert [rows["step"].tolist() for rows in read_rank_steps(session)] == [[0, 1, 2, 0, 1, 2]] * RANKS
     assert not [event for event in session.events if event.name in ("probe_error", "sampler_error", "rank_silent")]
 
 

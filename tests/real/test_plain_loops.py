@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
 BOTH = pytest.mark.parametrize("number", [0, 1])
 # Each is a rank of one job, in this order.
-STYLES = ("alternate", "search", "fuse", "misbehave", "descend", "compile_graphs", "infer")
+STYLES = ("alternate", "search", "fuse", "misbehave", "descend", "share", "reload", "infer")
 
 
 @pytest.fixture(scope="module")
@@ -170,12 +170,38 @@ def test_a_loop_without_an_optimizer_has_backwards_but_no_steps(alone: Counted) 
     assert (engine["model"], engine["optimizer"]) == ("Model", "")
 
 
-def test_the_compiler_makes_the_same_graphs(alone: Counted) -> None:
-    rank, own = find(alone, "compile_graphs")
-    assert own["graphs"] == [1, 1]
-    assert count_iterations(rank) == own["steps"] == 8
+def test_two_models_of_one_optimizer(alone: Counted) -> None:
+    rank, own = find(alone, "share")
+    assert rank.phase("step")["flags"].tolist() == [BOUNDARY] * own["steps"]
+    # Both models are called in each step, and the optimizer's parameters are counted once.
+    assert len(rank.phase("forward")) == 2 * own["steps"]
+    (engine,) = rank.event("engine")
+    assert (engine["model"], engine["parameters"], engine["trainable_parameters"]) == ("Linear", *[own["parameters"]] * 2)
+
+
+def test_a_whole_module_that_is_loaded_goes_on(alone: Counted) -> None:
+    rank, own = find(alone, "reload")
+    assert count_iterations(rank) == own["steps"]
+    assert list_forwards(rank) == own["forwards"]
+    assert len(rank.phase("checkpoint_save")) == own["saves"] - 1  # the first is before the training
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    """Each way of using torch.compile, in one process."""
+    return run("compiled", tmp_path_factory.mktemp("compiled"), launcher="python", ranks=1)
+
+
+def test_the_compiler_makes_the_same_graphs(compiled: Counted, tmp_path: Path) -> None:
+    rank, own = compiled.rank(0)
+    blind = run("compiled", tmp_path, launcher="python", ranks=1, session=Path(), bootstrap=False)
+    assert own | {"pid": 0} == blind.by_rank[0] | {"pid": 0}
+    # One graph each: no breaks, no recompilations. The second of two blocks has an input that needs a gradient.
+    assert own["graphs"] == {"module": 1, "method": 1, "blocks": 2, "step": 1, "function": 1}
+    assert not rank.event("probe_error")
+    assert count_iterations(rank) == own["steps"]
     # A compiled function that calls the model hides its forward.
-    assert len(rank.phase("forward")) == 4
+    assert len(rank.phase("forward")) == own["steps"] * 4 // 5
     assert rank.event("engine")[0]["compiled"] is True
 
 

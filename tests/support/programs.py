@@ -22,8 +22,8 @@ def environment(state: Path, **more: str) -> dict[str, str]:
 
 def zerotop(state: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     """The program run to its end, its output caught unless ``options`` say otherwise."""
-    chosen: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(state)}
-    done = subprocess.run([*ZEROTOP, *arguments], check=False, timeout=60, **chosen | options)
+    chosen: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(state), "timeout": 60}
+    done: subprocess.CompletedProcess[bytes] = subprocess.run([*ZEROTOP, *arguments], check=False, **chosen | options)
     assert b"Traceback" not in (done.stderr or b"") or b"\nzerotop: " in done.stderr, done.stderr.decode()
     return done
 

@@ -13,8 +13,8 @@ import pytest
 from agents import python
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
-from zerotop.commands import demo
 from zerotop.commands.common import progress
+from zerotop.commands.job import training_machine
 from zerotop.session.reader import Session
 from zerotop_probe.outside.sampling import build_locks
 from zerotop_probe.recording import directory, tables
@@ -78,7 +78,7 @@ def test_torch_builds_where_its_variables_say() -> None:
     [("0,1", ["0", "1"]), ("", []), ("-1", []), ("1,-1,0", ["1"]), (" GPU-1a , 2", ["GPU-1a", "2"]), ("0,,1", ["0"])],
 )
 def test_visible_devices(text: str, devices: list[str]) -> None:
-    assert demo.parse_visible_devices(text) == devices
+    assert training_machine.parse_visible_devices(text) == devices
 
 
 def test_torch_without_cuda_is_reported(
@@ -89,12 +89,12 @@ def test_torch_without_cuda_is_reported(
     (torch / "__init__.py").touch()
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(demo, "_count_visible_gpus", lambda: 2)
+    monkeypatch.setattr(training_machine, "count_visible_gpus", lambda: 2)
     for line, usable in (("cuda: Optional[str] = None", 0), ("cuda: Optional[str] = '12.8'", 2), ("cuda = '11.8'", 2)):
         (torch / "version.py").write_text(f"__version__ = '2.13.0'\n{line}\nhip = None\n")
-        assert demo._count_usable_gpus() == usable
+        assert training_machine.count_usable_gpus() == usable
     assert capsys.readouterr().out == (
-        "This machine has 2 GPUs, but the installed torch was built without CUDA: the demo trains on the CPU\n"
+        "This machine has 2 GPUs, but the installed torch was built without CUDA: training runs on the CPU\n"
     )
 
 

@@ -17,13 +17,13 @@ probe.start_recording(first)
 print(install.enter(second) == first)
 probe.leaving = True
 print(install.enter(first) == first, probe.leaving)
-probe.engines = types.SimpleNamespace(current="in the midst of a step")
+probe.engines = types.SimpleNamespace(current="in the midst of a step", loop=None)
 probe.leaving = True
 print(install.enter(second), probe.session == first)
 probe.leaving = False
 shutil.rmtree(first)
 print(install.enter(second), probe.leaving)
-probe.engines = types.SimpleNamespace(current=None)
+probe.engines = types.SimpleNamespace(current=None, loop=None)
 print(install.enter(second), probe.session == "")
 """
 
@@ -37,5 +37,5 @@ def test_one_that_is_recorded_already(tmp_path: Path) -> None:
         "True False",  # and stays, though it was asked to go
         "leaving True",  # not yet gone
         "leaving True",  # what it is recorded in was removed
-        "early True",  # gone, and without DeepSpeed not entered anew
+        "early True",  # gone, and without PyTorch not entered anew
     ]

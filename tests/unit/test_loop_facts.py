@@ -38,9 +38,10 @@ def make_loop(**facts: Any) -> dict[str, Any]:
 def test_a_loop_is_described_by_what_trains_it() -> None:
     engine = Engine(**parse_engine(make_loop(micro_batch=8, gradient_accumulation=2, trainable_parameters=1000)))
     assert engine.describe_engine() == (
-        "Net, 0.0 M parameters, DDP, AdamW, fp32, bf16 autocast, batch 8 x 2 x 4 (micro-batch x accumulation x ranks)"
+        "Net, 0.0 M parameters, DDP x 4, AdamW, fp32, bf16 autocast, batch 8 x 2 x 4 (micro-batch x accumulation x ranks)"
     )
-    assert Engine(**parse_engine(make_loop(parallelism="", inner_optimizer=""))).setup_text == "no optimizer"
+    assert engine.setup_text == "DDP x 4, bf16, AdamW"
+    assert Engine(**parse_engine(make_loop(parallelism="", inner_optimizer=""))).setup_text == "bf16, no optimizer"
     assert "(0.0 M trained)" in Engine(**parse_engine(make_loop())).describe_engine()
 
 
@@ -98,7 +99,10 @@ def test_expected_memory_of_a_loop() -> None:
     shared = parse_setup(make_loop(parallelism="FSDP2"))
     assert shared is not None
     assert compute_expected(shared).gpu == {"parameters": 100, "gradients": 100, "optimizer_state": 200}
-    assert parse_setup(make_loop(parallelism="FSDP")) is None
+    # Two replicas of two shards each.
+    hybrid = parse_setup(make_loop(parallelism="FSDP", sharding={"ranks": 2}))
+    assert hybrid is not None
+    assert compute_expected(hybrid).gpu == {"parameters": 200, "gradients": 200, "optimizer_state": 400}
 
 
 def test_advice_names_settings_of_the_script() -> None:

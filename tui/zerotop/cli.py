@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from zerotop.commands.common.errors import FAILED, USAGE, Problem, describe_error
@@ -22,9 +23,11 @@ from zerotop.commands.common.option_types import (
     parse_price,
     parse_size,
 )
+from zerotop.commands.common.sweep_options import add_sweep_commands
 from zerotop.commands.common.terminal import has_terminal
 
 _EXIT_INTERRUPTED = 130
+_TAKES_COMMAND = ("run", "sweep", "fit")
 
 _SESSION_HELP = "name, start of a name, or path"
 _JSON_HELP = "print JSON for programs"
@@ -47,6 +50,7 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_attach(commands)
     _add_read_commands(commands)
     _add_microscope(commands)
+    add_sweep_commands(partial(_add_command, commands))
     compare = _add_command(
         commands, "compare", "compare two or more recordings side by side", "zerotop compare brisk-otter calm-heron --json"
     )
@@ -285,9 +289,9 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
     if options.name == "sessions" and not options.prune and _has_prune_option(options):
         parser.error("--older-than, --total-size, --ended, --dry-run and --yes go with --prune")
-    if options.name == "run":
-        if not command:
-            parser.error("missing command: zerotop run -- COMMAND ...")
+    if options.name == "run" and not command:
+        parser.error("missing command: zerotop run -- COMMAND ...")
+    if options.name in _TAKES_COMMAND:
         options.command = command
     elif command:
         parser.error(f"{options.name} takes no command after --")

@@ -40,14 +40,22 @@ def record_tensors(probe: Probe, state: EngineState, engine: Any, when: str) -> 
 
 
 def write_tensors(
-    probe: Probe, state: TrainingState, when: str, device: Any, build: Callable[[], tensor_inventory.Inventory]
+    probe: Probe,
+    state: TrainingState,
+    when: str,
+    device: Any,
+    build: Callable[[], tensor_inventory.Inventory],
+    **more: Any,
 ) -> None:
-    """Record the ``tensors`` event of that moment, once; ``build`` makes the inventory of what is on ``device``."""
+    """Record the ``tensors`` event of that moment, once, with ``more`` facts.
+
+    ``build`` makes the inventory of what is on ``device``.
+    """
     if probe.recorder is None or when in state.recorded_inventories:
         return
     state.recorded_inventories.add(when)
     time_ns = now()
-    facts = tensor_inventory.build_facts(build, find_ordinal(device))
+    facts = more | tensor_inventory.build_facts(build, find_ordinal(device))
     probe.recorder.write_event(time_ns, events.TENSORS, engine=state.index, step=state.finished_steps, when=when, **facts)
 
 

@@ -87,14 +87,19 @@ class EngineRegistry:
 
     def add(self, engine: Any) -> EngineState:
         """Add a new engine."""
-        state = self._state_by_id[id(engine)] = EngineState(engine, self.engine_count)
-        self.engine_count += 1
+        state = self._state_by_id[id(engine)] = EngineState(engine, self.next_number)
+        self.engine_count = max(self.engine_count, state.index + 1)
         self.loop = None
         return state
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next engine: it takes over that of a loop before it, as readers follow number 0."""
+        return self.loop.index if self.loop is not None else self.engine_count
+
     def add_loop(self) -> LoopState:
         """Add the loop of a process without engines."""
-        self.loop = self.current = LoopState(self.engine_count)
+        self.loop = self.current = LoopState(self.next_number)
         self.engine_count += 1
         return self.loop
 

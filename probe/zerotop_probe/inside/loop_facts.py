@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from zerotop_probe.inside import identity
+from zerotop_probe.inside import identity, sharding, tensor_parts
 from zerotop_probe.inside.device import tensor_inventory
 from zerotop_probe.inside.engine_facts import PARAMETER_COUNTS, read_allocator, read_devices, read_facts, write_tensors
 from zerotop_probe.inside.engines import LoopState
@@ -25,6 +25,14 @@ _WRAPPERS = {
     "FullyShardedDataParallel": ("FSDP", "module"),
     "OptimizedModule": ("", "_orig_mod"),
 }
+# Names of dimensions, and of the attributes that configurations of transformers models share.
+_DIMENSIONS = {
+    "vocabulary": "vocab_size",
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "heads": "num_attention_heads",
+    "layers": "num_hidden_layers",
+}
 _DTYPE_NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}
 
 
@@ -41,13 +49,15 @@ def record_loop(probe: Probe, state: LoopState, modules: list[Any], optimizers: 
         probe.recorder.write_event(now(), events.ENGINE, engine=state.index, kind=LOOP, **facts)
 
 
-def record_loop_tensors(probe: Probe, state: LoopState, modules: list[Any], optimizers: list[Any], when: str) -> None:
-    """Record the ``tensors`` event of that moment, once."""
+def record_loop_tensors(
+    probe: Probe, state: LoopState, modules: list[Any], optimizers: list[Any], when: str, **more: Any
+) -> None:
+    """Record the ``tensors`` event of that moment, once, with ``more`` facts."""
 
     def build() -> tensor_inventory.Inventory:
         return tensor_inventory.build_loop_inventory(modules, optimizers)
 
-    write_tensors(probe, state, when, find_device(modules, optimizers), build)
+    write_tensors(probe, state, when, find_device(modules, optimizers), build, **more)
 
 
 def find_device(modules: Iterable[Any], optimizers: Iterable[Any]) -> Any:
@@ -90,11 +100,43 @@ def _find_parallelism(parts: _LoopParts) -> str:
 
 
 def _count_parameters(parts: _LoopParts) -> dict[str, int]:
-    total = trainable = 0
-    for parameter in _iter_parameters(parts.modules, parts.optimizers):
-        total += parameter.numel()
-        trainable += parameter.numel() if parameter.requires_grad else 0
-    return dict(zip(PARAMETER_COUNTS, (total, trainable, total)))
+    groups = _find_groups(parts)
+    trainable = sum(group.trainable for group in groups)
+    total = trainable + sum(group.frozen for group in groups)
+    kept = sum(-(-(group.trainable + group.frozen) // group.ranks) for group in groups)
+    # With FSDP the parameters of module and optimizer are those of the groups, or parts of them.
+    for parameter in () if groups else _iter_parameters(parts.modules, parts.optimizers):
+        size = tensor_parts.count_elements(parameter)
+        total, kept = total + size, kept + size
+        trainable += size if parameter.requires_grad else 0
+    return dict(zip(PARAMETER_COUNTS, (total, trainable, kept)))
+
+
+def _find_groups(parts: _LoopParts) -> list[sharding.ShardedGroup]:
+    return [group for module in parts.modules for group in sharding.find_groups(module)]
+
+
+def _describe_sharding(parts: _LoopParts) -> dict[str, Any] | None:
+    """Return how FSDP shards the models; None without."""
+    groups = _find_groups(parts)
+    if not groups:
+        return None
+    sizes = [group.trainable + group.frozen for group in groups]
+    # The outermost group keeps its parameters until the backward anyway.
+    inner = groups[1:] or groups
+    dtypes = {_name_dtype(group.dtype) for group in groups if group.dtype is not None}
+    return {
+        "ranks": max(group.ranks for group in groups),
+        "groups": len(groups),
+        "largest_group": max(sizes),
+        "reshards": all(group.reshards for group in inner),
+        "dtype": next(iter(dtypes)) if len(dtypes) == 1 else None,
+    }
+
+
+def _name_dtype(dtype: Any) -> str:
+    name = str(dtype).replace("torch.", "")
+    return _DTYPE_NAMES.get(name, name)
 
 
 def _count_largest_layer(parts: _LoopParts) -> int:
@@ -107,10 +149,9 @@ def _read_dtype(parts: _LoopParts) -> str | None:
     sizes: dict[str, int] = {}
     trained = [p for p in _iter_parameters(parts.modules, parts.optimizers) if p.requires_grad]
     for parameter in trained or _iter_parameters(parts.modules, parts.optimizers):
-        name = str(parameter.dtype).replace("torch.", "")
+        name = _name_dtype(parameter.dtype)
         sizes[name] = sizes.get(name, 0) + parameter.numel()
-    most = max(sizes, key=lambda name: sizes[name]) if sizes else ""
-    return _DTYPE_NAMES.get(most, most) or None
+    return max(sizes, key=lambda name: sizes[name]) if sizes else None
 
 
 def _read_autocast(parts: _LoopParts) -> str | None:
@@ -119,8 +160,7 @@ def _read_autocast(parts: _LoopParts) -> str | None:
     library = parts.library.find_mixed_precision()
     if library is not None or device is None or not torch.is_autocast_enabled(device.type):
         return library
-    name = str(torch.get_autocast_dtype(device.type)).replace("torch.", "")
-    return _DTYPE_NAMES.get(name, name)
+    return _name_dtype(torch.get_autocast_dtype(device.type))
 
 
 def _describe_optimizers(parts: _LoopParts) -> list[dict[str, Any]]:
@@ -128,11 +168,20 @@ def _describe_optimizers(parts: _LoopParts) -> list[dict[str, Any]]:
     return [
         {
             "class": type(optimizer).__name__,
-            "parameters": sum(p.numel() for group in optimizer.param_groups for p in group["params"]),
+            "parameters": _count_updated(parts, optimizer),
             "settings": {k: v for k, v in optimizer.defaults.items() if isinstance(v, (bool, int, float, str))},
         }
         for optimizer in parts.optimizers
     ]
+
+
+def _count_updated(parts: _LoopParts, optimizer: Any) -> int:
+    """Return the elements that an optimizer updates, on all ranks together."""
+    updated = [p for group in optimizer.param_groups for p in group["params"]]
+    groups = _find_groups(parts)
+    if groups and not all(hasattr(parameter, "device_mesh") for parameter in updated):
+        return sum(group.trainable for group in groups)  # FSDP1: the parameters are parts of flat ones
+    return sum(parameter.numel() for parameter in updated)
 
 
 def _name_optimizers(parts: _LoopParts) -> str:
@@ -160,6 +209,17 @@ def _find_train_batch(parts: _LoopParts) -> int | None:
     return None if None in sizes else sizes[0] * sizes[1] * sizes[2]  # type: ignore[operator]
 
 
+def _read_dimensions(parts: _LoopParts) -> dict[str, int] | None:
+    """Return the dimensions that a transformers model was configured with; None of another model."""
+    for module in parts.modules:
+        config = getattr(_unwrap(module)[0], "config", None)
+        sizes = {name: getattr(config, attribute, None) for name, attribute in _DIMENSIONS.items()}
+        found = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
+        if found:
+            return found
+    return None
+
+
 def _has_activation_checkpointing(parts: _LoopParts) -> bool:
     return any(getattr(module, "gradient_checkpointing", False) for root in parts.modules for module in root.modules())
 
@@ -170,6 +230,7 @@ def _is_compiled(parts: _LoopParts) -> bool:
 
 _FACT_READERS: dict[str, Callable[[_LoopParts], Any]] = {
     "parallelism": _find_parallelism,
+    "sharding": _describe_sharding,
     "library": lambda parts: parts.library.find_name(),
     "dtype": _read_dtype,
     "autocast": _read_autocast,
@@ -180,6 +241,7 @@ _FACT_READERS: dict[str, Callable[[_LoopParts], Any]] = {
     "data_parallel": _find_group_size,
     "rank": lambda parts: identity.find_rank(os.environ),
     "local_rank": lambda parts: launchers.read_number(os.environ, launchers.LOCAL_RANK),
+    "dimensions": _read_dimensions,
     "parameters": _count_parameters,
     "largest_layer_parameters": _count_largest_layer,
     "model": _name_models,

@@ -1,11 +1,11 @@
-"""The library that runs a loop, as far as its settings describe the loop: the Trainer's, or Accelerate's."""
+"""The library that runs a loop, as far as its settings describe the loop: the Trainer's, Lightning's, or Accelerate's."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-TRAINER, ACCELERATE = "Trainer", "Accelerate"
+TRAINER, LIGHTNING, ACCELERATE = "Trainer", "Lightning", "Accelerate"
 _MIXED_PRECISIONS = ("bf16", "fp16", "fp8")
 
 
@@ -15,15 +15,22 @@ class TrainingLibrary:
     def __init__(self) -> None:
         self.planned_steps: int | None = None
         self._trainer: Any = None  # its TrainingArguments
+        self._lightning_accumulation: int | None = None
 
     def follow_trainer(self, arguments: Any, steps: int) -> None:
         """Note that a Trainer begins to train, with these TrainingArguments and so many planned steps."""
         self._trainer, self.planned_steps = arguments, steps if steps > 0 else None
 
+    def follow_lightning(self, accumulation: int, steps: int) -> None:
+        """Note that Lightning begins to train, with so many micro-batches in a step and so many planned steps."""
+        self._lightning_accumulation, self.planned_steps = accumulation, steps if steps > 0 else None
+
     def find_name(self) -> str:
         """Return the library's name; empty for a hand-written loop."""
         if self._trainer is not None:
             return TRAINER
+        if self._lightning_accumulation is not None:
+            return LIGHTNING
         return ACCELERATE if _read_shared_state("AcceleratorState") else ""
 
     def find_micro_batch(self) -> int | None:
@@ -33,7 +40,7 @@ class TrainingLibrary:
 
     def find_gradient_accumulation(self) -> int | None:
         """Return the micro-batches of an optimizer step."""
-        steps = getattr(self._trainer, "gradient_accumulation_steps", None)
+        steps = getattr(self._trainer, "gradient_accumulation_steps", self._lightning_accumulation)
         if steps is None:
             settings = _read_shared_state("GradientState").get("plugin_kwargs") or {}
             steps = settings.get("num_steps", 1) if self.find_name() == ACCELERATE else None

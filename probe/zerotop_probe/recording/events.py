@@ -86,10 +86,21 @@ HELLO = _declare(
 # process count as one.
 ENGINE = _declare(
     "engine",
-    Field("engine", int, "number of the engine or loop in this process, in order of creation"),
+    Field("engine", int, "number of the engine or loop in this process; an engine takes over that of a loop before it"),
     Field("kind", str, "loop; absent for a DeepSpeed engine"),
     Field("parallelism", str, "of a loop: DDP, DataParallel, FSDP or FSDP2; empty without"),
-    Field("library", str, "of a loop: Trainer or Accelerate; empty if it is hand-written"),
+    Field(
+        "sharding",
+        (
+            Field("ranks", int, "that share the parameters"),
+            Field("groups", int, "of parameters that are gathered together"),
+            Field("largest_group", int, "elements of the largest of them"),
+            Field("reshards", bool, "whether parameters are freed after the forward, and gathered again for the backward"),
+            Field("dtype", str, "in which it computes; null for the parameters' own"),
+        ),
+        "how FSDP shards a loop's models; null without",
+    ),
+    Field("library", str, "of a loop: Trainer, Lightning or Accelerate; empty if it is hand-written"),
     Field("compiled", bool, "of a loop: whether a model went through torch.compile"),
     Field("engine_class", str, "class name of a DeepSpeed engine"),
     Field("rank", int, "global rank"),
@@ -108,6 +119,11 @@ ENGINE = _declare(
     Field("trainable_parameters", int, "elements of those that require gradients"),
     Field("rank_parameters", int, "elements that this rank stores; fewer than all in stage 3"),
     Field("largest_layer_parameters", int, "elements of the module that owns the most"),
+    Field(
+        "dimensions",
+        {str: int},
+        "of a loop's transformers model: vocabulary, hidden, intermediate, heads, layers; else null",
+    ),
     Field("model", str, "class name of the module"),
     Field("optimizer", str, "class name; empty without one"),
     Field("inner_optimizer", str, "class name of the optimizer that DeepSpeed wraps; of a loop, as optimizer"),
@@ -182,9 +198,9 @@ OVERFLOW = _declare(
     Field("loss_scale_after", float, "loss scale of the next one"),
 )
 
-# Tensor bytes by category, each storage counted once. Categories: parameters, frozen_parameters (of a loop), gradients,
-# gradient_buckets (of DistributedDataParallel), master_weights, optimizer_state, buffers. The fields from ``device`` on are
-# present only if CUDA is in use.
+# Tensor bytes by category, each storage counted once. Categories: parameters, gradients, master_weights, optimizer_state,
+# buffers; of a loop also frozen_parameters, quantized_parameters, unsharded_parameters (that FSDP has gathered) and
+# gradient_buckets (of DistributedDataParallel). The fields from ``device`` on are present only if CUDA is in use.
 TENSORS = _declare(
     "tensors",
     Field("engine", int, "as in the engine event"),
@@ -193,8 +209,11 @@ TENSORS = _declare(
         "when",
         str,
         "init, before_update or after_update: the first of each; the last of an update that was not skipped. Of a loop also"
-        " next_forward, after that update: zero_grad() may have freed gradients; and init is before the first forward",
+        " next_forward, after that update: zero_grad() may have freed gradients; before_backward, the first; and init is"
+        " before the first forward",
     ),
+    Field("output_shape", [int], "of what the model returned, of its logits if it has some (before_backward only)"),
+    Field("output_item_bytes", int, "bytes of an element of that"),
     Field("host", _BYTES, "bytes in host memory, by category"),
     Field("host_pinned", _BYTES, "bytes in pinned host memory, by category"),
     Field("unread", int, "tensors whose storage could not be read"),
@@ -203,6 +222,7 @@ TENSORS = _declare(
     Field("allocated_bytes", int, "all blocks in use; null if the allocator shows none"),
     Field("unclaimed_bytes", int, "blocks in no category"),
     Field("unclaimed_largest", [int], "bytes of the largest of those blocks"),
+    Field("unclaimed_groups", [[int]], "size and number of those blocks, of the sizes that hold the most"),
     Field("pinned_allocator", _BYTES, "allocated_bytes and active_bytes of PyTorch's allocator for pinned host memory"),
 )
 

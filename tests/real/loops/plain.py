@@ -236,32 +236,39 @@ def infer(counter, rank):
     return model
 
 
-def compile_graphs(counter, rank):
-    """A compiled model, and a compiled function that calls one."""
-    from torch._dynamo.testing import CompileCounter
+def share(counter, rank):
+    """Two models and one optimizer."""
+    encoder, decoder = nn.Linear(5, 3), nn.Linear(3, 5)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()])
+    for _ in range(4):
+        batch = torch.randn(ROWS, 5)
+        loss = (decoder(encoder(batch)) - batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        counter.losses.append(loss.item())
+    counter.facts |= {"steps": 4}
+    return nn.ModuleList([encoder, decoder])
 
-    counts = []
-    for whole in (True, False):
-        torch._dynamo.reset()
-        graphs = CompileCounter()
-        model = Model()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        compiled = torch.compile(model if whole else lambda ids, model=model: model(ids), backend=graphs, fullgraph=True)
-        ids = Ids(ROWS, 1).ids
-        for _ in range(4):
-            loss = compute_loss(compiled(ids), ids)
-            counter.note(loss, ids)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        counts.append(graphs.frame_count)
-    counter.facts |= {"graphs": counts, "steps": 8}
+
+def reload(counter, rank):
+    """A whole module that is saved and loaded while it trains, as in the middle of a notebook."""
+    model, ids = Model(), Ids(ROWS, 1).ids
+    for index in range(6):
+        if index % 3 == 0:
+            torch.save(model, f"module{rank}.pt")
+            model = torch.load(f"module{rank}.pt", weights_only=False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = compute_loss(model(ids), ids)
+        counter.note(loss, ids)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    counter.facts |= {"steps": 6, "saves": 2}
     return model
 
 
-STYLES = {
-    style.__name__: style for style in (accumulate, alternate, search, fuse, misbehave, descend, infer, compile_graphs)
-}
+STYLES = {style.__name__: style for style in (accumulate, alternate, search, fuse, misbehave, descend, infer, share, reload)}
 
 
 def train(style, rank):

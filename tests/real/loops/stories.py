@@ -1,8 +1,9 @@
 """Loops without DeepSpeed whose memory people ask about, measured by themselves too. It knows nothing of zerotop.
 
 ``linear``: one ``nn.Linear(10_000, 50_000)``, forward, backward and AdamW. ``trainer``: the Hugging Face Trainer on GPT-2
-with random weights and the default batch size. ``scaler``: fp16 with overflows, by a plain and by a fused optimizer. The
-last thing the rank prints is a line ``COUNTED {...}``. ``--small`` is for a machine without a GPU.
+with random weights and the default batch size. ``scaler``: fp16 with overflows, by a plain and by a fused optimizer.
+``graphs``: CUDA graphs, those of torch.compile and one of a whole step. The last thing the rank prints is a line
+``COUNTED {...}``. ``--small`` is for a machine without a GPU.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import torch
 
 def parse():
     parser = argparse.ArgumentParser()
-    parser.add_argument("story", choices=("linear", "trainer", "scaler"))
+    parser.add_argument("story", choices=("linear", "trainer", "scaler", "graphs"))
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--output", default="output_dir")
@@ -83,6 +84,38 @@ def train_scaled(options, device):
     return {"losses": losses, "scales": scales, "skipped": skipped}
 
 
+def train_captured(options, device):
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=device == "cuda")
+    batch, losses = torch.randn(16, 32, device=device), []
+
+    def step(call):
+        optimizer.zero_grad()
+        loss = call(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    compiled = torch.compile(model, backend="eager") if options.small else torch.compile(model, mode="reduce-overhead")
+    losses += [step(compiled).item() for _ in range(8)]
+    skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
+    if device == "cuda":
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step(model)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        optimizer.zero_grad()
+        with torch.cuda.graph(graph):
+            loss = step(model)
+        for _ in range(5):
+            graph.replay()
+            losses.append(loss.item())
+    return {"losses": losses, "skips": skips, "steps": 12}
+
+
 class Blocks(torch.utils.data.Dataset):
     def __init__(self, count, length, words):
         self.ids = torch.randint(words, (count, length), generator=torch.Generator().manual_seed(3))
@@ -125,8 +158,8 @@ def main():
     options = parse()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(1)
-    story = {"linear": train_linear, "trainer": train_gpt2, "scaler": train_scaled}[options.story]
-    counted = {"rank": 0, **story(options, device)}
+    stories = {"linear": train_linear, "trainer": train_gpt2, "scaler": train_scaled, "graphs": train_captured}
+    counted = {"rank": 0, **stories[options.story](options, device)}
     if device == "cuda":
         counted["stats"] = torch.cuda.memory_stats()
     os.write(1, f"COUNTED {json.dumps(counted)}\n".encode())

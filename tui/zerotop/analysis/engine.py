@@ -26,7 +26,7 @@ _TEXTS = {
 }
 _NUMBERS = ("parameters", "trainable_parameters", "zero_stage", "micro_batch", "gradient_accumulation")
 
-LOOP, TRAINER = "loop", "Trainer"
+LOOP, TRAINER = "loop", "Trainer"  # a kind, and a library
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Engine:
 
     kind: str = ""  # LOOP, or "" for a DeepSpeed engine and while nothing trains
     parallelism: str = ""  # of a loop: "DDP", "DataParallel", "FSDP", "FSDP2" or ""
-    library: str = ""  # "Trainer"; of a loop also "Accelerate"; "" if it is hand-written
+    library: str = ""  # "Trainer"; of a loop also "Lightning" or "Accelerate"; "" if it is hand-written
     model: str = ""  # the model's class, or the name in its config
     parameters: int | None = None
     trainable_parameters: int | None = None
@@ -48,6 +48,7 @@ class Engine:
     micro_batch: int | None = None
     gradient_accumulation: int | None = None
     ranks: int | None = None  # world size
+    computes_in: str = ""  # the dtype in which FSDP computes; "" for that of the parameters
 
     @property
     def is_loop(self) -> bool:
@@ -61,16 +62,30 @@ class Engine:
 
     @property
     def setup_text(self) -> str:
-        """Return how it trains in a few words: ``ZeRO-2``, ``DDP, AdamW`` or ``AdamW``; empty while nothing trains."""
+        """Return how it trains in a few words: ``ZeRO-2`` or ``DDP x 4, bf16, AdamW``; empty while nothing trains."""
         if self.is_loop:
-            return ", ".join(filter(None, (self.parallelism, self.inner_optimizer or "no optimizer")))
+            return ", ".join(filter(None, (self._parallelism_text, self.short_precision, self._optimizer_text)))
         return f"ZeRO-{self.zero_stage}" if self.zero_stage is not None else ""
 
     @property
+    def _parallelism_text(self) -> str:
+        return f"{self.parallelism} x {self.ranks}" if self.parallelism and self.ranks else self.parallelism
+
+    @property
+    def _optimizer_text(self) -> str:
+        return self.inner_optimizer or "no optimizer"
+
+    @property
+    def short_precision(self) -> str:
+        """Return the dtype in which it computes."""
+        return self.autocast or self.computes_in or self.dtype
+
+    @property
     def precision_text(self) -> str:
-        """Return the dtype, and that of autocast where it is another one: ``fp32, bf16 autocast``."""
+        """Return the dtype, and that in which it computes where it is another one: ``fp32, bf16 autocast``."""
         autocast = f"{self.autocast} autocast" if self.autocast and self.autocast != self.dtype else ""
-        return ", ".join(filter(None, (self.dtype, autocast)))
+        mixed = f"computes in {self.computes_in}" if self.computes_in and self.computes_in != self.dtype else ""
+        return ", ".join(filter(None, (self.dtype, autocast, mixed)))
 
     def describe_engine(self) -> str:
         """Return a phrase such as ``Llama, 8,030.0 M parameters, ZeRO-2, optimizer on CPU, bf16, batch 2 x 1 x 8 (...)``."""
@@ -81,7 +96,7 @@ class Engine:
         parts = (
             self.model,
             self._describe_parameters(),
-            self.setup_text,
+            *((self._parallelism_text, self._optimizer_text) if self.is_loop else (self.setup_text,)),
             *(f"{part} on {_DEVICES.get(device, device)}" for part, device in offloads if device != "none"),
             self.precision_text,
             f"batch {' x '.join(map(str, batch))} (micro-batch x accumulation x ranks)"
@@ -101,9 +116,9 @@ class Engine:
 
 
 def read_first_engine(session: Session, cursor_ns: int | None = None) -> Mapping[str, Any]:
-    """Return the facts of the lowest rank's first engine or loop; empty before there is one."""
+    """Return the facts of the lowest rank's engine or loop number 0; empty before there is one."""
     engines = [event for event in session.events_named(events.ENGINE, cursor_ns) if not event.facts.get("engine")]
-    first = min(engines, key=lambda event: event.rank, default=None)
+    first = min(reversed(engines), key=lambda event: event.rank, default=None)
     return {} if first is None else add_library(first.facts, session.events_named(events.TOTAL_STEPS, cursor_ns))
 
 
@@ -113,10 +128,34 @@ def add_library(engine: Mapping[str, Any], total_steps: Iterable[Event]) -> dict
     return {"library": TRAINER, **engine} if engine and is_trainer else dict(engine)
 
 
+def keep_latest(engines: Iterable[Event]) -> list[Event]:
+    """Return the last event of each number: a DeepSpeed engine takes over that of a loop before it."""
+    return list({event.facts.get("engine") or 0: event for event in engines}.values())
+
+
+def find_takeovers(engines: Iterable[Event]) -> dict[int, int]:
+    """Return when a DeepSpeed engine took over the number of a loop (unix nanoseconds), by number.
+
+    ``engines``: the ``engine`` events of one process, in order. Older tensors are those of the loop, and gone.
+    """
+    loops: set[int] = set()
+    takeovers: dict[int, int] = {}
+    for event in engines:
+        number = event.facts.get("engine") or 0
+        if event.facts.get("kind") == LOOP:
+            loops.add(number)
+        elif number in loops:
+            takeovers[number] = event.unix_ns
+            loops.discard(number)
+    return takeovers
+
+
 def parse_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an :class:`Engine` from the facts of an ``engine`` event."""
     texts = {name: facts.get(name) or default for name, default in _TEXTS.items()}
-    return {**texts, **{name: facts.get(name) for name in _NUMBERS}, "ranks": facts.get("world_size")}
+    numbers = {name: facts.get(name) for name in _NUMBERS}
+    computes_in = (facts.get("sharding") or {}).get("dtype") or ""
+    return {**texts, **numbers, "ranks": facts.get("world_size"), "computes_in": computes_in}
 
 
 def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, Any]:

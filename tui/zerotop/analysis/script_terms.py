@@ -16,6 +16,12 @@ _TRAINER_TERMS = {
     "eval_batch_fix": ("per_device_eval_batch_size", "batch_size"),
     "or_accumulate_outputs": (", or set eval_accumulation_steps to 1", ", or move outputs to the host at once"),
     "recompute_fix": ("gradient_checkpointing=True", "model.gradient_checkpointing_enable()"),
+    "fused_loss_fix": ("use_liger_kernel=True", ""),
+    "bucket_fix": ('fsdp="full_shard"', "DistributedDataParallel(model, gradient_as_bucket_view=True)"),
+    "bucket_advice": (
+        "FSDP divides gradients among the ranks instead; the Trainer has no setting for the buckets.",
+        "Let the gradients be views of the buckets.",
+    ),
     "worker_count": ("dataloader_num_workers", "the DataLoader's num_workers"),
     "workers_fix": ("dataloader_num_workers=4", "DataLoader(dataset, num_workers=4, pin_memory=True)"),
     "fewer_workers": ("fewer dataloader_num_workers", "fewer workers of the DataLoader"),

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
-import re
-import socket
 import sys
 from pathlib import Path
 
-import pynvml
-
-from zerotop.analysis.formatting import format_count
-from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.launching import make_session
+from zerotop.commands.job.training_machine import (
+    build_environment,
+    check_packages,
+    count_usable_gpus,
+    find_free_port,
+    remove_shared_memory,
+)
 from zerotop.demo import RECORDING_PATH, SCRIPT_PATH, find_config
 from zerotop_probe.outside.job import agent, job_control
 from zerotop_probe.outside.sampling.build_locks import find_extensions_folder, remove_stale_locks
 from zerotop_probe.recording import events
 
-_REQUIRED_PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "accelerate")
 _CONFIG = "zero2_offload_optimizer_bf16"
 _RANKS = 2
 _EVAL_EVERY = 5
@@ -32,14 +31,12 @@ def demo(options: argparse.Namespace) -> int:
     """Run the demo. Return the job's exit code; 0 after a replay."""
     if options.recorded:
         return _show_recorded()
-    missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise Problem(f"The demo needs {', '.join(missing)} to train: pip install 'zerotop[train]'")
-    gpus = _count_usable_gpus()
+    check_packages("The demo")
+    gpus = count_usable_gpus()
     for lock in remove_stale_locks(find_extensions_folder(os.environ)):
         print(f"Removed the lock of a killed build: {lock}", flush=True)
-    os.environ.update(_build_environment(gpus))
-    port = _find_free_port()
+    os.environ.update(build_environment(gpus))
+    port = find_free_port()
     command = build_command(options.steps, gpus, port)
     with make_session(command, None) as session:
         agent.launch_in_background(session, command)
@@ -47,7 +44,7 @@ def demo(options: argparse.Namespace) -> int:
         return _show_job(session)
     finally:
         if not job_control.is_job_alive(session):
-            _remove_shared_memory(port)
+            remove_shared_memory(port)
 
 
 def _show_job(session: str) -> int:
@@ -81,12 +78,6 @@ def _show_recorded() -> int:
     return app.return_code or 0
 
 
-def _remove_shared_memory(port: int) -> None:
-    """Remove shared buffers, 66 MiB each, that DeepSpeed's ranks on a CPU leave behind until the next reboot."""
-    for path in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{port}_*"):
-        path.unlink(missing_ok=True)
-
-
 def build_command(steps: int, gpus: int, port: int) -> list[str]:
     """Return the launch command: up to two GPUs, or two ranks of a small model on the CPU."""
     ranks, model = (min(_RANKS, gpus), "qwen-0.5b") if gpus else (_RANKS, "tiny")
@@ -97,58 +88,3 @@ def build_command(steps: int, gpus: int, port: int) -> list[str]:
         *launcher, "--num_gpus", str(ranks), "--master_port", str(port), str(SCRIPT_PATH),
         "--model", model, "--steps", str(steps), *intervals, "--deepspeed", str(find_config(_CONFIG)),
     ]  # fmt: skip
-
-
-def _build_environment(gpus: int) -> dict[str, str]:
-    # DeepSpeed compiles its operators with the ninja that pip installed next to this Python.
-    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {"PATH": path} if gpus else {"PATH": path, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-
-
-def _count_usable_gpus() -> int:
-    """Return how many GPUs the training can use; print a message if torch was built without CUDA."""
-    count = _count_visible_gpus()
-    if not count or _torch_has_cuda():
-        return count
-    gpus = format_count(count, "GPU")
-    print(f"This machine has {gpus}, but the installed torch was built without CUDA: the demo trains on the CPU")
-    return 0
-
-
-def _torch_has_cuda() -> bool:
-    """Return whether ``torch.version.cuda`` is set, without importing torch, which takes seconds."""
-    spec = importlib.util.find_spec("torch")
-    for folder in (spec and spec.submodule_search_locations) or ():
-        text = Path(folder, "version.py").read_text()
-        return re.search(r"^cuda\b.*=\s*['\"]", text, re.MULTILINE) is not None
-    return False
-
-
-def _count_visible_gpus() -> int:
-    """Return how many NVIDIA GPUs this process may use."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        pynvml.nvmlInit()
-        try:
-            count = int(pynvml.nvmlDeviceGetCount())
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return 0
-    return count if visible is None else min(count, len(parse_visible_devices(visible)))
-
-
-def parse_visible_devices(text: str) -> list[str]:
-    """Return the devices in ``CUDA_VISIBLE_DEVICES`` up to the first invalid one, as CUDA does."""
-    devices = []
-    for device in text.split(","):
-        if not device.strip() or device.strip().startswith("-"):
-            break
-        devices.append(device.strip())
-    return devices
-
-
-def _find_free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

@@ -64,7 +64,8 @@ class DeviceClock:
 
     def write_finished(self) -> None:
         """Write the times of spans that the GPU has finished."""
-        if self._guard.is_on:
+        # A query would end the capture of a CUDA graph.
+        if self._guard.is_on and self._pending_spans and not self._cuda.is_current_stream_capturing():
             try:
                 while self._pending_spans and self._pending_spans[0][2].query():
                     self._write_time(*self._pending_spans.popleft())

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from zerotop_probe.inside import sharding, tensor_parts
 from zerotop_probe.inside.device import allocator_snapshot
 from zerotop_probe.inside.device.allocator import NATIVE, find_backend
 
@@ -22,6 +24,8 @@ MASTER_WEIGHTS = "master_weights"
 OPTIMIZER_STATE = "optimizer_state"
 BUFFERS = "buffers"
 FROZEN_PARAMETERS = "frozen_parameters"
+QUANTIZED_PARAMETERS = "quantized_parameters"
+UNSHARDED_PARAMETERS = "unsharded_parameters"
 GRADIENT_BUCKETS = "gradient_buckets"
 
 # Category of an attribute of a DeepSpeed optimizer, by the first of these parts in its name; any other is a buffer.
@@ -54,10 +58,15 @@ class Inventory:
         self._claims: dict[tuple[str, int], tuple[str, int, bool]] = {}
 
     def add(self, tensor: Any, category: str) -> None:
-        """Claim the storage of a tensor for a category, unless the tensor is None or has no storage."""
+        """Claim the storages of a tensor for a category, unless the tensor is None or has none."""
         if tensor is None:
             return
         try:
+            parts = tensor_parts.list_parts(tensor)
+            if parts is not None:
+                for part in parts:
+                    self.add(part, category)
+                return
             kind = tensor.device.type
             storage = tensor.untyped_storage()
             size = int(storage.nbytes())
@@ -138,6 +147,8 @@ def build_loop_inventory(modules: Sequence[Any], optimizers: Sequence[Any]) -> I
     """Return the tensors of a loop's models and optimizers."""
     inventory = Inventory()
     for module in modules:
+        for group in sharding.find_groups(module):
+            _add_group(inventory, group)
         for parameter in module.parameters():
             _add_parameter(inventory, parameter)
         for buffer in module.buffers():
@@ -152,8 +163,21 @@ def build_loop_inventory(modules: Sequence[Any], optimizers: Sequence[Any]) -> I
     return inventory
 
 
+def _add_group(inventory: Inventory, group: sharding.ShardedGroup) -> None:
+    for category, tensors in ((GRADIENTS, group.gradients), (UNSHARDED_PARAMETERS, group.gathered)):
+        for tensor in tensors:
+            inventory.add(tensor, category)
+    for shard, trains in group.shards:
+        inventory.add(shard, PARAMETERS if trains else FROZEN_PARAMETERS)
+
+
 def _add_parameter(inventory: Inventory, parameter: Any) -> None:
-    inventory.add(parameter, PARAMETERS if parameter.requires_grad else FROZEN_PARAMETERS)
+    category = PARAMETERS if parameter.requires_grad else FROZEN_PARAMETERS
+    if tensor_parts.is_quantized(parameter):
+        category = QUANTIZED_PARAMETERS
+        for tensor in tensor_parts.iter_constants(parameter):
+            inventory.add(tensor, category)
+    inventory.add(parameter, category)
     inventory.add(parameter.grad, GRADIENTS)
 
 
@@ -223,7 +247,15 @@ def _build_device_facts(inventory: Inventory, device: int) -> dict[str, Any]:
         "allocated_bytes": sum(blocks.values()),
         "unclaimed_bytes": sum(unclaimed),
         "unclaimed_largest": unclaimed[:_LARGEST_COUNT],
+        "unclaimed_groups": _group_sizes(unclaimed),
     }
+
+
+def _group_sizes(sizes: list[int]) -> list[list[int]]:
+    """Return [size, count] of the blocks of each size, of those sizes that hold the most."""
+    counts = Counter(sizes)
+    most = sorted(counts, key=lambda size: size * counts[size], reverse=True)[:_LARGEST_COUNT]
+    return [[size, counts[size]] for size in most]
 
 
 def _read_pinned_allocator() -> dict[str, int] | None:

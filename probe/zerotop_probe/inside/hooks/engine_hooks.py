@@ -65,7 +65,7 @@ class EngineHooks(TrainingHooks):
         self._probe.claim_for_deepspeed()
         self.resume_training(time_ns)
         step = self._probe.engines.get_position()[1]
-        position = (min(self._probe.engines.engine_count, 255), step, 0)
+        position = (min(self._probe.engines.next_number, 255), step, 0)
         return engine, self._probe.recorder.begin_span(time_ns, "init", position)
 
     def _end_construction(self, token: tuple[Any, Span], time_ns: int, flags: int, result: Any) -> None:
@@ -94,6 +94,7 @@ class EngineHooks(TrainingHooks):
 
     def _begin_forward(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | None:
         probe, recorder = self._probe, self._probe.recorder
+        self._claim_unknown(engine)
         if recorder is not None and (probe.entered_late or probe.leaving) and not recorder.stack:
             self._leave_or_adopt(engine)
             recorder = probe.recorder
@@ -115,6 +116,11 @@ class EngineHooks(TrainingHooks):
         recorder.last_forward = span
         span.flags = 0 if trains else EVAL
         return span
+
+    def _claim_unknown(self, engine: Any) -> None:
+        """Tell the hooks on loops that an engine trains, which is older than the probe."""
+        if self._probe.entered_late and self._probe.engines.find_state(engine) is None:
+            self._probe.claim_for_deepspeed()
 
     def _leave_or_adopt(self, engine: Any, *, stepped: bool = False) -> None:
         """Leave the process, or adopt an engine that is older than the probe, where a whole step may begin."""
@@ -175,6 +181,7 @@ class EngineHooks(TrainingHooks):
 
     def begin_step(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | _UnknownStep | None:
         """Before step(), which updates only at a gradient-accumulation boundary."""
+        self._claim_unknown(engine)
         if self._probe.entered_late and self._probe.engines.find_state(engine) is None:
             return _UnknownStep(engine, engine.global_steps)
         state = self._find_state(time_ns, engine, trains=True)
@@ -215,6 +222,7 @@ class EngineHooks(TrainingHooks):
 
     def _find_state(self, time_ns: int, engine: Any, *, trains: bool = False) -> EngineState | None:
         """Return the state of the engine for a call in the training thread, else None."""
+        self._claim_unknown(engine)
         state = self._probe.engines.find_state(engine)
         if state is None or self._probe.recorder is None or not self.is_training_thread(trains):
             return None

@@ -22,7 +22,7 @@ OPTIMIZER_MODULE = "torch.optim.optimizer"
 
 PROBE = Probe()
 _engine_hooks = EngineHooks(PROBE)
-_loop_hooks = LoopHooks(PROBE)
+_loop_hooks = LoopHooks(PROBE, lambda: _install_loaded_modules())
 
 
 def install_hooks(module: Any) -> None:
@@ -45,16 +45,14 @@ def _install_module(module: Any) -> None:
 def attach(engine: Any, session: str | None = None) -> bool:
     """Begin to record an existing engine; see :func:`zerotop_probe.attach`."""
     guard = Guard("attach", PROBE.meter)
-    for name in (ENGINE_MODULE, PIPELINE_MODULE, TRAINER_MODULE):
-        if name in sys.modules:
-            guard.run(_install_module, sys.modules[name])
+    guard.run(_install_loaded_modules)
     return bool(guard.run(_adopt_engine, engine, session))
 
 
 def enter(session: str) -> str:
     """Begin to record a running process. Called by code that ``zerotop attach`` injects.
 
-    Return "entered" if that succeeded. Nothing is done and the result is "early" if DeepSpeed is not imported yet, "leaving"
+    Return "entered" if that succeeded. Nothing is done and the result is "early" if PyTorch is not imported yet, "leaving"
     if the probe is about to leave another session, or the path of the session that records this process already. Exceptions
     propagate to the caller.
     """
@@ -66,15 +64,20 @@ def enter(session: str) -> str:
             return PROBE.session
         if leave() == "leaving":
             return "leaving"
-    if ENGINE_MODULE not in sys.modules:
+    if OPTIMIZER_MODULE not in sys.modules:
         return "early"
-    for name in (ENGINE_MODULE, PIPELINE_MODULE, TRAINER_MODULE):
-        if name in sys.modules:
-            _install_module(sys.modules[name])
+    _install_loaded_modules()
     PROBE.start_recording(session, late=True)
     assert PROBE.recorder is not None
     PROBE.recorder.write_event(now(), events.ENTERED)
+    _loop_hooks.begin_late()
     return "entered"
+
+
+def _install_loaded_modules() -> None:
+    for name in (OPTIMIZER_MODULE, ENGINE_MODULE, PIPELINE_MODULE, TRAINER_MODULE):
+        if name in sys.modules:
+            _install_module(sys.modules[name])
 
 
 def leave() -> str:
@@ -84,7 +87,9 @@ def leave() -> str:
     """
     if not PROBE.session:
         return "absent"
-    if PROBE.engines.current is None:
+    # A loop may be over, as in a notebook between two cells.
+    is_between_phases = PROBE.engines.loop is not None and PROBE.recorder is not None and not PROBE.recorder.stack
+    if PROBE.engines.current is None or is_between_phases:
         PROBE.leave_process()
         return "left"
     PROBE.leaving = True

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from zerotop_probe.outside import procfs
+from zerotop_probe.outside.attaching import kernels
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling import silent_ranks
 from zerotop_probe.outside.sampling.launcher_programs import find_launcher
@@ -39,7 +40,7 @@ class FoundJob:
     """A job of this node."""
 
     root: Process  # the topmost launcher, or the first rank where there is none
-    launcher: str  # "deepspeed", "torchrun", "accelerate", "mpi", "slurm", or "python"
+    launcher: str  # "deepspeed", "torchrun", "accelerate", "mpi", "slurm", "jupyter" for a kernel, or "python"
     command: tuple[str, ...]  # of the root, not redacted
     ranks: tuple[FoundRank, ...]
     age_s: float
@@ -59,7 +60,9 @@ class FoundJob:
 
     @property
     def script_path(self) -> str:
-        """The script on its first rank's command line, as written there; "" if there is none."""
+        """The script on its first rank's command line as written there, or a kernel's notebook; "" if there is none."""
+        if self.launcher == kernels.JUPYTER:
+            return kernels.find_notebook(self.ranks[0].environment)
         arguments = procfs.read_command_line(self.ranks[0].process.pid) if self.ranks else list(self.command)
         return next((argument for argument in arguments if argument.endswith(".py")), "")
 
@@ -87,7 +90,20 @@ def find_job(pid: int) -> FoundJob | None:
             return job
     if not silent_ranks.is_python(procfs.read_command_line(pid)):
         return None
-    return _make_job(process, [FoundRank(process, None, procfs.read_environment(pid))], launcher="python")
+    return _make_single(process)
+
+
+def find_kernel_jobs() -> list[FoundJob]:
+    """Return the Jupyter kernels that hold a GPU, or PyTorch where there is none, as jobs, the youngest first."""
+    found = (process for pid in kernels.find_kernels() if (process := Process.from_pid(pid)) is not None)
+    return sorted(map(_make_single, found), key=lambda job: job.age_s)
+
+
+def _make_single(process: Process) -> FoundJob:
+    """Return the job of a process that no launcher started."""
+    is_kernel = kernels.is_kernel(procfs.read_command_line(process.pid))
+    rank = FoundRank(process, None, procfs.read_environment(process.pid))
+    return _make_job(process, [rank], launcher=kernels.JUPYTER if is_kernel else "python")
 
 
 def _make_job(root: Process, ranks: Iterable[FoundRank], *, launcher: str = "") -> FoundJob:

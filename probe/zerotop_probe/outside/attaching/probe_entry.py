@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from zerotop_probe.outside.attaching import payload, remote_exec
+from zerotop_probe.outside import procfs
+from zerotop_probe.outside.attaching import kernels, payload, remote_exec
 from zerotop_probe.outside.attaching.injector import PlantedCode, State, plant_code
 from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, CannotEnter, examine_process
 from zerotop_probe.outside.procfs import Process
@@ -24,7 +25,8 @@ _PENDING = (
 )
 _SILENT = "it did not answer, because it cannot write to {folder}. Choose another folder with --session"
 _IMPORTING = "it is importing modules and cannot be entered meanwhile. Try again when it trains"
-_EARLY = "it has not imported DeepSpeed yet. Try again when it trains"
+_EARLY = "it has not imported PyTorch yet. Try again when it trains"
+_IDLE_KERNEL = "it is an idle Jupyter kernel, waiting for the next cell"
 _LEAVING = "it leaves another recording at the end of its step. Try again then"
 _NOT_NOW = {"early": _EARLY, "importing": _IMPORTING}  # by the probe's reply
 _ELSEWHERE = "it is already recorded in {folder}. End that with zerotop detach {quoted}"
@@ -87,7 +89,9 @@ class ProbeCall:
         """Return the result for a process that has not answered in time."""
         payload.remove_file(self._answer_path)  # the script stays, as the process will execute it
         seconds = time.monotonic() - self._began_s
-        return self._make_entry(why_not=_PENDING.format(seconds=seconds, pid=self.process.pid), is_pending=True)
+        is_kernel = kernels.is_kernel(procfs.read_command_line(self.process.pid))
+        reason = _IDLE_KERNEL if is_kernel else _PENDING.format(seconds=seconds, pid=self.process.pid)
+        return self._make_entry(why_not=reason, is_pending=True)
 
     def _remove_files(self) -> None:
         payload.remove_file(self._answer_path)

@@ -146,12 +146,17 @@ def end_session(session: str) -> list[Entry]:
     alive = [process for process in dict.fromkeys(facts.ranks) if process.is_alive()]
     entries = leave_processes([process for process in alive if _may_hold_probe(session, facts, process.pid)], session)
     if facts.attached:
-        job_control.end_recording(session)
-        deadline_s = time.monotonic() + _ENDING_S
-        while job_control.is_sampler_alive(session) and time.monotonic() < deadline_s:
-            time.sleep(_POLL_S)
-        _write_event(session, events.PARTED if facts.joined else events.DETACHED)
+        stop_recording(session, joined=facts.joined)
     return entries
+
+
+def stop_recording(session: str, *, joined: bool = False) -> None:
+    """End the recording of a running job, without the probe; ``joined``: this node's part of it."""
+    job_control.end_recording(session)
+    deadline_s = time.monotonic() + _ENDING_S
+    while job_control.is_sampler_alive(session) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    _write_event(session, events.PARTED if joined else events.DETACHED)
 
 
 def find_rank_files(session: str, pid: int) -> list[str]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zerotop.analysis.engine import keep_latest
 from zerotop.analysis.memory.tensor_inventory import (
     CATEGORY_LABELS,
     GRADIENTS,
@@ -148,7 +149,7 @@ def _measure_pinned(inventory: Inventory) -> PinnedMemory | None:
 def _count_updated_parameters(session: Session, process: RankProcess, cursor_ns: int) -> int | None:
     """Return how many parameters a rank's optimizers update: from stage 1 on each rank has a share of them."""
     total = 0
-    for engine in read_events(session, "engine", process, cursor_ns):
+    for engine in keep_latest(read_events(session, "engine", process, cursor_ns)):
         count, ranks = engine.facts.get("trainable_parameters"), engine.facts.get("data_parallel") or 1
         if count is None:
             return None

@@ -3,7 +3,7 @@
 A rank takes three inventories: when its engine is made, before its first update, and after its first real one. Between two
 of them only gradients come and go: they live from the end of a step's first backward to the end of its update. In a loop
 without DeepSpeed they live until zero_grad(): a fourth inventory, at the forward after that update, shows whether it was
-called by then.
+called by then. A fifth, before the first backward, has the parameters that FSDP has gathered.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zerotop.analysis.engine import LOOP
+from zerotop.analysis.engine import LOOP, find_takeovers, keep_latest
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, read_events
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.events import ENGINE, TENSORS
@@ -20,10 +20,21 @@ from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
 
 PARAMETERS, GRADIENTS = "parameters", "gradients"
 MASTER_WEIGHTS, OPTIMIZER_STATE, BUFFERS = "master_weights", "optimizer_state", "buffers"
-FROZEN_PARAMETERS, GRADIENT_BUCKETS = "frozen_parameters", "gradient_buckets"
-MODEL_STATES = (PARAMETERS, FROZEN_PARAMETERS, GRADIENTS, GRADIENT_BUCKETS, MASTER_WEIGHTS, OPTIMIZER_STATE)
+FROZEN_PARAMETERS, QUANTIZED_PARAMETERS = "frozen_parameters", "quantized_parameters"
+UNSHARDED_PARAMETERS, GRADIENT_BUCKETS = "unsharded_parameters", "gradient_buckets"
+MODEL_STATES = (
+    PARAMETERS,
+    FROZEN_PARAMETERS,
+    QUANTIZED_PARAMETERS,
+    UNSHARDED_PARAMETERS,
+    GRADIENTS,
+    GRADIENT_BUCKETS,
+    MASTER_WEIGHTS,
+    OPTIMIZER_STATE,
+)
 CATEGORIES = (*MODEL_STATES, BUFFERS)
 CATEGORY_LABELS = {name: name.replace("_", " ") for name in MODEL_STATES} | {
+    UNSHARDED_PARAMETERS: "gathered by FSDP",
     GRADIENT_BUCKETS: "DDP gradient buckets",
     BUFFERS: "DeepSpeed buffers",
 }
@@ -34,8 +45,10 @@ _LOOP_CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER_STATE)
 NO_INVENTORY = "No inventory of tensors so far: it is taken when the engine is ready, and not by old versions of zerotop."
 
 INIT, BEFORE_UPDATE, AFTER_UPDATE, NEXT_FORWARD = "init", "before_update", "after_update", "next_forward"
+BEFORE_BACKWARD = "before_backward"
 MOMENT_TEXTS = {
     INIT: "before the training",
+    BEFORE_BACKWARD: "before the first backward",
     BEFORE_UPDATE: "before the first update",
     AFTER_UPDATE: "after the first update",
     NEXT_FORWARD: "before the forward after the first update",
@@ -69,13 +82,17 @@ class Inventory:
 
 def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> Inventory | None:
     """Return the inventory that applies at the cursor; None before the first."""
+    engines = read_events(session, ENGINE, process, cursor_ns)
+    takeovers = find_takeovers(engines)
     by_engine: dict[int, list[Event]] = {}
     for event in read_events(session, TENSORS, process, cursor_ns):
-        by_engine.setdefault(event.facts.get("engine") or 0, []).append(event)
+        number = event.facts.get("engine") or 0
+        if event.unix_ns >= takeovers.get(number, 0):
+            by_engine.setdefault(number, []).append(event)
     if not by_engine:
         return None
     chosen = [_choose_events(session, process, engine, events, cursor_ns) for engine, events in sorted(by_engine.items())]
-    loops = any(event.facts.get("kind") == LOOP for event in read_events(session, ENGINE, process, cursor_ns))
+    loops = any(event.facts.get("kind") == LOOP for event in keep_latest(engines))
     # The engines share one allocator: unclaimed bytes are those of the last inventory less what other engines claim.
     latest = max((static for static, _ in chosen), key=lambda event: event.unix_ns)
     by_others = sum(sum(_read_sizes(static, "device").values()) for static, _ in chosen if static is not latest)
@@ -88,6 +105,12 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> In
         unclaimed = unexplained + cublas
     before_update = [event for events in by_engine.values() for event in events if event.facts.get("when") == BEFORE_UPDATE]
     device, host = _sum_categories(chosen, "device"), _sum_categories(chosen, "host")
+    for number, events in by_engine.items():
+        gathered = next((event for event in events if event.facts.get("when") == BEFORE_BACKWARD), None)
+        if gathered is not None and _is_gathered(session, process, number, cursor_ns):
+            for table, sizes in (("device", device), ("host", host)):
+                if UNSHARDED_PARAMETERS in _read_sizes(gathered, table):
+                    sizes[UNSHARDED_PARAMETERS] = _read_sizes(gathered, table)[UNSHARDED_PARAMETERS]
     shown = {*(_LOOP_CATEGORIES if loops else _ENGINE_CATEGORIES), *device, *host}
     return Inventory(
         categories=tuple(name for name in CATEGORIES if name in shown),
@@ -127,6 +150,12 @@ def _choose_events(
     if NEXT_FORWARD in by_moment and is_in_forward(session, process, engine, cursor_ns):
         return static, by_moment[NEXT_FORWARD]
     return static, by_moment.get(AFTER_UPDATE, by_moment.get(INIT, static))
+
+
+def _is_gathered(session: Session, process: RankProcess, engine: int, cursor_ns: int) -> bool:
+    """Return whether the cursor is between a step's first forward and the end of its first backward."""
+    has_begun = is_in_forward(session, process, engine, cursor_ns)
+    return has_begun and not has_gradients(session, process, engine, cursor_ns)
 
 
 def has_gradients(session: Session, process: RankProcess, engine: int, cursor_ns: int) -> bool:

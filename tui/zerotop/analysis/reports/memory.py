@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.engine import Engine, parse_engine
+from zerotop.analysis.engine import Engine, keep_latest, parse_engine
 from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
@@ -82,7 +82,7 @@ def _build_report(
     view = MemoryViewBuilder(session).view_at(unix_ns, most=_ALL)
     unix_ns = view.moment_ns
     processes = find_alive_processes(session, unix_ns)
-    engines = read_events(session, events.ENGINE, processes[0], unix_ns) if processes else []
+    engines = keep_latest(read_events(session, events.ENGINE, processes[0], unix_ns)) if processes else []
     setups = parse_setups(engines)
     expected = sum_expected(setups)
     # The same order as parse_setups: engines that train first.

@@ -20,6 +20,13 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+def parse_natural(text: str) -> int:
+    """Return a whole number, 0 included."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
+    return int(text)
+
+
 def parse_size(text: str) -> int:
     """Return a size such as ``2GB`` or ``500M`` in bytes."""
     try:

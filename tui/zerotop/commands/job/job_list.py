@@ -12,7 +12,7 @@ from zerotop.commands.common.session_lookup import find_recording
 from zerotop.session import catalog
 from zerotop.session.reader import Session, SessionError
 from zerotop_probe.outside.attaching import gpus
-from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, read_zero_stage
+from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, find_kernel_jobs, read_zero_stage
 from zerotop_probe.outside.attaching.session import format_age
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.recording import redact
@@ -23,12 +23,15 @@ _HEADINGS = ("PID", "LAUNCHER", "RANKS", "GPUS", "AGE", "ZERO", "SESSION", "SCRI
 def print_jobs(*, as_json: bool) -> int:
     """Print this node's jobs, youngest first. Return 0."""
     used = gpus.read_process_gpus()
-    rows = [_describe_job(job, used) for job in find_jobs()] + _find_other_jobs()
+    rows = [_describe_job(job, used) for job in (*find_jobs(), *find_kernel_jobs())] + _find_other_jobs()
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0
     if not rows:
-        print("No DeepSpeed, torchrun or accelerate job is running here. zerotop attach PID accepts any Python process.")
+        print(
+            "No DeepSpeed, torchrun or accelerate job and no Jupyter kernel with PyTorch is running here."
+            " zerotop attach PID accepts any Python process."
+        )
         return 0
     print(*align_columns([_HEADINGS, *map(_format_row, rows)], "><<<><<<"), sep="\n")
     print("\nzerotop attach PID watches a job from outside; --enter injects the probe into its ranks.")
@@ -52,7 +55,7 @@ def _describe_job(job: FoundJob, used: dict[int, list[int]]) -> dict[str, Any]:
 
 def _find_other_jobs() -> list[dict[str, Any]]:
     """Return rows for live recordings of jobs without a launcher, such as a plain ``python train.py``."""
-    jobs = find_jobs()
+    jobs = [*find_jobs(), *find_kernel_jobs()]
     shown = {find_recording(job) for job in jobs}
     listed = {process for job in jobs for process in (job.root, *(rank.process for rank in job.ranks))}
     rows = []

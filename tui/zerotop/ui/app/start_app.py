@@ -1,13 +1,15 @@
-"""The app that starts with the list of recordings, and returns to it."""
+"""The app that starts with a list, such as that of recordings, and returns to it."""
 
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.app import ScreenStackError
 from textual.binding import BindingType
+from textual.screen import Screen
 
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.base_screen import MonitorScreen
@@ -20,43 +22,27 @@ from zerotop.ui.start.screen import StartScreen
 _START = "start"
 
 
-class StartApp(ZerotopApp):
-    """Lists recordings, and shows the opened one in the screens of the monitor."""
+class ListApp(ZerotopApp):
+    """Shows a list, and the recording opened there in the screens of the monitor."""
 
     DEFAULT_MODE = _START
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("escape", "back", "app.back", "Back", "Back to the list of recordings"),
     ]
 
-    def __init__(self, library: RecordingLibrary, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         """``options``: glyphs, settings and clock, see :class:`Monitor`."""
         super().__init__(None, **options)
-        self._library = library
-        self.add_mode(_START, self._make_start_screen)
+        self.add_mode(_START, self.make_list_screen)
 
-    def _make_start_screen(self) -> StartScreen:
-        return StartScreen(self._library, self.glyphs, order=self.settings.get("order", "newest"))
+    @abstractmethod
+    def make_list_screen(self) -> Screen[None]:
+        """Make the screen with the list."""
 
     def clear_selection(self) -> None:
         # From Python 3.12 on, the list's input calls this before the list is on the screen stack.
         with contextlib.suppress(ScreenStackError):
             super().clear_selection()
-
-    def on_start_screen_chosen(self, event: StartScreen.Chosen) -> None:
-        if event.beside is not None:
-            self.shown_name = "iteration"
-        self.open_recording(event.opened)
-        if event.beside is not None:
-            self.call_after_refresh(self._overlay_recording, event.beside)
-
-    def _overlay_recording(self, path: Path) -> None:
-        from zerotop.ui.iteration.screen import IterationScreen  # late, for a quick start
-
-        if self.is_watching and isinstance(self.shown_screen, IterationScreen):
-            self.shown_screen.overlay_recording(path)
-
-    def on_start_screen_ordered(self, event: StartScreen.Ordered) -> None:
-        self.settings.set("order", event.order)
 
     def open_recording(self, opened: OpenedRecording) -> None:
         """Show a recording on the last screen shown."""
@@ -88,3 +74,31 @@ class StartApp(ZerotopApp):
         if action == "back":
             return isinstance(self.screen, MonitorScreen)
         return super().check_action(action, parameters)
+
+
+class StartApp(ListApp):
+    """Lists the user's recordings and running jobs."""
+
+    def __init__(self, library: RecordingLibrary, **options: Any) -> None:
+        """``options``: glyphs, settings and clock, see :class:`Monitor`."""
+        self._library = library
+        super().__init__(**options)
+
+    def make_list_screen(self) -> StartScreen:
+        return StartScreen(self._library, self.glyphs, order=self.settings.get("order", "newest"))
+
+    def on_start_screen_chosen(self, event: StartScreen.Chosen) -> None:
+        if event.beside is not None:
+            self.shown_name = "iteration"
+        self.open_recording(event.opened)
+        if event.beside is not None:
+            self.call_after_refresh(self._overlay_recording, event.beside)
+
+    def _overlay_recording(self, path: Path) -> None:
+        from zerotop.ui.iteration.screen import IterationScreen  # late, for a quick start
+
+        if self.is_watching and isinstance(self.shown_screen, IterationScreen):
+            self.shown_screen.overlay_recording(path)
+
+    def on_start_screen_ordered(self, event: StartScreen.Ordered) -> None:
+        self.settings.set("order", event.order)

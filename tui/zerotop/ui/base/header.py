@@ -61,7 +61,8 @@ def _draw_job(job: Job, width: int, glyphs: Glyphs) -> Row:
         (6, ((model, "band"),)),
         (8, ((sanitize(job.setup_text, glyphs), "band"),)),
         (7, ((sanitize(labels.format_offload(job, glyphs), glyphs), "band"),)),
-        (5, ((sanitize(job.autocast or job.dtype, glyphs), "band"),)),
+        # The setup of a loop contains it.
+        (5, ((sanitize("" if job.is_loop else job.short_precision, glyphs), "band"),)),
         (4, ((labels.format_batch(job, glyphs), "band"),)),
     ]
     if width >= 60:

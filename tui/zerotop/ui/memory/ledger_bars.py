@@ -9,7 +9,12 @@ import numpy as np
 
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
-from zerotop.analysis.memory.tensor_inventory import FROZEN_PARAMETERS, GRADIENT_BUCKETS
+from zerotop.analysis.memory.tensor_inventory import (
+    FROZEN_PARAMETERS,
+    GRADIENT_BUCKETS,
+    QUANTIZED_PARAMETERS,
+    UNSHARDED_PARAMETERS,
+)
 from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Quantity, Scale, add_axes, choose_scale, plot_stack
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -175,6 +180,8 @@ def _write_parts(canvas: Canvas, bar: _Bar, axis: Scale, x: int) -> None:
 # By style, or by key where another key has that style too.
 _PART_NAMES = {
     FROZEN_PARAMETERS: "frozen parameters",
+    QUANTIZED_PARAMETERS: "quantized",
+    UNSHARDED_PARAMETERS: "gathered by FSDP",
     GRADIENT_BUCKETS: "DDP buckets",
     "memory-parameters": "parameters",
     "memory-gradients": "gradients",

@@ -10,6 +10,8 @@ from zerotop.analysis.memory import tensor_inventory as of_tensors
 PART_STYLES = {
     of_tensors.PARAMETERS: "memory-parameters",
     of_tensors.FROZEN_PARAMETERS: "memory-master",
+    of_tensors.QUANTIZED_PARAMETERS: "memory-master",
+    of_tensors.UNSHARDED_PARAMETERS: "memory-buffers",
     of_tensors.GRADIENTS: "memory-gradients",
     of_tensors.GRADIENT_BUCKETS: "memory-buffers",
     of_tensors.MASTER_WEIGHTS: "memory-master",

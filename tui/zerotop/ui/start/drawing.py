@@ -124,7 +124,8 @@ def _describe_training(overview: Overview, glyphs: Glyphs) -> str:
         return "No rank trained: only memory, CPU and output were recorded."
     size_text = f" of {format_number(overview.parameters)} parameters" if overview.parameters else ""
     offload = format_offload(overview, glyphs)
-    parts = [f"{overview.model}{size_text}", f"{overview.setup_text} {offload}".strip(), overview.precision_text]
+    precision = "" if overview.is_loop else overview.precision_text  # the setup of a loop contains it
+    parts = [f"{overview.model}{size_text}", f"{overview.setup_text} {offload}".strip(), precision]
     parts.append(format_count(overview.ranks, "rank") if overview.ranks else "")
     if overview.iterations:
         took = f"median {format_duration(overview.iteration_s)}, longest {format_duration(max(overview.iterations))}"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside.guard import on_removal, wrap_function, wrap_method
+from zerotop_probe.inside.hooks.loops import lightning
 from zerotop_probe.inside.hooks.loops.loop import Loop
 from zerotop_probe.inside.span import Span
 
@@ -20,7 +21,9 @@ _FUNCTIONS = (
 _METHODS = (
     ("transformers.trainer", "Trainer", "_save_checkpoint"),
     ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained"),
+    ("peft.peft_model", "PeftModel", "save_pretrained"),
     ("accelerate.accelerator", "Accelerator", "save_state"),
+    *((f"{package}.trainer.trainer", "Trainer", "save_checkpoint") for package in lightning.PACKAGES),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -37,6 +38,8 @@ class Loop(TrainingHooks):
         self._armed_until = 0
         self._expects_tensors = False
         self._has_facts = False
+        self._saw_update = False  # since the probe entered this process
+        self._output: dict[str, Any] = {}  # facts of the last training forward's result
         self._guard = Guard("loop facts", probe.meter)
 
     # --- optimizers -----------------------------------------------------------------------------------------
@@ -78,16 +81,31 @@ class Loop(TrainingHooks):
     def find_recorder(self, *, adopt: bool = False) -> Recorder | None:
         """Return the recorder while the loop is recorded, else None; ``adopt``: begin now if nothing speaks against it."""
         engines = self.probe.engines
-        if engines.belongs_to_deepspeed or self.probe.entered_late:
+        if engines.belongs_to_deepspeed:
             return None
         if engines.loop is None and not (adopt and self._begin_recording()):
             return None
         return self.probe.recorder
 
+    def begin_late(self) -> None:
+        """Begin with the first whole iteration: this process may train already."""
+        self._saw_update = False
+        self._searches = 0
+        self.search_roots()
+
+    def note_update(self, optimizer: Any) -> None:
+        """After a step of an optimizer that is older than the probe, or after a new one: a whole iteration follows."""
+        if self.probe.entered_late and self.probe.engines.loop is None and not self.probe.engines.belongs_to_deepspeed:
+            self._saw_update = True
+            self.find_number(optimizer)
+
     def _begin_recording(self) -> bool:
-        if not self.probe.start_recording():
+        is_late = self.probe.entered_late
+        if (is_late and not self._saw_update) or not self.probe.start_recording():
             return False
-        self.probe.engines.add_loop()
+        state = self.probe.engines.add_loop()
+        if is_late:
+            state.recorded_inventories.add("init")  # that moment is past
         self._has_facts = self._expects_tensors = False
         self._armed_until = _ARMED_ITERATIONS
         recorder, planned = self.probe.recorder, self.probe.library.planned_steps
@@ -115,12 +133,14 @@ class Loop(TrainingHooks):
         if not at_update:
             self.count_tensors("init")
 
-    def count_tensors(self, when: str) -> None:
-        """Record the tensor inventory, the first time at each ``when``."""
+    def count_tensors(self, when: str, **more: Any) -> None:
+        """Record the tensor inventory, the first time at each ``when``, with ``more`` facts."""
         state = self.probe.engines.loop
         if state is not None and when not in state.recorded_inventories:
             modules, optimizers = self.finder.list_modules(), list(self.list_optimizers().values())
-            self._guard.run_once(record_loop_tensors, self.probe, state, modules, optimizers, when)
+            self._guard.run_once(
+                functools.partial(record_loop_tensors, **more), self.probe, state, modules, optimizers, when
+            )
 
     # --- iterations -----------------------------------------------------------------------------------------
 
@@ -134,6 +154,21 @@ class Loop(TrainingHooks):
         if self._expects_tensors:
             self._expects_tensors = False
             self.count_tensors("next_forward")
+
+    def note_output(self, output: Any) -> None:
+        """Remember what a model returned in a training forward, until a backward has been recorded."""
+        state = self.probe.engines.loop
+        if state is not None and "before_backward" not in state.recorded_inventories:
+            self._guard.run(self._read_output, output)
+
+    def _read_output(self, output: Any) -> None:
+        logits = getattr(output, "logits", output)
+        if hasattr(logits, "element_size") and logits.dim() > 1:
+            self._output = {"output_shape": list(logits.shape), "output_item_bytes": logits.element_size()}
+
+    def prepare_backward(self) -> None:
+        """Before a backward: what the forward has left is alive now."""
+        self.count_tensors("before_backward", **self._output)
 
     def prepare_update(self) -> None:
         """Before a step of an optimizer."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside import batch_shape
-from zerotop_probe.inside.guard import Guard, on_removal, wrap_function, wrap_method
+from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_function, wrap_method
 from zerotop_probe.inside.hooks.dataloader import DataLoaderHooks
 from zerotop_probe.inside.hooks.loops.checkpoints import CheckpointHooks
 from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
+from zerotop_probe.inside.hooks.loops.lightning import LightningHooks
 from zerotop_probe.inside.hooks.loops.loop import Loop
 from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks
 from zerotop_probe.inside.probe import Probe
@@ -30,13 +32,16 @@ _BACKWARDS_WITHOUT_OPTIMIZER = 3
 class LoopHooks:
     """Hooks on the loop of one process."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, install_others: Callable[[], None]) -> None:
+        """``install_others`` installs the hooks of libraries that were imported since the probe entered this process."""
         self._probe = probe
+        self._install_others = install_others
         self._loop = Loop(probe, self._begin_forward, self._end_forward)
         self._steps = OptimizerStepHooks(self._loop)
         self._checkpoints = CheckpointHooks(self._loop)
+        self._lightning = LightningHooks(self._loop)
         self._guard = Guard("loops", probe.meter)
-        self._is_awake = False
+        self._is_installed = self._is_awake = False
         # Since the last backward: the model of the first training forward, and the number of forwards.
         self._first_root = 0
         self._forwards = 0
@@ -46,6 +51,10 @@ class LoopHooks:
 
     def install_hooks(self, module: Any) -> None:
         """Wait for an optimizer, or a backward; ``module`` is ``torch.optim.optimizer``."""
+        if self._is_installed:
+            return
+        self._is_installed = True
+        on_removal(self._forget_hooks)
         wrap_method(module.Optimizer, "__init__", self._begin_optimizer, self._end_optimizer, self._probe.meter)
         for hook in (self._begin_forward, self._end_forward, self._begin_backward, self._end_backward):
             hide_from_compiler(hook)
@@ -53,6 +62,14 @@ class LoopHooks:
         self._steps.install_hooks(module)
         self._loop.finder.install_hooks()
         self._probe.retire_loops = self._loop.finder.remove_hooks
+
+    def _forget_hooks(self) -> None:
+        self._is_installed = self._is_awake = False
+
+    def begin_late(self) -> None:
+        """Expect a loop whose optimizer exists already."""
+        self._wake()
+        self._loop.begin_late()
 
     def _replace_backward(self) -> None:
         """Wrap the function in which ``backward()`` and ``autograd.grad()`` end, under both of its names."""
@@ -75,6 +92,9 @@ class LoopHooks:
             return
         self._wake()
         self._loop.find_number(optimizer)
+        if self._probe.entered_late:
+            self._install_others()
+            self._loop.note_update(optimizer)
 
     def _wake(self) -> None:
         """Install the other hooks: this process is going to train."""
@@ -83,12 +103,13 @@ class LoopHooks:
             DataLoaderHooks(self._probe).install_hooks()
             self._steps.install_scaler_hooks()
             self._checkpoints.install_hooks()
+            self._lightning.install_hooks()
 
     # --- forward --------------------------------------------------------------------------------------------
 
     def _begin_forward(self, time_ns: int, module: Any, args: Any, kwargs: Any) -> Span | None:
         gradients = sys.modules["torch"].is_grad_enabled()
-        trains = gradients and (module.training or self._trains_in_eval_mode)
+        trains = gradients and (_is_training(module) or self._trains_in_eval_mode)
         recorder = self._loop.find_recorder(adopt=trains and bool(self._loop.list_optimizers()))
         if recorder is None:
             self._loop.finder.note_root(module)
@@ -120,10 +141,12 @@ class LoopHooks:
 
     def _evaluates(self, module: Any) -> bool:
         """Return whether a forward without training is an evaluation, not a teacher's or a reference model's."""
-        return not module.training and self._loop.owns_parameters(module)
+        return not _is_training(module) and self._loop.owns_parameters(module)
 
     def _end_forward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         self._loop.end_span(span, time_ns, flags, result)
+        if not span.flags & EVAL:
+            self._loop.note_output(result)
         if span.flags & EVAL and self._probe.evaluation is not None:
             self._probe.evaluation.end_forward(time_ns)
 
@@ -134,7 +157,7 @@ class LoopHooks:
             return None  # autograd.grad(), which trains nothing by itself
         loop = self._loop
         recorder = self._probe.recorder
-        if self._probe.engines.belongs_to_deepspeed or self._probe.entered_late:
+        if self._probe.engines.belongs_to_deepspeed:
             return None
         if recorder is not None and (recorder.find_phase("backward") or recorder.find_phase("forward")):
             return None  # checkpointed blocks within a backward, or a compiler that traces within a forward
@@ -151,7 +174,8 @@ class LoopHooks:
         self._trains_in_eval_mode |= self._unproven_forward
         if not has_optimizer:
             loop.record_facts(at_update=True)
-        return recorder.begin_span(time_ns, "backward", loop.get_position())
+        loop.prepare_backward()
+        return recorder.begin_span(now(), "backward", loop.get_position())
 
     def _end_backward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         loop, recorder, state = self._loop, self._probe.recorder, self._probe.engines.loop
@@ -166,3 +190,8 @@ class LoopHooks:
             state.backward_count += 1
             self._steps.end_backward(recorder, time_ns)
         self._steps.resume_step(time_ns, failed=bool(flags & FAILED))
+
+
+def _is_training(module: Any) -> bool:
+    """Return whether a module, or the one that DistributedDataParallel wraps in it, is in training mode."""
+    return bool(module.training or getattr(getattr(module, "module", None), "training", False))

@@ -14,10 +14,10 @@ from typing import Any
 class LossScale:
     """The scale of one scaler. ``value`` is None once it cannot be known."""
 
-    def __init__(self, scaler: Any) -> None:
-        """Start with a scaler that has not been updated yet."""
+    def __init__(self, scaler: Any, *, is_new: bool) -> None:
+        """``is_new``: the scaler has not been updated yet. Otherwise its scale is unknown until somebody sets it."""
         self._scaler = scaler
-        self.value: float | None = float(scaler._init_scale)
+        self.value: float | None = float(scaler._init_scale) if is_new else None
         self._streak = int(scaler._init_growth_tracker)
         # Since the last update: whether a step was skipped, and whether that is unknown of one.
         self.was_skipped = False

@@ -132,6 +132,7 @@ class OptimizerStepHooks:
 
     def _end_step(self, optimizer: Any) -> None:
         step, recorder = self._step, self._probe.recorder
+        self._loop.note_update(optimizer)
         if step is None or recorder is None or step.owner != id(optimizer):
             return
         step.depth -= 1
@@ -211,7 +212,7 @@ class OptimizerStepHooks:
     def _find_scale(self, scaler: Any) -> LossScale:
         scale = self._scales.get(scaler)
         if scale is None:
-            scale = self._scales[scaler] = LossScale(scaler)
+            scale = self._scales[scaler] = LossScale(scaler, is_new=not self._probe.entered_late)
         return scale
 
     def _end_scaled(self, token: _ScaledStep, time_ns: int, flags: int, result: Any) -> None:

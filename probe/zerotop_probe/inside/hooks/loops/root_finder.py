@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from zerotop_probe.inside.guard import AfterHook, BeforeHook, CostMeter, Guard, on_removal, wrap_function, wrap_method
@@ -80,6 +80,7 @@ class RootFinder:
     def __init__(self, before: BeforeHook, after: AfterHook, meter: CostMeter) -> None:
         """``before`` and ``after`` are called around each forward of a root."""
         self.roots: list[weakref.ref[Any]] = []
+        self._compiled: list[weakref.ref[Any]] = []  # modules that may be roots: they do not call the finder
         self.is_armed = False
         self.hooks = (before, after)
         self.meter = meter
@@ -106,6 +107,7 @@ class RootFinder:
 
     def _end_compile(self, module: Any, time_ns: int, flags: int, result: Any) -> None:
         if not flags and _ATTRIBUTE in module.__dict__:
+            self._compiled.append(weakref.ref(module))
             self._hook_module(module)
 
     def list_modules(self) -> list[Any]:
@@ -129,6 +131,10 @@ class RootFinder:
         if self.is_armed:
             self.is_armed = False
             self.hide_calls()
+            roots = self.list_modules()
+            blocks = (module for reference in self._compiled if (module := reference()) is not None)
+            self._restore_calls(block for block in blocks if not any(block is root for root in roots))
+            self._compiled.clear()
 
     def show_calls(self) -> None:
         """Let modules call the finder, while it is armed."""
@@ -142,11 +148,14 @@ class RootFinder:
     def remove_hooks(self) -> None:
         """Give all modules back their own calls."""
         self.disarm()
-        for module in self.list_modules():
+        self._restore_calls(self.list_modules())
+        self.roots.clear()
+
+    def _restore_calls(self, modules: Iterable[Any]) -> None:
+        for module in modules:
             call = module.__dict__.get(_ATTRIBUTE)
             if isinstance(call, RootCall):
                 call.restore(module)
-        self.roots.clear()
 
     def _add_root(self, module: Any) -> bool:
         """Hook the module if it may be a root; return whether it is one now."""

@@ -51,6 +51,8 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report at most once for each attempt; where fp16 skipped the first steps, the end of that is the finding."""
     for group in recording.groups:
         steps, skipped = group.lead.steps, count_skipped_first(group.lead)
+        if group.lead.events_named("entered"):
+            continue  # there were updates before the recording
         if _KIND.name not in group.reported and skipped < min(len(steps), SKIPPED_STEPS) and int(steps["step"][0]) == 0:
             yield _build_finding(group, skipped)
 

@@ -67,8 +67,9 @@ class Process(DetectorState):
 
     @property
     def engine(self) -> dict[str, Any]:
-        """The facts of its first engine, with the library that runs it; empty before it has reported them."""
-        facts = next((event.facts for event in self.events_named("engine") if not event.facts.get("engine")), {})
+        """The facts of its engine or loop number 0, with the library that runs it; empty before it has reported them."""
+        engines = reversed(self.events_named("engine"))
+        facts = next((event.facts for event in engines if not event.facts.get("engine")), {})
         return add_library(facts, self.events_named("total_steps"))
 
     @property

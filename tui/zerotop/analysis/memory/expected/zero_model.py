@@ -1,6 +1,6 @@
 """Expected bytes of each row of a ledger by ZeRO's formulas, and their difference from the measured ones.
 
-A loop without DeepSpeed is stage 0 without master weights, FSDP2 is stage 3; its state follows from its optimizers
+A loop without DeepSpeed is stage 0 without master weights, FSDP is stage 3; its state follows from its optimizers
 (:mod:`zerotop.analysis.memory.expected.optimizer_states`). Frozen parameters, which may be quantized, have no formula.
 
 From "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv:1910.02054), section 3.1 for the needs of
@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerotop.analysis.engine import LOOP
+from zerotop.analysis.engine import LOOP, keep_latest
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, RuleOfThumb, estimate_zero2, estimate_zero3
 from zerotop.analysis.memory.expected.optimizer_states import compute_state_bytes
 from zerotop.analysis.memory.host_ledger import HostLedger
@@ -55,8 +55,7 @@ from zerotop.session.reader import Event
 _STATE_BYTES = (("8bit", 2), ("adam", 8), ("lamb", 8), ("lion", 4), ("adagrad", 4), ("muon", None), ("sgd", None))
 
 _DTYPE_BYTES = {"fp64": 8, "fp32": 4}
-# FSDP's first version replaces the parameters, so that their number is not known.
-_LOOP_STAGES = {"": 0, "DDP": 0, "DataParallel": 0, "FSDP2": 3}
+_LOOP_STAGES = {"": 0, "DDP": 0, "DataParallel": 0, "FSDP": 3, "FSDP2": 3}
 
 # The phases of an update.
 _UPDATE = ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
@@ -115,6 +114,7 @@ def parse_setup(engine: Mapping[str, Any]) -> EngineSetup | None:
     parameters = engine.get("parameters")
     if stage is None or parameters is None:
         return None
+    sharding = engine.get("sharding") or {}
     trainable, bytes_each = engine.get("trainable_parameters"), _DTYPE_BYTES.get(str(engine.get("dtype")), 2)
     return EngineSetup(
         stage=stage,
@@ -122,7 +122,7 @@ def parse_setup(engine: Mapping[str, Any]) -> EngineSetup | None:
         offload_parameters=str(engine.get("offload_parameters") or "none"),
         offloaded_share=_read_offloaded_share(engine),
         bytes_each=bytes_each,
-        ranks=max(1, engine.get("data_parallel") or engine.get("world_size") or 1),
+        ranks=max(1, sharding.get("ranks") or engine.get("data_parallel") or engine.get("world_size") or 1),
         parameters=parameters,
         trainable=trainable if trainable is not None else parameters,
         state_each=_find_state_bytes(str(engine.get("inner_optimizer") or "")),
@@ -136,7 +136,7 @@ def parse_setup(engine: Mapping[str, Any]) -> EngineSetup | None:
 
 def parse_setups(engines: Iterable[Event]) -> list[EngineSetup]:
     """Return the setups of one process's engines, those that train first."""
-    setups = [setup for event in engines if (setup := parse_setup(event.facts)) is not None]
+    setups = [setup for event in keep_latest(engines) if (setup := parse_setup(event.facts)) is not None]
     return sorted(setups, key=lambda setup: not setup.trains)
 
 

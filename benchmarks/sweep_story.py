@@ -1,0 +1,81 @@
+"""The story behind zerotop as two sweeps on one GPU, and what comes out packed into a folder.
+
+    python benchmarks/sweep_story.py OUTPUT [--model qwen-0.5b] [--lengths 256,512,...] [--seconds 220]
+
+``lengths``: ZeRO-3 at each sequence length with PyTorch's default allocator and with expandable segments. ``stages``: every
+ZeRO stage with every offload mode that it can have. Each is stopped after ``--seconds``: points that are not reached are
+missing. The first point that offloads compiles DeepSpeed's CPU optimizer, a minute on sixteen cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ZEROTOP = [sys.executable, "-m", "zerotop"]
+GRACE_S = 40.0
+TABLES = ("sweep.json", "results.csv", "results.parquet")
+
+
+def main() -> None:
+    options = parse()
+    output = Path(options.output)
+    common = ["--model", options.model, "--micro-batch", options.micro_batch, "--steps", "8", "--warmup", "3"]
+    common += ["--retries", "1", "--hang-after", "120", "--price-per-hour", options.price]
+    sweeps = {
+        "lengths": ["--stage", "3", "--allocator", "default", "expandable_segments:True", "--seq-length", options.lengths],
+        "stages": [
+            "--stage",
+            "0,1,2,3",
+            "--offload",
+            "none,optimizer,params,optimizer_params",
+            "--seq-length",
+            options.length,
+        ],
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, settings in sweeps.items():
+            folder = Path(scratch, name)
+            run_sweep([*ZEROTOP, "sweep", "-o", str(folder), *common, *settings], options.seconds)
+            bring_back(folder, output / name)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", help="folder for tables and packed sessions")
+    parser.add_argument("--model", default="qwen-0.5b")
+    parser.add_argument("--micro-batch", default="4")
+    parser.add_argument("--lengths", default="128,256,512,1024,2048,3072,4096", help="of the first sweep")
+    parser.add_argument("--length", default="512", help="of the second sweep")
+    parser.add_argument("--price", default="3", help="of the machine, in an hour")
+    parser.add_argument("--seconds", type=float, default=220.0, help="for each sweep")
+    return parser.parse_args()
+
+
+def run_sweep(command: list[str], seconds: float) -> None:
+    """Run a sweep, and stop it with its job when its time is over."""
+    process = subprocess.Popen(command)
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        process.wait(GRACE_S)
+
+
+def bring_back(folder: Path, output: Path) -> None:
+    """Copy a sweep's tables and pack its sessions."""
+    (output / "points").mkdir(parents=True, exist_ok=True)
+    for name in TABLES:
+        shutil.copy(folder / name, output / name)
+    for session in sorted((folder / "points").iterdir()):
+        packed = output / "points" / f"{session.name}.zerotop"
+        subprocess.run([*ZEROTOP, "pack", str(session), "-o", str(packed)], check=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""TRL's supervised fine-tuning with LoRA, as small as can be. It knows nothing of zerotop.
+
+The last thing it prints is a line ``COUNTED {...}``: what it saw itself, to compare a recording with.
+"""
+
+import json
+import os
+import sys
+
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+
+
+def main():
+    words = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", *"abcdefghij"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **shape))
+    arguments = SFTConfig(
+        output_dir=sys.argv[1],
+        max_steps=3,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        bf16=False,
+    )
+    data = Dataset.from_list([{"text": "a b c d e f"}, {"text": "g h i j"}] * 8)
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = SFTTrainer(model, args=arguments, train_dataset=data, processing_class=fast, peft_config=lora)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    counted = {"rank": 0, "pid": os.getpid(), "steps": trainer.state.global_step, "losses": losses}
+    os.write(1, f"COUNTED {json.dumps(counted)}\n".encode())
+
+
+main()

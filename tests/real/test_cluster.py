@@ -1,0 +1,73 @@
+"""``zerotop sweep`` through submitit: its executors without a cluster, and a real Slurm where one answers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from programs import environment, zerotop
+from zerotop.analysis.sweeps.settings import build_points
+from zerotop.commands.common.errors import Problem
+from zerotop.commands.sweeping.cluster_runner import ClusterRunner, parse_parameters
+from zerotop.session.sweeps import Plan, Sweep, read_sweep, write_sweep
+
+pytest.importorskip("submitit")
+
+SCRIPT = Path(__file__).with_name("loops") / "swept.py"
+
+
+def has_slurm() -> bool:
+    """Whether a cluster has an idle node."""
+    if shutil.which("sinfo") is None or shutil.which("sbatch") is None:
+        return False
+    done = subprocess.run(["sinfo", "-h", "-t", "idle", "-o", "%D"], capture_output=True, text=True, timeout=30, check=False)
+    return done.returncode == 0 and bool(done.stdout.strip())
+
+
+def make_sweep(path: Path) -> Sweep:
+    command = (sys.executable, str(SCRIPT), "{case}", "{seq_length}", "{steps}", str(path / "attempts"))
+    plan = Plan(settings={"case": ["flaky", "memory"], "seq_length": [8]}, command=command, retries=2)
+    path.mkdir(parents=True)
+    sweep = Sweep(path, plan, build_points(plan.settings, {}))
+    write_sweep(sweep)
+    return sweep
+
+
+# submitit's debug executor leaves its log files open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("cluster", ["debug", "local", "slurm"])
+def test_points_run_as_jobs(tmp_path: Path, cluster: str) -> None:
+    if cluster == "slurm" and not has_slurm():
+        pytest.skip("no Slurm with an idle node answers here")
+    path = tmp_path / "sweep"
+    parameters = {"timeout_min": 5, "slurm_array_parallelism": 1} if cluster == "slurm" else {"timeout_min": 5}
+    runner = ClusterRunner(make_sweep(path), parameters, cluster=cluster)
+    runner.run()
+    assert runner.problem == ""
+    results = [point.result for point in read_sweep(path).points]
+    assert [(one.outcome, one.attempts) for one in results if one is not None] == [("ok", 3), ("out_of_memory", 1)]
+    assert all((path / one.session / "session.json").is_file() for one in results if one is not None)
+
+
+def test_parameters() -> None:
+    assert parse_parameters(["partition=gpu", "--gpus-per-node=2", "timeout_min=60", "time-min=5", "mem_gb=8"]) == {
+        "slurm_partition": "gpu",
+        "gpus_per_node": 2,
+        "timeout_min": 60,
+        "mem_gb": 8,
+        "slurm_additional_parameters": {"time-min": "5"},
+    }
+    with pytest.raises(Problem, match="write KEY=VALUE"):
+        parse_parameters(["gpu"])
+
+
+def test_without_slurm_it_says_so(tmp_path: Path) -> None:
+    options = ["--seq-length", "1,2", "--executor", "slurm", "-o", str(tmp_path / "sweep")]
+    nowhere = environment(tmp_path, PATH=str(tmp_path))
+    done = zerotop(tmp_path, "sweep", *options, "--", "true", "{seq_length}", env=nowhere)
+    assert done.returncode == 1
+    assert b"Cannot submit jobs to slurm" in done.stderr

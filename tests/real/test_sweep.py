@@ -1,0 +1,168 @@
+"""``zerotop sweep`` on real, small jobs: outcomes, repeated attempts, interruption and bad input."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import polars
+import pytest
+
+from agents import wait_for
+from programs import ZEROTOP, environment, on_terminal, zerotop
+from zerotop.session.reader import Session
+from zerotop.session.sweeps import read_sweep
+
+SCRIPT = Path(__file__).with_name("loops") / "swept.py"
+
+
+def command(attempts: Path, case: str = "{case}") -> list[str]:
+    return ["--", sys.executable, str(SCRIPT), case, "{seq_length}", "{steps}", str(attempts)]
+
+
+@pytest.mark.real
+def test_the_demo_s_script(tmp_path: Path, job_environment: dict[str, str]) -> None:
+    options = ["--stage", "0,2", "--offload", "optimizer", "--seq-length", "32,64", "--micro-batch", "2"]
+    options += ["--steps", "5", "--warmup", "2", "--json", "-o", str(tmp_path / "sweep")]
+    done = zerotop(tmp_path, "sweep", *options, env=job_environment | environment(tmp_path), timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["results"]
+    assert [row["outcome"] for row in rows] == ["skipped", "skipped", "ok", "ok"]
+    for row in rows[2:]:
+        assert (row["steps"], row["micro_batch_tokens"]) == (3, 2 * row["seq_length"])
+        assert row["tokens_per_s"] > row["iterations_per_s"] > 0
+        assert row["step_cores"] > 0
+        engine = Session.open(tmp_path / "sweep" / row["session"]).events_named("engine")[0].facts
+        assert (engine["zero_stage"], engine["offload_optimizer"]) == (2, "cpu")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A sweep of one point for each outcome, and what it printed."""
+    folder = tmp_path_factory.mktemp("outcomes")
+    options = ["--seq-length", "32", "--set", "case=train,flaky,broken,memory,hang", "--retries", "2", "--hang-after", "6"]
+    options += ["--steps", "6", "--warmup", "2", "--json", "--price-per-hour", "36", "-o", str(folder / "sweep")]
+    done = zerotop(folder, "sweep", *options, *command(folder / "attempts"))
+    assert done.returncode == 1  # one point crashed
+    return folder / "sweep", {row["case"]: row for row in json.loads(done.stdout)["results"]}
+
+
+def test_each_outcome_is_a_result(outcomes: tuple[Path, dict[str, Any]]) -> None:
+    _, results = outcomes
+    assert {case: (row["outcome"], row["attempts"]) for case, row in results.items()} == {
+        "train": ("ok", 1),
+        "flaky": ("ok", 3),
+        "broken": ("crashed", 3),
+        "memory": ("out_of_memory", 1),
+        "hang": ("hung", 1),
+    }
+    assert "no such thing" in results["broken"]["reason"] or "exit code 1" in results["broken"]["reason"]
+    assert "out of GPU memory" in results["memory"]["reason"]
+
+
+def test_a_point_measures_pace_without_warm_up(outcomes: tuple[Path, dict[str, Any]]) -> None:
+    _, results = outcomes
+    row = results["train"]
+    assert row["steps"] == 4
+    assert 5 < row["iterations_per_s"] < 20  # each iteration sleeps for 50 ms
+    assert row["tokens_per_s"] == pytest.approx(row["iterations_per_s"] * 2 * 32)
+    assert row["cost"] == pytest.approx(row["seconds"] * 0.01)
+    assert row["host_peak_bytes"] > 50 << 20
+
+
+def test_every_attempt_is_a_session(outcomes: tuple[Path, dict[str, Any]]) -> None:
+    path, results = outcomes
+    assert sorted(folder.name for folder in (path / "points").iterdir()) == [
+        "0000", "0001", "0001-2", "0001-3", "0002", "0002-2", "0002-3", "0003", "0004",
+    ]  # fmt: skip
+    assert results["flaky"]["session"] == "points/0001-3"
+    assert Session.open(path / "points" / "0000").is_over
+    assert polars.read_csv(path / "results.csv")["outcome"].to_list() == [row["outcome"] for row in results.values()]
+
+
+def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
+    options = ["sweep", "--seq-length", "8,16,24", "--retries", "0", "-o", str(tmp_path / "sweep")]
+    slow = ["--", sys.executable, "-c", "import time; print({seq_length}, flush=True); time.sleep(2)"]
+    running = subprocess.Popen(
+        [*ZEROTOP, *options, *slow], env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    wait_for(lambda: (tmp_path / "sweep" / "points" / "0001").is_dir())
+    again = zerotop(tmp_path, *options, *slow)
+    assert again.returncode == 1
+    assert b"Another sweep runs in" in again.stderr
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert b"1 of 3 points are done. Go on with: zerotop sweep --resume" in errors
+    first = read_sweep(tmp_path / "sweep").points[0].result
+    begun_s = time.monotonic()
+    done = zerotop(tmp_path, "sweep", "--resume", str(tmp_path / "sweep"))
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begun_s > 4
+    points = read_sweep(tmp_path / "sweep").points
+    assert points[0].result == first
+    assert [point.result is not None and point.result.outcome for point in points] == ["ok"] * 3
+
+
+def test_results_that_cannot_be_written_end_the_sweep(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    # The first point replaces the results by a folder, as a full disk would refuse them.
+    trouble = f"import os; os.remove('{folder}/results.csv'); os.mkdir('{folder}/results.csv')"
+    job = ["--", sys.executable, "-c", f"{{seq_length}}; {trouble}"]
+    done = zerotop(tmp_path, "sweep", "--seq-length", "1,2", "-o", str(folder), *job)
+    assert done.returncode == 1
+    assert b"Nothing can be written to" in done.stderr
+    assert b"zerotop sweep --resume" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--seq-length", "8,16", "--", "true"], "--seq-length varies, but the command has no {seq_length}"),
+        (["--stage", "2,3", "--", "true", "{seq_length}"], "--stage varies, but the command has no {stage} or {deepspeed}"),
+        (["--set", "lr=1,2", "--", "true", "{seq_length}", "{lr}"], "the command has {seq_length}: give its values"),
+        (["--seq-length", "2048:128:128"], "the range 2048:128:128 runs backwards"),
+        (["--seq-length", "1:5:0"], "step of 0"),
+        (["--seq-length", "8,"], "a value is missing"),
+        (["--stage", "4"], "'4' is not one of 0, 1, 2, 3"),
+        (["--stage", "0", "--offload", "optimizer"], "No combination can work: Stage 0 does not partition"),
+        (["--seq-length", "1:20000"], "This is a matrix of 20,000 points; at 30 s each it takes 167 hours. Add --yes"),
+        ([], "Nothing varies"),
+        (["--seq-length", "8", "--steps", "4"], "leaves no interval"),
+        (["--seq-length", "8,9", "--", "no-such-program", "{seq_length}"], "There is no command 'no-such-program'"),
+        (["--resume", "nowhere", "--stage", "2"], "give none of them"),
+        (["--resume", "nowhere"], "There is no sweep 'nowhere'"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_before_anything_runs(tmp_path: Path, options: list[str], sentence: str) -> None:
+    done = zerotop(tmp_path, "sweep", *options)
+    assert done.returncode in (1, 2)
+    assert sentence in done.stderr.decode()
+
+
+def test_a_large_matrix_asks_first(tmp_path: Path) -> None:
+    options = ["--seq-length", "1:10000", "-o", str(tmp_path / "sweep"), "--", "true", "{seq_length}"]
+    with closing(on_terminal(tmp_path, "sweep", *options)) as terminal:
+        terminal.wait_for("This is a matrix of 10,000 points", "Start? [y/N]")
+        terminal.type("n\r")
+        terminal.wait_for("Not started")
+
+
+def test_the_screen_opens_a_point_and_returns(tmp_path: Path) -> None:
+    job = ["--", sys.executable, str(SCRIPT), "train", "{seq_length}", "{steps}", "none"]
+    options = ["sweep", "--seq-length", "8,16", "--steps", "6", "-o", str(tmp_path / "sweep"), "--price-per-hour", "30"]
+    with closing(on_terminal(tmp_path, *options, *job, rows=30, columns=110)) as terminal:
+        terminal.wait_for("2 of 2 points", "done", "Peak host memory")
+        terminal.type("\r")
+        terminal.wait_for("Timeline", "Memory")
+        terminal.type("\x1b")
+        terminal.wait_for("2 of 2 points")
+        terminal.type("q")
+        assert terminal.exit_code() == 0
+    assert polars.read_csv(tmp_path / "sweep" / "results.csv")["outcome"].to_list() == ["ok", "ok"]

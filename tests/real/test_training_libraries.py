@@ -1,0 +1,69 @@
+"""Libraries that train without DeepSpeed: PEFT on a frozen base, TRL, PyTorch Lightning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loop_runs import run
+from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+
+def test_lora_on_a_base_that_is_frozen_and_partly_quantized(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    rank, own = run("with_lora", tmp_path, launcher="python", ranks=1).rank(0)
+    assert not rank.event("probe_error")
+    assert rank.phase("step")["flags"].tolist() == [BOUNDARY] * own["steps"]
+    assert len(rank.phase("checkpoint_save")) == 1
+    (engine,) = rank.event("engine")
+    assert engine["model"] == "PeftModelForCausalLM"
+    assert engine["trainable_parameters"] == own["trainable"]
+    assert engine["parameters"] == own["trainable"] + own["frozen"] + own["quantized"]
+    assert engine["dimensions"] == {"vocabulary": 64, "hidden": 32, "intermediate": 64, "heads": 2, "layers": 2}
+    hosts = {event["when"]: event["host"] for event in rank.event("tensors")}
+    buffers = hosts["init"]["parameters"] - 4 * own["trainable"]
+    assert 0 < buffers < 1000  # the scales of the quantized layer, and frequencies of the positions
+    assert hosts["init"] == {
+        "parameters": 4 * own["trainable"] + buffers,
+        "frozen_parameters": 4 * own["frozen"],
+        "quantized_parameters": own["quantized"],
+    }
+    assert hosts["before_update"]["gradients"] == 4 * own["trainable"]
+    assert hosts["after_update"]["optimizer_state"] == pytest.approx(8 * own["trainable"], abs=4 * 16)
+
+
+def test_supervised_finetuning_of_trl(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    rank, own = run("with_trl", tmp_path, str(tmp_path / "output_dir"), launcher="python", ranks=1).rank(0)
+    assert not rank.event("probe_error")
+    assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(s, m) for s in range(own["steps"]) for m in (0, 1)]
+    # TRL recomputes blocks by default: they are called again within the backward, which are no forwards of their own.
+    assert len(rank.phase("forward")) == 2 * own["steps"]
+    (engine,) = rank.event("engine")
+    facts = [engine[name] for name in ("library", "model", "micro_batch", "activation_checkpointing")]
+    assert facts == ["Trainer", "PeftModelForCausalLM", 2, True]
+
+
+def test_lightning(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    counted = run("with_lightning", tmp_path, launcher="torchrun")
+    for number in (0, 1):
+        rank, own = counted.rank(number)
+        assert not rank.event("probe_error")
+        assert np.count_nonzero(rank.phase("step")["flags"] & BOUNDARY) == own["steps"] == 4
+        assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(s, m) for s in range(4) for m in range(2)]
+        forwards = rank.phase("forward")
+        assert forwards["rows"][forwards["flags"] & EVAL == 0].tolist() == own["rows"]
+        # Two batches are a check before the training.
+        assert len(forwards[forwards["flags"] & EVAL > 0]) == own["evaluations"] - 2 == 4
+        assert rank.phase("eval")["step"].tolist() == [2, 4]
+        assert rank.phase("checkpoint_save")["step"].tolist() == [4]
+        assert np.all(rank.spans["flags"] & FAILED == 0)
+        (engine,) = rank.event("engine")
+        facts = [engine[name] for name in ("library", "parallelism", "autocast", "gradient_accumulation", "model")]
+        assert facts == ["Lightning", "DDP", "bf16", 2, "Module"]
+        assert [event["steps"] for event in rank.event("total_steps")] == [4]

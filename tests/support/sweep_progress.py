@@ -1,0 +1,93 @@
+"""A sweep in progress for the screen: two allocators at eight lengths, as one GPU might measure them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from zerotop.analysis.memory.expected.model_shape import ModelShape
+from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep, Value
+from zerotop.ui.base.start_interfaces import OpenedRecording
+from zerotop.ui.sweep.model import SweepModel
+
+GIB = 1 << 30
+LENGTHS = [128, 256, 512, 1024, 1536, 2048, 3072, 4096]
+ALLOCATORS = ["default", "expandable_segments:True"]
+SHAPE = ModelShape(layers=24, hidden=896, heads=14, vocabulary=151936, parameters=494_032_768, largest_layer=136_134_656)
+REASON = "Rank 0 ran out of GPU memory in backward of step 0. PyTorch needed 9.27 GiB at once, and 6.11 GiB were free."
+
+
+class StartedAttempt:
+    """Began just now, so that its clock shows the same in each picture."""
+
+    number = 1
+    session = Path("/nowhere")
+
+    @property
+    def begun_s(self) -> float:
+        return time.time() - 12.5
+
+
+class Progress:
+    """Does nothing: ``done`` points have results, the next one runs."""
+
+    elapsed_s = 252.0
+    problem = ""
+
+    def __init__(self, done: int = 11) -> None:
+        self.sweep = make_sweep(done)
+        self.is_over = done == len(self.sweep.points)
+        self.attempts = {} if self.is_over else {done: StartedAttempt()}
+        self.stopped = False
+
+    def estimate_left_s(self) -> float | None:
+        return None if self.is_over else 117.0
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def open_point(self, number: int) -> OpenedRecording | None:
+        return None
+
+
+def make_model(done: int = 11) -> SweepModel:
+    return SweepModel(Progress(done), SHAPE)
+
+
+def make_sweep(done: int) -> Sweep:
+    plan = Plan(
+        settings={"stage": [3], "allocator": ALLOCATORS, "micro_batch": [4], "seq_length": LENGTHS},
+        model="qwen-0.5b",
+        price_per_hour=30.0,
+        currency=("$", ""),
+    )
+    points: list[Point] = []
+    for allocator in ALLOCATORS:
+        for length in LENGTHS:
+            settings: dict[str, Value] = {"stage": 3, "allocator": allocator, "micro_batch": 4, "seq_length": length}
+            result = measure(allocator, length) if len(points) < done else None
+            points.append(Point(len(points), settings, result))
+    return Sweep(Path("/sweeps/20261122-170000-qwen-0.5b"), plan, tuple(points))
+
+
+def measure(allocator: str, length: int) -> Result:
+    if allocator == "default" and length == 4096:
+        return Result(OUT_OF_MEMORY, REASON, attempts=1, seconds=19.0)
+    tokens = 4 * length
+    allocated = int(9.3 * GIB + 3.1e6 * max(0, tokens - 1900))
+    reserved = int(allocated * (1.28 if allocator == "default" else 1.03))
+    iteration_s = 0.12 + tokens * 3.2e-5
+    return Result(
+        OK,
+        attempts=1,
+        seconds=22.0 + length / 400,
+        steps=5,
+        micro_batch_tokens=tokens,
+        allocated_peak_bytes=allocated,
+        reserved_peak_bytes=reserved,
+        nvml_peak_bytes=reserved + 600_000_000,
+        host_peak_bytes=int(4.4 * GIB),
+        step_cores=1.2,
+        iterations_per_s=1 / iteration_s,
+        tokens_per_s=tokens / iteration_s,
+    )

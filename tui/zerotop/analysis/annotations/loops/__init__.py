@@ -1,0 +1,1 @@
+"""Findings about what PyTorch keeps in loops without DeepSpeed: logits, gathered parameters, gradient buckets."""

@@ -1,0 +1,40 @@
+"""The gradient buckets of DistributedDataParallel: a second copy of all gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.phase_peaks import read_phase_peaks
+from zerotop.analysis.memory.tensor_inventory import BEFORE_UPDATE, GRADIENT_BUCKETS, GRADIENTS
+
+_KIND = FindingKind(
+    name="gradient_buckets",
+    severity=Severity.INFO,
+    confidence=0.95,
+    headline="DistributedDataParallel holds the gradients twice: {bucket_bytes:bytes} in its buckets",
+    details="Beside {gradient_bytes:bytes} of gradients they are {share:percent} of the peak of {peak_bytes:bytes}.",
+    advice="{bucket_advice}",
+    fix="{bucket_fix}",
+)
+# Of the peak: below it the freed memory would not be noticed.
+_LEAST_SHARE = 0.05
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report once for each attempt of the job, after its second step, when the optimizer's state is there."""
+    for group in recording.groups:
+        if _KIND.name not in group.reported and len(group.lead.steps) > 1:
+            group.reported.add(_KIND.name)
+            yield from _find_buckets(group)
+
+
+def _find_buckets(group: Group) -> Iterator[Annotation]:
+    lead = group.lead
+    events = (event.facts for event in lead.events_named("tensors") if event.facts.get("when") == BEFORE_UPDATE)
+    sizes = next(events, {}).get("device") or {}
+    buckets, peak = sizes.get(GRADIENT_BUCKETS, 0), int(read_phase_peaks(lead, lead.steps[:2]).max())
+    if peak > 0 and buckets > _LEAST_SHARE * peak:
+        evidence = {"bucket_bytes": buckets, "gradient_bytes": sizes.get(GRADIENTS, 0), "peak_bytes": peak}
+        yield _KIND.at_steps(group, lead.steps[1:2], evidence, share=buckets / peak)

@@ -1,0 +1,74 @@
+"""Logits, and copies of them in float32, own the peak of a language model's backward.
+
+Counted when the first backward begins: blocks of rows x tokens x vocabulary elements, see ``support.block_shapes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.block_shapes import LOGITS, find_first_backward, read_groups
+from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.phase_peaks import PARTS, read_phase_peaks
+from zerotop.analysis.engine import TRAINER
+
+_KIND = FindingKind(
+    name="logits_peak",
+    severity=Severity.INFO,
+    confidence=0.95,
+    headline="Logits own the memory peak: {logits_bytes:bytes} of backward's {backward_peak_bytes:bytes}",
+    details=(
+        "{blocks:.0f} blocks of {block_bytes:bytes}, for {rows:.0f} x {tokens:.0f} x {vocabulary:,.0f} elements, are alive"
+        " when it begins: the logits and their float32 copies. Their gradient needs another.{default} Gradient checkpointing"
+        " keeps them."
+    ),
+    advice=(
+        "Lower {batch_size} from {rows:.0f} to {fewer_rows:.0f} and accumulate over as many more micro-batches: that needs"
+        " {saved_bytes:bytes} less. A fused linear cross entropy, as in Liger Kernel, never holds all logits."
+    ),
+    fix="{fused_loss_fix}",
+)
+_ONE_ROW_ADVICE = "Compute the loss with a fused linear cross entropy, as in Liger Kernel: it never holds all logits."
+_DEFAULT = " 8 rows are the Trainer's default."
+_DEFAULT_ROWS = 8
+# Of the peak, from which on logits are its main part: no other tensors of a transformer are as large.
+_OWNER_SHARE = 0.25
+_LEAST_BYTES = 64 << 20
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report once for each attempt of the job, after its second step, when the optimizer's state is there."""
+    for group in recording.groups:
+        if _KIND.name not in group.reported and len(group.lead.steps) > 1:
+            group.reported.add(_KIND.name)
+            yield from _find_logits(group)
+
+
+def _find_logits(group: Group) -> Iterator[Annotation]:
+    lead = group.lead
+    found = [blocks for blocks in read_groups(lead.engine, find_first_backward(lead)) if blocks.width == LOGITS]
+    if not found:
+        return
+    rows, tokens, vocabulary = find_first_backward(lead)["output_shape"]
+    largest = max(blocks.size for blocks in found)
+    logits = sum(blocks.total_bytes for blocks in found) + largest  # with their gradient
+    peaks = dict(zip(PARTS, read_phase_peaks(lead, lead.steps[:2])[1].tolist(), strict=True))
+    peak = peaks["backward"]
+    if largest < _LEAST_BYTES or peak < max(peaks.values()) or logits < _OWNER_SHARE * peak:
+        return
+    fewer = max(1, rows // 4)
+    evidence = {
+        "rows": rows,
+        "tokens": tokens,
+        "vocabulary": vocabulary,
+        "blocks": sum(blocks.count for blocks in found),
+        "block_bytes": largest,
+        "logits_bytes": logits,
+        "backward_peak_bytes": peak,
+        "fewer_rows": fewer,
+        "saved_bytes": logits * (1 - fewer / rows),
+    }
+    is_default = lead.engine.get("library") == TRAINER and lead.engine.get("micro_batch") == _DEFAULT_ROWS == rows
+    kind = _KIND if rows > 1 else _KIND.with_changes(advice=_ONE_ROW_ADVICE)
+    yield kind.at_steps(group, lead.steps[1:2], evidence, default=_DEFAULT if is_default else "")

@@ -1,0 +1,75 @@
+"""Blocks of PyTorch's allocator when a loop's first backward begins, recognized by the size of what may be in them.
+
+The probe records the sizes that hold the most (``unclaimed_groups``) without what belongs to models and optimizers. A tensor
+of rows x tokens x width elements is recognized if a width of the model, as its configuration states it, and 2 or 4 bytes an
+element explain the size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from zerotop.analysis.annotations.support.evidence import Process
+from zerotop.analysis.memory.tensor_inventory import BEFORE_BACKWARD
+
+LOGITS = "vocabulary"
+# A block is at most this much larger than its tensor, and at most by this share.
+_ROUNDING_BYTES = 1 << 20
+_ROUNDING_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGroup:
+    """Blocks of one size."""
+
+    width: str  # "vocabulary", "hidden", "intermediate" or "attention"; "" if not recognized
+    shape: tuple[int, ...]  # of the tensor in each block, as far as recognized
+    item_bytes: int
+    size: int
+    count: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return self.size * self.count
+
+
+def find_first_backward(process: Process) -> Mapping[str, Any]:
+    """Return the facts of the inventory before the first backward; empty without one."""
+    events = (event.facts for event in process.events_named("tensors") if event.facts.get("when") == BEFORE_BACKWARD)
+    return next(events, {})
+
+
+def read_groups(engine: Mapping[str, Any], inventory: Mapping[str, Any]) -> list[BlockGroup]:
+    """Return the blocks by size, those that hold the most first; empty unless the model returned rows x tokens x width."""
+    output = inventory.get("output_shape") or []
+    if len(output) != 3 or min(output) < 1:
+        return []
+    shapes = list(_iter_shapes(engine.get("dimensions") or {}, *output))
+    groups = (group for group in inventory.get("unclaimed_groups") or () if len(group) == 2)
+    return [_recognize(size, count, shapes) for size, count in groups]
+
+
+def _iter_shapes(
+    dimensions: Mapping[str, int], rows: int, tokens: int, vocabulary: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield LOGITS, (rows, tokens, vocabulary)
+    if tokens > 1:  # the last token has no next one
+        yield LOGITS, (rows, tokens - 1, vocabulary)
+    for name in ("intermediate", "hidden"):
+        if name in dimensions:
+            yield name, (rows, tokens, dimensions[name])
+    if "heads" in dimensions:
+        yield "attention", (rows, dimensions["heads"], tokens, tokens)
+
+
+def _recognize(size: int, count: int, shapes: list[tuple[str, tuple[int, ...]]]) -> BlockGroup:
+    for width, shape in shapes:
+        for each in (2, 4):
+            needed = each * prod(shape)
+            if needed <= size < needed + min(_ROUNDING_BYTES, _ROUNDING_SHARE * needed):
+                return BlockGroup(width, shape, each, size, count)
+    return BlockGroup("", (), 0, size, count)

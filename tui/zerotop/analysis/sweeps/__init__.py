@@ -1,0 +1,1 @@
+"""Sweeps: which points a matrix of settings has, what each measured, and the line through their memory."""

@@ -1,0 +1,105 @@
+"""What every stage and offload mode should need of a GPU and of a node, before anything has run.
+
+Model states by ZeRO's formulas (:mod:`zerotop.analysis.memory.expected.zero_model`), DeepSpeed's own estimates beside them
+(:mod:`zerotop.analysis.memory.expected.deepspeed_estimates`), and activations by a slope in bytes for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, estimate_zero2, estimate_zero3
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, is_for_setup
+from zerotop.analysis.sweeps.settings import OFFLOAD, OFFLOAD_DEVICES, STAGE, find_obstacle
+
+_ADAM_STATE = 8  # bytes for each parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the job has."""
+
+    gpus: int = 1  # on each node
+    nodes: int = 1
+    gpu_bytes: int | None = None  # of one GPU
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """What is trained."""
+
+    parameters: int
+    trainable: int
+    largest_layer: int | None  # parameters
+    bytes_each: int = 2  # of a parameter
+    state_each: int | None = _ADAM_STATE  # of the optimizer for each parameter
+
+
+@dataclass(frozen=True, slots=True)
+class OptionEstimate:
+    """One stage and offload mode. Bytes of one GPU, or of one node where that is said."""
+
+    stage: int
+    offload: str  # one of OFFLOAD_DEVICES
+    gpu_bytes: int  # model states
+    host_bytes: int  # of a node
+    nvme_bytes: int  # of a node
+    activation_bytes: float | None
+    own_estimates: tuple[Estimate, ...]  # DeepSpeed's for this option, with and without zero.Init
+
+    @property
+    def total_bytes(self) -> float:
+        """Model states and activations on one GPU."""
+        return self.gpu_bytes + (self.activation_bytes or 0.0)
+
+    def fits(self, hardware: Hardware) -> bool | None:
+        """Whether the total is less than a GPU's memory; None if that is not known."""
+        return None if hardware.gpu_bytes is None else self.total_bytes < hardware.gpu_bytes
+
+
+def estimate_options(
+    model: TrainedModel, hardware: Hardware, *, token_bytes: float | None, tokens: int
+) -> list[OptionEstimate]:
+    """Return all options that DeepSpeed has. ``token_bytes``: of activations; ``tokens``: of a micro-batch on one GPU."""
+    own = estimate_all_rows(model, hardware)
+    activations = None if token_bytes is None else token_bytes * tokens
+    options = []
+    for stage in (0, 1, 2, 3):
+        for offload in OFFLOAD_DEVICES:
+            if find_obstacle({STAGE: stage, OFFLOAD: offload}, {}):
+                continue
+            setup = build_setup(model, hardware, stage, offload)
+            expected = compute_expected(setup)
+            sizes = [sum(part.values()) for part in (expected.gpu, expected.host, expected.nvme)]
+            rows = tuple(one for one in own if is_for_setup(one, setup) and "nvme" not in offload)
+            host, nvme = sizes[1] * hardware.gpus, sizes[2] * hardware.gpus
+            options.append(OptionEstimate(stage, offload, sizes[0], host, nvme, activations, rows))
+    return options
+
+
+def estimate_all_rows(model: TrainedModel, hardware: Hardware) -> Sequence[Estimate]:
+    """Return DeepSpeed's own estimates in all their rows; those of stage 3 need the largest layer."""
+    rows = estimate_zero2(model.parameters, gpus=hardware.gpus, nodes=hardware.nodes)
+    if model.largest_layer is not None:
+        rows += estimate_zero3(model.parameters, model.largest_layer, gpus=hardware.gpus, nodes=hardware.nodes)
+    return rows
+
+
+def build_setup(model: TrainedModel, hardware: Hardware, stage: int, offload: str) -> EngineSetup:
+    """Return what the formulas need for one option."""
+    optimizer, parameters = OFFLOAD_DEVICES[offload]
+    return EngineSetup(
+        stage=stage,
+        offload_optimizer=optimizer,
+        offload_parameters=parameters,
+        offloaded_share=1.0,
+        bytes_each=model.bytes_each,
+        ranks=hardware.gpus * hardware.nodes,
+        parameters=model.parameters,
+        trainable=model.trainable,
+        state_each=model.state_each,
+        trains=True,
+        on_gpu=True,
+        largest_layer=model.largest_layer,
+    )

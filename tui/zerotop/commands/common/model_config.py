@@ -1,0 +1,70 @@
+"""A model's configuration: that of a preset, a file, a folder or a model in the hub's cache. Downloads nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
+from zerotop.commands.common.errors import Problem
+from zerotop.demo.finetune import PRESETS
+
+_FILE = "config.json"
+
+
+def read_model_config(name: str) -> Mapping[str, Any]:
+    """Return the configuration as in ``config.json`` of the Hugging Face hub. Raises Problem if there is none."""
+    if name in PRESETS:
+        preset: Mapping[str, Any] = PRESETS[name]
+        return preset
+    path = _find_file(name)
+    if path is None:
+        raise Problem(
+            f"There is no model {name!r}: give a preset ({', '.join(PRESETS)}), a folder or file with its {_FILE}, or the id"
+            " of a model in this machine's Hugging Face cache"
+        )
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise Problem(f"Cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise Problem(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise Problem(f"{path} is not a model's configuration")
+    return content
+
+
+def find_shape(name: str) -> ModelShape | None:
+    """Return a model's shape; None where it is not known."""
+    try:
+        return parse_shape(read_model_config(name)) if name else None
+    except Problem:
+        return None
+
+
+def find_longest_sequence(name: str) -> int | None:
+    """Return how many tokens a model supports; None where that is not known."""
+    try:
+        config = read_model_config(name)
+    except Problem:  # it may be downloaded when training begins
+        return None
+    limit = config.get("max_position_embeddings", config.get("n_positions"))
+    return limit if isinstance(limit, int) else None
+
+
+def _find_file(name: str) -> Path | None:
+    path = Path(name)
+    if path.is_file():
+        return path
+    if (path / _FILE).is_file():
+        return path / _FILE
+    home = os.environ.get("HF_HOME") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"
+    )
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
+    files = sorted(snapshots.glob(f"*/{_FILE}"), key=lambda file: file.stat().st_mtime)
+    return files[-1] if files else None

@@ -1,0 +1,104 @@
+"""The commands that compare settings: ``sweep``, ``fit`` and ``estimate``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from zerotop.commands.common.option_types import parse_count, parse_natural, parse_price, parse_size
+
+AddCommand = Callable[..., argparse.ArgumentParser]
+"""Takes a name, a summary and examples."""
+
+_USAGE = "%(prog)s [-h] [OPTION]... [-- COMMAND with {placeholders}]"
+
+
+def add_sweep_commands(add_command: AddCommand) -> None:
+    """Add the three commands with their options."""
+    sweep = add_command(
+        "sweep",
+        "measure memory and pace for every combination of settings",
+        "zerotop sweep --model qwen-0.5b --seq-length 128:2048:128 --allocator default expandable_segments:True",
+        "zerotop sweep --stage 0,1,2,3 --offload none,optimizer --price-per-hour 30",
+        "zerotop sweep --seq-length 512,1024 -- torchrun train.py --length {seq_length} --deepspeed {deepspeed}",
+        "zerotop sweep --resume 20250412-093000-tiny",
+        usage=_USAGE,
+    )
+    _add_training_options(sweep)
+    sweep.add_argument("--resume", metavar="SWEEP", help="go on with an interrupted sweep: its name or folder")
+    sweep.add_argument("--executor", choices=("local", "slurm"), default="local", help="where the points run [local]")
+    sweep.add_argument(
+        "--slurm",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of the jobs, as partition=gpu gpus_per_node=1 timeout_min=60",
+    )
+    sweep.add_argument("--headless", action="store_true", help="without the screen; print a line for each point")
+    sweep.add_argument("--yes", action="store_true", help="start a large matrix without asking")
+    fit = add_command(
+        "fit",
+        "find the largest sequence length or micro-batch that fits",
+        "zerotop fit --model qwen-0.5b --stage 2,3 --offload none,optimizer --seq-length 128:32768:128 --most-runs 20",
+        "zerotop fit --micro-batch 1:64 -- torchrun train.py --batch {micro_batch}",
+        usage=_USAGE,
+    )
+    _add_training_options(fit)
+    fit.add_argument("--most-runs", type=parse_count, default=40, metavar="N", help="runs at most, all together [40]")
+    fit.add_argument("--gpu-memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]")
+    estimate = add_command(
+        "estimate",
+        "estimate memory for every stage and offload mode",
+        "zerotop estimate llama-8b --gpus 8 --gpu-memory 80GB --seq-length 2048",
+        "zerotop estimate brisk-otter --nodes 2",
+    )
+    estimate.add_argument(
+        "model", metavar="MODEL", help="preset, config.json or its folder, cached hub id, recording, or sweep"
+    )
+    estimate.add_argument(
+        "--gpus", type=parse_count, metavar="N", help="GPUs of each node [those of the recording, or here]"
+    )
+    estimate.add_argument("--nodes", type=parse_count, metavar="N", help="number of nodes [1]")
+    estimate.add_argument(
+        "--gpu-memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]"
+    )
+    estimate.add_argument("--seq-length", type=parse_count, default=512, metavar="N", help="tokens per row [512]")
+    estimate.add_argument("--micro-batch", type=parse_count, default=1, metavar="N", help="rows per GPU [1]")
+    estimate.add_argument("--gradient-checkpointing", action="store_true", help="activations are recomputed")
+    estimate.add_argument("--parameters", type=parse_count, metavar="N", help="of a model whose layers are not known")
+    estimate.add_argument("--json", action="store_true", help="print JSON for programs, with sizes in bytes")
+
+
+def _add_training_options(command: argparse.ArgumentParser) -> None:
+    varied = command.add_argument_group(
+        "settings", "Values separated by commas; numbers also as BEGIN:END:STEP, END included."
+    )
+    varied.add_argument("--stage", metavar="STAGES", help="ZeRO stages 0 to 3")
+    offloads = "none, optimizer, params, optimizer_params, nvme_optimizer, nvme_params, nvme_optimizer_params"
+    varied.add_argument("--offload", metavar="MODES", help=offloads)
+    varied.add_argument("--seq-length", metavar="N", help="tokens per row")
+    varied.add_argument("--micro-batch", metavar="N", help="rows per GPU and micro-batch")
+    varied.add_argument("--gradient-accumulation", metavar="N", help="micro-batches per step")
+    varied.add_argument("--gradient-checkpointing", metavar="off,on", help="recompute activations")
+    varied.add_argument(
+        "--allocator", nargs="+", metavar="CONF", help="PyTorch's allocator: default, or as in PYTORCH_CUDA_ALLOC_CONF"
+    )
+    varied.add_argument("--gpus", metavar="N", help="number of GPUs, or of ranks on a CPU")
+    varied.add_argument("--set", action="append", metavar="NAME=VALUES", help="a {NAME} of your own in COMMAND")
+    command.add_argument("--model", help="preset, folder or hub id, trained without COMMAND [tiny]")
+    command.add_argument("--config", metavar="FILE", help="DeepSpeed config to start from [a ready one for the HF Trainer]")
+    command.add_argument("--dtype", choices=("bf16", "fp16"), default="bf16", help="of the ready config [bf16]")
+    command.add_argument("--nvme-path", metavar="DIR", help="folder for the nvme modes")
+    command.add_argument(
+        "--steps", type=parse_count, default=8, help="optimizer steps of each point, {steps} in COMMAND [8]"
+    )
+    command.add_argument("--warmup", type=parse_natural, default=3, metavar="STEPS", help="first steps not to measure [3]")
+    command.add_argument("--retries", type=parse_natural, default=5, metavar="N", help="further attempts after a crash [5]")
+    command.add_argument(
+        "--hang-after", type=parse_count, default=300, metavar="SECONDS", help="without output or a phase, it hangs [300]"
+    )
+    command.add_argument("--price-per-hour", type=parse_price, metavar="PRICE", help="of the machine, to show costs")
+    command.add_argument("-o", "--output", metavar="DIR", help="folder of the results [a new one in the state directory]")
+    command.add_argument(
+        "--json", action="store_true", help="print JSON for programs, with sizes in bytes and times in seconds"
+    )

@@ -1,0 +1,166 @@
+"""``zerotop estimate``: what each stage and offload mode should need, before anything has run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from zerotop.analysis.engine import read_first_engine
+from zerotop.analysis.formatting import format_bytes
+from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
+from zerotop.analysis.memory.expected.model_shape import parse_shape
+from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
+from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, TrainedModel, estimate_all_rows, estimate_options
+from zerotop.analysis.sweeps.measurement import measure_point
+from zerotop.analysis.sweeps.series import ALLOCATED, fit_lines
+from zerotop.analysis.text_tables import align_columns
+from zerotop.commands.common.errors import Problem
+from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.model_config import read_model_config
+from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_bytes
+from zerotop.session import catalog, sweeps
+from zerotop.session.reader import Session, SessionError
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is estimated, and where its activations come from."""
+
+    name: str
+    model: TrainedModel
+    token_bytes: float | None  # activations
+    basis: str  # of them, a sentence
+    gpus: int | None = None  # on each node, where a recording says it
+    nodes: int | None = None
+
+
+def estimate(options: argparse.Namespace) -> int:
+    """Print the tables, or JSON. Return 0."""
+    subject = _find_subject(options)
+    hardware = Hardware(
+        gpus=options.gpus or subject.gpus or max(1, count_visible_gpus()),
+        nodes=options.nodes or subject.nodes or 1,
+        gpu_bytes=options.gpu_memory or read_gpu_bytes(),
+    )
+    tokens = options.seq_length * options.micro_batch
+    rows = estimate_options(subject.model, hardware, token_bytes=subject.token_bytes, tokens=tokens)
+    own = estimate_all_rows(subject.model, hardware)
+    if options.json:
+        facts = {"model": asdict(subject), "hardware": asdict(hardware), "tokens": tokens}
+        content = {**facts, "options": [asdict(row) for row in rows], "deepspeed_estimates": [asdict(row) for row in own]}
+        print(json.dumps(content, indent=1))
+        return 0
+    lines = [*_describe_subject(subject, hardware, tokens), "", *_format_options(rows, hardware), "", *_format_own(own)]
+    print(*map(escape_unprintable, lines), sep="\n")
+    return 0
+
+
+# --- the subject -----------------------------------------------------------------------------------------------------------
+
+
+def _find_subject(options: argparse.Namespace) -> Subject:
+    """Return the model, by the first that fits: a sweep, a recording, a preset, a file, a cached model."""
+    sweep = sweeps.find_sweep(options.model)
+    if sweep is not None:
+        return _read_sweep(sweep)
+    path = Path(options.model)
+    is_model = (path.is_file() and path.suffix == ".json") or (path / "config.json").is_file()
+    try:
+        return _read_config(options) if is_model else _read_session(catalog.find_session(options.model))
+    except SessionError:
+        return _read_config(options)
+
+
+def _read_config(options: argparse.Namespace) -> Subject:
+    shape = parse_shape(read_model_config(options.model))
+    if shape is None:
+        raise Problem(f"{options.model} is not a decoder-only transformer: its configuration has no layers and hidden size")
+    parameters = options.parameters or shape.parameters
+    if parameters is None:
+        raise Problem(
+            f"The parameters of {options.model} cannot be counted from its configuration: give them with --parameters"
+        )
+    recompute = options.gradient_checkpointing
+    token_bytes = shape.estimate_activations(options.seq_length, recompute=recompute)
+    basis = "rule of thumb of Korthikanti et al. 2022 (arXiv:2205.05198), attention without s x s matrices"
+    model = TrainedModel(parameters, parameters, shape.largest_layer)
+    return Subject(options.model, model, token_bytes, basis + (", full recomputation" if recompute else ""))
+
+
+def _read_session(path: Path) -> Subject:
+    """Return a recording's model, and its activations: the highest allocated memory beyond its model states."""
+    session = Session.open(path)
+    setup = parse_setup(read_first_engine(session))
+    if setup is None:
+        raise Problem(f"{session.name} has no DeepSpeed engine or loop: nothing says how large its model is")
+    measured = measure_point(session, 0)
+    peak, tokens = measured["allocated_peak_bytes"], measured["micro_batch_tokens"]
+    states = sum(compute_expected(setup).gpu.values())
+    token_bytes = max(0, peak - states) / tokens if peak and tokens else None
+    basis = "highest allocated memory of the recording beyond its model states, an upper bound"
+    model = TrainedModel(setup.parameters, setup.trainable, setup.largest_layer, setup.bytes_each, setup.state_each)
+    nodes = max(1, len({event.host for event in session.events_named("node")}))
+    return Subject(session.name, model, token_bytes, basis, max(1, setup.ranks // nodes), nodes)
+
+
+def _read_sweep(path: Path) -> Subject:
+    """Return the model of a sweep's last recorded point, and the slope of its line as activations."""
+    sweep = sweeps.read_sweep(path)
+    sessions = [found for point in sweep.finished if (found := sweeps.find_point_session(path, point.result))]
+    if not sessions:
+        raise Problem(f"{path} has no point with a recording")
+    subject = _read_session(sessions[-1])
+    lines = [line for line in fit_lines(sweep) if line.measurement == ALLOCATED]
+    if not lines:
+        return subject
+    line = max(lines, key=lambda one: one.fit.line_points)
+    label = f" ({line.series.label})" if line.series.label else ""
+    basis = f"slope of the sweep {sweep.name}{label}, R2 {line.fit.r_squared:.4f}"
+    return Subject(sweep.name, subject.model, line.fit.slope, basis, subject.gpus, subject.nodes)
+
+
+# --- text ------------------------------------------------------------------------------------------------------------------
+
+
+def _describe_subject(subject: Subject, hardware: Hardware, tokens: int) -> list[str]:
+    size = f", {format_bytes(hardware.gpu_bytes)} each" if hardware.gpu_bytes else ""
+    gpus = f"{hardware.nodes} x {hardware.gpus} GPUs{size}"
+    lines = [
+        f"{subject.name}: {subject.model.parameters / 1e6:,.1f} M parameters on {gpus}",
+        f"micro-batch of {tokens:,} tokens on each GPU",
+    ]
+    if subject.token_bytes is not None:
+        each = f"{subject.token_bytes / 1e3:,.1f} kB for each token"
+        lines.append(f"activations: {each}, {format_bytes(subject.token_bytes * tokens)} ({subject.basis})")
+    else:
+        lines.append("activations: not known, as the recording has no GPU or counts no tokens")
+    return lines
+
+
+def _format_options(rows: list[OptionEstimate], hardware: Hardware) -> list[str]:
+    cells = [
+        ("stage", "offload", "states/GPU", "+ activations", "host/node", "NVMe/node", "DeepSpeed says/GPU", "host/node", "")
+    ]
+    for row in rows:
+        first = row.own_estimates[0] if row.own_estimates else None
+        total = format_bytes(row.total_bytes) if row.activation_bytes is not None else "-"
+        verdict = {True: "fits", False: "does not fit", None: ""}[row.fits(hardware)]
+        own = (format_bytes(first.gpu_bytes), format_bytes(first.host_bytes)) if first is not None else ("-", "-")
+        host, nvme = (format_bytes(size) if size else "-" for size in (row.host_bytes, row.nvme_bytes))
+        sizes = (format_bytes(row.gpu_bytes), total, host, nvme)
+        cells.append((str(row.stage), row.offload, *sizes, *own, verdict))
+    notes = [
+        "States by ZeRO's formulas (arXiv:1910.02054): parameters, gradients, fp32 master weights, Adam's moments.",
+        "Buckets, gathered layers of stage 3, CUDA's context and fragmentation come on top.",
+    ]
+    return [*align_columns(cells, "><>>>>>><"), *notes]
+
+
+def _format_own(rows: Sequence[Estimate]) -> list[str]:
+    cells = [("DeepSpeed's own estimates, without activations", "GPU", "host/node")]
+    for row in rows:
+        cells.append((f"  stage {row.stage}, {row.option_text}", format_bytes(row.gpu_bytes), format_bytes(row.host_bytes)))
+    return align_columns(cells, "<>>")

@@ -1,0 +1,126 @@
+"""``zerotop fit``: the largest sequence length or micro-batch that fits, for each stage and offload mode."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from zerotop.analysis.formatting import format_bytes, format_count
+from zerotop.analysis.sweeps.series import choose_axis
+from zerotop.analysis.sweeps.settings import MICRO_BATCH, SEQ_LENGTH, build_points
+from zerotop.analysis.text_tables import align_columns
+from zerotop.commands.common.errors import FAILED, USAGE, Problem
+from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.model_config import find_shape
+from zerotop.commands.job.training_machine import read_gpu_bytes
+from zerotop.commands.sweeping.fit_runner import FitRunner, LargestResult
+from zerotop.commands.sweeping.point_run import Interrupted
+from zerotop.commands.sweeping.progress_lines import describe_result, describe_settings
+from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, stop_on_signals
+from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits
+from zerotop.session import sweeps
+from zerotop.session.sweeps import Plan, Point, Sweep, write_sweep
+
+_EXIT_INTERRUPTED = 130
+
+
+def fit(options: argparse.Namespace) -> int:
+    """Search and print the largest values. Return 0; 1 if a series has none, 130 if it was interrupted."""
+    plan = build_plan(options)
+    searched = choose_axis(plan)
+    if searched not in (SEQ_LENGTH, MICRO_BATCH) or searched not in plan.varied:
+        raise Problem("Say what to maximize, as a range: --seq-length 128:32768:128 or --micro-batch 1:64", USAGE)
+    folder = make_folder(options.output, plan)
+    if sweeps.is_sweep(folder):
+        raise Problem(f"{folder} already holds a sweep. Choose another folder with -o DIR")
+    results: list[LargestResult] = []
+    is_interrupted = False
+    with lock_folder(folder):
+        runner = _make_runner(Sweep(folder, plan, ()), searched, options)
+        with stop_on_signals(runner.stop):
+            try:
+                for series in _list_series(plan, searched):
+                    results.append(_search(runner, series))
+            except Interrupted:
+                is_interrupted = True
+    _print_results(results, searched, runner, options)
+    if is_interrupted:
+        return _EXIT_INTERRUPTED
+    return FAILED if any(result.largest is None for result in results) else 0
+
+
+def _make_runner(sweep: Sweep, searched: str, options: argparse.Namespace) -> FitRunner:
+    stream = sys.stderr if options.json else sys.stdout
+
+    def print_result(point: Point) -> None:
+        if point.result is not None:
+            line = f"[run {runner.runs}] {describe_settings(sweep.plan, point.settings)}: {describe_result(point.result)}"
+            print(escape_unprintable(line), file=stream, flush=True)
+
+    write_sweep(sweep)
+    runner = FitRunner(
+        sweep,
+        searched,
+        most_runs=options.most_runs,
+        gpu_bytes=options.gpu_memory or read_gpu_bytes(),
+        shape=find_shape(sweep.plan.model),
+        on_result=print_result,
+    )
+    return runner
+
+
+def _list_series(plan: Plan, searched: str) -> Sequence[Point]:
+    """Return the combinations of the other settings; impossible ones with their reason."""
+    others = {name: values for name, values in plan.settings.items() if name != searched}
+    limits = find_limits(plan)
+    points = build_points(others, limits)
+    if points and all(point.result is not None for point in points):
+        raise Problem(f"No combination can work: {points[0].result.reason if points[0].result else ''}", USAGE)
+    return points
+
+
+def _search(runner: FitRunner, series: Point) -> LargestResult:
+    if series.result is not None:
+        return LargestResult(series.settings, None, None, True, None, None, 0, series.result.reason)
+    return runner.find_largest(series.settings)
+
+
+def _print_results(results: list[LargestResult], searched: str, runner: FitRunner, options: argparse.Namespace) -> None:
+    if options.json:
+        content = {"path": str(runner.sweep.path), "searched": searched, "runs": runner.runs}
+        print(json.dumps({**content, "series": [asdict(result) for result in results]}, indent=1))
+        return
+    names = list(results[0].settings) if results else []
+    title = searched.replace("_", "-")
+    cells = [(*(name.replace("_", "-") for name in names), f"largest {title}", "predicted", "allocated", "runs", "")]
+    for result in results:
+        size = format_bytes(result.allocated_bytes) if result.allocated_bytes is not None else "-"
+        cells.append(
+            (
+                *(str(result.settings[name]) for name in names),
+                *_format_largest(result),
+                size,
+                str(result.runs),
+                _explain(result),
+            )
+        )
+    lines = align_columns(cells, ">" * (len(names) + 4) + "<")
+    print("", *map(escape_unprintable, lines), sep="\n")
+    print(f"{format_count(runner.runs, 'run')}. Results: {runner.sweep.path}/results.csv", file=sys.stderr)
+
+
+def _format_largest(result: LargestResult) -> tuple[str, str]:
+    predicted = f"{result.predicted:,.0f}" if result.predicted is not None else "-"
+    return (f"{result.largest:,}" if result.largest is not None else "none", predicted)
+
+
+def _explain(result: LargestResult) -> str:
+    """Return how sure the result is."""
+    if result.problem:
+        return result.problem
+    if result.largest is None:
+        return f"{result.failing:,} does not fit either" if result.failing is not None else ""
+    return f"{result.failing:,} does not fit" if result.failing is not None else "larger values were not asked for"

@@ -1,0 +1,174 @@
+"""``zerotop sweep``: measure memory and pace for every combination of settings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from zerotop.analysis.sweeps.line_report import describe_line, report_lines
+from zerotop.analysis.sweeps.settings import MOST_VALUES, build_points, count_points
+from zerotop.commands.common.errors import FAILED, USAGE, Problem
+from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.model_config import find_shape
+from zerotop.commands.common.terminal import has_terminal
+from zerotop.commands.sweeping.progress_lines import describe_end, describe_result, describe_settings, format_table
+from zerotop.commands.sweeping.runner import SweepRunner
+from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, stop_on_signals
+from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits, has_settings, set_price
+from zerotop.session import sweeps
+from zerotop.session.sweeps import CRASHED, Plan, Sweep
+
+_ASK_FROM = 500  # points
+_POLL_S = 0.2
+_EXIT_INTERRUPTED = 130
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Run a sweep or go on with one. Return 0; 1 if points crashed or nothing can be written, 130 if it was interrupted."""
+    if options.resume and (options.command or has_settings(options)):
+        raise Problem("--resume goes on with the settings and the command of the sweep: give none of them", USAGE)
+    plan = None if options.resume else build_plan(options)
+    path = _choose_folder(options, plan)
+    with lock_folder(path):
+        opened = _open_sweep(path, plan, options)
+        runner = _make_runner(opened, options)
+        with stop_on_signals(runner.stop):
+            if options.headless or options.json or not has_terminal():
+                _run_with_lines(runner, quiet=options.json)
+            else:
+                _run_with_screen(runner)
+    if options.json:
+        print(json.dumps(build_json(runner.sweep), indent=1))
+    elif runner.sweep.finished:
+        _print_results(runner.sweep)
+    print(escape_unprintable(describe_end(runner.sweep, runner.problem)), file=sys.stderr)
+    if runner.was_interrupted:
+        return _EXIT_INTERRUPTED
+    has_crashed = any(point.result is not None and point.result.outcome == CRASHED for point in runner.sweep.points)
+    return FAILED if runner.problem or has_crashed else 0
+
+
+def _make_runner(opened: Sweep, options: argparse.Namespace) -> SweepRunner:
+    if options.executor == "local":
+        return SweepRunner(opened)
+    from zerotop.commands.sweeping.cluster_runner import ClusterRunner, parse_parameters
+
+    return ClusterRunner(opened, parse_parameters(options.slurm))
+
+
+def build_json(sweep: Sweep) -> dict[str, object]:
+    """Return a sweep's results and fitted lines as plain values."""
+    reports = report_lines(sweep, find_shape(sweep.plan.model))
+    lines = [
+        {
+            **report.line.series.settings,
+            "measurement": report.line.measurement,
+            "bytes_per_token": report.line.fit.slope,
+            "intercept_bytes": report.line.fit.intercept,
+            "r_squared": report.line.fit.r_squared,
+            "points": report.line.fit.line_points,
+            "knee_tokens": report.knee_tokens,
+            "flat_bytes": report.line.fit.flat_level,
+            "deepspeed_estimate_bytes": report.estimate_bytes,
+            "zero_formula_bytes": report.formula_bytes,
+            "heuristic_bytes_per_token": report.heuristic_bytes,
+        }
+        for report in reports
+    ]
+    return {"path": str(sweep.path), "results": sweeps.build_table(sweep).to_dicts(), "lines": lines}
+
+
+def _print_results(sweep: Sweep) -> None:
+    reports = report_lines(sweep, find_shape(sweep.plan.model))
+    lines = [line for report in reports for line in ("", *describe_line(report))]
+    print("", *map(escape_unprintable, (*format_table(sweep), *lines)), sep="\n")
+
+
+def _choose_folder(options: argparse.Namespace, plan: Plan | None) -> Path:
+    """Return the sweep's folder, which exists then."""
+    if plan is None:
+        path = sweeps.find_sweep(options.resume)
+        if path is None:
+            raise Problem(f"There is no sweep {options.resume!r} to go on with")
+        return path.absolute()
+    return make_folder(options.output, plan)
+
+
+def _open_sweep(path: Path, plan: Plan | None, options: argparse.Namespace) -> Sweep:
+    """Read the sweep that is there, or write a new one."""
+    if sweeps.is_sweep(path):
+        opened = sweeps.read_sweep(path)
+        if plan is not None and _compare_key(plan) != _compare_key(opened.plan):
+            raise Problem(f"{path} holds another sweep, with other settings. Choose another folder with -o DIR")
+        if opened.plan.working_directory and not Path(opened.plan.working_directory).is_dir():
+            raise Problem(f"The folder {opened.plan.working_directory}, in which the sweep's jobs run, is gone")
+        if options.price_per_hour is not None:
+            opened = replace(opened, plan=set_price(opened.plan, options.price_per_hour))
+        return opened
+    assert plan is not None
+    _check_size(count_points(plan.settings), options)
+    opened = Sweep(path, plan, build_points(plan.settings, find_limits(plan) if options.executor == "local" else {}))
+    if all(point.result is not None for point in opened.points):
+        reasons = dict.fromkeys(point.result.reason for point in opened.points if point.result)
+        raise Problem(f"No combination can work: {' '.join(reasons)}", USAGE)
+    sweeps.write_sweep(opened)
+    return opened
+
+
+def _compare_key(plan: Plan) -> str:
+    """Return what must be equal for a sweep to go on."""
+    return json.dumps(
+        [{name: list(values) for name, values in plan.settings.items()}, plan.command, plan.model, plan.config]
+    )
+
+
+def _check_size(count: int, options: argparse.Namespace) -> None:
+    if count > MOST_VALUES:
+        raise Problem(f"A matrix of {count:,} points is too large; {MOST_VALUES:,} are possible", USAGE)
+    if count < _ASK_FROM or options.yes:
+        return
+    question = f"This is a matrix of {count:,} points; at 30 s each it takes {count * 30 / 3600:,.0f} hours."
+    if not has_terminal():
+        raise Problem(f"{question} Add --yes to start it where nobody can answer", USAGE)
+    try:
+        answer = input(f"{question} Start? [y/N] ")
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
+        raise Problem("Not started")
+
+
+def _run_with_screen(runner: SweepRunner) -> None:
+    """Run the sweep in a thread beside its screen; leaving the screen stops it."""
+    from zerotop.commands.common.user_settings import load_settings
+    from zerotop.ui.app.sweep_app import SweepApp
+    from zerotop.ui.sweep.model import SweepModel
+
+    thread = threading.Thread(target=runner.run, name="sweep")
+    thread.start()
+    try:
+        SweepApp(SweepModel(runner, find_shape(runner.sweep.plan.model)), settings=load_settings()).run()
+    finally:
+        runner.stop()
+        thread.join()
+
+
+def _run_with_lines(runner: SweepRunner, *, quiet: bool) -> None:
+    """Run the sweep and print a line for each result."""
+    stream = sys.stderr if quiet else sys.stdout
+    plan, total = runner.sweep.plan, len(runner.sweep.points)
+    thread = threading.Thread(target=runner.run, name="sweep")
+    printed = {point.number for point in runner.sweep.finished}
+    print(f"{total} points, {len(printed)} of them done or skipped, in {runner.sweep.path}", file=stream, flush=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_POLL_S)
+        for point in runner.sweep.finished:
+            if point.number not in printed and point.result is not None:
+                printed.add(point.number)
+                line = f"[{len(printed)}/{total}] {describe_settings(plan, point.settings)}: {describe_result(point.result)}"
+                print(escape_unprintable(line), file=stream, flush=True)

@@ -1,0 +1,77 @@
+"""The job of one point: its command line, environment and DeepSpeed configuration."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerotop.analysis.memory.allocator_settings import ANY_VARIABLE, CUDA_VARIABLE
+from zerotop.analysis.sweeps.settings import (
+    ACCUMULATION,
+    ALLOCATOR,
+    CHECKPOINTING,
+    DEFAULT_ALLOCATOR,
+    GPUS,
+    MICRO_BATCH,
+    SEQ_LENGTH,
+)
+from zerotop.commands.job.training_machine import build_environment, count_visible_gpus, find_free_port
+from zerotop.commands.sweeping.deepspeed_config import build_config
+from zerotop.commands.sweeping.placeholders import DEEPSPEED, PORT, STEPS, expand_command, find_placeholders
+from zerotop.demo import SCRIPT_PATH
+from zerotop.session.atomic_write import write_text_file
+from zerotop.session.sweeps import CONFIGS_FOLDER, Plan, Point
+
+
+@dataclass(frozen=True, slots=True)
+class PointJob:
+    """What is started for a point. A variable of the environment that is None is removed."""
+
+    command: list[str]
+    environment: dict[str, str | None]
+    port: int
+
+
+def prepare_job(folder: Path, plan: Plan, point: Point) -> PointJob:
+    """Write the point's DeepSpeed configuration where it needs one, and return its job. Raises OSError."""
+    port = find_free_port()
+    environment: dict[str, str | None] = {}
+    allocator = point.settings.get(ALLOCATOR)
+    if allocator is not None:
+        chosen = None if allocator == DEFAULT_ALLOCATOR else str(allocator)
+        environment = {
+            ANY_VARIABLE: None,
+            CUDA_VARIABLE: chosen,
+        }  # newer releases of PyTorch read both, older ones the second
+    if plan.command:
+        values = {**point.settings, STEPS: plan.steps, PORT: port}
+        if DEEPSPEED in find_placeholders(plan.command):
+            values[DEEPSPEED] = str(_write_config(folder, plan, point))
+        return PointJob(expand_command(plan.command, values), environment, port)
+    command = _build_training_command(plan, point, _write_config(folder, plan, point), port)
+    return PointJob(command, {**build_environment(count_visible_gpus()), **environment}, port)
+
+
+def _write_config(folder: Path, plan: Plan, point: Point) -> Path:
+    # The demo's script has options for batch sizes, and fills them in.
+    options = {"dtype": plan.dtype, "nvme_path": plan.nvme_path}
+    config = build_config(plan.config, point.settings, has_batch=bool(plan.command), **options)
+    path = folder / CONFIGS_FOLDER / f"{point.number:04}.json"
+    path.parent.mkdir(exist_ok=True)
+    write_text_file(path, json.dumps(config, indent=2) + "\n")
+    return path
+
+
+def _build_training_command(plan: Plan, point: Point, config: Path, port: int) -> list[str]:
+    """Return the demo's training script with the point's settings; one rank needs no launcher."""
+    settings = point.settings
+    ranks = int(settings.get(GPUS, 1))
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", str(port)]
+    command = [sys.executable, *(launcher if ranks > 1 else []), str(SCRIPT_PATH), "--model", plan.model]
+    command += ["--deepspeed", str(config), "--steps", str(plan.steps)]
+    options = {SEQ_LENGTH: "--seq-length", MICRO_BATCH: "--micro-batch", ACCUMULATION: "--gradient-accumulation"}
+    for name, option in options.items():
+        command += [option, str(settings[name])] if name in settings else []
+    return [*command, *(["--gradient-checkpointing"] if settings.get(CHECKPOINTING) == "on" else [])]

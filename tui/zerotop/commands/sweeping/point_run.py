@@ -1,0 +1,166 @@
+"""Running one point: a fresh process and a session for each attempt, until the result is known.
+
+A crash is tried again; running out of memory and hanging are results. Works in any process that reaches the sweep's folder.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from zerotop.analysis.sweeps.measurement import judge_outcome, measure_point
+from zerotop.commands.job.training_machine import remove_shared_memory
+from zerotop.commands.sweeping.point_job import PointJob, prepare_job
+from zerotop.session.reader import Session, SessionError
+from zerotop.session.sweeps import CRASHED, POINTS_FOLDER, Plan, Point, Result
+from zerotop_probe.outside.job import job_control
+from zerotop_probe.outside.job.shutdown import GRACE_S
+from zerotop_probe.recording import directory
+
+_POLL_S = 0.2
+_LOOK_INTERVAL_S = 2.0  # between looks for signs of life
+_USAGE = 2  # the exit code of a command line that is refused: another attempt would be refused too
+_KILL_AFTER_S = sum(GRACE_S) + 10.0
+
+
+class Interrupted(Exception):
+    """The point was stopped by the user and has no result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The attempt that runs now."""
+
+    point: int
+    number: int  # from 1
+    session: Path
+    begun_s: float  # time.time()
+
+
+def run_point(
+    folder: Path,
+    plan: Plan,
+    point: Point,
+    *,
+    is_stopping: Callable[[], bool] = lambda: False,
+    on_attempt: Callable[[Attempt], None] = lambda attempt: None,
+) -> Result:
+    """Run a point to its result. Raises Interrupted, and OSError if nothing can be written to the sweep's folder."""
+    begun_s = time.monotonic()
+    result = Result(CRASHED)
+    for number in range(1, plan.retries + 2):
+        session = _choose_session(folder, point)
+        job = prepare_job(folder, plan, point)
+        on_attempt(Attempt(point.number, number, session, time.time()))
+        exit_code, is_hung, error = _run_job(job, session, plan, is_stopping)
+        remove_shared_memory(job.port)
+        result = _build_result(folder, session, plan, exit_code, is_hung, error)
+        result = replace(result, attempts=number, seconds=round(time.monotonic() - begun_s, 3))
+        if result.outcome != CRASHED or exit_code == _USAGE:
+            break
+    return result
+
+
+def _choose_session(folder: Path, point: Point) -> Path:
+    """Return a new path for a session, after stopping a job that an earlier, killed sweep left in one."""
+    number = 1
+    while (path := folder / POINTS_FOLDER / (f"{point.number:04}" + (f"-{number}" if number > 1 else ""))).exists():
+        _stop_job(str(path))
+        number += 1
+    return path
+
+
+def _stop_job(session: str) -> None:
+    with suppress(OSError):
+        job_control.request_stop(session)
+    deadline_s = time.monotonic() + _KILL_AFTER_S
+    while job_control.is_job_alive(session) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+
+
+def _run_job(job: PointJob, session: Path, plan: Plan, is_stopping: Callable[[], bool]) -> tuple[int, bool, str]:
+    """Run an attempt; return its exit code, whether it hung, and what zerotop said if nothing was recorded."""
+    environment = {**os.environ, **job.environment}
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *job.command]
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            cwd=plan.working_directory or None,
+            env={name: value for name, value in environment.items() if value is not None},
+            start_new_session=True,  # Ctrl+C is ours to pass on
+        )
+        watch = _LifeWatch(session, plan.hang_after_s)
+        is_hung = False
+        while process.poll() is None:
+            time.sleep(_POLL_S)
+            if is_stopping() or (is_hung := watch.is_silent()):
+                _stop_process(process, str(session))
+                break
+        if is_stopping():
+            raise Interrupted
+        return process.returncode, is_hung, _read_last_line(errors)
+
+
+def _stop_process(process: subprocess.Popen[bytes], session: str) -> None:
+    with suppress(OSError):
+        job_control.request_stop(session)
+    try:
+        process.wait(_KILL_AFTER_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _read_last_line(errors: IO[bytes]) -> str:
+    size = errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, size - 4096))
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("zerotop: ") if lines else ""
+
+
+class _LifeWatch:
+    """Notices when a job neither begins or ends a phase nor prints anything."""
+
+    def __init__(self, path: Path, hang_after_s: float) -> None:
+        self._path, self._hang_after_s = path, hang_after_s
+        self._session: Session | None = None
+        self._signs = -1
+        self._looked_s = self._heard_s = time.monotonic()
+
+    def is_silent(self) -> bool:
+        """Return whether the last sign of life is too old."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _LOOK_INTERVAL_S:
+            self._looked_s = now_s
+            signs = self._count_signs()
+            if signs != self._signs:
+                self._signs, self._heard_s = signs, now_s
+        return now_s - self._heard_s >= self._hang_after_s
+
+    def _count_signs(self) -> int:
+        with suppress(SessionError):
+            if self._session is None:
+                self._session = Session.open(self._path)
+            self._session.refresh()
+            sources = [source for name in ("spans", "begins", "output") for source in self._session.sources[name]]
+            return len(self._session.events) + sum(len(source.array) for source in sources)
+        return -1
+
+
+def _build_result(folder: Path, path: Path, plan: Plan, exit_code: int, is_hung: bool, error: str) -> Result:
+    if not directory.has_recording(str(path)):
+        return Result(CRASHED, error or f"Nothing was recorded in {path}.")
+    session = Session.open(path)
+    outcome, reason = judge_outcome(session, exit_code, is_hung=is_hung)
+    return Result(outcome, reason, str(path.relative_to(folder)), **measure_point(session, plan.warmup))

@@ -1,0 +1,64 @@
+"""The folder of a sweep: where it is, and that nobody else writes there; and signals that stop a sweep."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from zerotop.commands.common.errors import Problem
+from zerotop.session import sweeps
+from zerotop.session.sweeps import Plan
+
+_LOCK_FILE = ".lock"
+
+
+def make_folder(output: str | None, plan: Plan) -> Path:
+    """Return the folder for a plan, which exists then. Raises Problem if it holds something else."""
+    folder = Path(output).absolute() if output else _choose_default_path(plan)
+    if folder.is_dir() and not sweeps.is_sweep(folder) and any(name != _LOCK_FILE for name in os.listdir(folder)):
+        raise Problem(f"{folder} is not empty and holds no sweep. Choose another folder with -o DIR")
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Problem(f"Cannot make the folder {folder}: {error.strerror}. Choose another one with -o DIR") from error
+    return folder
+
+
+def _choose_default_path(plan: Plan) -> Path:
+    words = [Path(word).stem for word in plan.command if word.endswith(".py")] or [plan.model.rpartition("/")[2] or "sweep"]
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", words[0])[:40]
+    return sweeps.find_default_folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+
+
+@contextmanager
+def lock_folder(path: Path) -> Iterator[None]:
+    """Keep other sweeps out of a folder. Raises Problem if one runs there."""
+    descriptor = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Problem(f"Another sweep runs in {path}. Wait for its end, or choose another folder with -o DIR") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Let the signals that end a program stop the sweep with its job, except those that its starter wants ignored."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, lambda *_: stop())
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])

@@ -1,0 +1,128 @@
+"""The plan of a new sweep, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from zerotop.analysis.prices import HourlyPrice
+from zerotop.analysis.sweeps import settings as names
+from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, SETTINGS
+from zerotop.commands.common.errors import USAGE, Problem
+from zerotop.commands.common.model_config import find_longest_sequence
+from zerotop.commands.job.training_machine import check_packages, count_usable_gpus
+from zerotop.commands.sweeping.placeholders import check_placeholders
+from zerotop.session.sweeps import Plan, Value, is_reserved
+from zerotop_probe.outside.job.agent import CommandError, check_command
+
+_STAGES = ["0", "1", "2", "3"]
+DEFAULT_MODEL = "tiny"
+
+
+def build_plan(options: argparse.Namespace) -> Plan:
+    """Return the plan. Raises Problem for values that make no sense."""
+    settings = _read_settings(options)
+    if not settings:
+        raise Problem("Nothing varies: give values, for example --stage 2,3 --seq-length 128:2048:128", USAGE)
+    config = _read_config(options.config) if options.config else {}
+    if options.warmup >= options.steps - 1:
+        raise Problem(
+            f"--steps {options.steps} leaves no interval to measure after {options.warmup} steps of warm-up", USAGE
+        )
+    if options.command:
+        _check_command(options.command, settings)
+    plan = Plan(
+        settings=settings,
+        command=tuple(options.command),
+        model="" if options.command else options.model or DEFAULT_MODEL,
+        config=config,
+        dtype=options.dtype,
+        steps=options.steps,
+        warmup=options.warmup,
+        retries=options.retries,
+        hang_after_s=options.hang_after,
+        nvme_path=options.nvme_path or "",
+        working_directory=os.getcwd(),
+    )
+    return plan if options.price_per_hour is None else set_price(plan, options.price_per_hour)
+
+
+def _check_command(command: Sequence[str], settings: Mapping[str, Sequence[Value]]) -> None:
+    try:
+        check_placeholders(command, settings)
+        if "{" not in command[0]:
+            check_command(command)
+    except ValueError as error:
+        raise Problem(f"Not started: {error}", USAGE) from error
+    except CommandError as error:
+        raise Problem(f"Not started: {error}") from error
+
+
+def has_settings(options: argparse.Namespace) -> bool:
+    """Return whether the command line gives values of settings."""
+    return bool(options.set) or any(getattr(options, name) is not None for name in SETTINGS)
+
+
+def set_price(plan: Plan, price: HourlyPrice) -> Plan:
+    """Return the plan with a price."""
+    return replace(plan, price_per_hour=price.amount, currency=(price.before, price.after))
+
+
+def find_limits(plan: Plan) -> dict[str, int]:
+    """Return the highest possible values on this machine and for the model; on a CPU there may be any number of ranks."""
+    if plan.command:
+        return {}
+    check_packages("The training script")
+    gpus = count_usable_gpus()
+    longest = find_longest_sequence(plan.model)
+    return ({names.GPUS: gpus} if gpus else {}) | ({names.SEQ_LENGTH: longest} if longest else {})
+
+
+def _read_settings(options: argparse.Namespace) -> dict[str, list[Value]]:
+    parsers: dict[str, Callable[[str], list[Any]]] = {
+        names.STAGE: lambda text: [int(word) for word in names.parse_words(text, _STAGES)],
+        names.OFFLOAD: lambda text: names.parse_words(text, list(OFFLOAD_DEVICES)),
+        names.CHECKPOINTING: lambda text: names.parse_words(text, ["off", "on"]),
+    }
+    settings: dict[str, list[Value]] = {}
+    for name in SETTINGS:
+        given = getattr(options, name)
+        if given is None:
+            continue
+        if name == names.ALLOCATOR:
+            settings[name] = list(dict.fromkeys(given))
+            continue
+        option = f"--{name.replace('_', '-')}"
+        settings[name] = _parse(option, given, parsers.get(name, names.parse_numbers))
+    for text in options.set or ():
+        name, _, values = text.partition("=")
+        if not name.isidentifier() or name in SETTINGS or is_reserved(name):
+            raise Problem(f"--set {text}: {name!r} cannot be the name of a setting", USAGE)
+        settings[name] = _parse(f"--set {name}", values, names.parse_any)
+    if options.set and not options.command:
+        raise Problem("--set needs a command of your own with its {placeholder}: zerotop sweep --set ... -- COMMAND", USAGE)
+    return settings
+
+
+def _parse(option: str, text: str, parse: Callable[[str], list[Any]]) -> list[Value]:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise Problem(f"{option}: {error}", USAGE) from error
+
+
+def _read_config(path: str) -> Mapping[str, Any]:
+    try:
+        content = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise Problem(f"Cannot read the DeepSpeed config {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise Problem(f"The DeepSpeed config {path} is not JSON: {error}") from error
+    if not isinstance(content, dict) or not content:
+        raise Problem(f"The DeepSpeed config {path} is not a JSON object with settings")
+    return content

@@ -1,0 +1,41 @@
+"""The app of a sweep: its screen, and the recordings of its points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textual.screen import Screen
+
+from zerotop.ui.app.start_app import ListApp
+from zerotop.ui.dialogs.stop_dialog import StopDialog
+from zerotop.ui.sweep.model import SweepModel
+from zerotop.ui.sweep.screen import SweepScreen
+
+
+class SweepApp(ListApp):
+    """Shows a sweep in progress; the results stay on the screen when it has ended."""
+
+    def __init__(self, model: SweepModel, **options: Any) -> None:
+        """``options``: glyphs, settings and clock, see :class:`Monitor`."""
+        self._model = model
+        super().__init__(**options)
+
+    def make_list_screen(self) -> Screen[None]:
+        return SweepScreen(self._model, self.glyphs)
+
+    def on_sweep_screen_chosen(self, event: SweepScreen.Chosen) -> None:
+        self.open_recording(event.opened)
+
+    def action_leave(self) -> None:
+        """Return from a recording to the sweep; ask before a running sweep is stopped."""
+        if self.is_watching:
+            super().action_leave()
+        elif isinstance(self.screen, StopDialog) or self._model.progress.is_over:
+            self._leave(True)
+        else:
+            self.push_screen(StopDialog(self.glyphs), self._leave)
+
+    def _leave(self, yes: bool | None) -> None:
+        if yes:
+            self._model.progress.stop()
+            self.exit()

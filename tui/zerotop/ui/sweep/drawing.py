@@ -1,0 +1,127 @@
+"""The whole screen: progress, table, charts, and what the lines say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerotop.analysis.formatting import format_count
+from zerotop.analysis.sweeps.line_report import describe_line
+from zerotop.analysis.sweeps.series import TOKENS
+from zerotop.session.sweeps import Point
+from zerotop.ui.drawing.formatting import format_clock
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row, Span, align_ends, choose_items, fit_row, join_rows, merge_spans, row_width
+from zerotop.ui.drawing.text import sanitize, wrap_text
+from zerotop.ui.sweep.charts import draw_chart, draw_legend
+from zerotop.ui.sweep.model import SweepModel
+from zerotop.ui.sweep.table import draw_table
+
+_MIN_CHART_WIDTH = 38
+_MIN_CHART_HEIGHT, _MAX_CHART_HEIGHT = 8, 24
+_MIN_TABLE = 5
+_GAP = 2
+
+
+def draw_sweep(model: SweepModel, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """Draw ``height`` rows without the keys."""
+    head = [_draw_head(model, width, glyphs), _draw_progress(model, width, glyphs)]
+    room = height - len(head)
+    sentences = _draw_sentences(model, width, 2 if height < 30 else 4, glyphs)
+    grid = _choose_grid(model.charts, width, room - len(sentences) - _MIN_TABLE - 1) if model.series else []
+    wanted = len(model.sweep.points) + 1
+    if not grid:
+        table = max(1, room - len(sentences))
+        return [*head, *draw_table(model, width, table, glyphs), *sentences][:height]
+    least = len(grid) * _MIN_CHART_HEIGHT
+    table = max(_MIN_TABLE, min(wanted, room - len(sentences) - 1 - least, max(_MIN_TABLE, room // 2)))
+    chart_height = min(_MAX_CHART_HEIGHT, (room - len(sentences) - 1 - table) // len(grid))
+    table = room - len(sentences) - 1 - chart_height * len(grid)
+    rows = [*head, *draw_table(model, width, table, glyphs)]
+    for line in grid:
+        rows += _draw_chart_row(model, line, width, chart_height, glyphs)
+    return [*rows, draw_legend(model, width, glyphs), *sentences][:height]
+
+
+def _choose_grid(charts: Sequence[str], width: int, height: int) -> list[list[str]]:
+    """Return rows of charts that fit; where not all do, memory and tokens per second come first."""
+    columns = max(1, min(len(charts), (width + _GAP) // (_MIN_CHART_WIDTH + _GAP)))
+    columns = -(-len(charts) // -(-len(charts) // columns))  # four charts as two and two, not as three and one
+    lines = min(-(-len(charts) // columns), height // _MIN_CHART_HEIGHT)
+    if lines < 1:
+        return []
+    most = columns * lines
+    first = [charts[0], TOKENS, *(name for name in charts[1:] if name != TOKENS)][:most]
+    shown = [name for name in charts if name in first]
+    return [shown[begin : begin + columns] for begin in range(0, len(shown), columns)]
+
+
+def _draw_chart_row(model: SweepModel, charts: Sequence[str], width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    each = (width - _GAP * (len(charts) - 1)) // len(charts)
+    sizes = [each] * (len(charts) - 1) + [width - (each + _GAP) * (len(charts) - 1)]
+    drawn = [draw_chart(model, name, size, height, glyphs) for name, size in zip(charts, sizes, strict=True)]
+    return [join_rows(parts, _GAP) for parts in zip(*drawn, strict=True)]
+
+
+def _draw_head(model: SweepModel, width: int, glyphs: Glyphs) -> Row:
+    sweep = model.sweep
+    what = sweep.plan.model or next((word for word in sweep.plan.command if word.endswith(".py")), "")
+    left: Row = ((" ", "band"), ("zerotop sweep", "brand"), ("  ", "band"), (sanitize(what, glyphs), "name"))
+    return align_ends(left, ((sanitize(sweep.name, glyphs), "band-muted"), (" ", "band")), width, glyphs, "band")
+
+
+def _draw_progress(model: SweepModel, width: int, glyphs: Glyphs) -> Row:
+    """Draw how far the sweep is, and how long and how much the rest takes."""
+    progress, sweep = model.progress, model.sweep
+    done, total = len(sweep.finished), len(sweep.points)
+    texts = _describe_progress(model, done, total)
+    parts = join_rows(choose_items([(importance, ((text, style),)) for importance, text, style in texts], width - 24, 3), 3)
+    bar = max(10, width - row_width(parts) - 5)
+    filled = round(bar * done / max(1, total))
+    style = "good" if progress.is_over and done == total else "accent"
+    spans: list[Span] = [
+        (" ", "text"),
+        (glyphs.track * filled, style),
+        (glyphs.rest * (bar - filled), "rule"),
+        ("  ", "text"),
+    ]
+    return fit_row(merge_spans((*spans, *parts)), width, glyphs)
+
+
+def _describe_progress(model: SweepModel, done: int, total: int) -> list[tuple[int, str, str]]:
+    """Return (importance, text, style)."""
+    progress, price = model.progress, model.price
+    elapsed, left = progress.elapsed_s, progress.estimate_left_s()
+    texts = [(9, f"{done} of {format_count(total, 'point')}", "value")]
+    if progress.is_over:
+        texts.append((8, progress.problem or "done", "warn" if progress.problem else "good"))
+    else:
+        texts.append((4, f"{format_clock(elapsed)} elapsed", "muted"))
+        texts.append((8, f"{format_clock(left)} left" if left is not None else "measuring the first point", "value"))
+    if price is not None:
+        total_cost = f" of about {price.format_cost(elapsed + left)}" if left is not None and not progress.is_over else ""
+        texts.append((7, f"{price.format_cost(elapsed)}{total_cost}", "value"))
+    return texts
+
+
+def _draw_sentences(model: SweepModel, width: int, most: int, glyphs: Glyphs) -> list[Row]:
+    """Draw why the chosen point failed, else the line of its series."""
+    points = model.sweep.points
+    chosen = points[model.cursor_row] if model.cursor_row < len(points) else None
+    text, style = _describe_point(model, chosen)
+    lines = wrap_text(sanitize(glyphs.to_plain(text), glyphs), width - 2, most, glyphs) if text else []
+    rows = [fit_row(((" ", "text"), (line, style)), width, glyphs) for line in lines]
+    return rows + [fit_row((), width, glyphs)] * (most - len(rows))
+
+
+def _describe_point(model: SweepModel, point: Point | None) -> tuple[str, str]:
+    if point is not None and point.result is not None and point.result.reason:
+        return f"Point {point.number}: {point.result.reason}", "warn"
+    reports = list(model.reports)
+    if point is not None:
+        own = [
+            report
+            for report in reports
+            if all(point.settings[name] == value for name, value in report.line.series.settings.items())
+        ]
+        reports = own or reports
+    return (" ".join(describe_line(reports[0])), "text") if reports else ("", "text")

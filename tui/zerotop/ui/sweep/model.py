@@ -1,0 +1,147 @@
+"""What the screen shows: a sweep in progress, the chosen row, and the colours of its series."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from zerotop.analysis.memory.expected.model_shape import ModelShape
+from zerotop.analysis.prices import HourlyPrice
+from zerotop.analysis.sweeps.line_report import LineReport, report_lines
+from zerotop.analysis.sweeps.series import Series, build_series, choose_axis, list_charts
+from zerotop.session.sweeps import Point, Sweep
+from zerotop.ui.base.start_interfaces import OpenedRecording
+
+SERIES_STYLES = tuple(f"series-{number}" for number in (1, 2, 4, 0, 3, 5))
+
+
+class RunningAttempt(Protocol):
+    """An attempt that runs now."""
+
+    @property
+    def number(self) -> int:
+        """The attempt of its point, from 1."""
+
+    @property
+    def session(self) -> Path:
+        """Its session."""
+
+    @property
+    def begun_s(self) -> float:
+        """When it began, in unix seconds."""
+
+
+class SweepProgress(Protocol):
+    """A sweep that another thread runs."""
+
+    @property
+    def sweep(self) -> Sweep:
+        """The sweep so far; the same object while there is no new result."""
+
+    @property
+    def attempts(self) -> Mapping[int, RunningAttempt]:
+        """The attempts that run now, by point."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the sweep began, or went on."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def problem(self) -> str:
+        """Why it ended early."""
+
+    def estimate_left_s(self) -> float | None:
+        """Return the seconds that the rest should take; None before the first result."""
+
+    def stop(self) -> None:
+        """Stop the jobs that run now, and the sweep."""
+
+    def open_point(self, number: int) -> OpenedRecording | None:
+        """Open the session of a point; None if it has none. Raises SessionError."""
+
+
+@dataclass
+class SweepModel:
+    """The state of the screen."""
+
+    progress: SweepProgress
+    shape: ModelShape | None = None  # of the model
+    cursor_row: int = 0
+    top_row: int = 0
+    visible_rows: int = 0
+    is_following: bool = True  # the cursor stays at the point that runs
+    _derived_from: Sweep | None = field(default=None, repr=False)
+    _series: list[Series] = field(default_factory=list, repr=False)
+    _reports: list[LineReport] = field(default_factory=list, repr=False)
+
+    @property
+    def sweep(self) -> Sweep:
+        """The sweep so far."""
+        return self.progress.sweep
+
+    @property
+    def axis(self) -> str:
+        """The setting of the charts' horizontal axis."""
+        return choose_axis(self.sweep.plan)
+
+    @property
+    def charts(self) -> tuple[str, ...]:
+        """The measurements with a chart."""
+        return list_charts(self.sweep)
+
+    @property
+    def price(self) -> HourlyPrice | None:
+        """The price of an hour."""
+        plan = self.sweep.plan
+        return None if plan.price_per_hour is None else HourlyPrice(plan.price_per_hour, *plan.currency)
+
+    @property
+    def series(self) -> Sequence[Series]:
+        """All series, in a stable order."""
+        self._derive()
+        return self._series
+
+    @property
+    def reports(self) -> Sequence[LineReport]:
+        """The fitted lines."""
+        self._derive()
+        return self._reports
+
+    def _derive(self) -> None:
+        """Compute series and lines once for each result."""
+        sweep = self.sweep
+        if self._derived_from is not sweep:
+            self._series = build_series(sweep, self.axis) if self.axis else []
+            self._reports = report_lines(sweep, self.shape)
+            self._derived_from = sweep
+
+    def find_style(self, point: Point) -> str:
+        """Return the style of the series that a point belongs to; "muted" for one that has not run."""
+        for number, series in enumerate(self.series):
+            if all(point.settings[name] == value for name, value in series.settings.items()):
+                return SERIES_STYLES[number % len(SERIES_STYLES)]
+        return "muted"
+
+    def move_cursor(self, rows: int) -> None:
+        """Move the cursor, which then no longer follows the sweep."""
+        self.is_following = False
+        self.cursor_row = max(0, min(len(self.sweep.points) - 1, self.cursor_row + rows))
+
+    def follow(self) -> None:
+        """Let the cursor stay at the point that runs."""
+        self.is_following = True
+
+    def scroll_to_cursor(self, rows: int) -> None:
+        """Scroll so that the cursor is among ``rows`` visible rows."""
+        self.visible_rows = rows
+        if self.is_following:
+            running = sorted(self.progress.attempts)
+            self.cursor_row = running[-1] if running else max(0, len(self.sweep.points) - 1)
+        last = max(0, len(self.sweep.points) - rows)
+        self.top_row = min(last, max(self.cursor_row - rows + 1, min(self.top_row, self.cursor_row)))

@@ -1,0 +1,124 @@
+"""The sweep's screen: keys, and a picture that is drawn anew while the sweep runs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.message import Message
+from textual.screen import Screen
+
+from zerotop.analysis.text_tables import format_tsv
+from zerotop.session import sweeps
+from zerotop.session.headers import SessionError
+from zerotop.ui.base.bindings import list_bindings
+from zerotop.ui.base.footer_keys import bind, in_footer
+from zerotop.ui.base.key_row import KeyRow
+from zerotop.ui.base.start_interfaces import OpenedRecording
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row
+from zerotop.ui.sweep.drawing import draw_sweep
+from zerotop.ui.sweep.model import SweepModel
+from zerotop.ui.widgets.scrollable import Scrollable
+
+_REFRESH_S = 0.5
+
+SWEEP_TERMS: tuple[tuple[str, str], ...] = (
+    ("point", "One combination of settings: a fresh process, and a recording that enter opens."),
+    ("allocated, reserved", "The highest of PyTorch's allocator on the fullest GPU, in all steps."),
+    ("NVML", "The highest use of a rank's process as the driver counts it, context included."),
+    ("host", "The highest resident memory of a node's ranks together."),
+    ("step cores", "Processor time of a node's ranks in the optimizer's step(), in cores."),
+    ("it/s, tokens/s", "Over the intervals between steps after the warm-up; tokens of all ranks together."),
+    ("knee", "Up to so many tokens a micro-batch the peak is flat: the optimizer's step owns it, not activations."),
+    ("R2", "Share of the variance that the line explains: 1 is exact."),
+)
+
+
+class SweepScreen(Screen[None]):
+    """Shows a sweep while it runs and when it has ended."""
+
+    TITLE = "Sweep"
+    HELP = "Every combination of settings, one after another. Enter opens the recording of a point; Esc returns here."
+    TERMS = SWEEP_TERMS
+    ALLOW_SELECT = False
+    AUTO_FOCUS = "#sweep-sheet"
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        bind("enter", "open", "sweep.open", "Open", "Open the recording of the point", 8),
+        bind("f", "follow", "sweep.follow", "Follow", "Let the cursor stay at the point that runs", 6),
+        *list_bindings("sweep", "move", "move(-1000000)", "move(1000000)", group=in_footer(5, "point", label_index=1)),
+    ]
+
+    class Chosen(Message):
+        """A point's recording is to be shown."""
+
+        def __init__(self, opened: OpenedRecording) -> None:
+            super().__init__()
+            self.opened = opened
+
+    def __init__(self, model: SweepModel, glyphs: Glyphs) -> None:
+        super().__init__(id="sweep")
+        self.model = model
+        self.sheet = SweepSheet(model, glyphs, id="sweep-sheet")
+
+    def compose(self) -> ComposeResult:
+        yield self.sheet
+
+    def on_mount(self) -> None:
+        self.set_interval(_REFRESH_S, self.sheet.repaint)
+
+    def action_move(self, rows: int) -> None:
+        self.sheet.scroll_rows(rows)
+
+    def action_page(self, pages: int) -> None:
+        self.sheet.scroll_rows(pages * max(1, self.sheet.size.height // 3))
+
+    def action_follow(self) -> None:
+        self.model.follow()
+        self.sheet.repaint()
+
+    def action_open(self) -> None:
+        points = self.model.sweep.points
+        try:
+            opened = self.model.progress.open_point(points[self.model.cursor_row].number)
+        except SessionError as error:
+            self.notify(str(error), severity="error")
+            return
+        if opened is None:
+            self.notify("This point has no recording yet.", timeout=3)
+        else:
+            self.post_message(self.Chosen(opened))
+
+
+class SweepSheet(Scrollable, KeyRow, can_focus=True):
+    """The whole screen as one picture."""
+
+    wheel_rows = 1
+
+    def __init__(self, model: SweepModel, glyphs: Glyphs, *, id: str) -> None:
+        super().__init__(glyphs, id=id)
+        self._model = model
+
+    def paint(self, width: int, height: int) -> list[Row] | None:
+        labels = {"app.leave": "quit"} | ({"sweep.follow": ""} if self._model.is_following else {})
+        keys = self.draw_key_row(labels, width)
+        return [*draw_sweep(self._model, width, height - 1, self.glyphs), keys]
+
+    def scroll_rows(self, rows: int) -> None:
+        """Move the cursor."""
+        self._model.move_cursor(rows)
+        self.repaint()
+
+    def on_click(self, event: events.Click) -> None:
+        row = event.y - 3  # below head, progress and headings
+        if 0 <= row < self._model.visible_rows:
+            self._model.move_cursor(self._model.top_row + row - self._model.cursor_row)
+            self.repaint()
+
+    def copy_text(self) -> str:
+        """Return all results, with tabs between the columns."""
+        table = sweeps.build_table(self._model.sweep)
+        return format_tsv([table.columns, *table.rows()])
