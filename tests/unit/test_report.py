@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 import long_recording
 import recordings
+import sweep_progress
 import zerotop
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.session_report import SessionReport, read_session_report
@@ -20,6 +23,7 @@ from zerotop.cli import main
 from zerotop.report.charts import build_charts
 from zerotop.report.session_page import write_session_page
 from zerotop.session.reader import Session, SessionError
+from zerotop.session.sweeps import write_sweep
 from zerotop_probe.recording import directory
 
 
@@ -188,3 +192,55 @@ def test_a_session_in_a_notebook_has_tables_and_a_page() -> None:
         session.table("nothing")
     with pytest.raises(SessionError, match="nowhere"):
         zerotop.open_session("nowhere")
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[[int], Path]:
+    """Write the folder of a sweep of 16 points, so many of which have run."""
+
+    def write(done: int) -> Path:
+        path = tmp_path / f"sweep-{done}"
+        path.mkdir()
+        write_sweep(replace(sweep_progress.make_sweep(done), path=path))
+        return path
+
+    return write
+
+
+def test_a_sweep_has_a_page_with_its_verdict_charts_and_points(sweep: Callable[[int], Path], tmp_path: Path) -> None:
+    page = tmp_path / "sweep.html"
+    assert main(["report", str(sweep(16)), "-o", str(page)]) == 0
+    text = page.read_text()
+    parsed = parse(text)
+    assert parsed.addresses == []
+    assert parsed.text.index("15 of 16 points trained; 1 ran out of memory.") < 120
+    assert "The fastest is allocator expandable_segments:True, seq-length 4096: 25,430 tokens per second." in parsed.text
+    assert "is flat at 9.30 GiB up to 1,900 tokens a micro-batch. Beyond, it is 3,100.0 kB x tokens" in parsed.text
+    assert "at $30.00 an hour." in parsed.text
+    assert f"Point 7: {sweep_progress.REASON}" in parsed.text
+    charts = json.loads(re.findall(r'id="charts-data">(.*?)</script>', text, re.DOTALL)[0])["charts"]
+    assert [chart["title"] for chart in charts] == [
+        "Peak allocated",
+        "Peak reserved",
+        "Iterations per second",
+        "Tokens per second",
+    ]
+    assert charts[0]["x"] == sweep_progress.LENGTHS
+    default, expandable = charts[1]["series"]
+    assert (default["values"][-1], default["failed"]) == (None, [4096])
+    assert expandable["values"][0] == pytest.approx(9.3 * 1.03, rel=1e-3)
+
+
+def test_a_sweep_that_has_not_finished_or_begun_says_so(
+    sweep: Callable[[int], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "sweep.html"
+    assert main(["report", str(sweep(5)), "-o", str(page), "--price-per-hour", "60EUR"]) == 0
+    assert "5 of 16 points trained; 11 have not run yet." in parse(page.read_text()).text
+    assert "60.00 EUR an hour" in page.read_text()
+    assert main(["report", str(sweep(0)), "-o", str(page)]) == 0
+    assert "None of 16 points has run yet." in parse(page.read_text()).text
+    assert main(["report", str(tmp_path / "sweep-5"), "--format", "png"]) == 2
+    (tmp_path / "sweep-5" / "sweep.json").write_text("{")
+    assert main(["report", str(tmp_path / "sweep-5"), "-o", str(page)]) == 1
+    assert "sweep.json is damaged" in capfd.readouterr().err

@@ -250,8 +250,8 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "zerotop report brisk-otter -o report.html",
         "zerotop report brisk-otter --chart gpu-memory -o memory.png",
     )
-    report.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
-    report.add_argument("-o", "--output", metavar="FILE", help="output file, - for standard output [SESSION.html]")
+    report.add_argument("session", metavar="SESSION|SWEEP", help=f"{_SESSION_HELP}; of a sweep, its name or folder")
+    report.add_argument("-o", "--output", metavar="FILE", help="output file, - for standard output [NAME.html]")
     report.add_argument("--format", choices=("html", "png"), help="file format [by the name of the file, else html]")
     report.add_argument("--chart", metavar="NAME", help="the chart to draw as PNG [iterations]")
     _add_price(report)
