@@ -130,8 +130,13 @@ class _TraceWriter:
             packet.timestamp = max(0, finding.begin_ns - self._session.begin_ns)
             event = packet.track_event
             event.name = finding.name.replace("_", " ")
-            texts = {name: getattr(finding, name) for name in ("headline", "details", "advice", "fix")}
-            texts["severity"] = finding.severity.value
+            texts = {
+                "headline": finding.headline,
+                "details": finding.details,
+                "advice": finding.advice,
+                "fix": finding.fix,
+                "severity": finding.severity.value,
+            }
             for name, text in texts.items():
                 event.debug_annotations.add(name=name, string_value=text.encode(errors="replace").decode())
             if finding.step is not None:
