@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from zerotop.session.sweeps import write_sweep
 from zerotop_probe.recording import directory
 
 
+@cache
 def read(name: str) -> SessionReport:
     return read_session_report(recordings.recording(name), HourlyPrice(30))
 
