@@ -1,9 +1,9 @@
 """Record the stories of this folder, and pack the recordings.
 
-    python docs/stories/record.py FOLDER [linear] [gpt2] [gpt2-small-batch] [lora] [fsdp2] [zero3] [ddp]
+    python docs/stories/record.py FOLDER [linear] [gpt2] [gpt2-small-batch] [lora] [fsdp2] [fsdp2-kept] [zero3] [ddp]
 
 By default the first four, with two GPUs the others. FOLDER gets NAME.zerotop, and what zerotop says of it:
-NAME.log (the job's output), NAME.memory.txt, NAME.findings.txt; for the last three compare.txt. About four minutes on an
+NAME.log (the job's output), NAME.memory.txt, NAME.findings.txt; for the last four compare.txt. About four minutes on an
 H100. Without a GPU everything is small. ``lora`` needs peft and ipykernel, ``zero3`` DeepSpeed.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ZEROTOP = [sys.executable, "-m", "zerotop"]
 RANKS = 2
-SEVERAL = ("zero3", "fsdp2", "ddp")
+SEVERAL = ("zero3", "fsdp2", "fsdp2-kept", "ddp")
 ATTACH_AFTER_S = 4.0
 LIMIT_S = 400
 
@@ -31,9 +31,7 @@ def list_commands() -> dict[str, list[str]]:
         "linear": [sys.executable, str(HERE / "linear.py")],
         "gpt2": [sys.executable, str(HERE / "gpt2.py")],
         "gpt2-small-batch": [sys.executable, str(HERE / "gpt2.py"), "--batch-size", "1"],
-        "fsdp2": [*torchrun, str(HERE / "sharded.py"), "fsdp2"],
-        "zero3": [*torchrun, str(HERE / "sharded.py"), "zero3"],
-        "ddp": [*torchrun, str(HERE / "sharded.py"), "ddp"],
+        **{how: [*torchrun, str(HERE / "sharded.py"), how] for how in SEVERAL},
     }
 
 

@@ -1,9 +1,11 @@
 """One model of 0.95 billion parameters, computed in bf16 and updated in float32, on several ranks.
 
-``fsdp2``: sharded by PyTorch's fully_shard; ``zero3``: by DeepSpeed; ``ddp``: whole on each rank.
+``fsdp2``: sharded by PyTorch's fully_shard, ``fsdp2-kept`` without freeing parameters after the forward; ``zero3``: by
+DeepSpeed; ``ddp``: whole on each rank.
 """
 
 import argparse
+import functools
 import os
 
 import torch
@@ -22,14 +24,14 @@ def make_model():
     return LlamaForCausalLM(LlamaConfig(vocab_size=100, **shape))
 
 
-def train_fsdp2(model, device, batches):
+def train_fsdp2(model, device, batches, *, reshards=True):
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model = model.to(device)
     for layer in model.model.layers:
-        fully_shard(layer, mp_policy=policy)
+        fully_shard(layer, mp_policy=policy, reshard_after_forward=reshards)
     fully_shard(model, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for ids in batches:
@@ -73,7 +75,7 @@ def train_zero3(model, device, batches):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("how", choices=("fsdp2", "zero3", "ddp"))
+    parser.add_argument("how", choices=("fsdp2", "fsdp2-kept", "zero3", "ddp"))
     parser.add_argument("--local_rank", type=int, default=0)
     how = parser.parse_args().how
     rank = int(os.environ["LOCAL_RANK"])
@@ -84,7 +86,8 @@ def main():
     words = model.config.vocab_size
     length = LENGTH if device.type == "cuda" else 32
     batches = (torch.randint(words, (ROWS, length), device=device) for _ in range(STEPS))
-    train = {"fsdp2": train_fsdp2, "zero3": train_zero3, "ddp": train_ddp}[how]
+    keep = functools.partial(train_fsdp2, reshards=False)
+    train = {"fsdp2": train_fsdp2, "fsdp2-kept": keep, "zero3": train_zero3, "ddp": train_ddp}[how]
     loss = train(model, device, batches)
     print(f"rank {rank}: loss {loss.item():.3f}", flush=True)
     torch.distributed.destroy_process_group()

@@ -68,6 +68,6 @@ def test_parameters() -> None:
 def test_without_slurm_it_says_so(tmp_path: Path) -> None:
     options = ["--seq-length", "1,2", "--executor", "slurm", "-o", str(tmp_path / "sweep")]
     nowhere = environment(tmp_path, PATH=str(tmp_path))
-    done = zerotop(tmp_path, "sweep", *options, "--", "true", "{seq_length}", env=nowhere)
+    done = zerotop(tmp_path, "sweep", *options, "--", sys.executable, "{seq_length}", env=nowhere)
     assert done.returncode == 1
     assert b"Cannot submit jobs to slurm" in done.stderr

@@ -6,8 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from programs import zerotop
+from programs import environment, zerotop
 from recordings import FOLDER
+from zerotop.demo.finetune import PRESETS
 from zerotop.session.sweeps import read_sweep
 
 SCRIPT = Path(__file__).with_name("loops") / "swept.py"
@@ -63,6 +64,11 @@ def test_estimates_for_a_recording_and_a_config_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}))
     done = zerotop(tmp_path, "estimate", str(tmp_path))
     assert b"not a decoder-only transformer" in done.stderr
+    snapshot = tmp_path / "hub" / "hub" / "models--me--small" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(PRESETS["tiny"]))
+    cached = zerotop(tmp_path, "estimate", "me/small", "--json", env=environment(tmp_path, HF_HOME=str(tmp_path / "hub")))
+    assert json.loads(cached.stdout)["model"]["model"]["parameters"] == 3_213_568
     unknown = zerotop(tmp_path, "estimate", "no/such-model")
     assert unknown.returncode == 1
     assert b"There is no model 'no/such-model'" in unknown.stderr

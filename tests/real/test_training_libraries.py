@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from loop_runs import run
+from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -33,6 +34,9 @@ def test_lora_on_a_base_that_is_frozen_and_partly_quantized(tmp_path: Path) -> N
         "quantized_parameters": own["quantized"],
     }
     assert hosts["before_update"]["gradients"] == 4 * own["trainable"]
+    setup = parse_setup(engine)
+    assert setup is not None
+    assert compute_expected(setup).host["frozen_parameters"] == 4 * own["frozen"]
     assert hosts["after_update"]["optimizer_state"] == pytest.approx(8 * own["trainable"], abs=4 * 16)
 
 

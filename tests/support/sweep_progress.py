@@ -43,6 +43,9 @@ class Progress:
     def estimate_left_s(self) -> float | None:
         return None if self.is_over else 117.0
 
+    def is_stopping(self) -> bool:
+        return self.stopped
+
     def stop(self) -> None:
         self.stopped = True
 

@@ -93,8 +93,11 @@ def test_the_first_update_is_expected_to_add_what_its_optimizers_keep() -> None:
 def test_expected_memory_of_a_loop() -> None:
     setup = parse_setup(make_loop())
     assert setup is not None
-    # The frozen base, which may be quantized, has no formula; neither are there master weights.
+    # Without the dtype of the frozen base there is no formula for it; neither are there master weights.
     assert compute_expected(setup).gpu == {"parameters": 400, "gradients": 400, "optimizer_state": 800}
+    frozen = parse_setup(make_loop(frozen_dtype="bf16", quantized_parameters=300))
+    assert frozen is not None
+    assert compute_expected(frozen).gpu["frozen_parameters"] == 2 * (1000 - 100 - 300)
     assert estimate_job(setup) == ()
     shared = parse_setup(make_loop(parallelism="FSDP2"))
     assert shared is not None

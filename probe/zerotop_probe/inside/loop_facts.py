@@ -154,6 +154,18 @@ def _read_dtype(parts: _LoopParts) -> str | None:
     return max(sizes, key=lambda name: sizes[name]) if sizes else None
 
 
+def _read_frozen_dtype(parts: _LoopParts) -> str | None:
+    """Return the dtype of frozen parameters, if all have the same."""
+    frozen = (p for p in _iter_parameters(parts.modules, []) if not p.requires_grad)
+    names = {_name_dtype(parameter.dtype) for parameter in frozen if not tensor_parts.is_quantized(parameter)}
+    return names.pop() if len(names) == 1 else None
+
+
+def _count_quantized(parts: _LoopParts) -> int:
+    quantized = filter(tensor_parts.is_quantized, _iter_parameters(parts.modules, []))
+    return sum(map(tensor_parts.count_elements, quantized))
+
+
 def _read_autocast(parts: _LoopParts) -> str | None:
     """Return the dtype of autocast: the library's, or what is in effect around this call of the model."""
     torch, device = sys.modules["torch"], find_device(parts.modules, parts.optimizers)
@@ -233,6 +245,8 @@ _FACT_READERS: dict[str, Callable[[_LoopParts], Any]] = {
     "sharding": _describe_sharding,
     "library": lambda parts: parts.library.find_name(),
     "dtype": _read_dtype,
+    "frozen_dtype": _read_frozen_dtype,
+    "quantized_parameters": _count_quantized,
     "autocast": _read_autocast,
     "micro_batch": lambda parts: parts.library.find_micro_batch(),
     "gradient_accumulation": lambda parts: parts.library.find_gradient_accumulation(),

@@ -109,6 +109,8 @@ ENGINE = _declare(
     Field("offload_optimizer", str, "none, cpu or nvme"),
     Field("offload_parameters", str, "none, cpu or nvme"),
     Field("dtype", str, "fp32, fp16 or bf16; of a loop, that of most trainable parameters"),
+    Field("frozen_dtype", str, "of a loop's frozen parameters that are not quantized; null if they have several, or none"),
+    Field("quantized_parameters", int, "elements of a loop's quantized parameters"),
     Field("autocast", str, "dtype of autocast; null if it is off"),
     Field("micro_batch", int, "rows in a micro-batch of one rank"),
     Field("gradient_accumulation", int, "micro-batches in an optimizer step"),

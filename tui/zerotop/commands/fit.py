@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 
 from zerotop.analysis.formatting import format_bytes, format_count
 from zerotop.analysis.sweeps.series import choose_axis
@@ -17,8 +17,7 @@ from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.job.training_machine import read_gpu_bytes
 from zerotop.commands.sweeping.fit_runner import FitRunner, LargestResult
-from zerotop.commands.sweeping.point_run import Interrupted
-from zerotop.commands.sweeping.progress_lines import describe_result, describe_settings
+from zerotop.commands.sweeping.progress_lines import describe_cost, describe_result, describe_settings
 from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, stop_on_signals
 from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits
 from zerotop.session import sweeps
@@ -33,21 +32,20 @@ def fit(options: argparse.Namespace) -> int:
     searched = choose_axis(plan)
     if searched not in (SEQ_LENGTH, MICRO_BATCH) or searched not in plan.varied:
         raise Problem("Say what to maximize, as a range: --seq-length 128:32768:128 or --micro-batch 1:64", USAGE)
+    limits = find_limits(plan)
+    plan = _limit_values(plan, searched, limits.get(searched))
     folder = make_folder(options.output, plan)
     if sweeps.is_sweep(folder):
         raise Problem(f"{folder} already holds a sweep. Choose another folder with -o DIR")
     results: list[LargestResult] = []
-    is_interrupted = False
     with lock_folder(folder):
         runner = _make_runner(Sweep(folder, plan, ()), searched, options)
         with stop_on_signals(runner.stop):
-            try:
-                for series in _list_series(plan, searched):
+            for series in _list_series(plan, searched, limits):
+                if not runner.was_interrupted:
                     results.append(_search(runner, series))
-            except Interrupted:
-                is_interrupted = True
     _print_results(results, searched, runner, options)
-    if is_interrupted:
+    if runner.was_interrupted:
         return _EXIT_INTERRUPTED
     return FAILED if any(result.largest is None for result in results) else 0
 
@@ -72,10 +70,17 @@ def _make_runner(sweep: Sweep, searched: str, options: argparse.Namespace) -> Fi
     return runner
 
 
-def _list_series(plan: Plan, searched: str) -> Sequence[Point]:
+def _limit_values(plan: Plan, searched: str, most: int | None) -> Plan:
+    """Return the plan without values that the model does not support."""
+    values = [value for value in plan.settings[searched] if most is None or int(value) <= most]
+    if not values:
+        raise Problem(f"The model supports {most:,} tokens at most: give smaller values", USAGE)
+    return replace(plan, settings={**plan.settings, searched: values})
+
+
+def _list_series(plan: Plan, searched: str, limits: Mapping[str, int]) -> Sequence[Point]:
     """Return the combinations of the other settings; impossible ones with their reason."""
     others = {name: values for name, values in plan.settings.items() if name != searched}
-    limits = find_limits(plan)
     points = build_points(others, limits)
     if points and all(point.result is not None for point in points):
         raise Problem(f"No combination can work: {points[0].result.reason if points[0].result else ''}", USAGE)
@@ -109,7 +114,8 @@ def _print_results(results: list[LargestResult], searched: str, runner: FitRunne
         )
     lines = align_columns(cells, ">" * (len(names) + 4) + "<")
     print("", *map(escape_unprintable, lines), sep="\n")
-    print(f"{format_count(runner.runs, 'run')}. Results: {runner.sweep.path}/results.csv", file=sys.stderr)
+    runs = f"{format_count(runner.runs, 'run')}{describe_cost(runner.sweep)}"
+    print(f"{runs}. Results: {runner.sweep.path}/results.csv", file=sys.stderr)
 
 
 def _format_largest(result: LargestResult) -> tuple[str, str]:

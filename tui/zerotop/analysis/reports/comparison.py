@@ -71,6 +71,7 @@ def compare_setup(sides: Sides) -> Iterator[Measure]:
         counts = tuple(_format_value(getattr(side.view.job, name)) for side in sides)
         yield Measure("Setup", name.removeprefix("gradient_").replace("_", "-"), Unit.TEXT, counts)
     others: dict[str, ReadValue] = {
+        "computes in": lambda side: side.view.job.short_precision if side.view.job.is_loop else None,
         "optimizer": lambda side: _format_value(side.engine.get("inner_optimizer") or side.engine.get("optimizer")),
         "allocator": _describe_allocator,
         "GPUs": _describe_gpus,

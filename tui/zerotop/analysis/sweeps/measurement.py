@@ -16,7 +16,8 @@ from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.failures.failure import MEMORY
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
-from zerotop.analysis.views.job_exit import read_ending
+from zerotop.analysis.views.job_exit import Losses, read_ending
+from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows, iter_samples, split_samples
 from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY
@@ -25,6 +26,7 @@ from zerotop_probe.recording.tables import PHASE_CODE
 _STEP_CODE = PHASE_CODE["step"]
 # Read around the steps, for a sample before the first and after the last.
 _AROUND_NS = 3_000_000_000
+_LINE_BYTES = 1000  # of the output's end, for its last line
 
 
 def measure_point(session: Session, warmup: int) -> dict[str, Any]:
@@ -47,16 +49,25 @@ def measure_point(session: Session, warmup: int) -> dict[str, Any]:
 
 
 def judge_outcome(session: Session, exit_code: int, *, is_hung: bool) -> tuple[str, str]:
-    """Return a job's outcome and a sentence about it; "" if it ended well."""
+    """Return a job's outcome and a sentence about it; "" if it ended well and its recording is complete."""
     if is_hung:
         return _judge_hung(session)
     if exit_code == 0:
-        return OK, ""
+        ending = read_ending(session)
+        return OK, Losses(ending.lost_records, ending.lost_output_bytes).loss_sentence
     failure = find_failure(session, session.end_ns)
     if failure is None:
         return CRASHED, read_ending(session).text or f"The exit code is {exit_code}."
     sentence = " ".join(filter(None, (failure.what, failure.why)))
-    return (OUT_OF_MEMORY if failure.kind == MEMORY else CRASHED), sentence
+    if failure.kind == MEMORY:
+        return OUT_OF_MEMORY, sentence
+    last_line = "" if failure.last_words else _read_last_line(session)
+    return CRASHED, f"{sentence} Its last line: {last_line}" if last_line else sentence
+
+
+def _read_last_line(session: Session) -> str:
+    lines = read_output_tail(session, session.end_ns, _LINE_BYTES).decode("utf-8", "replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _judge_hung(session: Session) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from zerotop.analysis.memory.expected.zero_model import compute_expected
 from zerotop.analysis.sweeps.estimates import Hardware, TrainedModel, build_setup
 from zerotop.analysis.sweeps.search import LargestSearch
 from zerotop.analysis.sweeps.settings import CHECKPOINTING, GPUS, MICRO_BATCH, OFFLOAD, SEQ_LENGTH, STAGE
-from zerotop.commands.sweeping.point_run import run_point
+from zerotop.commands.sweeping.point_run import Interrupted, run_point
 from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Point, Result, Sweep, Value, write_sweep
 
 # What a process takes besides PyTorch's memory, until one has been measured: CUDA's context and libraries.
@@ -50,6 +50,7 @@ class FitRunner:
         """``searched``: the setting to maximize; ``gpu_bytes``: memory of one GPU, None without one."""
         self.sweep = sweep
         self.runs = 0
+        self.was_interrupted = False
         self._searched = searched
         self._most_runs = most_runs
         self._gpu_bytes = gpu_bytes
@@ -60,11 +61,11 @@ class FitRunner:
         self._stopping = threading.Event()
 
     def stop(self) -> None:
-        """Stop the job that runs now; the search ends with ``Interrupted``."""
+        """Stop the job that runs now, and the search."""
         self._stopping.set()
 
     def find_largest(self, settings: Mapping[str, Value]) -> LargestResult:
-        """Search one series. Raises Interrupted, and OSError if nothing can be written."""
+        """Search one series. Raises OSError if nothing can be written."""
         values = sorted({int(value) for value in self.sweep.plan.settings[self._searched]})
         limit = None if self._gpu_bytes is None else float(self._gpu_bytes - self._other_bytes)
         search = LargestSearch(values, limit, self._predict(settings, limit))
@@ -75,7 +76,12 @@ class FitRunner:
             if self.runs >= self._most_runs:
                 problem = f"the limit of {self._most_runs} runs is reached"
                 break
-            result = self._run({**settings, self._searched: value})
+            try:
+                result = self._run({**settings, self._searched: value})
+            except Interrupted:
+                self.was_interrupted = True
+                problem = "interrupted"
+                break
             if result.outcome == OUT_OF_MEMORY:
                 search.note_failing(value)
             elif result.outcome == OK:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from zerotop.analysis.formatting import format_bytes, format_count
+from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.text_tables import align_columns
 from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Plan, Point, Result, Sweep, Value
 
@@ -63,11 +64,22 @@ def _format_row(point: Point, result: Result, names: Sequence[str]) -> tuple[str
     )
 
 
+def describe_cost(sweep: Sweep) -> str:
+    """Return the time of all jobs and what it cost: `` in 12:34, $6.28``; "" without a price."""
+    plan = sweep.plan
+    if plan.price_per_hour is None:
+        return ""
+    seconds = sum(point.result.seconds or 0.0 for point in sweep.finished if point.result is not None)
+    minutes, second = divmod(round(seconds), 60)
+    return f" in {minutes}:{second:02}, {HourlyPrice(plan.price_per_hour, *plan.currency).format_cost(seconds)}"
+
+
 def describe_end(sweep: Sweep, problem: str) -> str:
     """Return a sentence about how far the sweep came, and how it goes on."""
     total, done = len(sweep.points), len(sweep.finished)
     if done == total:
         failed = sum(point.result is not None and point.result.outcome == CRASHED for point in sweep.points)
         crashes = f"; {failed} crashed" if failed else ""
-        return f"{format_count(total, 'point')} done{crashes}. Results: {sweep.path}/results.csv"
-    return f"{problem} {done} of {total} points are done. Go on with: zerotop sweep --resume {sweep.path}".strip()
+        return f"{format_count(total, 'point')} done{describe_cost(sweep)}{crashes}. Results: {sweep.path}/results.csv"
+    resume = f"zerotop sweep --resume {sweep.path}"
+    return f"{problem} {done} of {total} points are done{describe_cost(sweep)}. Go on with: {resume}".strip()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerotop.commands.common.errors import describe_error
@@ -22,7 +23,7 @@ class SweepRunner:
     def __init__(self, sweep: Sweep, *, on_change: Callable[[], None] = lambda: None) -> None:
         """``on_change`` is called after each result and when an attempt begins."""
         self.sweep = sweep
-        self.attempts: dict[int, Attempt] = {}  # by point, of those that run now
+        self.attempts: Mapping[int, Attempt] = {}  # by point, of those that run now; replaced, never changed
         self.begun_s = time.time()
         self.problem = ""  # a sentence: why the sweep ended early
         self.was_interrupted = False
@@ -64,7 +65,7 @@ class SweepRunner:
             return None
         from zerotop.commands.job.open_session import open_recording
 
-        return open_recording(path)
+        return replace(open_recording(path), controller=None)  # the sweep controls its jobs
 
     def run(self) -> None:
         """Run all points without a result."""
@@ -76,7 +77,7 @@ class SweepRunner:
         except OSError as error:
             self.problem = f"Nothing can be written to {self.sweep.path}: {describe_error(error)}."
         finally:
-            self.attempts.clear()
+            self.attempts = {}
             self._ended_s = time.time()
             self.is_over = True
             self._on_change()
@@ -96,12 +97,12 @@ class SweepRunner:
 
     def note_attempt(self, attempt: Attempt) -> None:
         """Note that an attempt has begun."""
-        self.attempts[attempt.point] = attempt
+        self.attempts = {**self.attempts, attempt.point: attempt}
         self._on_change()
 
     def add_result(self, number: int, result: Result) -> None:
         """Add a point's result, and write all results. Raises OSError."""
-        self.attempts.pop(number, None)
+        self.attempts = {point: attempt for point, attempt in self.attempts.items() if point != number}
         sweep = self.sweep.with_result(number, result)
         write_sweep(sweep)
         self.sweep = sweep

@@ -7,6 +7,7 @@ from typing import Any
 from textual.screen import Screen
 
 from zerotop.ui.app.start_app import ListApp
+from zerotop.ui.app.terminal_lost import is_hung_up
 from zerotop.ui.dialogs.stop_dialog import StopDialog
 from zerotop.ui.sweep.model import SweepModel
 from zerotop.ui.sweep.screen import SweepScreen
@@ -25,6 +26,17 @@ class SweepApp(ListApp):
 
     def on_sweep_screen_chosen(self, event: SweepScreen.Chosen) -> None:
         self.open_recording(event.opened)
+
+    def run_tick(self) -> None:
+        """Stop the sweep where the terminal is lost, and leave when a signal has stopped it."""
+        progress = self._model.progress
+        is_lost = self._terminal is not None and is_hung_up(self._terminal)
+        if is_lost and not progress.is_over:
+            progress.stop()
+        elif progress.is_over and progress.is_stopping() and not is_lost:
+            self.exit()
+        else:
+            super().run_tick()
 
     def action_leave(self) -> None:
         """Return from a recording to the sweep; ask before a running sweep is stopped."""

@@ -60,6 +60,9 @@ class SweepProgress(Protocol):
     def estimate_left_s(self) -> float | None:
         """Return the seconds that the rest should take; None before the first result."""
 
+    def is_stopping(self) -> bool:
+        """Return whether the sweep was asked to stop."""
+
     def stop(self) -> None:
         """Stop the jobs that run now, and the sweep."""
 

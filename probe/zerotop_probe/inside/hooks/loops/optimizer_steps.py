@@ -16,6 +16,11 @@ from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, SKIPPED
 
+_SCALERS = (
+    ("torch.amp.grad_scaler", "GradScaler"),
+    ("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler"),
+)
+
 
 class _ScaledStep(NamedTuple):
     """A call of ``scaler.step(optimizer)``."""
@@ -64,13 +69,14 @@ class OptimizerStepHooks:
             on_removal(handle.remove)
 
     def install_scaler_hooks(self) -> None:
-        """Wrap the methods of PyTorch's loss scaler."""
-        scaler_class = getattr(sys.modules.get("torch.amp.grad_scaler"), "GradScaler", None)
-        if scaler_class is not None:
-            meter = self._probe.meter
-            wrap_method(scaler_class, "step", self._begin_scaled, self._end_scaled, meter)
-            wrap_method(scaler_class, "update", self._begin_update, self._end_update, meter)
-            wrap_method(scaler_class, "load_state_dict", self._begin_load, self._end_load, meter)
+        """Wrap the methods of PyTorch's loss scalers; that of FSDP1 has some of its own."""
+        meter = self._probe.meter
+        for module_name, class_name in _SCALERS:
+            scaler_class = getattr(sys.modules.get(module_name), class_name, None)
+            if scaler_class is not None:
+                wrap_method(scaler_class, "step", self._begin_scaled, self._end_scaled, meter)
+                wrap_method(scaler_class, "update", self._begin_update, self._end_update, meter)
+                wrap_method(scaler_class, "load_state_dict", self._begin_load, self._end_load, meter)
 
     # --- steps ----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.phase_peaks import read_phase_peaks
+from zerotop.analysis.annotations.support.phase_peaks import SettledPeaks, find_settled_peaks
 from zerotop.analysis.memory.tensor_inventory import BEFORE_UPDATE, GRADIENT_BUCKETS, GRADIENTS
 
 _KIND = FindingKind(
@@ -23,18 +23,18 @@ _LEAST_SHARE = 0.05
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt of the job, after its second step, when the optimizer's state is there."""
+    """Report once for each attempt of the job, when the optimizer's state is there."""
     for group in recording.groups:
-        if _KIND.name not in group.reported and len(group.lead.steps) > 1:
+        peaks = find_settled_peaks(group.lead) if _KIND.name not in group.reported else None
+        if peaks is not None:
             group.reported.add(_KIND.name)
-            yield from _find_buckets(group)
+            yield from _find_buckets(group, peaks)
 
 
-def _find_buckets(group: Group) -> Iterator[Annotation]:
-    lead = group.lead
-    events = (event.facts for event in lead.events_named("tensors") if event.facts.get("when") == BEFORE_UPDATE)
+def _find_buckets(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
+    events = (event.facts for event in group.lead.events_named("tensors") if event.facts.get("when") == BEFORE_UPDATE)
     sizes = next(events, {}).get("device") or {}
-    buckets, peak = sizes.get(GRADIENT_BUCKETS, 0), int(read_phase_peaks(lead, lead.steps[:2]).max())
-    if peak > 0 and buckets > _LEAST_SHARE * peak:
+    buckets, peak = sizes.get(GRADIENT_BUCKETS, 0), peaks.highest_bytes
+    if buckets > _LEAST_SHARE * peak:
         evidence = {"bucket_bytes": buckets, "gradient_bytes": sizes.get(GRADIENTS, 0), "peak_bytes": peak}
-        yield _KIND.at_steps(group, lead.steps[1:2], evidence, share=buckets / peak)
+        yield _KIND.at_steps(group, peaks.steps, evidence, share=buckets / peak)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.block_shapes import find_first_backward
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.phase_peaks import SettledPeaks, find_settled_peaks
 from zerotop.analysis.memory.tensor_inventory import UNSHARDED_PARAMETERS
 
 _KIND = FindingKind(
@@ -25,26 +26,25 @@ _SETTINGS = {
     "FSDP": "sharding_strategy=ShardingStrategy.FULL_SHARD",
     "FSDP2": "fully_shard(layer, reshard_after_forward=True)",
 }
-# Of everything counted: below it the freed memory would not be noticed.
-_LEAST_SHARE = 0.1
+# Of the peak: below it the freed memory would not be noticed.
+_LEAST_SHARE = 0.05
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt of the job, after its first step."""
+    """Report once for each attempt of the job, when the optimizer's state is there."""
     for group in recording.groups:
-        if _KIND.name not in group.reported and len(group.lead.steps):
+        peaks = find_settled_peaks(group.lead) if _KIND.name not in group.reported else None
+        if peaks is not None:
             group.reported.add(_KIND.name)
-            yield from _find_gathered(group)
+            yield from _find_gathered(group, peaks)
 
 
-def _find_gathered(group: Group) -> Iterator[Annotation]:
-    lead = group.lead
-    sharding, parallelism = lead.engine.get("sharding") or {}, lead.engine.get("parallelism")
-    if sharding.get("reshards", True) or parallelism not in _SETTINGS:
-        return
-    sizes = find_first_backward(lead).get("device" if lead.is_on_gpu else "host") or {}
+def _find_gathered(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
+    engine = group.lead.engine
+    sharding, parallelism = engine.get("sharding") or {}, engine.get("parallelism")
+    sizes = find_first_backward(group.lead).get("device") or {}
     gathered = sizes.get(UNSHARDED_PARAMETERS, 0)
-    counted = sum(sizes.values()) - gathered
-    if gathered > _LEAST_SHARE * (gathered + counted):
-        evidence = {"gathered_bytes": gathered, "counted_bytes": counted}
-        yield _KIND.at_steps(group, lead.steps[:1], evidence, reshard=_SETTINGS[parallelism])
+    is_noticed = gathered > _LEAST_SHARE * peaks.highest_bytes
+    if is_noticed and not sharding.get("reshards", True) and parallelism in _SETTINGS:
+        evidence = {"gathered_bytes": gathered, "counted_bytes": sum(sizes.values()) - gathered}
+        yield _KIND.at_steps(group, peaks.steps, evidence, reshard=_SETTINGS[parallelism])

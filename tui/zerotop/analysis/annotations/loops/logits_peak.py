@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.block_shapes import LOGITS, find_first_backward, read_groups
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.phase_peaks import PARTS, read_phase_peaks
+from zerotop.analysis.annotations.support.phase_peaks import SettledPeaks, find_settled_peaks
 from zerotop.analysis.engine import TRAINER
 
 _KIND = FindingKind(
@@ -38,24 +38,24 @@ _LEAST_BYTES = 64 << 20
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt of the job, after its second step, when the optimizer's state is there."""
+    """Report once for each attempt of the job, when the optimizer's state is there."""
     for group in recording.groups:
-        if _KIND.name not in group.reported and len(group.lead.steps) > 1:
+        peaks = find_settled_peaks(group.lead) if _KIND.name not in group.reported else None
+        if peaks is not None:
             group.reported.add(_KIND.name)
-            yield from _find_logits(group)
+            yield from _find_logits(group, peaks)
 
 
-def _find_logits(group: Group) -> Iterator[Annotation]:
+def _find_logits(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
     lead = group.lead
-    found = [blocks for blocks in read_groups(lead.engine, find_first_backward(lead)) if blocks.width == LOGITS]
-    if not found:
+    inventory = find_first_backward(lead)
+    found = [blocks for blocks in read_groups(lead.engine, inventory) if blocks.width == LOGITS]
+    if not found or peaks.owner != "backward":
         return
-    rows, tokens, vocabulary = find_first_backward(lead)["output_shape"]
+    rows, tokens, vocabulary = inventory["output_shape"]
     largest = max(blocks.size for blocks in found)
     logits = sum(blocks.total_bytes for blocks in found) + largest  # with their gradient
-    peaks = dict(zip(PARTS, read_phase_peaks(lead, lead.steps[:2])[1].tolist(), strict=True))
-    peak = peaks["backward"]
-    if largest < _LEAST_BYTES or peak < max(peaks.values()) or logits < _OWNER_SHARE * peak:
+    if largest < _LEAST_BYTES or logits < _OWNER_SHARE * peaks.highest_bytes:
         return
     fewer = max(1, rows // 4)
     evidence = {
@@ -65,10 +65,10 @@ def _find_logits(group: Group) -> Iterator[Annotation]:
         "blocks": sum(blocks.count for blocks in found),
         "block_bytes": largest,
         "logits_bytes": logits,
-        "backward_peak_bytes": peak,
+        "backward_peak_bytes": peaks.highest_bytes,
         "fewer_rows": fewer,
         "saved_bytes": logits * (1 - fewer / rows),
     }
     is_default = lead.engine.get("library") == TRAINER and lead.engine.get("micro_batch") == _DEFAULT_ROWS == rows
     kind = _KIND if rows > 1 else _KIND.with_changes(advice=_ONE_ROW_ADVICE)
-    yield kind.at_steps(group, lead.steps[1:2], evidence, default=_DEFAULT if is_default else "")
+    yield kind.at_steps(group, peaks.steps, evidence, default=_DEFAULT if is_default else "")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.block_shapes import LOGITS, BlockGroup, find_first_backward, read_groups
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.phase_peaks import PARTS, read_phase_peaks
+from zerotop.analysis.annotations.support.phase_peaks import SettledPeaks, find_settled_peaks
 from zerotop.analysis.formatting import Text
 
 _KIND = FindingKind(
@@ -21,41 +21,35 @@ _KIND = FindingKind(
 )
 _CHECKPOINTING_ADVICE = "To lower the peak, lower {batch_size}: gradient checkpointing is on already."
 _FROZEN = " Frozen weights need neither gradients nor optimizer state, but as many activations as others."
-_NAMES = {
-    "hidden": "the model's width",
-    "intermediate": "the width of its MLPs",
-    "attention": "attention matrices",
-}
+_NAMES = {"hidden": "the model's width", "intermediate": "the width of its MLPs", "attention": "attention matrices"}
 # Of the peak: what the activations without logits are at least, and what a group of blocks is that is named.
 _LEAST_SHARE = 0.4
 _NAMED_SHARE = 0.03
-_MOST_NAMED = 3
+_MOST_NAMED = 2
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt of the job, after its second step, when the optimizer's state is there."""
+    """Report once for each attempt of the job, when the optimizer's state is there."""
     for group in recording.groups:
-        if _KIND.name not in group.reported and len(group.lead.steps) > 1:
+        peaks = find_settled_peaks(group.lead) if _KIND.name not in group.reported else None
+        if peaks is not None:
             group.reported.add(_KIND.name)
-            yield from _find_activations(group)
+            yield from _find_activations(group, peaks)
 
 
-def _find_activations(group: Group) -> Iterator[Annotation]:
-    lead = group.lead
-    inventory = find_first_backward(lead)
-    blocks = read_groups(lead.engine, inventory)
-    peaks = dict(zip(PARTS, read_phase_peaks(lead, lead.steps[:2])[1].tolist(), strict=True))
-    peak = peaks["backward"]
+def _find_activations(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
+    engine, inventory = group.lead.engine, find_first_backward(group.lead)
+    blocks, peak = read_groups(engine, inventory), peaks.highest_bytes
     activations = (inventory.get("unclaimed_bytes") or 0) - sum(b.total_bytes for b in blocks if b.width == LOGITS)
     named = [b for b in blocks if b.width in _NAMES and b.total_bytes > _NAMED_SHARE * peak][:_MOST_NAMED]
-    if not named or peak < max(peaks.values()) or activations < _LEAST_SHARE * peak:
+    if not named or peaks.owner != "backward" or activations < _LEAST_SHARE * peak:
         return
     evidence = {"activation_bytes": activations, "backward_peak_bytes": peak}
-    trainable, parameters = lead.engine.get("trainable_parameters") or 0, lead.engine.get("parameters") or 0
-    kind = _KIND.with_changes(advice=_CHECKPOINTING_ADVICE, fix="") if lead.engine.get("activation_checkpointing") else _KIND
+    trainable, parameters = engine.get("trainable_parameters") or 0, engine.get("parameters") or 0
+    kind = _KIND.with_changes(advice=_CHECKPOINTING_ADVICE, fix="") if engine.get("activation_checkpointing") else _KIND
     yield kind.at_steps(
         group,
-        lead.steps[1:2],
+        peaks.steps,
         evidence | {f"{b.width}_{b.item_bytes}_bytes": b.total_bytes for b in named},
         share=activations / peak,
         parts=_describe_groups(named),
@@ -68,7 +62,7 @@ def _describe_groups(groups: Sequence[BlockGroup]) -> Text:
     parts, values = [], {}
     for number, group in enumerate(groups):
         shape = " x ".join(f"{size:,}" for size in group.shape)
-        name = _NAMES[group.width]
-        parts.append(f"{{size{number}:bytes}} in {group.count} blocks of {shape} in {group.item_bytes} bytes ({name})")
+        blocks = f"{group.count} blocks of {shape} in {group.item_bytes} bytes ({_NAMES[group.width]})"
+        parts.append(f"{{size{number}:bytes}} in {blocks}")
         values[f"size{number}"] = group.total_bytes
     return Text(", ".join(parts), values)

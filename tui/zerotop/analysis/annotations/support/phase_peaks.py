@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +22,8 @@ _PART_BY_PHASE = {
     "optimizer": "step",
     "allgather": "step",
 }
+# Steps in which one in full detail must be found.
+_MOST_SEARCHED = 256
 # The part of each phase, -1 for none; the last entry stands for unknown newer phases.
 _PART_CODES = np.array([PARTS.index(_PART_BY_PHASE[name]) if name in _PART_BY_PHASE else -1 for name in PHASES] + [-1])
 
@@ -62,3 +66,22 @@ def read_held_bytes(process: Process, steps: Rows) -> Ints:
         sampled = (last >= 0) & (samples.times[np.maximum(last, 0)] > steps["begin_unix_ns"])
         held[sampled] = samples.rows["allocated_bytes"][last[sampled]]
     return held
+
+
+@dataclass(frozen=True)
+class SettledPeaks:
+    """The peaks of a step after the first, when the optimizer's state is there."""
+
+    steps: Rows  # that one
+    owner: str  # of PARTS, the one with the highest peak
+    highest_bytes: int
+
+
+def find_settled_peaks(process: Process) -> SettledPeaks | None:
+    """Return the peaks of the first step after the first that is recorded in full; None before it, or without peaks."""
+    settled = np.flatnonzero(~process.steps["light"][1:_MOST_SEARCHED]) + 1
+    if not len(settled):
+        return None
+    steps = process.steps[settled[0] : settled[0] + 1]
+    peaks = read_phase_peaks(process, steps)[0]
+    return SettledPeaks(steps, PARTS[int(peaks.argmax())], int(peaks.max())) if peaks.max() > 0 else None

@@ -1,7 +1,8 @@
 """Expected bytes of each row of a ledger by ZeRO's formulas, and their difference from the measured ones.
 
 A loop without DeepSpeed is stage 0 without master weights, FSDP is stage 3; its state follows from its optimizers
-(:mod:`zerotop.analysis.memory.expected.optimizer_states`). Frozen parameters, which may be quantized, have no formula.
+(:mod:`zerotop.analysis.memory.expected.optimizer_states`), its frozen parameters have a dtype of their own. Quantized
+parameters have no formula.
 
 From "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv:1910.02054), section 3.1 for the needs of
 mixed precision with Adam and section 5 for the partition. With P parameters, w bytes each (2 in fp16 and bf16, 4 in
@@ -42,6 +43,7 @@ from zerotop.analysis.memory.phase_peaks import RankPeaks
 from zerotop.analysis.memory.tensor_inventory import (
     AFTER_UPDATE,
     CATEGORIES,
+    FROZEN_PARAMETERS,
     GRADIENTS,
     MASTER_WEIGHTS,
     MOMENT_TEXTS,
@@ -81,6 +83,7 @@ class EngineSetup:
     largest_layer: int | None  # parameters of the largest layer; None where not recorded
     is_loop: bool = False  # without DeepSpeed
     loop_state_bytes: int | None = None  # of a loop's optimizers, on all ranks together; None where not known
+    frozen_bytes: int | None = None  # of a loop's frozen parameters without quantized ones, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,16 @@ def parse_setup(engine: Mapping[str, Any]) -> EngineSetup | None:
         largest_layer=engine.get("largest_layer_parameters"),
         is_loop=is_loop,
         loop_state_bytes=compute_state_bytes(engine.get("optimizers") or (), bytes_each) if is_loop else None,
+        frozen_bytes=_compute_frozen(engine) if is_loop else None,
     )
+
+
+def _compute_frozen(engine: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a loop's frozen parameters that are not quantized, on all ranks together."""
+    parameters, trainable, quantized = map(engine.get, ("parameters", "trainable_parameters", "quantized_parameters"))
+    if engine.get("frozen_dtype") is None or parameters is None or trainable is None or quantized is None:
+        return None
+    return int(parameters - trainable - quantized) * _DTYPE_BYTES.get(str(engine["frozen_dtype"]), 2)
 
 
 def parse_setups(engines: Iterable[Event]) -> list[EngineSetup]:
@@ -162,6 +174,8 @@ def compute_expected(setup: EngineSetup) -> ExpectedBytes:
     kept = setup.trainable if setup.is_loop else setup.parameters
     weights = _compute_share(setup.bytes_each * kept, setup, 3)
     _put_category(expected, PARAMETERS, weights, setup.offload_parameters if setup.stage == 3 else "none", 1.0)
+    if setup.frozen_bytes is not None:
+        _put_category(expected, FROZEN_PARAMETERS, _compute_share(setup.frozen_bytes, setup, 3), "none", 1.0)
     if setup.trains:
         device, share = setup.offload_optimizer if setup.stage else "none", setup.offloaded_share
         if device != "none":

@@ -1,0 +1,68 @@
+"""Takes the pictures of the sweeps in ``docs/sweeps`` anew, and prints their tables for the README.
+
+``benchmarks/sweep_story.py`` ran them on one GPU and brought them here: ``docs/sweeps/NAME/sweep.json`` with its tables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from zerotop.analysis.sweeps.line_report import describe_line, report_lines
+from zerotop.commands.common.model_config import find_shape
+from zerotop.commands.sweeping.runner import SweepRunner
+from zerotop.session.sweeps import Point, Sweep, read_sweep
+from zerotop.ui.app.sweep_app import SweepApp
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.sweep.model import SweepModel
+
+HERE = Path(__file__).parent
+SIZE = (120, 40)
+GIB = 1 << 30
+
+
+async def take(name: str) -> None:
+    """Write one picture, and print the sweep's table and lines."""
+    sweep = read_sweep(HERE / "sweeps" / name)
+    sweep = replace(sweep, points=tuple(sweep.finished))
+    runner = SweepRunner(sweep)
+    runner.run()  # nothing is left to run: it is over at once
+    app = SweepApp(SweepModel(runner, find_shape(sweep.plan.model)), glyphs=BLOCKS)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.pause(1.0)
+        (HERE / f"sweep-{name}.svg").write_text(app.export_screenshot(title=""))
+    print(f"docs/sweep-{name}.svg\n", *format_markdown(sweep), sep="\n")
+    for report in report_lines(sweep, find_shape(sweep.plan.model)):
+        print("", *describe_line(report), sep="\n")
+
+
+def format_markdown(sweep: Sweep) -> Iterator[str]:
+    """Yield the lines of a table with what was varied, and sizes in GiB."""
+    varied = sweep.plan.varied
+    heads = [name.replace("_", "-") for name in varied]
+    yield "| " + " | ".join([*heads, "allocated", "reserved", "NVML", "host", "cores in step()", "it/s", "tokens/s"]) + " |"
+    yield "|" + "---|" * (len(varied) + 7)
+    for point in sweep.finished:
+        if point.result is not None and point.result.outcome != "skipped":
+            yield "| " + " | ".join([*(str(point.settings[name]) for name in varied), *format_result(point)]) + " |"
+
+
+def format_result(point: Point) -> list[str]:
+    """Return the cells of one point."""
+    result = point.result
+    assert result is not None
+    if result.outcome != "ok":
+        return [result.outcome.replace("_", " "), *[""] * 6]
+    sizes = (result.allocated_peak_bytes, result.reserved_peak_bytes, result.nvml_peak_bytes, result.host_peak_bytes)
+    rates = ((result.step_cores, ".1f"), (result.iterations_per_s, ".2f"), (result.tokens_per_s, ",.0f"))
+    return [
+        *(f"{size / GIB:.2f} GiB" if size else "" for size in sizes),
+        *(format(value, style) if value else "" for value, style in rates),
+    ]
+
+
+if __name__ == "__main__":
+    for folder in sorted((HERE / "sweeps").iterdir()):
+        asyncio.run(take(folder.name))
