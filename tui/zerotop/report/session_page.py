@@ -149,7 +149,11 @@ def _build_finding(number: int, cost: FindingCost, training_s: float, report: Se
     after = format_long_time(max(0.0, (finding.begin_ns - report.begin_ns) / 1e9))
     price = []
     if cost.seconds is not None:
-        share = f"{format_percent(min(1.0, cost.seconds / training_s))} of the training time" if training_s else ""
+        share = (
+            f"{format_percent(min(1.0, cost.seconds / training_s))} of the training time{cost.seconds_text}"
+            if training_s
+            else ""
+        )
         price.append(element("p", element("b", f"{_format_cost(cost.seconds)}"), element("span", share)))
         if report.price is not None:
             price.append(element("p", element("b", report.price.format_cost(cost.seconds)), element("span", "of the price")))

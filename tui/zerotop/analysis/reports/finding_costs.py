@@ -53,6 +53,11 @@ class FindingCost:
     bytes: int | None  # the same
     on_host: bool = False  # whether the bytes are host memory
 
+    @property
+    def seconds_text(self) -> str:
+        """What the seconds were spent in, as the end of a phrase; "" where the finding says it."""
+        return " in skipped steps" if self.finding.name in _SKIPPING else ""
+
 
 def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> tuple[FindingCost, ...]:
     """Return the findings, the costliest first: failures, then warnings, then explanations.
