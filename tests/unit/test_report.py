@@ -88,7 +88,10 @@ def test_the_verdict_names_pace_memory_costs_and_the_price() -> None:
     pace, memory, cost, price = read("story").verdict.sentences
     assert pace == "An iteration takes 962 ms (median), the slowest 4.53 s in step 10; 2,479 tokens per second."
     assert memory == "GPU memory peaked at 38.25 GiB of 140 GiB (27 %) reserved on GPU 0."
-    assert cost.startswith("What cost most: Iterations take 2.68 s, not 882 ms, since fp16 stopped skipping (about 11 s, 44 % of the training time in skipped steps")
+    assert cost == (
+        "What cost most: Iterations take 2.68 s, not 882 ms, since fp16 stopped skipping"
+        " (about 11 s, 44 % of the training time in skipped steps)."
+    )
     assert price == "The job cost $0.63 at $30.00 an hour."
     assert read("cpu-clean").verdict.sentences[2] == "No finding says that time or memory was lost."
 
