@@ -23,9 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import zerotop_probe
+from zerotop_probe.recording import directory
 
-BOOTSTRAP = Path(zerotop_probe.__file__).parent / "bootstrap"
 BUDGET_BOUNDARY_US = 20.0
 BUDGET_MICRO_STEP_US = 150.0
 
@@ -52,15 +51,15 @@ def parse() -> argparse.Namespace:
 
 
 def start_rank() -> int:
-    """Runs this file again as the only rank of a job that is being recorded."""
-    with socket.socket() as probe, tempfile.TemporaryDirectory() as session:
+    """Run this file again as the only rank of a recorded job, with every step in full detail."""
+    with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
+        session = directory.create_session(["python", *sys.argv], path=str(Path(folder) / "session"))
         probe.bind(("127.0.0.1", 0))
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        variables = {"MASTER_PORT": str(probe.getsockname()[1]), "PYTHONZEROTOP_SESSION": session}
+        variables = {"MASTER_PORT": str(probe.getsockname()[1]), directory.BUDGET_VARIABLE: "100"}
         probe.close()
-        path = [str(BOOTSTRAP), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | rank | variables | {"PYTHONPATH": os.pathsep.join(path)}
-        return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode
+        agent = [sys.executable, "-m", "zerotop_probe.outside", "--foreground", session, "--"]
+        return subprocess.run([*agent, sys.executable, *sys.argv], env=os.environ | rank | variables, check=False).returncode
 
 
 def make_engine(options: argparse.Namespace) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from agents import wait_for
 from zerotop.session.reader import Session
-from zerotop_probe.outside.sampling.ring_collector import RingCollector, adopt_leftovers
+from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector, adopt_leftovers
 from zerotop_probe.recording import directory, segments, shared_memory, tables
 from zerotop_probe.recording.ring_drainer import RingDrainer
 from zerotop_probe.recording.ring_files import DiskFiles, RingFiles, open_rank_files
@@ -48,9 +49,10 @@ files.finish()
 SAMPLER = """
 import sys, time
 from zerotop_probe.recording import segments
-from zerotop_probe.outside.sampling.ring_collector import RingCollector
+from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
 segments.SEGMENT_BYTES = 1
-collector = RingCollector(sys.argv[1], lambda *facts: print("late", *facts, flush=True))
+report = Report(lambda *facts: print("late", *facts, flush=True), lambda *facts: print("error", *facts, flush=True))
+collector = RingCollector(sys.argv[1], report)
 collector.start()
 print("ready", flush=True)
 sys.stdin.read()
@@ -186,7 +188,6 @@ def test_a_rank_without_a_sampler_writes_by_itself(folder: Path, start: Any) -> 
     sampler.wait()
     rank = start(RANK, folder, 1000, 0.0, 1 << 22)
     assert answer(rank) == "0"
-    time.sleep(1.1)  # for so long a sampler may be busy
     finish(rank)
     assert read_numbers(folder) == list(range(1000))
     assert not shared_memory.list_rings(find_memory(folder))
@@ -292,7 +293,7 @@ def test_no_ring_where_memory_is_scarce(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_damaged_rings_are_left_alone(folder: Path) -> None:
-    collector = RingCollector(str(folder), lambda *facts: None)
+    collector = RingCollector(str(folder), Report(print, print))
     memory = Path(find_memory(folder))
     for name, content in (("a", b""), ("b", b"x" * 100_000), ("c", np.random.default_rng(1).bytes(1 << 20))):
         (memory / f"{name}.ring").write_bytes(content)
@@ -318,3 +319,18 @@ def test_memory_of_a_deleted_session_is_released(folder: Path, start: Any) -> No
     assert not os.path.exists(memory)
     folder.mkdir()
     (folder / "session.json").touch()  # for the fixture
+
+
+def test_a_full_disk_makes_records_late(folder: Path, start: Any) -> None:
+    sampler = start_sampler(start, folder)
+    unlimited = resource.prlimit(sampler.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(sampler.pid, resource.RLIMIT_FSIZE, (10_001, unlimited[1]))
+    rank = start(RANK, folder, 3000, 0.0, 1 << 20)
+    assert answer(rank) == "0"
+    assert answer(sampler) == "error records those of rank 0 wait in memory: File too large"
+    assert len(read_numbers(folder)) < 1000
+    resource.prlimit(sampler.pid, resource.RLIMIT_FSIZE, unlimited)
+    finish(rank)
+    finish(sampler)
+    assert read_numbers(folder) == list(range(3000))
+    assert read_events(folder) == list(range(0, 3000, 100))

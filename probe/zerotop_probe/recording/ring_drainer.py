@@ -33,7 +33,8 @@ EVENT_PART = struct.Struct(f"<IHH{EVENT_PART_BYTES}s")
 # Slots that one look takes; an event must fit into half of it.
 SLOTS_AT_ONCE = 8192
 # How far to look for records after a slot that has none.
-_LOOK_AHEAD = 64
+_LOOK_AHEAD = 16
+_FEWEST_SLOTS = 64
 _MOST_NAMES = 1000
 # A slot that was taken is filled at once. If records follow and it is still empty after this time, it was abandoned, as by
 # an exception of a signal handler.
@@ -63,9 +64,9 @@ class _OutputFile:
         self._written = progress  # as ``progress``, but of what the files contain
         self._descriptor: int | None = None
 
-    def append(self, data: bytes, begin: int) -> None:
-        """Append the table's bytes from ``begin`` on, but those that the files contain already. Raise OSError."""
-        data = data[max(0, self._written.bytes - begin) :]
+    def append(self, data: bytes) -> None:
+        """Append bytes to those of ``progress``, but not what the files contain already. Raise OSError."""
+        data = data[self._written.bytes - self.progress.bytes :]
         while data:
             room = len(data)
             if self._segment_bytes:
@@ -80,13 +81,13 @@ class _OutputFile:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             data = data[count:]
 
-    def note_written(self, end: int) -> FileProgress:
-        """Note that all bytes up to ``end`` are written; return the new progress."""
+    def note_written(self, length: int) -> None:
+        """Note that so many more bytes are written."""
+        end = self.progress.bytes + length
         if self._written.bytes == end:
             self.progress = self._written
         else:  # the files are ahead: their segments count once the records in them are drained again
             self.progress = self.progress._replace(bytes=end)
-        return self.progress
 
     def open(self) -> bool:
         """Create the file, or open it if it is known to the ring; return whether it was created. Raise OSError."""
@@ -219,15 +220,17 @@ class RingDrainer:
                     payloads[_EVENT] += parts.pop(number)
             elif kind != VOID:
                 payloads[kind].append(payload[: sizes[kind]])
-        progress = []
+        fresh = []
         for file, own in zip(self._files, payloads):
-            data = b"".join(own)
-            begin = file.progress.bytes
-            if data:
-                file.append(data, begin)
-            progress.append(file.note_written(begin + len(data)))
+            if own:
+                data = b"".join(own)
+                file.append(data)
+                fresh.append((file, len(data)))
+        # Only once all of them are written: after an error the same records come again.
+        for file, length in fresh:
+            file.note_written(length)
         self._drained += len(found)
-        self.ring.write_progress(self._drained, progress)
+        self.ring.write_progress(self._drained, [file.progress for file in self._files])
         return len(found)
 
     def _find_records(self, time_ns: int, is_final: bool) -> list[tuple[bytes, int]]:
@@ -235,10 +238,12 @@ class RingDrainer:
         slots, begin = self._read_slots(), self._drained
         found: list[tuple[bytes, int]] = []
         open_events: dict[int, int] = {}  # the first slot of each incomplete event, by its number
+        files = len(self._files)
         for index, (payload, tag) in enumerate(slots):
-            slot, kind = begin + index, tag & 0xFF
-            if tag >> 8 != slot + 1:
-                if not self._is_abandoned(slot, slots[index + 1 : index + _LOOK_AHEAD], time_ns, is_final):
+            kind = tag & 0xFF
+            if tag >> 8 != begin + index + 1:
+                following = slots[index + 1 : index + _LOOK_AHEAD]
+                if not self._is_abandoned(begin + index, following, time_ns, is_final):
                     break
                 kind = VOID
             elif kind == _EVENT:
@@ -246,7 +251,7 @@ class RingDrainer:
                 open_events.setdefault(number, index)
                 if not left:
                     del open_events[number]
-            elif kind != VOID and kind >= len(self._files):
+            elif kind >= files and kind != VOID:
                 break  # it was declared after the last look
             found.append((payload, kind))
         if open_events and not is_final:
@@ -260,7 +265,7 @@ class RingDrainer:
         ring = self.ring
         first = self._drained % ring.slots
         # Most passes find few records: copy about as many slots as are filled.
-        count, most = _LOOK_AHEAD, min(SLOTS_AT_ONCE, ring.slots)
+        count, most = _FEWEST_SLOTS, min(SLOTS_AT_ONCE, ring.slots)
         while count < most and ring.read_tag((first + count - 1) % ring.slots) >> 8 == self._drained + count:
             count = min(2 * count, most)
         if _SETTLE_S and ring.read_tag(first) >> 8 == self._drained + 1:
@@ -285,13 +290,18 @@ class RingDrainer:
             file.close()
 
 
-def drain_ring(ring: Ring, session: str, *, is_final: bool) -> None:
-    """Write all records of a ring that the caller has claimed. Errors are noted in the ring, where the records stay."""
+def drain_ring(ring: Ring, session: str, *, is_final: bool) -> bool:
+    """Write all records of a ring that the caller has claimed, and return True.
+
+    After an error, which is noted in the ring, they stay there for the next time.
+    """
     drainer = RingDrainer(ring, session)
     try:
         drainer.drain(time.monotonic_ns(), is_final=is_final)
         ring.note_pass(time.monotonic_ns(), 0)
+        return True
     except OSError as error:
         ring.note_pass(ring.read_pass()[0], error.errno or errno.EIO)
+        return False
     finally:
         drainer.close()

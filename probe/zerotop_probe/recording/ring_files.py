@@ -86,18 +86,17 @@ class RingFiles:
             self._drain_here(is_final=False)
 
     def _drain_here(self, *, is_final: bool) -> bool:
+        """Write the records if no sampler has claimed the ring; return whether all are written."""
         if not self.ring.try_claim():
             return False
         try:
-            drain_ring(self.ring, self._session, is_final=is_final)
+            return drain_ring(self.ring, self._session, is_final=is_final)
         finally:
             self.ring.release_claim()
-        return True
 
     def finish(self) -> None:
         """Before the process ends: write what is left if there is no sampler."""
-        is_stale = time.monotonic_ns() - self.ring.read_pass()[0] > _PATIENCE_NS
-        if self._is_open and is_stale and self._drain_here(is_final=True):
+        if self._is_open and self._drain_here(is_final=True):
             self.ring.remove()
 
     def close(self) -> None:

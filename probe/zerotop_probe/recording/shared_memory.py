@@ -26,6 +26,7 @@ from zerotop_probe.recording.tables import TABLES
 
 MEMORY_ROOT = "/dev/shm"
 RING_SUFFIX = ".ring"
+_NEW_SUFFIX = ".new"
 
 # In each folder: the path of its session. The sampler that drains the folder's rings has an flock on it.
 OWNER_FILE = "session"
@@ -108,7 +109,7 @@ class Ring:
         """Create a ring whose writer is this process. Raise OSError if there is not enough memory."""
         size = choose_size(folder)
         path = os.path.join(folder, name + RING_SUFFIX)
-        descriptor = os.open(path + ".new", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(path + _NEW_SUFFIX, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             # All of it is reserved now: a page that cannot be had later would end the process with SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
@@ -116,10 +117,10 @@ class Ring:
             os.pwrite(descriptor, _HEAD.pack(MAGIC, (size - SLOTS_AT) // SLOT.size), 0)
             ring = cls(descriptor, path)
             ring.add_declarations(declarations)
-            os.rename(path + ".new", path)
+            os.rename(path + _NEW_SUFFIX, path)
         except (OSError, ValueError):
             os.close(descriptor)
-            os.unlink(path + ".new")
+            os.unlink(path + _NEW_SUFFIX)
             raise
         return ring
 
@@ -263,12 +264,14 @@ def offer_folder(session: str) -> str | None:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a folder unless rings are left in it."""
-    if not list_rings(folder):
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(folder, OWNER_FILE))
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
+    """Remove a folder unless rings are left in it. A rank that is creating one now writes to the session instead."""
+    if list_rings(folder):
+        return
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if name == OWNER_FILE or name.endswith(_NEW_SUFFIX):
+                os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
 
 
 def pack_declaration(**facts: Any) -> bytes:

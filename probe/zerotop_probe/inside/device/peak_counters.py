@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 Stats = dict[str, Any]
@@ -79,8 +81,8 @@ class PeakCounters:
         with self._lock:
             stats = self._read_stats(self.device)
             self._reset_peaks(self.device)
-            peaks = [counter["peak"] for counter in _list_counters(stats)]
-            self._job_peaks = list(map(max, self._job_peaks, peaks)) if self._job_peaks else peaks
+            peaks = list(map(_get_peak, _list_counters(stats)))
+            self._job_peaks = [a if a > b else b for a, b in zip(self._job_peaks, peaks)] or peaks
             if self._window_peaks is not None:
                 _raise_peaks(stats, self._window_peaks)
                 self._window_peaks = None
@@ -104,14 +106,32 @@ class PeakCounters:
             self._job_peaks = []
             if self._window_peaks is not None:
                 _raise_peaks(stats, self._window_peaks)
-            self._window_peaks = [counter["peak"] for counter in _list_counters(stats)]
+            self._window_peaks = list(map(_get_peak, _list_counters(stats)))
         return None
 
 
+_get_peak = itemgetter("peak")
+
+
+# The names of the counters with and without pools, by all names: one entry, for those of this torch.
+_names_by_keys: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
+
+
 def _list_counters(stats: Stats) -> list[dict[str, int]]:
-    """Return every counter with a peak: those of each pool, and those without pools."""
-    values = [value for value in stats.values() if value.__class__ is dict]
-    return [counter for value in values for counter in ((value,) if "peak" in value else value.values())]
+    """Return every counter with a peak: those of each pool, then those without pools."""
+    keys = tuple(stats)
+    names = _names_by_keys.get(keys)
+    if names is None:
+        names = _names_by_keys[keys] = _sort_names(stats)
+    pooled, single = names
+    counters = list(chain.from_iterable(map(dict.values, map(stats.__getitem__, pooled))))
+    counters += map(stats.__getitem__, single)
+    return counters
+
+
+def _sort_names(stats: Stats) -> tuple[list[str], list[str]]:
+    counted = [name for name, value in stats.items() if value.__class__ is dict]
+    return [name for name in counted if "peak" not in stats[name]], [name for name in counted if "peak" in stats[name]]
 
 
 def _raise_peaks(stats: Stats, peaks: list[int]) -> None:

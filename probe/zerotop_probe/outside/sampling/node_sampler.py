@@ -17,7 +17,7 @@ from zerotop_probe.outside.sampling.host_sampler import HostSampler, read_meminf
 from zerotop_probe.outside.sampling.nvml import GpuDiscovery
 from zerotop_probe.outside.sampling.process_sampler import ProcessSampler, SampledMember
 from zerotop_probe.outside.sampling.rank_discovery import RankFinder
-from zerotop_probe.outside.sampling.ring_collector import RingCollector
+from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
 from zerotop_probe.recording import clock, events
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -89,7 +89,7 @@ class NodeSampler:
         self._gpu_thread = SamplerThread("gpus", self._gpus, on_error=self.note_error)
         self._host_thread = SamplerThread("processes", job_sampler, on_error=self.note_error)
         self._folding = BackgroundFolding(session, self.note_error)
-        self._rings = RingCollector(session, self._note_late)
+        self._rings = RingCollector(session, Report(self._note_late, self.note_error))
         try:
             self._rings.start()
         except RuntimeError as error:  # a limit of processes; the ranks write to the session themselves

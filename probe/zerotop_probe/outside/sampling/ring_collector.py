@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from zerotop_probe.recording import shared_memory
 from zerotop_probe.recording.directory import SESSION_FILE
@@ -24,8 +25,12 @@ _PERIOD_S = 0.1
 # Records that waited for longer are reported.
 _LATE_NS = 2_000_000_000
 
-# Called with the rank, the seconds that its records waited, and the reason.
-LateReport = Callable[[int, float, str], None]
+
+class Report(NamedTuple):
+    """Functions to call when records cannot be written, and when they were written late."""
+
+    on_late: Callable[[int, float, str], None]  # with the rank, the seconds that its records waited, and the reason
+    on_error: Callable[[str, BaseException], None]
 
 
 class _CollectedRing:
@@ -43,26 +48,33 @@ class _CollectedRing:
         self.is_over = False
         """Whether the writer is gone and all its records are written, or the session was deleted."""
 
-    def collect(self, on_late: LateReport | None = None) -> None:
-        """Write the new records. Errors are noted in the ring, where the records stay for the next time."""
+    def collect(self, report: Report | None = None, *, is_closing: bool = False) -> None:
+        """Write the new records. Errors are noted in the ring, where the records stay for the next time.
+
+        ``is_closing``: there will be no next time, so a writer that is gone must be noticed now.
+        """
         begin_ns = time.monotonic_ns()
-        is_last = not self.ring.has_writer()
-        error = 0
+        is_last, error = False, 0
         try:
-            self._drainer.drain(begin_ns, is_final=is_last)
+            is_idle = not self._drainer.drain(begin_ns)
+            if (is_idle or is_closing) and not self.ring.has_writer():
+                is_last = True
+                self._drainer.drain(begin_ns, is_final=True)
         except OSError as reason:
             error = reason.errno or errno.EIO
         if error and not os.path.exists(os.path.join(self.session, SESSION_FILE)):
             is_last, error = True, 0
         end_ns = time.monotonic_ns()
         self.ring.note_pass(end_ns, error)
-        self._error = error or self._error
         if error:
+            if error != self._error and report is not None:
+                report.on_error("records", OSError(f"those of rank {self.rank} wait in memory: {os.strerror(error)}"))
+            self._error = error
             return
         waited_ns, self._written_ns = end_ns - self._written_ns, end_ns
-        if waited_ns > _LATE_NS and on_late is not None:
+        if waited_ns > _LATE_NS and report is not None:
             why = os.strerror(self._error) if self._error else "the session's file system did not respond"
-            on_late(self.rank, waited_ns / 1e9, why)
+            report.on_late(self.rank, waited_ns / 1e9, why)
         self._error = 0
         self.is_over = is_last
 
@@ -90,10 +102,10 @@ def _claim_ring(path: str) -> _CollectedRing | None:
 class RingCollector(threading.Thread):
     """Drains all rings of a session on this node."""
 
-    def __init__(self, session: str, on_late: LateReport) -> None:
+    def __init__(self, session: str, report: Report) -> None:
         """Offer shared memory to the ranks from now on; without it they write to the session themselves."""
         super().__init__(name="rings", daemon=True)
-        self._on_late = on_late
+        self._report = report
         self._session = session
         self._folder: str | None = None
         self._owner: int | None = None
@@ -114,19 +126,19 @@ class RingCollector(threading.Thread):
             if self._owner is None:
                 self._claim()
             if self._owner is not None and self._folder is not None:
-                self._collect_all(self._folder)
+                self._collect_all(self._folder, is_closing)
         for collected in self._rings.values():
             collected.close()
         if self._owner is not None and self._folder is not None:
             shared_memory.remove_folder(self._folder)
             os.close(self._owner)
 
-    def _collect_all(self, folder: str) -> None:
+    def _collect_all(self, folder: str, is_closing: bool) -> None:
         for path in shared_memory.list_rings(folder):
             if path not in self._rings and (found := _claim_ring(path)) is not None:
                 self._rings[path] = found
         for path, collected in list(self._rings.items()):
-            collected.collect(self._on_late)
+            collected.collect(self._report, is_closing=is_closing)
             if collected.is_over:
                 self._rings.pop(path).close()
 
@@ -147,7 +159,7 @@ def _claim_folder(folder: str, session: str) -> int | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, os.path.abspath(session).encode(), 0)
+        os.pwrite(descriptor, os.fsencode(os.path.abspath(session)), 0)
     except OSError:
         os.close(descriptor)
         return None
@@ -165,13 +177,13 @@ def adopt_leftovers(own_folder: str | None = None) -> None:
         for path in shared_memory.list_rings(folder):
             if (found := _claim_ring(path)) is not None:
                 if not found.ring.has_writer():
-                    found.collect()
+                    found.collect(is_closing=True)
                 found.close()
         shared_memory.remove_folder(folder)
         os.close(owner)
 
 
 def _read_session(folder: str) -> str:
-    with contextlib.suppress(OSError), open(os.path.join(folder, OWNER_FILE)) as file:
-        return file.read()
+    with contextlib.suppress(OSError), open(os.path.join(folder, OWNER_FILE), "rb") as file:
+        return os.fsdecode(file.read())
     return ""

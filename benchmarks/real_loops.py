@@ -1,0 +1,252 @@
+"""What watching costs loops of Hugging Face models with steps of about 5, 20, 60 and 300 ms, in paired blocks.
+
+    python benchmarks/real_loops.py [--before FOLDER] [--targets 5 20 60 300] [--pairs 100] [--device cuda]
+
+Every product runs in a process of its own under its own sampler, in blocks of steps with it and without it, turn by turn: so
+both see the same machine. ``--before`` is a folder with another version's ``probe`` (``git archive COMMIT probe | tar x -C
+FOLDER``). TraceML (pip install traceml-ai==0.5.0) is left out where it is not installed. With the defaults an H100 needs
+about six minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+HERE = Path(__file__).resolve()
+MARK = "REAL LOOP "
+# (layers, width) of a GPT-2, and steps in a block, by the milliseconds of a step.
+SHAPES = {5: (2, 256, 10), 20: (8, 512, 5), 60: (12, 768, 2), 300: (24, 1024, 1)}
+SEQUENCE = 256
+
+
+def main() -> None:
+    options = parse()
+    if options.child:
+        train(options)
+        return
+    print("| | a step, us | felt, us | of it | median, us | +-, us | measured by itself, us | in full detail |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    run_product("after", "after", options, HERE.parents[1] / "probe", options.targets)
+    # Every step in full: what a full step costs.
+    run_product("after, every step in full", "after", options, HERE.parents[1] / "probe", options.full, budget="100")
+    if options.before:
+        run_product("before", "before", options, Path(options.before) / "probe", options.peers)
+    if importlib.util.find_spec("traceml_ai") is not None:
+        run_product("TraceML", "traceml", options, None, options.peers)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--targets", type=int, nargs="*", default=list(SHAPES), help="milliseconds of a step [5 20 60 300]")
+    parser.add_argument("--peers", type=int, nargs="*", default=[5, 20, 60], help="the same for other products [5 20 60]")
+    parser.add_argument("--full", type=int, nargs="*", default=[20, 60], help="the same with every step in full [20 60]")
+    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--before", help="folder with the probe of another version")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def run_product(
+    name: str, child: str, options: argparse.Namespace, probe: Path | None, targets: list[int], *, budget: str = ""
+) -> None:
+    """Run one product in a process of its own and print its rows."""
+    if not targets:
+        return
+    pairs = options.pairs // 2 if budget else options.pairs
+    given = ["--targets", *map(str, targets), "--pairs", str(pairs), "--device", options.device]
+    script = [str(HERE), "--child", child, *given]
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ}
+        if probe is None:
+            program = shutil.which("traceml") or "traceml"
+            command = [program, "run", "--mode", "summary", "--logs-dir", folder, "--nproc-per-node", "1", str(HERE)]
+            command += ["--args", *script[1:]]
+        else:
+            from zerotop_probe.recording import directory
+
+            session = directory.create_session(["python", "train.py"], path=os.path.join(folder, "session"))
+            path = [str(probe), *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment |= {"PYTHONPATH": os.pathsep.join(path), **({"PYTHONZEROTOP_BUDGET": budget} if budget else {})}
+            command = [sys.executable, "-m", "zerotop_probe.outside", "--foreground", session, "--", sys.executable, *script]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    found = [json.loads(line.split(MARK, 1)[1]) for line in done.stdout.splitlines() if MARK in line]
+    for row in found:
+        show(name, row)
+    if len(found) < len(targets):
+        print(f"{name} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}", flush=True)
+
+
+def show(name: str, row: dict[str, float]) -> None:
+    felt, base = row["felt_us"], row["step_us"]
+    cells = [f"{base:.0f}", f"{felt:.0f}", f"{felt / base:.2%}", f"{row['median_us']:.0f}", f"{row['error_us']:.0f}"]
+    cells += [f"{row['measured_us']:.0f}", f"{row['full']:.0%}"] if "measured_us" in row else ["", ""]
+    print(f"| {' | '.join([name, *cells])} |", flush=True)
+
+
+class Loop:
+    """A training loop of one model, of which a step takes about as long as wished."""
+
+    def __init__(self, target_ms: int, device: str) -> None:
+        import torch
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        layers, width, _ = SHAPES[target_ms]
+        torch.manual_seed(0)
+        config = GPT2Config(n_layer=layers, n_embd=width, n_head=width // 64, vocab_size=8192, use_cache=False)
+        self.device = device
+        self.model = GPT2LMHeadModel(config).to(device)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        self._rows = 1
+        self._batches = self._make_batches()
+        self._find_batch(target_ms)
+
+    def _make_batches(self) -> Iterator[Any]:
+        import torch
+
+        ids = torch.randint(8192, (4096, SEQUENCE))
+        while True:
+            yield from torch.utils.data.DataLoader(ids, batch_size=self._rows, drop_last=True)
+
+    def _find_batch(self, target_ms: int) -> None:
+        """Enlarge the batch until a step takes about as long as wished."""
+        while True:
+            self.run_steps(3)
+            step_ms = self.run_steps(5) / 1000
+            if step_ms > 0.7 * target_ms or self._rows >= 256:
+                return
+            self._rows *= 2
+            self._batches = self._make_batches()
+
+    def run_steps(self, count: int, before: Callable[[], Any] = contextlib.nullcontext) -> float:
+        """Make steps, each within ``before()``; return the microseconds of one."""
+        import torch
+
+        begin_ns = time.perf_counter_ns()
+        for _ in range(count):
+            with before():
+                ids = next(self._batches).to(self.device)
+                with torch.autocast(self.device, torch.bfloat16):
+                    loss = self.model(input_ids=ids, labels=ids).loss
+                loss.backward()
+                self._optimizer.step()
+                self._optimizer.zero_grad()
+                loss.item()  # as a script that prints its loss: nothing hides behind the GPU's work
+        return (time.perf_counter_ns() - begin_ns) / 1000 / count
+
+
+def train(options: argparse.Namespace) -> None:
+    """In the process of one product: measure every target."""
+    for target in options.targets:
+        loop = Loop(target, options.device)
+        product = TraceMl(loop) if options.child == "traceml" else Zerotop(loop)
+        product.turn(True)
+        loop.run_steps(60 if target < 100 else 25, product.around_step)  # the first steps are recorded in full
+        without, differences = [], []
+        for number in range(options.pairs):
+            times = {}
+            # Whichever comes first in a pair comes second in the next.
+            for is_on in (True, False) if number % 2 else (False, True):
+                product.turn(is_on)
+                times[is_on] = loop.run_steps(SHAPES[target][2], product.around_step)
+            without.append(times[False])
+            differences.append(times[True] - times[False])
+        product.turn(False)
+        cut = len(differences) // 20
+        kept = sorted(differences)[cut : len(differences) - cut]
+        row = {
+            "step_us": statistics.median(without),
+            "felt_us": statistics.mean(kept),  # without the twentieth at both ends: a block may be interrupted
+            "median_us": statistics.median(differences),
+            "error_us": statistics.stdev(kept) / len(kept) ** 0.5,
+            **product.read_figures(),
+        }
+        print(MARK + json.dumps(row), flush=True)
+
+
+class Zerotop:
+    """The probe in this process, of either version."""
+
+    def __init__(self, loop: Loop) -> None:
+        from loop_cost import switch
+
+        from zerotop_probe.inside.hooks.hook_installer import PROBE
+
+        self._probe = PROBE
+        self._switch = switch(SimpleNamespace(model=loop.model))
+        self._steps = self._full_steps = self._cost_ns = self._cost_before = 0
+        self._is_on = True
+
+    def turn(self, is_on: bool) -> None:
+        """Put the hooks into this process, or take them out; the probe's threads rest meanwhile."""
+        self._switch(is_on)
+        recorder, meter = self._probe.recorder, self._probe.meter
+        if self._is_on:
+            self._cost_ns += self._read_cost(meter) - self._cost_before
+        self._is_on, self._cost_before = is_on, self._read_cost(meter)
+        budget = getattr(recorder, "_budget", None)
+        if is_on and budget is not None:  # steps without the probe are no time that it may spend
+            budget._last_end_ns, budget._last_cost_ns = time.monotonic_ns(), self._cost_before
+        device = recorder.device if recorder is not None else None
+        for ticker in getattr(device, "_tickers", None) or filter(None, [getattr(device, "_ticker", None)]):
+            guards = [guard for _, guard in ticker._tasks] if hasattr(ticker, "_tasks") else []
+            for guard in guards:
+                guard.is_on = is_on
+            if not guards:
+                task = vars(ticker).setdefault("benchmarked_task", ticker._task)
+                ticker._task = task if is_on else lambda *position: 0.1
+
+    @staticmethod
+    def _read_cost(meter: Any) -> int:
+        return int(getattr(meter, "total_ns", meter.cost_ns))
+
+    @contextlib.contextmanager
+    def around_step(self) -> Iterator[None]:
+        if self._is_on:
+            device = self._probe.recorder.device
+            self._steps += 1
+            self._full_steps += getattr(device, "is_full", True)
+        yield
+
+    def read_figures(self) -> dict[str, float]:
+        """Return the cost as the probe measures itself, a step, and the share of steps in full detail."""
+        figures = {"measured_us": self._cost_ns / 1000 / self._steps, "full": self._full_steps / self._steps}
+        self._switch(True)
+        return figures
+
+
+class TraceMl:
+    """TraceML in a process that it has started."""
+
+    def __init__(self, loop: Loop) -> None:
+        import traceml_ai
+
+        self._trace = lambda: traceml_ai.trace_step(loop.model)
+        self._is_on = True
+
+    def turn(self, is_on: bool) -> None:
+        self._is_on = is_on
+
+    def around_step(self) -> Any:
+        return self._trace() if self._is_on else contextlib.nullcontext()
+
+    def read_figures(self) -> dict[str, float]:
+        return {}
+
+
+if __name__ == "__main__":
+    main()
