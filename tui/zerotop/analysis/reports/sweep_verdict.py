@@ -9,6 +9,7 @@ from zerotop.analysis.formatting import format_bytes, format_count, format_long_
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.verdict import Outcome, Verdict
 from zerotop.analysis.sweeps.line_report import LineReport, describe_line
+from zerotop.analysis.sweeps.settings import describe_settings
 from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result, Sweep
 
 _WORDS = {OUT_OF_MEMORY: "ran out of memory", HUNG: "hung", CRASHED: "crashed", SKIPPED: "was left out"}
@@ -40,11 +41,11 @@ def _describe_best(sweep: Sweep) -> Iterator[str]:
     measured = [(point, point.result) for point in sweep.points if point.result is not None and point.result.outcome == OK]
     fastest = _find_best(measured, lambda result: result.tokens_per_s)
     if fastest is not None:
-        yield f"The fastest is {describe_point(sweep, fastest[0])}: {fastest[1]:,.0f} tokens per second."
+        yield f"The fastest is {describe_settings(sweep.plan, fastest[0].settings)}: {fastest[1]:,.0f} tokens per second."
     smallest = _find_best(measured, lambda result: -size if (size := result.reserved_peak_bytes) else None)
     if smallest is not None:
-        size = format_bytes(-smallest[1])
-        yield f"The least GPU memory takes {describe_point(sweep, smallest[0])}: {size} reserved at its peak."
+        settings, size = describe_settings(sweep.plan, smallest[0].settings), format_bytes(-smallest[1])
+        yield f"The least GPU memory takes {settings}: {size} reserved at its peak."
 
 
 def _find_best(
@@ -52,12 +53,6 @@ def _find_best(
 ) -> tuple[Point, float] | None:
     values = [(point, value) for point, result in measured if (value := read(result)) is not None]
     return max(values, key=lambda pair: pair[1], default=None)
-
-
-def describe_point(sweep: Sweep, point: Point) -> str:
-    """Return what distinguishes a point: ``stage 3, seq-length 512``."""
-    names = sweep.plan.varied or list(point.settings)
-    return ", ".join(f"{name.replace('_', '-')} {point.settings[name]}" for name in names) or f"point {point.number}"
 
 
 def read_sweep_price(sweep: Sweep) -> HourlyPrice | None:
