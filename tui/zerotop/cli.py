@@ -65,7 +65,11 @@ def _build_parser() -> argparse.ArgumentParser:
     pack.add_argument("-o", "--output", metavar="FILE", help="output file [SESSION.zerotop in this directory]")
     _add_serve(commands)
     completions = _add_command(
-        commands, "completions", "print a script that completes commands and sessions", 'eval "$(zerotop completions bash)"'
+        commands,
+        "completions",
+        "print a script that completes commands and sessions",
+        "zerotop completions fish > ~/.config/fish/completions/zerotop.fish",
+        'eval "$(zerotop completions bash)"',
     )
     completions.add_argument("shell", choices=("bash", "zsh", "fish"), help="for its startup file")
     doctor = _add_command(commands, "doctor", "check this machine's setup", "zerotop doctor")
