@@ -15,16 +15,16 @@ from typing import Any
 from zerotop.commands.common.errors import FAILED, USAGE, Problem, describe_error
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
-from zerotop.commands.common.option_types import (
+from zerotop.commands.common.terminal import has_terminal
+from zerotop.commands.options.option_types import (
     parse_age,
     parse_count,
     parse_max_size,
     parse_percent,
     parse_size,
 )
-from zerotop.commands.common.report_options import add_price, add_report_commands
-from zerotop.commands.common.sweep_options import add_sweep_commands
-from zerotop.commands.common.terminal import has_terminal
+from zerotop.commands.options.report_options import add_price, add_report_commands
+from zerotop.commands.options.sweep_options import add_sweep_commands
 
 _EXIT_INTERRUPTED = 130
 _COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the script of ``zerotop completions``
@@ -265,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Return the exit code: the job's, 0, 1 for a failure, 2 for wrong usage."""
     _escape_output()
     if _COMPLETION_VARIABLE in os.environ:
-        from zerotop.commands.common.completion import print_completions
+        from zerotop.commands.options.completion import print_completions
 
         print_completions(_build_parser())  # ends the program
     arguments = sys.argv[1:] if argv is None else argv

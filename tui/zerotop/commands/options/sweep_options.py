@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from zerotop.commands.common.option_types import parse_count, parse_natural, parse_price, parse_size
+from zerotop.commands.options.option_types import parse_count, parse_natural, parse_price, parse_size
 
 AddCommand = Callable[..., argparse.ArgumentParser]
 """Takes a name, a summary and examples."""
