@@ -6,13 +6,17 @@ Names of pictures as arguments take only those.
 from __future__ import annotations
 
 import asyncio
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from zerotop import demo
 from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.commands.common.report_files import build_page
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS
@@ -76,7 +80,26 @@ async def take(picture: Picture) -> None:
         print(f"docs/{picture.name}.svg")
 
 
+def take_report() -> None:
+    """Writes the report of the story and, where there is a Chromium, a picture of its beginning."""
+    page = HERE / "report.html"
+    page.write_bytes(build_page(Session.open(STORY), HourlyPrice(30)))
+    if (program := shutil.which("chromium") or shutil.which("google-chrome")) is not None:
+        options = [
+            "--headless=new",
+            "--no-sandbox",
+            "--hide-scrollbars",
+            "--virtual-time-budget=3000",
+            "--window-size=1120,1480",
+        ]
+        subprocess.run(
+            [program, *options, f"--screenshot={HERE / 'report.png'}", page.as_uri()], check=True, capture_output=True
+        )
+
+
 if __name__ == "__main__":
     for each in PICTURES:
         if not sys.argv[1:] or each.name in sys.argv[1:]:
             asyncio.run(take(each))
+    if not sys.argv[1:]:
+        take_report()

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from PIL import Image
 
 import browser
 import recordings
+import sweep_progress
 import zerotop
 from zerotop.cli import main
+from zerotop.session.sweeps import write_sweep
 
 STORY = str(recordings.packed("story"))
 STORY_CHARTS = 6
@@ -132,3 +135,20 @@ async def test_a_session_displays_itself_in_a_notebook(tmp_path: Path) -> None:
                 break
             assert time.monotonic() < deadline, "the chart of iterations is not drawn"
         assert page.requested == [cell.as_uri()]
+
+
+async def test_charts_of_a_sweep_are_drawn(tmp_path: Path) -> None:
+    program = browser.chromium()
+    if program is None:
+        pytest.skip("there is no Chromium on this machine")
+    folder = tmp_path / "sweep"
+    folder.mkdir()
+    write_sweep(replace(sweep_progress.make_sweep(16), path=folder))
+    assert main(["report", str(folder), "-o", str(tmp_path / "sweep.html")]) == 0
+    async with browser.page(program, tmp_path / "profile", width=390, height=844) as page:
+        await page.open((tmp_path / "sweep.html").as_uri())
+        await wait_until(page, f"{_DRAWN} === 4")
+        legend = "document.querySelector('#chart-reserved-peak-bytes .u-legend').innerText"
+        await wait_until(page, f"{legend}.includes('52.7 max')")
+        assert await page.evaluate("document.documentElement.scrollWidth") <= await page.evaluate("innerWidth")
+        assert page.requested == [(tmp_path / "sweep.html").as_uri()]

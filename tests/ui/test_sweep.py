@@ -45,14 +45,16 @@ def test_the_line_of_the_chosen_series_and_the_cost() -> None:
     assert "16 of 16 points done $2.10" in text
 
 
-async def test_leaving_asks_while_the_sweep_runs() -> None:
+@pytest.mark.parametrize("yes", ["s", "y"])
+async def test_leaving_asks_while_the_sweep_runs(yes: str) -> None:
     progress = Progress()
     app = SweepApp(SweepModel(progress), glyphs=BLOCKS)
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.press("q", "c")
-        assert not progress.stopped
+        for no in ("c", "n", "q"):
+            await pilot.press("q", no)
+            assert not progress.stopped
         await pilot.press("enter")
-        await pilot.press("q", "s")
+        await pilot.press("q", yes)
     assert progress.stopped
 
 
@@ -62,3 +64,23 @@ async def test_leaving_an_ended_sweep_asks_nothing() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("down", "pageup", "end", "home", "f", "u", "y", "question_mark", "escape", "q")
     assert app.return_code == 0
+
+
+async def test_a_point_without_a_recording_is_said() -> None:
+    app = SweepApp(SweepModel(Progress(16)), glyphs=BLOCKS)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("home", "enter")
+        assert [note.message for note in app._notifications] == ["This point has no recording yet."]
+
+
+async def test_keys_move_the_cursor() -> None:
+    model = SweepModel(Progress(16))
+    app = SweepApp(model, glyphs=BLOCKS)
+    async with app.run_test(size=(80, 24)) as pilot:
+        rows = []
+        for key in ("end", "home", "down", "j", "up", "k", "pagedown", "pageup"):
+            await pilot.press(key)
+            rows.append(model.cursor_row)
+    assert rows[:6] == [15, 0, 1, 2, 1, 0]
+    assert rows[6] > 1
+    assert rows[7] == 0

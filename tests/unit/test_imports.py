@@ -68,7 +68,7 @@ def test_analysis_needs_no_screen_and_no_torch(root: Path) -> None:
 
 
 def test_command_line_starts_without_what_is_heavy() -> None:
-    assert not imported("zerotop.cli") & (HEAVY | {"polars", "textual"})
+    assert not imported("zerotop.cli") & (HEAVY | {"numpy", "polars", "textual"})
 
 
 def test_screen_needs_no_torch(root: Path) -> None:

@@ -116,7 +116,7 @@ def test_steps_counters_and_findings_are_there(story: ReadTrace) -> None:
         finding.name.replace("_", " ") for finding in sorted(found, key=lambda finding: finding.begin_ns)
     ]
     texts = {note.name: note.string_value for note in story.instants[0].track_event.debug_annotations}
-    assert texts["sentence"]
+    assert texts["headline"]
     assert texts["advice"]
 
 

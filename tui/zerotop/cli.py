@@ -20,13 +20,14 @@ from zerotop.commands.common.option_types import (
     parse_count,
     parse_max_size,
     parse_percent,
-    parse_price,
     parse_size,
 )
+from zerotop.commands.common.report_options import add_price, add_report_commands
 from zerotop.commands.common.sweep_options import add_sweep_commands
 from zerotop.commands.common.terminal import has_terminal
 
 _EXIT_INTERRUPTED = 130
+_COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the script of ``zerotop completions``
 _TAKES_COMMAND = ("run", "sweep", "fit")
 
 _SESSION_HELP = "name, start of a name, or path"
@@ -56,15 +57,17 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("sessions", nargs="+", metavar="SESSION", help=_SESSION_HELP)
     compare.add_argument("--json", action="store_true", help=f"{_JSON_HELP}, with sizes in bytes and times in seconds")
-    _add_export(commands)
-    _add_report(commands)
-    _add_check(commands)
+    add_report_commands(partial(_add_command, commands))
     pack = _add_command(
         commands, "pack", "pack a recording into one small file", "zerotop pack brisk-otter -o otter.zerotop"
     )
     pack.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
     pack.add_argument("-o", "--output", metavar="FILE", help="output file [SESSION.zerotop in this directory]")
     _add_serve(commands)
+    completions = _add_command(
+        commands, "completions", "print a script that completes commands and sessions", 'eval "$(zerotop completions bash)"'
+    )
+    completions.add_argument("shell", choices=("bash", "zsh", "fish"), help="for its startup file")
     doctor = _add_command(commands, "doctor", "check this machine's setup", "zerotop doctor")
     doctor.add_argument("--json", action="store_true", help=_JSON_HELP)
     return parser
@@ -124,7 +127,7 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         help="largest share of the training time that watching may take; of short steps less is recorded [0.3]",
     )
     run.add_argument("--report", metavar="FILE", help="write an HTML report when the job has ended")
-    _add_price(run)
+    add_price(run)
 
 
 def _add_max_size(command: argparse.ArgumentParser) -> None:
@@ -156,7 +159,7 @@ def _add_read_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
     )
     replay.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
     replay.add_argument("--speed", type=float, default=1.0, help="0.25 to 1000 [1]")
-    _add_price(replay)
+    add_price(replay)
     notes = _add_command(commands, "annotations", "list findings and fixes", "zerotop annotations brisk-otter")
     notes.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
     notes.add_argument("--json", action="store_true", help=_JSON_HELP)
@@ -222,62 +225,6 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     serve.add_argument("--no-browser", action="store_true", help="do not open a browser")
 
 
-def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    export = _add_command(
-        commands,
-        "export",
-        "export a recording's tables",
-        "zerotop export brisk-otter > steps.csv",
-        "zerotop export brisk-otter --table all --format parquet -o tables/",
-        "zerotop export brisk-otter --format perfetto -o otter.pftrace",
-    )
-    export.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
-    export.add_argument("--table", metavar="NAME", help="table to export, or all [steps]")
-    export.add_argument(
-        "--format",
-        choices=("csv", "parquet", "jsonl", "perfetto"),
-        default="csv",
-        help="file format, or a trace of everything for ui.perfetto.dev [csv]",
-    )
-    export.add_argument("-o", "--output", metavar="PATH", help="file or directory [standard output]")
-
-
-def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    report = _add_command(
-        commands,
-        "report",
-        "write a report to send: one HTML page, or a chart as PNG",
-        "zerotop report brisk-otter -o report.html",
-        "zerotop report brisk-otter --chart gpu-memory -o memory.png",
-    )
-    report.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
-    report.add_argument("-o", "--output", metavar="FILE", help="output file, - for standard output [SESSION.html]")
-    report.add_argument("--format", choices=("html", "png"), help="file format [by the name of the file, else html]")
-    report.add_argument("--chart", metavar="NAME", help="the chart to draw as PNG [iterations]")
-    _add_price(report)
-
-
-def _add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    check = _add_command(
-        commands,
-        "check",
-        "check a recording against a budget, as in CI",
-        "zerotop check brisk-otter budget.toml --junit check.xml",
-        "zerotop check brisk-otter --baseline calm-heron",
-    )
-    check.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
-    check.add_argument("budget", nargs="?", metavar="BUDGET", help="TOML file with [limits], [findings] and [baseline]")
-    check.add_argument("--baseline", metavar="SESSION", help="compare with this recording [the budget's]")
-    check.add_argument("--junit", metavar="FILE", help="write the outcome as JUnit XML, too")
-    check.add_argument("--json", action="store_true", help=_JSON_HELP)
-
-
-def _add_price(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--price-per-hour", type=parse_price, metavar="PRICE", help="of all hardware of the job, such as 30, $29.50 or 28EUR"
-    )
-
-
 def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = _build_parser()
@@ -313,6 +260,10 @@ def _run_command(options: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Return the exit code: the job's, 0, 1 for a failure, 2 for wrong usage."""
     _escape_output()
+    if _COMPLETION_VARIABLE in os.environ:
+        from zerotop.commands.common.completion import print_completions
+
+        print_completions(_build_parser())  # ends the program
     arguments = sys.argv[1:] if argv is None else argv
     try:
         options = _parse_arguments(arguments) if arguments or not has_terminal() else argparse.Namespace(name="home")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -81,7 +82,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
         return f"rank {ranks[0]}"
     if len(ranks) == 2:
         return f"ranks {ranks[0]} and {ranks[1]}"
-    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+    if all(late - early == 1 for early, late in pairwise(ranks)):
         return f"ranks {ranks[0]} to {ranks[-1]}"
     return "ranks " + ", ".join(str(rank) for rank in ranks)
 

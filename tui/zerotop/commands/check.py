@@ -42,7 +42,7 @@ def check(options: argparse.Namespace) -> int:
     else:
         for line in align_columns([(one.outcome.value, one.name, one.sentence) for one in checks], "<<<"):
             print(escape_unprintable(line))
-        print(_summarize(checks), file=sys.stderr)
+    print(_summarize(checks), file=sys.stderr)
     return FAILED if failed else 0
 
 

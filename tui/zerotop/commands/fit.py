@@ -10,14 +10,14 @@ from dataclasses import asdict, replace
 
 from zerotop.analysis.formatting import format_bytes, format_count
 from zerotop.analysis.sweeps.series import choose_axis
-from zerotop.analysis.sweeps.settings import MICRO_BATCH, SEQ_LENGTH, build_points
+from zerotop.analysis.sweeps.settings import MICRO_BATCH, SEQ_LENGTH, build_points, describe_settings
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.job.training_machine import read_gpu_bytes
 from zerotop.commands.sweeping.fit_runner import FitRunner, LargestResult
-from zerotop.commands.sweeping.progress_lines import describe_cost, describe_result, describe_settings
+from zerotop.commands.sweeping.progress_lines import describe_cost, describe_result
 from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, stop_on_signals
 from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits
 from zerotop.session import sweeps

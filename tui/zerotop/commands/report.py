@@ -1,4 +1,4 @@
-"""``zerotop report``: a recording as one HTML page to send, or a chart of it as PNG."""
+"""``zerotop report``: a recording or a sweep as one HTML page to send, or a chart of a recording as PNG."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.open_recording import open_named
-from zerotop.commands.common.report_files import build_page, draw_chart, write_report
+from zerotop.commands.common.report_files import build_page, build_sweep_page, draw_chart, write_report
+from zerotop.session.sweeps import find_sweep
 
 
 def report(options: argparse.Namespace) -> int:
@@ -19,13 +20,19 @@ def report(options: argparse.Namespace) -> int:
         raise Problem("--chart goes with --format png: the page has all charts", USAGE)
     if is_picture and output == "-" and sys.stdout.isatty():
         raise Problem("PNG is binary and cannot be shown in a terminal: name a file with -o FILE", USAGE)
-    with open_named(options.session) as session:
-        content = draw_chart(session, options.chart) if is_picture else build_page(session, options.price_per_hour)
+    if (sweep := find_sweep(options.session)) is not None:
+        if is_picture:
+            raise Problem("PNG is of a recording: name one of the sweep's points, or write the HTML page", USAGE)
+        name, content = sweep.resolve().name, build_sweep_page(sweep, options.price_per_hour)
+    else:
+        with open_named(options.session) as session:
+            name = session.name
+            content = draw_chart(session, options.chart) if is_picture else build_page(session, options.price_per_hour)
     if output == "-":
         sys.stdout.buffer.write(content)
         sys.stdout.flush()
         return 0
-    name = f"{session.name}.{'png' if is_picture else 'html'}"
+    name += ".png" if is_picture else ".html"
     path = Path(output or name)
     write_report(path / name if path.is_dir() else path, content)
     return 0

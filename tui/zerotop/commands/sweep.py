@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from zerotop.analysis.sweeps.line_report import describe_line, report_lines
-from zerotop.analysis.sweeps.settings import MOST_VALUES, build_points, count_points
+from zerotop.analysis.sweeps.settings import MOST_VALUES, build_points, count_points, describe_settings
 from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.common.terminal import has_terminal
-from zerotop.commands.sweeping.progress_lines import describe_end, describe_result, describe_settings, format_table
+from zerotop.commands.sweeping.progress_lines import describe_end, describe_result, format_table
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, stop_on_signals
 from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits, has_settings, set_price

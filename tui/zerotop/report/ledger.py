@@ -13,6 +13,7 @@ from zerotop.report.elements import Content, Element, element, table
 from zerotop.ui.memory.ledger_style import PART_STYLES
 
 _UNKNOWN = "–"
+_MOST_GPUS = 16
 
 
 def build_memory(report: SessionReport) -> Element | None:
@@ -32,8 +33,10 @@ def _iter_gpu(report: SessionReport) -> Iterator[Element]:
         yield _build_lines(memory.lines, "source")
     known = [gpu for gpu in report.view.gpus if gpu.reserved_peak_bytes is not None]
     if len(known) > 1:
-        yield element("h3", "Peaks of all GPUs")
-        yield _build_peaks(known)
+        fullest = sorted(known, key=lambda gpu: gpu.reserved_peak_bytes or 0, reverse=True)[:_MOST_GPUS]
+        title = f"Peaks of the {_MOST_GPUS} fullest of {len(known)} GPUs" if len(known) > _MOST_GPUS else "Peaks of all GPUs"
+        yield element("h3", title)
+        yield _build_peaks([gpu for gpu in known if gpu in fullest])
 
 
 def _describe_moment(report: SessionReport) -> str:

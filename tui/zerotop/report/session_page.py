@@ -9,6 +9,7 @@ from datetime import datetime
 
 import numpy as np
 
+from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.formatting import (
     format_bytes,
     format_count,
@@ -148,7 +149,11 @@ def _build_finding(number: int, cost: FindingCost, training_s: float, report: Se
     after = format_long_time(max(0.0, (finding.begin_ns - report.begin_ns) / 1e9))
     price = []
     if cost.seconds is not None:
-        share = f"{format_percent(min(1.0, cost.seconds / training_s))} of the training time" if training_s else ""
+        share = (
+            f"{format_percent(min(1.0, cost.seconds / training_s))} of the training time{cost.seconds_text}"
+            if training_s
+            else ""
+        )
         price.append(element("p", element("b", f"{_format_cost(cost.seconds)}"), element("span", share)))
         if report.price is not None:
             price.append(element("p", element("b", report.price.format_cost(cost.seconds)), element("span", "of the price")))
@@ -162,8 +167,7 @@ def _build_finding(number: int, cost: FindingCost, training_s: float, report: Se
             "div",
             element("p", finding.headline, class_="headline"),
             element("p", finding.details) if finding.details else None,
-            _build_advice(finding.advice) if finding.advice else None,
-            element("p", element("code", finding.fix)) if finding.fix else None,
+            _build_advice(finding) if finding.advice or finding.fix else None,
             element(
                 "p",
                 " · ".join(filter(None, (finding.severity.value, *where, f"after {after}", finding.name))),
@@ -176,8 +180,12 @@ def _build_finding(number: int, cost: FindingCost, training_s: float, report: Se
     )
 
 
-def _build_advice(advice: str) -> Element:
-    return element("p", element("b", "What to do: "), advice, class_="advice", data_text=advice)
+def _build_advice(finding: Annotation) -> Element:
+    """Return what to do, and what to copy: the script adds a button."""
+    fix = element("code", finding.fix, class_="fix") if finding.fix else None
+    return element(
+        "div", element("p", element("b", "What to do: "), finding.advice) if finding.advice else None, fix, class_="advice"
+    )
 
 
 def _format_cost(seconds: float) -> str:

@@ -1,10 +1,11 @@
 """The pace of a recording with what is known of its noise, and whether another one is slower.
 
 Two recordings of the same job differ by chance and by what else the machine did. Steps in which threads of a rank waited for
-a core are left out; where nearly all did, the waiting is. A difference counts beyond two things:
+a core are left out; where nearly all did, the waiting is. A difference counts beyond three things:
 
 - the spread: how much the medians of parts of a recording differ, since noise of neighbouring steps is alike;
-- crowding: cores that are busy for others slow down the cores beside them (shared caches, hyper-threads, clocks).
+- crowding: cores that are busy for others slow down the cores beside them (shared caches, hyper-threads, clocks);
+- the luck of a process: equal runs on a CPU differ for reasons that no sample shows, such as where their pages lie.
 
 ``benchmarks/check_noise.py`` measures how often equal runs differ, and how often one that is slower by 3 % does.
 """
@@ -28,6 +29,8 @@ MIN_STEPS = 20
 _PARTS, _PART_STEPS = 8, 5
 # A core whose neighbours are all busy loses up to this share of its speed.
 _CROWDED_LOSS = 0.5
+# Equal runs whose time is spent computing on a CPU, on a virtual machine, differed by up to this share.
+_PROCESS_LUCK = 0.06
 # Steps with less waiting than this are quiet. If they are few, so many of those with the least waiting are taken.
 _QUIET_SHARE, _QUIET_STEPS_SHARE = 0.01, 0.2
 # Samples tell only roughly how long a single step waited: what is left out may be wrong by this share.
@@ -62,7 +65,7 @@ def measure_pace(source: RecordingSource, warmup_steps: int) -> Pace | None:
         unhindered_s=float(np.median(unhindered)),
         waiting=float((seconds * waited).sum() / seconds.sum()),
         spread=_measure_spread(unhindered) if len(rows) >= MIN_STEPS else math.inf,
-        hindrance=_measure_crowding(source.session, rows) + _WAITING_ERROR * float(waited[quiet].mean()),
+        hindrance=_measure_hindrance(source.session, rows) + _WAITING_ERROR * float(waited[quiet].mean()),
     )
 
 
@@ -103,8 +106,8 @@ def _integrate(source: Source, rank: int, rows: Rows) -> Floats:
     return spent
 
 
-def _measure_crowding(session: Session, rows: Rows) -> float:
-    """Return the share by which other programs may have slowed the ranks: by the cores that they kept busy."""
+def _measure_hindrance(session: Session, rows: Rows) -> float:
+    """Return the share by which busy neighbours and luck may have slowed the ranks, for the time that they compute."""
     begin_ns, end_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
     worst = 0.0
     for host in session.sources["hosts"]:
@@ -121,8 +124,21 @@ def _measure_crowding(session: Session, rows: Rows) -> float:
             waiting += float(np.nansum(np.minimum(1.0, of_job["waiting_cores"]))) / ticks
             ranks += len(np.unique(of_job["rank"]))
         running = own / max(1e-9, ranks - waiting) if ranks > waiting else 1.0
-        worst = max(worst, _CROWDED_LOSS * min(1.0, running) * min(1.0, max(0.0, busy - own) / max(1.0, cores)))
+        crowding = _CROWDED_LOSS * min(1.0, max(0.0, busy - own) / max(1.0, cores))
+        luck = _PROCESS_LUCK * (1 - _measure_gpu_load(session, host.host, begin_ns, end_ns))
+        worst = max(worst, min(1.0, running) * (crowding + luck))
     return worst
+
+
+def _measure_gpu_load(session: Session, host: str, begin_ns: int, end_ns: int) -> float:
+    """Return the utilization of the busiest GPU of a host, 0 to 1; 0 without GPUs."""
+    loads = [0.0]
+    for source in session.host_sources("gpus", host):
+        samples = _select(source, source.array, begin_ns, end_ns)
+        for gpu in np.unique(samples["gpu"]):
+            percent = samples["utilization_percent"][samples["gpu"] == gpu]
+            loads += [float(np.nanmean(percent)) / 100] if np.isfinite(percent).any() else []
+    return min(1.0, max(loads))
 
 
 def _select(source: Source, rows: Rows, begin_ns: int, end_ns: int) -> Rows:

@@ -107,7 +107,7 @@ def vote_phases(
     if exit_ns is not None:
         codes[moments > exit_ns] = NOT_YET
     kinds = len(PHASES) - NOT_YET
-    known = np.where(codes < len(PHASES), codes, OTHER) - NOT_YET
+    known = np.where((codes >= NOT_YET) & (codes < len(PHASES)), codes, OTHER) - NOT_YET
     cells = known.reshape(len(bins), -1) + np.arange(0, len(bins) * kinds, kinds)[:, None]
     counts = np.bincount(cells.ravel(), minlength=len(bins) * kinds).reshape(len(bins), kinds)
     return np.asarray(counts.argmax(axis=1) + NOT_YET)

@@ -1,7 +1,8 @@
 """What findings cost in seconds and bytes, and findings ranked by it.
 
-Seconds are those that training lost to the cause, as far as the evidence of a finding says so: an estimate. Bytes are what
-the cause holds at its most, on one GPU or on one node. A finding that only explains costs nothing.
+Seconds are those that training lost to the cause: the share of an iteration that the finding says, over the iterations that
+it concerns, which is an estimate. Bytes are what the cause holds at its most, on one GPU or on one node. A finding that only
+explains costs nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +15,6 @@ import numpy as np
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.session.samples import Rows
 
-_NO_SECONDS = 0.0
-# Evidence with the seconds that each iteration loses, from the finding's step on.
-_LOST_EACH_STEP = {"double_spike": "gap_s", "straggler": "late_s", "data_stall": "data_s"}
-# Evidence with the seconds of an iteration before it became slower.
-_SECONDS_BEFORE = {"iteration_shift": "before_s", "iteration_drift": "before_s"}
 # Evidence with the seconds lost once.
 _LOST_ONCE = {"checkpoint_pause": "pause_s", "rank_stopped": "stopped_s"}
 _SKIPPING = "skipping_ended", "steps_skipped"
@@ -56,6 +52,11 @@ class FindingCost:
     seconds: float | None  # None: not known, or nothing
     bytes: int | None  # the same
     on_host: bool = False  # whether the bytes are host memory
+
+    @property
+    def seconds_text(self) -> str:
+        """What the seconds were spent in, as the end of a phrase; "" where the finding says it."""
+        return " in skipped steps" if self.finding.name in _SKIPPING else ""
 
 
 def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> tuple[FindingCost, ...]:
@@ -113,20 +114,19 @@ def _compute_cost(finding: Annotation, findings: Sequence[Annotation], steps: Ro
 
 
 def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps: Rows, end_ns: int) -> float:
-    name, evidence = finding.name, finding.evidence
-    later = _select_steps(finding, findings, steps)
-    if name in _LOST_EACH_STEP:
-        return evidence.get(_LOST_EACH_STEP[name], _NO_SECONDS) * int(later["steps"].sum())
-    if name in _SECONDS_BEFORE:
-        before_s = evidence.get(_SECONDS_BEFORE[name], np.nan)
-        return float(np.nansum((later["iteration_s"] - before_s) * later["steps"]))
+    name = finding.name
     if name in _SKIPPING:
         skipped = steps[steps["skipped"]]
         return float(np.nansum(skipped["iteration_s"] * skipped["steps"]))
+    if name in _LOST_ONCE:
+        return finding.evidence.get(_LOST_ONCE[name], 0.0)
     if name == "hung_ranks":
         waited = steps[(steps["begin_unix_ns"] <= finding.known_ns) & (finding.known_ns < steps["end_unix_ns"])]
         return float(waited["iteration_s"].max()) if len(waited) else (end_ns - finding.begin_ns) / 1e9
-    return evidence.get(_LOST_ONCE.get(name, ""), _NO_SECONDS)
+    if name in GROWING:  # its cost is what it puts at risk
+        return 0.0
+    later = _select_steps(finding, findings, steps)
+    return finding.cost * float(np.nansum(later["iteration_s"] * later["steps"]))
 
 
 def _select_steps(finding: Annotation, findings: Sequence[Annotation], steps: Rows) -> Rows:

@@ -140,7 +140,11 @@ def describe_cost(cost: FindingCost, training_s: float) -> str:
     """Return what a finding cost: ``about 23 s, 26 % of the training time, and 1.2 GiB of GPU memory``."""
     parts = []
     if cost.seconds is not None:
-        share = f", {format_percent(min(1.0, cost.seconds / training_s))} of the training time" if training_s else ""
+        share = (
+            f", {format_percent(min(1.0, cost.seconds / training_s))} of the training time{cost.seconds_text}"
+            if training_s
+            else ""
+        )
         parts.append(
             f"about {format_long_time(cost.seconds) if cost.seconds >= 10 else format_seconds(cost.seconds)}{share}"
         )

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import product
 
-from zerotop.session.sweeps import SKIPPED, Point, Result, Value
+from zerotop.session.sweeps import SKIPPED, Plan, Point, Result, Value
 
 STAGE, OFFLOAD, ALLOCATOR, GPUS = "stage", "offload", "allocator", "gpus"
 CHECKPOINTING, ACCUMULATION = "gradient_checkpointing", "gradient_accumulation"
@@ -128,3 +128,9 @@ _LIMIT_SENTENCES = {
     GPUS: "This machine has {most} GPUs, not {value}.",
     SEQ_LENGTH: "The model supports {most} tokens, not {value}.",
 }
+
+
+def describe_settings(plan: Plan, settings: Mapping[str, Value]) -> str:
+    """Return the values of what varies, or of all settings if nothing does: ``stage 3, seq-length 512``."""
+    shown = plan.varied or list(settings)
+    return ", ".join(f"{name.replace('_', '-')} {settings[name]}" for name in shown if name in settings)

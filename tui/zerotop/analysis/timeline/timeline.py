@@ -127,7 +127,7 @@ class TimelineBuilder:
     def find_host_cores(self, host: str) -> int:
         """Return how many cores of a host the job may use; 0 where unknown."""
         tables = self._session.host_sources("hosts", host)
-        return max((int(source.array["cores"][-1]) for source in tables if len(source.array)), default=0)
+        return max((0, *(int(source.array["cores"][-1]) for source in tables if len(source.array))))
 
     def find_gpu_key(self, rank: int, host: str) -> GpuKey | None:
         """Return the GPU of a rank's allocator; without one, the first GPU sampled on its host."""

@@ -95,9 +95,10 @@ def _describe_late(session: Session, cursor_ns: int) -> list[str]:
     if not late:
         return []
     longest = max(late, key=lambda event: event.facts["seconds"])
-    ranks = format_ranks(sorted({event.facts["rank"] for event in late if event.facts.get("rank") is not None}))
+    ranks = sorted({event.facts["rank"] for event in late if event.facts.get("rank") is not None})
     seconds, why = longest.facts["seconds"], longest.facts.get("why")
-    return [f"Records of {ranks} were written up to {seconds:.0f} s late, and none was lost by that: {why}."]
+    whose = format_ranks(ranks) if ranks else "a rank"
+    return [f"Records of {whose} were written up to {seconds:.0f} s late, and none was lost by that: {why}."]
 
 
 def _describe_not_reached(session: Session, cursor_ns: int) -> list[str]:

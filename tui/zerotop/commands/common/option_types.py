@@ -6,7 +6,6 @@ import argparse
 import re
 from typing import TYPE_CHECKING
 
-from zerotop.analysis.formatting import parse_bytes
 from zerotop_probe.recording.directory import MIN_BYTES
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ def parse_natural(text: str) -> int:
 
 def parse_size(text: str) -> int:
     """Return a size such as ``2GB`` or ``500M`` in bytes."""
+    from zerotop.analysis.formatting import parse_bytes  # it brings NumPy, which most commands can start without
+
     try:
         return parse_bytes(text)
     except ValueError as error:

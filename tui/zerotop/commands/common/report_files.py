@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.session_report import read_session_report
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.model_config import find_shape
 from zerotop.report.charts import build_charts
 from zerotop.report.session_page import write_session_page
+from zerotop.report.sweep_page import write_sweep_page
 from zerotop.session.atomic_write import write_atomically
 from zerotop.session.reader import Session
+from zerotop.session.sweeps import read_sweep
 
 
 def build_page(session: Session, price: HourlyPrice | None = None) -> bytes:
     """Return the report of a recording as an HTML page."""
     return write_session_page(read_session_report(session, price)).encode()
+
+
+def build_sweep_page(path: Path, price: HourlyPrice | None = None) -> bytes:
+    """Return the report of a sweep as an HTML page. ``price``: [the plan's]. Raises SessionError."""
+    sweep = read_sweep(path)
+    if price is not None:
+        sweep = replace(sweep, plan=replace(sweep.plan, price_per_hour=price.amount, currency=(price.before, price.after)))
+    return write_sweep_page(sweep, find_shape(sweep.plan.model)).encode()
 
 
 def draw_chart(session: Session, name: str | None) -> bytes:

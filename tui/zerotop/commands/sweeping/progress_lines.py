@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from zerotop.analysis.formatting import format_bytes, format_count
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.text_tables import align_columns
-from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Plan, Point, Result, Sweep, Value
+from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result, Sweep
 
 OUTCOME_TEXTS = {OK: "ok", OUT_OF_MEMORY: "out of memory", HUNG: "hung", CRASHED: "crashed", SKIPPED: "skipped"}
 
 _HEADINGS = ("allocated", "reserved", "NVML", "host", "cores in step", "it/s", "tokens/s", "seconds", "outcome")
-
-
-def describe_settings(plan: Plan, settings: Mapping[str, Value]) -> str:
-    """Return the values of what varies, or of all settings if nothing does: ``stage 3, seq-length 512``."""
-    shown = plan.varied or list(settings)
-    return ", ".join(f"{name.replace('_', '-')} {settings[name]}" for name in shown if name in settings)
 
 
 def describe_result(result: Result) -> str:

@@ -45,6 +45,26 @@
     return sums;
   }
 
+  // Crosses at the upper edge, where a series ran out of memory.
+  function drawFailures(plot, series) {
+    const { ctx, bbox } = plot, size = 4 * devicePixelRatio;
+    ctx.save();
+    ctx.lineWidth = 2 * devicePixelRatio;
+    series.forEach((one, row) => {
+      for (const at of one.failed || []) {
+        const x = plot.valToPos(at, "x", true), y = bbox.top + (1 + 2.5 * row) * size;
+        ctx.strokeStyle = colour(one.colour);
+        ctx.beginPath();
+        ctx.moveTo(x - size, y - size);
+        ctx.lineTo(x + size, y + size);
+        ctx.moveTo(x - size, y + size);
+        ctx.lineTo(x + size, y - size);
+        ctx.stroke();
+      }
+    });
+    ctx.restore();
+  }
+
   function drawMarks(plot) {
     const { ctx, bbox } = plot;
     ctx.save();
@@ -101,23 +121,32 @@
       cursor: {
         sync: { key: "report", scales: ["x", null] },
         points: { show: false },
-        drag: { x: true, y: false },
+        drag: { x: chart.kind !== "points", y: false },
         // Pieces end at their x: the cursor is in the piece whose end comes next.
-        dataIdx: (plot, _, nearest, at) => (chart.x && x[nearest] < at ? Math.min(nearest + 1, x.length - 1) : nearest),
+        dataIdx: (plot, _, nearest, at) => (chart.x && chart.kind !== "points" && x[nearest] < at ? Math.min(nearest + 1, x.length - 1) : nearest),
       },
       scales: {
-        x: { time: false, range: (plot, low, high) => zoom || [low, high] },
+        x: {
+          time: false,
+          range: (plot, low, high) => {
+            const edge = chart.kind === "points" ? (high - low || 1) * 0.04 : 0;
+            return zoom || [low - edge, high + edge];
+          },
+        },
         y: { range: (plot, low, high) => [0, high > 0 ? (top != null && high > 0.5 * top ? Math.max(top, high) * 1.02 : high * 1.1) : 1] },
       },
       axes: [
-        { ...axis, size: 28, values: (plot, splits) => splits.map(value => fraction(value, splits[1] - splits[0])) },
+        chart.kind === "points"
+          ? { ...axis, size: 28, splits: () => x, values: () => x.map((value, i) => (chart.labels ? chart.labels[i] : short(value))) }
+          : { ...axis, size: 28, values: (plot, splits) => splits.map(value => fraction(value, splits[1] - splits[0])) },
         { ...axis, size: 52, values: (plot, splits) => splits.map(short) },
       ],
       series: [
         {
-          label: "time",
+          label: chart.axis || "time",
           value: (plot, value, _, index) => {
             if (value == null) return "–";
+            if (chart.kind === "points") return chart.labels ? chart.labels[index] : short(value);
             const step = chart.steps && chart.steps[index];
             return clock(value) + (step == null ? "" : `, step ${step}`);
           },
@@ -129,8 +158,9 @@
             stroke: tint,
             width: stacked && !one.line ? 0 : 1.5,
             fill: stacked && !one.line ? tint : one.fill ? `${tint}33` : undefined,
-            points: { show: false },
-            paths: chart.x ? stepped : undefined,
+            points: { show: chart.kind === "points", size: 7, fill: tint },
+            spanGaps: chart.kind === "points",
+            paths: chart.x && chart.kind !== "points" ? stepped : undefined,
             value: (plot, value, _, index) => {
               if (index == null) {
                 const known = one.values.filter(each => each != null);
@@ -142,7 +172,7 @@
         }),
       ],
       hooks: {
-        draw: [plot => { drawLimit(plot, top); drawMarks(plot); }],
+        draw: [plot => { drawLimit(plot, top); drawFailures(plot, series); drawMarks(plot); }],
         setSelect: [plot => {
           if (plot.select.width < 4) return;
           setZoom([plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")]);
@@ -163,7 +193,7 @@
   }
 
   function setZoom(range) {
-    zoom = range && range[1] > range[0] ? range : null;
+    zoom = range && range[1] > range[0] ? range : data.end ? [0, data.end] : null;
     for (const plot of plots) {
       plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
       const x = plot.data[0];
@@ -174,7 +204,7 @@
   function drawAll(width) {
     for (const plot of plots) plot.destroy();
     plots = [];
-    if (!zoom) zoom = [0, data.end];
+    if (!zoom && data.end) zoom = [0, data.end];
     const place = document.getElementById("charts");
     for (const chart of data.charts) draw(chart, width || place.clientWidth);
   }
@@ -204,20 +234,20 @@
     drawAll();
   });
 
-  for (const advice of document.querySelectorAll(".advice")) {
+  for (const fix of document.querySelectorAll(".fix")) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = "copy";
     button.addEventListener("click", async () => {
       try {
-        await navigator.clipboard.writeText(advice.dataset.text);
+        await navigator.clipboard.writeText(fix.textContent);
         button.textContent = "copied";
       } catch { // a frame of a notebook must not write to the clipboard
-        getSelection().selectAllChildren(advice);
+        getSelection().selectAllChildren(fix);
         button.textContent = "selected";
       }
       setTimeout(() => (button.textContent = "copy"), 1500);
     });
-    advice.append(" ", button);
+    fix.after(" ", button);
   }
 })();

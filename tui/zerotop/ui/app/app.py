@@ -13,7 +13,9 @@ from textual.notifications import SeverityLevel
 from textual.screen import Screen
 
 from zerotop.analysis.formatting import format_count
+from zerotop.ui.app.announcements import Announcer, write_announcement
 from zerotop.ui.app.navigation import NavigationApp
+from zerotop.ui.base.base_screen import ScreenPicture
 from zerotop.ui.base.bindings import RECORDING_ACTIONS
 from zerotop.ui.base.clipboard import collect_copy_text
 from zerotop.ui.base.frame_widget import RowWidget
@@ -25,7 +27,9 @@ from zerotop.ui.dialogs.text_pages import build_help, build_job_page
 from zerotop.ui.drawing import units
 from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
+from zerotop.ui.widgets.textual_private import display_text
 
+_ANNOUNCEMENTS, _ON, _OFF = "announcements", "on", "off"
 _UNIT_NOTES = {
     units.BINARY.name: "2^30 bytes, as PyTorch and nvidia-smi count",
     units.DECIMAL.name: "10^9 bytes, as data sheets count",
@@ -37,6 +41,8 @@ class ZerotopApp(NavigationApp):
 
     enter_on_start = False
     """Whether to inject the probe into the ranks right after the start."""
+
+    _announcer: Announcer | None = None  # of the recording that is shown
 
     def on_mount(self) -> None:
         if self.enter_on_start:
@@ -72,6 +78,22 @@ class ZerotopApp(NavigationApp):
     def leave_recording(self, leaving: Leaving) -> None:
         """Leave the recording."""
         self.exit(leaving)
+
+    def _show_picture(self, picture: ScreenPicture) -> None:
+        super()._show_picture(picture)
+        if self.is_running:
+            source = self.viewer.source
+            if self._announcer is None or self._announcer.source is not source:
+                self._announcer = Announcer(source)
+            news = self._announcer.find_news(picture.frame)
+            if news and self.settings.get(_ANNOUNCEMENTS, _ON) == _ON:
+                display_text(self.screen, write_announcement(news))
+
+    def action_switch_announcements(self) -> None:
+        """Switch the bell and the notification at a job's end or failure on or off."""
+        choice = _OFF if self.settings.get(_ANNOUNCEMENTS, _ON) == _ON else _ON
+        self.settings.set(_ANNOUNCEMENTS, choice)
+        self.notify(f"Bell and notification when a job ends or fails: {choice}.", timeout=3)
 
     async def action_quit(self) -> None:
         self.action_leave()
@@ -184,6 +206,11 @@ class ZerotopApp(NavigationApp):
         """Yield every screen, and every action of the current one."""
         for tab in TABS if self.is_watching else ():
             yield SystemCommand(tab.title, f"The screen {tab.title}", self._make_runner(f"switch('{tab.name}')", self))
+        yield SystemCommand(
+            "Announcements",
+            "Ring the bell and notify when a job ends or fails, or not",
+            self._make_runner("switch_announcements", self),
+        )
         seen: set[str] = set()
         for node, binding, enabled, _ in screen.active_bindings.values():
             by_name = binding.id and binding.tooltip and not binding.action.startswith(("switch_to", "command_palette"))

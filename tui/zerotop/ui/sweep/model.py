@@ -9,6 +9,7 @@ from typing import Protocol
 
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.prices import HourlyPrice
+from zerotop.analysis.reports.sweep_verdict import read_sweep_price
 from zerotop.analysis.sweeps.line_report import LineReport, report_lines
 from zerotop.analysis.sweeps.series import Series, build_series, choose_axis, list_charts
 from zerotop.session.sweeps import Point, Sweep
@@ -101,8 +102,7 @@ class SweepModel:
     @property
     def price(self) -> HourlyPrice | None:
         """The price of an hour."""
-        plan = self.sweep.plan
-        return None if plan.price_per_hour is None else HourlyPrice(plan.price_per_hour, *plan.currency)
+        return read_sweep_price(self.sweep)
 
     @property
     def series(self) -> Sequence[Series]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from textual._compositor import CompositorUpdate
@@ -25,7 +26,7 @@ class WrittenText(CompositorUpdate):
         yield self._text
 
 
-def display_text(screen: Screen[None], text: str) -> None:
+def display_text(screen: Screen[Any], text: str) -> None:
     """Write to the terminal. Only ``_display`` keeps Textual's synchronized output and its own writes in order."""
     screen.app._display(screen, WrittenText(text))
 

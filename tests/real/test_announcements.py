@@ -1,0 +1,80 @@
+"""The bell and the notification when a job ends or fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+import recordings
+from terminals import Terminal
+from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.ui.app.announcements import Announcer, write_announcement
+from zerotop.ui.app.viewer import Viewer
+from zerotop.ui.base.interfaces import Source
+
+JOB = "import time; print('working', flush=True); time.sleep(3); raise SystemExit(3)"
+
+
+@pytest.mark.parametrize("choice", ["on", "off"])
+def test_a_job_that_ends_is_announced_unless_that_is_off(tmp_path: Path, choice: str) -> None:
+    state = tmp_path / "state" / "zerotop"
+    state.mkdir(parents=True)
+    (state / "settings.json").write_text(json.dumps({"announcements": choice}))
+    command = [
+        sys.executable,
+        "-m",
+        "zerotop",
+        "run",
+        "--session",
+        str(tmp_path / "session"),
+        "--",
+        sys.executable,
+        "-c",
+        JOB,
+    ]
+    environment = {**os.environ, "TERM": "xterm-256color", "XDG_STATE_HOME": str(state.parent)}
+    terminal = Terminal(command, environment=environment, folder=tmp_path)
+    try:
+        terminal.wait_for("working")
+        assert b"\x1b]9;" not in terminal.drawn
+        terminal.wait_for("exit code 3")
+        drawn = terminal.drawn
+        terminal.watch(1.0)
+        announced = b"\x1b]9;session: The job failed with exit code 3.\x07\x07"
+        assert (drawn + terminal.drawn).count(announced) == (choice == "on")
+    finally:
+        terminal.close()
+
+
+def test_text_of_a_job_cannot_write_escape_sequences() -> None:
+    written = write_announcement("rank 0: \x1b]52;c;ZXZpbA==\x07\x9b2J" + "x" * 500)
+    assert written.startswith("\x1b]9;rank 0:  ]52;c;ZXZpbA== 2Jxx")
+    assert written.count("\x1b") == 1
+    assert written.count("\x07") == 2
+    assert len(written) < 250
+
+
+def test_a_failure_is_announced_once_and_only_while_the_job_runs() -> None:
+    session = recordings.recording("cpu-hang")
+    frame = Viewer(RecordingSource(session), None, time.monotonic).make_frame()
+    found = find_annotations(session, session.end_ns)
+    before, after = replace(frame, all_findings=()), replace(frame, all_findings=found)
+    source = SimpleNamespace(is_live=True)
+    announcer = Announcer(cast(Source, source))
+    assert announcer.find_news(before) == ""
+    assert announcer.find_news(after) == f"cpu-hang: {next(one for one in found if one.name == 'hung_ranks').headline}"
+    assert announcer.find_news(after) == ""
+    source.is_live = False
+    assert announcer.find_news(after) == "cpu-hang: The job ended with exit code 0."
+    assert announcer.find_news(before) == ""
+    over = Announcer(cast(Source, source))
+    assert over.find_news(before) == over.find_news(after) == ""

@@ -1,0 +1,70 @@
+"""The verdict on a sweep: how many points ran, the fastest and the smallest of them, and the line through memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from zerotop.analysis.formatting import format_bytes, format_count, format_long_time
+from zerotop.analysis.prices import HourlyPrice
+from zerotop.analysis.reports.verdict import Outcome, Verdict
+from zerotop.analysis.sweeps.line_report import LineReport, describe_line
+from zerotop.analysis.sweeps.settings import describe_settings
+from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result, Sweep
+
+_WORDS = {OUT_OF_MEMORY: "ran out of memory", HUNG: "hung", CRASHED: "crashed", SKIPPED: "was left out"}
+# More lines than these are below the charts only.
+_MOST_LINES = 1
+
+
+def build_sweep_verdict(sweep: Sweep, lines: Sequence[LineReport]) -> Verdict:
+    """Judge a sweep that may not have finished, or not begun."""
+    counts = Counter(point.result.outcome for point in sweep.points if point.result is not None)
+    waiting = len(sweep.points) - len(sweep.finished)
+    sentences = [*_describe_best(sweep), *(" ".join(describe_line(line)) for line in lines[:_MOST_LINES])]
+    if cost := describe_sweep_cost(sweep):
+        sentences.append(cost)
+    outcome = Outcome.OPEN if waiting else Outcome.WARNING if counts[HUNG] or counts[CRASHED] else Outcome.GOOD
+    return Verdict(outcome, _describe_points(sweep, counts, waiting), tuple(sentences))
+
+
+def _describe_points(sweep: Sweep, counts: Counter[str], waiting: int) -> str:
+    total = format_count(len(sweep.points), "point")
+    if not sweep.finished:
+        return f"None of {total} has run yet."
+    others = [f"{counts[name]} {word}" for name, word in _WORDS.items() if counts[name]]
+    others += [f"{waiting} {'has' if waiting == 1 else 'have'} not run yet"] if waiting else []
+    return "; ".join((f"{counts[OK]} of {total} trained", *others)) + "."
+
+
+def _describe_best(sweep: Sweep) -> Iterator[str]:
+    measured = [(point, point.result) for point in sweep.points if point.result is not None and point.result.outcome == OK]
+    fastest = _find_best(measured, lambda result: result.tokens_per_s)
+    if fastest is not None:
+        yield f"The fastest is {describe_settings(sweep.plan, fastest[0].settings)}: {fastest[1]:,.0f} tokens per second."
+    smallest = _find_best(measured, lambda result: -size if (size := result.reserved_peak_bytes) else None)
+    if smallest is not None:
+        settings, size = describe_settings(sweep.plan, smallest[0].settings), format_bytes(-smallest[1])
+        yield f"The least GPU memory takes {settings}: {size} reserved at its peak."
+
+
+def _find_best(
+    measured: Sequence[tuple[Point, Result]], read: Callable[[Result], float | None]
+) -> tuple[Point, float] | None:
+    values = [(point, value) for point, result in measured if (value := read(result)) is not None]
+    return max(values, key=lambda pair: pair[1], default=None)
+
+
+def read_sweep_price(sweep: Sweep) -> HourlyPrice | None:
+    """Return the price of the plan; None without one."""
+    plan = sweep.plan
+    return None if plan.price_per_hour is None else HourlyPrice(plan.price_per_hour, *plan.currency)
+
+
+def describe_sweep_cost(sweep: Sweep) -> str:
+    """Return a sentence about time and cost of all finished points; "" without a price."""
+    price = read_sweep_price(sweep)
+    if price is None or not sweep.finished:
+        return ""
+    seconds = sum(point.result.seconds or 0.0 for point in sweep.points if point.result is not None)
+    return f"The points took {format_long_time(seconds)} and cost {price.format_cost(seconds)} at {price.text}."

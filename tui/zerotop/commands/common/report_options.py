@@ -1,0 +1,66 @@
+"""The commands that pass a recording on: ``export``, ``report`` and ``check``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from zerotop.commands.common.option_types import parse_price
+
+AddCommand = Callable[..., argparse.ArgumentParser]
+"""Takes a name, a summary and examples."""
+
+_SESSION_HELP = "name, start of a name, or path"
+
+
+def add_report_commands(add_command: AddCommand) -> None:
+    """Add the three commands with their options."""
+    _add_export(add_command)
+    report = add_command(
+        "report",
+        "write a report to send: one HTML page, or a chart as PNG",
+        "zerotop report brisk-otter -o report.html",
+        "zerotop report brisk-otter --chart gpu-memory -o memory.png",
+    )
+    report.add_argument("session", metavar="SESSION|SWEEP", help=f"{_SESSION_HELP}; of a sweep, its name or folder")
+    report.add_argument("-o", "--output", metavar="FILE", help="output file, - for standard output [NAME.html]")
+    report.add_argument("--format", choices=("html", "png"), help="file format [by the name of the file, else html]")
+    report.add_argument("--chart", metavar="NAME", help="the chart to draw as PNG [iterations]")
+    add_price(report)
+    check = add_command(
+        "check",
+        "check a recording against a budget, as in CI",
+        "zerotop check brisk-otter budget.toml --junit check.xml",
+        "zerotop check brisk-otter --baseline calm-heron",
+    )
+    check.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
+    check.add_argument("budget", nargs="?", metavar="BUDGET", help="TOML file with [limits], [findings] and [baseline]")
+    check.add_argument("--baseline", metavar="SESSION", help="compare with this recording [the budget's]")
+    check.add_argument("--junit", metavar="FILE", help="write the outcome as JUnit XML, too")
+    check.add_argument("--json", action="store_true", help="print JSON for programs")
+
+
+def _add_export(add_command: AddCommand) -> None:
+    export = add_command(
+        "export",
+        "export a recording's tables",
+        "zerotop export brisk-otter > steps.csv",
+        "zerotop export brisk-otter --table all --format parquet -o tables/",
+        "zerotop export brisk-otter --format perfetto -o otter.pftrace",
+    )
+    export.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
+    export.add_argument("--table", metavar="NAME", help="table to export, or all [steps]")
+    export.add_argument(
+        "--format",
+        choices=("csv", "parquet", "jsonl", "perfetto"),
+        default="csv",
+        help="file format, or a trace of everything for ui.perfetto.dev [csv]",
+    )
+    export.add_argument("-o", "--output", metavar="PATH", help="file or directory [standard output]")
+
+
+def add_price(command: argparse.ArgumentParser) -> None:
+    """Add the option for a price per hour."""
+    command.add_argument(
+        "--price-per-hour", type=parse_price, metavar="PRICE", help="of all hardware of the job, such as 30, $29.50 or 28EUR"
+    )

@@ -1,0 +1,41 @@
+"""What a running job's screen announces through the terminal to somebody who looks elsewhere: its end, and failures.
+
+The bell, and a notification by OSC 9, which iTerm2, WezTerm, kitty and Ghostty show and other terminals ignore.
+"""
+
+from __future__ import annotations
+
+import re
+
+from zerotop.analysis.annotations import Severity
+from zerotop.ui.base.frame import Frame
+from zerotop.ui.base.interfaces import Source
+
+_MOST_CHARACTERS = 200
+# They would end the sequence, or begin another one: the text quotes a recording.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f]+")
+
+
+class Announcer:
+    """Finds news in the frames of one recording."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._was_live = False
+        self._known: set[tuple[str, int]] | None = None  # errors that were there before; None before the first frame
+
+    def find_news(self, frame: Frame) -> str:
+        """Return a sentence about what happened since the last frame; "" if nothing did, and for a job that is over."""
+        is_live = self.source.is_live
+        errors = {(one.name, one.known_ns): one.headline for one in frame.all_findings if one.severity is Severity.ERROR}
+        fresh = [headline for key, headline in errors.items() if self._known is not None and key not in self._known]
+        news = fresh[0] if fresh and self._was_live else ""
+        if self._was_live and not is_live:
+            news = frame.view.job.exit_text or news or "The job has ended."
+        self._known, self._was_live = set(errors), is_live
+        return f"{frame.view.job.name}: {news}" if news else ""
+
+
+def write_announcement(text: str) -> str:
+    """Return the escape sequences that announce a sentence: a notification, then the bell."""
+    return f"\x1b]9;{_CONTROLS.sub(' ', text)[:_MOST_CHARACTERS]}\x07\x07"
