@@ -1,10 +1,14 @@
-"""Takes the pictures in this folder anew: the program itself, on real recordings. ``make pictures`` runs it."""
+"""Takes the pictures in this folder anew: the program itself, on real recordings. ``make pictures`` runs it.
+
+Names of pictures as arguments take only those.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,6 +50,10 @@ PICTURES = (
     Picture("ranks", RECORDINGS / "held-straggler.zerotop", "ranks", keys=("end",)),
     Picture("threads", STORY, "threads", step=12),
     Picture("output", RECORDINGS / "z2-oom.zerotop", "output", keys=("end",)),
+    Picture("story-linear", RECORDINGS / "gpu-linear.zerotop", "timeline", step=1, keys=("plus",)),
+    Picture("story-linear-peak", RECORDINGS / "gpu-linear.zerotop", "memory", step=1),
+    Picture("story-gpt2", RECORDINGS / "gpu-trainer-gpt2.zerotop", "memory", finding="logits_peak"),
+    Picture("story-gpt2-small", RECORDINGS / "gpu-trainer-gpt2-small.zerotop", "memory", finding="peak_owner"),
 )
 
 
@@ -91,5 +99,7 @@ def take_report() -> None:
 
 if __name__ == "__main__":
     for each in PICTURES:
-        asyncio.run(take(each))
-    take_report()
+        if not sys.argv[1:] or each.name in sys.argv[1:]:
+            asyncio.run(take(each))
+    if not sys.argv[1:]:
+        take_report()

@@ -35,6 +35,24 @@ for _ in range(5):
     optimizer.zero_grad()
 """
 
+# Enters itself where ``zerotop attach`` often does: in the middle of a forward.
+ENTERED_IN_A_FORWARD = """
+import sys, torch
+from zerotop_probe.inside.hooks.hook_installer import enter
+class Entry(torch.nn.Module):
+    def forward(self, x):
+        if step == 1:
+            assert enter(sys.argv[1]) == "entered"
+        return x
+layers = [torch.nn.Linear(8, 8) for _ in range(10)]
+model = torch.nn.Sequential(layers[0], Entry(), *layers[1:])
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(6):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 
 def has_reported(session: Path) -> bool:
     return bool(list(session.glob("events-rank0-*.jsonl")))
@@ -83,6 +101,15 @@ def test_a_running_loop_is_entered_and_left(tmp_path: Path) -> None:
         "after_update",
         "next_forward",
     ]
+
+
+def test_layers_of_the_forward_that_was_entered_are_no_models(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENTERED_IN_A_FORWARD, str(tmp_path)]
+    subprocess.run(command, env=quiet(), check=True, timeout=LIMIT_S)
+    rank = Rank(tmp_path, 0)
+    (engine,) = rank.event("engine")
+    assert (engine["model"], engine["parameters"]) == ("Sequential", 10 * (8 * 8 + 8))
+    assert rank.phase("forward")["step"].tolist() == rank.phase("step")["step"].tolist() == [0, 1, 2, 3]
 
 
 class Kernel:

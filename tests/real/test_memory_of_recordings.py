@@ -77,14 +77,16 @@ def test_what_formulas_say_is_what_was_counted(name: str) -> None:
     engines = [event.facts for event in session.events if event.name == "engine"]
     known = parse_setup(engines[0])
     assert known is not None
+    masters = () if engines[0].get("kind") == "loop" else ("master_weights",)
     for found in read_ledgers(session, cursor):
         differences = {each.key: each for each in compare_ledger(found, compute_expected(known))}
-        for name_ in ("parameters", "master_weights", "optimizer_state"):
+        for name_ in ("parameters", "optimizer_state", *masters):
             each = differences[name_]
-            assert each.expected_bytes == pytest.approx(each.measured_bytes, rel=0.01, abs=1 << 20), (name_, each)
+            # The allocator's blocks may be up to 1 MiB larger than their tensors, which counts in a small model.
+            assert each.expected_bytes == pytest.approx(each.measured_bytes, rel=0.02, abs=1 << 20), (name_, each)
     for host in read_host_ledgers(session, cursor):
         differences = {each.key: each for each in compare_ledger(host, compute_expected(known))}
-        for name_ in ("master_weights", "optimizer_state"):
+        for name_ in ("optimizer_state", *masters):
             each = differences[name_]
             assert each.expected_bytes == pytest.approx(each.measured_bytes, rel=0.01, abs=1 << 20), (name_, each)
 

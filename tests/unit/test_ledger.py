@@ -17,7 +17,7 @@ from small_recording import BEGIN_NS, S, identity, read, span
 from zerotop.analysis.memory import phase_peaks
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import read_host_ledgers
-from zerotop.analysis.memory.ledger_rows import ALLOCATED, CORRECTIONS, LABELS, GpuLedger, LedgerRow
+from zerotop.analysis.memory.ledger_rows import ACTIVATIONS, ALLOCATED, CORRECTIONS, LABELS, GpuLedger, LedgerRow
 from zerotop.analysis.memory.peak_ledger import read_peak_ledgers
 from zerotop.analysis.memory.phase_peaks import BEFORE, MIXED, read_rank_peaks
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES
@@ -493,6 +493,18 @@ def test_the_ledger_of_a_rank_that_was_entered_is_of_a_peak_that_was_seen() -> N
     assert found.ledger.sum_bytes("parameters") == 16_060_523_520
     rows = read_steps(session)
     assert rows["allocated_peak_bytes"][rows["rank"] == 0].max() == 22_498_848_256
+
+
+def test_the_peak_of_the_first_update_has_the_state_that_it_made() -> None:
+    """500,050,000 parameters in fp32: 16 bytes of each live in the first step of AdamW, and 4 of one intermediate."""
+    session = recordings.recording("gpu-linear")
+    (found,) = read_peak_ledgers(session, session.end_ns)
+    assert (found.peak.phase, found.peak.step) == ("step", 0)
+    assert found.ledger.sum_bytes("parameters") == found.ledger.sum_bytes("gradients") == 2_000_883_200
+    assert found.ledger.sum_bytes("optimizer_state") == 4_001_766_400
+    assert found.ledger.sum_bytes(ACTIVATIONS) == pytest.approx(2_000_883_200, rel=0.01)
+    earlier = read_peak_ledgers(session, session.begin_ns + 13 * S)[0]
+    assert (earlier.peak.step, earlier.ledger.sum_bytes("optimizer_state")) == (0, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50)), min_size=1, max_size=40), st.integers(1, 9))

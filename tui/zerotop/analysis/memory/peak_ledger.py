@@ -10,7 +10,7 @@ from zerotop.analysis.memory.gpu_holders import Holder, read_gpu_by_allocator, r
 from zerotop.analysis.memory.gpu_ledger import build_ledger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.phase_peaks import PhasePeak, RankPeaks, read_peaks
-from zerotop.analysis.memory.tensor_inventory import read_inventory
+from zerotop.analysis.memory.tensor_inventory import OPTIMIZER_STATE, Inventory, read_inventory
 from zerotop.analysis.processes.alive_ranks import identify_process, read_events
 from zerotop.session.reader import Session, Source
 
@@ -71,4 +71,15 @@ def _build_peak_holder(session: Session, source: Source, peak: PhasePeak, cursor
     if inventory is None and peak.is_in_step and read_events(session, "entered", process, peak.unix_ns - 1):
         # Attached in mid-training: permanent tensors were there before the first inventory.
         inventory = read_inventory(session, process, cursor_ns)
+    if inventory is not None and peak.phase == "step" and not inventory.device.get(OPTIMIZER_STATE):
+        inventory = _add_new_state(inventory, read_inventory(session, process, cursor_ns), peak.allocated_bytes)
     return Holder(process, source, reserved, peak.allocated_bytes, inventory)
+
+
+def _add_new_state(inventory: Inventory, later: Inventory | None, peak_bytes: int) -> Inventory:
+    """Add the optimizer state that the update of the peak has made: optimizers make it before they compute with it."""
+    made = later.device.get(OPTIMIZER_STATE, 0) if later is not None else 0
+    room = peak_bytes - sum(inventory.device.values()) - inventory.cublas_bytes - inventory.unclaimed_bytes
+    if later is None or not 0 < made <= room:
+        return inventory
+    return replace(inventory, device=inventory.device | {OPTIMIZER_STATE: made}, basis=later.basis)

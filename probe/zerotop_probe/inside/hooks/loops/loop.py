@@ -90,14 +90,15 @@ class Loop(TrainingHooks):
     def begin_late(self) -> None:
         """Begin with the first whole iteration: this process may train already."""
         self._saw_update = False
-        self._searches = 0
-        self.search_roots()
 
     def note_update(self, optimizer: Any) -> None:
         """After a step of an optimizer that is older than the probe, or after a new one: a whole iteration follows."""
         if self.probe.entered_late and self.probe.engines.loop is None and not self.probe.engines.belongs_to_deepspeed:
-            self._saw_update = True
+            is_first, self._saw_update = not self._saw_update, True
             self.find_number(optimizer)
+            if is_first:
+                self._searches = 0
+                self.search_roots()
 
     def _begin_recording(self) -> bool:
         is_late = self.probe.entered_late
@@ -192,7 +193,12 @@ class Loop(TrainingHooks):
             self.probe.leave_process()
 
     def search_roots(self) -> None:
-        """See all modules for the next iterations: a model is missing, or new."""
+        """See all modules for the next iterations: a model is missing, or new.
+
+        Not before the first update that a late probe sees: in the forward that it was entered in, layers would be roots.
+        """
+        if self.probe.entered_late and not self._saw_update:
+            return
         if self._searches < _MAX_SEARCHES:
             self._searches += 1
             state = self.probe.engines.loop
