@@ -59,9 +59,10 @@ def _iter_shapes(
     yield LOGITS, (rows, tokens, vocabulary)
     if tokens > 1:  # the last token has no next one
         yield LOGITS, (rows, tokens - 1, vocabulary)
-    for name in ("intermediate", "hidden"):
-        if name in dimensions:
-            yield name, (rows, tokens, dimensions[name])
+    if "hidden" in dimensions:
+        # GPT-2 and its like leave it out: the MLPs are four times as wide then.
+        yield "intermediate", (rows, tokens, dimensions.get("intermediate", 4 * dimensions["hidden"]))
+        yield "hidden", (rows, tokens, dimensions["hidden"])
     if "heads" in dimensions:
         yield "attention", (rows, dimensions["heads"], tokens, tokens)
 
