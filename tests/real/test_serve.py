@@ -309,9 +309,9 @@ async def test_the_program_runs_in_a_real_browser(state: Path, tmp_path: Path) -
             await page.wait_for("1 shown")
             await page.press("Enter", 13, "\r")
             await page.press("Enter", 13, "\r")
-            shown = await page.wait_for("ENDED 0")
+            await page.wait_for("ENDED 0")
+            shown = await page.wait_for("GPU memory GiB")
             assert "LlamaForCausalLM 8.03B" in shown.splitlines()[0]
-            assert "GPU memory GiB" in shown
             await page.type("2")
             await page.wait_for(" findings")  # on the timeline's first lane
             await page.type("?")

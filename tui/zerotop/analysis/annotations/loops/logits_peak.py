@@ -19,9 +19,9 @@ _KIND = FindingKind(
     confidence=0.95,
     headline="Logits take {logits_bytes:bytes} of the memory peak of {backward_peak_bytes:bytes} in backward",
     details=(
-        "Logits, or copies of them, when it begins: {blocks:count block} of {block_bytes:bytes} with {rows:.0f} x {tokens:.0f}"
-        " x {vocabulary:,.0f} elements. The backward of the loss adds two more.{default} Gradient checkpointing does not free"
-        " them."
+        "Logits, or copies of them, when it begins: {blocks:count block} of {block_bytes:bytes} with {rows:.0f} x"
+        " {tokens:.0f} x {vocabulary:,.0f} elements. The backward of the loss adds two more.{default} Gradient checkpointing"
+        " does not free them."
     ),
     advice=(
         "Lower {batch_size} from {rows:.0f} to {fewer_rows:.0f} and accumulate over as many more micro-batches: that needs"
