@@ -58,9 +58,11 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"zerotop \d+\.\d+\S*\n", capsys.readouterr().out)
 
 
-def test_the_pictures_in_the_readme_are_those_that_can_be_taken_anew() -> None:
+def test_the_pictures_that_are_shown_are_those_that_can_be_taken_anew() -> None:
     taken = {picture["name"] for picture in pictures()}
-    assert set(re.findall(r"docs/([\w-]+)\.svg", README.read_text())) == taken
+    stories = (README.parent / "docs" / "stories.md").read_text()
+    shown = set(re.findall(r"docs/([\w-]+)\.svg", README.read_text())) | set(re.findall(r"\(([\w-]+)\.svg\)", stories))
+    assert shown == taken
     assert {path.stem for path in (README.parent / "docs").glob("*.svg")} == taken
 
 

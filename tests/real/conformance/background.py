@@ -17,7 +17,7 @@ os.setsid()
 if os.fork(): os._exit(0)
 null = os.open("/dev/null", os.O_RDWR)
 for number in range(3): os.dup2(null, number)
-time.sleep(1.5)
+time.sleep(3)
 open("worked", "w").close()
 """
 
@@ -33,7 +33,7 @@ open("worked", "w").close()
 def outliving(place: Place) -> Iterator[str]:
     done = place.run(*small_python(DAEMON))
     early = not (place.work / "worked").exists()
-    yield "yes" if wait_until((place.work / "worked").exists, 5) else "no"
+    yield "yes" if wait_until((place.work / "worked").exists, 8) else "no"
     yield "yes" if early and done.ending == "exit 0" else f"no, {done.ending}"
     yield place.run("bash", "-c", "(sleep 0.2; echo late) & wait; exit 5").output.decode().strip()
     job = "(sleep 1; echo late; touch done) & echo early; exit 5"
