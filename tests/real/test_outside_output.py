@@ -215,7 +215,7 @@ while not os.path.exists("end"): time.sleep(0.05)
         columns=123,
     )
     try:
-        terminal.wait_for("(123, 41)", "True True True")
+        terminal.wait_for("(123, 41)", "True True True", "red\r\r\n")
         assert b"\x1b[31mred\x1b[0m\r\r\n" in terminal.drawn, "the user's terminal processes the output, once"
         fcntl.ioctl(terminal.master, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 77, 0, 0))
         terminal.wait_for("(77, 10)")
