@@ -42,7 +42,7 @@ class DetailBudget:
     def __init__(self, share: float) -> None:
         self.share = share
         self.is_full = True
-        """Whether the step in progress is recorded in full."""
+        """Whether the step in progress is recorded in full detail."""
         self._steps = 0
         self._credit_ns = 0.0
         self._usual_ns = 0.0

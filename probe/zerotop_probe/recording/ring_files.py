@@ -95,7 +95,7 @@ class RingFiles:
             self.ring.release_claim()
 
     def finish(self) -> None:
-        """Before the process ends: write what is left if there is no sampler."""
+        """Write the remaining records if there is no sampler; called before the process ends."""
         if self._is_open and self._drain_here(is_final=True):
             self.ring.remove()
 
@@ -175,7 +175,7 @@ class RingEvents:
 
 
 def _void_slot(ring: Ring, slot: int) -> None:
-    """Mark a slot that was taken and has no record, or the one who drains would wait for it."""
+    """Mark a slot that was taken and has no record, or the draining process would wait for it."""
     try:
         _TAG.pack_into(ring.memory, SLOTS_AT + slot % ring.slots * SLOT.size + PAYLOAD_BYTES, (slot + 1) << 8 | VOID)
     except ValueError:  # the ring is closed

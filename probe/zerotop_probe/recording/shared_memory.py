@@ -157,7 +157,7 @@ class Ring:
     # --- locks ----------------------------------------------------------------------------------------------
 
     def try_claim(self) -> bool:
-        """Become the one who drains this ring; return False while another process is."""
+        """Claim the ring in order to drain it; return False while another process has claimed it."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -207,7 +207,7 @@ class Ring:
         begin_at, end_at = (SLOTS_AT + index * SLOT.size for index in (first, min(end, self.slots)))
         return self.memory[begin_at:end_at] + self.memory[SLOTS_AT : SLOTS_AT + max(0, end - self.slots) * SLOT.size]
 
-    # --- progress of the one who drains ---------------------------------------------------------------------
+    # --- progress of draining -------------------------------------------------------------------------------
 
     def read_drained(self) -> int:
         """Return the number of slots whose records are written, in all laps."""

@@ -27,7 +27,7 @@ from zerotop.session.reader import Session, SessionError
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is estimated, and where its activations come from."""
+    """The model to estimate, and the source of its activations."""
 
     name: str
     model: TrainedModel
@@ -154,7 +154,7 @@ def _format_options(rows: list[OptionEstimate], hardware: Hardware) -> list[str]
         cells.append((str(row.stage), row.offload, *sizes, *own, verdict))
     notes = [
         "States by ZeRO's formulas (arXiv:1910.02054): parameters, gradients, fp32 master weights, Adam's moments.",
-        "Buckets, gathered layers of stage 3, CUDA's context and fragmentation come on top.",
+        "Not included: buckets, gathered layers of stage 3, CUDA's context and fragmentation.",
     ]
     return [*align_columns(cells, "><>>>>>><"), *notes]
 

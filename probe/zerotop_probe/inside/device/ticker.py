@@ -1,4 +1,4 @@
-"""A thread that runs a task again and again beside the training.
+"""A thread that repeats a task while training runs.
 
 It starves while the rank holds Python's lock for long: nothing may depend on when it runs.
 """

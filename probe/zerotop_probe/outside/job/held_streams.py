@@ -171,7 +171,7 @@ class FileStream:
                 self._state[RECORDED + self.number] = self._position + 1
 
     def finish(self) -> None:
-        """Record what is left, then end."""
+        """Record the rest of the file, then end."""
         self._finishing.set()
 
     def has_passed_all(self) -> bool:

@@ -28,7 +28,7 @@ _TICKS_PER_HOST = 5
 # The time after which an unresponsive driver is reported. If it responds later, its GPUs are reported then.
 _DRIVER_PATIENCE_S = 5.0
 _THREAD_PATIENCE_S = 1.0
-# Nobody else writes what is left in the rings: a slow file system gets more time for them.
+# No other process writes the remaining records of the rings: a slow file system gets more time for them.
 _RINGS_PATIENCE_S = 10.0
 
 

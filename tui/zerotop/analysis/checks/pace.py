@@ -39,7 +39,7 @@ _WAITING_ERROR = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Iterations of a recording after the warm-up, without skipped steps and without those that were not recorded."""
+    """Iterations of a recording after the warm-up, without skipped and unrecorded steps."""
 
     steps: int
     iteration_s: float  # median of all

@@ -13,7 +13,7 @@ from zerotop.analysis.sweeps.settings import describe_settings
 from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result, Sweep
 
 _WORDS = {OUT_OF_MEMORY: "ran out of memory", HUNG: "hung", CRASHED: "crashed", SKIPPED: "was left out"}
-# More lines than these are below the charts only.
+# Fitted lines in the verdict; the others are described below the charts only.
 _MOST_LINES = 1
 
 

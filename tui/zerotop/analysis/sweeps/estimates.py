@@ -18,7 +18,7 @@ _ADAM_STATE = 8  # bytes for each parameter
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What the job has."""
+    """The hardware of a job."""
 
     gpus: int = 1  # on each node
     nodes: int = 1
@@ -27,7 +27,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """What is trained."""
+    """A model as estimates need it."""
 
     parameters: int
     trainable: int

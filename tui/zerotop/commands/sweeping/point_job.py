@@ -27,7 +27,7 @@ from zerotop.session.sweeps import CONFIGS_FOLDER, Plan, Point
 
 @dataclass(frozen=True, slots=True)
 class PointJob:
-    """What is started for a point. A variable of the environment that is None is removed."""
+    """The process to start for a point. A variable of the environment that is None is removed."""
 
     command: list[str]
     environment: dict[str, str | None]

@@ -87,7 +87,7 @@ def _stop_job(session: str) -> None:
 
 
 def _run_job(job: PointJob, session: Path, plan: Plan, is_stopping: Callable[[], bool]) -> tuple[int, bool, str]:
-    """Run an attempt; return its exit code, whether it hung, and what zerotop said if nothing was recorded."""
+    """Run an attempt; return its exit code, whether it hung, and zerotop's message if nothing was recorded."""
     environment = {**os.environ, **job.environment}
     command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *job.command]
     with tempfile.TemporaryFile() as errors:

@@ -92,7 +92,7 @@ class Loop(TrainingHooks):
         self._saw_update = False
 
     def note_update(self, optimizer: Any) -> None:
-        """After a step of an optimizer that is older than the probe, or after a new one: a whole iteration follows."""
+        """Note an optimizer's step: even in a loop that is older than the probe a whole iteration follows it."""
         if self.probe.entered_late and self.probe.engines.loop is None and not self.probe.engines.belongs_to_deepspeed:
             is_first, self._saw_update = not self._saw_update, True
             self.find_number(optimizer)
@@ -168,7 +168,7 @@ class Loop(TrainingHooks):
             self._output = {"output_shape": list(logits.shape), "output_item_bytes": logits.element_size()}
 
     def prepare_backward(self) -> None:
-        """Before a backward: what the forward has left is alive now."""
+        """Take the inventory before a backward, while all that the forward has saved is alive."""
         self.count_tensors("before_backward", **self._output)
 
     def prepare_update(self) -> None:
@@ -193,7 +193,7 @@ class Loop(TrainingHooks):
             self.probe.leave_process()
 
     def search_roots(self) -> None:
-        """See all modules for the next iterations: a model is missing, or new.
+        """Watch all modules during the next iterations, to find a model that is missing or new.
 
         Not before the first update that a late probe sees: in the forward that it was entered in, layers would be roots.
         """

@@ -1,4 +1,4 @@
-"""Logits, and copies of them in float32, own the peak of a language model's backward.
+"""Logits and their float32 copies take a large part of the memory peak of a language model's backward.
 
 Counted when the first backward begins: blocks of rows x tokens x vocabulary elements, see ``support.block_shapes``.
 """

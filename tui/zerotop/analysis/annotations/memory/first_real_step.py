@@ -38,9 +38,9 @@ _ON_HOST = (
     "Judge whether host memory is enough only after this step.",
     '"offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}',
 )
-_STAGE_0 = "Every rank holds all of it: ZeRO stage 1 divides it by their number.", '"zero_optimization": {"stage": 1}'
+_STAGE_0 = "Each rank holds a full copy: ZeRO stage 1 divides it among the ranks.", '"zero_optimization": {"stage": 1}'
 _ON_GPU = "Judge whether a batch fits only after this step.", '"offload_optimizer": {"device": "cpu"}'
-_REPLICATED = "Judge whether a batch fits only after this step. Every rank holds all of it: FSDP divides it by their number."
+_REPLICATED = "Judge whether a batch fits only after this step. Each rank holds a full copy: FSDP divides it among them."
 _PLACES = {"device": "on each rank's GPU", "host": "in host memory"}
 # State worth a finding, where it takes less of the GPU or the host.
 STATE_BYTES = 1 * GIB

@@ -26,7 +26,7 @@ _KIND = FindingKind(
 
 
 class _Other(NamedTuple):
-    """What was in use on a rank's GPU before the job."""
+    """Memory of a rank's GPU that was in use before the job."""
 
     time_ns: int
     rank: int

@@ -20,7 +20,7 @@ _KIND = FindingKind(
     confidence=0.95,
     headline="GPU {gpu} of rank {rank} has lowered its clocks for {throttled_s:seconds} ({names})",
     details="[The SM clock is {sm_clock_mhz:.0f} MHz. ][The temperature is {temperature_c:.0f} °C.]",
-    advice="Check the node's cooling and power: no setting of {tool} helps.",
+    advice="Check the node's cooling and power supply: no {tool} setting helps.",
     fix="nvidia-smi -q -d PERFORMANCE",
 )
 # A shorter time is a passing dip.

@@ -22,14 +22,16 @@ _KIND = FindingKind(
     confidence=0.9,
     headline="Rank {rank} delays each iteration by {late_s:seconds} ({share:percent}) from step {step} on",
     details=(
-        "It works that much longer between the phases, and the others wait for it where ranks synchronize. An iteration"
-        " takes {iteration_s:seconds}."
+        "Its own work between the phases takes that much longer, and the other ranks wait for it where they synchronize. An"
+        " iteration takes {iteration_s:seconds}."
     ),
     advice="See what only this rank does between the phases: do it less often, or in a thread of its own.",
     fix="py-spy dump --pid {pid}",
 )
 _DATA = _KIND.with_changes(
-    details=_KIND.details.replace("works that much longer between the phases", "waits that much longer for its data"),
+    details=_KIND.details.replace(
+        "Its own work between the phases takes that much longer", "It waits that much longer for data"
+    ),
     advice="Raise {worker_count}, and give each rank as much data of similar length.",
     fix="{workers_fix}",
 )

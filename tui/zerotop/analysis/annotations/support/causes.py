@@ -33,7 +33,7 @@ _CLOCK_SHARE = 0.05
 _Advice = tuple[str, str]
 _BREAKDOWN: _Advice = ("{breakdown}", "{breakdown_fix}")
 _CLOCK: _Advice = (
-    "Check the node's cooling and power: no setting of {tool} changes its limits.",
+    "Check the node's cooling and power supply: no {tool} setting changes their limits.",
     "nvidia-smi -q -d PERFORMANCE",
 )
 _LENGTH: _Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")

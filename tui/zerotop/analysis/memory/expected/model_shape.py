@@ -27,7 +27,7 @@ class ModelShape:
     largest_layer: int | None  # parameters of the module that holds most of its own, as DeepSpeed's estimates count it
 
     def estimate_activations(self, sequence: int, *, recompute: bool = False, fused_attention: bool = True) -> float:
-        """Return bytes of activations for each token of a micro-batch that the backward needs, in 16-bit training.
+        """Return the bytes of activations that the backward needs for each token of a micro-batch, in 16-bit training.
 
         From Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (arXiv:2205.05198): with
         sequence length s, micro-batch b, hidden size h, a heads, L layers and vocabulary v, a layer keeps
