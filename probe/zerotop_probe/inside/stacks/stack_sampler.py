@@ -236,7 +236,7 @@ class StackSampler:
             if where == place.name and why == SLOW:
                 pause_ns = max(pause_ns, (time_ns - place.begin_ns) // 4)
             since_ns = max(tally.begin_ns, self._written_ns.get(key, 0))
-            is_over = why == SLOW and place.begin_ns > tally.end_ns and key not in self._written_ns
+            is_over = why == SLOW and place.begin_ns > tally.end_ns and self._events_left > _MOST_EVENTS / 2
             if (is_over or time_ns - since_ns >= pause_ns) and self._events_left >= 1:
                 self._events_left -= 1
                 self._write(key, time_ns)
