@@ -54,6 +54,5 @@ def test_the_probes_own_frames_are_left_out(counted: Counted) -> None:
 
 
 def test_the_samples_stand_for_the_time_that_was_lost(counted: Counted) -> None:
-    rank, _ = counted.rank(0)
-    stack, _ = find_top(rank, "between phases", "slow", 150)
-    assert stack["seconds"] > 0.3
+    stack, _ = find_top(counted.rank(0)[0], "between phases", "slow", 150)
+    assert stack["seconds"] > 0.1
