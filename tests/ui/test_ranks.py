@@ -64,7 +64,7 @@ async def test_keys_turn_to_other_metrics_and_back(six: Path) -> None:
         screen = await shown(app, pilot)
         await pilot.press("m")
         assert screen.ranking.metric is Metric.WAIT
-        assert any("Ranks: waited for ms" in line for line in text(app))
+        assert any("Ranks: delays others ms" in line for line in text(app))
         await pilot.press("M", "M")
         assert screen.ranking.metric is Metric.STEP
         for _ in screen.ranking.recorded_metrics:

@@ -9,12 +9,12 @@ from zerotop.ui.drawing.formatting import format_duration, format_fixed
 
 METRIC_NAMES = {
     Metric.ITERATION: "iteration",
-    Metric.WAIT: "waited for",
+    Metric.WAIT: "delays others",
     Metric.FORWARD: "forward",
     Metric.BACKWARD: "backward",
     Metric.STEP: "step",
     Metric.DATA: "data",
-    Metric.OTHER: "in between",
+    Metric.OTHER: "between phases",
     Metric.PEAK: "peak allocated",
     Metric.FREE: "least free",
     Metric.CORES: "CPU cores",
