@@ -102,7 +102,7 @@ class RanksScreen(MonitorScreen):
         ),
         (
             "median",
-            "Figures are medians of the last 64 steps; beside them are those of the median rank.",
+            "Figures are medians of the last 64 steps; beside them are those of the median rank, of two ranks the other's.",
         ),
     )
 
