@@ -52,8 +52,8 @@ LANES = (
     Lane("utilization", "GPU", Quantity.PERCENT, (("utilization", "load", ""),)),
     Lane("cores", "CPU", Quantity.CORES, (("cores", "series-1", ""),)),
     Lane("power", "power", Quantity.WATTS, (("power", "series-0", ""),)),
-    Lane("pcie", "PCIe", Quantity.BYTES_PER_S, (("to_host", "phase-transfer", "↑ host"), ("to_gpu", "series-4", "↓ GPU"))),
-    Lane("allocated", "alloc", Quantity.BYTES, (("allocated", "memory-allocated", ""),)),
+    Lane("pcie", "PCIe", Quantity.BYTES_PER_S, (("to_host", "phase-transfer", "D2H"), ("to_gpu", "series-4", "H2D"))),
+    Lane("allocated", "allocated", Quantity.BYTES, (("allocated", "memory-allocated", ""),)),
     Lane("resident", "RSS", Quantity.BYTES, (("resident", "memory-other", ""),)),
 )
 

@@ -36,7 +36,7 @@ _PHASE_STYLES = [phase_style(phase) for phase in PHASES]
 
 def legend_width(width: int) -> int:
     """Return the cells for labels left of the charts."""
-    return 17 if width < 110 else 20
+    return 17 if width < 76 else 21
 
 
 def chart_begin(width: int) -> int:
