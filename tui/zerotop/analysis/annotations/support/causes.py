@@ -57,6 +57,7 @@ class Cause(NamedTuple):
     confidence: float
     is_expected: bool = False  # whether the change is right: larger batches take longer
     has_own_finding: bool = False  # whether another detector reports it
+    culprit: Process | None = None  # the rank that the others wait for
 
 
 class StepChange(NamedTuple):
@@ -175,15 +176,16 @@ def _check_late_rank(change: StepChange) -> Cause | None:
         rows = process.steps_until(known_ns)
         own = [compute_own_seconds(rows[_match_steps(rows, part)]) for part in (change.before, change.after)]
         if min(len(part) for part in own) > 0:
-            delays.append((float(np.median(own[1]) - np.median(own[0])), process.rank, process.source.pid))
+            delays.append((float(np.median(own[1]) - np.median(own[0])), process))
     if len(delays) < 2 or slower <= 0:
         return None
-    (others, *_), (late, rank, pid) = sorted(delays)[-2:]
-    if late - others < slower / 2 or rank == change.process.rank:
+    (others, _), (late, culprit) = sorted(delays, key=lambda delay: delay[0])[-2:]
+    if late - others < slower / 2 or culprit is change.process:
         return None
-    text = f"rank {rank} began to arrive {format_seconds(late)} later where ranks synchronize"
+    text = f"rank {culprit.rank} began to arrive {format_seconds(late)} later where ranks synchronize"
     is_straggler = late >= max(STALL_SECONDS, STRAGGLER_SHARE * float(np.median(change.after["iteration_s"])))
-    return Cause(text, _LATE_ADVICE, f"py-spy dump --pid {pid}", 0.85, has_own_finding=is_straggler)
+    fix = f"py-spy dump --pid {culprit.source.pid}"
+    return Cause(text, _LATE_ADVICE, fix, 0.85, has_own_finding=is_straggler, culprit=culprit)
 
 
 def _match_steps(rows: Rows, steps: Rows) -> slice:
