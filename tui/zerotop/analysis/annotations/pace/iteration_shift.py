@@ -39,6 +39,8 @@ _KIND = FindingKind(
     advice="{breakdown}",
     fix="{breakdown_fix}",
 )
+# A cause of less confidence gives way to a line that takes the time.
+CERTAIN = 0.85
 _LINE_HEADLINE = "Iterations take {after_s:seconds} instead of {before_s:seconds} from step {step} on"
 _BETWEEN = _KIND.with_changes(
     advice="See where the time goes outside {tool}: in the training loop, the data or a callback.",
@@ -61,13 +63,18 @@ class _Shift(NamedTuple):
         """Whether iterations became longer for no good reason."""
         return self.after_s > self.before_s and not (self.cause is not None and self.cause.is_expected)
 
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether the cause may be a coincidence, as the load of a machine that others use."""
+        return self.cause is not None and self.cause.culprit is None and self.cause.confidence < CERTAIN
+
     def find_delay(self) -> Delay:
         """Return where the time is lost."""
         rows, cause = self.change.after, self.cause
         process, where = self.change.process, PLACES[self.carrier]
         if cause is not None and cause.culprit is not None:
             process, where = cause.culprit, BETWEEN
-        elif cause is not None or not self.is_worse:
+        elif not self.is_worse or (cause is not None and not self.is_uncertain):
             where = ""
         end_ns = int(rows["end_unix_ns"][-1])
         return Delay(process, where, int(rows["begin_unix_ns"][0]), end_ns, end_ns)
@@ -115,6 +122,8 @@ def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
         kind = _KIND.with_changes(confidence=cause.confidence, advice=cause.advice, fix=cause.fix)
     line = found.line
     is_named = line is not None and is_cause(line, shift.find_delay())
+    if shift.is_uncertain and (line is None or line.known_call is None):
+        line, is_named = None, False
     if line is not None and is_named:
         kind = name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
     if not shift.is_worse:

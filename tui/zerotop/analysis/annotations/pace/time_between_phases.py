@@ -10,7 +10,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.line_findings import Delay, is_cause, line_values, name_line
-from zerotop.analysis.annotations.support.stack_lines import BETWEEN, StackLine, find_line
+from zerotop.analysis.annotations.support.stack_lines import BETWEEN, SHARE, StackLine, find_line
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
@@ -45,7 +45,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         found = lead.events_named(events.STACKS)
         fresh, state.events_read = found[state.events_read :], len(found)
         for event in fresh:
-            if _KIND.name not in group.reported and event.facts["where"] == BETWEEN:
+            if _KIND.name not in group.reported and (event.facts["where"], event.facts["why"]) == (BETWEEN, SHARE):
                 state.samples += event.facts.get("samples") or 0
                 yield from _check_event(group, event, state.samples)
 
@@ -56,7 +56,7 @@ def _check_event(group: Group, event: Event, samples: int) -> Iterator[Annotatio
     if samples < _FEWEST_SAMPLES or len(rows) < 2 or not all(_spends_time(one, known_ns) for one in group.processes):
         return
     begin_ns = int(rows["begin_unix_ns"][0])
-    line = find_line(lead, BETWEEN, begin_ns, known_ns, known_ns)
+    line = find_line(lead, BETWEEN, begin_ns, known_ns, known_ns, why=SHARE)
     if line is None or not _is_own_time(line) or not is_cause(line, Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)):
         return
     if _is_gpu_busy(lead, begin_ns, known_ns):

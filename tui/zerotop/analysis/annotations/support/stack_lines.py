@@ -16,6 +16,9 @@ from zerotop_probe.recording.directory import STACKS_SETTING
 BETWEEN = "between phases"
 """The place of stacks that are in no phase."""
 
+SHARE = "share"
+"""Why stacks were sampled that are usual."""
+
 # A line explains a delay if it has this share of the samples.
 _LINE_SHARE = 0.3
 # Samples are written a moment after they were taken: a finding waits so long for them (ns).
@@ -76,10 +79,10 @@ class FoundLine(NamedTuple):
     known_ns: int
 
 
-def find_line(process: Process, where: str, begin_ns: int, end_ns: int, known_ns: int) -> StackLine | None:
+def find_line(process: Process, where: str, begin_ns: int, end_ns: int, known_ns: int, *, why: str = "") -> StackLine | None:
     """Return the line at which a rank was most in a place within a window of time, by what was written until ``known_ns``.
 
-    ``where`` is an outermost phase or ``BETWEEN``.
+    ``where`` is an outermost phase or ``BETWEEN``, ``why`` one of the reasons for samples, by default each.
     """
     total = 0.0
     seconds: dict[tuple[str, int, str], float] = {}
@@ -87,6 +90,8 @@ def find_line(process: Process, where: str, begin_ns: int, end_ns: int, known_ns
     for event in _select_events(process, where, begin_ns, end_ns):
         if event.unix_ns > known_ns:
             break
+        if why and event.facts["why"] != why:
+            continue
         for stack in event.facts["stacks"]:
             weight = stack.get("seconds") or 0.0
             total += weight
