@@ -25,7 +25,7 @@ from zerotop.analysis.annotations.support.line_findings import (
     line_values,
     name_line,
 )
-from zerotop.analysis.annotations.support.stack_lines import BETWEEN, FoundLine
+from zerotop.analysis.annotations.support.stack_lines import FoundLine
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import ShiftFinder
@@ -35,7 +35,7 @@ _KIND = FindingKind(
     severity=Severity.WARNING,
     confidence=0.5,
     headline="Iterations take {after_s:seconds} instead of {before_s:seconds} ({change_share:change}) from step {step} on",
-    details="{carried:seconds} of it {part}[, most of that at {line}][; {cause}].",
+    details="{carried:seconds} of it {part}[, most of that at {line}][; {cause}[: {cause_line}]].",
     advice="{breakdown}",
     fix="{breakdown_fix}",
 )
@@ -66,14 +66,14 @@ class _Shift(NamedTuple):
     @property
     def is_uncertain(self) -> bool:
         """Whether the cause may be a coincidence, as the load of a machine that others use."""
-        return self.cause is not None and self.cause.culprit is None and self.cause.confidence < CERTAIN
+        return self.cause is not None and not self.cause.where and self.cause.confidence < CERTAIN
 
     def find_delay(self) -> Delay:
         """Return where the time is lost."""
         rows, cause = self.change.after, self.cause
         process, where = self.change.process, PLACES[self.carrier]
-        if cause is not None and cause.culprit is not None:
-            process, where = cause.culprit, BETWEEN
+        if cause is not None and cause.where:
+            process, where = cause.culprit or process, cause.where
         elif not self.is_worse or (cause is not None and not self.is_uncertain):
             where = ""
         end_ns = int(rows["end_unix_ns"][-1])
@@ -129,6 +129,9 @@ def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
     if not shift.is_worse:
         kind = kind.with_changes(advice="", fix="")
     evidence = {"before_s": before, "after_s": after, "change_share": after / before - 1}
+    values = line_values(line)
+    if cause is not None and cause.where:
+        values |= {"line": None, "cause_line": values["line"]}
     unexplained = None if is_named else "no other change was recorded"
     return kind.with_changes(severity=Severity.WARNING if shift.is_worse else Severity.INFO).at_steps(
         change.group,
@@ -140,5 +143,5 @@ def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
         cost=1 - before / after if shift.is_worse else 0.0,
         pid=change.process.source.pid,
         cause=Text("at the same time {text}", {"text": cause.text}) if cause else unexplained,
-        **line_values(line),
+        **values,
     )
