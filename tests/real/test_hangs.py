@@ -1,4 +1,4 @@
-"""Jobs of two or three ranks that stand still for real: which rank, at which line, and in which collective the others wait."""
+"""Jobs that stand still for real: which rank, at which line, and in which collective the others wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from loop_runs import LOOPS
 from real_jobs import TIMEOUT_S, free_port
 from zerotop.analysis.annotations import Annotation, Annotator
-from zerotop.analysis.hangs.reader import find_standstill
+from zerotop.analysis.hangs.reader import StandstillFinder
 from zerotop.session.reader import Session, SessionError
 
 SCRIPT = LOOPS / "hanging.py"
@@ -101,8 +101,9 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_line(jobs: dict[str
     finding = jobs[kind].wait_for_finding("hung_ranks")
     assert finding.ranks == (ODD,)
     assert finding.step in (STEP, STEP + 1)
-    standstill, since_ns = find_standstill(Session.open(jobs[kind].folder / "session"), time.time_ns()) or (None, 0)
-    assert standstill is not None
+    found = StandstillFinder(Session.open(jobs[kind].folder / "session")).find_at(time.time_ns())
+    assert found is not None
+    standstill, since_ns = found
     assert since_ns == finding.begin_ns
     odd, others = standstill.groups
     assert (odd, odd.ranks, others.ranks) == (standstill.odd, (ODD,), list_others(kind))

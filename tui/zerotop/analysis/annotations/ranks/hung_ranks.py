@@ -31,7 +31,7 @@ _SEEN = _KIND.with_changes(
     confidence=0.9,
     headline="Standing still for {silent_s:seconds}: {odd}",
     details="{groups} No phase has begun or ended on {count:count rank}; iterations take {iteration_s:seconds}.",
-    advice="{advice} The Ranks screen has all stacks (S).",
+    advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
 )
 # So many times the longest of the last iterations, and at least so many seconds: where the stacks of all ranks show that
