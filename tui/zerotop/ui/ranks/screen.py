@@ -88,18 +88,26 @@ class RankStacks(FrameWidget, can_focus=True):
         return self._finder.find_at(frame.view.cursor_ns)
 
     def cache_key(self, frame: Frame) -> tuple[object, ...]:
-        return self.find_stillness(frame), frame.view.cursor_ns // 10**9
+        return self.find_stillness(frame), frame.view.cursor_ns // 10**9, _needs_sentences(frame)
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         found = self.find_stillness(frame)
         if found is None:
             return []
-        return draw_stacks(found, frame.view.cursor_ns, width, height, self.glyphs, focused=self.has_focus)
+        cursor_ns, with_sentences = frame.view.cursor_ns, _needs_sentences(frame)
+        return draw_stacks(
+            found, cursor_ns, width, height, self.glyphs, with_sentences=with_sentences, focused=self.has_focus
+        )
 
     def copy_text(self) -> str:
         """Return all stacks in full."""
         found = self.find_stillness(self.frame) if self.frame is not None else None
         return copy_stacks(found.standstill) if found is not None else ""
+
+
+def _needs_sentences(frame: Frame) -> bool:
+    """Whether the finding about the standstill is not under the header."""
+    return frame.headline is None or frame.headline.name != "hung_ranks"
 
 
 class RanksScreen(MonitorScreen):
@@ -157,15 +165,15 @@ class RanksScreen(MonitorScreen):
         self._hides_stacks = False
 
     def build_panels(self) -> Iterable[FrameWidget]:
-        yield self._stacks
         yield RankMap(self.glyphs, self.ranking, id="rank-map")
         yield RankTable(self.glyphs, self.ranking, id="rank-table")
+        yield self._stacks
 
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         found = None if self._hides_stacks else self._stacks.find_stillness(frame)
         if found is None:
             return self._layout_map(room, frame)
-        wanted = count_stack_rows(found, room.width, self.glyphs)
+        wanted = count_stack_rows(found, room.width, self.glyphs, with_sentences=_needs_sentences(frame))
         left = room.height - wanted
         if left < _LEAST_MAP_ROWS:
             return {"rank-stacks": room}

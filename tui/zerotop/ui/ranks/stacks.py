@@ -15,15 +15,15 @@ from zerotop.ui.drawing.rows import EMPTY, Row, fit_height, fit_row
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import fit_text, sanitize, wrap_text
 
-_COLUMN_WIDTH = 60  # from twice that, blocks stand side by side
+_COLUMN_WIDTH = 55  # from twice that, blocks stand side by side
 _GAP = 3
 _MOST_ROWS = 24  # of all blocks, unless the panel is enlarged
 _MOST_RANKS = 24  # cells of the list of ranks
 
 
-def count_stack_rows(found: Stillness, width: int, glyphs: Glyphs) -> int:
-    """Return how many rows all stacks would need."""
-    heads = len(_draw_sentences(found.standstill, width, glyphs))
+def count_stack_rows(found: Stillness, width: int, glyphs: Glyphs, *, with_sentences: bool) -> int:
+    """Return how many rows all stacks would need; ``with_sentences``: and what is wrong, in words."""
+    heads = len(_draw_sentences(found.standstill, width, glyphs)) if with_sentences else 0
     columns = _choose_columns(found.standstill, width)
     blocks = [2 + len(_list_lines(group)) for group in found.standstill.groups]
     rows = sum(max(blocks[first : first + columns]) for first in range(0, len(blocks), columns))
@@ -31,12 +31,21 @@ def count_stack_rows(found: Stillness, width: int, glyphs: Glyphs) -> int:
 
 
 def draw_stacks(
-    found: Stillness, cursor_ns: int, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
+    found: Stillness,
+    cursor_ns: int,
+    width: int,
+    height: int,
+    glyphs: Glyphs,
+    *,
+    with_sentences: bool,
+    focused: bool = False,
 ) -> list[Row]:
-    """Draw what is wrong in a sentence, what to do, and the stacks; where space is short, the job's own lines."""
+    """Draw the stacks, or where space is short the job's own lines; ``with_sentences``: after what is wrong, in words."""
     age_s = max(0.0, (cursor_ns - found.since_ns) / 1e9)
     title: Row = (*panel_title("Stacks", focused), (f"  nothing has moved for {format_rough_time(age_s)}", "muted"))
-    rows = [draw_rule(title, width, glyphs), *_draw_sentences(found.standstill, width, glyphs)]
+    rows = [draw_rule(title, width, glyphs)]
+    if with_sentences:
+        rows += _draw_sentences(found.standstill, width, glyphs)
     columns = _choose_columns(found.standstill, width)
     groups = found.standstill.groups
     lines = [groups[first : first + columns] for first in range(0, len(groups), columns)]
