@@ -1,4 +1,4 @@
-"""Jobs that stand still for real: which rank, at which line, and in which collective the others wait."""
+"""Jobs of two or three ranks that stand still: which rank, at which line, and in which collective the others wait."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import torch
 
 STEPS = int(sys.argv[1])
 # Steps in which something is slow.
-PAUSE, COLLECTIONS, FORWARD = 150, (180, 200), 220
+PAUSE, FORWARD, COLLECTIONS = 150, 170, range(200, 300, 10)
 
 
 def build_batch(step: int) -> torch.Tensor:
@@ -44,7 +44,7 @@ def wait_in_forward() -> None:
 
 
 def main() -> None:
-    junk = [[number] for number in range(500_000)]  # what the garbage collector looks at
+    junk = [[number] for number in range(1_000_000)]  # what the garbage collector looks at
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for step in range(STEPS):

@@ -76,5 +76,8 @@ class StackReader:
     def _name_call(self, frame: FrameType) -> str:
         key = id(frame.f_code), frame.f_lasti
         if key not in self._calls:
-            self._calls[key] = find_callee(frame.f_code, frame.f_lasti, frame.f_globals)
+            try:
+                self._calls[key] = find_callee(frame.f_code, frame.f_lasti, frame.f_globals)
+            except (IndexError, ValueError):  # the code of a newer Python
+                self._calls[key] = ""
         return self._calls[key]

@@ -21,7 +21,7 @@ from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks.frames import Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.tally import Tally, format_stacks
-from zerotop_probe.inside.stacks.usual_times import DATA, GAP, PlaceKey, UsualTimes
+from zerotop_probe.inside.stacks.usual_times import DATA, GAP, SLOW_NS, PlaceKey, UsualTimes
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, PHASES
 
@@ -32,15 +32,14 @@ SLOW, SHARE, SILENT = "slow", "share", "silent"
 
 # Seconds between looks while all is well: a share of an iteration, within these limits.
 _LOOK_SHARE = 1 / 8
-_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.1, 1.0
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.2, 1.0
 # How often phases that ended are looked at once the usual durations are known (ns).
 _LEARN_EVERY_NS = 1_000_000_000
 # Seconds between samples, at first and in places that last for long.
 _SAMPLE_S, _LATER_SAMPLE_S, _SILENT_SAMPLE_S = 0.02, 0.1, 1.0
 _LATER_NS = 2_000_000_000
 
-# A share of the iterations from which on the place is sampled, so many times, and some times more after an interval (ns).
-_NOTABLE_SHARE = 0.05
+# Samples of a place that takes a notable share of iterations, and more of them after each interval (ns).
 _SHARE_SAMPLES, _MORE_SAMPLES = 100, 20
 _MORE_EVERY_NS = 600_000_000_000
 
@@ -57,7 +56,8 @@ _OWN_THREADS = "zerotop-"
 _WRITE_EVERY_NS = 2_000_000_000
 _MOST_EVENTS = 30
 _ONE_MORE_EVERY_NS = 60_000_000_000
-# Time of the budget that may be saved up (ns).
+# The sampler may take this part of the budget, and save up what it may take in this time (ns).
+_BUDGET_PART = 0.5
 _SAVED_NS = 20_000_000_000
 
 
@@ -85,14 +85,13 @@ class StackSampler:
         self._usual = UsualTimes()
         self._reader = StackReader(PathNames.for_this_process())
         self._learned_ns = self._seen_end_ns = 0
-        self._last_look_ns = self._began_ns = now()
+        self._last_look_ns = self._saved_up_ns = self._refilled_ns = now()
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._written_ns: dict[tuple[str, str], int] = {}
         self._events_left: float = _MOST_EVENTS
         self._samples_left = {GAP: _SHARE_SAMPLES, DATA: _SHARE_SAMPLES}
-        self._refilled_ns = self._began_ns
         self._silence: tuple[int, int] = (0, 0)  # begin of the place, and when all threads are looked at next
-        self._share = read_budget()
+        self._share = _BUDGET_PART * read_budget()
         self._credit_ns = self._share * _SAVED_NS / 2
         self._spent_ns = 0
         self._spread = 0.0
@@ -101,12 +100,16 @@ class StackSampler:
         """Look at the rank, sample it if something is unusual, and return the seconds until the next look."""
         time_ns = now()
         elapsed_ns, self._last_look_ns = time_ns - self._last_look_ns, time_ns
-        self._save_up(elapsed_ns)
         place = self._find_place()
         if place is None or sys.is_finalizing():
             return _LONGEST_LOOK_S
-        self._learn(time_ns)
         age_ns = time_ns - place.begin_ns
+        is_learning = self._usual.iteration_ns is None or time_ns - self._learned_ns >= _LEARN_EVERY_NS
+        if age_ns < SLOW_NS and not (is_learning or self._tallies or self._wants_shares()):
+            return self._choose_pause()  # as nearly always while steps are short
+        if is_learning:
+            self._learn(time_ns)
+        self._save_up(time_ns)
         why = self._judge(place, age_ns) if self._credit_ns > 0 else ""
         if why:
             self._sample(place, why, time_ns, min(age_ns, elapsed_ns))
@@ -139,8 +142,6 @@ class StackSampler:
         return Place(PlaceKey(GAP, last.phase), last.end_ns, last.step + bool(last.flags & BOUNDARY))
 
     def _learn(self, time_ns: int) -> None:
-        if self._usual.iteration_ns is not None and time_ns - self._learned_ns < _LEARN_EVERY_NS:
-            return
         self._learned_ns = time_ns
         ended = self._recorder.ended.copy()
         fresh = [span for span in ended if span.end_ns > self._seen_end_ns]
@@ -156,7 +157,7 @@ class StackSampler:
         if age_ns > limit_ns:
             return SLOW
         kind = place.key.kind
-        return SHARE if self._samples_left.get(kind) and self._usual.find_share(kind) >= _NOTABLE_SHARE else ""
+        return SHARE if kind in self._usual.notable and self._samples_left[kind] and self._wants_shares() else ""
 
     def _is_silent(self, age_ns: int) -> bool:
         iteration_ns = self._usual.iteration_ns
@@ -167,22 +168,27 @@ class StackSampler:
         if self._usual.iteration_ns is None:
             return _SHORTEST_LOOK_S
         pause_s = min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, _LOOK_SHARE * self._usual.iteration_ns / 1e9))
-        is_wanted = any(left and self._usual.find_share(kind) >= _NOTABLE_SHARE for kind, left in self._samples_left.items())
-        if is_wanted and self._credit_ns > 0:
+        if self._wants_shares():
             pause_s = min(pause_s, 2 * _SAMPLE_S)
         # Looks at equal distances could always meet an iteration at the same point.
         self._spread = (self._spread + 0.618) % 1
         return pause_s * (0.5 + self._spread)
 
-    def _save_up(self, elapsed_ns: int) -> None:
+    def _wants_shares(self) -> bool:
+        """Whether to sample what usually takes a notable share; half of the savings are kept for what is unusual."""
+        is_wanted = any(self._samples_left[kind] for kind in self._usual.notable)
+        return is_wanted and self._credit_ns > self._share * _SAVED_NS / 4
+
+    def _save_up(self, time_ns: int) -> None:
         """Add to what may be spent the budget of the time that has passed, less what the sampler has cost meanwhile."""
+        elapsed_ns, self._saved_up_ns = time_ns - self._saved_up_ns, time_ns
         spent_ns = self._meter.thread_ns.get(NAME, 0)
         saved_ns = self._share * elapsed_ns - (spent_ns - self._spent_ns)
         self._spent_ns = spent_ns
         self._credit_ns = min(self._share * _SAVED_NS, self._credit_ns + saved_ns)
         self._events_left = min(_MOST_EVENTS, self._events_left + elapsed_ns / _ONE_MORE_EVERY_NS)
-        if self._last_look_ns - self._refilled_ns > _MORE_EVERY_NS:
-            self._refilled_ns = self._last_look_ns
+        if time_ns - self._refilled_ns > _MORE_EVERY_NS:
+            self._refilled_ns = time_ns
             self._samples_left = {kind: max(left, _MORE_SAMPLES) for kind, left in self._samples_left.items()}
 
     # --- samples --------------------------------------------------------------------------------------------
@@ -236,7 +242,7 @@ class StackSampler:
             if where == place.name and why == SLOW:
                 pause_ns = max(pause_ns, (time_ns - place.begin_ns) // 4)
             since_ns = max(tally.begin_ns, self._written_ns.get(key, 0))
-            is_over = why == SLOW and place.begin_ns > tally.end_ns and key not in self._written_ns
+            is_over = why == SLOW and place.begin_ns > tally.end_ns and self._events_left > _MOST_EVENTS / 2
             if (is_over or time_ns - since_ns >= pause_ns) and self._events_left >= 1:
                 self._events_left -= 1
                 self._write(key, time_ns)

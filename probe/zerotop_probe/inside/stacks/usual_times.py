@@ -15,7 +15,10 @@ DATA = PHASE_CODE["data"]
 
 # A place is slow once it lasts so many times as long as usual, and so much longer (ns).
 _SLOW_FACTOR = 1.5
-_SLOW_NS = 20_000_000
+SLOW_NS = 20_000_000
+# A notable part of an iteration: a share, and nanoseconds.
+_NOTABLE_SHARE = 0.05
+_NOTABLE_NS = 2_000_000
 # Durations that show what is usual; fewer iterations than the second number show nothing yet.
 _REMEMBERED = 31
 _FEWEST = 3
@@ -35,14 +38,17 @@ class UsualTimes:
     def __init__(self) -> None:
         self._durations: dict[PlaceKey, deque[int]] = {}
         self._iterations: deque[int] = deque(maxlen=_REMEMBERED)
-        # Shares of the last iterations that were spent between phases and in data loading.
-        self._shares: dict[int, deque[float]] = {kind: deque(maxlen=_REMEMBERED) for kind in (GAP, DATA)}
+        # What the last iterations have spent between phases and in data loading.
+        self._parts: dict[int, deque[int]] = {kind: deque(maxlen=_REMEMBERED) for kind in (GAP, DATA)}
         self._previous: Span | None = None
         # When the iteration in progress began; 0 while that is unknown, as after spans that were missed.
         self._iteration_begin_ns = 0
         self._spent = {GAP: 0, DATA: 0}
+        self._limits: dict[PlaceKey, float] = {}
         self.iteration_ns: float | None = None
         """The usual duration of an iteration; None until enough are known."""
+        self.notable: set[int] = set()
+        """Which of ``GAP`` and ``DATA`` usually take a notable share of an iteration."""
 
     def learn(self, ended: Sequence[Span], *, is_complete: bool) -> None:
         """Add the outermost phases that ended since the last call; ``is_complete``: none is missing before them."""
@@ -61,6 +67,15 @@ class UsualTimes:
                 self._end_iteration(span.end_ns)
         if len(self._iterations) >= _FEWEST_ITERATIONS:
             self.iteration_ns = _compute_median(self._iterations)
+            self._limits = {
+                key: SLOW_NS + _SLOW_FACTOR * _compute_median(durations)
+                for key, durations in self._durations.items()
+                if len(durations) >= _FEWEST
+            }
+            usual = {kind: _compute_median(parts) for kind, parts in self._parts.items()}
+            self.notable = {
+                kind for kind, part in usual.items() if part >= max(_NOTABLE_NS, _NOTABLE_SHARE * self.iteration_ns)
+            }
 
     def _add_duration(self, key: PlaceKey, duration_ns: int) -> None:
         self._durations.setdefault(key, deque(maxlen=_REMEMBERED)).append(duration_ns)
@@ -69,27 +84,16 @@ class UsualTimes:
         if self._iteration_begin_ns:
             duration_ns = max(1, end_ns - self._iteration_begin_ns)
             self._iterations.append(duration_ns)
-            for kind, shares in self._shares.items():
-                shares.append(self._spent[kind] / duration_ns)
+            for kind, parts in self._parts.items():
+                parts.append(self._spent[kind])
         self._iteration_begin_ns = end_ns
         self._spent = {GAP: 0, DATA: 0}
-
-    def find_usual(self, key: PlaceKey) -> float | None:
-        """Return the usual duration of a place; None while it is unknown."""
-        durations = self._durations.get(key, ())
-        return _compute_median(durations) if len(durations) >= _FEWEST else None
 
     def find_limit(self, key: PlaceKey) -> float | None:
         """Return the duration from which on a place is slow; None while that is unknown."""
         if self.iteration_ns is None:
             return None
-        usual = self.find_usual(key)
-        return _SLOW_NS + (self.iteration_ns if usual is None else _SLOW_FACTOR * usual)
-
-    def find_share(self, kind: int) -> float:
-        """Return the usual share of an iteration that is spent between phases or in data loading; else 0."""
-        shares = self._shares.get(kind, ())
-        return _compute_median(shares) if len(shares) >= _FEWEST_ITERATIONS else 0.0
+        return self._limits.get(key, SLOW_NS + self.iteration_ns)
 
 
 def _compute_median(values: Collection[float]) -> float:
