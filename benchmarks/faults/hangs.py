@@ -1,6 +1,6 @@
 """Hangs that are injected into real jobs on the CPU: whether the rank and its line are named, and how soon.
 
-    python benchmarks/faults/hangs.py [--hangs 40] [--pauses 8] [--at-once 3] [--seed 1]
+    python benchmarks/faults/hangs.py [--hangs 42] [--pauses 8] [--at-once 3] [--seed 1]
 
 Each job has 2 to 4 ranks and a loop of 30 ms steps; a rank chosen at random stops in a step chosen at random. In a pause it
 saves or computes for 15 to 40 s while the others wait, which must not be reported. Seconds are from the moment that the rank
@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "tests" / "s
 from real_jobs import environment
 from standing_jobs import LINES, StandingJob
 
-_HANGS = ("sleep", "lock", "disk", "mismatch", "peer")
+_HANGS = ("sleep", "lock", "disk", "native", "mismatch", "peer")
 _PAUSES = ("save", "compute")
 _ENDLESS_S = 3600.0
 _PATIENCE_S = 180.0
@@ -44,7 +44,7 @@ class Result(NamedTuple):
 def main() -> None:
     """Print a line for each job, then a table by kind."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hangs", type=int, default=40)
+    parser.add_argument("--hangs", type=int, default=42)
     parser.add_argument("--pauses", type=int, default=8)
     parser.add_argument("--at-once", type=int, default=3, help="jobs that run together")
     parser.add_argument("--seed", type=int, default=1)

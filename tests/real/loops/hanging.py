@@ -3,6 +3,7 @@
 A line that hangs is marked. What can end, ends after the pause in seconds.
 """
 
+import ctypes
 import os
 import sys
 import threading
@@ -40,12 +41,14 @@ def read_fifo():
 
 def build_batch(rank, step):
     if rank == odd and step == when:
-        if kind in ("sleep", "lock", "disk", "compute"):
+        if kind in ("sleep", "lock", "disk", "compute", "native"):
             announce()
         if kind == "sleep":
             time.sleep(pause)  # hang: sleep
         if kind == "lock":
             wait_for_lock()
+        if kind == "native":
+            ctypes.PyDLL(None).sleep(int(pause))  # hang: native
         if kind == "disk":
             read_fifo()
         if kind == "compute":

@@ -51,7 +51,9 @@ class StandstillReader:
 
 
 def _stands_still(found: Sequence[RankStacks]) -> bool:
-    """Whether the last two stacks of a rank end in the same line of the job's own."""
+    """Whether the last two stacks of a rank end in the same line of the job's own, or its Python does not run."""
+    if found and not found[-1].is_running:
+        return True
     return len(found) >= 2 and found[-1].training.own_frame == found[-2].training.own_frame
 
 
@@ -76,7 +78,7 @@ class StandstillFinder:
         Of a job that ended while it stood still, where they stood before that.
         """
         session = self._session
-        if not session.events_named(events.STACKS, cursor_ns):
+        if not any(session.events_named(name, cursor_ns) for name in (events.STACKS, events.RANK_STACKS)):
             return None
         sources = find_latest(session, cursor_ns)
         since_ns = max((_find_last_sign(session, identify_process(source), cursor_ns) for source in sources), default=0)
