@@ -171,7 +171,7 @@ def test_records_written_but_not_noted_are_not_written_again(
     drainer.drain(time.monotonic_ns())
     path = max(folder.glob("probe-*.rec"))
     os.truncate(path, path.stat().st_size - 13)  # a write was cut short, too
-    files.ring.write_progress(*noted)
+    files.ring.write_progress(*noted[0], noted[1])
     drainer.close()
     again = RingDrainer(files.ring, str(folder))
     again.drain(time.monotonic_ns())
