@@ -6,10 +6,12 @@ from typing import Any
 
 from zerotop_probe.inside.budget import DetailBudget, read_budget
 from zerotop_probe.inside.device.gpu import RankDevice
+from zerotop_probe.inside.engines import TrainingState
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.ring_files import RingFiles, open_rank_files
+from zerotop_probe.recording.shared_memory import PHASE, PHASES_AT
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, INCOMPLETE, LIGHT, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
 
@@ -44,6 +46,9 @@ class Recorder:
         self._begin_writer = files.open_table(tables.BEGINS)
         # Who drains a ring also reads what is noted in it.
         self._ring = files if isinstance(files, RingFiles) else None
+        if isinstance(files, RingFiles):
+            self._memory = files.ring.memory
+        self._pack_phase = PHASE.pack_into
         self._ended: list[Span] = []  # and not yet recorded
         self._announced_ns = 0  # begin of the last phase with a record of it
         self._cost_writer = files.open_table(tables.PROBE)
@@ -103,25 +108,45 @@ class Recorder:
         if self.device is not None:
             self.device.begin_span(time_ns, span, self.stack[span.depth - 1] if span.depth else None)
 
+    def begin_quick(self, time_ns: int, phase: int, state: TrainingState, *, loose: bool = False) -> Span:
+        """Begin one of the outermost phases of a training step. Only if ``is_quick``, and while no phase is in progress."""
+        engine, step, micro_step = state.index, state.finished_steps, state.backward_count
+        span = Span(time_ns, phase, 0, (engine, step, micro_step), loose)
+        if phase == _STEP_PHASE:
+            span.samples_device = True
+            if micro_step:  # that just done
+                span.micro_step = micro_step = micro_step - 1
+        span.is_quick = True
+        self.stack.append(span)
+        place = PHASES_AT + len(self._ended) * PHASE.size
+        self._pack_phase(self._memory, place, time_ns, step, micro_step, phase, 0, engine, 0, time_ns)
+        return span
+
     def end_span(self, span: Span, time_ns: int, flags: int = 0) -> None:
         """Record the end of a phase, and of phases that an exception left open inside it."""
         stack = self.stack
         if span in stack:
-            while stack[-1] is not span:
-                self.end_span(stack[-1], time_ns, flags)
+            if stack[-1] is not span:
+                self._end_inner_spans(span, time_ns, flags)
             if span.samples_device and self.device is not None:
                 self.device.end_span(time_ns, span)
             stack.pop()
         span.flags |= flags
         if span.is_confirmed or flags & FAILED:
-            self.write_span(span, time_ns)
+            span.end_ns = time_ns
+            self._ended.append(span)
+            if not span.is_quick or span.flags & BOUNDARY or len(self._ended) > _MOST_UNWRITTEN:
+                self.write_spans()
+
+    def _end_inner_spans(self, span: Span, time_ns: int, flags: int) -> None:
+        while self.stack[-1] is not span:
+            self.end_span(self.stack[-1], time_ns, flags)
 
     def write_span(self, span: Span, end_ns: int) -> None:
         """Record a whole span that is not, or no longer, on the stack."""
         span.end_ns = end_ns
         self._ended.append(span)
-        if not span.is_quick or span.flags & BOUNDARY or len(self._ended) > _MOST_UNWRITTEN:
-            self.write_spans()
+        self.write_spans()
 
     def write_spans(self) -> None:
         """Record the spans that have ended and are not recorded yet."""
