@@ -426,7 +426,6 @@ class Telling:
             cores_used=used,
             waiting_cores=abs(self.wave(number, 0.4)),
             thread_count=207 if offloaded else 41,
-            busy_threads=round(used),
             busiest=(
                 ("pt_main_thread", min(1.0, used)),
                 ("omp_worker-3", min(1.0, used) * 0.97),

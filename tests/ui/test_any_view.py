@@ -91,7 +91,6 @@ ranks = st.builds(
     cores_used=numbers,
     waiting_cores=numbers,
     thread_count=few,
-    busy_threads=few,
     busiest=st.lists(st.tuples(words, numbers), max_size=3).map(tuple),
 )
 hosts = st.builds(

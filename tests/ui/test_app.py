@@ -122,7 +122,7 @@ async def test_a_replay_plays_and_ends() -> None:
     seen = Watch(cpu_story(), None)
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        assert "ENDED 0" in seen.text()
+        assert "EXIT 0" in seen.text()
         await pilot.press("space")
         await pilot.pause()
         assert "▶ REPLAY 1×" in seen.text()
@@ -131,7 +131,7 @@ async def test_a_replay_plays_and_ends() -> None:
         assert " 9/40" in seen.text()
         seen.clock += 60
         await seen.ticked(pilot)
-        assert "ENDED 0" in seen.text()
+        assert "EXIT 0" in seen.text()
         assert "The job ended well after 40 steps." in seen.text()
         await pilot.press("q")
     assert seen.app.return_value is Leaving.QUIT
@@ -378,7 +378,7 @@ class TestLeaving:
             await pilot.press("s", "c")  # nothing is left to stop
             await pilot.pause()
             assert seen.job.stops == 2
-            assert "ENDED 0" in seen.text()
+            assert "EXIT 0" in seen.text()
             await pilot.press("q")
         assert seen.app.return_value is Leaving.QUIT
 
@@ -418,7 +418,7 @@ class TestLeaving:
         seen = Watch(failed_story(), 60.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.pause()
-            assert "ENDED 1" in seen.text()
+            assert "EXIT 1" in seen.text()
             assert "No module named 'x'" in " ".join(seen.text().split())
             await pilot.press("q")
         assert seen.app.return_value is Leaving.QUIT

@@ -87,7 +87,7 @@ async def test_y_copies_bytes() -> None:
         assert isinstance(curve, TraceCurve)
         rows = [line.split("\t") for line in ledger.copy_text().splitlines()]
         assert rows[0] == ["row", "now_bytes", "peak_bytes", "expected_bytes", "difference_bytes", "pinned_bytes"]
-        assert rows[-1][:2] == ["the device", "150754820096"]
+        assert rows[-1][:2] == ["total", "150754820096"]
         assert peaks.copy_text().splitlines()[1].split("\t")[:2] == ["backward", "13582294528"]
         assert curve.copy_text() == ""
         await screen.press("y")

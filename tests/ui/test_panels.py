@@ -43,7 +43,7 @@ BADGE: Row = ((" LIVE ", "badge-live"),)
 def test_header() -> None:
     view = at(offload_story(), 75.0)
     assert texts(draw_header(view, BADGE, 80, 2, BLOCKS)) == [
-        " brisk-otter  llama-8b 8.03B  ZeRO-2  optimizer→CPU  fp16  2×1×8          LIVE  ",
+        " brisk-otter  llama-8b 8.03B  ZeRO-2  optimizer→CPU  fp16  mb2 ga1 ×8     LIVE  ",
         "  15/616 steps  2.99 s/it  2.74k tok/s  ETA 30 min  elapsed 1:15  6 skipped     ",
     ]
     assert texts(draw_header(view, BADGE, 40, 1, BLOCKS)) == ["  15/616 steps  2.99 s/it         LIVE  "]
@@ -74,13 +74,13 @@ def test_gpu_memory() -> None:
     view = at(offload_story(), 75.0)
     rows = texts(draw_memory(view, 56, 10, BLOCKS))
     assert rows[:2] == [
-        "GPU memory GiB ───────── ■alloc ▕peak ■rsrvd ■used total",
-        "GPU 0 ▇▇▇▇▕▇▕▇▇▇▇▇▇▇▇▇▇▇   23.2  38.7   46.4  51.0 139.8",
+        "GPU memory GiB ──────── ■allocated ■reserved ■used total",
+        "GPU 0 ▇▇▇▇▕▇▕▇▇▇▇▇▇▇▇▇▇       23.2      46.4  51.0 139.8",
     ]
-    assert rows[-1] == " host ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇                     593 of 1900"
+    assert rows[-1] == " host ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇                      593 of 1900"
     assert texts(draw_memory(view, 39, 3, ASCII)) == [
-        "Memory GiB -- #alloc =rsrvd -used total",
-        "0 ##=||......   23.2   46.4  51.0 139.8",
+        "Memory GiB - #allocated =reserved -used",
+        "0 ##||......       23.2      46.4  51.0",
         ".. 7 more, 49.5 GiB used               ",
     ]
 
@@ -131,7 +131,7 @@ def test_iterations() -> None:
     assert texts(draw_iteration(at(offload_story(), 75.0), 50, 10, BLOCKS)) == [
         "Iteration s ──────────────────────────────────────",
         "   4┤▔▔▔▔▔▔▲▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔  step 14      2.73",
-        "    │      █                     ■ other      0.02",
+        "    │      █                     ■ outside    0.02",
         "   3┤▔▔▔▔▔▔█▄▅▃▅▄▃▅▄▔▔▔▔▔▔▔▔▔▔▔  ■ step       1.77",
         "    │      █████████             ■ backward   0.89",
         "   2┤▔▔▔▔▔▔█████████▔▔▔▔▔▔▔▔▔▔▔  ■ forward    0.05",
@@ -146,7 +146,7 @@ def test_iterations_in_milliseconds_and_ascii() -> None:
     assert texts(draw_iteration(at(cpu_story(), 12.0), 60, 8, ASCII)) == [
         "Iteration ms -----------------------------------------------",
         " 400+                                      step 8        329",
-        "    |SSSSSSSSS                             . other        10",
+        "    |SSSSSSSSS                             . outside      10",
         "    |bbbbbbbbb                             S step         51",
         " 200+bbbbbbbbb                             b backward    175",
         "    |bbbbbbbbb                             f forward      91",
@@ -176,7 +176,7 @@ def test_phases_nobody_recorded_are_not_drawn() -> None:
     unknown = np.full(len(view.iterations.step), np.nan)
     phases = {"forward": unknown, "backward": unknown, "step": unknown}
     rows = draw_iteration(replace(view, iterations=replace(view.iterations, phase_s=phases)), 50, 10, BLOCKS)
-    assert texts(rows)[2].endswith("■ other      2.73")
+    assert texts(rows)[2].endswith("■ outside    2.73")
     assert texts(rows)[3].endswith("■ step          –")
     styles = {style for row in rows for _, style in row}
     assert "phase-other" in styles  # the whole iteration is what the phases leave
@@ -184,9 +184,9 @@ def test_phases_nobody_recorded_are_not_drawn() -> None:
 
 def test_cpu() -> None:
     assert texts(draw_cpu(at(offload_story(), 75.0), 72, 4, BLOCKS)) == [
-        "CPU 63.4 of 64 cores ────── last 8 s ────── cores busy  thr ─ RSS pinned",
-        "rank 0 ■ cpu optim    1.4 s ▁▇▇▇▇▁▁▇▇▇▁▁▇▇▇   7.9    8  207  61.2   24.1",
-        "rank 1 ■ cpu optim    1.4 s ▁▇▇▇▇▁▁▇▇▇▁▁▇▇▇   7.9    8  207  61.2   24.1",
+        "CPU 63.4 of 64 cores ────── last 4 s cores runnable threads ─ RSS pinned",
+        "rank 0 ■ cpu optim    1.4 s ▇▇▇▁▁▇▇▇   7.9      8.3     207  61.2   24.1",
+        "rank 1 ■ cpu optim    1.4 s ▇▇▇▁▁▇▇▇   7.9      7.9     207  61.2   24.1",
         "… 6 more ranks, 7.9 cores each                                          ",
     ]
 
@@ -203,7 +203,7 @@ def test_before_a_second_sample_no_figure_of_the_processors_is_known() -> None:
     assert not any("nan" in row for row in rows)
     assert rows[0].startswith("CPU – of 512 cores ─")
     assert rows[4].strip() == "… 61 more ranks, – cores each"
-    assert texts(draw_ranks(unknown, 0, {}, 76, 3, BLOCKS))[0].startswith("Ranks – of 512 ─")
+    assert texts(draw_ranks(unknown, 0, {}, 76, 3, BLOCKS))[0].startswith("Ranks 1-2 of 64  now ─")
 
 
 def test_the_past_has_the_colours_of_its_phases() -> None:
@@ -215,8 +215,8 @@ def test_the_past_has_the_colours_of_its_phases() -> None:
 
 def test_few_ranks_with_room_show_their_threads_and_have_tall_strips() -> None:
     assert texts(draw_cpu(at(cpu_story(), 12.0), 38, 9, BLOCKS))[:5] == [
-        "CPU 2.0 of 2 ───────── cores busy  thr",
-        "0 ■ backward             1.0    1   41",
+        "CPU 2.0 of 2 ── cores runnable threads",
+        "0 ■ backward      1.0      1.4      41",
         "     pt_main_thread 1.0               ",
         "                  ▇▆▆▇▇▇▇▇▆▆▇▇▇▇▇▆▇▇▇▇",
         "                  ████████████████████",
@@ -260,16 +260,16 @@ def test_dead_and_late_ranks_come_first() -> None:
 
 def test_gpus() -> None:
     assert texts(draw_gpu(at(offload_story(), 75.0), 60, 3, BLOCKS)) == [
-        "GPU ─ last 14 s ───────────────────── % ── W  °C ↑GB/s ↓GB/s",
-        "GPU 0 ▁ ▇▇ ▁▁▁▇▇  ▁▇▇▁   ▇▇▁▁ ▇▇ ▁▁   3  147  56  23.0  13.2",
+        "GPU ─ last 12 s ─────────────── % ── W  °C D2H GB/s H2D GB/s",
+        "GPU 0 ▁▁▇▇  ▁▇▇▁   ▇▇▁▁ ▇▇ ▁▁   3  147  56     23.0     13.2",
         "… 7 more, 0 to 3 %                                          ",
     ]
 
 
 def test_one_gpu_with_room_has_a_tall_strip_and_its_name() -> None:
     assert texts(draw_gpu(at(offload_story(gpus=1, ranks=1), 75.0), 60, 4, BLOCKS)) == [
-        "GPU ───────────────────────────────── % ── W  °C ↑GB/s ↓GB/s",
-        "GPU 0 NVIDIA H200                     3  147  56  23.0  13.2",
+        "GPU ─────────────────────────── % ── W  °C D2H GB/s H2D GB/s",
+        "GPU 0 NVIDIA H200               3  147  56     23.0     13.2",
         "           ▆▆    ▆▆   ▇▇    ▇▇   ▆▆    ▆▆   ▇▇    ▇▇   ▆▆   ",
         "      ▁▁▁▁ ██▁▁▁▁██  ▁██▁   ██▁▁ ██ ▁▁▁██  ▁██▁   ██▁▁ ██ ▁▁",
     ]
@@ -325,8 +325,8 @@ def test_badge(moment: CursorState, seconds: float, badge: str, style: str) -> N
 
 def test_badge_of_an_ended_job() -> None:
     end = CursorState(60, 60, False, True, False, 1.0)
-    assert draw_badge(at(cpu_story(), 500.0), end, BLOCKS) == ((" ENDED 0 ", "badge-good"),)
-    assert draw_badge(at(killed_story(), 500.0), end, BLOCKS) == ((" ENDED 137 ", "badge-bad"),)
+    assert draw_badge(at(cpu_story(), 500.0), end, BLOCKS) == ((" EXIT 0 ", "badge-good"),)
+    assert draw_badge(at(killed_story(), 500.0), end, BLOCKS) == ((" EXIT 137 ", "badge-bad"),)
 
 
 def test_transport() -> None:
@@ -423,8 +423,8 @@ def test_of_ranks_that_are_watched_from_outside_no_phase_is_told() -> None:
 @pytest.mark.parametrize(
     ("state", "code", "badge", "style", "mark"),
     [
-        (State.ENDED, 0, ("ENDED 0", "badge-good"), "good", ""),
-        (State.ENDED, 3, ("ENDED 3", "badge-bad"), "alert", "!"),
+        (State.ENDED, 0, ("EXIT 0", "badge-good"), "good", ""),
+        (State.ENDED, 3, ("EXIT 3", "badge-bad"), "alert", "!"),
         (State.ENDED, None, ("ENDED", "badge-past"), "warn", "!"),  # another started it: who knows its exit code
         (State.DETACHED, None, ("DETACHED", "badge-past"), "text", ""),
         (State.LOST, None, ("LOST", "badge-bad"), "alert", "!"),

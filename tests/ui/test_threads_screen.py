@@ -40,7 +40,7 @@ async def shown(app: ZerotopApp, pilot: Pilot[Leaving], share: float = 0.9) -> T
 
 def title(app: ZerotopApp) -> str:
     """The rank that it is about."""
-    return next(line for line in text(app) if " threads, " in line)
+    return next(line for line in text(app) if " cores used, " in line)
 
 
 async def test_up_and_down_choose_a_rank() -> None:
@@ -175,7 +175,7 @@ async def test_a_process_that_nobody_numbered_is_the_job_and_all_its_threads_are
     async with app.run_test(size=(80, 24)) as pilot:
         await shown(app, pilot, 1.0)
         said = "\n".join(text(app))
-        assert "Process 100 1 thread, 1 busy" in said
+        assert "Process 100 1.0 cores used, 1.0 runnable, 1 thread" in said
         assert "› job " in said
         assert "-1" not in said
         assert "others" not in said

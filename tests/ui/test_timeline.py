@@ -78,7 +78,16 @@ async def looking(session: Session, size: tuple[int, int] = (120, 40), glyphs: G
 async def test_all_that_there_is_of_it() -> None:
     async with looking(recording("story")) as seen:
         text = seen.text()
-        for words in ("rank 0", "GPU 0 %", "■cores", "■alloc GiB", "■reserved", "PCIe ↑ GB/s", "iteration s", "power W"):
+        for words in (
+            "rank 0",
+            "GPU 0 %",
+            "■cores",
+            "■allocated GiB",
+            "■reserved",
+            "PCIe D2H GB/s",
+            "iteration s",
+            "power W",
+        ):
             assert words in text
 
 

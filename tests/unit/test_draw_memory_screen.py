@@ -72,7 +72,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert rows["gradients"] == ["0.00", "0.00", "2.00", "freed"]
     assert rows["allocated"] == ["14.75", "19.50"]
     assert rows["activations, temporaries"] == ["0.12", "4.88"]
-    assert rows["the device"] == ["80.00", "80.00"]
+    assert rows["total"] == ["80.00", "80.00"]
     assert rows["DeepSpeed's estimate"] == ["14.00", "20.00", "-6.00"]
     assert rows["rule of thumb"] == ["19.50", "18.50", "+1.00"]
     assert lines[-2:] == ["", "Peak: backward, 19.50 GiB in step 1"]
@@ -93,7 +93,7 @@ def test_rows_without_room_are_merged_so_that_the_ledger_adds_up(tmp_path: Path)
         rows = [line for line in lines[1:] if line.startswith(("■", "  "))]
         now = sum(float(line[28:].split()[0].replace("<", "")) for line in rows)
         assert now == pytest.approx(80, abs=0.05), lines
-        assert any(line.startswith("the device") for line in lines)
+        assert any(line.startswith("total") for line in lines)
 
 
 def test_host_memory(tmp_path: Path) -> None:

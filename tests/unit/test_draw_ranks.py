@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from recordings import recording
 from small_recording import read
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.live_view import State
-from zerotop.analysis.ranks.matrix import Metric
-from zerotop.analysis.ranks.outliers import Skew
+from zerotop.analysis.ranks.matrix import Metric, RankMatrices
+from zerotop.analysis.ranks.outliers import Skew, find_skew
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.app.viewer import Viewer
@@ -33,7 +34,8 @@ def make_picture(
     if rank is not None:
         viewer.make_frame()
         viewer.set_rank(rank)
-    ranking.metric, ranking.by_number = metric, by_number
+    ranking.choose_metric(metric)
+    ranking.by_number = by_number
     return ranking.make_picture(viewer.make_frame(), 60)
 
 
@@ -51,26 +53,46 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_map_and_other_metrics_in_the_spare_room(three: Path) -> None:
     assert texts(draw_map(make_picture(three), 60, 14, ASCII)) == [
         "Ranks: iteration s  outliers first ---- 0.95 .:-=+*oO#@ 1.25",
-        " Rank 1: 103 ms for its data, the others 9.34 ms (9 %).",
-        " 1   ::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
-        ">0   ::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
+        " Rank 1 delays the others by 93.4 ms (9 %) for its data.",
+        ">1   ::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
+        " 0   ::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
         " 2   ::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
-        "waited for ms ----------------------------- 0 .:-=+*oO#@ 100",
-        " 1   @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@     93",
-        ">0   ................................................      0",
+        "data ms ----------------------------------- 0 .:-=+*oO#@ 110",
+        ">1   @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@    103",
+        " 0   ................................................      9",
+        " 2   ................................................      9",
+        "delays others ms -------------------------- 0 .:-=+*oO#@ 100",
+        ">1   @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@     93",
+        " 0   ................................................      0",
         " 2   ................................................      0",
-        "peak allocated GiB -------------------- 28.0 .:-=+*oO#@ 37.0",
-        " 1   ------------------------------------------------   30.0",
-        ">0   ------------------------------------------------   30.0",
-        " 2   oooooooooooooooooooooooooooooooooooooooooooooooo   34.0",
         "  +--0-------1-------2-------3-------4-------5-------",
     ]
+
+
+def test_it_opens_on_the_rank_that_delays_the_others(three: Path) -> None:
+    source = RecordingSource(read(three))
+    viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
+    picture = ranking.make_picture(viewer.make_frame(), 60)
+    assert (picture.metric, picture.chosen) == (Metric.WAIT, 1)
+    assert picture.other_metrics[0] is Metric.DATA  # in which it does so
+    assert picture.table_rows[0].metric is Metric.WAIT
+    viewer.set_rank(2)
+    assert ranking.make_picture(viewer.make_frame(), 60).chosen == 2
+
+
+def test_a_delay_is_counted_from_where_it_began() -> None:
+    skew = find_skew(
+        RankMatrices().matrix_at(RecordingSource(recording("cpu-straggler")).rank_steps, 2**62, 64, meets_in_forward=False)
+    )
+    assert skew is not None
+    assert skew.delays_others
+    assert skew.since_step == 15
 
 
 def test_by_number_and_by_another_metric(three: Path) -> None:
     assert texts(draw_map(make_picture(three, Metric.PEAK, by_number=True, rank=2), 60, 6, ASCII)) == [
         "Ranks: peak allocated GiB  by number -- 28.0 .:-=+*oO#@ 37.0",
-        " Rank 1: 103 ms for its data, the others 9.34 ms (9 %).",
+        " Rank 1 delays the others by 93.4 ms (9 %) for its data.",
         " 0   ------------------------------------------------   30.0",
         " 1   ------------------------------------------------   30.0",
         ">2   oooooooooooooooooooooooooooooooooooooooooooooooo   34.0",
@@ -89,13 +111,13 @@ def test_the_table(three: Path) -> None:
     rows = draw_table(make_picture(three, rank=1), 46, 13, BLOCKS)
     assert [row_text(row).rstrip() for row in rows] == [
         "Rank 1 node000 ──────── rank ── median ── diff",
+        "  delays others     93.4 ms    0.0 ms     more",
         "  iteration         1.00 s    1.00 s       0 %",
         "■ data               103 ms      9 ms      ×11",
         "■ forward            187 ms    187 ms      0 %",
         "■ backward          0.47 s    0.56 s     −17 %",
         "■ step               233 ms    233 ms      0 %",
-        "■ in between        10.0 ms   10.0 ms      0 %",
-        "  waited for        93.4 ms    0.0 ms     more",
+        "■ between phases    10.0 ms   10.0 ms      0 %",
         "  peak allocated    30.0 GiB  30.0 GiB     0 %",
         "  least free        89.0 GiB  89.0 GiB     0 %",
         "  CPU cores         2.00      2.00         0 %",
@@ -163,27 +185,27 @@ def test_a_job_without_a_probe_is_recognized(tmp_path: Path) -> None:
 
 
 def test_sentences_about_skew() -> None:
-    late = Skew(64, 8, Metric.DATA, 3, 0.31, 0.02, 2.75)
+    late = Skew(44, 20, 8, Metric.DATA, 3, 0.31, 0.02, 2.75)
     assert describe_skew(late, 3, 8) == (
-        "Rank 3 takes 310 ms for its data in each of the last 64 steps, the others 20.0 ms; they wait 290 ms for it:"
-        " 11 % of an iteration.",
-        "Rank 3: 310 ms for its data, the others 20.0 ms (11 %).",
+        "Rank 3 delays the others by 290 ms (11 % of an iteration) in each step since step 20:"
+        " it spends 310 ms for its data, the others 20.0 ms.",
+        "Rank 3 delays the others by 290 ms (11 %) for its data.",
         True,
     )
-    assert describe_skew(Skew(1, 2, Metric.OTHER, 0, 1.5, 0.5, 4.0), 0, 2)[0] == (
-        "Rank 0 takes 1.50 s between the phases in the only step, the other one 500 ms;"
-        " that one waits 1.00 s for it: 25 % of an iteration."
+    assert describe_skew(Skew(1, None, 2, Metric.OTHER, 0, 1.5, 0.5, 4.0), 0, 2)[0] == (
+        "Rank 0 delays the other one by 1.00 s (25 % of an iteration) in the only step:"
+        " it spends 1.50 s between the phases, the other one 500 ms."
     )
-    assert not describe_skew(Skew(9, 8, Metric.STEP, 0, 0.55, 0.5, 1.0), 0, 8)[2]  # a small effect: ranks wait there
-    alike = describe_skew(Skew(9, 8, Metric.STEP, 0, 0.505, 0.5, 1.0), 0, 8)
+    assert not describe_skew(Skew(9, None, 8, Metric.STEP, 0, 0.55, 0.5, 1.0), 0, 8)[2]  # a small effect: ranks wait there
+    alike = describe_skew(Skew(9, None, 8, Metric.STEP, 0, 0.505, 0.5, 1.0), 0, 8)
     assert alike[0] == "All 8 ranks are alike: in the last 9 steps no phase differs by more than 0.5 % of an iteration."
     assert describe_skew(None, None, 1)[0].startswith("One rank")
     assert describe_skew(None, None, 4)[0].startswith("Ranks are compared once two")
-    assert Skew(9, 8, Metric.STEP, 0, math.nan, math.nan, 0.0).iteration_share == 0.0
+    assert Skew(9, None, 8, Metric.STEP, 0, math.nan, math.nan, 0.0).iteration_share == 0.0
 
 
 def test_with_much_room_lines_are_taller_and_maps_have_gaps(three: Path) -> None:
-    rows = texts(draw_map(make_picture(three), 160, 86, ASCII))
+    rows = texts(draw_map(make_picture(three), 160, 100, ASCII))
     titles = [place for place, row in enumerate(rows) if row.endswith(tuple("0123456789")) and "@ " in row and ".:-" in row]
     assert len(titles) == 1 + len(make_picture(three).other_metrics)
     assert len([row for row in rows[: titles[1]] if row.lstrip(" >").startswith(("0 ", "1 ", "2 "))]) == 3

@@ -17,7 +17,7 @@ from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import ALLOCATOR, BEGINS, GPUS, PHASE_CODE, PROCESSES, SPANS
 
 GIB = 1 << 30
-RANK = Rank(0, "node1", 100, True, "", 0.0, None, 0, 0, 0, 0, 0.0, 0.0, 0, 0, ())
+RANK = Rank(0, "node1", 100, True, "", 0.0, None, 0, 0, 0, 0, 0.0, 0.0, 0, ())
 
 
 def at(histories: Histories, seconds: float) -> History:

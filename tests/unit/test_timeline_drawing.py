@@ -85,10 +85,10 @@ def test_words_beside_the_lanes() -> None:
     rows = look.rows(80, 18)
     lefts = [row[: chart_begin(80)].rstrip() for row in rows]
     assert lefts[0] == "2 findings"
-    assert lefts[1].split() == ["rank", "0", "step"]
+    assert lefts[1].split() == ["rank", "0", "■", "step"]
     begins = [left.split()[0] for left in lefts[1:]]
     assert begins[:4] == ["rank"] * 4
-    for name in ("GPU", "■cores", "■alloc", "■PCIe↑", "iteration", "step"):
+    for name in ("GPU", "■cores", "■allocated", "■PCIe", "iteration", "step"):
         assert name in begins
     picture = look.picture(80, 18)
     used = find_cursor_value(picture, ["utilization"]) * 100
@@ -150,7 +150,7 @@ def test_a_range_says_what_it_holds() -> None:
     look.view.select_range(57 * S, 62 * S)
     last = look.rows(200, 40)[-1]
     assert last.startswith("[ 5.00 s ]  2 steps")
-    for word in ("cpu optim", "backward", "GPU ", "cores ", "alloc ", " max "):
+    for word in ("cpu optim", "backward", "GPU ", "cores ", "allocated ", " max "):
         assert word in last
     narrow = look.rows(80, 18)[-1]
     assert narrow.startswith("[ 5.00 s ]  2 steps")
@@ -184,7 +184,7 @@ def test_without_a_gpu() -> None:
     rows = Look("cpu-clean", 30).rows(120, 30)
     assert rows[-1].endswith("Not recorded: GPU".ljust(len(rows[-1]) - rows[-1].index("Not")))
     begins = [row[:9] for row in rows]
-    assert "■rank 0 G" in begins  # host memory
+    assert "■RAM rank" in begins  # host memory
     assert not any(begin.startswith("GPU") for begin in begins)
     assert not any("PCIe" in row for row in rows)
 

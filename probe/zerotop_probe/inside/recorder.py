@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from zerotop_probe.inside.budget import DetailBudget, read_budget
@@ -25,6 +26,8 @@ _STEP_PHASE = PHASE_CODE["step"]
 _COST_EVERY_NS = 200_000_000
 # Reports of lost spans, so that a disk that is full again and again does not use that room up.
 _MOST_LOSS_EVENTS = 20
+# Outermost phases that are remembered: those of several iterations.
+_ENDED_SPANS = 64
 
 
 class Recorder:
@@ -32,6 +35,8 @@ class Recorder:
 
     def __init__(self, session: str, identity: Identity, meter: CostMeter) -> None:
         self.stack: list[Span] = []
+        # The last outermost phases, in the order of their ends.
+        self.ended: deque[Span] = deque(maxlen=_ENDED_SPANS)
         self.device: RankDevice | None = None
         self.is_open = True
         self.is_quick = False
@@ -49,7 +54,7 @@ class Recorder:
         if isinstance(files, RingFiles):
             self._memory = files.ring.memory
         self._pack_phase = PHASE.pack_into
-        self._ended: list[Span] = []  # and not yet recorded
+        self._unwritten: list[Span] = []  # and not yet recorded
         self._announced_ns = 0  # begin of the last phase with a record of it
         self._cost_writer = files.open_table(tables.PROBE)
         self._last_cost_ns = -_COST_EVERY_NS
@@ -98,9 +103,9 @@ class Recorder:
         ):
             span.is_quick = True
             span.samples_device = span.phase == _STEP_PHASE
-            ring.note_begin(len(self._ended), span.begin_ns, span.phase, span.engine, span.step, span.micro_step)
+            ring.note_begin(len(self._unwritten), span.begin_ns, span.phase, span.engine, span.step, span.micro_step)
             return
-        if self._ended:
+        if self._unwritten:
             self.write_spans()
         self._announced_ns = span.begin_ns
         self._begin_writer.write(span.begin_ns, span.step, span.micro_step, span.phase, span.depth, span.engine, 0)
@@ -118,7 +123,7 @@ class Recorder:
                 span.micro_step = micro_step = micro_step - 1
         span.is_quick = True
         self.stack.append(span)
-        place = PHASES_AT + len(self._ended) * PHASE.size
+        place = PHASES_AT + len(self._unwritten) * PHASE.size
         self._pack_phase(self._memory, place, time_ns, step, micro_step, phase, 0, engine, 0, time_ns)
         return span
 
@@ -131,11 +136,14 @@ class Recorder:
             if span.samples_device and self.device is not None:
                 self.device.end_span(time_ns, span)
             stack.pop()
+            span.end_ns = time_ns
+            if not span.depth:
+                self.ended.append(span)
         span.flags |= flags
         if span.is_confirmed or flags & FAILED:
             span.end_ns = time_ns
-            self._ended.append(span)
-            if not span.is_quick or span.flags & BOUNDARY or len(self._ended) > _MOST_UNWRITTEN:
+            self._unwritten.append(span)
+            if not span.is_quick or span.flags & BOUNDARY or len(self._unwritten) > _MOST_UNWRITTEN:
                 self.write_spans()
 
     def _end_inner_spans(self, span: Span, time_ns: int, flags: int) -> None:
@@ -145,12 +153,12 @@ class Recorder:
     def write_span(self, span: Span, end_ns: int) -> None:
         """Record a whole span that is not, or no longer, on the stack."""
         span.end_ns = end_ns
-        self._ended.append(span)
+        self._unwritten.append(span)
         self.write_spans()
 
     def write_spans(self) -> None:
         """Record the spans that have ended and are not recorded yet."""
-        spans, self._ended = self._ended, []
+        spans, self._unwritten = self._unwritten, []
         writer = self._span_writer
         for span in spans:
             flags = span.flags

@@ -68,6 +68,11 @@ class Engine:
         return f"ZeRO-{self.zero_stage}" if self.zero_stage is not None else ""
 
     @property
+    def outside_text(self) -> str:
+        """Return the name of an iteration's time outside the recorded phases: ``outside DeepSpeed``."""
+        return "outside PyTorch" if self.is_loop else "outside DeepSpeed"
+
+    @property
     def _parallelism_text(self) -> str:
         return f"{self.parallelism} x {self.ranks}" if self.parallelism and self.ranks else self.parallelism
 

@@ -113,11 +113,15 @@ class Rank:
     rss_peak_bytes: int  # highest sampled up to the cursor
     shared_bytes: int
     pinned_bytes: int
-    cores_used: float
-    waiting_cores: float
+    cores_used: float  # mean over the window of processes/recent_means.py
+    waiting_cores: float  # threads that were ready to run but had no core, likewise
     thread_count: int
-    busy_threads: int
     busiest: tuple[tuple[str, float], ...]  # (thread name, cores), busiest first
+
+    @property
+    def runnable_threads(self) -> float:
+        """Threads that ran or waited for a core, on average."""
+        return self.cores_used + (self.waiting_cores if self.waiting_cores > 0 else 0.0)  # NaN is not greater
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,8 @@ def _iter_step_charts(report: SessionReport) -> Iterator[Chart]:
     phases = {name: pieces.mean(rows[column]) for name, column in _PHASES.items()}
     phases["other"] = np.maximum(0.0, seconds - sum(phases.values()))
     factor, unit = (1e3, "ms") if np.nanmax(seconds) < 0.5 else (1.0, "s")
-    series = [_build_series(name, values * factor, f"phase-{name}") for name, values in phases.items()]
+    labels = {"other": report.view.job.outside_text}
+    series = [_build_series(labels.get(name, name), v * factor, f"phase-{name}") for name, v in phases.items()]
     chart: Chart = {"id": "iterations", "title": "Time of each iteration", "unit": unit, "kind": "stack", "x": pieces.x}
     chart |= {"steps": pieces.steps, "series": series}
     if pieces.are_merged:

@@ -33,7 +33,7 @@ _SUMS = (
     (ALLOCATED, SUM_ALLOCATED, "allocated"),
     ((UNALLOCATED,), SUM_RESERVED, "reserved"),
     ((OUTSIDE, JOB), SUM_JOB, "this job"),
-    ((OTHERS, BEFORE, DRIVER, REST, FREE, APART), SUM_DEVICE, "the device"),
+    ((OTHERS, BEFORE, DRIVER, REST, FREE, APART), SUM_DEVICE, "total"),
 )
 
 

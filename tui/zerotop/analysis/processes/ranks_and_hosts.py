@@ -15,6 +15,7 @@ from zerotop.analysis.processes import phases
 from zerotop.analysis.processes.devices import Devices
 from zerotop.analysis.processes.host_memory import read_host_memory
 from zerotop.analysis.processes.process_exits import ProcessExits
+from zerotop.analysis.processes.recent_means import compute_process_means, find_window
 from zerotop.analysis.processes.running_max import Peaks
 from zerotop.analysis.processes.thinned import is_thinned_at
 from zerotop.session.reader import Event, Session, Source
@@ -64,8 +65,11 @@ def read_ranks(session: Session, cursor_ns: int, peaks: Peaks, exits: ProcessExi
     """
     samples: list[Sample] = []
     highest: dict[ProcessKey, int] = {}
+    means: dict[ProcessKey, tuple[float, float]] = {}
     for source in session.sources["processes"]:
         samples += _read_last_samples(source, cursor_ns)
+        recent = compute_process_means(source, find_window(session, source.host, cursor_ns))
+        means |= {(source.host, pid): values for pid, values in recent.items()}
         _raise_peaks(highest, source, cursor_ns, peaks)
     busiest = _read_busiest(session, cursor_ns)
     ranks: dict[tuple[str, int], Rank] = {}
@@ -78,7 +82,7 @@ def read_ranks(session: Session, cursor_ns: int, peaks: Peaks, exits: ProcessExi
         alive = not ended and cursor_ns - sample.time_ns < FRESH_NS + sample.period_ns
         exit_ns = exits.reported_until(begins) if begins is not None else None
         silent = ended or (exit_ns is not None and exit_ns <= cursor_ns)
-        rank = _build_rank(sample, alive, ("", *phase[1:]) if silent else phase, highest, busiest)
+        rank = _build_rank(sample, alive, ("", *phase[1:]) if silent else phase, highest, busiest, means)
         ranks[sample.host, rank.rank] = rank
     known = [rank for rank in ranks.values() if rank.rank >= 0]
     return tuple(sorted(known or ranks.values(), key=lambda rank: rank.rank))
@@ -158,8 +162,10 @@ def _build_rank(
     phase: tuple[str, float, int | None],
     highest: dict[ProcessKey, int],
     busiest: dict[ProcessKey, list[tuple[str, float]]],
+    means: dict[ProcessKey, tuple[float, float]],
 ) -> Rank:
     row = sample.row
+    cores_used, waiting_cores = means.get(sample.process_key, (float(row["cores_used"]), float(row["waiting_cores"])))
     return Rank(
         rank=int(row["rank"]),
         host=sample.host,
@@ -172,10 +178,9 @@ def _build_rank(
         rss_peak_bytes=highest[sample.process_key],
         shared_bytes=_clip_unknown(row["shared_bytes"]),
         pinned_bytes=_clip_unknown(row["pinned_bytes"]) + _clip_unknown(row["locked_bytes"]),
-        cores_used=float(row["cores_used"]),
-        waiting_cores=float(row["waiting_cores"]),
+        cores_used=cores_used,
+        waiting_cores=waiting_cores,
         thread_count=int(row["thread_count"]),
-        busy_threads=int(row["busy_threads"]),
         busiest=tuple(busiest.get(sample.process_key, ())),
     )
 
@@ -185,17 +190,20 @@ def _clip_unknown(value: Any) -> int:
 
 
 def read_hosts(session: Session, cursor_ns: int) -> tuple[Host, ...]:
-    """Return each node as last sampled."""
+    """Return each node as last sampled, with the cores used on average over the window that ranks have, too."""
     ticks = find_last_ticks(session.sources["hosts"], cursor_ns)
-    return tuple(_build_host(name, tick[-1]) for name, (_, tick) in ticks.items())
+    return tuple(
+        _build_host(name, tick[-1], source.between(*find_window(session, name, cursor_ns)))
+        for name, (source, tick) in ticks.items()
+    )
 
 
-def _build_host(name: str, row: Any) -> Host:
+def _build_host(name: str, row: Any, recent: NDArray[Any]) -> Host:
     memory = read_host_memory(row, int(row["time_ns"]))
     return Host(
         name=name,
         cores=int(row["cores"]),
-        cores_used=float(row["cores_used"]),
+        cores_used=float(recent["cores_used"].mean() if len(recent) else row["cores_used"]),
         memory_limit_bytes=memory.limit_bytes,
         memory_used_bytes=memory.used_bytes,
         swap_used_bytes=_clip_unknown(row["swap_used_bytes"]),

@@ -12,10 +12,13 @@ from zerotop.analysis.ranks.matrix import RECENT_STEPS, Matrix, Metric, RankMatr
 Ints = NDArray[np.intp]
 
 ALIKE_SHARE = 0.03  # of an iteration or a sampled value: ranks that differ by less are alike
+_ONSET_SHARE = 0.9  # of the steps since a difference began in which it is there
+WARNING_SHARE = 0.1  # of an iteration: differences from which on are a warning
+_DELAY_SHARE = 0.05  # of an iteration: a rank that others wait for so long is shown first
 _MIN_LAG_S = 0.001  # smaller differences are noise of the clocks
 # Phases without communication show causes; in the others ranks wait for each other, which shows effects too.
 _ALONE_METRICS = (Metric.DATA, Metric.OTHER, Metric.FORWARD)
-_MEETING_METRICS = (Metric.BACKWARD, Metric.STEP)
+MEETING_METRICS = (Metric.BACKWARD, Metric.STEP)
 
 
 def compute_deviations(values: Matrix, scale: float) -> Matrix:
@@ -50,9 +53,10 @@ def choose_scale(metric: Metric, matrix: RankMatrix, values: Matrix) -> float:
 
 @dataclass(frozen=True)
 class Skew:
-    """The largest difference between ranks in the time of a phase; medians over the last ``steps`` steps."""
+    """The largest difference between ranks in the time of a phase; medians of the steps since it began."""
 
-    steps: int
+    steps: int  # since it began, of the recent ones
+    since_step: int | None  # the step in which it began; None where it was there in all recent steps
     ranks: int
     metric: Metric
     row: int  # of the rank in the matrix
@@ -80,6 +84,11 @@ class Skew:
         """Whether ranks do not communicate in that phase, so that others wait for this one later."""
         return self.metric in _ALONE_METRICS
 
+    @property
+    def delays_others(self) -> bool:
+        """Whether the others wait for this rank, beyond what chance explains."""
+        return not self.is_alike and self.is_waited_for and self.iteration_share >= _DELAY_SHARE
+
 
 def find_skew(matrix: RankMatrix) -> Skew | None:
     """Find where ranks differ most. None where fewer than two ranks have finished a step.
@@ -89,22 +98,43 @@ def find_skew(matrix: RankMatrix) -> Skew | None:
     """
     if int((matrix.ends > 0).any(axis=1).sum()) < 2:
         return None
-    iteration = float(np.nanmedian(matrix.usual_times[Metric.ITERATION]))
-    steps = min(RECENT_STEPS, len(matrix.steps))
-    weighted: list[tuple[float, Skew]] = []
-    for metric in (*_ALONE_METRICS, *_MEETING_METRICS):
+    weighted: list[tuple[float, Metric, int]] = []
+    for metric in (*_ALONE_METRICS, *MEETING_METRICS):
         own = matrix.usual_times[metric]
-        usual = float(compute_median(own[None, :], 1)[0])
         row = int(np.nanargmax(own))
         weight = 1.0 if metric in _ALONE_METRICS else 0.5
-        skew = Skew(steps, len(matrix.processes), metric, row, float(own[row]), usual, iteration)
-        weighted.append((weight * skew.lag_s, skew))
-    return max(weighted, key=lambda pair: pair[0])[1]
+        weighted.append((weight * (float(own[row]) - _find_usual(own)), metric, row))
+    _, metric, row = max(weighted, key=lambda entry: entry[0])
+    return _measure_skew(matrix, metric, row)
+
+
+def _find_usual(own: Matrix) -> float:
+    return float(compute_median(own[None, :], 1)[0])
+
+
+def _measure_skew(matrix: RankMatrix, metric: Metric, row: int) -> Skew:
+    """Measure a rank's lag over the steps since it began."""
+    recent = matrix.times[metric][:, -RECENT_STEPS:]
+    lag = recent[row] - compute_median(recent, 0)
+    onset = _find_onset(lag, float(np.nanmedian(lag)) / 2)
+    own = compute_median(recent[:, onset:], 1)
+    iteration = float(np.nanmedian(matrix.times[Metric.ITERATION][:, -RECENT_STEPS:][:, onset:]))
+    since = int(matrix.steps[-recent.shape[1] :][onset]) if onset else None
+    steps = recent.shape[1] - onset
+    return Skew(steps, since, len(matrix.processes), metric, row, float(own[row]), _find_usual(own), iteration)
+
+
+def _find_onset(lag: Matrix, least: float) -> int:
+    """Return the step from which on nearly all lag by ``least``; 0 where there is no such step."""
+    late = np.nan_to_num(lag, nan=np.inf) >= least  # an unknown step ends nothing
+    share = np.cumsum(late[::-1])[::-1] / np.arange(len(late), 0, -1)
+    found = np.flatnonzero(late & (share >= _ONSET_SHARE))
+    return int(found[0]) if len(found) else 0
 
 
 @dataclass(frozen=True)
 class RankComparison:
-    """One figure of a rank beside the median rank's: seconds, bytes or cores."""
+    """One figure of a rank beside the median rank's, of two ranks beside the other's: seconds, bytes or cores."""
 
     metric: Metric
     own: float
@@ -113,8 +143,8 @@ class RankComparison:
 
 
 def compare_rank(matrix: RankMatrix, row: int, metric: Metric, values: Matrix) -> RankComparison:
-    """Compare the median of a rank's recent steps with the median over ranks."""
+    """Compare the median of a rank's recent steps with the median over ranks, of two ranks with the other one's."""
     medians = matrix.usual_times[metric] if metric in matrix.usual_times else compute_median(values[:, -RECENT_STEPS:], 1)
-    own, usual = float(medians[row]), float(compute_median(medians[None, :], 1)[0])
+    own, usual = float(medians[row]), float(medians[1 - row]) if len(medians) == 2 else _find_usual(medians)
     scale = choose_scale(metric, matrix, values)
     return RankComparison(metric, own, usual, not abs(own - usual) >= ALIKE_SHARE * scale)

@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Rank
 from zerotop.analysis.processes.phases import NOT_YET, vote_phases
+from zerotop.analysis.processes.recent_means import find_window
 from zerotop.analysis.processes.thinned import mask_moments
 from zerotop.analysis.ranks.affinity import NO_CORES, Affinities, Cores
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import iter_samples, merge_columns
-from zerotop_probe.recording.tables import FRESH_NS, PHASES
+from zerotop_probe.recording.tables import PHASES
 
 _NUMBERED = re.compile(r"^(.*?)[-_:#/]?\d+$")
 MAIN_NAME = "main thread"
-_WAITING_WINDOW_NS = 10_000_000_000  # window of ``Thread.waiting_cores``
+_EDGE_NS = 1_100_000_000  # a tick so much before the window may be where it begins
 _THREAD_COLUMNS = ("tid", "cores_used", "wait_ns", "processor", "name")
 _VOTES_PER_CELL = 8  # moments in a cell at which the rank's phase is looked up
 
@@ -32,8 +33,8 @@ class Thread:
 
     tid: int
     name: str
-    cores_used: float  # now; 0 when it hardly ran
-    waiting_cores: float  # share of the sampled time in which it was runnable but had no core
+    cores_used: float  # mean over the window of recent_means.py; 0 when it hardly ran
+    waiting_cores: float  # share of that window in which it was ready to run but had no core
     cores_history: Floats  # (cells,)
     ran_on: Cores  # all cores it was sampled on
     numa_nodes: tuple[int, ...]  # of those cores
@@ -53,7 +54,7 @@ class ThreadGroup:
 
     @property
     def waiting_cores(self) -> float:
-        """Mean number of them that waited for a core; NaN where unknown."""
+        """Number of them that waited for a core, on average; NaN where unknown."""
         known = [thread.waiting_cores for thread in self.threads if thread.waiting_cores == thread.waiting_cores]
         return sum(known) if known else float("nan")
 
@@ -87,8 +88,8 @@ class RankThreads:
     phases: tuple[str, ...]  # (cells,) phase for most of each; "" before its engine exists
     time_s: Floats  # (samples,) unix time of each sample of the process
     cores_used: Floats  # (samples,)
-    busy_threads: Floats  # (samples,) threads that ran for at least half of the time
-    rest_cores: float  # now, of threads that were not recorded individually
+    runnable: Floats  # (samples,) threads that ran or waited for a core
+    rest_cores: float  # of threads that were not recorded individually
     rest_threads: int  # number of those
     allowed_cores: Cores  # of the process; none where not recorded
     is_recorded: bool  # whether any threads were recorded
@@ -120,7 +121,8 @@ class ThreadTable:
         groups = self._find_groups(rank, cursor_ns, cells, cell_ns, tables["threads"])
         threads = [thread for group in groups for thread in group.threads]
         parts = list(iter_samples(tables["processes"], begin_ns - 1, cursor_ns, "pid", rank.pid))
-        samples_ns, samples = merge_columns(parts, ("cores_used", "busy_threads"))
+        samples_ns, samples = merge_columns(parts, ("cores_used", "waiting_cores"))
+        used = samples["cores_used"].astype(np.float64)
         named = sum(thread.cores_used > 0 for thread in threads)
         return RankThreads(
             rank=rank,
@@ -129,8 +131,9 @@ class ThreadTable:
             groups=groups,
             phases=self._vote_phases(rank, cells, cell_ns, cursor_ns),
             time_s=samples_ns / 1e9,
-            cores_used=samples["cores_used"].astype(np.float64),
-            busy_threads=samples["busy_threads"].astype(np.float64),
+            cores_used=used,
+            # A sample in which threads are born counts the time that they waited before.
+            runnable=np.fmin(used + np.fmax(0.0, samples["waiting_cores"].astype(np.float64)), rank.thread_count),
             rest_cores=max(0.0, rank.cores_used - sum(thread.cores_used for thread in threads)),
             rest_threads=max(0, rank.thread_count - named),
             allowed_cores=self.affinities.find_process_cores(rank.host, rank.pid, cursor_ns),
@@ -167,18 +170,21 @@ class ThreadTable:
         with np.errstate(invalid="ignore", divide="ignore"):
             cores = sums / np.bincount((ticks - begin_ns) // cell_ns, minlength=count)
         histories = _fill_gaps(np.asarray(cores, np.float64), max(1, round(PIECE_NS / cell_ns)))[:, :-1]
-        last_ns = int(ticks.max()) if cursor_ns - ticks.max() < FRESH_NS else -1
+        window = find_window(self._session, rank.host, cursor_ns)
+        recent_ticks = int(np.count_nonzero((ticks > window.begin_ns) & (ticks <= window.end_ns)))
         threads = []
         for history, begin, end in zip(histories, begins.tolist(), ends, strict=True):
             tid, thread_times = int(rows["tid"][begin]), times[begin:end]
             ran_on = frozenset(core for core in set(rows["processor"][begin:end].tolist()) if core >= 0)
-            recent = thread_times >= cursor_ns - _WAITING_WINDOW_NS
+            in_window = (thread_times > window.begin_ns) & (thread_times <= window.end_ns)
+            known_from = thread_times[thread_times <= window.begin_ns].max(initial=window.begin_ns - _EDGE_NS)
+            with_edge = (thread_times >= known_from) & (thread_times <= window.end_ns)
             threads.append(
                 Thread(
                     tid=tid,
                     name=MAIN_NAME if tid == rank.pid else rows["name"][end - 1].decode("utf-8", "replace"),
-                    cores_used=float(rows["cores_used"][end - 1]) if thread_times[-1] == last_ns else 0.0,
-                    waiting_cores=_measure_waiting(rows["wait_ns"][begin:end][recent], thread_times[recent]),
+                    cores_used=float(rows["cores_used"][begin:end][in_window].sum()) / max(1, recent_ticks),
+                    waiting_cores=_measure_waiting(rows["wait_ns"][begin:end][with_edge], thread_times[with_edge]),
                     cores_history=history,
                     ran_on=ran_on,
                     numa_nodes=self.affinities.find_nodes(rank.host, ran_on),

@@ -136,9 +136,11 @@ def _compare_times(sides: Sides) -> Iterator[Measure]:
     section = "Time, median of all iterations"
     times: dict[str, ReadValue] = {"iteration": lambda side: _compute_median(side.view.iterations.iteration_s)}
     yield from _build_measures(section, Unit.SECONDS, sides, times)
+    names = dict.fromkeys(side.view.job.outside_text for side in sides)
+    outside = " or ".join(names)
     for phase in ("data", "forward", "backward", "step", "other"):
         medians = tuple(_drop_empty(_compute_median(side.view.iterations.phase_s.get(phase))) for side in sides)
-        yield Measure(section, f"  {phase}", Unit.SECONDS, medians)
+        yield Measure(section, f"  {outside if phase == 'other' else phase}", Unit.SECONDS, medians)
     yield from _build_measures(section, Unit.SECONDS, sides, {"slowest iteration": _find_slowest})
     yield from _build_measures(section, Unit.RATE, sides, {"tokens": _measure_token_rate})
     counts: dict[str, ReadValue] = {

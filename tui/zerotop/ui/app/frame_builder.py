@@ -63,6 +63,7 @@ class FrameBuilder:
             known,
             tabs=TABS,
             rank=find_shown_rank(view, request.rank),
+            is_rank_chosen=request.rank is not None,
             failure=self._failures.failure_at(view.cursor_ns),
             can_steer=self._controller is not None and source.is_live,
             trace_request=request.trace_request,

@@ -70,7 +70,7 @@ def rank_bindings(
 
 
 _STEP, _SECONDS = in_footer(6, "step"), in_footer(2, "10 s")
-_SPEED, _FINDING = in_footer(5, "speed", label_index=1), in_footer(4, "go there")
+_SPEED, _FINDING = in_footer(5, "speed", label_index=1), in_footer(4, "next/prev")
 _LEAVE = "Leave; while the job runs, asks what to do with it"
 _END = "Go to the end, and follow it while the job runs"
 

@@ -72,7 +72,7 @@ def draw_status(cost: Cost, fps: float, width: int, glyphs: Glyphs) -> Row:
 
 
 def draw_badge(view: LiveView, moment: CursorState, glyphs: Glyphs) -> Row:
-    """Draw whether this is the present: ``● LIVE``, ``−0:42``, ``REPLAY 4×``, ``PAUSED``, ``ENDED 0``."""
+    """Draw whether this is the present: ``● LIVE``, ``−0:42``, ``REPLAY 4×``, ``PAUSED``, ``EXIT 0``."""
     if moment.is_following:
         word, style = format_ending(view.job)
         if word:

@@ -35,6 +35,7 @@ class Frame:
     all_findings: tuple[Annotation, ...] = ()  # of the whole recording: places to go to
     tabs: tuple[Tab, ...] = ()  # all screens
     rank: int | None = None  # the chosen rank, else the first one
+    is_rank_chosen: bool = False  # by the user
     failure: Failure | None = None  # what had killed the job before the cursor
     can_steer: bool = False  # the job runs and takes requests
     trace_request: int | None = None  # number of the last microscope request

@@ -23,6 +23,8 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, align_ends, choose_items, fit_height, fit_row, join_rows, row_width
 from zerotop.ui.drawing.text import fit_text, sanitize
 
+_WHOLE_WORDS_WIDTH = 108  # cells of the first row from which on the batch is described in whole words
+
 
 class Notice(NamedTuple):
     """A sentence under the header."""
@@ -56,6 +58,7 @@ def _draw_job(job: Job, width: int, glyphs: Glyphs) -> Row:
     """Draw name, model, stage, offload, dtype, batch, and as much of the command as fits."""
     name = fit_text(sanitize(job.name, glyphs), max(8, width // 2), glyphs)
     model = sanitize(labels.format_model(job), glyphs)
+    batch = labels.format_batch(job, glyphs, short=width < _WHOLE_WORDS_WIDTH)
     facts: list[tuple[int, Row]] = [
         (9, ((name, "name"),)),
         (6, ((model, "band"),)),
@@ -63,7 +66,7 @@ def _draw_job(job: Job, width: int, glyphs: Glyphs) -> Row:
         (7, ((sanitize(labels.format_offload(job, glyphs), glyphs), "band"),)),
         # The setup of a loop contains it.
         (5, ((sanitize("" if job.is_loop else job.short_precision, glyphs), "band"),)),
-        (4, ((labels.format_batch(job, glyphs), "band"),)),
+        (4, ((batch, "band"),)),
     ]
     if width >= 60:
         facts.insert(0, (3, (("zerotop", "brand"),)))

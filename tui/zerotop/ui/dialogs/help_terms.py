@@ -20,18 +20,19 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     PACE_TERM,
     (
-        "2×1×8",
-        "Micro-batch per rank × gradient accumulation steps × ranks.\nThe product is the number of samples per update.",
+        "micro-batch 2 × accumulation 1 × 8 ranks",
+        "Samples per rank and pass, gradient accumulation steps, and ranks; short: mb2 ga1 ×8.\n"
+        "The product is the number of samples per update.",
     ),
     SIZES_TERM,
     (
-        "alloc, rsrvd",
+        "allocated, reserved",
         "PyTorch's own figures: bytes allocated to live tensors, and bytes reserved from the driver.\n"
         "Reserved but unallocated memory is cache; the thin lines are the peaks so far.",
     ),
     (
-        "used, other",
-        "Used is device memory in use, from NVML. Other is used but not reserved by PyTorch:\n"
+        "used",
+        "Device memory in use, from NVML. What is used but not reserved by PyTorch:\n"
         "CUDA contexts, NCCL, cuBLAS workspaces, and other users' processes.",
     ),
     (
@@ -45,16 +46,18 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Iteration",
-        "One column per step, the newest at the right, with its phases stacked: data, forward, backward, step, other.\n"
+        "One column per step, the newest at the right, with its phases stacked: data, forward, backward, step, rest.\n"
         "The slowest rank is shown. ▲ marks a column taller than the chart.",
     ),
     (
-        "other (time)",
-        "The rest of an iteration: logging, callbacks, evaluation, checkpoints, and waiting for data outside the engine.",
+        "outside DeepSpeed",
+        "The rest of an iteration: logging, callbacks, evaluation, checkpoints, and waiting for data outside the engine.\n"
+        "For loops without DeepSpeed it is called outside PyTorch, in narrow columns outside.",
     ),
     (
-        "cores, busy, wait",
-        "CPU time per wall time; threads that ran at least half of the time; and threads waiting for a core.",
+        "cores, runnable",
+        "Cores in use, and threads that ran or were ready to run but had no core: means over the last second.\n"
+        "Where runnable exceeds cores, threads compete for cores.",
     ),
     (
         "last 24 s",
@@ -74,7 +77,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "GPU %",
         "Share of the last 200 ms in which any kernel ran: 100 % does not mean that the GPU is full.\n"
-        "Beside it are power, temperature, and PCIe traffic to (↑) and from (↓) the host.",
+        "Beside it are power, temperature, and PCIe traffic from device to host (D2H) and back (H2D), in GB/s.",
     ),
     (
         "findings, ▼, ◆",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from zerotop.analysis.formatting import format_count
+from zerotop.analysis.formatting import format_count, pluralize
 from zerotop.analysis.live_view import Iterations, Job, LiveView, State
 from zerotop.ui.drawing.formatting import MISSING, format_number, format_range
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -15,6 +15,7 @@ ITERATION_PHASES = ("data", "forward", "backward", "step", "other")
 
 _PHASE_WORDS = {
     "": "starting",
+    "other": "outside",
     "grads_to_cpu": "grads→cpu",
     "params_to_gpu": "params→gpu",
     "cpu_optimizer": "cpu optim",
@@ -75,12 +76,16 @@ def _format_device(device: str | None) -> str:
     return "" if device in (None, "", "none") else _DEVICES.get(str(device), str(device))
 
 
-def format_batch(job: Job, glyphs: Glyphs) -> str:
-    """Return micro-batch x gradient accumulation x ranks: ``2×1×8``."""
+def format_batch(job: Job, glyphs: Glyphs, *, short: bool = False) -> str:
+    """Return ``micro-batch 2 × accumulation 1 × 8 ranks``, or ``mb2 ga1 ×8`` if short."""
     if job.micro_batch is None and job.gradient_accumulation is None:
         return format_count(job.ranks, "rank") if job.ranks else ""
     numbers = (job.micro_batch, job.gradient_accumulation, job.ranks)
-    return glyphs.times.join(str(number) if number is not None else glyphs.to_plain(MISSING) for number in numbers)
+    micro, steps, ranks = (str(number) if number is not None else glyphs.to_plain(MISSING) for number in numbers)
+    if short:
+        return f"mb{micro} ga{steps} {glyphs.times}{ranks}"
+    word = pluralize(job.ranks or 0, "rank")
+    return f" {glyphs.times} ".join((f"micro-batch {micro}", f"accumulation {steps}", f"{ranks} {word}"))
 
 
 def format_model(job: Job) -> str:
@@ -90,12 +95,14 @@ def format_model(job: Job) -> str:
 
 
 def format_ending(job: Job) -> tuple[str, str]:
-    """Return (text, style) for a job that is over: ``ENDED 0`` or ``LOST``; empty while it runs."""
+    """Return (text, style) for a job that is over: ``EXIT 0`` or ``LOST``; empty while it runs."""
     if not job.state.is_over:
         return "", ""
-    code = f" {job.exit_code}" if job.state is State.ENDED and job.exit_code is not None else ""
+    word = job.state.value.upper()
+    if job.state is State.ENDED and job.exit_code is not None:
+        word = f"EXIT {job.exit_code}"
     badges = {"good": "badge-good", "alert": "badge-bad"}
-    return f"{job.state.value.upper()}{code}", badges.get(choose_exit_style(job), "badge-past")
+    return word, badges.get(choose_exit_style(job), "badge-past")
 
 
 def choose_exit_style(job: Job) -> str:

@@ -52,8 +52,8 @@ LANES = (
     Lane("utilization", "GPU", Quantity.PERCENT, (("utilization", "load", ""),)),
     Lane("cores", "CPU", Quantity.CORES, (("cores", "series-1", ""),)),
     Lane("power", "power", Quantity.WATTS, (("power", "series-0", ""),)),
-    Lane("pcie", "PCIe", Quantity.BYTES_PER_S, (("to_host", "phase-transfer", "↑ host"), ("to_gpu", "series-4", "↓ GPU"))),
-    Lane("allocated", "alloc", Quantity.BYTES, (("allocated", "memory-allocated", ""),)),
+    Lane("pcie", "PCIe", Quantity.BYTES_PER_S, (("to_host", "phase-transfer", "D2H"), ("to_gpu", "series-4", "H2D"))),
+    Lane("allocated", "allocated", Quantity.BYTES, (("allocated", "memory-allocated", ""),)),
     Lane("resident", "RSS", Quantity.BYTES, (("resident", "memory-other", ""),)),
 )
 
@@ -178,7 +178,7 @@ def _draw_names(lane: Lane, fold: WaveformFold, unit: str, factor: float, height
         if signal in fold.signals:
             mean = fold.signals[signal].compute_mean(0.0, fold.iteration_s) * factor
             text = glyphs.to_plain(curve) if curve else f"mean {format_significant(mean)}"
-            rows.append(((text, style if curve else "muted"),))
+            rows.append((*(((f"{glyphs.find_sample(style)} ", style),) if curve else ()), (text, "muted")))
     signals = [fold.signals[signal] for signal, _, _ in lane.curves if signal in fold.signals]
     if not all(signal.resolved for signal in signals):
         rows.append((("blurred", "warn"),))

@@ -163,9 +163,8 @@ def _build_rank_columns(view: LiveView, width: int, rows_per_rank: int, glyphs: 
         columns.append(Column(partial(draw_strip_heading, view.history.piece_s), 7, 7, draw_load, grows=True, left=True))
     columns += [
         figure("cores", 5, 9, lambda rank, cells: format_fixed(rank.cores_used, 1, cells)),
-        figure("wait", 4, 1, lambda rank, cells: format_fixed(rank.waiting_cores, 1, cells), choose_wait_style),
-        figure("busy", 4, 6, lambda rank, _: str(rank.busy_threads)),
-        figure("thr", 4, 4, lambda rank, _: str(rank.thread_count), "muted"),
+        build_runnable_column(6, glyphs),
+        figure("threads", 7, 4, lambda rank, _: str(rank.thread_count), "muted"),
     ]
     if view.gpus:  # without GPUs host memory has its own panel
         columns += [
@@ -197,9 +196,20 @@ def build_figure_column(
     return Column(heading, width, importance, draw_figure)
 
 
-def choose_wait_style(rank: Rank) -> str:
-    """Return the style of the number of cores that a rank waits for."""
-    return "warn" if rank.waiting_cores > 1 else "muted"
+def build_runnable_column(importance: int, glyphs: Glyphs) -> Column[Rank]:
+    """Return the column for threads that run or wait for a core: a warning where more than one waits."""
+
+    def choose_style(rank: Rank) -> str:
+        return "warn" if rank.waiting_cores > 1 else "text"
+
+    return build_figure_column(
+        "runnable",
+        8,
+        importance,
+        lambda rank, cells: format_fixed(rank.runnable_threads, 1, cells),
+        choose_style,
+        glyphs=glyphs,
+    )
 
 
 def draw_phase_now(rank: Rank, job: Job, width: int, glyphs: Glyphs) -> Row:
@@ -214,9 +224,9 @@ def draw_phase_now(rank: Rank, job: Job, width: int, glyphs: Glyphs) -> Row:
 
 
 def draw_busiest_threads(rank: Rank, width: int, glyphs: Glyphs) -> Row:
-    """Draw ``pt_autograd_0 1.0  python 0.9``: as many threads as fit; only the name of the first is shortened."""
+    """Draw ``16 × python3 4.8  pt_autograd_0 1.0``: as many names as fit; only the first name is shortened."""
     text = ""
-    for name, used in rank.busiest if rank.alive else ():
+    for name, used in _group_threads(rank.busiest, glyphs) if rank.alive else ():
         figure = f" {used:.1f}"
         if not text:
             text = fit_text(sanitize(name, glyphs), max(0, width - len(figure)), glyphs, at_words=False) + figure
@@ -225,6 +235,15 @@ def draw_busiest_threads(rank: Rank, width: int, glyphs: Glyphs) -> Row:
         else:
             break
     return ((text, "muted"),)
+
+
+def _group_threads(busiest: Sequence[tuple[str, float]], glyphs: Glyphs) -> list[tuple[str, float]]:
+    """Return (name, cores) with threads of one name as one, busiest first."""
+    cores: dict[str, list[float]] = {}
+    for name, used in busiest:
+        cores.setdefault(name, []).append(used)
+    named = {f"{len(each)} {glyphs.times} {name}" if len(each) > 1 else name: sum(each) for name, each in cores.items()}
+    return sorted(named.items(), key=lambda item: -item[1])
 
 
 def draw_gpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
@@ -259,6 +278,7 @@ def _build_gpu_columns(view: LiveView, width: int, rows_per_gpu: int, glyphs: Gl
     ) -> Column[Gpu]:
         return Column(heading, cells, importance, lambda gpu, cells: ((format_fixed(value(gpu), decimals, cells), style),))
 
+    is_wide = width >= 56
     load_heading = "" if rows_per_gpu > 1 else partial(draw_strip_heading, view.history.piece_s)
     return [
         Column("", longest, 9, lambda gpu, _: ((names[id(gpu)].rjust(longest), "label"),), left=True),
@@ -266,6 +286,6 @@ def _build_gpu_columns(view: LiveView, width: int, rows_per_gpu: int, glyphs: Gl
         figure("%", 3, 9, lambda gpu: gpu.utilization_percent),
         figure("W", 4, 7, lambda gpu: gpu.sample["power_w"]),
         figure(f"{glyphs.degree}C", 3, 5, lambda gpu: gpu.sample["temperature_c"], style="muted"),
-        figure(f"{glyphs.sent}GB/s", 5, 6, lambda gpu: gpu.pcie_tx_bytes_per_s / 1e9, 1),
-        figure(f"{glyphs.received}GB/s", 5, 6, lambda gpu: gpu.pcie_rx_bytes_per_s / 1e9, 1),
+        figure("D2H GB/s" if is_wide else "D2H", 8 if is_wide else 5, 6, lambda gpu: gpu.pcie_tx_bytes_per_s / 1e9, 1),
+        figure("H2D GB/s" if is_wide else "H2D", 8 if is_wide else 5, 6, lambda gpu: gpu.pcie_rx_bytes_per_s / 1e9, 1),
     ]

@@ -16,8 +16,10 @@ from zerotop.ui.drawing.labels import ITERATION_PHASES, find_last_phases
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import draw_rule, panel_title
 
-LEGEND_WIDTH = 17
-_MAX_STEP_WIDTH = 8  # cells of a step
+LEGEND_WIDTH, _WIDE_LEGEND = 17, 25  # the wide one has room for whole names
+_WIDE_FROM = 76  # cells of the panel
+_MAX_STEP_WIDTH = 12  # cells of a step
+_PLANNED_STEPS = (16, 24, 32, 48, 64, 96, 128, 192, 256)  # of a run whose length is unknown
 
 
 def draw_iteration(
@@ -46,25 +48,29 @@ def _draw_chart(
     view: LiveView, width: int, height: int, glyphs: Glyphs, focused: bool, marks: Mapping[int, str]
 ) -> list[Row]:
     iterations = view.iterations
-    legend_width = LEGEND_WIDTH if width >= 36 else 0
+    legend_width = _WIDE_LEGEND if width >= _WIDE_FROM else LEGEND_WIDTH if width >= 36 else 0
     chart_width = width - (legend_width + 2 if legend_width else 0)
     canvas = Canvas(chart_width - AXIS_WIDTH, height - 2, glyphs)
-    step_width = _choose_step_width(view.progress.total_steps, canvas.width)
+    step_width = _choose_step_width(view.progress.total_steps, len(iterations.step), canvas.width)
     shown = slice(max(0, len(iterations.step) - canvas.width // step_width), len(iterations.step))
     # Steps to the left of the chart count too, so that the scale does not change with each step that leaves it.
     scale = choose_time_scale(iterations.iteration_s[-4 * canvas.width // step_width :], canvas.height)
     _plot_steps(canvas, iterations, shown, scale, step_width, marks)
     steps = iterations.step[shown].tolist()
     chart = add_axes(canvas, scale, draw_step_axis(steps, canvas.width, glyphs, step_width=step_width))
-    legend = _draw_legend(iterations, scale, canvas.height, glyphs) if legend_width else []
+    legend = _draw_legend(view, scale, legend_width, canvas.height, glyphs) if legend_width else []
     rows = [draw_rule(panel_title(f"Iteration {scale.unit}", focused), width, glyphs)]
     rows += [fit_row((*row, ("  ", "text"), *entry), width, glyphs) for row, entry in zip(chart, legend, strict=False)]
     return rows + [fit_row(row, width, glyphs) for row in chart[len(legend) :]]
 
 
-def _choose_step_width(total: int | None, room: int) -> int:
-    """Return the cells for each step: more than one only where the whole run fits, so that nothing is rescaled later."""
-    return max(1, min(_MAX_STEP_WIDTH, room // total)) if total else 1
+def _choose_step_width(total: int | None, count: int, room: int) -> int:
+    """Return the cells for each step: more than one only where the whole run fits, so that it is rescaled seldom.
+
+    ``total``: the planned steps; where unknown, somewhat more than the ``count`` that there are.
+    """
+    planned = total or next((steps for steps in _PLANNED_STEPS if steps >= count), room)
+    return max(1, min(_MAX_STEP_WIDTH, room // planned))
 
 
 def _plot_steps(
@@ -108,8 +114,10 @@ def _list_phases(iterations: Iterations, shown: slice) -> dict[str, Floats]:
     return {name: seconds.get(name, zeros) for name in ITERATION_PHASES}
 
 
-def _draw_legend(iterations: Iterations, scale: Scale, height: int, glyphs: Glyphs) -> list[Row]:
+def _draw_legend(view: LiveView, scale: Scale, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """Draw ``height`` rows: the last step's time and its phases, in the order of its column."""
+    iterations = view.iterations
+    words = {"other": view.job.outside_text if width >= _WIDE_LEGEND else "outside"}
     last = find_last_phases(iterations)
     names = [
         name for name in reversed(ITERATION_PHASES) if name in ("forward", "backward", "step") or last.get(name, 0.0) > 0
@@ -119,16 +127,18 @@ def _draw_legend(iterations: Iterations, scale: Scale, height: int, glyphs: Glyp
     if height > len(names):
         heading = f"step {int(iterations.step[-1])}"
         figure = _format_seconds(float(iterations.iteration_s[-1]), scale)
-        rows.append(((heading.ljust(LEGEND_WIDTH - 6), "heading"), (figure, "value")))
+        rows.append(((heading.ljust(width - 6), "heading"), (figure, "value")))
     for name in _choose_longest(names, last, height):
         style, figure = f"phase-{name}", _format_seconds(last.get(name, math.nan), scale)
-        rows.append(((f"{glyphs.find_sample(style)} ", style), (name.ljust(LEGEND_WIDTH - 8), "text"), (figure, "value")))
+        rows.append(
+            ((f"{glyphs.find_sample(style)} ", style), (words.get(name, name).ljust(width - 8), "text"), (figure, "value"))
+        )
     for name, count, glyph, style in (
         ("skipped", skipped, glyphs.skipped, "warn"),
         ("missing", missing, glyphs.missing, "muted"),
     ):
         if count and len(rows) < height:
-            rows.append(((f"{glyph} ", style), (name.ljust(LEGEND_WIDTH - 8), "text"), (str(count).rjust(6), "value")))
+            rows.append(((f"{glyph} ", style), (name.ljust(width - 8), "text"), (str(count).rjust(6), "value")))
     return (rows + [()] * height)[:height]
 
 

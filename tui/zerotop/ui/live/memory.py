@@ -142,10 +142,10 @@ def _build_gpu_columns(gpus: Sequence[Gpu], width: int, glyphs: Glyphs) -> list[
     peak = _draw_peak_heading(glyphs)
     return [
         Column("", longest, 9, lambda gpu, _: ((names[id(gpu)].rjust(longest), "label"),), left=True),
-        Column("", max(8, width * 2 // 7), 9, draw_bar, grows=True),
-        amount(_draw_swatch("memory-allocated", "alloc", glyphs), 6, 8, lambda gpu: gpu.allocated_bytes),
+        Column("", 8 if width < 46 else width * 2 // 7, 9, draw_bar, grows=True),
+        amount(_draw_swatch("memory-allocated", "allocated", glyphs), 10, 8, lambda gpu: gpu.allocated_bytes),
         amount(peak, 5, 3, lambda gpu: gpu.allocated_peak_bytes, "muted"),
-        amount(_draw_swatch("memory-reserved", "rsrvd", glyphs), 6, 7, lambda gpu: gpu.reserved_bytes),
+        amount(_draw_swatch("memory-reserved", "reserved", glyphs), 9, 7, lambda gpu: gpu.reserved_bytes),
         amount(peak, 5, 2, lambda gpu: gpu.reserved_peak_bytes, "muted"),
         amount("job", 5, 1, lambda gpu: gpu.process_bytes, "muted"),
         amount(_draw_swatch("memory-other", "used", glyphs), 5, 9, lambda gpu: gpu.used_bytes),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from zerotop.analysis.ranks.matrix import Metric
-from zerotop.analysis.ranks.outliers import ALIKE_SHARE, Skew
+from zerotop.analysis.ranks.outliers import ALIKE_SHARE, WARNING_SHARE, Skew
 from zerotop.ui.charts import Quantity, choose_scale
 from zerotop.ui.drawing.formatting import format_duration, format_fixed
 
 METRIC_NAMES = {
     Metric.ITERATION: "iteration",
-    Metric.WAIT: "waited for",
+    Metric.WAIT: "delays others",
     Metric.FORWARD: "forward",
     Metric.BACKWARD: "backward",
     Metric.STEP: "step",
     Metric.DATA: "data",
-    Metric.OTHER: "in between",
+    Metric.OTHER: "between phases",
     Metric.PEAK: "peak allocated",
     Metric.FREE: "least free",
     Metric.CORES: "CPU cores",
@@ -27,7 +27,6 @@ METRIC_STYLES = {
     Metric.OTHER: "phase-other",
 }
 _KINDS = {Metric.PEAK: Quantity.BYTES, Metric.FREE: Quantity.BYTES, Metric.CORES: Quantity.CORES}
-_MIN_SHARE = 0.1  # share of an iteration from which on a difference is a warning
 _PHASE_PHRASES = {
     Metric.DATA: "for its data",
     Metric.OTHER: "between the phases",
@@ -63,14 +62,16 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
         detail = f"in {steps} no phase differs by more than {most} of an iteration"
         return f"All {ranks} ranks are alike: {detail}.", f"All {ranks} ranks are alike.", False
     others = "the other one" if ranks == 2 else "the others"
-    each = "each of " if skew.steps > 1 else ""
+    each = f"each of {steps}" if skew.steps > 1 else steps
+    when = f"each step since step {skew.since_step}" if skew.since_step is not None else each
     own, usual, late = format_duration(skew.own_s), format_duration(skew.usual_s), format_duration(skew.lag_s)
-    comparison = f"Rank {rank} takes {own} {_PHASE_PHRASES[skew.metric]} in {each}{steps}, {others} {usual}"
-    waits = "that one waits" if ranks == 2 else "they wait"
-    end = f"; {waits} {late} for it" if skew.is_waited_for else ""
-    share = f"{skew.iteration_share * 100:.0f} %"
-    short = f"Rank {rank}: {own} {_PHASE_PHRASES[skew.metric]}, {others} {usual} ({share})."
-    return f"{comparison}{end}: {share} of an iteration.", short, skew.is_waited_for or skew.iteration_share >= _MIN_SHARE
+    share, phase = f"{skew.iteration_share * 100:.0f} %", _PHASE_PHRASES[skew.metric]
+    spends = f"it spends {own} {phase}, {others} {usual}"
+    if skew.is_waited_for:
+        what = f"Rank {rank} delays {others} by {late}"
+        return f"{what} ({share} of an iteration) in {when}: {spends}.", f"{what} ({share}) {phase}.", True
+    text = f"Rank {rank} takes {own} {phase} in {when}, {others} {usual}: {share} of an iteration."
+    return text, f"Rank {rank}: {own} {phase}, {others} {usual} ({share}).", skew.iteration_share >= WARNING_SHARE
 
 
 def _format_percent(value: float) -> str:

@@ -37,17 +37,18 @@ METRICS = (
     Metric.FORWARD,
     Metric.BACKWARD,
     Metric.STEP,
+    Metric.OTHER,
 )
 _MANY_RANKS = 128  # above this, pictures and lookups are made less often
 _REFRESH_NS = 1_000_000_000
 _TABLE_METRICS = (
+    Metric.WAIT,
     Metric.ITERATION,
     Metric.DATA,
     Metric.FORWARD,
     Metric.BACKWARD,
     Metric.STEP,
     Metric.OTHER,
-    Metric.WAIT,
     Metric.PEAK,
     Metric.FREE,
     Metric.CORES,
@@ -98,10 +99,16 @@ class RankPicture:
 
     @property
     def other_metrics(self) -> list[Metric]:
-        """Other metrics with data, in order."""
+        """Other metrics with data, in order; first the one in which ranks differ most."""
         at = METRICS.index(self.metric)
         others = METRICS[at + 1 :] + METRICS[:at]
-        return [metric for metric in others if self.samples.is_recorded(metric) and self._is_loaded(metric)]
+        most = self.skew.metric if self.skew is not None and not self.skew.is_alike else None
+        told = [metric for metric in others if self.samples.is_recorded(metric) and self._is_loaded(metric)]
+        return sorted((metric for metric in told if not self._is_zero(metric)), key=lambda metric: metric is not most)
+
+    def _is_zero(self, metric: Metric) -> bool:
+        """Whether a phase took no time anywhere."""
+        return metric in self.matrix.times and not np.nanmax(self.matrix.times[metric], initial=0.0) > 0
 
     def _is_loaded(self, metric: Metric) -> bool:
         """Whether to show a metric unasked: reading the samples of a thousand ranks takes a while."""
@@ -122,11 +129,13 @@ class Ranking:
 
     def __init__(self, source: Source) -> None:
         self.metric = Metric.ITERATION
+        self._is_metric_chosen = False  # by the user, or because a rank delays the others
         self.by_number = False
         self._source = source
         self._matrices = RankMatrices()
         self._samples = RankSamples(source.session)
         self._columns = RECENT_STEPS
+        self._skew: tuple[RankMatrix | None, Skew | None] = None, None  # of the last matrix
         self._picture_key: tuple[object, ...] = ()
         self._last_picture: RankPicture | None = None
         self._lookup: tuple[Metric, RankMatrix] | None = None  # what is to be looked up
@@ -141,7 +150,11 @@ class Ranking:
         """Switch to the next metric with data."""
         there = self.recorded_metrics
         place = there.index(self.metric) + number if self.metric in there else 0
-        self.metric = there[place % len(there)]
+        self.choose_metric(there[place % len(there)])
+
+    def choose_metric(self, metric: Metric) -> None:
+        """Show this metric from now on."""
+        self.metric, self._is_metric_chosen = metric, True
 
     def switch_order(self) -> None:
         """Order ranks by their numbers, or outliers first again."""
@@ -156,12 +169,20 @@ class Ranking:
             max(self._columns, RECENT_STEPS),
             meets_in_forward=frame.view.job.zero_stage == 3,
         )
+        skew = self._find_skew(matrix)
+        if not self._is_metric_chosen and skew is not None and skew.delays_others:
+            self.choose_metric(Metric.WAIT)
         matrix, values = self._find_values(matrix)
-        view = frame.view
-        asked = (matrix, id(values), self.metric, self.by_number, frame.rank, view.progress.total_steps, view.job.state)
+        view, rank = frame.view, (frame.rank, frame.is_rank_chosen)
+        asked = (matrix, id(values), self.metric, self.by_number, rank, view.progress.total_steps, view.job.state)
         if self._last_picture is None or asked != self._picture_key:
             self._picture_key, self._last_picture = asked, self._build_picture(matrix, values, frame)
         return self._last_picture
+
+    def _find_skew(self, matrix: RankMatrix) -> Skew | None:
+        if self._skew[0] is not matrix:
+            self._skew = matrix, find_skew(matrix)
+        return self._skew[1]
 
     def _find_values(self, matrix: RankMatrix) -> MatrixValues:
         """Return the matrix and the metric's values; before a slow lookup is done, the previous ones."""
@@ -213,7 +234,7 @@ class Ranking:
             waits = matrix.times[Metric.WAIT]
             odd = np.maximum(deviation, compute_deviations(waits, choose_scale(Metric.WAIT, matrix, waits)))
         order = np.arange(len(values)) if self.by_number else order_outliers(odd)
-        chosen = np.flatnonzero(matrix.rank_numbers == frame.rank) if len(values) else np.empty(0, np.intp)
+        skew = self._find_skew(matrix)
         return RankPicture(
             matrix=matrix,
             metric=metric,
@@ -222,12 +243,22 @@ class Ranking:
             oddness=odd,
             order=order,
             by_number=self.by_number,
-            chosen=int(chosen[0]) if len(chosen) else int(order[0]) if len(order) else None,
-            skew=find_skew(matrix),
+            chosen=_choose_row(matrix, frame, skew, order),
+            skew=skew,
             samples=self._samples,
             total_steps=frame.view.progress.total_steps,
             why_empty="" if len(values) else describe_empty(self._source.session, matrix.processes, frame.view.job.state),
         )
+
+
+def _choose_row(matrix: RankMatrix, frame: Frame, skew: Skew | None, order: NDArray[np.intp]) -> int | None:
+    """Return the row to compare: of the rank that the user chose, else of one that delays the others."""
+    if not len(order):
+        return None
+    if not frame.is_rank_chosen and skew is not None and skew.delays_others:
+        return skew.row
+    rows = np.flatnonzero(matrix.rank_numbers == frame.rank)
+    return int(rows[0]) if len(rows) else int(order[0])
 
 
 def describe_empty(session: Session, processes: Sequence[RankSteps], state: State) -> str:

@@ -13,7 +13,7 @@ from zerotop.ui.drawing.labels import format_cores_used, rank_name
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
-from zerotop.ui.live.cpu_gpu import build_figure_column, choose_wait_style, draw_busiest_threads, draw_phase_now
+from zerotop.ui.live.cpu_gpu import build_figure_column, build_runnable_column, draw_busiest_threads, draw_phase_now
 
 
 def find_first_visible(ranks: Sequence[Rank], chosen: int | None, room: int) -> int:
@@ -29,17 +29,23 @@ def draw_ranks(
     if height <= 0 or width <= 0:
         return []
     placed = place_columns(_build_columns(view, chosen, cores_by_rank, glyphs), width)
-    rows = [draw_rule(_draw_title(view, width), width, glyphs, placed)]
     first = find_first_visible(view.ranks, chosen, height - 1)
+    rows = [draw_rule(_draw_title(view, first, height - 1, width), width, glyphs, placed)]
     rows.extend(placed.draw_row(rank, width, glyphs) for rank in view.ranks[first : first + height - 1])
     if not view.ranks:
         rows.append(fit_row((("  Waiting for ranks", "muted"),), width, glyphs))
     return fit_height(rows, width, height, glyphs)
 
 
-def _draw_title(view: LiveView, width: int) -> Row:
-    used = format_cores_used(view)
-    return (*panel_title("Ranks", False), (f" {used}" if used and width >= 60 else "", "title-value"))
+def _draw_title(view: LiveView, first: int, shown: int, width: int) -> Row:
+    """Draw the cores in use, and which ranks are shown where there is no room for all."""
+    used, count = format_cores_used(view), len(view.ranks)
+    part = f" {first + 1}-{min(count, first + shown)} of {count}" if count > shown else ""
+    return (
+        *panel_title("Ranks", False),
+        (part, "title-warn"),
+        (f" {used} cores" if used and width >= 60 and not part else "", "title-value"),
+    )
 
 
 def _build_columns(
@@ -72,9 +78,8 @@ def _build_columns(
         *([Column("host", 10, 1, draw_host, left=True)] if has_hosts else []),
         Column("now", 12, 6, draw_phase, left=True),
         figure("cores", 5, 9, lambda rank, size: format_fixed(rank.cores_used, 1, size)),
-        figure("busy", 4, 8, lambda rank, _: str(rank.busy_threads)),
-        figure("wait", 4, 7, lambda rank, size: format_fixed(rank.waiting_cores, 1, size), choose_wait_style),
-        figure("thr", 4, 5, lambda rank, _: str(rank.thread_count), "muted"),
+        build_runnable_column(8, glyphs),
+        figure("threads", 7, 5, lambda rank, _: str(rank.thread_count), "muted"),
         *([Column("bound to", 10, 3, draw_affinity)] if cores_by_rank else []),
         Column("  busiest threads", 16, 1, draw_busiest, grows=True, left=True),
     ]

@@ -91,7 +91,7 @@ class RanksScreen(MonitorScreen):
             "ranks than lines, the ranks of a node or of a block share a line, which shows the most extreme of them.",
         ),
         (
-            "waited for",
+            "delays others",
             "How much later than the median rank a rank finished the work it does alone (data, forward, and the gaps\n"
             "between them): the others wait that long for it at the next collective, mostly in backward.",
         ),
@@ -102,7 +102,7 @@ class RanksScreen(MonitorScreen):
         ),
         (
             "median",
-            "Figures are medians of the last 64 steps; beside them are those of the median rank.",
+            "Figures are medians of the last 64 steps; beside them are those of the median rank, of two ranks the other's.",
         ),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.ranks.matrix import RECENT_STEPS, Metric
-from zerotop.analysis.ranks.outliers import RankComparison
+from zerotop.analysis.ranks.outliers import MEETING_METRICS, RankComparison, Skew
 from zerotop.ui.drawing.formatting import MISSING
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
@@ -24,7 +24,7 @@ def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *,
         return fit_height([draw_rule(panel_title("Rank", focused), width, glyphs)], width, height, glyphs)
     matrix = picture.matrix
     host = fit_text(sanitize(matrix.host_names[picture.chosen], glyphs), 16, glyphs, at_words=False)
-    placed = place_columns(_build_columns(glyphs), min(width, _MAX_WIDTH))
+    placed = place_columns(_build_columns(picture, glyphs), min(width, _MAX_WIDTH))
     name: Row = (*panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused), (f" {host}", "muted"))
     if width < 46:
         name = panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused)
@@ -33,12 +33,13 @@ def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *,
     return fit_height(rows, width, height, glyphs)
 
 
-def _build_columns(glyphs: Glyphs) -> list[Column[RankComparison]]:
+def _build_columns(picture: RankPicture, glyphs: Glyphs) -> list[Column[RankComparison]]:
+    usual = "other" if len(picture.matrix.processes) == 2 else "median"
     return [
         Column("", 16, 9, lambda row, _: _draw_name(row, glyphs), grows=True, left=True),
         Column("rank", _FIGURE_WIDTH, 9, lambda row, width: _draw_value(row.own, row, width, "value")),
-        Column("median", _FIGURE_WIDTH, 5, lambda row, width: _draw_value(row.usual, row, width, "text")),
-        Column("diff", 7, 7, lambda row, width: _draw_difference(row, width, glyphs)),
+        Column(usual, _FIGURE_WIDTH, 5, lambda row, width: _draw_value(row.usual, row, width, "text")),
+        Column("diff", 7, 7, lambda row, width: _draw_difference(row, picture.skew, width, glyphs)),
     ]
 
 
@@ -54,7 +55,8 @@ def _draw_value(value: float, row: RankComparison, width: int, style: str) -> Ro
     return ((f"{format_figure(value * factor, largest * factor, width - 4)} {unit:<3}"[:width].rjust(width), style),)
 
 
-def _draw_difference(row: RankComparison, width: int, glyphs: Glyphs) -> Row:
+def _draw_difference(row: RankComparison, skew: Skew | None, width: int, glyphs: Glyphs) -> Row:
+    """Draw the difference in percent; a warning where it is a cause: neither less time nor waiting for another rank."""
     if not row.usual > 0 or row.metric is Metric.WAIT:
         text = glyphs.to_plain(MISSING) if row.is_alike else "more"
     else:
@@ -62,7 +64,9 @@ def _draw_difference(row: RankComparison, width: int, glyphs: Glyphs) -> Row:
         text = f"{abs(share) * 100:.0f} %" if abs(share) < 9.995 else f"{glyphs.times}{row.own / row.usual:.0f}"
         if abs(share) < 9.995:
             text = ("+" if share >= 0 else glyphs.minus) + text if text != "0 %" else "0 %"
-    return ((text.rjust(width), "muted" if row.is_alike else "warn"),)
+    is_effect = row.metric in MEETING_METRICS and skew is not None and skew.is_waited_for
+    is_less = row.own < row.usual and row.metric is not Metric.FREE
+    return ((text.rjust(width), "muted" if row.is_alike else "text" if is_effect or is_less else "warn"),)
 
 
 def _draw_foot(picture: RankPicture, width: int, room: int, glyphs: Glyphs) -> list[Row]:

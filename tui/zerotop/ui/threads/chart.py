@@ -1,4 +1,4 @@
-"""The chart of the threads screen: a rank's cores and busy threads over time."""
+"""The chart of the threads screen: a rank's cores and runnable threads over time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from zerotop.ui.charts import (
     plot_grid,
     plot_line,
     resample_mean,
-    resample_minmax,
 )
 from zerotop.ui.drawing.formatting import format_fixed, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -29,7 +28,8 @@ from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_row
 
 _LETTER = "*"
-_BUSY_STYLE = "series-0"  # of the line of busy threads
+_SHOWN_SHARE = 0.98  # of the runnable threads' columns: a few higher ones do not set the scale
+_RUNNABLE_STYLE = "series-0"  # of the line of runnable threads
 _CORES_STYLE = "load"  # replaced by the phases' colours
 
 
@@ -43,18 +43,19 @@ def draw_chart(
     width: int,
     glyphs: Glyphs,
 ) -> list[Row]:
-    """Draw cores used, in the phases' colours, and the number of busy threads as a line, over a time axis.
+    """Draw cores used, in the phases' colours, and the number of runnable threads as a line, over a time axis.
 
     The chart's ``size`` columns begin at ``left``; the legend stands before them.
     """
     used = _resample_columns(threads, threads.cores_used, size)
-    _, high = resample_minmax(threads.time_s, threads.busy_threads, threads.begin_s, threads.end_s, 2 * size, hold=0.5)
-    highest = max(float(np.nanmax(values, initial=0.0)) for values in (used, high))
+    runnable = _resample_columns(threads, threads.runnable, 2 * size)
+    highest = float(np.nanquantile(np.append(runnable, 0.0), _SHOWN_SHARE))
+    highest = max(highest, float(np.nanmax(used, initial=0.0)))
     canvas = Canvas(size, height - 1, glyphs)
     axis = watched.choose_scale("cores", Quantity.CORES, highest, canvas.height)
     plot_grid(canvas, axis)
     _paint_phases(canvas, used, threads.phases, axis)
-    plot_line(canvas, high, high, _BUSY_STYLE, top=axis.highest, letter=_LETTER)
+    plot_line(canvas, runnable, runnable, _RUNNABLE_STYLE, top=axis.highest, letter=_LETTER)
     marks = choose_time_ticks(threads.begin_s - begin_s, threads.end_s - begin_s, size)
     below = draw_axis([(column, text) for column, text in marks if not text.startswith("-")], size, glyphs)
     left -= AXIS_WIDTH
@@ -87,9 +88,11 @@ def _draw_legend(threads: RankThreads, begin_s: float, width: int, glyphs: Glyph
         ((glyphs.find_sample(style), style), (f" {phase.replace('_', ' ')}", "muted"))
         for phase, style in zip(kinds, styles, strict=True)
     ]
+    mark = glyphs.track if glyphs.smooth else _LETTER
     return [
-        ((f"{glyphs.find_sample('load')} ", "load"), (f"{format_fixed(rank.cores_used, 1, 4)} cores", "text")),
-        ((f"{glyphs.track if glyphs.smooth else _LETTER} ", _BUSY_STYLE), (f"{rank.busy_threads:4d} busy", "text")),
+        ((f"{format_fixed(rank.cores_used, 1, 7)} used", "text"),),
+        ((f"{mark} ", _RUNNABLE_STYLE), (f"{format_fixed(rank.runnable_threads, 1, 5)} runnable", "text")),
+        ((f"{rank.thread_count:7d} threads", "text"),),
         ((f"last {format_rough_time(threads.end_s - max(threads.begin_s, begin_s))}", "muted"),),
         *([()] if named else []),
         *(tuple(row) for row in named if width >= 12),

@@ -1,4 +1,4 @@
-"""The threads screen: a rank's cores and busy threads over time, and below, over the same time, each of its threads."""
+"""The threads screen: a rank's cores and runnable threads over time, and below, over the same time, each of its threads."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _layout_columns(width: int, name: DrawCell, history: DrawCell, *, nodes: int
             Column((), AXIS_WIDTH + (15 if width < 100 else 19 if width < 180 else 27), 9, name, left=True),
             Column((), 8, 9, history, grows=True, left=True),
             Column((("cores", "heading"),), 5, 9, _draw_cores),
-            Column((("wait", "heading"),), 4, 7, _draw_wait),
+            Column((("runnable", "heading"),), 8, 7, _draw_runnable),
             Column((("ran on cores", "heading"),), 12 if width < 110 else 16, 6, _draw_ran_on),
             *([Column((("node", "heading"),), 4, 3, _draw_nodes)] if nodes > 1 else []),
             *([Column((("may run on", "heading"),), 12, 2, _draw_allowed)] if bound else []),
@@ -104,8 +104,10 @@ def _draw_cores(line: TableLine, size: int) -> Row:
     return ((format_fixed(line.item.cores_used, 1, size), "value" if line.item.cores_used else "muted"),)
 
 
-def _draw_wait(line: TableLine, size: int) -> Row:
-    return ((format_fixed(line.item.waiting_cores, 1, size), "warn" if line.item.waiting_cores >= 0.5 else "muted"),)
+def _draw_runnable(line: TableLine, size: int) -> Row:
+    """Draw how many threads ran or waited for a core, on average; NaN where unknown."""
+    item = line.item
+    return ((format_fixed(item.cores_used + item.waiting_cores, 1, size), "warn" if item.waiting_cores >= 0.5 else "muted"),)
 
 
 def _draw_ran_on(line: TableLine, size: int) -> Row:
@@ -207,8 +209,9 @@ def draw_threads(
 def _draw_title(threads: RankThreads, width: int) -> Row:
     rank = threads.rank
     name = f"Rank {rank.rank}" if rank.rank >= 0 else f"Process {rank.pid}"
-    text = f" {format_count(rank.thread_count, 'thread')}, {rank.busy_threads} busy"
-    return (*panel_title(name, False), (text if width >= 60 else "", "title-value"))
+    threads_text = format_count(rank.thread_count, "thread")
+    text = f" {rank.cores_used:.1f} cores used, {rank.runnable_threads:.1f} runnable, {threads_text}"
+    return (*panel_title(name, False), (text if width >= len(text) + 40 else "", "title-value"))
 
 
 def _draw_name(line: TableLine, size: int, glyphs: Glyphs) -> Row:

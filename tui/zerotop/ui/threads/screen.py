@@ -36,14 +36,9 @@ class ThreadsScreen(MonitorScreen):
     HELP = "One rank's threads: which of them run, in which phase, on which cores and NUMA node, and which wait for a core."
     TERMS = (
         (
-            "cores, busy",
-            "CPU time per wall time; and how many threads ran for at least half of the time.\n"
-            "16 busy threads that use 9 cores take turns, or wait for one another.",
-        ),
-        (
-            "wait",
-            "How many threads, on average, were ready to run but had no core.\n"
-            "High values mean more threads than cores: set OMP_NUM_THREADS, or bind ranks to cores.",
+            "cores used, runnable",
+            "Cores in use, and threads that ran or were ready to run but had no core: means over the last second.\n"
+            "More runnable threads than cores used: set OMP_NUM_THREADS, or bind ranks to cores.",
         ),
         (
             "ran on cores, node",
@@ -87,7 +82,7 @@ class ThreadsScreen(MonitorScreen):
                 "ranks": Box(room.x, room.y, _LIST_WIDTH, room.height),
                 "threads": Box(x, room.y, room.width - _LIST_WIDTH - GAP, room.height),
             }
-        above = 1 + min(ranks, max(1, room.height // 4 - 1))
+        above = 1 + min(ranks, max(1, room.height // 3 - 1))
         if room.height < 8:
             return {"threads": room}
         return {

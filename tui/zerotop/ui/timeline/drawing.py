@@ -36,7 +36,7 @@ _PHASE_STYLES = [phase_style(phase) for phase in PHASES]
 
 def legend_width(width: int) -> int:
     """Return the cells for labels left of the charts."""
-    return 17 if width < 110 else 20
+    return 17 if width < 76 else 21
 
 
 def chart_begin(width: int) -> int:
@@ -146,7 +146,12 @@ def _draw_ribbon_label(picture: Picture, rank: int, codes: NDArray[np.int16], wi
     window = picture.timeline.window
     column = picture.cursor // window.column_ns - window.first
     code = int(codes[column]) if 0 <= column < len(codes) else -1
-    phase: Row = ((phase_word(PHASES[code], glyphs), _PHASE_STYLES[code]),) if code >= 0 else ()
+    phase: Row = ()
+    if code >= 0:
+        phase = (
+            (f"{glyphs.find_sample(_PHASE_STYLES[code])} ", _PHASE_STYLES[code]),
+            (phase_word(PHASES[code], glyphs), "text"),
+        )
     style = "value" if rank == picture.subject.rank else "label"
     more = f" +{picture.other_ranks}" if picture.other_ranks and rank == picture.ranks[-1] else ""
     return merge_spans((*align_ends(((f"rank {rank}{more}", style),), phase, chart_begin(width) - 1, glyphs), (" ", "text")))

@@ -14,7 +14,7 @@ TERMS: tuple[tuple[str, str], ...] = (
         "The faint part above is the highest value in the cell, so that spikes stay visible when you zoom out.",
     ),
     (
-        "alloc, reserved, process",
+        "allocated, reserved, process",
         "GPU memory: allocated to live tensors, reserved by PyTorch, and used by the job's processes (from NVML).\n"
         "The bright line is the peak of allocated memory, exact to the byte even between two samples.",
     ),
@@ -24,8 +24,8 @@ TERMS: tuple[tuple[str, str], ...] = (
         "and used by all processes on the host.",
     ),
     (
-        "PCIe ↑ ↓",
-        "Bytes per second to the host (↑, offloaded gradients) and from it (↓, updated parameters), averaged between\n"
+        "PCIe D2H, H2D",
+        "Bytes per second from device to host (D2H, gradients) and back (H2D, updated parameters), averaged between\n"
         "two samples of the GPU's counters, which are up to half a second apart.",
     ),
     (

@@ -33,12 +33,12 @@ _FRESH_NS = 3_000_000_000
 # (names, label, swatch style) of each value; the first label is followed by the unit.
 _LEGENDS: dict[str, tuple[tuple[tuple[str, ...], str, str], ...]] = {
     "memory": (
-        (("allocated",), "alloc", "memory-allocated"),
+        (("allocated",), "allocated", "memory-allocated"),
         (("reserved",), "reserved", "memory-reserved"),
         (("process", "device"), "process", "memory-other"),
         (("peak",), "peak", "peak"),
     ),
-    "pcie": ((("sent",), "PCIe ↑", "series-2"), (("received",), "PCIe ↓", "series-1")),
+    "pcie": ((("sent",), "PCIe D2H", "series-2"), (("received",), "PCIe H2D", "series-1")),
     "iteration": ((("iteration",), "iteration", ""),),
     "power": ((("power",), "power", ""),),
 }
@@ -69,7 +69,9 @@ def draw_legend(name: str, picture: Picture, axis: Scale, height: int, width: in
     for number, (names, label, style) in enumerate(entries[:height]):
         unit = f" {axis.unit}" if number == 0 and axis.unit not in label else ""
         if len(label + unit) + bool(style) > room:
-            label = label.replace("iteration", "iter").replace(" ", "")[: room - len(unit) - bool(style)]
+            label = (
+                label.replace("iteration", "iter").replace("PCIe ", "").replace(" ", "")[: room - len(unit) - bool(style)]
+            )
         value = find_cursor_value(picture, names) * (100 if name == "utilization" else axis.factor)
         text = glyphs.to_plain(format_fixed(value, choose_decimals(value) if is_known(value) else 0, _VALUE_WIDTH))
         left: Row = (((find_swatch(style, glyphs), style),) if style else ()) + ((glyphs.to_plain(label) + unit, "label"),)
@@ -94,7 +96,7 @@ def _build_entries(name: str, picture: Picture) -> list[tuple[tuple[str, ...], s
             return [(("all_cores",), "cores", "load-others"), (("cores",), own, "load")]
         return [(("cores", "host_cores"), "CPU cores", "load")]
     if name == "host memory":
-        entries = [(("rss",), own if several else "RSS", "memory-allocated")]
+        entries = [(("rss",), f"RAM {own}" if several else "RSS", "memory-allocated")]
         entries += [(("all_rss",), "all ranks", "memory-reserved")] if several else []
         return [*entries, (("host_memory",), "host", "memory-other" if is_host_on_scale(picture) else "")]
     return [entry for entry in _LEGENDS[name] if any(picture.find_values(value) is not None for value in entry[0])]
@@ -133,9 +135,15 @@ def _draw_colours(picture: Picture, glyphs: Glyphs) -> list[tuple[int, Row]]:
         seconds_by_style[style] = seconds_by_style.get(style, 0.0) + float(seconds[code])
     order = sorted(seconds_by_style, key=lambda style: -seconds_by_style[style])
     return [
-        (20 - order.index(style), ((find_swatch(style, glyphs), style), (f" {style.removeprefix('phase-')}", "muted")))
+        (20 - order.index(style), ((find_swatch(style, glyphs), style), (f" {_name_style(style)}", "muted")))
         for style in seconds_by_style
     ]
+
+
+def _name_style(style: str) -> str:
+    """Return the word for a phase's colour."""
+    name = style.removeprefix("phase-")
+    return "outside" if name == "other" else name
 
 
 def _draw_figures(picture: Picture, summary: RangeSummary, glyphs: Glyphs) -> list[tuple[int, Row]]:
@@ -173,11 +181,11 @@ def _choose_figures(longest_s: float) -> tuple[tuple[int, str, str, float, str],
     return (
         (88, "utilization", "GPU", 100, " %"),
         (86, "all_cores", "cores", 1, ""),
-        (84, "allocated", "alloc", *memory),
+        (84, "allocated", "allocated", *memory),
         (56, "process", "process", *memory),
         (54, "iteration", "iteration", time_factor, f" {time_unit}"),
-        (45, "sent", "PCIe ↑", 1e-9, " GB/s"),
-        (43, "received", "↓", 1e-9, " GB/s"),
+        (45, "sent", "PCIe D2H", 1e-9, " GB/s"),
+        (43, "received", "H2D", 1e-9, " GB/s"),
         (40, "power", "power", 1, " W"),
         (60, "rss", "RSS", *memory),
         (30, "host_memory", "host", *memory),

@@ -1,0 +1,42 @@
+"""Processes, their threads and the host are averaged over the same second."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerotop import demo
+from zerotop.analysis.processes.recent_means import WINDOW_NS, find_window
+from zerotop.analysis.ranks.threads import ThreadTable
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.reader import Session
+
+
+@pytest.fixture(scope="module")
+def source() -> RecordingSource:
+    return RecordingSource(Session.open(demo.RECORDING_PATH))
+
+
+@pytest.mark.parametrize("step", [11, 12, 13])
+@pytest.mark.parametrize("after_s", [0.0, 0.7, 1.3])
+def test_the_ranks_of_a_host_add_up_to_it(source: RecordingSource, step: int, after_s: float) -> None:
+    end_ns = source.find_step_end(step)
+    assert end_ns is not None
+    view = source.view_at(end_ns + int(after_s * 1e9))
+    of_ranks = sum(rank.cores_used for rank in view.ranks)
+    assert of_ranks == pytest.approx(view.hosts[0].cores_used, rel=0.15, abs=2)
+    table = ThreadTable(source.session)
+    for rank in view.ranks:
+        threads = table.threads_at(rank, view.cursor_ns, 20, 500_000_000)
+        assert sum(group.cores_used for group in threads.groups) <= rank.cores_used * 1.1 + 0.1
+        assert rank.cores_used <= rank.runnable_threads <= rank.thread_count
+
+
+def test_the_window_ends_with_the_host_s_sample(source: RecordingSource) -> None:
+    session = source.session
+    (host,) = session.sources["hosts"]
+    tick_ns = int(host.array["time_ns"][40]) + host.offset_ns
+    begin_ns, end_ns = find_window(session, host.host, tick_ns + 300_000_000)
+    assert end_ns == tick_ns
+    assert len(host.between(begin_ns, end_ns)) == 2
+    assert tick_ns - WINDOW_NS < begin_ns < tick_ns - 0.9 * WINDOW_NS
+    assert find_window(session, "another", tick_ns + 7).end_ns == tick_ns + 7
