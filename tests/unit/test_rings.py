@@ -94,9 +94,8 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def read_numbers(folder: Path) -> list[int]:
-    (source,) = Session.open(folder).sources["probe"]
-    numbers: list[int] = source.array["cost_ns"].tolist()
-    return numbers
+    sources = Session.open(folder).sources["probe"]  # none before the header is written
+    return [number for source in sources for number in source.array["cost_ns"].tolist()]
 
 
 def read_events(folder: Path) -> list[int]:

@@ -131,8 +131,8 @@ class Recorder:
         """Record the end of a phase, and of phases that an exception left open inside it."""
         stack = self.stack
         if span in stack:
-            if stack[-1] is not span:
-                self._end_inner_spans(span, time_ns, flags)
+            while stack[-1] is not span:
+                self.end_span(stack[-1], time_ns, flags)
             if span.samples_device and self.device is not None:
                 self.device.end_span(time_ns, span)
             stack.pop()
@@ -145,10 +145,6 @@ class Recorder:
             self._unwritten.append(span)
             if not span.is_quick or span.flags & BOUNDARY or len(self._unwritten) > _MOST_UNWRITTEN:
                 self.write_spans()
-
-    def _end_inner_spans(self, span: Span, time_ns: int, flags: int) -> None:
-        while self.stack[-1] is not span:
-            self.end_span(self.stack[-1], time_ns, flags)
 
     def write_span(self, span: Span, end_ns: int) -> None:
         """Record a whole span that is not, or no longer, on the stack."""
@@ -164,7 +160,10 @@ class Recorder:
             flags = span.flags
             ends_step = flags & BOUNDARY and not span.engine
             if ends_step:
-                flags |= self._choose_step_flags()
+                if self._lost_spans != self._lost_at_step:
+                    flags |= INCOMPLETE
+                if self.device is not None and not self.device.is_full:
+                    flags |= LIGHT
             elif span.phase in _PAUSES:
                 self._budget.wish_detail()
             self._meter.boundaries += 1 + (span.is_quick and not span.is_brief)
@@ -192,10 +191,6 @@ class Recorder:
             else:
                 self._lost_spans = lost
                 self._note_loss(span.end_ns, span.step)
-
-    def _choose_step_flags(self) -> int:
-        incomplete = INCOMPLETE if self._lost_spans != self._lost_at_step else 0
-        return incomplete | (LIGHT if self.device is not None and not self.device.is_full else 0)
 
     def _note_loss(self, time_ns: int, step: int) -> None:
         if self.is_open and not self._is_losing_spans and self._loss_events < _MOST_LOSS_EVENTS:
@@ -230,12 +225,11 @@ class Recorder:
                 self._budget.end_step(time_ns, self._meter.total_ns)
                 device.is_full = self._budget.is_full
         self.is_quick = self._ring is not None and (device is None or not device.is_full)
-        self.write_cost(time_ns)
+        if time_ns - self._last_cost_ns >= _COST_EVERY_NS:
+            self.write_cost(time_ns)
 
-    def write_cost(self, time_ns: int, *, at_once: bool = False) -> None:
-        """Record the probe's cost so far, at most every 200 ms unless ``at_once``."""
-        if time_ns - self._last_cost_ns < _COST_EVERY_NS and not at_once:
-            return
+    def write_cost(self, time_ns: int) -> None:
+        """Record the probe's cost so far."""
         self._last_cost_ns = time_ns
         meter = self._meter
         self._cost_writer.write(

@@ -12,7 +12,6 @@ from threading import get_ident
 from typing import Any
 
 from zerotop_probe.inside import batch_shape
-from zerotop_probe.inside.engines import LoopState
 from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_function, wrap_method
 from zerotop_probe.inside.hooks.dataloader import DataLoaderHooks
 from zerotop_probe.inside.hooks.loops.checkpoints import CheckpointHooks
@@ -125,7 +124,9 @@ class LoopHooks:
             and self._is_grad_enabled()
             and get_ident() == self._probe.training_thread
         ):
-            return self._begin_quick_forward(recorder, state, time_ns, module, args, kwargs)
+            span = recorder.begin_quick(time_ns, _FORWARD, state)
+            self._note_forward(recorder, span, module, args, kwargs)
+            return span
         gradients = self._is_grad_enabled()
         trains = gradients and (_is_training(module) or self._trains_in_eval_mode)
         recorder = self._loop.find_recorder(adopt=trains and bool(self._loop.list_optimizers()))
@@ -157,10 +158,7 @@ class LoopHooks:
         self._unproven_forward = gradients and not trains and self._loop.owns_parameters(module)
         return span
 
-    def _begin_quick_forward(
-        self, recorder: Recorder, state: LoopState, time_ns: int, module: Any, args: Any, kwargs: Any
-    ) -> Span:
-        span = recorder.begin_quick(time_ns, _FORWARD, state)
+    def _note_forward(self, recorder: Recorder, span: Span, module: Any, args: Any, kwargs: Any) -> None:
         self._forwards += 1
         self._unproven_forward = False
         roots = self._loop.finder.roots
@@ -171,7 +169,6 @@ class LoopHooks:
             self._first_root = number
             span.rows, span.sequence, span.tokens = batch_shape.measure_batch(args, kwargs)
             recorder.last_forward = span
-        return span
 
     def _evaluates(self, module: Any) -> bool:
         """Return whether a forward without training is an evaluation, not a teacher's or a reference model's."""

@@ -60,6 +60,7 @@ class OptimizerStepHooks:
         # (step, loss scale before) of a skipped step whose scaler is not updated yet.
         self._overflow: tuple[int, float | None] | None = None
         self.stepped_in_backward = False
+        # The optimizer that was the only one when its step was counted last, its number, and how many there had been.
         self._only: Callable[[], Any] = lambda: None
         self._only_number = self._known_optimizers = 0
         self._meter = self._probe.meter
@@ -190,22 +191,18 @@ class OptimizerStepHooks:
 
     def _finish_step(self, recorder: Recorder, span: Span, optimizer: Any, time_ns: int, flags: int) -> None:
         """Record a whole step; ``flags`` is SKIPPED if nothing was updated."""
-        ends_iteration = self._count_step(optimizer)
+        # Nearly all loops have one optimizer.
+        is_only = self._only() is optimizer and self._known_optimizers == self._loop.optimizer_count
+        ends_iteration = (
+            self._rule.finish_step(self._only_number, self._loop.backward_total) if is_only else self._count_step(optimizer)
+        )
         recorder.end_span(span, time_ns, flags | (BOUNDARY if ends_iteration else 0))
         if ends_iteration:
             self._loop.finish_iteration(recorder, span, time_ns)
-        if self._is_only_optimizer(optimizer):
-            return
-        if self._rule.counting != self._reported_counting and len(self._loop.list_optimizers()) > 1:
+        if not is_only and self._rule.counting != self._reported_counting and len(self._loop.list_optimizers()) > 1:
             self.record_optimizers()
 
-    def _is_only_optimizer(self, optimizer: Any) -> bool:
-        """Whether this was the only one when its steps were counted last, and no other has been made since."""
-        return self._only() is optimizer and self._known_optimizers == self._loop.optimizer_count
-
     def _count_step(self, optimizer: Any) -> bool:
-        if self._is_only_optimizer(optimizer):
-            return self._rule.finish_step(self._only_number, self._loop.backward_total)
         number = self._loop.find_number(optimizer)
         alive = self._loop.list_optimizers()
         if len(alive) == 1:
