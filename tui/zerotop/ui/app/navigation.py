@@ -11,6 +11,9 @@ from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.dialogs.go_to_dialog import Destination, GoToDialog
 from zerotop.ui.live.panels import Output
 
+_SCREENS_OF_FINDINGS = {"hung_ranks": "ranks"}
+"""Screens that show what a finding is about."""
+
 
 class NavigationApp(Monitor):
     """A monitor with the keys to move through its recording."""
@@ -72,7 +75,10 @@ class NavigationApp(Monitor):
     def _go_to_place(self, place: Destination | None) -> None:
         if place is not None:
             kind, number = place
-            (self.viewer.go_to_step if kind == "step" else self.viewer.go_to_seconds)(number)
+            if kind == "end":
+                self.viewer.follow_end()
+            else:
+                (self.viewer.go_to_step if kind == "step" else self.viewer.go_to_seconds)(number)
             self.draw_frame()
 
     def action_finding(self, direction: int) -> None:
@@ -88,6 +94,8 @@ class NavigationApp(Monitor):
     def _go_to_finding(self, finding: Annotation | None) -> None:
         if finding is not None:
             self.viewer.go_to_finding(finding)
+            if (name := _SCREENS_OF_FINDINGS.get(finding.name)) is not None:
+                self.action_switch(name)
             self.draw_frame()
 
     def on_transport_scrubbed(self, event: Transport.Scrubbed) -> None:

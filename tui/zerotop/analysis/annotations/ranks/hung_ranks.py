@@ -30,8 +30,8 @@ _KIND = FindingKind(
 _SEEN = _KIND.with_changes(
     confidence=0.9,
     headline="Standing still for {silent_s:seconds}: {odd}",
-    details="{groups} No phase has begun or ended on {count:count rank}; iterations take {iteration_s:seconds}.",
-    advice="{advice} The Ranks screen has all stacks (S).",
+    details="[{groups} ]No phase has begun or ended on {count:count rank}; iterations take {iteration_s:seconds}.",
+    advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
 )
 # So many times the longest of the last iterations, and at least so many seconds: where the stacks of all ranks show that
@@ -177,7 +177,7 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
         {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s},
         ranks=list(odd.ranks) if odd is not None else None,
         odd=describe_odd(standstill),
-        groups=" ".join(f"{describe_group(one)}." for one in standstill.groups),
+        groups=" ".join(f"{describe_group(one)}." for one in standstill.groups if one is not odd) or None,
         count=len(group.processes),
         advice=advise(standstill),
         line=line or None,
