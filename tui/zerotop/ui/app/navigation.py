@@ -75,7 +75,10 @@ class NavigationApp(Monitor):
     def _go_to_place(self, place: Destination | None) -> None:
         if place is not None:
             kind, number = place
-            (self.viewer.go_to_step if kind == "step" else self.viewer.go_to_seconds)(number)
+            if kind == "end":
+                self.viewer.follow_end()
+            else:
+                (self.viewer.go_to_step if kind == "step" else self.viewer.go_to_seconds)(number)
             self.draw_frame()
 
     def action_finding(self, direction: int) -> None:
