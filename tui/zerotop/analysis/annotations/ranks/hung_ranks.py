@@ -10,7 +10,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, Samples
 from zerotop.analysis.hangs.reader import StandstillReader
-from zerotop.analysis.hangs.sentences import advise, describe_group, describe_odd
+from zerotop.analysis.hangs.sentences import advise, describe_collectives, describe_group, describe_odd
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 from zerotop.analysis.hangs.waits import LONG_WORK
 from zerotop_probe.recording.tables import PHASES
@@ -30,7 +30,9 @@ _KIND = FindingKind(
 _SEEN = _KIND.with_changes(
     confidence=0.9,
     headline="Standing still for {silent_s:seconds}: {odd}",
-    details="[{groups} ]No phase has begun or ended on {count:count rank}; iterations take {iteration_s:seconds}.",
+    details=(
+        "[{groups} ][{collectives} ]No phase has begun or ended on {count:count rank}; iterations take {iteration_s:seconds}."
+    ),
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
 )
@@ -178,6 +180,7 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
         ranks=list(odd.ranks) if odd is not None else None,
         odd=describe_odd(standstill),
         groups=" ".join(f"{describe_group(one)}." for one in standstill.groups if one is not odd) or None,
+        collectives=describe_collectives(standstill) or None,
         count=len(group.processes),
         advice=advise(standstill),
         line=line or None,
