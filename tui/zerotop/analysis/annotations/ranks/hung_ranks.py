@@ -31,7 +31,8 @@ _SEEN = _KIND.with_changes(
     confidence=0.9,
     headline="Standing still for {silent_s:seconds}: {odd}",
     details=(
-        "[{groups} ][{collectives} ]No phase has begun or ended on {count:count rank}; iterations take {iteration_s:seconds}."
+        "[{groups} ][{collectives} ]No phase has begun or ended on {count:count rank}; iterations take"
+        " {iteration_s:seconds}."
     ),
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
