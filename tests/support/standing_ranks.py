@@ -61,7 +61,7 @@ def make_facts(stand: Stand) -> dict[str, Any]:
     helper = {"count": 1, "call": "acquire", "thread": "Thread-1", "frames": [0]}
     times = {"begin_ns": int(SILENT_S * S), "end_ns": int(SILENT_S * S), "step": STEPS, "samples": 1}
     name = next((frame["function"] for frame in frames if frame["file"] == WAITING[0][0]), "")
-    collectives = [{"group": "0", "called": stand.called, "waits_for": stand.called, "name": name}]
+    collectives = [{"group": "0", "called": stand.called, "waits_for": stand.called if name else -1, "name": name}]
     facts = {"where": "between phases", "why": "silent", "frames": frames, "stacks": [helper, stack], **times}
     return facts | ({"collectives": collectives} if stand.called is not None else {})
 

@@ -66,6 +66,13 @@ def test_of_different_collectives_the_fewest_ranks_are_wrong(tmp_path: Path) -> 
     assert "same order" in hung.advice
 
 
+def test_a_gpu_that_computes_while_others_wait_is_no_hang(tmp_path: Path) -> None:
+    """As one rank's own evaluation. With a collective of its own that has not ended the rank would wait, too."""
+    item = Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item", called=60)
+    session = write_standing(tmp_path, {0: ALL_REDUCE._replace(called=61), 1: item})
+    assert find_hung(session, 60) == []
+
+
 def test_of_two_ranks_in_different_collectives_none_is_called_wrong(tmp_path: Path) -> None:
     stands = {0: BARRIER._replace(called=61), 1: ALL_REDUCE._replace(called=61)}
     (hung,) = find_hung(write_standing(tmp_path, stands), 60)

@@ -49,6 +49,7 @@ class Collectives(NamedTuple):
     group: str
     called: int  # collectives so far
     name: str  # function of the first that has not ended; "" without one
+    is_pending: bool  # whether there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,9 @@ def _build_stacks(event: Event, process: RankProcess) -> RankStacks:
 def _parse_collectives(event: Event) -> Iterator[Collectives]:
     for facts in event.facts.get("collectives") or ():
         if isinstance(called := facts.get("called"), int):
-            yield Collectives(str(facts.get("group") or ""), called, str(facts.get("name") or ""))
+            first = facts.get("waits_for")
+            is_pending = isinstance(first, int) and first >= 0
+            yield Collectives(str(facts.get("group") or ""), called, str(facts.get("name") or ""), is_pending)
 
 
 def _parse_threads(event: Event) -> list[ThreadStack]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from zerotop.analysis.failures.rank_ends import RankEnd
 from zerotop.analysis.hangs.stacks import Collectives, Frame, RankStacks
-from zerotop.analysis.hangs.waits import FOR_OTHERS, Wait, find_wait
+from zerotop.analysis.hangs.waits import FOR_OTHERS, Wait, WaitKind, find_wait
 from zerotop.analysis.processes.alive_ranks import RankProcess
 
 
@@ -29,8 +29,14 @@ class StackGroup:
 
     @property
     def awaits_others(self) -> bool:
-        """Whether other ranks keep them waiting."""
-        return self.wait is not None and self.wait.kind in FOR_OTHERS
+        """Whether other ranks keep them waiting: they have arrived.
+
+        A GPU with no collective left to do computes.
+        """
+        if self.wait is None or self.wait.kind not in FOR_OTHERS:
+            return False
+        called = [one for stacks in self.stacks for one in stacks.collectives]
+        return self.wait.kind is not WaitKind.DEVICE or not called or any(one.is_pending for one in called)
 
     @property
     def place(self) -> str:
