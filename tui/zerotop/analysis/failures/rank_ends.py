@@ -105,8 +105,10 @@ def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> li
 
     ``sources``: a table that each of its processes writes.
     """
-    printed = read_printed_ends(session, cursor_ns)
     exits = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
+    if all(exits.find_exit(source) is None for source in sources):
+        return []
+    printed = read_printed_ends(session, cursor_ns)
     job_end = next(iter(session.events_named("job_ended", cursor_ns)[-1:]), None)
     failed: list[tuple[bool, bool, int, RankEnd]] = []
     for source in sources:
