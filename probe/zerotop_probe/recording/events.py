@@ -313,6 +313,18 @@ STACKS = _declare(
     Field("begin_ns", int, "begin of the first phase or gap that was sampled, CLOCK_MONOTONIC", required=True),
     Field("end_ns", int, "the last sample, CLOCK_MONOTONIC", required=True),
     Field("samples", int, "samples of the training thread, at unequal distances"),
+    Field(
+        "collectives",
+        [
+            (
+                Field("group", str, "name of the process group"),
+                Field("called", int, "collectives that this rank has called in it"),
+                Field("waits_for", int, "number of the first of them that has not ended; -1 without one"),
+                Field("name", str, "its function"),
+            )
+        ],
+        "of a silent rank: what PyTorch's flight recorder says, the group that was used last first",
+    ),
     *_STACK_FIELDS,
 )
 
