@@ -36,7 +36,7 @@ class LiveScreen(MonitorScreen):
     def build_panels(self) -> Iterable[FrameWidget]:
         yield panels.ViewPanel(self.glyphs, draw_memory, id="memory")
         yield panels.Iteration(self.glyphs, id="iteration")
-        yield panels.ViewPanel(self.glyphs, draw_cpu, id="cpu")
+        yield panels.RankPanel(self.glyphs, draw_cpu, id="cpu")
         yield panels.ViewPanel(self.glyphs, draw_gpu, id="gpu")
         yield panels.Output(self.glyphs, id="output")
 
