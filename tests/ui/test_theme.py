@@ -12,13 +12,30 @@ from rich.color import Color, ColorSystem
 from textual.theme import Theme
 
 from fake_source import FakeSource, offload_story
+from recordings import recording
+from settling import until
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.frame_widget import FrameWidget
+from zerotop.ui.base.tabs import TABS
 from zerotop.ui.drawing.theme import DARK, LIGHT, STYLES
+
+
+@pytest.fixture(scope="module")
+def story() -> RecordingSource:
+    source = RecordingSource(recording("story"))
+    while source.search_findings().is_behind:
+        pass
+    return source
+
 
 STACKED = ("phase-data", "phase-forward", "phase-backward", "phase-step", "phase-other")
 SERIES = tuple(f"series-{number}" for number in range(6))
 HEAT = tuple(f"heat-{level}" for level in range(10))
 MEMORY = ("memory-allocated", "memory-reserved", "memory-other", "free")
+PHASES = tuple(name for name in DARK.variables if name.startswith("phase-"))
+PARTS = (*(name for name in DARK.variables if name.startswith("memory-")), "free")
+LOADS = ("load", "load-others", "free")
 
 
 def luminance(color: str) -> float:
@@ -34,10 +51,30 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
-@pytest.mark.parametrize("palette", [STACKED, MEMORY, SERIES], ids=["phases", "memory", "series"])
+@pytest.mark.parametrize("palette", [PHASES, PARTS, LOADS, SERIES], ids=["phases", "memory", "cores", "series"])
 def test_palettes_stay_different_in_16_colours(theme: Theme, palette: tuple[str, ...]) -> None:
     shown = [Color.parse(theme.variables[name]).downgrade(ColorSystem.STANDARD).number for name in palette]
     assert len(set(shown)) == len(palette), dict(zip(palette, shown, strict=True))
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
+@pytest.mark.parametrize("palette", [PHASES, PARTS, LOADS, SERIES], ids=["phases", "memory", "cores", "series"])
+def test_any_two_colours_of_a_palette_differ(theme: Theme, palette: tuple[str, ...]) -> None:
+    for one, other in combinations(palette, 2):
+        check_difference(theme, one, other)
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
+def test_neighbours_on_a_heat_map_differ(theme: Theme) -> None:
+    for one, other in pairwise(HEAT):
+        check_difference(theme, one, other)
+
+
+def check_difference(theme: Theme, one: str, other: str) -> None:
+    """Check that two colours differ by 10 (CIE76), for the colour-blind too."""
+    for eyes in (None, PROTANOPE, DEUTERANOPE):
+        difference = math.dist(*(convert_to_lab(theme.variables[name], eyes) for name in (one, other)))
+        assert difference >= 10, (one, other, difference, eyes)
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
@@ -77,18 +114,38 @@ def test_text_can_be_read(theme: Theme) -> None:
     for ground in (theme.background, theme.panel):
         assert contrast(theme.foreground, ground) >= 7
         assert contrast(theme.accent, ground) >= 7
-        assert contrast(theme.variables["muted"], ground) >= 4
+        assert contrast(theme.variables["muted"], ground) >= 4.5
     assert contrast(theme.error, theme.background) >= 4.5
     assert contrast(theme.warning, theme.background) >= 4.5
 
 
-def lightness_and_hue(color: str, eyes: tuple[tuple[float, ...], ...] | None = None) -> tuple[float, float, float]:
-    """A colour in Oklab, in which equal distances look equally far (Ottosson, 2020), to these eyes."""
+def see(color: str, eyes: tuple[tuple[float, ...], ...] | None) -> list[float]:
+    """Linear red, green and blue of a colour, 0 to 1, as these eyes see it."""
     channels = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     seen = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
-    if eyes is not None:
-        seen = [min(1.0, max(0.0, sum(share * value for share, value in zip(row, seen, strict=True)))) for row in eyes]
-    red, green, blue = seen
+    if eyes is None:
+        return seen
+    return [min(1.0, max(0.0, sum(share * value for share, value in zip(row, seen, strict=True)))) for row in eyes]
+
+
+def convert_to_lab(color: str, eyes: tuple[tuple[float, ...], ...] | None) -> tuple[float, float, float]:
+    """A colour in CIELAB (D65), in which CIE76 measures distances, to these eyes."""
+    red, green, blue = see(color, eyes)
+    x, y, z = (
+        value / white
+        for value, white in (
+            (0.4124564 * red + 0.3575761 * green + 0.1804375 * blue, 0.95047),
+            (0.2126729 * red + 0.7151522 * green + 0.0721750 * blue, 1.0),
+            (0.0193339 * red + 0.1191920 * green + 0.9503041 * blue, 1.08883),
+        )
+    )
+    x, y, z = (value ** (1 / 3) if value > 216 / 24389 else (24389 / 27 * value + 16) / 116 for value in (x, y, z))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def lightness_and_hue(color: str, eyes: tuple[tuple[float, ...], ...] | None = None) -> tuple[float, float, float]:
+    """A colour in Oklab, in which equal distances look equally far (Ottosson, 2020), to these eyes."""
+    red, green, blue = see(color, eyes)
     long = (0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue) ** (1 / 3)
     middle = (0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue) ** (1 / 3)
     short = (0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue) ** (1 / 3)
@@ -133,6 +190,48 @@ def test_both_themes_name_the_same_colours() -> None:
 def test_every_style_has_a_rule() -> None:
     rules = (files("zerotop.ui.app") / "app.tcss").read_text()
     assert {f"drawn--{name}" for name in STYLES} == set(re.findall(r"> \.(drawn--[\w-]+) \{", rules))
+
+
+WORD = re.compile(r"[A-Za-z0-9]{2,}")
+
+
+@pytest.mark.parametrize("key", ["", "a", "question_mark"], ids=["screen", "findings", "help"])
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
+async def test_every_word_can_be_read(story: RecordingSource, theme: Theme, key: str) -> None:
+    """Words on all screens have a contrast of at least 4.5 to what is behind them."""
+    app = ZerotopApp(story, title="story", clock=lambda: 1000.0)
+    checked = 0
+    async with app.run_test(size=(160, 45)) as pilot:
+        await until(pilot, lambda: len(story.findings_at(None)) > 0)
+        app.theme = theme.name
+        for tab in TABS:
+            app.action_switch(tab.name)
+            app.viewer.go_to_step(12)
+            app.draw_frame()
+            await until(pilot, lambda: has_drawn(app))
+            if key:
+                await pilot.press(key)
+                await until(pilot, lambda: app.screen.is_modal)
+            place = app.screen.query_one("#box").region if key else app.screen.region
+            for strip in app.screen._compositor.render_strips()[place.y : place.bottom]:
+                for text, style, _ in strip.crop(place.x, place.right):
+                    if WORD.search(text):
+                        assert style is not None
+                        assert style.color is not None
+                        assert style.bgcolor is not None
+                        colors = [color.get_truecolor().hex for color in (style.color, style.bgcolor)]
+                        assert contrast(*colors) >= 4.5, (tab.name, text, colors)
+                        checked += 1
+            if key:
+                await pilot.press("escape")
+                await until(pilot, lambda: not app.screen.is_modal)
+    assert checked > 100
+
+
+def has_drawn(app: ZerotopApp) -> bool:
+    """Whether all panels of the shown screen have their text."""
+    panels = [panel for panel in app.screen.query(FrameWidget) if panel.region.area]
+    return len(panels) > 4 and all(panel.plain_text() for panel in panels)
 
 
 async def test_no_screen_has_an_emoji() -> None:

@@ -10,7 +10,6 @@ import pytest
 import recordings
 from memory_recording import OOM, Recording, gib, usual
 from small_recording import BEGIN_NS, S, identity, span
-from zerotop.analysis.failures.crashes import find_last_words
 from zerotop.analysis.failures.diagnosis import FailureFinder, find_failure
 from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, describe_place
 from zerotop.analysis.processes.process_exits import ProcessExit
@@ -112,18 +111,24 @@ def test_a_job_that_somebody_stopped_did_not_die(tmp_path: Path) -> None:
     assert told(recording) is None
 
 
+def _traceback(prefix: str, error: str) -> str:
+    lines = ("Traceback (most recent call last):", '  File "/home/me/train.py", line 71, in save', "    write()", error)
+    return "".join(f"{prefix}{line}\n" for line in lines)
+
+
 def test_a_job_that_failed_by_itself(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.write(tables.SPANS, identity(1), [span(30, 31, "forward", 2, FAILED)], born=1)
     recording.print(
-        31, "[rank1]: Traceback\n[rank1]: ValueError: a shape\n[rank0]: torch.distributed.DistBackendError: gone\n"
+        31,
+        _traceback("[rank1]: ", "ValueError: a shape") + _traceback("[rank0]: ", "torch.distributed.DistBackendError: gone"),
     )
     for rank in (0, 1):
         recording.event(identity(rank), 31.5, events.GOODBYE)
     end(recording, 32)
     found = must(recording)
     assert (found.kind, found.rank, found.what) == (ERROR, 1, "Rank 1 failed in forward of step 2.")
-    assert found.why == "ValueError: a shape."
+    assert found.why == "ValueError: a shape, at train.py:71 in save."
     assert found.advice == "Its output has the traceback."
 
 
@@ -133,13 +138,6 @@ def test_a_job_that_failed_before_any_rank_was_there(tmp_path: Path) -> None:
     found = must(recording)
     assert (found.what, found.rank) == ("The job failed with exit code 1.", None)
     assert found.why == "Its output names no exception."
-
-
-def test_the_last_words() -> None:
-    output = "x\nTraceback (most recent call last):\n  File\nModuleNotFoundError: No module named 'x'\nmore\n"
-    assert find_last_words(output, None) == "ModuleNotFoundError: No module named 'x'"
-    assert find_last_words("loss: 1\nnote: an Error is not meant\n", None) == ""
-    assert find_last_words("KeyboardInterrupt\n", 0) == "KeyboardInterrupt"
 
 
 @pytest.mark.parametrize(

@@ -117,13 +117,14 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "zerotop run deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
         usage="%(prog)s [-h] [--session DIR] [--max-size SIZE] [--headless] [--redact-output] [--no-phase-peaks]"
-        " [--budget PERCENT] [--report FILE] [--price-per-hour PRICE] [--] COMMAND ...",
+        " [--no-stacks] [--budget PERCENT] [--report FILE] [--price-per-hour PRICE] [--] COMMAND ...",
     )
     run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
     _add_max_size(run)
     run.add_argument("--headless", action="store_true", help="without the screen; pass output and signals through")
     run.add_argument("--redact-output", action="store_true", help="replace secrets in the recorded output, too")
     run.add_argument("--no-phase-peaks", action="store_true", help="do not reset the peak counters of PyTorch's allocator")
+    _add_no_stacks(run)
     run.add_argument(
         "--budget",
         type=parse_percent,
@@ -138,6 +139,12 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
 def _add_max_size(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--max-size", type=parse_max_size, metavar="SIZE", help="largest size of the recording, such as 500MB or 10GB [2GB]"
+    )
+
+
+def _add_no_stacks(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--no-stacks", action="store_true", help="do not sample Python stacks while a rank is slow or silent"
     )
 
 
@@ -207,6 +214,7 @@ def _add_attach(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     attach.add_argument("--json", action="store_true", help="print the list of jobs as JSON for programs")
     attach.add_argument("--session", dest="folder", metavar="DIR", help=_SESSION_DIR_HELP)
     _add_max_size(attach)
+    _add_no_stacks(attach)
     _add_host_options(attach, "other nodes too: HOST,HOST or @HOSTFILE, or the word job for the nodes of its launcher")
     attach.add_argument("--there", metavar="REQUEST", help=argparse.SUPPRESS)
     detach = _add_command(commands, "detach", "remove the probe, stop recording", "zerotop detach 4711")

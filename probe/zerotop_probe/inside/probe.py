@@ -21,6 +21,8 @@ from zerotop_probe.inside.evaluation_detector import EvaluationDetector
 from zerotop_probe.inside.guard import CostMeter, Guard, now, remove_hooks
 from zerotop_probe.inside.oom_recorder import OomRecorder
 from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.stacks import stack_sampler
+from zerotop_probe.inside.ticker import Ticker
 from zerotop_probe.inside.training_library import TrainingLibrary
 from zerotop_probe.recording import directory, events, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE
@@ -49,6 +51,8 @@ class Probe:
         self.leaving = False
         self._session = ""
         self._identity: Identity | None = None
+        self._stack_sampler: stack_sampler.StackSampler | None = None
+        self._stack_ticker: Ticker | None = None
         os.register_at_fork(after_in_child=self._reset_child)
         atexit.register(self._on_exit)
 
@@ -71,7 +75,22 @@ class Probe:
         self.evaluation = EvaluationDetector(recorder)
         self.recorder = recorder
         recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software())
+        Guard(stack_sampler.NAME, self.meter).run_once(self._sample_stacks, recorder)
         return True
+
+    def _sample_stacks(self, recorder: Recorder) -> None:
+        if directory.read_session_info(self._session).get(directory.STACKS_SETTING) is not False:
+            self._stack_sampler = stack_sampler.StackSampler(recorder, lambda: self.training_thread, self.meter)
+            self._stack_ticker = Ticker(recorder.stack, stack_sampler.NAME, self._stack_sampler.look, self.meter)
+            self._stack_ticker.start()
+
+    def _stop_threads(self, recorder: Recorder) -> None:
+        if recorder.device is not None:
+            recorder.device.stop_tickers()
+        if self._stack_ticker is not None and self._stack_sampler is not None:
+            self._stack_ticker.stop()
+            self._stack_sampler.finish()
+        self._stack_ticker = self._stack_sampler = None
 
     def claim_for_deepspeed(self) -> None:
         """Leave this process to the hooks on DeepSpeed's engines, which see everything."""
@@ -126,8 +145,7 @@ class Probe:
             Guard("exit", self.meter).run(self._write_goodbye, self.recorder)
 
     def _write_goodbye(self, recorder: Recorder) -> None:
-        if recorder.device is not None:
-            recorder.device.stop_tickers()
+        self._stop_threads(recorder)
         if self.evaluation is not None:
             self.evaluation.close()
         recorder.write_cost(now(), at_once=True)
@@ -149,8 +167,7 @@ class Probe:
         self.leaving, self.engines = False, EngineRegistry()
         if recorder is None:
             return
-        if recorder.device is not None:
-            recorder.device.stop_tickers()
+        self._stop_threads(recorder)
         if self.evaluation is not None:
             self.evaluation.close()
             self.evaluation = None
@@ -163,6 +180,7 @@ class Probe:
     def _reset_child(self) -> None:
         """Close the inherited files in a forked child, which stays idle until it trains something itself."""
         recorder, self.recorder, self.evaluation = self.recorder, None, None
+        self._stack_ticker = self._stack_sampler = None
         if self.peaks is not None:
             self.peaks.restore_functions()
             self.peaks = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from zerotop_probe.inside.budget import DetailBudget, read_budget
@@ -18,6 +19,8 @@ _PAUSES = frozenset(PHASE_CODE[name] for name in ("eval", "checkpoint_save", "ch
 _COST_EVERY_NS = 200_000_000
 # Reports of lost spans, so that a disk that is full again and again does not use that room up.
 _MOST_LOSS_EVENTS = 20
+# Outermost phases that are remembered: those of several iterations.
+_ENDED_SPANS = 64
 
 
 class Recorder:
@@ -25,6 +28,8 @@ class Recorder:
 
     def __init__(self, session: str, identity: Identity, meter: CostMeter) -> None:
         self.stack: list[Span] = []
+        # The last outermost phases, in the order of their ends.
+        self.ended: deque[Span] = deque(maxlen=_ENDED_SPANS)
         self.device: RankDevice | None = None
         self.is_open = True
         # The last forward with a measured micro-batch.
@@ -82,6 +87,9 @@ class Recorder:
             if self.device is not None:
                 self.device.end_span(time_ns, span)
             self.stack.pop()
+            if not span.depth:
+                span.end_ns = time_ns
+                self.ended.append(span)
         span.flags |= flags
         if span.is_confirmed or flags & FAILED:
             self.write_span(span, time_ns)

@@ -14,6 +14,7 @@ class Span:
         "begin_mark",
         "begin_ns",
         "depth",
+        "end_ns",
         "engine",
         "flags",
         "is_confirmed",
@@ -30,6 +31,7 @@ class Span:
     def __init__(self, begin_ns: int, phase: int, depth: int, position: tuple[int, int, int], loose: bool) -> None:
         """``position`` is (engine, step, micro-step)."""
         self.begin_ns = begin_ns
+        self.end_ns = 0  # set where the phase is an outermost one
         self.phase = phase
         self.depth = depth
         self.engine, self.step, self.micro_step = position

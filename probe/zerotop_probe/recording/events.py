@@ -63,6 +63,36 @@ _END = (
     Field("text", str, "the end in one sentence"),
 )
 
+_STACK_FIELDS = (
+    Field(
+        "frames",
+        [
+            (
+                Field("file", str, "relative to the script's folder, or to where the library is installed", required=True),
+                Field("line", int, "line number", required=True),
+                Field("function", str, "qualified name, from Python 3.11 on", required=True),
+                Field("own", bool, "whether the file belongs to the job itself, not to a library or to Python"),
+            )
+        ],
+        "the frames of the stacks, without the probe's own",
+        required=True,
+    ),
+    Field(
+        "stacks",
+        [
+            (
+                Field("count", int, "samples"),
+                Field("seconds", float, "time that these samples stand for; absent if silent"),
+                Field("thread", str, "name of the thread; absent for the training thread"),
+                Field("call", str, "function in C that the innermost frame calls; empty without one, or if unknown"),
+                Field("frames", [int], "indexes into the event's frames, innermost first", required=True),
+            )
+        ],
+        "the stacks that took the most time",
+        required=True,
+    ),
+)
+
 # --- written by a rank ---------------------------------------------------------------------------------------------------
 
 # The probe starts because this process constructs a DeepSpeed engine, or trains with PyTorch's own optimizers.
@@ -266,6 +296,26 @@ MICROSCOPE = _declare(
     Field("seconds", float, "time spent writing the result"),
 )
 
+# Python stacks of the training thread, sampled while the rank was slow, or in gaps and data loading that take a large share
+# of its iterations; of all threads while it was silent.
+STACKS = _declare(
+    "stacks",
+    Field("where", str, 'the outermost phase, or "between phases"', required=True),
+    Field(
+        "why",
+        str,
+        "slow: it took clearly longer than usual; share: it usually takes a notable share of an iteration; silent: no phase"
+        " has begun or ended for long",
+        required=True,
+    ),
+    Field("step", int, "optimizer step of the first sample"),
+    Field("last_step", int, "that of the last one, if samples of several iterations are counted together"),
+    Field("begin_ns", int, "begin of the first phase or gap that was sampled, CLOCK_MONOTONIC", required=True),
+    Field("end_ns", int, "the last sample, CLOCK_MONOTONIC", required=True),
+    Field("samples", int, "samples of the training thread, at unequal distances"),
+    *_STACK_FIELDS,
+)
+
 # A part of the probe failed and was switched off; training goes on.
 PROBE_ERROR = _declare("probe_error", *_ERROR)
 
@@ -392,6 +442,9 @@ RANK_GONE = _declare("rank_gone", *_RANK)
 
 # A signal stopped a rank process or launcher (SIGSTOP, or Ctrl-Z), as far as the sampler saw it at its ticks.
 RANK_STOPPED = _declare("rank_stopped", *_RANK)
+
+# Of a rank that has written nothing for long: the stacks of its threads as py-spy saw them. Files of C code have the line 0.
+RANK_STACKS = _declare("rank_stacks", *_RANK, *_STACK_FIELDS)
 
 # It goes on.
 RANK_CONTINUED = _declare("rank_continued", *_RANK)

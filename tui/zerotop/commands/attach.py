@@ -41,7 +41,7 @@ def attach(options: argparse.Namespace) -> int:
         from zerotop.commands.job import remote_nodes
 
         remote_nodes.check_options(options)
-    path, await_sampler = _find_session(options.session, options.folder, options.max_size)
+    path, await_sampler = _find_session(options)
     if options.headless or options.hosts is not None or not has_terminal():
         await_sampler()
         if options.hosts is not None:
@@ -60,11 +60,12 @@ def attach(options: argparse.Namespace) -> int:
     return watch_job(path, await_entry)
 
 
-def _find_session(text: str, folder: str | None, max_bytes: int | None) -> tuple[Path, Callable[[], None]]:
+def _find_session(options: argparse.Namespace) -> tuple[Path, Callable[[], None]]:
     """Return the session of a PID or SESSION, and a function that waits for its sampler to start.
 
-    Create a session, in ``folder`` if given, for a job that is not being recorded.
+    Create a session, in ``options.folder`` if given, for a job that is not being recorded.
     """
+    text, folder = options.session, options.folder
     target = find_session_or_job(text)
     if target is None:
         from zerotop.commands.sessions import list_live_names
@@ -78,7 +79,7 @@ def _find_session(text: str, folder: str | None, max_bytes: int | None) -> tuple
             raise Problem(f"The job is already recorded in {existing}: omit --session, or detach first")
         return existing, _resume_sampler(existing)
     assert isinstance(target, FoundJob)
-    path = Path(attaching.begin_session(target, folder, max_bytes))
+    path = Path(attaching.begin_session(target, folder, options.max_size, stacks=not options.no_stacks))
     return path, _start_sampler(path, new=True)
 
 

@@ -66,7 +66,11 @@ def _run_headless(options: argparse.Namespace) -> int:
 
 
 def _make_session(options: argparse.Namespace) -> AbstractContextManager[str]:
-    facts = {"max_bytes": options.max_size, "redact_output": options.redact_output}
+    facts = {
+        "max_bytes": options.max_size,
+        "redact_output": options.redact_output,
+        directory.STACKS_SETTING: not options.no_stacks,
+    }
     if options.price_per_hour is not None:
         facts["price_per_hour"] = options.price_per_hour.source_text
     return make_session(options.command, options.session, **facts)

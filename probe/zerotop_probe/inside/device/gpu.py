@@ -5,9 +5,9 @@ from __future__ import annotations
 from zerotop_probe.inside.device.allocator import AllocatorSampler
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.microscope import Microscope
-from zerotop_probe.inside.device.ticker import Ticker
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
+from zerotop_probe.inside.ticker import Ticker
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
 
 # Sampling costs more than the rest of a boundary. It is therefore done only at the edges of outermost phases, except these,

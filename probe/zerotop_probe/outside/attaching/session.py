@@ -28,14 +28,14 @@ _POLL_S = 0.02
 _NO_HEADER: Mapping[str, object] = {}
 
 
-def begin_session(job: FoundJob, path: str | None = None, max_bytes: int | None = None) -> str:
+def begin_session(job: FoundJob, path: str | None = None, max_bytes: int | None = None, *, stacks: bool = True) -> str:
     """Create a session for a running job; nothing records to it yet.
 
     Raises FileExistsError if ``path`` is not empty, else OSError with a sentence; no files remain then.
     """
     existed = path is not None and os.path.isdir(os.path.abspath(path))
     try:
-        session = _create_session(job, path, max_bytes)
+        session = _create_session(job, path, {"max_bytes": max_bytes, directory.STACKS_SETTING: stacks})
     except OSError as error:
         if error.errno is None:
             raise
@@ -46,13 +46,13 @@ def begin_session(job: FoundJob, path: str | None = None, max_bytes: int | None 
     return session
 
 
-def _create_session(job: FoundJob, path: str | None, max_bytes: int | None) -> str:
+def _create_session(job: FoundJob, path: str | None, settings: Mapping[str, object]) -> str:
     session = directory.create_session(
         job.command,
         path=path,
         launcher=job.launcher,
         working_directory=job.working_directory,
-        max_bytes=max_bytes,
+        **settings,
         attached={"pid": job.root.pid, "start": job.root.start, "age_s": job.age_s},
     )
     note_attached(session, job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from zerotop.analysis.engine import read_first_engine
@@ -14,20 +13,15 @@ from zerotop.analysis.failures.last_moments import (
     read_last_seconds,
     read_last_spans,
 )
+from zerotop.analysis.failures.rank_ends import RankEnd, find_last_exception
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
 from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExit
 from zerotop.analysis.script_terms import read_terms
-from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import FAILED
 
-_OUTPUT_BYTES = 1 << 18
 _TAIL = 256
-# A line that names an exception as Python prints it, perhaps after the prefix of a rank.
-_EXCEPTION_LINE = re.compile(
-    r"^(?:\[rank(\d+)\]:\s*)?((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::\s*(.+))?)\s*$"
-)
 _ADVICE = {
     "SIGKILL": (
         "Check dmesg, the scheduler's log and other users of the node for who sent it. {saving_limits} how much is lost.",
@@ -45,14 +39,19 @@ _DEFAULT_ADVICE = "Check its last output and dmesg. {saving_limits} how much is 
 # --- killed --------------------------------------------------------------------------------------------------------------
 
 
-def build_signal_failure(session: Session, cursor_ns: int, process_exit: ProcessExit) -> Failure:
-    """Return the failure of a job whose rank vanished, or whose command a signal ended."""
+def build_signal_failure(session: Session, cursor_ns: int, process_exit: ProcessExit, end: RankEnd | None) -> Failure:
+    """Return the failure of a job whose rank vanished, or whose command a signal ended.
+
+    ``end``: how the first rank ended, where its launcher or a sampler saw that.
+    """
     host, at_ns, rank, pid = process_exit[:4]
+    if end is not None:
+        host, pid, rank = end.process
     spans: tuple[LastSpan, ...] = ()
     place = ""
     if rank is not None and pid is not None:
         spans, place = _read_last_place(session, RankProcess(host, pid, rank), at_ns, cursor_ns)
-    name = process_exit.signal_name
+    name = end.signal_name if end is not None and end.signal_name is not None else process_exit.signal_name
     who = f"Rank {rank} (PID {pid})" if rank is not None else "The job"
     what = f"was killed by {name}" if name else "died unexpectedly"
     advice, setting = _ADVICE.get(name or "", _DEFAULT_ADVICE)
@@ -103,11 +102,15 @@ def _build_host_figures(memory: Sequence[HostMemory]) -> tuple[ByteFigure, ...]:
 # --- failed by itself ----------------------------------------------------------------------------------------------------
 
 
-def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessExit) -> Failure:
-    """Return the failure of a job that ended by itself with an exit code other than 0."""
-    first = _find_first_failed(session, cursor_ns)
-    output = read_output_tail(session, cursor_ns, _OUTPUT_BYTES).decode("utf-8", "replace")
-    words = find_last_words(output, first.rank if first is not None else None)
+def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessExit, end: RankEnd | None) -> Failure:
+    """Return the failure of a job that ended by itself with an exit code other than 0.
+
+    ``end``: how the first rank ended, as far as known.
+    """
+    first = end.process if end is not None else _find_first_failed(session, cursor_ns)
+    traceback = end.traceback if end is not None else find_last_exception(session, cursor_ns)
+    words = traceback.text if traceback is not None else ""
+    place = f", at {traceback.place}" if traceback is not None and traceback.place else ""
     spans = read_last_spans(session, first, process_exit.unix_ns, cursor_ns) if first is not None else ()
     ended = session.events_named("job_ended", cursor_ns)
     text = str(ended[-1].facts.get("text") or "") if ended else ""
@@ -118,7 +121,7 @@ def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessE
         rank=first.rank if first is not None else None,
         what=f"{f'Rank {first.rank} failed' if first is not None else job}{_describe_failed_place(spans)}.",
         where=first.host if first is not None else process_exit.host,
-        why=f"{words.rstrip('.')}." if words else "Its output names no exception.",
+        why=f"{words.rstrip('.')}{place}." if words else "Its output names no exception.",
         numbers=(),
         advice="Its output has the traceback." if words else "Its last output may say why.",
         setting="",
@@ -139,13 +142,6 @@ def _find_first_failed(session: Session, cursor_ns: int) -> RankProcess | None:
         if len(failed) and failed["end_ns"][-1] == tail["end_ns"].max():
             failures.append((int(failed["end_ns"][-1]) + source.offset_ns, identify_process(source)))
     return min(failures)[1] if failures else None
-
-
-def find_last_words(output: str, rank: int | None) -> str:
-    """Return the last exception that a job's output names, of ``rank`` where lines have a rank's prefix; else ""."""
-    matches = [match for line in output.splitlines() if (match := _EXCEPTION_LINE.match(line))]
-    own = [match for match in matches if match[1] is not None and int(match[1]) == rank]
-    return " ".join((own or matches)[-1][2].split()) if matches else ""
 
 
 def _describe_failed_place(spans: Sequence[LastSpan]) -> str:

@@ -14,9 +14,10 @@ from zerotop.analysis.failures.failure import MEMORY, ByteFigure, Failure, descr
 from zerotop.analysis.failures.last_moments import has_worked_after
 from zerotop.analysis.failures.oom_log_parser import HOST, KILLED
 from zerotop.analysis.failures.out_of_memory import PostMortem, find_post_mortem
+from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS
-from zerotop.analysis.processes.alive_ranks import identify_process
+from zerotop.analysis.processes.alive_ranks import find_latest, identify_process
 from zerotop.analysis.processes.process_exits import count_oom_kills, find_first_exit
 from zerotop.session.reader import Session
 
@@ -65,9 +66,13 @@ def _diagnose_failure(session: Session, cursor_ns: int) -> Failure | None:
         return _build_memory_failure(session, cursor_ns, post_mortem)
     if process_exit is None or (post_mortem is not None and not process_exit.exit_code):
         return None
-    if process_exit.rank is not None or process_exit.signal_name is not None or not process_exit.is_final:
-        return build_signal_failure(session, cursor_ns, process_exit)
-    return build_error_failure(session, cursor_ns, process_exit)
+    end = next(iter(find_ends(session, find_latest(session, cursor_ns), cursor_ns)), None)
+    if end is not None and end.traceback is not None and end.signal_number is None:
+        return build_error_failure(session, cursor_ns, process_exit, end)
+    signal_name = end.signal_name if end is not None else process_exit.signal_name
+    if process_exit.rank is not None or signal_name is not None or not process_exit.is_final:
+        return build_signal_failure(session, cursor_ns, process_exit, end)
+    return build_error_failure(session, cursor_ns, process_exit, end)
 
 
 def _is_still_working(session: Session, at_ns: int, cursor_ns: int) -> bool:

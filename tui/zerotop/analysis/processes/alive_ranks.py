@@ -34,14 +34,19 @@ _ALIVE: CursorMemo[list[RankProcess]] = CursorMemo(("begins", "spans", "allocato
 
 
 def _compute_alive(session: Session, cursor_ns: int) -> list[RankProcess]:
+    exits = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
+    alive = [identify_process(source) for source in find_latest(session, cursor_ns) if exits.find_exit(source) is None]
+    return sorted(alive, key=lambda process: (process.rank, process.host))
+
+
+def find_latest(session: Session, cursor_ns: int) -> list[Source]:
+    """Return a table of the last process of each rank up to the cursor, alive or not."""
     latest: dict[tuple[str, int], Source] = {}  # by host and rank
     for source in session.sources["begins"] + session.sources["spans"] + session.sources["allocator"]:
         key = (source.host, source.rank)
         if source.created_ns <= cursor_ns and (key not in latest or latest[key].created_ns < source.created_ns):
             latest[key] = source
-    exits = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
-    alive = [identify_process(source) for source in latest.values() if exits.find_exit(source) is None]
-    return sorted(alive, key=lambda process: (process.rank, process.host))
+    return list(latest.values())
 
 
 def find_table(session: Session, name: str, process: RankProcess, at_ns: int | None) -> Source | None:

@@ -2,8 +2,43 @@
 
 from __future__ import annotations
 
+import re
+from typing import NamedTuple
+
+import numpy as np
+
 from zerotop.session.output.missing_output import group_segments
+from zerotop.session.output.transcript import read_lines
 from zerotop.session.reader import Session, Source
+
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+
+
+class PrintedLine(NamedTuple):
+    """A finished line of output, without colours."""
+
+    time_ns: int  # unix time at which it was finished
+    text: str
+
+
+def read_last_lines(session: Session, cursor_ns: int, size: int = 1 << 18) -> list[list[PrintedLine]]:
+    """Return the finished lines in about the last ``size`` bytes of each stream up to the cursor, one list a stream."""
+    streams = []
+    for source in session.sources["output"]:
+        count = source.count_until(cursor_ns)
+        if not count:
+            continue
+        ends = source.array["offset"][:count] + source.array["length"][:count]
+        begin = int(np.searchsorted(ends, ends[-1] - size, "right"))
+        for code in np.unique(source.array["stream"][begin:count]).tolist():
+            lines, times_ns = read_lines(source, code, begin, count)
+            streams.append([_clean_line(line, time_ns) for line, time_ns in zip(lines, times_ns, strict=False)])
+    return streams
+
+
+def _clean_line(line: bytes, time_ns: int) -> PrintedLine:
+    text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
+    return PrintedLine(time_ns, _ESCAPE.sub("", text))
 
 
 def read_output_tail(session: Session, cursor_ns: int, size: int = 32768) -> bytes:

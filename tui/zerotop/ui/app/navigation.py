@@ -12,6 +12,9 @@ from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.dialogs.go_to_dialog import Destination, GoToDialog
 from zerotop.ui.live.panels import Output
 
+_SCREENS_OF_FINDINGS = {"hung_ranks": "ranks"}
+"""Screens that show what a finding is about."""
+
 
 class NavigationApp(Monitor):
     """A monitor with the keys to move through its recording."""
@@ -92,6 +95,8 @@ class NavigationApp(Monitor):
     def _go_to_finding(self, finding: Annotation | None) -> None:
         if finding is not None:
             self.viewer.go_to_finding(finding)
+            if (name := _SCREENS_OF_FINDINGS.get(finding.name)) is not None:
+                self.action_switch(name)
             self.draw_frame()
 
     def on_finding_chosen(self, event: FindingChosen) -> None:

@@ -21,7 +21,7 @@ from zerotop.ui.base.frame import Frame
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, row_text, row_width
 from zerotop.ui.drawing.text import sanitize
-from zerotop.ui.drawing.theme import STYLES
+from zerotop.ui.drawing.theme import STYLES, choose_readable
 from zerotop.ui.drawing.units import get_units
 from zerotop.ui.widgets.direct_writer import DirectWriter, Escapes, apply_escapes, iter_changes
 from zerotop.ui.widgets.textual_private import attach_node
@@ -153,13 +153,17 @@ class RowWidget(Widget):
         return strip
 
     def _find_style(self, name: str) -> Style:
-        """Return the style of a name in app.tcss; ``a/b`` puts the colour of ``a`` on that of ``b``."""
+        """Return the style of a name in app.tcss; ``a/b`` puts the colour of ``a`` on that of ``b``.
+
+        A ``word`` takes the widget's background colour on grounds on which that can be read better.
+        """
         style = self._styles_by_name.get(name)
         if style is None:
             over, _, under = name.partition("/")
             style = Swatch(over, self).style
             if under:
-                style += Style(bgcolor=Swatch(under, self).style.color)
+                ground = Swatch(under, self).style.color
+                style += Style(color=choose_readable(ground, style) if over == "word" else None, bgcolor=ground)
             self._styles_by_name[name] = style
         return style
 

@@ -16,6 +16,7 @@ _PARTS = {
     "memory-master": "MM",
     "memory-optimizer": "SS",
     "memory-buffers": "BB",
+    "memory-workspaces": "WW",
     "memory-activations": "AA",
     "memory-unexplained": "??",
     "memory-others": "oo",

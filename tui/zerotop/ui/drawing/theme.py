@@ -1,12 +1,15 @@
 """Both themes: palettes for phases, memory, lines and heat maps. All other code refers to colours by name.
 
-Hues also differ in lightness (orange, blue and light blue; violet fading to grey), so that colour-blind people can tell them
-apart, and they stay different in a terminal with sixteen colours. ``series-*`` are for lines of any kind, unlike phases and
-memory. ``heat-*`` goes from near the background colour to far from it (ColorBrewer's YlGnBu, ordered by lightness).
+Any two phases, any two parts of memory and any two lines differ by at least 10 (CIE76), for people with deuteranopia and
+protanopia too; phases and parts of memory also have different colours in a terminal with sixteen. ``series-*`` are for lines
+of any kind, unlike phases and memory. ``heat-*`` goes from near the background colour to far from it (ColorBrewer's YlGnBu,
+ordered by lightness). Words are never in these colours, but beside a swatch.
 """
 
 from __future__ import annotations
 
+from rich.color import Color
+from rich.style import Style
 from textual.theme import Theme
 
 DARK_NAME, LIGHT_NAME = "zerotop-dark", "zerotop-light"
@@ -25,31 +28,32 @@ DARK = Theme(
     warning="#e5c04b",
     error="#ff5c57",
     variables={
-        "muted": "#7d8797",
+        "muted": "#8790a0",
         "rule-line": "#3a4454",
         "free": "#202833",
         "strip": "#161c25",
-        "phase-data": "#f2ea6a",
-        "phase-forward": "#84d5f5",
-        "phase-backward": "#3f7fe0",
-        "phase-step": "#e08a2e",
+        "phase-data": "#f1ea6b",
+        "phase-forward": "#86d4f6",
+        "phase-backward": "#407ee3",
+        "phase-step": "#e3871c",
         "phase-transfer": "#c2543c",
-        "phase-communication": "#d98cc0",
-        "phase-eval": "#3fae7c",
-        "phase-checkpoint": "#c9cfd9",
-        "phase-init": "#2d3db2",
-        "phase-other": "#5d6778",
-        "memory-allocated": "#cc80fa",
-        "memory-reserved": "#8c3fb0",
-        "memory-other": "#8b95a5",
+        "phase-communication": "#da8cbf",
+        "phase-eval": "#40af7d",
+        "phase-checkpoint": "#d4d3da",
+        "phase-init": "#2d3db1",
+        "phase-other": "#5f6679",
+        "memory-allocated": "#cb80fd",
+        "memory-reserved": "#8c41af",
+        "memory-other": "#5797b2",
         "memory-parameters": "#e6d3ff",
-        "memory-gradients": "#b07be6",
-        "memory-master": "#f4a6cf",
-        "memory-optimizer": "#c2579f",
-        "memory-buffers": "#5a4a78",
-        "memory-activations": "#7e5bef",
-        "memory-unexplained": "#f3c9a8",
-        "memory-others": "#46505f",
+        "memory-gradients": "#ac7cd8",
+        "memory-master": "#ff8e9e",
+        "memory-optimizer": "#d01655",
+        "memory-buffers": "#5a4a79",
+        "memory-activations": "#7e5cef",
+        "memory-workspaces": "#a08d40",
+        "memory-unexplained": "#f8cc9f",
+        "memory-others": "#004486",
         "load": "#57b88a",
         "load-others": "#33715a",
         "cursor-ground": "#39445a",
@@ -67,16 +71,16 @@ DARK = Theme(
         "series-3": "#9aa922",
         "series-4": "#d517fb",
         "series-5": "#ac5f76",
-        "heat-0": "#10264f",
-        "heat-1": "#193e78",
-        "heat-2": "#1d5c98",
-        "heat-3": "#1d7fb0",
-        "heat-4": "#299bb7",
-        "heat-5": "#4ab5b7",
-        "heat-6": "#7fcdb0",
-        "heat-7": "#b0dfab",
-        "heat-8": "#d8eeab",
-        "heat-9": "#f7fbb0",
+        "heat-0": "#102750",
+        "heat-1": "#183d77",
+        "heat-2": "#1f5c97",
+        "heat-3": "#1d7eae",
+        "heat-4": "#2a9bb7",
+        "heat-5": "#4ab6b7",
+        "heat-6": "#80ceb1",
+        "heat-7": "#acd5a3",
+        "heat-8": "#cbe4a1",
+        "heat-9": "#fcffb4",
         "past": "#3d6fb6",
         "block-cursor-background": "#3d6fb6",
         "block-cursor-foreground": "#ffffff",
@@ -96,34 +100,35 @@ LIGHT = Theme(
     surface="#f1f3f6",
     panel="#e4e8ee",
     success="#21803f",
-    warning="#8a6100",
+    warning="#7e5900",
     error="#c4221c",
     variables={
-        "muted": "#626c79",
+        "muted": "#58626e",
         "rule-line": "#b9c1cd",
         "free": "#dde2e9",
         "strip": "#eef1f5",
-        "phase-data": "#5c9c1c",
-        "phase-forward": "#55b7e0",
-        "phase-backward": "#1f57b8",
-        "phase-step": "#e2731c",
-        "phase-transfer": "#a33a22",
-        "phase-communication": "#b5539a",
-        "phase-eval": "#1d8457",
-        "phase-checkpoint": "#4a5261",
-        "phase-init": "#1a1a66",
-        "phase-other": "#a9b3bf",
-        "memory-allocated": "#7a2fb8",
-        "memory-reserved": "#d68af2",
-        "memory-other": "#7d8797",
-        "memory-parameters": "#3f2f96",
-        "memory-gradients": "#a97fdc",
-        "memory-master": "#8a1f5c",
-        "memory-optimizer": "#e07bb4",
-        "memory-buffers": "#5a2a50",
-        "memory-activations": "#7a62f0",
-        "memory-unexplained": "#b9925a",
-        "memory-others": "#b4bcc7",
+        "phase-data": "#61a321",
+        "phase-forward": "#58b7df",
+        "phase-backward": "#2257b9",
+        "phase-step": "#e46c17",
+        "phase-transfer": "#a43b24",
+        "phase-communication": "#b4529e",
+        "phase-eval": "#00865b",
+        "phase-checkpoint": "#475366",
+        "phase-init": "#1b1a67",
+        "phase-other": "#a8b3bf",
+        "memory-allocated": "#7a2eb8",
+        "memory-reserved": "#d48ded",
+        "memory-other": "#4278a1",
+        "memory-parameters": "#3d2d93",
+        "memory-gradients": "#b97aee",
+        "memory-master": "#921c55",
+        "memory-optimizer": "#e576a7",
+        "memory-buffers": "#611c35",
+        "memory-activations": "#7962ee",
+        "memory-workspaces": "#538b13",
+        "memory-unexplained": "#bc8d48",
+        "memory-others": "#8ecdf0",
         "load": "#2f9467",
         "load-others": "#8fcbb2",
         "cursor-ground": "#c3cddb",
@@ -141,16 +146,16 @@ LIGHT = Theme(
         "series-3": "#6a3e11",
         "series-4": "#430dfe",
         "series-5": "#571279",
-        "heat-0": "#f3f4c4",
-        "heat-1": "#dbecb7",
-        "heat-2": "#b9e0b2",
-        "heat-3": "#8ed0b6",
-        "heat-4": "#5dbdbf",
-        "heat-5": "#39a3c1",
-        "heat-6": "#2084bb",
-        "heat-7": "#2265ac",
-        "heat-8": "#1d4791",
-        "heat-9": "#122a6b",
+        "heat-0": "#f3f2c1",
+        "heat-1": "#c7e6c8",
+        "heat-2": "#b5dca8",
+        "heat-3": "#8acdb3",
+        "heat-4": "#63c0c0",
+        "heat-5": "#3ca4c2",
+        "heat-6": "#1b84bd",
+        "heat-7": "#0f66ae",
+        "heat-8": "#1b458e",
+        "heat-9": "#0e2869",
         "past": "#2a5f9e",
         "block-cursor-background": "#2a5f9e",
         "block-cursor-foreground": "#ffffff",
@@ -165,13 +170,31 @@ _STYLE_NAMES = """
     title title-focused title-value title-warn accent good warn alert band band-muted band-value band-warn brand name
     progress progress-rest badge-live badge-past badge-good badge-bad keys key tab tab-key tab-active peak clipped
     skipped load load-others load-free strip memory-allocated memory-reserved memory-other memory-free memory-parameters
-    memory-gradients memory-master memory-optimizer memory-buffers memory-activations memory-unexplained memory-others
-    phase-data phase-forward phase-backward phase-step phase-transfer phase-communication phase-eval phase-checkpoint
-    phase-init phase-other ground cursor cursor-ground tint-data tint-forward tint-backward tint-step tint-transfer
-    tint-communication tint-other spread
+    memory-gradients memory-master memory-optimizer memory-buffers memory-workspaces memory-activations
+    memory-unexplained memory-others phase-data phase-forward phase-backward phase-step phase-transfer
+    phase-communication phase-eval phase-checkpoint phase-init phase-other ground word cursor cursor-ground tint-data
+    tint-forward tint-backward tint-step tint-transfer tint-communication tint-other spread
 """
 STYLES = (
     *_STYLE_NAMES.split(),
     *(f"series-{number}" for number in range(6)),
     *(f"heat-{level}" for level in range(10)),
 )
+
+
+def choose_readable(ground: Color | None, style: Style) -> Color | None:
+    """Return that colour of a style, its own or its background's, which has the higher contrast on ``ground``."""
+    choices = [color for color in (style.color, style.bgcolor) if color is not None]
+    return max(choices, key=lambda color: _compute_contrast(color, ground), default=None) if ground is not None else None
+
+
+def _compute_contrast(one: Color, other: Color) -> float:
+    """Return the contrast of two colours as WCAG 2 defines it: 1 to 21."""
+    darker, lighter = sorted((_compute_luminance(one), _compute_luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _compute_luminance(color: Color) -> float:
+    values = [channel / 255 for channel in color.get_truecolor()]
+    red, green, blue = (value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -181,7 +181,7 @@ def _write_name(canvas: Canvas, stretch: PhaseStretch, end_s: float, glyphs: Gly
 
 def _choose_name_style(glyphs: Glyphs) -> str:
     """Return the style of a name on a phase's colour, or without such colours."""
-    return "ground" if glyphs.smooth else "value"
+    return "word" if glyphs.smooth else "value"
 
 
 def _write_next_name(canvas: Canvas, edge: int, glyphs: Glyphs) -> None:

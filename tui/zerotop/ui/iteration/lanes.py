@@ -178,7 +178,7 @@ def _draw_names(lane: Lane, fold: WaveformFold, unit: str, factor: float, height
         if signal in fold.signals:
             mean = fold.signals[signal].compute_mean(0.0, fold.iteration_s) * factor
             text = glyphs.to_plain(curve) if curve else f"mean {format_significant(mean)}"
-            rows.append(((text, style if curve else "muted"),))
+            rows.append((*(((f"{glyphs.find_sample(style)} ", style),) if curve else ()), (text, "muted")))
     signals = [fold.signals[signal] for signal, _, _ in lane.curves if signal in fold.signals]
     if not all(signal.resolved for signal in signals):
         rows.append((("blurred", "warn"),))

@@ -75,7 +75,7 @@ def compute_mean(signal: Signal, intervals: Sequence[tuple[float, float]]) -> fl
 def _build_columns(glyphs: Glyphs) -> list[Column[_SampleLine]]:
     def draw_label(line: _SampleLine, width: int) -> Row:
         text = " ".join(part for part in (line.lane.label, line.label, line.unit) if part)
-        return ((glyphs.to_plain(text), line.style),)
+        return (f"{glyphs.find_sample(line.style)} ", line.style), (glyphs.to_plain(text), "text")
 
     def draw_figure(value: float) -> Row:
         return ((format_significant(value).rjust(7), "value"),)
@@ -85,7 +85,10 @@ def _build_columns(glyphs: Glyphs) -> list[Column[_SampleLine]]:
         return ((text.rjust(8), "text" if line.signal.resolved else "warn"),)
 
     def draw_highest_phase(line: _SampleLine) -> Row:
-        return ((phase_word(line.highest_phase, glyphs), phase_style(line.highest_phase)),) if line.highest_phase else ()
+        if not line.highest_phase:
+            return ()
+        style = phase_style(line.highest_phase)
+        return (f"{glyphs.find_sample(style)} ", style), (phase_word(line.highest_phase, glyphs), "text")
 
     return [
         Column[_SampleLine]((("signal", "heading"),), 18, 9, draw_label, left=True),

@@ -188,6 +188,7 @@ _PART_NAMES = {
     "memory-master": "master weights",
     "memory-optimizer": "optimizer state",
     "memory-buffers": "buffers",
+    "memory-workspaces": "cuBLAS workspaces",
     "memory-activations": "activations",
     "memory-allocated": "allocated",
     "memory-unexplained": "unexplained",

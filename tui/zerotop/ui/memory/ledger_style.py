@@ -17,7 +17,7 @@ PART_STYLES = {
     of_tensors.MASTER_WEIGHTS: "memory-master",
     of_tensors.OPTIMIZER_STATE: "memory-optimizer",
     of_tensors.BUFFERS: "memory-buffers",
-    of_gpu.CUBLAS: "memory-buffers",
+    of_gpu.CUBLAS: "memory-workspaces",
     of_gpu.ACTIVATIONS: "memory-activations",
     of_gpu.UNATTRIBUTED: "memory-allocated",
     of_gpu.UNEXPLAINED: "memory-unexplained",

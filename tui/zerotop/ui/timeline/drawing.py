@@ -157,7 +157,12 @@ def _draw_ribbon_label(picture: Picture, rank: int, codes: NDArray[np.int16], wi
     window = picture.timeline.window
     column = picture.pointed // window.column_ns - window.first
     code = int(codes[column]) if 0 <= column < len(codes) else -1
-    phase: Row = ((phase_word(PHASES[code], glyphs), _PHASE_STYLES[code]),) if code >= 0 else ()
+    phase: Row = ()
+    if code >= 0:
+        phase = (
+            (f"{glyphs.find_sample(_PHASE_STYLES[code])} ", _PHASE_STYLES[code]),
+            (phase_word(PHASES[code], glyphs), "text"),
+        )
     style = "value" if rank == picture.subject.rank else "label"
     more = f" +{picture.other_ranks}" if picture.other_ranks and rank == picture.ranks[-1] else ""
     return merge_spans((*align_ends(((f"rank {rank}{more}", style),), phase, chart_begin(width) - 1, glyphs), (" ", "text")))

@@ -1,66 +1,210 @@
-"""A rank's process died while the job ran."""
+"""A rank's process ended before its time: a signal killed it, an exception ended it, or it vanished."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
-from zerotop.analysis.processes.process_exits import find_vanished
+from zerotop.analysis.failures.rank_ends import RankEnd, find_ends, read_printed_ends
 from zerotop.session.reader import Event
+from zerotop_probe.recording import events
 
 _KIND = FindingKind(
     name="dead_rank",
     severity=Severity.ERROR,
     confidence=0.9,
     headline="Rank {rank}'s process {pid} died unexpectedly[ after {steps:count step}]{early}",
+    details="[{others:Ranks} failed because of that.]",
     advice="Look at its last output and at the kernel's log. Saving more often limits how much work is lost.",
     fix="dmesg -T | grep -i kill",
 )
-_KILLED = _KIND.with_changes(
+_SIGNALLED = _KIND.with_changes(
     confidence=0.95,
-    details="The kernel killed a process of its control group for lack of memory just then.",
+    headline="Rank {rank} was killed by signal {number} ({signal})[ after {steps:count step}]{early}",
+    details="Process {pid}[, as {launcher} printed].[ {others:Ranks} failed because of that.]",
+)
+_OUT_OF_MEMORY = "The kernel killed a process of its control group for lack of memory just then."
+_KILLED = _SIGNALLED.with_changes(
+    details=f"{_OUT_OF_MEMORY} {_SIGNALLED.details}",
     advice="Use less host memory: {less_host_memory}.",
     fix="{less_host_memory_fix}",
 )
+_VANISHED_KILLED = _KILLED.with_changes(headline=_KIND.headline, details=f"{_OUT_OF_MEMORY} {_KIND.details}")
+_CRASHED = _SIGNALLED.with_changes(
+    advice="Compiled code crashed: let Python print which line called it. Saving more often limits how much work is lost.",
+    fix="PYTHONFAULTHANDLER=1",
+)
+_RAISED = _KIND.with_changes(
+    confidence=0.95,
+    headline="Rank {rank} ended with {error}[ at {place}]",
+    details="{text}[ {launcher} printed exit code {code}.][ {others:Ranks} failed because of that.]",
+    advice="Its output has the traceback.",
+    fix="[{line}]",
+)
+_EXITED = _KIND.with_changes(
+    headline="Rank {rank} ended with exit code {code}[ after {steps:count step}]{early}",
+    details="Process {pid}[, as {launcher} printed], without a traceback.[ {others:Ranks} failed because of that.]",
+    advice="Look at its last output for why it ended itself.",
+    fix="",
+)
+_CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
+# Launchers print within this time after a rank's end how it ended.
+_LAUNCHER_NS = 5 * 10**9
+# A rank that runs out of memory and does not survive that ends within this time.
+_LAST_MEMORY_NS = 60 * 10**9
+_LONGEST_PLACE = 40
+_LONGEST_TEXT = 240
+
+
+class _State:
+    has_reported = False
+    checked_ns = 0  # ends known until then have been examined
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report the first one of each attempt: launchers end the others. None if the job was stopped or a rank ended before."""
+    """Report the first one of each attempt: the others fail with it. None if the job was stopped."""
     for group in recording.groups:
-        processes = {process.key: process for process in group.processes if process.events_named("hello")}
-        gone = [e for e in recording.events_named("rank_gone") if (e.host, e.facts.get("pid")) in processes]
-        goodbyes = [event for process in group.processes for event in process.events_named("goodbye")]
-        event = find_vanished(gone, goodbyes)
-        if event is not None and not _is_expected(recording, group, event.unix_ns):
-            yield _build_finding(recording, processes[event.host, event.facts["pid"]], event)
+        state = group.get_state(_State)
+        for end_ns in [] if state.has_reported else _list_ends(recording, group):
+            known_ns = _find_known(recording, group, end_ns)
+            if known_ns is None:
+                break
+            if known_ns > state.checked_ns:
+                state.checked_ns = known_ns
+                if (finding := _check_ends(recording, group, known_ns)) is not None:
+                    state.has_reported = True
+                    yield finding
+                    break
 
 
-def _is_expected(recording: Evidence, group: Group, time_ns: int) -> bool:
-    """Whether the job was being stopped, or another rank had ended before: then this one was taken down."""
-    stops = [event.unix_ns for event in recording.events_named("stop_sent")]
+def _list_ends(recording: Evidence, group: Group) -> list[int]:
+    """Return when processes of an attempt ended, in order."""
+    keys = {process.key for process in group.processes}
+    ends = [event.unix_ns for event in recording.events_named(events.RANK_GONE) if _get_key(event) in keys]
+    ends += [event.unix_ns for process in group.processes for event in process.events_named(events.GOODBYE)]
+    return sorted(ends)
+
+
+def _get_key(event: Event) -> tuple[str, int]:
+    return event.host, int(event.facts.get("pid") or 0)
+
+
+def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
+    """Return when it was known how a process ended; None if it may become known."""
+    begin_ns = group.lead.source.created_ns
+    job_ends = [event.unix_ns for event in recording.events_named(events.JOB_ENDED) if event.unix_ns >= begin_ns]
+    limits = [end_ns + _LAUNCHER_NS, *(max(end_ns, job_end_ns) for job_end_ns in job_ends)]
+    until_ns = min(*limits, recording.cursor_ns)
+    reports = read_printed_ends(recording.session, until_ns).reports
+    times = [one.time_ns for one in reports if one.is_first and one.time_ns >= begin_ns]
+    known_ns = min([*limits, *(max(end_ns, time_ns) for time_ns in times)])
+    return known_ns if known_ns <= recording.cursor_ns else None
+
+
+def _check_ends(recording: Evidence, group: Group, known_ns: int) -> Annotation | None:
+    processes = {process.key: process for process in group.processes if process.events_named(events.HELLO)}
+    ends = find_ends(recording.session, [process.source for process in processes.values()], known_ns)
+    first = next(iter(ends), None)
+    if first is None or _is_expected(recording, group, first, known_ns):
+        return None
+    others = sorted(end.process.rank for end in ends[1:] if end.is_consequence)
+    return _build_finding(recording, processes[first.process.host, first.process.pid], first, known_ns, others)
+
+
+def _is_expected(recording: Evidence, group: Group, end: RankEnd, known_ns: int) -> bool:
+    """Whether the job was being stopped, or lack of memory that is reported itself ended the rank."""
+    stops = [event.unix_ns for event in recording.events_named(events.STOP_SENT)]
     # A launcher whose rank has died ends with that rank's exit code: a signal that ends the launcher was sent to it.
-    stops += [end.unix_ns for end in recording.events_named("job_ended") if end.facts.get("signal") in _STOP_SIGNALS]
+    stops += [
+        ended.unix_ns
+        for ended in recording.events_named(events.JOB_ENDED)
+        if ended.facts.get("signal") in _STOP_SIGNALS and ended.unix_ns >= group.lead.source.created_ns
+    ]
+    if any(stop <= known_ns for stop in stops):
+        return True
+    if end.signal_number is None and _has_run_out_of_memory(group, end, known_ns):
+        return True
+    if end.traceback is not None:
+        return end.traceback.error == "KeyboardInterrupt"
+    return end.report is None and _was_taken_down(recording, group, end)
+
+
+def _has_run_out_of_memory(group: Group, end: RankEnd, known_ns: int) -> bool:
+    """Whether the rank reported shortly before that memory was short."""
+    errors = [
+        event.unix_ns
+        for process in group.processes
+        if process.rank == end.process.rank
+        for event in process.events_named(events.OUT_OF_MEMORY)
+    ]
+    return any(known_ns - _LAST_MEMORY_NS <= error <= known_ns for error in errors)
+
+
+def _was_taken_down(recording: Evidence, group: Group, end: RankEnd) -> bool:
+    """Whether another rank had ended in good order before this one vanished."""
+    gone = recording.events_named(events.RANK_GONE)
+    time_ns = next((event.unix_ns for event in gone if _get_key(event) == (end.process.host, end.process.pid)), 0)
     # A rank that others wait for ends within moments of the first one: its goodbye says nothing then.
-    ended = [event.unix_ns for process in group.processes for event in process.events_named("goodbye")]
-    gone = [event.unix_ns for event in recording.events_named("rank_gone")]
-    ended = [end for end in ended if end < time_ns and any(end <= at < time_ns for at in gone)]
-    return any(stop <= time_ns for stop in stops) or bool(ended)
+    ended = [event.unix_ns for process in group.processes for event in process.events_named(events.GOODBYE)]
+    return any(goodbye < time_ns and any(goodbye <= event.unix_ns < time_ns for event in gone) for goodbye in ended)
 
 
-def _build_finding(recording: Evidence, process: Process, event: Event) -> Annotation:
-    known_ns = event.unix_ns
-    steps, sample = process.steps_until(known_ns), process.host_samples.read_last(known_ns)
+def _build_finding(recording: Evidence, process: Process, end: RankEnd, known_ns: int, others: list[int]) -> Annotation:
+    ended_ns = min(_find_end(recording, process), known_ns)
+    steps, sample = process.steps_until(ended_ns), process.host_samples.read_last(ended_ns)
     finished = int(steps["step"][-1]) + 1 if len(steps) else 0
-    kills = _count_kills(recording, process, known_ns)
+    kills = _count_kills(recording, process, ended_ns)
     evidence = {
         "finished_steps": finished,
         "host_rss_bytes": sample["rss_bytes"] if sample is not None else None,
         "oom_kills": kills or None,
+        "signal_number": end.signal_number,
+        "exit_code": end.exit_code,
     }
-    kind, early = _KILLED if kills else _KIND, "" if finished else " before its first step was finished"
-    return kind.at(process, known_ns, known_ns, evidence, pid=process.source.pid, steps=finished or None, early=early)
+    return _choose_kind(end, kills).at(
+        process,
+        ended_ns,
+        known_ns,
+        evidence,
+        pid=process.source.pid,
+        steps=finished or None,
+        early="" if finished else " before its first step was finished",
+        others=others or None,
+        launcher=end.report.launcher or None if end.report is not None else None,
+        code=end.exit_code,
+        number=end.signal_number,
+        signal=end.signal_name,
+        **_describe_exception(end),
+    )
+
+
+def _find_end(recording: Evidence, process: Process) -> int:
+    gone = [event.unix_ns for event in recording.events_named(events.RANK_GONE) if _get_key(event) == process.key]
+    goodbyes = [event.unix_ns for event in process.events_named(events.GOODBYE)]
+    return min([*gone, *goodbyes], default=recording.cursor_ns)
+
+
+def _choose_kind(end: RankEnd, kills: int) -> FindingKind:
+    if end.traceback is not None and not end.signal_number:
+        return _RAISED
+    if end.signal_number:
+        return _KILLED if kills else _CRASHED if end.signal_number in _CRASH_SIGNALS else _SIGNALLED
+    return _EXITED if end.exit_code else _VANISHED_KILLED if kills else _KIND
+
+
+def _describe_exception(end: RankEnd) -> dict[str, Any]:
+    traceback = end.traceback
+    if traceback is None:
+        return {}
+    line = traceback.place.partition(" in ")[0]
+    place = traceback.place if len(traceback.place) <= _LONGEST_PLACE else line
+    text = traceback.text if len(traceback.text) <= _LONGEST_TEXT else f"{traceback.text[: _LONGEST_TEXT - 3]}..."
+    ending = "" if text.endswith((".", "!", "?")) else "."
+    return {"error": traceback.error, "place": place or None, "line": line or None, "text": f"{text}{ending}"}
 
 
 def _count_kills(recording: Evidence, process: Process, known_ns: int) -> int:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Samples
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, Samples
+from zerotop.analysis.hangs.reader import StandstillReader
+from zerotop.analysis.hangs.sentences import advise, describe_group, describe_odd
+from zerotop.analysis.hangs.standstill import StackGroup, Standstill
+from zerotop.analysis.hangs.waits import LONG_WORK
 from zerotop_probe.recording.tables import PHASES
 
 _KIND = FindingKind(
@@ -22,9 +27,22 @@ _KIND = FindingKind(
     advice="See which line {hung} stands at.",
     fix="py-spy dump --pid {pid}",
 )
-# So many times the longest of the last iterations, and at least so many seconds.
+_SEEN = _KIND.with_changes(
+    confidence=0.9,
+    headline="Standing still for {silent_s:seconds}: {odd}",
+    details="[{groups} ]No phase has begun or ended on {count:count rank}; iterations take {iteration_s:seconds}.",
+    advice="{advice} The Ranks screen shows all stacks.",
+    fix="[{line}]",
+)
+# So many times the longest of the last iterations, and at least so many seconds: where the stacks of all ranks show that
+# they wait, and without stacks.
 HANG_ITERATIONS = 10.0
+SEEN_SECONDS = 10.0
 HANG_SECONDS = 30.0
+# Saving, loading, compiling and computing count as a hang after so long.
+LONGEST_WORK_SECONDS = 600.0
+# Cores in use from which on a rank computes: waiting for a lock, a read or time.sleep takes none.
+BUSY_CORES = 0.2
 
 # Phases that may take long without a sign of life.
 _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
@@ -38,14 +56,29 @@ class _State:
     last_heard_ns = 0  # when a phase began or ended last
 
 
+@dataclass(frozen=True)
+class _Silence:
+    """A time in which no phase began or ended on any rank of an attempt."""
+
+    since_ns: int
+    until_ns: int  # the next sign of life, or the cursor
+    usual_s: float  # of the iterations before
+    longest_s: float
+
+    def limit_ns(self, seconds: float) -> int:
+        """Return when it has lasted ``seconds``, or longer where iterations are long."""
+        return self.since_ns + int(max(seconds, HANG_ITERATIONS * self.longest_s) * 1e9)
+
+
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report each silence of an attempt when it has lasted long enough, whether or not it ends."""
     for group in recording.groups:
         if len(group.lead.steps):
-            yield from _check_group(recording, group)
+            for silence in _find_silences(recording, group):
+                yield _check_silence(recording, group, silence)
 
 
-def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation | None]:
+def _find_silences(recording: Evidence, group: Group) -> Iterator[_Silence]:
     state = group.get_state(_State)
     state.last_heard_ns = state.last_heard_ns or int(group.lead.steps["end_unix_ns"][0])
     times = []
@@ -54,17 +87,58 @@ def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation | Non
     fresh = np.sort(np.concatenate(times))
     heard = np.concatenate([[state.last_heard_ns], fresh[fresh >= state.last_heard_ns]])
     state.last_heard_ns = int(heard[-1])
-    silences = np.append(heard[1:], recording.cursor_ns) - heard
-    for index in np.flatnonzero(silences >= HANG_SECONDS * 1e9).tolist():
+    ends = np.append(heard[1:], recording.cursor_ns)
+    for index in np.flatnonzero(ends - heard >= SEEN_SECONDS * 1e9).tolist():
         since_ns = int(heard[index])
         before = group.lead.steps_until(since_ns)["iteration_s"][-20:]
-        longest = max(HANG_SECONDS, HANG_ITERATIONS * float(before.max()))
-        known_ns = since_ns + int(longest * 1e9)
-        is_over = known_ns > min(_find_end(recording, group), recording.cursor_ns)
-        if silences[index] >= longest * 1e9 and not is_over and not _is_explained(recording, group, since_ns, known_ns):
-            last = [process.begins.read_window(since_ns - _LOOK_BACK_NS, since_ns) for process in group.processes]
-            if not any(len(part) and _name_phase(part) in _SILENT_PHASES for part in last):
-                yield _build_finding(group, last, since_ns, known_ns, float(np.median(before)))
+        if len(before):
+            yield _Silence(since_ns, int(ends[index]), float(np.median(before)), float(before.max()))
+
+
+def _check_silence(recording: Evidence, group: Group, silence: _Silence) -> Annotation | None:
+    """Return the finding about a silence, as soon as one of the times at which ranks have written stacks shows it."""
+    last = [process.begins.read_window(silence.since_ns - _LOOK_BACK_NS, silence.since_ns) for process in group.processes]
+    if any(len(part) and _name_phase(part) in _SILENT_PHASES for part in last):
+        return None
+    end_ns = min(silence.until_ns, _find_end(recording, group))
+    sources = [process.source for process in group.processes]
+    reader = StandstillReader(recording.session, sources, silence.since_ns, end_ns)
+    for known_ns in _list_times(silence, reader.written_ns, end_ns):
+        if _is_explained(recording, group, silence.since_ns, known_ns):
+            return None
+        is_long = known_ns >= silence.limit_ns(LONGEST_WORK_SECONDS)
+        standstill = reader.read_at(known_ns, confirmed=not is_long)
+        if standstill is not None and (is_long or _is_hang(group, standstill, silence.since_ns, known_ns)):
+            return _build_seen(group, silence, known_ns, standstill)
+        if known_ns >= silence.limit_ns(HANG_SECONDS) and not any(time_ns <= known_ns for time_ns in reader.written_ns):
+            return _build_unseen(group, last, silence, known_ns)
+    return None
+
+
+def _list_times(silence: _Silence, written_ns: list[int], end_ns: int) -> list[int]:
+    """Return when a silence is examined: where ranks have written stacks, at the limits, and after long work."""
+    first_ns = silence.limit_ns(SEEN_SECONDS)
+    limits = first_ns, silence.limit_ns(HANG_SECONDS), silence.limit_ns(LONGEST_WORK_SECONDS)
+    return sorted(time_ns for time_ns in {*limits, *written_ns} if first_ns <= time_ns <= end_ns)
+
+
+def _is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -> bool:
+    """Whether the ranks that the others wait for do nothing that merely takes long."""
+    late = [standstill.odd] if standstill.odd is not None else [one for one in standstill.groups if not one.awaits_others]
+    return not any(_works(group, stacks, since_ns, time_ns) for stacks in late)
+
+
+def _works(group: Group, stacks: StackGroup, since_ns: int, time_ns: int) -> bool:
+    if stacks.wait is None:
+        return False
+    return stacks.wait.kind in LONG_WORK or any(
+        _is_busy(process, since_ns, time_ns) for process in group.processes if process.rank in stacks.ranks
+    )
+
+
+def _is_busy(process: Process, since_ns: int, time_ns: int) -> bool:
+    samples = process.host_samples.read_window(since_ns, time_ns)
+    return len(samples) > 0 and float(samples.rows["cores_used"].mean()) >= BUSY_CORES
 
 
 def _is_explained(recording: Evidence, group: Group, since_ns: int, until_ns: int) -> bool:
@@ -76,9 +150,12 @@ def _is_explained(recording: Evidence, group: Group, since_ns: int, until_ns: in
 
 
 def _find_end(recording: Evidence, group: Group) -> int:
-    """When the first of the ranks, or the job, is known to have ended or to report nothing more."""
-    keys = {process.key for process in group.processes}
-    ends = [event.unix_ns for event in recording.events_named("rank_gone") if (event.host, event.facts.get("pid")) in keys]
+    """When the first rank that ended in good order, the last rank, or the job ended or reported nothing more."""
+    created_ns = group.lead.source.created_ns
+    ends = [event.unix_ns for event in recording.events_named("job_ended") if event.unix_ns > created_ns]
+    gone = {(event.host, event.facts.get("pid")): event.unix_ns for event in recording.events_named("rank_gone")}
+    if all(process.key in gone for process in group.processes):
+        ends.append(max(gone[process.key] for process in group.processes))
     ends += [
         event.unix_ns
         for process in group.processes
@@ -86,12 +163,29 @@ def _find_end(recording: Evidence, group: Group) -> int:
         for event in process.events_named(name)
         if event.unix_ns > process.source.created_ns
     ]
-    created_ns = group.lead.source.created_ns
-    ends += [event.unix_ns for event in recording.events_named("job_ended") if event.unix_ns > created_ns]
-    return min(ends, default=np.iinfo(np.int64).max)
+    return min(ends, default=int(np.iinfo(np.int64).max))
 
 
-def _build_finding(group: Group, last: list[Samples], since_ns: int, known_ns: int, usual_s: float) -> Annotation:
+def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Standstill) -> Annotation:
+    odd = standstill.odd
+    shown = odd if odd is not None else standstill.groups[0]
+    line = shown.place.partition(" in ")[0]
+    return _SEEN.at(
+        group,
+        silence.since_ns,
+        known_ns,
+        {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s},
+        ranks=list(odd.ranks) if odd is not None else None,
+        odd=describe_odd(standstill),
+        groups=" ".join(f"{describe_group(one)}." for one in standstill.groups if one is not odd) or None,
+        count=len(group.processes),
+        advice=advise(standstill),
+        line=line or None,
+        cost=1.0,
+    )
+
+
+def _build_unseen(group: Group, last: list[Samples], silence: _Silence, known_ns: int) -> Annotation:
     """``last``: the phases that each process has begun, the last one in progress."""
     reached: Ints = np.array([part.times[-1] if len(part) else 0 for part in last])
     slowest = int(np.argmin(reached))
@@ -101,9 +195,9 @@ def _build_finding(group: Group, last: list[Samples], since_ns: int, known_ns: i
     others = sorted({_name_phase(part) for index, part in enumerate(last) if index != slowest})
     return _KIND.with_changes(confidence=0.8 if is_behind else 0.6).at(
         group,
-        since_ns,
+        silence.since_ns,
         known_ns,
-        {"silent_s": (known_ns - since_ns) / 1e9, "iteration_s": usual_s, "behind_s": behind_s},
+        {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s, "behind_s": behind_s},
         ranks=[rank] if is_behind else None,
         count=len(last),
         hung_rank=rank if is_behind else None,

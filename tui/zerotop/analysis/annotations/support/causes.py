@@ -10,6 +10,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Records, Rows, Samples
 from zerotop.analysis.annotations.support.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
+from zerotop.analysis.annotations.support.stack_lines import BETWEEN
 from zerotop.analysis.annotations.support.thresholds import (
     HOST_GROWTH_BYTES,
     OTHERS_BYTES,
@@ -29,6 +30,9 @@ _MOST_SHARE, _FEW_SHARE = 0.5, 0.1
 # A clock that falls by less varies as usual.
 _CLOCK_SHARE = 0.05
 
+# Reserved memory that is given back to the driver at once: more than a segment or two.
+_CLEARED_BYTES = 64 << 20
+
 # Advice and fix.
 _Advice = tuple[str, str]
 _BREAKDOWN: _Advice = ("{breakdown}", "{breakdown_fix}")
@@ -39,6 +43,11 @@ _CLOCK: _Advice = (
 _LENGTH: _Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
 _RETRY: _Advice = (
     "Start with expandable segments, or lower {batch_size}.",
+    "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+)
+_CLEARING: _Advice = (
+    "Remove torch.cuda.empty_cache() from the loop: each next step asks the driver for its memory anew. Against"
+    " fragmentation expandable segments help.",
     "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
 _CORES: _Advice = ("Give each rank cores of its own, and as many threads as it has cores.", "{own_cores_fix}")
@@ -57,6 +66,8 @@ class Cause(NamedTuple):
     confidence: float
     is_expected: bool = False  # whether the change is right: larger batches take longer
     has_own_finding: bool = False  # whether another detector reports it
+    culprit: Process | None = None  # the rank that the others wait for
+    where: str = ""  # the place of stacks that show its line, see stack_lines; empty if none does
 
 
 class StepChange(NamedTuple):
@@ -157,6 +168,20 @@ def _check_retries(change: StepChange) -> Cause | None:
     return Cause(f"PyTorch's allocator had to flush its cache {flushes} times", *_RETRY, 0.9)
 
 
+def _check_cache_clearing(change: StepChange) -> Cause | None:
+    """Reserved memory falls in each step: the script empties the cache, and each step asks the driver for memory anew."""
+    samples = change.read_samples(change.process.allocator)
+    if samples is None:
+        return None
+    falls = []
+    for part, rows in zip(samples, (change.before, change.after), strict=True):
+        reserved = part.rows["reserved_bytes"].astype(np.int64)
+        falls.append(np.count_nonzero(-np.diff(reserved) >= _CLEARED_BYTES) / len(rows))
+    if falls[0] > _FEW_SHARE or falls[1] < _MOST_SHARE:
+        return None
+    return Cause("the allocator's cache was emptied in each step", *_CLEARING, 0.9, where=BETWEEN)
+
+
 def _check_crowding(change: StepChange) -> Cause | None:
     samples = change.read_samples(change.process.host_samples)
     if samples is None:
@@ -175,15 +200,16 @@ def _check_late_rank(change: StepChange) -> Cause | None:
         rows = process.steps_until(known_ns)
         own = [compute_own_seconds(rows[_match_steps(rows, part)]) for part in (change.before, change.after)]
         if min(len(part) for part in own) > 0:
-            delays.append((float(np.median(own[1]) - np.median(own[0])), process.rank, process.source.pid))
+            delays.append((float(np.median(own[1]) - np.median(own[0])), process))
     if len(delays) < 2 or slower <= 0:
         return None
-    (others, *_), (late, rank, pid) = sorted(delays)[-2:]
-    if late - others < slower / 2 or rank == change.process.rank:
+    (others, _), (late, culprit) = sorted(delays, key=lambda delay: delay[0])[-2:]
+    if late - others < slower / 2 or culprit is change.process:
         return None
-    text = f"rank {rank} began to arrive {format_seconds(late)} later where ranks synchronize"
+    text = f"rank {culprit.rank} began to arrive {format_seconds(late)} later where ranks synchronize"
     is_straggler = late >= max(STALL_SECONDS, STRAGGLER_SHARE * float(np.median(change.after["iteration_s"])))
-    return Cause(text, _LATE_ADVICE, f"py-spy dump --pid {pid}", 0.85, has_own_finding=is_straggler)
+    fix = f"py-spy dump --pid {culprit.source.pid}"
+    return Cause(text, _LATE_ADVICE, fix, 0.85, has_own_finding=is_straggler, culprit=culprit, where=BETWEEN)
 
 
 def _match_steps(rows: Rows, steps: Rows) -> slice:
@@ -270,6 +296,7 @@ _CHECKS: tuple[_Check, ...] = (
     _check_tokens,
     _check_data,
     _check_retries,
+    _check_cache_clearing,
     _check_clocks,
     _check_others,
     _check_crowding,

@@ -1,0 +1,83 @@
+"""Name the frames of a stack: file, line, function, and the C function that the innermost frame calls.
+
+No values, arguments or source text are read. No frame is kept: it would keep the job's tensors alive.
+"""
+
+from __future__ import annotations
+
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+from zerotop_probe.inside.stacks.callees import find_callee
+from zerotop_probe.inside.stacks.paths import PathNames
+
+# Of deeper stacks only the job's own frames are kept further out.
+_MOST_LIBRARY_FRAMES = 30
+_MOST_FRAMES = 40
+# Named instructions that are remembered.
+_MOST_NAMES = 10_000
+
+
+class Frame(NamedTuple):
+    """One frame. ``own``: it is the job's own code, neither a library nor Python itself."""
+
+    file: str
+    line: int
+    function: str
+    own: bool
+
+
+class Stack(NamedTuple):
+    """A stack, innermost frame first, and the name of the C function called there; empty if it is none or unknown."""
+
+    frames: tuple[Frame, ...]
+    call: str
+
+
+class StackReader:
+    """Reads stacks, and remembers the names of what it has seen."""
+
+    def __init__(self, paths: PathNames) -> None:
+        self._paths = paths
+        # By id() of the code and instruction; the code is kept so that its id is not used again.
+        self._frames: dict[tuple[int, int], tuple[CodeType, Frame | None]] = {}
+        self._calls: dict[tuple[int, int], str] = {}
+
+    def read_stack(self, innermost: FrameType) -> Stack:
+        """Return the stack that ends in a frame, without the probe's own frames."""
+        if len(self._frames) > _MOST_NAMES:
+            self._frames.clear()
+            self._calls.clear()
+        frames: list[Frame] = []
+        call, count = "", 0
+        frame: FrameType | None = innermost
+        while frame is not None and len(frames) < _MOST_FRAMES:
+            found = self._name_frame(frame)
+            if found is not None:
+                if not count:
+                    call = self._name_call(frame)
+                count += 1
+                if count <= _MOST_LIBRARY_FRAMES or found.own:
+                    frames.append(found)
+            frame = frame.f_back
+        return Stack(tuple(frames), call)
+
+    def _name_frame(self, frame: FrameType) -> Frame | None:
+        code = frame.f_code
+        key = id(code), frame.f_lasti
+        known = self._frames.get(key)
+        if known is None:
+            name = self._paths.name_file(code.co_filename)
+            function = getattr(code, "co_qualname", code.co_name)
+            found = Frame(name.text, frame.f_lineno or 0, function, name.is_own) if name is not None else None
+            known = self._frames[key] = code, found
+        return known[1]
+
+    def _name_call(self, frame: FrameType) -> str:
+        key = id(frame.f_code), frame.f_lasti
+        if key not in self._calls:
+            try:
+                self._calls[key] = find_callee(frame.f_code, frame.f_lasti, frame.f_globals)
+            except (IndexError, ValueError):  # the code of a newer Python
+                self._calls[key] = ""
+        return self._calls[key]

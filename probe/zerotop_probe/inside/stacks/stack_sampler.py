@@ -1,0 +1,260 @@
+"""Sample the training thread's stack while the rank is slow, waits for data, or is silent.
+
+While all is well the sampler only looks, a few times a second at most, which phase is in progress and how long the last
+ones took. It samples where
+
+- the present phase, or gap between phases, has lasted clearly longer than usual (``slow``);
+- the gaps or the data loading usually take a notable share of each iteration (``share``): some samples, then rarely more;
+- the rank has been silent for long (``silent``): the stacks of all threads, ever more rarely.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from zerotop_probe.inside.budget import read_budget
+from zerotop_probe.inside.guard import CostMeter, now
+from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.stacks.frames import Stack, StackReader
+from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.inside.stacks.tally import Tally, format_stacks
+from zerotop_probe.inside.stacks.usual_times import DATA, GAP, SLOW_NS, PlaceKey, UsualTimes
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import BOUNDARY, PHASES
+
+NAME = "stacks"
+"""The sampler's name in the probe's cost and errors."""
+BETWEEN = "between phases"
+SLOW, SHARE, SILENT = "slow", "share", "silent"
+
+# Seconds between looks while all is well: a share of an iteration, within these limits.
+_LOOK_SHARE = 1 / 8
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.2, 1.0
+# How often phases that ended are looked at once the usual durations are known (ns).
+_LEARN_EVERY_NS = 1_000_000_000
+# Seconds between samples, at first and in places that last for long.
+_SAMPLE_S, _LATER_SAMPLE_S, _SILENT_SAMPLE_S = 0.02, 0.1, 1.0
+_LATER_NS = 2_000_000_000
+
+# Samples of a place that takes a notable share of iterations, the same once it takes so many times as much, and some more
+# after each interval (ns).
+_SHARE_SAMPLES, _MORE_SAMPLES = 100, 20
+_GROWN = 1.5
+_MORE_EVERY_NS = 600_000_000_000
+
+# A rank is silent if nothing begins or ends for so long (ns), and for so many iterations.
+_SILENT_NS = 5_000_000_000
+_SILENT_ITERATIONS = 5.0
+# While the usual duration is unknown, as in the first step.
+_FIRST_SILENT_NS = 10_000_000_000
+_LONGEST_PAUSE_NS = 300_000_000_000
+_MOST_THREADS = 24
+_OWN_THREADS = "zerotop-"
+
+# Events: one place is written at most so often, and all together so many at once and one more after each interval (ns).
+_WRITE_EVERY_NS = 2_000_000_000
+_MOST_EVENTS = 30
+_ONE_MORE_EVERY_NS = 60_000_000_000
+# The sampler may take this part of the budget, and save up what it may take in this time (ns).
+_BUDGET_PART = 0.5
+_SAVED_NS = 20_000_000_000
+
+
+class Place(NamedTuple):
+    """A phase in progress, or a gap between phases. ``begin_ns`` tells it from others of its kind."""
+
+    key: PlaceKey
+    begin_ns: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        """Its name in events."""
+        return BETWEEN if self.key.kind == GAP else PHASES[self.key.kind]
+
+
+class StackSampler:
+    """The sampler of one process; :meth:`look` is the task of a ticker."""
+
+    def __init__(self, recorder: Recorder, find_thread: Callable[[], int], meter: CostMeter) -> None:
+        """``find_thread`` returns the ident of the thread that trains."""
+        self._recorder = recorder
+        self._find_thread = find_thread
+        self._meter = meter
+        self._usual = UsualTimes()
+        self._reader = StackReader(PathNames.for_this_process())
+        self._learned_ns = self._seen_end_ns = 0
+        self._last_look_ns = self._saved_up_ns = self._refilled_ns = now()
+        self._tallies: dict[tuple[str, str], Tally] = {}
+        self._written_ns: dict[tuple[str, str], int] = {}
+        self._events_left: float = _MOST_EVENTS
+        self._samples_left = {GAP: 0, DATA: 0}
+        self._sampled_parts = {GAP: 0.0, DATA: 0.0}  # what they took of an iteration when they were sampled
+        self._silence: tuple[int, int] = (0, 0)  # begin of the place, and when all threads are looked at next
+        self._share = _BUDGET_PART * read_budget()
+        self._credit_ns = self._share * _SAVED_NS / 2
+        self._spent_ns = 0
+        self._spread = 0.0
+
+    def look(self, step: int = 0, micro_step: int = 0, phase: int = 0) -> float:
+        """Look at the rank, sample it if something is unusual, and return the seconds until the next look."""
+        time_ns = now()
+        elapsed_ns, self._last_look_ns = time_ns - self._last_look_ns, time_ns
+        place = self._find_place()
+        if place is None or sys.is_finalizing():
+            return _LONGEST_LOOK_S
+        age_ns = time_ns - place.begin_ns
+        is_learning = self._usual.iteration_ns is None or time_ns - self._learned_ns >= _LEARN_EVERY_NS
+        if age_ns < SLOW_NS and not (is_learning or self._tallies or self._wants_shares()):
+            return self._choose_pause()  # as nearly always while steps are short
+        if is_learning:
+            self._learn(time_ns)
+        self._save_up(time_ns)
+        why = self._judge(place, age_ns) if self._credit_ns > 0 else ""
+        if why:
+            self._sample(place, why, time_ns, min(age_ns, elapsed_ns))
+        self._write_due(place, time_ns)
+        if self._is_silent(age_ns):
+            self._check_silence(place, time_ns)
+            return _SILENT_SAMPLE_S
+        if why == SLOW:
+            return _SAMPLE_S if age_ns < _LATER_NS else _LATER_SAMPLE_S
+        return self._choose_pause()
+
+    def finish(self) -> None:
+        """Write what was sampled and not written yet; called when the recording ends."""
+        for key in list(self._tallies):
+            self._write(key, now())
+
+    # --- what is unusual ------------------------------------------------------------------------------------
+
+    def _find_place(self) -> Place | None:
+        """Return where the training thread is; None before the first phase."""
+        try:
+            span = self._recorder.stack[0]
+            return Place(PlaceKey(span.phase), span.begin_ns, span.step)
+        except IndexError:
+            pass
+        try:
+            last = self._recorder.ended[-1]
+        except IndexError:
+            return None
+        return Place(PlaceKey(GAP, last.phase), last.end_ns, last.step + bool(last.flags & BOUNDARY))
+
+    def _learn(self, time_ns: int) -> None:
+        self._learned_ns = time_ns
+        ended = self._recorder.ended.copy()
+        fresh = [span for span in ended if span.end_ns > self._seen_end_ns]
+        if fresh:
+            self._usual.learn(fresh, is_complete=len(fresh) < len(ended))
+            self._seen_end_ns = fresh[-1].end_ns
+        for kind, part_ns in self._usual.notable.items():
+            if part_ns > _GROWN * self._sampled_parts[kind]:
+                self._sampled_parts[kind], self._samples_left[kind] = part_ns, _SHARE_SAMPLES
+
+    def _judge(self, place: Place, age_ns: int) -> str:
+        """Return why the present place is worth a sample; empty if it is not."""
+        limit_ns = self._usual.find_limit(place.key)
+        if limit_ns is None:
+            return ""
+        if age_ns > limit_ns:
+            return SLOW
+        kind = place.key.kind
+        return SHARE if kind in self._usual.notable and self._samples_left[kind] and self._wants_shares() else ""
+
+    def _is_silent(self, age_ns: int) -> bool:
+        iteration_ns = self._usual.iteration_ns
+        return age_ns >= (_FIRST_SILENT_NS if iteration_ns is None else max(_SILENT_NS, _SILENT_ITERATIONS * iteration_ns))
+
+    def _choose_pause(self) -> float:
+        """Return the seconds until the next look while nothing is slow."""
+        if self._usual.iteration_ns is None:
+            return _SHORTEST_LOOK_S
+        pause_s = min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, _LOOK_SHARE * self._usual.iteration_ns / 1e9))
+        if self._wants_shares():
+            pause_s = min(pause_s, 2 * _SAMPLE_S)
+        # Looks at equal distances could always meet an iteration at the same point.
+        self._spread = (self._spread + 0.618) % 1
+        return pause_s * (0.5 + self._spread)
+
+    def _wants_shares(self) -> bool:
+        """Whether to sample what usually takes a notable share; half of the savings are kept for what is unusual."""
+        is_wanted = any(self._samples_left[kind] for kind in self._usual.notable)
+        return is_wanted and self._credit_ns > self._share * _SAVED_NS / 4
+
+    def _save_up(self, time_ns: int) -> None:
+        """Add to what may be spent the budget of the time that has passed, less what the sampler has cost meanwhile."""
+        elapsed_ns, self._saved_up_ns = time_ns - self._saved_up_ns, time_ns
+        spent_ns = self._meter.thread_ns.get(NAME, 0)
+        saved_ns = self._share * elapsed_ns - (spent_ns - self._spent_ns)
+        self._spent_ns = spent_ns
+        self._credit_ns = min(self._share * _SAVED_NS, self._credit_ns + saved_ns)
+        self._events_left = min(_MOST_EVENTS, self._events_left + elapsed_ns / _ONE_MORE_EVERY_NS)
+        if time_ns - self._refilled_ns > _MORE_EVERY_NS:
+            self._refilled_ns = time_ns
+            self._samples_left = {kind: max(left, _MORE_SAMPLES) for kind, left in self._samples_left.items()}
+
+    # --- samples --------------------------------------------------------------------------------------------
+
+    def _sample(self, place: Place, why: str, time_ns: int, seen_ns: int) -> None:
+        frame = sys._current_frames().get(self._find_thread())
+        if frame is None:
+            return
+        stack = self._reader.read_stack(frame)
+        del frame
+        if self._find_place() != place:  # another thread ran in between
+            return
+        if why == SHARE:
+            self._samples_left[place.key.kind] -= 1
+        tally = self._tallies.get((place.name, why))
+        if tally is None:
+            tally = self._tallies[place.name, why] = Tally(place.begin_ns, place.step)
+        tally.add(stack, time_ns, place.step, seen_ns)
+
+    def _check_silence(self, place: Place, time_ns: int) -> None:
+        """Write the stacks of all threads, the first time at once and then ever more rarely."""
+        begin_ns, next_ns = self._silence
+        if begin_ns == place.begin_ns and time_ns < next_ns:
+            return
+        pause_ns = min(_LONGEST_PAUSE_NS, max(_SILENT_NS, time_ns - place.begin_ns))
+        self._silence = place.begin_ns, time_ns + pause_ns
+        facts = format_stacks(self._read_threads())
+        times = {"begin_ns": place.begin_ns, "end_ns": time_ns, "step": place.step, "samples": 1}
+        self._recorder.write_event(time_ns, events.STACKS, where=place.name, why=SILENT, **times, **facts)
+
+    def _read_threads(self) -> list[tuple[Stack, dict[str, Any]]]:
+        """Return the stacks of all threads but the probe's own, that of the training thread first."""
+        # threading.enumerate() takes a lock, for which a rank that hangs may wait.
+        names = {ident: thread.name for ident, thread in dict(getattr(threading, "_active", {})).items()}
+        trainer, frames = self._find_thread(), sys._current_frames()
+        stacks: list[tuple[Stack, dict[str, Any]]] = []
+        for ident in sorted(frames, key=lambda ident: ident != trainer)[:_MOST_THREADS]:
+            name = names.get(ident, f"thread {ident}")
+            if not name.startswith(_OWN_THREADS):
+                facts = {"count": 1} if ident == trainer else {"count": 1, "thread": name}
+                stacks.append((self._reader.read_stack(frames[ident]), facts))
+        return stacks
+
+    # --- events ---------------------------------------------------------------------------------------------
+
+    def _write_due(self, place: Place, time_ns: int) -> None:
+        """Write what was sampled in places that are over, and now and then while they last."""
+        for key, tally in list(self._tallies.items()):
+            where, why = key
+            pause_ns = _WRITE_EVERY_NS
+            if where == place.name and why == SLOW:
+                pause_ns = max(pause_ns, (time_ns - place.begin_ns) // 4)
+            since_ns = max(tally.begin_ns, self._written_ns.get(key, 0))
+            is_over = why == SLOW and place.begin_ns > tally.end_ns and self._events_left > _MOST_EVENTS / 2
+            if (is_over or time_ns - since_ns >= pause_ns) and self._events_left >= 1:
+                self._events_left -= 1
+                self._write(key, time_ns)
+
+    def _write(self, key: tuple[str, str], time_ns: int) -> None:
+        where, why = key
+        self._written_ns[key] = time_ns
+        facts = self._tallies.pop(key).make_facts()
+        self._recorder.write_event(time_ns, events.STACKS, where=where, why=why, **facts)

@@ -1,0 +1,33 @@
+"""A hand-written loop whose rank 1 ends before its time: by a signal, or with an exception in a function."""
+
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+
+
+def save(rank, how):
+    if rank == 1 and how == "signal":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1 and how == "exception":
+        raise ValueError("no such shape")
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank, how = dist.get_rank(), sys.argv[-1]  # DeepSpeed's launcher adds an argument before it
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(6):
+        model(torch.randn(4, 8)).pow(2).mean().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 4:
+            save(rank, how)
+
+
+main()

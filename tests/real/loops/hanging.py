@@ -1,0 +1,95 @@
+"""Ranks of a hand-written loop, of which one stops in a step. Arguments: kind of hang, rank, step, pause.
+
+A line that hangs is marked. What can end, ends after the pause in seconds.
+"""
+
+import ctypes
+import os
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+
+kind, odd, when, pause = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+lock = threading.Lock()
+
+
+def announce():
+    print("STOPS", time.time_ns(), flush=True)
+
+
+def hold_lock():
+    with lock:
+        time.sleep(pause)
+
+
+def wait_for_lock():
+    threading.Thread(target=hold_lock, daemon=True).start()
+    time.sleep(0.1)
+    lock.acquire()  # hang: lock
+    lock.release()
+
+
+def read_fifo():
+    os.mkfifo("rows")
+    threading.Timer(pause, lambda: open("rows", "w").close()).start()
+    with open("rows") as rows:  # hang: disk
+        rows.read()
+
+
+def build_batch(rank, step):
+    if rank == odd and step == when:
+        if kind in ("sleep", "lock", "disk", "compute", "native"):
+            announce()
+        if kind == "sleep":
+            time.sleep(pause)  # hang: sleep
+        if kind == "lock":
+            wait_for_lock()
+        if kind == "native":
+            ctypes.PyDLL(None).sleep(int(pause))  # hang: native
+        if kind == "disk":
+            read_fifo()
+        if kind == "compute":
+            end = time.monotonic() + pause
+            while time.monotonic() < end:
+                sum(range(1000))
+    return torch.randn(4, 8)
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for step in range(when + 20):
+        model(build_batch(rank, step)).pow(2).mean().backward()
+        if kind == "mismatch" and rank == odd and step == when:
+            announce()
+            dist.barrier()  # hang: mismatch
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        if kind == "peer" and step == when:
+            if rank == odd:
+                announce()
+                os._exit(3)  # hang: peer
+            store.get("written by the rank that is gone")
+        if kind == "save" and rank == odd and step == when:
+            announce()
+            torch.save(Slow(), "model.pt")
+        time.sleep(0.02)
+
+
+class Slow:
+    """Takes its time when it is saved, as on a slow disk."""
+
+    def __reduce__(self):
+        time.sleep(pause)
+        return (float, (1.0,))
+
+
+main()

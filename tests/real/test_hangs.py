@@ -1,0 +1,92 @@
+"""Jobs of two or three ranks that stand still: which rank, at which line, and in which collective the others wait."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from real_jobs import TIMEOUT_S
+from standing_jobs import LINES, StandingJob
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.hangs.reader import StandstillFinder
+from zerotop.session.reader import Session
+from zerotop_probe.outside.sampling.stuck import py_spy
+
+ODD, STEP = 1, 30
+# Kinds that stand still until they are ended, and those that take long but work.
+HANGS, WORK = ("sleep", "lock", "disk", "native", "mismatch", "peer"), ("save", "compute")
+ENDLESS_S, WORK_S = 600.0, 14.0
+
+
+def list_others(kind: str) -> tuple[int, ...]:
+    """The ranks that wait: of two ranks that wait for each other, none would be the odd one."""
+    return (0, 2) if kind == "mismatch" else (0,)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> Iterator[dict[str, StandingJob]]:
+    """All of them at once: they mostly sleep."""
+    folder, started = tmp_path_factory.mktemp("hangs"), {}
+    for kind in (*HANGS, *WORK):
+        pause_s, ranks = ENDLESS_S if kind in HANGS else WORK_S, 1 + len(list_others(kind))
+        started[kind] = StandingJob(folder / kind, job_environment, kind, ranks=ranks, odd=ODD, step=STEP, pause_s=pause_s)
+    yield started
+    for job in started.values():
+        job.stop()
+
+
+def can_read_others() -> bool:
+    """Whether py-spy may read processes that it has not started."""
+    program = py_spy.find_program()
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        stacks = py_spy.dump_stacks(program, child.pid) if program is not None else None
+        child.kill()
+    return stacks is not None
+
+
+def wait_for_finding(job: StandingJob) -> Annotation:
+    end = time.monotonic() + TIMEOUT_S
+    while (finding := job.find_named("hung_ranks")) is None:
+        assert time.monotonic() < end, job.output
+        assert job.process.poll() is None, job.output
+        time.sleep(0.5)
+    return finding
+
+
+@pytest.mark.parametrize("kind", HANGS)
+def test_the_rank_that_the_others_wait_for_is_named_with_its_line(jobs: dict[str, StandingJob], kind: str) -> None:
+    if kind == "native" and not can_read_others():
+        pytest.skip("py-spy may not read other processes here")
+    finding = wait_for_finding(jobs[kind])
+    assert finding.ranks == (ODD,)
+    assert finding.step in (STEP, STEP + 1)
+    found = StandstillFinder(Session.open(jobs[kind].session)).find_at(time.time_ns())
+    assert found is not None
+    standstill, since_ns = found
+    assert since_ns == finding.begin_ns
+    odd, others = standstill.groups
+    assert (odd, odd.ranks, others.ranks) == (standstill.odd, (ODD,), list_others(kind))
+    if kind == "peer":
+        assert "rank 1 has ended" in finding.headline
+        assert "Rank 0 is in get at hanging.py:" in finding.details
+    else:
+        assert finding.fix == f"hanging.py:{LINES[kind]}"
+        waiting = "Ranks 0 and 2 wait" if kind == "mismatch" else "Rank 0 waits"
+        assert f"{waiting} in all_reduce at hanging.py:" in finding.details
+    assert standstill.is_mismatch == (kind == "mismatch")
+
+
+@pytest.mark.parametrize("kind", WORK)
+def test_saving_and_computing_for_long_is_no_hang(jobs: dict[str, StandingJob], kind: str) -> None:
+    """The other ranks wait for as long as where a hang is found."""
+    job = jobs[kind]
+    assert job.process.wait(TIMEOUT_S) == 0, job.output
+    written = [event for event in Session.open(job.session).events_named("stacks") if event.facts.get("why") == "silent"]
+    assert {event.rank for event in written} >= {0}
+    assert job.find_named("hung_ranks") is None

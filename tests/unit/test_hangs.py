@@ -1,0 +1,135 @@
+"""Ranks that stand still: what each waits for, which one is odd, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from standing_ranks import SAVING, SILENT_S, SLEEPING, WAITING, Stand, at, write_standing
+from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.hangs.reader import StandstillFinder
+from zerotop.analysis.hangs.stacks import Frame, ThreadStack
+from zerotop.analysis.hangs.waits import Wait, WaitKind, find_wait
+from zerotop.session.reader import Session
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
+from zerotop.ui.drawing.rows import row_text, row_width
+from zerotop.ui.ranks.stacks import copy_stacks, count_stack_rows, draw_stacks
+
+ALL_REDUCE = Stand(WAITING, "wait")
+SLEEP = Stand(SLEEPING, "time.sleep")
+BARRIER = Stand((("torch/distributed/distributed_c10d.py", 5356, "barrier", False), ("train.py", 94, "step", True)), "wait")
+
+
+def find_hung(session: Session, second: float) -> list[Annotation]:
+    return [finding for finding in find_annotations(session, at(second)) if finding.name == "hung_ranks"]
+
+
+@pytest.mark.parametrize(
+    ("stand", "wait"),
+    [
+        (ALL_REDUCE, Wait(WaitKind.COLLECTIVE, "all_reduce")),
+        (SLEEP, Wait(WaitKind.SLEEP, "time.sleep")),
+        (Stand(SAVING, "write"), Wait(WaitKind.SAVE, "torch.save")),
+        (Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item"), Wait(WaitKind.DEVICE, "item")),
+        (Stand(SLEEPING, "io.open"), Wait(WaitKind.FILE, "io.open")),
+        (Stand(SLEEPING), Wait(WaitKind.OTHER, "")),
+        (Stand((("numpy/core.py", 3, "sort", False), *SLEEPING)), Wait(WaitKind.OTHER, "sort")),
+        (
+            Stand((("torch/_dynamo/a.py", 9, "run", False), *SLEEPING), "sleep"),
+            Wait(WaitKind.COMPILE, "torch.compile"),
+        ),
+        (
+            Stand((("threading.py", 327, "Condition.wait", False), *SLEEPING), "acquire"),
+            Wait(WaitKind.LOCK, "a lock"),
+        ),
+    ],
+)
+def test_what_a_thread_waits_for(stand: Stand, wait: Wait) -> None:
+    assert find_wait(ThreadStack("", stand.call, tuple(Frame(*frame) for frame in stand.frames))) == wait
+
+
+def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:
+    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE, 3: ALL_REDUCE})
+    assert find_hung(session, 29.9) == []
+    (hung,) = find_hung(session, 60)
+    assert hung.known_ns == at(30)
+    assert (hung.ranks, hung.fix) == ((1,), "train.py:40")
+    assert hung.headline == "Standing still for 10 s: rank 1 is in time.sleep at train.py:40 in build_batch"
+    assert "Ranks 0, 2, 3 wait in all_reduce at train.py:90 in step." in hung.details
+
+
+def test_of_different_collectives_the_fewest_ranks_are_wrong(tmp_path: Path) -> None:
+    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: ALL_REDUCE, 2: BARRIER})
+    (hung,) = find_hung(session, 60)
+    assert hung.headline == "Standing still for 10 s: rank 2 waits in barrier at train.py:94 in step"
+    assert "same order" in hung.advice
+
+
+def test_of_two_ranks_the_one_that_is_further_left_a_collective_out(tmp_path: Path) -> None:
+    (hung,) = find_hung(write_standing(tmp_path, {0: BARRIER, 1: ALL_REDUCE}), 60)
+    assert hung.ranks == (0,)
+
+
+def test_ranks_that_all_wait_in_one_place_have_no_odd_one(tmp_path: Path) -> None:
+    (hung,) = find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: ALL_REDUCE}), 60)
+    assert (hung.ranks, hung.headline) == (
+        (0, 1),
+        "Standing still for 10 s: all ranks wait in all_reduce at train.py:90 in step",
+    )
+    assert "network" in hung.advice
+
+
+def test_a_rank_whose_python_does_not_run_is_the_odd_one(tmp_path: Path) -> None:
+    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: None})
+    assert find_hung(session, 30) == []
+    (hung,) = find_hung(session, 60)
+    assert "rank 1 is silent in C code" in hung.headline
+    assert hung.known_ns <= at(SILENT_S + 20)
+
+
+def test_saving_is_no_hang_before_ten_minutes(tmp_path: Path) -> None:
+    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: Stand(SAVING, "write")}, (25, 30, 40, 60, 100, 180, 340))
+    assert find_hung(session, 600) == []
+    (hung,) = find_hung(session, 640)
+    assert "rank 1 is in torch.save at train.py:71 in save" in hung.headline
+
+
+def test_a_rank_that_moves_on_between_its_stacks_does_not_hang(tmp_path: Path) -> None:
+    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, (25,))
+    assert find_hung(session, 60) == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(78, 14), (118, 12), (196, 30), (20, 3)])
+@pytest.mark.parametrize("glyphs", [BLOCKS, ASCII], ids=["blocks", "ascii"])
+def test_the_stacks_are_drawn_in_any_size(tmp_path: Path, width: int, height: int, glyphs: Glyphs) -> None:
+    found = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE})).find_at(at(42))
+    assert found is not None
+    rows = draw_stacks(found, at(42), width, height, glyphs, with_sentences=True)
+    assert len(rows) == height
+    assert {row_width(row) for row in rows} == {width}
+    if width > 20:
+        text = "\n".join(row_text(row) for row in rows)
+        parts = (
+            "nothing has moved for 22 s",
+            "train.py:40 in build_batch",
+            "2 ranks  0, 2  wait in all_reduce",
+            "train.py:90",
+        )
+        assert [part for part in parts if part not in text] == []
+        assert count_stack_rows(found, width, glyphs, with_sentences=True) >= 10
+
+
+def test_all_stacks_are_copied(tmp_path: Path) -> None:
+    found = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP})).find_at(at(42))
+    assert found is not None
+    first, second = copy_stacks(found.standstill).split("\n\n")
+    assert first == "ranks 1: in time.sleep\n  time.sleep()\n  train.py:40 in build_batch\n  train.py:118"
+    assert "torch/distributed/distributed_c10d.py:3252 in all_reduce" in second
+
+
+def test_ranks_that_work_do_not_stand_still(tmp_path: Path) -> None:
+    finder = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}))
+    assert finder.find_at(at(19)) is None
+    assert finder.find_at(at(22)) is None
+    assert finder.find_at(at(26)) is not None

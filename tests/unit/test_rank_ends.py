@@ -1,0 +1,172 @@
+"""How ranks ended: what launchers print, tracebacks, and which rank failed first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import recordings
+from memory_recording import Recording, usual
+from small_recording import BEGIN_NS, S, identity, span
+from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.failures.launcher_reports import LauncherReport, parse_reports
+from zerotop.analysis.failures.rank_ends import find_ends
+from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
+from zerotop.session.output.tail import PrintedLine
+from zerotop_probe.recording import events, tables
+
+# As torchrun of PyTorch 2.13 prints it.
+TORCHRUN = """\
+W1122 20:09:02 4430 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 4436 closing signal SIGTERM
+E1122 20:09:02 4430 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 4437)\
+ of binary: /usr/bin/python
+Traceback (most recent call last):
+  File "/venv/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+  File "/venv/lib/python3.11/site-packages/torch/distributed/launcher/api.py", line 383, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\x20
+======================================================
+train.py FAILED
+------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-22_20:09:02
+  host      : localhost
+  rank      : 4 (local_rank: 0)
+  exitcode  : -15 (pid: 4436)  (SIGTERM)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 4436
+------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_20:09:02
+  host      : localhost
+  rank      : 5 (local_rank: 1)
+  exitcode  : -9 (pid: 4437)  (SIGKILL)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 4437
+======================================================
+"""
+DEEPSPEED = """\
+[2026-11-22 20:10:43,936] [INFO] [launch.py:253:sigkill_handler] Killing subprocess 5205
+[2026-11-22 20:10:43,960] [INFO] [launch.py:253:sigkill_handler] Killing subprocess 5206
+[2026-11-22 20:10:43,960] [ERROR] [launch.py:259:sigkill_handler] ['/usr/bin/python', '-u', 'train.py', '--local_rank=1',\
+ '--deepspeed'] exits with return code = -9
+"""
+SRUN = """\
+srun: error: node3: task 12: Killed
+srun: Terminating StepId=71.0
+srun: error: node2: task 5: Segmentation fault (core dumped)
+srun: error: node1: tasks 0-4: Terminated
+srun: error: node2: task 6: Exited with exit code 7
+"""
+# Two ranks at once; the first has the error of a data loader's worker.
+MIXED = """\
+loading: 1
+[rank1]: Traceback (most recent call last):
+[rank0]: Traceback (most recent call last):
+[rank1]:   File "/home/me/run/train.py", line 88, in <module>
+[rank0]:   File "/home/me/run/train.py", line 90, in <module>
+[rank1]:     for batch in loader:
+[rank1]:   File "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 701, in __next__
+[rank0]:     dist.all_reduce(loss)
+[rank1]: ValueError: Caught ValueError in DataLoader worker process 0.
+[rank0]:   File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252, in all_reduce
+[rank1]: Original Traceback (most recent call last):
+[rank1]:   File "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop
+[rank1]:   File "/home/me/run/data/rows.py", line 12, in __getitem__
+[rank1]:     raise ValueError("row 7 is empty")
+[rank1]: ValueError: row 7 is empty
+[rank0]: RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:44934.
+"""
+
+
+def lines(text: str, time_ns: int = 0) -> list[PrintedLine]:
+    return [PrintedLine(time_ns, line) for line in text.splitlines()]
+
+
+def test_torchruns_table_and_log() -> None:
+    logged, fallen, first = parse_reports(lines(TORCHRUN))
+    assert (logged.exit_code, logged.is_first, logged.local_rank, logged.pid) == (-9, True, 1, 4437)
+    assert fallen == LauncherReport("torchrun", 0, -15, is_first=False, rank=4, local_rank=0, pid=4436)
+    assert first == LauncherReport("torchrun", 0, -9, is_first=True, rank=5, local_rank=1, pid=4437)
+    assert list(parse_tracebacks(lines(TORCHRUN))) == []
+
+
+def test_deepspeeds_launcher_names_the_first_rank() -> None:
+    assert parse_reports(lines(DEEPSPEED)) == [LauncherReport("DeepSpeed's launcher", 0, -9, is_first=True, local_rank=1)]
+
+
+def test_sruns_tasks() -> None:
+    reports = [(one.rank, one.exit_code, one.is_first) for one in parse_reports(lines(SRUN))]
+    assert reports == [(12, -9, True), (5, -11, False), (6, 7, False)]
+
+
+def test_tracebacks_of_two_ranks_at_once() -> None:
+    outer, worker, waiting = parse_tracebacks(lines(MIXED))
+    assert outer.place == "train.py:88"
+    assert (worker.rank, worker.text, worker.place) == (1, "ValueError: row 7 is empty", "rows.py:12 in __getitem__")
+    assert (waiting.rank, waiting.error, waiting.place) == (0, "RuntimeError", "train.py:90")
+    assert [one.is_lost_peer for one in (outer, worker, waiting)] == [False, False, True]
+
+
+@pytest.mark.parametrize(("prefix", "rank", "local_rank"), [("", None, None), ("[default3]:", None, 3), ("12: ", 12, None)])
+def test_prefixes_of_launchers(prefix: str, rank: int | None, local_rank: int | None) -> None:
+    text = "".join(f"{prefix}{line.removeprefix('[rank1]: ')}\n" for line in MIXED.splitlines() if "rank0" not in line)
+    last: Traceback = list(parse_tracebacks(lines(text)))[-1]
+    assert (last.rank, last.local_rank, last.text) == (rank, local_rank, "ValueError: row 7 is empty")
+
+
+def _lose_two_ranks(folder: Path, output: str, exit_code: int = 1) -> Recording:
+    """Rank 0 ends at second 31 with a goodbye, rank 1 at 31.2 without one; the launcher ends at 33."""
+    recording = usual(folder)
+    recording.write(tables.SPANS, identity(1), [span(29, 30, "step", 2, tables.BOUNDARY)], born=1)
+    for rank in (0, 1):
+        recording.event(identity(rank), 1.5, events.HELLO, rank=rank, local_rank=rank)
+    recording.event(identity(0), 31, events.GOODBYE)
+    for rank, second in ((0, 31.1), (1, 31.2)):
+        recording.event(recording.node, second, events.RANK_GONE, rank=rank, pid=identity(rank).pid)
+    recording.print(32, output)
+    recording.event(recording.node, 33, events.JOB_ENDED, exit_code=exit_code, signal=None, text="The job failed.")
+    return recording
+
+
+def _find_dead(recording: Recording, second: float) -> list[Annotation]:
+    found = find_annotations(recording.read(), BEGIN_NS + int(second * S))
+    return [finding for finding in found if finding.name == "dead_rank"]
+
+
+def test_the_launchers_word_decides_over_the_order_of_ends(tmp_path: Path) -> None:
+    recording = _lose_two_ranks(tmp_path, DEEPSPEED)
+    assert _find_dead(recording, 31.9) == []
+    (dead,) = _find_dead(recording, 40)
+    assert dead.headline == "Rank 1 was killed by signal 9 (SIGKILL) after 3 steps"
+    assert "as DeepSpeed's launcher printed" in dead.details
+    assert dead.known_ns == BEGIN_NS + 32 * S
+
+
+def test_an_exception_is_named_with_its_line_and_not_that_of_a_rank_that_lost_its_peer(tmp_path: Path) -> None:
+    recording = _lose_two_ranks(tmp_path, MIXED)
+    first, fallen = find_ends(recording.read(), recording.read().sources["spans"], BEGIN_NS + 40 * S)
+    assert (first.process.rank, first.is_consequence, fallen.is_consequence) == (1, False, True)
+    (dead,) = _find_dead(recording, 40)
+    assert (dead.headline, dead.fix) == ("Rank 1 ended with ValueError at rows.py:12 in __getitem__", "rows.py:12")
+    assert dead.details == "ValueError: row 7 is empty. Rank 0 failed because of that."
+
+
+def test_a_rank_that_was_interrupted_from_the_keyboard_did_not_die(tmp_path: Path) -> None:
+    text = MIXED.replace("[rank1]: ValueError: row 7 is empty", "[rank1]: KeyboardInterrupt")
+    assert _find_dead(_lose_two_ranks(tmp_path, text), 40) == []
+
+
+def test_an_exit_code_without_a_traceback(tmp_path: Path) -> None:
+    (dead,) = _find_dead(_lose_two_ranks(tmp_path, DEEPSPEED.replace("-9", "3"), exit_code=3), 40)
+    assert dead.headline == "Rank 1 ended with exit code 3 after 3 steps"
+
+
+def test_a_real_death_names_its_signal() -> None:
+    session = recordings.recording("cpu-dead")
+    (dead,) = (one for one in find_annotations(session, session.end_ns) if one.name == "dead_rank")
+    assert dead.evidence["signal_number"] == 9

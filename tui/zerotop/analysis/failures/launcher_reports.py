@@ -1,0 +1,79 @@
+"""What launchers print about the ends of ranks: torchrun and accelerate, DeepSpeed's launcher, Slurm's srun."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from zerotop.session.output.tail import PrintedLine
+
+
+class LauncherReport(NamedTuple):
+    """One rank's end as its launcher printed it."""
+
+    launcher: str  # in words
+    time_ns: int  # unix time of the line
+    exit_code: int  # negative for a signal
+    is_first: bool  # the launcher says that this rank failed first
+    rank: int | None = None
+    local_rank: int | None = None
+    pid: int | None = None
+
+
+TORCHRUN, DEEPSPEED, SLURM = "torchrun", "DeepSpeed's launcher", "srun"
+
+_DEEPSPEED = re.compile(r"\[launch\.py:\d+:\w+\] (?P<command>\[.*\]) exits with return code = (?P<code>-?\d+)")
+_LOCAL_RANK = re.compile(r"--local[_-]rank=(\d+)")
+_TORCHRUN_LOG = re.compile(
+    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\) of binary"
+)
+_TABLE_FIRST = re.compile(r"Root Cause \(first observed failure\):")
+_TABLE_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)")
+_TABLE_EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
+_SRUN = re.compile(r"srun: error: \S+: task (?P<task>\d+): (?P<end>.+)")
+_SRUN_CODE = re.compile(r"Exited with exit code (\d+)")
+_SIGNALS_BY_WORDS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
+
+
+def parse_reports(lines: Sequence[PrintedLine]) -> list[LauncherReport]:
+    """Return the reports in one stream of output, in their order."""
+    return [*_parse_lines(lines), *_parse_tables(lines)]
+
+
+def _parse_lines(lines: Sequence[PrintedLine]) -> Iterator[LauncherReport]:
+    """Reports of one line. DeepSpeed's launcher prints only the first rank's."""
+    has_task = False
+    for time_ns, text in lines:
+        if (match := _DEEPSPEED.search(text)) is not None:
+            local = _LOCAL_RANK.search(match["command"])
+            local_rank = int(local[1]) if local is not None else None
+            yield LauncherReport(DEEPSPEED, time_ns, int(match["code"]), is_first=True, local_rank=local_rank)
+        elif (match := _TORCHRUN_LOG.search(text)) is not None:
+            local_rank, pid = int(match["local"]), int(match["pid"])
+            yield LauncherReport(TORCHRUN, time_ns, int(match["code"]), is_first=True, local_rank=local_rank, pid=pid)
+        elif (match := _SRUN.search(text)) is not None and (code := _parse_srun_end(match["end"])) is not None:
+            yield LauncherReport(SLURM, time_ns, code, is_first=not has_task, rank=int(match["task"]))
+            has_task = True
+
+
+def _parse_srun_end(text: str) -> int | None:
+    if (match := _SRUN_CODE.match(text)) is not None:
+        return int(match[1])
+    number = _SIGNALS_BY_WORDS.get(text.removesuffix(" (core dumped)").strip())
+    return -number if number is not None else None
+
+
+def _parse_tables(lines: Sequence[PrintedLine]) -> Iterator[LauncherReport]:
+    """The table of torchrun, which has the first failure last."""
+    is_first, ranks = False, None
+    for time_ns, text in lines:
+        if _TABLE_FIRST.search(text):
+            is_first = True
+        elif (match := _TABLE_RANK.search(text)) is not None:
+            ranks = int(match[1]), int(match[2])
+        elif ranks is not None and (match := _TABLE_EXIT.search(text)) is not None:
+            code, pid = int(match[1]), int(match[2])
+            yield LauncherReport(TORCHRUN, time_ns, code, is_first, rank=ranks[0], local_rank=ranks[1], pid=pid)
+            is_first, ranks = False, None

@@ -1,0 +1,162 @@
+"""The rank that failed first, and how it ended: from the launcher's words, tracebacks, and processes that vanished.
+
+Ranks that fail after the first one fail because of it: they lose their connections to it, or the launcher ends them.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from zerotop.analysis.failures.launcher_reports import LauncherReport, parse_reports
+from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
+from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process
+from zerotop.analysis.processes.process_exits import ProcessExit, ProcessExits
+from zerotop.session.output.tail import read_last_lines
+from zerotop.session.reader import Event, Session, Source
+
+# A launcher ends the ranks that are left with these.
+_LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
+# A traceback that was printed longer before the end was survived.
+_LAST_WORDS_NS = 60 * 10**9
+_SIGNAL_NAMES = {int(one): one.name for one in signal.Signals}
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """How a rank ended, as far as known."""
+
+    process: RankProcess
+    report: LauncherReport | None
+    traceback: Traceback | None
+
+    @property
+    def signal_number(self) -> int | None:
+        """The signal that ended it; None where that is not known, or none did."""
+        return -self.report.exit_code if self.report is not None and self.report.exit_code < 0 else None
+
+    @property
+    def signal_name(self) -> str | None:
+        """The name of that signal."""
+        number = self.signal_number
+        return None if number is None else _SIGNAL_NAMES.get(number, f"signal {number}")
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code; None where that is not known, and after a signal."""
+        return self.report.exit_code if self.report is not None and self.report.exit_code >= 0 else None
+
+    @property
+    def is_consequence(self) -> bool:
+        """Whether it ended because another rank had: it lost its connection, or the launcher ended it."""
+        if self.traceback is not None and self.traceback.is_lost_peer:
+            return True
+        was_ended = self.signal_number in _LAUNCHER_SIGNALS and self.report is not None and not self.report.is_first
+        return was_ended and self.traceback is None
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedEnds:
+    """What a job's output says about the ends of its ranks, up to a moment."""
+
+    reports: tuple[LauncherReport, ...]
+    tracebacks: tuple[Traceback, ...]
+
+    def find_report(self, process: RankProcess, local_rank: int | None, since_ns: int) -> LauncherReport | None:
+        """Return what the launcher printed about a process that began at ``since_ns``."""
+        reports = [one for one in self.reports if one.time_ns >= since_ns and _is_about(one, process, local_rank)]
+        return next((one for one in reports if one.is_first), reports[0] if reports else None)
+
+    def find_traceback(
+        self, process: RankProcess, local_rank: int | None, since_ns: int, *, with_unmarked: bool
+    ) -> Traceback | None:
+        """Return the last exception that a process printed from ``since_ns`` on.
+
+        ``with_unmarked``: it is the one that printed tracebacks without a rank.
+        """
+        printed = [one for one in self.tracebacks if one.time_ns >= since_ns]
+        own = [one for one in printed if one.rank == process.rank]
+        own += [one for one in printed if one.rank is None and local_rank is not None and one.local_rank == local_rank]
+        if not own and with_unmarked:
+            own = [one for one in printed if one.rank is None and one.local_rank is None]
+        return own[-1] if own else None
+
+
+def _is_about(report: LauncherReport, process: RankProcess, local_rank: int | None) -> bool:
+    if report.pid is not None:
+        return report.pid == process.pid
+    return report.rank == process.rank if report.rank is not None else report.local_rank == local_rank
+
+
+def read_printed_ends(session: Session, cursor_ns: int) -> PrintedEnds:
+    """Read the end of a job's output up to the cursor."""
+    streams = read_last_lines(session, cursor_ns)
+    reports = sorted(chain.from_iterable(map(parse_reports, streams)), key=lambda report: report.time_ns)
+    tracebacks = sorted(chain.from_iterable(map(parse_tracebacks, streams)), key=lambda traceback: traceback.time_ns)
+    return PrintedEnds(tuple(reports), tuple(tracebacks))
+
+
+def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> list[RankEnd]:
+    """Return how the ranks of one attempt ended up to the cursor; the first failure comes first, and good ends are left out.
+
+    ``sources``: a table that each of its processes writes.
+    """
+    printed = read_printed_ends(session, cursor_ns)
+    exits = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
+    job_end = next(iter(session.events_named("job_ended", cursor_ns)[-1:]), None)
+    failed: list[tuple[bool, bool, int, RankEnd]] = []
+    for source in sources:
+        process = identify_process(source)
+        exit_ns = exits.find_exit(source)
+        local_rank = _read_local_rank(session, process, cursor_ns)
+        report = printed.find_report(process, local_rank, source.created_ns)
+        if exit_ns is None and report is None:
+            continue
+        is_alone = len(sources) == 1 and job_end is not None
+        if report is None and is_alone and job_end is not None:
+            report = _read_job_end(job_end)
+        ended_ns = exit_ns if exit_ns is not None else cursor_ns
+        traceback = printed.find_traceback(
+            process,
+            local_rank,
+            max(source.created_ns, ended_ns - _LAST_WORDS_NS),
+            with_unmarked=report is not None and report.is_first and report.exit_code > 0,
+        )
+        end = RankEnd(process, report, traceback)
+        has_vanished = _has_vanished(session, process, source.created_ns, cursor_ns)
+        if has_vanished or traceback is not None or (report is not None and report.exit_code):
+            is_later = report is None or not report.is_first
+            failed.append((end.is_consequence, is_later, traceback.time_ns if traceback is not None else ended_ns, end))
+    return [end for *_, end in sorted(failed, key=lambda item: item[:3])]
+
+
+def _read_local_rank(session: Session, process: RankProcess, cursor_ns: int) -> int | None:
+    hello = session.process_events("hello", *process, cursor_ns)
+    local_rank = hello[-1].facts.get("local_rank") if hello else None
+    return local_rank if isinstance(local_rank, int) else None
+
+
+def _read_job_end(event: Event) -> LauncherReport | None:
+    """Return the end of the only rank, which is that of the job."""
+    code, name = event.facts.get("exit_code"), event.facts.get("signal")
+    ended = ProcessExit(event.host, event.unix_ns, signal=name, exit_code=code)
+    if ended.signal_name is not None:
+        return LauncherReport("", event.unix_ns, -signal.Signals[ended.signal_name], is_first=True)
+    return LauncherReport("", event.unix_ns, code, is_first=True) if isinstance(code, int) else None
+
+
+def _has_vanished(session: Session, process: RankProcess, since_ns: int, cursor_ns: int) -> bool:
+    """Return whether a process ended without having said so."""
+    if any(event.unix_ns >= since_ns for event in session.process_events("goodbye", *process, cursor_ns)):
+        return False
+    gone = session.events_named("rank_gone", cursor_ns)
+    key = process.host, process.pid
+    return any((event.host, event.facts.get("pid")) == key and event.unix_ns >= since_ns for event in gone)
+
+
+def find_last_exception(session: Session, cursor_ns: int) -> Traceback | None:
+    """Return the last exception that a job printed before any of its ranks was known; None without any."""
+    tracebacks = read_printed_ends(session, cursor_ns).tracebacks
+    return tracebacks[-1] if tracebacks else None

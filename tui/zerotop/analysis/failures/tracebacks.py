@@ -1,0 +1,117 @@
+"""Python tracebacks in a job's output: the exception that ended a rank, and the line of the script that raised it."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from zerotop.session.output.tail import PrintedLine
+
+_HEAD = "Traceback (most recent call last):"
+# Prefixes of lines: PyTorch's own, torchrun's with --tee, and those of srun --label.
+_RANK = re.compile(r"\[rank(\d+)\]:|^\s*(\d+): ")
+_LOCAL_RANK = re.compile(r"\[default(\d+)\]:")
+_FRAME = re.compile(r'\s+File "(.+)", line (\d+), in (.+)$')
+_ERROR = re.compile(r"((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s(.*)|:?)$")
+# Lines of other processes that may come between those of an unmarked traceback.
+_MOST_LINES = 400
+# What torchrun and accelerate raise themselves when a rank has failed.
+_LAUNCHERS_OWN = ("ChildFailedError", "SignalException", "CalledProcessError")
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d|/zerotop_probe/|^<")
+# Failures of communication: another rank ended, and this one waited for it.
+_LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+_LOST_PEER = re.compile(
+    r"Connection (?:closed|reset) by peer|Broken pipe|remote process exited|Timed out waiting \d+ms for (?:recv|send)"
+    r"|Socket Timeout|NCCL communicator was aborted"
+)
+
+
+class Frame(NamedTuple):
+    """One line of a traceback."""
+
+    path: str
+    line: int
+    function: str
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the file is the user's: neither installed with pip nor part of Python."""
+        return _INSTALLED.search(self.path) is None
+
+
+@dataclass(frozen=True, slots=True)
+class Traceback:
+    """One exception as Python printed it."""
+
+    time_ns: int  # unix time of its last line
+    error: str  # type of the exception, without its module
+    message: str  # its first line; "" without one
+    frames: tuple[Frame, ...]  # the outermost first
+    rank: int | None  # None where its lines do not say
+    local_rank: int | None
+
+    @property
+    def is_lost_peer(self) -> bool:
+        """Whether the rank failed because another one had: it could not communicate."""
+        return self.error in _LOST_PEER_TYPES or _LOST_PEER.search(self.message) is not None
+
+    @property
+    def text(self) -> str:
+        """The exception in one line, as printed."""
+        return f"{self.error}: {self.message}" if self.message else self.error
+
+    @property
+    def place(self) -> str:
+        """The innermost line of the user's own code, as ``train.py:71 in save``; "" without frames."""
+        own = [frame for frame in self.frames if frame.is_own] or list(self.frames)
+        if not own:
+            return ""
+        path, folder = own[-1].path, os.path.dirname(own[0].path)
+        shown = os.path.relpath(path, folder) if path.startswith(f"{folder}/") else os.path.basename(path)
+        function = own[-1].function
+        return f"{shown}:{own[-1].line}" + ("" if function == "<module>" else f" in {function}")
+
+
+@dataclass
+class _Reading:
+    """A traceback whose end has not been read."""
+
+    first: int  # number of its first line
+    frames: list[Frame] = field(default_factory=list)
+
+
+def parse_tracebacks(lines: Sequence[PrintedLine]) -> Iterator[Traceback]:
+    """Yield the tracebacks in one stream of output, by their ends.
+
+    Lines of several ranks may be mixed, as long as their prefixes differ. Of exceptions that led to another one, each is
+    yielded. The exception of a data loader's worker takes the place of the one that passed it on.
+    """
+    readings: dict[str, _Reading] = {}
+    for number, (time_ns, text) in enumerate(lines):
+        at = text.find(_HEAD)
+        if at >= 0:
+            readings[text[:at].removesuffix("Original ")] = _Reading(number)
+            continue
+        prefix = max((one for one in readings if text.startswith(one)), key=len, default=None)
+        if prefix is None:
+            continue
+        reading, rest = readings[prefix], text[len(prefix) :]
+        if (frame := _FRAME.match(rest)) is not None:
+            reading.frames.append(Frame(frame[1], int(frame[2]), frame[3]))
+        elif rest[:1].strip() and (error := _ERROR.match(rest)) is not None and reading.frames:
+            del readings[prefix]
+            if (kind := error[1].rpartition(".")[2]) not in _LAUNCHERS_OWN:
+                rank, local = _RANK.search(prefix), _LOCAL_RANK.search(prefix)
+                yield Traceback(
+                    time_ns,
+                    kind,
+                    error[2] or "",
+                    tuple(reading.frames),
+                    int(rank[1] or rank[2]) if rank is not None else None,
+                    int(local[1]) if local is not None else None,
+                )
+        elif number - reading.first > _MOST_LINES:
+            del readings[prefix]

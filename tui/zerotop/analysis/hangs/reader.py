@@ -1,0 +1,109 @@
+"""Find where the ranks of a job stand that stands still."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from zerotop.analysis.failures.rank_ends import find_ends
+from zerotop.analysis.hangs.stacks import RankStacks, read_silent_stacks
+from zerotop.analysis.hangs.standstill import Standstill, group_ranks
+from zerotop.analysis.processes.alive_ranks import RankProcess, find_latest, find_table, identify_process
+from zerotop.session.reader import Session, Source
+from zerotop_probe.recording import events
+
+# A rank's Python does not run if it has written no stacks so long after the first one has.
+_NO_STACKS_NS = 8 * 10**9
+
+
+class StandstillReader:
+    """Reads the stacks that the ranks of an attempt wrote since they became silent, up to ``until_ns`` (unix time)."""
+
+    def __init__(self, session: Session, sources: Sequence[Source], since_ns: int, until_ns: int) -> None:
+        """``sources``: a table that each rank's process writes."""
+        self._session = session
+        self._sources = sources
+        processes = sorted((identify_process(source) for source in sources), key=lambda process: process.rank)
+        self._stacks = {process: read_silent_stacks(session, process, since_ns, until_ns) for process in processes}
+
+    @property
+    def written_ns(self) -> list[int]:
+        """When ranks have written stacks, in order."""
+        return sorted(stacks.time_ns for found in self._stacks.values() for stacks in found)
+
+    def read_at(self, time_ns: int, *, confirmed: bool) -> Standstill | None:
+        """Return where the ranks stood at a time; None if no rank has written its stacks.
+
+        ``confirmed``: None as well unless each rank that lives has written the same stack twice, or nothing for long
+        although others have.
+        """
+        known = {process: [one for one in found if one.time_ns <= time_ns] for process, found in self._stacks.items()}
+        first_ns = min((found[0].time_ns for found in known.values() if found), default=None)
+        if first_ns is None:
+            return None
+        ends = {end.process: end for end in find_ends(self._session, self._sources, time_ns)}
+        alive = {process: found for process, found in known.items() if process not in ends}
+        is_late = time_ns >= first_ns + _NO_STACKS_NS
+        if confirmed and not all(_stands_still(found) or (is_late and not found) for found in alive.values()):
+            return None
+        return group_ranks(list(known), {process: found[-1] for process, found in alive.items() if found}, ends)
+
+
+def _stands_still(found: Sequence[RankStacks]) -> bool:
+    """Whether the last two stacks of a rank end in the same line of the job's own, or its Python does not run."""
+    if found and not found[-1].is_running:
+        return True
+    return len(found) >= 2 and found[-1].training.own_frame == found[-2].training.own_frame
+
+
+class Stillness(NamedTuple):
+    """A standstill, and since when it lasts (unix time)."""
+
+    standstill: Standstill
+    since_ns: int
+
+
+class StandstillFinder:
+    """The standstill at any cursor; the same object until something is written."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._key: tuple[object, ...] = ()
+        self._found: Stillness | None = None
+
+    def find_at(self, cursor_ns: int) -> Stillness | None:
+        """Return where the ranks of the last attempt stand at the cursor; None if they work.
+
+        Of a job that ended while it stood still, where they stood before that.
+        """
+        session = self._session
+        if not any(session.events_named(name, cursor_ns) for name in (events.STACKS, events.RANK_STACKS)):
+            return None
+        sources = find_latest(session, cursor_ns)
+        since_ns = max((_find_last_sign(session, identify_process(source), cursor_ns) for source in sources), default=0)
+        known = bisect_right(session.events, cursor_ns, key=lambda event: event.unix_ns)
+        key = since_ns, known, cursor_ns // _NO_STACKS_NS
+        if key != self._key:
+            self._key, self._found = key, self._read(sources, since_ns, cursor_ns)
+        return self._found
+
+    def _read(self, sources: Sequence[Source], since_ns: int, cursor_ns: int) -> Stillness | None:
+        events_named = self._session.events_named
+        ends = [*events_named(events.STOP_SENT, cursor_ns), *events_named(events.JOB_ENDED, cursor_ns)]
+        until_ns = min((event.unix_ns - 1 for event in ends if event.unix_ns > since_ns), default=cursor_ns)
+        reader = StandstillReader(self._session, sources, since_ns, until_ns)
+        standstill = reader.read_at(until_ns, confirmed=False)
+        return Stillness(standstill, since_ns) if standstill is not None else None
+
+
+def _find_last_sign(session: Session, process: RankProcess, cursor_ns: int) -> int:
+    """Return when a rank last began or ended a phase (unix time); 0 if never."""
+    tables = [find_table(session, name, process, cursor_ns) for name in ("begins", "spans")]
+    return max((_find_last_time(source, cursor_ns) for source in tables if source is not None), default=0)
+
+
+def _find_last_time(source: Source, cursor_ns: int) -> int:
+    rows = source.until(cursor_ns)[-1:]
+    times = source.unix_times(rows)
+    return int(times[0]) if len(times) else 0

@@ -1,0 +1,52 @@
+"""A job that stands still, in sentences."""
+
+from __future__ import annotations
+
+from zerotop.analysis.formatting import format_ranks
+from zerotop.analysis.hangs.standstill import StackGroup, Standstill
+
+
+def describe_group(group: StackGroup) -> str:
+    """Return ``Ranks 0 and 2 wait in all_reduce at train.py:90``."""
+    who, one = format_ranks(group.ranks).capitalize(), len(group.ranks) == 1
+    return f"{who} {_describe_state(group, is_one=one)}"
+
+
+def describe_odd(standstill: Standstill) -> str:
+    """Return in a few words what is different, as ``rank 1 is in time.sleep at train.py:71``."""
+    group = standstill.odd
+    if group is not None:
+        return f"{format_ranks(group.ranks)} {_describe_state(group, is_one=len(group.ranks) == 1)}"
+    if standstill.is_mismatch:
+        return "ranks wait for each other in different collectives"
+    if len(standstill.groups) > 1:
+        return f"the ranks stand in {len(standstill.groups)} places"
+    group = standstill.groups[0]
+    who = "all ranks" if len(group.ranks) > 1 else f"rank {group.ranks[0]}"
+    return f"{who} {_describe_state(group, is_one=len(group.ranks) == 1)}"
+
+
+def advise(standstill: Standstill) -> str:
+    """Return in one sentence what to look at."""
+    odd = standstill.odd
+    if standstill.is_mismatch:
+        return "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
+    if odd is None:
+        return "Look at the network between the nodes." if standstill.groups[0].awaits_others else "Look at that line."
+    if odd.end is not None:
+        return "The others wait for a rank that has ended: end the job, and look at why that one did."
+    if odd.wait is None:
+        return "Its threads run in C and hold Python's lock: py-spy dump --native shows where."
+    return "Look at that line: the others go on once this rank arrives."
+
+
+def _describe_state(group: StackGroup, *, is_one: bool) -> str:
+    be, place = "is" if is_one else "are", f" at {group.place}" if group.place else ""
+    if group.end is not None:
+        number = group.end.signal_number
+        return f"{'has' if is_one else 'have'} ended" + (f" by signal {number}" if number else place)
+    if group.wait is None:
+        return f"{be} silent in C code: {'its' if is_one else 'their'} Python does not run"
+    if group.awaits_others:
+        return f"{'waits' if is_one else 'wait'} in {group.wait.name}{place}"
+    return f"{be} in {group.wait.name}{place}" if group.wait.name else f"{be}{place}"

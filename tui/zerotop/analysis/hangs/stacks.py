@@ -1,0 +1,96 @@
+"""Stacks of the threads of a silent rank, as its probe or py-spy saw them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from zerotop.analysis.processes.alive_ranks import RankProcess
+from zerotop.session.reader import Event, Session
+from zerotop_probe.recording.events import RANK_STACKS, STACKS
+
+# The value of the event's field ``why``.
+SILENT = "silent"
+
+
+class Frame(NamedTuple):
+    """One frame of a stack."""
+
+    file: str
+    line: int
+    function: str
+    own: bool  # it is the job's own code
+
+    @property
+    def place(self) -> str:
+        """``train.py:71 in save``; ``train.py:71`` outside of functions; ``libc.so.6 in sleep`` in C."""
+        file = f"{self.file}:{self.line}" if self.line else self.file
+        return file if self.function == "<module>" else f"{file} in {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """The stack of one thread."""
+
+    thread: str  # "" for the training thread
+    call: str  # the C function that the innermost frame calls; "" without one
+    frames: tuple[Frame, ...]  # innermost first
+
+    @property
+    def own_frame(self) -> Frame | None:
+        """The innermost frame of the job's own code, else the innermost; None without frames."""
+        return next((frame for frame in self.frames if frame.own), self.frames[0] if self.frames else None)
+
+
+@dataclass(frozen=True, slots=True)
+class RankStacks:
+    """The stacks of a rank's threads at one moment of its silence."""
+
+    process: RankProcess
+    time_ns: int  # unix time
+    step: int | None
+    where: str  # the outermost phase, or "between phases"
+    threads: tuple[ThreadStack, ...]  # the training thread first
+    is_running: bool = True  # False if py-spy saw them: the rank's Python did not run
+
+    @property
+    def training(self) -> ThreadStack:
+        """The stack of the training thread."""
+        return self.threads[0]
+
+
+def read_silent_stacks(session: Session, process: RankProcess, begin_ns: int, end_ns: int) -> list[RankStacks]:
+    """Return the stacks of a silent rank after ``begin_ns`` and up to ``end_ns`` (unix time), oldest first."""
+    own = (event for event in session.process_events(STACKS, *process, end_ns) if event.facts.get("why") == SILENT)
+    key = process.host, process.pid
+    seen = (event for event in session.events_named(RANK_STACKS, end_ns) if (event.host, event.facts.get("pid")) == key)
+    found = [_build_stacks(event, process) for event in (*own, *seen) if event.unix_ns > begin_ns]
+    return sorted((stacks for stacks in found if stacks.threads), key=lambda stacks: stacks.time_ns)
+
+
+def _build_stacks(event: Event, process: RankProcess) -> RankStacks:
+    step, is_running = event.facts.get("step"), event.name == STACKS
+    where = str(event.facts.get("where") or "")
+    threads = tuple(_parse_threads(event))
+    return RankStacks(process, event.unix_ns, step if isinstance(step, int) else None, where, threads, is_running)
+
+
+def _parse_threads(event: Event) -> list[ThreadStack]:
+    """Return the stacks of an event, that of the training thread first; none if that is missing."""
+    frames = [_parse_frame(facts) for facts in event.facts.get("frames") or ()]
+    stacks = [_parse_stack(facts, frames) for facts in event.facts.get("stacks") or ()]
+    threads = [stack for stack in stacks if stack.frames]
+    return sorted(threads, key=lambda stack: bool(stack.thread)) if any(not one.thread for one in threads) else []
+
+
+def _parse_frame(facts: dict[str, Any]) -> Frame:
+    file, line, function = facts.get("file"), facts.get("line"), facts.get("function")
+    return Frame(str(file or "?"), line if isinstance(line, int) else 0, str(function or "?"), bool(facts.get("own")))
+
+
+def _parse_stack(facts: dict[str, Any], frames: Sequence[Frame]) -> ThreadStack:
+    indexes = [index for index in facts.get("frames") or () if isinstance(index, int) and 0 <= index < len(frames)]
+    return ThreadStack(
+        str(facts.get("thread") or ""), str(facts.get("call") or ""), tuple(frames[index] for index in indexes)
+    )
