@@ -12,13 +12,14 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.clipboard import format_iterations
 from zerotop.ui.base.findings import find_step_marks
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.frame_widget import FrameWidget
+from zerotop.ui.base.frame_widget import FindingChosen, FrameWidget
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import describe_no_output
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.live.cpu_gpu import find_rank_at
 from zerotop.ui.live.iteration import draw_iteration, find_step_at
 from zerotop.ui.live.output import count_visible_lines, draw_output
+from zerotop.ui.live.summary import draw_summary
 from zerotop.ui.widgets.scrollable import Scrollable
 
 
@@ -86,6 +87,19 @@ class Iteration(FrameWidget, can_focus=True):
     def copy_text(self) -> str:
         """Return all steps, also those that do not fit on the screen."""
         return "" if self.frame is None else format_iterations(self.frame.view.iterations)
+
+
+class Summary(FrameWidget, can_focus=True):
+    """What a job that has ended did. A click on a finding goes to it."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        assert frame.summary is not None  # it has no place otherwise
+        return draw_summary(frame.summary, frame.view, width, height, self.glyphs, focused=self.has_focus)
+
+    def on_click(self, event: events.Click) -> None:
+        findings = self.frame.summary.findings if self.frame is not None and self.frame.summary is not None else ()
+        if 1 <= event.y <= len(findings):
+            self.post_message(FindingChosen(findings[event.y - 1].finding))
 
 
 class Output(Scrollable, FrameWidget, can_focus=True):
