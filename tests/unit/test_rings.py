@@ -94,9 +94,8 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def read_numbers(folder: Path) -> list[int]:
-    (source,) = Session.open(folder).sources["probe"]
-    numbers: list[int] = source.array["cost_ns"].tolist()
-    return numbers
+    sources = Session.open(folder).sources["probe"]  # none before the header is written
+    return [number for source in sources for number in source.array["cost_ns"].tolist()]
 
 
 def read_events(folder: Path) -> list[int]:
@@ -171,7 +170,7 @@ def test_records_written_but_not_noted_are_not_written_again(
     drainer.drain(time.monotonic_ns())
     path = max(folder.glob("probe-*.rec"))
     os.truncate(path, path.stat().st_size - 13)  # a write was cut short, too
-    files.ring.write_progress(*noted)
+    files.ring.write_progress(*noted[0], noted[1])
     drainer.close()
     again = RingDrainer(files.ring, str(folder))
     again.drain(time.monotonic_ns())

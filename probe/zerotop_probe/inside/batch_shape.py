@@ -21,7 +21,9 @@ def measure_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, i
 
     An argument named ``input_ids`` takes precedence. Sequence length and tokens are known only for a 2-D tensor of integers.
     """
-    tensor = args[0] if len(args) == 1 and not kwargs and _is_tensor(args[0]) else _find_token_ids(args, kwargs)
+    tensor = args[0] if len(args) == 1 and not kwargs else kwargs.get("input_ids")
+    if not hasattr(tensor, "is_floating_point"):
+        tensor = _find_token_ids(args, kwargs)
     if tensor is None:
         tensor = _find_tensor(kwargs.values(), 2)
     if tensor is None:

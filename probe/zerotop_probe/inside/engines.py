@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from abc import ABC, abstractmethod
 from typing import Any
 
 from zerotop_probe.inside.span import Span
@@ -12,8 +11,11 @@ from zerotop_probe.inside.span import Span
 _LAST_INDEX = 255
 
 
-class TrainingState(ABC):
+class TrainingState:
     """State of one engine or loop: its number, its steps, and the backwards since the last of them."""
+
+    finished_steps: int
+    """Optimizer steps done so far."""
 
     def __init__(self, index: int) -> None:
         self.index = min(index, _LAST_INDEX)
@@ -22,11 +24,6 @@ class TrainingState(ABC):
         self.backward_count = 0
         # Moments (``when`` of the tensors event) whose inventory is recorded.
         self.recorded_inventories: set[str] = set()
-
-    @property
-    @abstractmethod
-    def finished_steps(self) -> int:
-        """Optimizer steps done so far."""
 
     def get_position(self, *, after_backward: bool = False) -> tuple[int, int, int]:
         """Return (engine, step, micro-step) of a phase that begins now; ``after_backward``: of the micro-step just done."""
@@ -52,7 +49,7 @@ class EngineState(TrainingState):
         return self._reference() is engine
 
     @property
-    def finished_steps(self) -> int:
+    def finished_steps(self) -> int:  # type: ignore[override]
         """The engine's ``global_steps``; 0 once the engine is gone."""
         engine = self._reference()
         return int(engine.global_steps) if engine is not None else 0
@@ -64,12 +61,7 @@ class LoopState(TrainingState):
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.has_optimizer = True
-        self.iterations = 0
-
-    @property
-    def finished_steps(self) -> int:
-        """Iterations done so far; the hooks on optimizers say where one ends."""
-        return self.iterations
+        self.finished_steps = 0
 
 
 class EngineRegistry:

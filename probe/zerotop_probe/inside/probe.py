@@ -115,6 +115,7 @@ class Probe:
         refusal = "" if kind == NATIVE else f"PyTorch keeps no history of this job's allocator ({kind})."
         microscope = Microscope(self._session, self._identity, device, memory, write_event, self.meter, refusal)
         self.recorder.device = RankDevice(allocator, clock, microscope)
+        self.recorder.is_quick = False
         if kind == NATIVE and self.peaks is not None:
             Guard("out of memory", self.meter).run(OomRecorder(self.recorder, self.peaks, self.meter).start_listening)
         self.recorder.device.start_tickers(self.recorder.stack, self.meter)
@@ -148,7 +149,8 @@ class Probe:
         self._stop_threads(recorder)
         if self.evaluation is not None:
             self.evaluation.close()
-        recorder.write_cost(now(), at_once=True)
+        recorder.write_spans()
+        recorder.write_cost(now())
         recorder.write_event(now(), events.GOODBYE, lost=recorder.lost_records, step=recorder.last_step)
         recorder.files.finish()
 
@@ -171,7 +173,8 @@ class Probe:
         if self.evaluation is not None:
             self.evaluation.close()
             self.evaluation = None
-        recorder.write_cost(now(), at_once=True)
+        recorder.write_spans()
+        recorder.write_cost(now())
         for error in errors:
             recorder.write_event(now(), events.PROBE_ERROR, where="leaving", error=_format_error(error))
         recorder.write_event(now(), events.LEFT, lost=recorder.lost_records, step=recorder.last_step)

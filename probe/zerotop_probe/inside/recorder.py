@@ -7,15 +7,22 @@ from typing import Any
 
 from zerotop_probe.inside.budget import DetailBudget, read_budget
 from zerotop_probe.inside.device.gpu import RankDevice
+from zerotop_probe.inside.engines import TrainingState
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events, tables
-from zerotop_probe.recording.ring_files import open_rank_files
+from zerotop_probe.recording.ring_files import RingFiles, open_rank_files
+from zerotop_probe.recording.shared_memory import PHASE, PHASES_AT
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, INCOMPLETE, LIGHT, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
 
 # After these the steps are worth looking at.
 _PAUSES = frozenset(PHASE_CODE[name] for name in ("eval", "checkpoint_save", "checkpoint_load"))
+# In a step in light detail, or of a rank without a device, the edges of these are only noted while no phase is around them,
+# and recorded at the end of the step: outside of tight loops most of a record's cost is the way to its code and its memory.
+_QUICK_PHASES = frozenset(PHASE_CODE[name] for name in ("data", "forward", "backward", "step"))
+_MOST_UNWRITTEN = 15
+_STEP_PHASE = PHASE_CODE["step"]
 _COST_EVERY_NS = 200_000_000
 # Reports of lost spans, so that a disk that is full again and again does not use that room up.
 _MOST_LOSS_EVENTS = 20
@@ -32,6 +39,8 @@ class Recorder:
         self.ended: deque[Span] = deque(maxlen=_ENDED_SPANS)
         self.device: RankDevice | None = None
         self.is_open = True
+        self.is_quick = False
+        """Whether phases of the step in progress may be recorded at its end."""
         # The last forward with a measured micro-batch.
         self.last_forward: Span | None = None
         # The last finished optimizer step of engine 0, recorded or not.
@@ -40,11 +49,18 @@ class Recorder:
         self._meter = meter
         self._span_writer = files.open_table(tables.SPANS)
         self._begin_writer = files.open_table(tables.BEGINS)
+        # Who drains a ring also reads what is noted in it.
+        self._ring = files if isinstance(files, RingFiles) else None
+        if isinstance(files, RingFiles):
+            self._memory = files.ring.memory
+        self._pack_phase = PHASE.pack_into
+        self._unwritten: list[Span] = []  # and not yet recorded
+        self._announced_ns = 0  # begin of the last phase with a record of it
         self._cost_writer = files.open_table(tables.PROBE)
         self._last_cost_ns = -_COST_EVERY_NS
         self._budget = DetailBudget(read_budget())
         self._is_losing_spans = False
-        self._spans_lost_before = 0  # when a step's end was recorded last
+        self._lost_spans = self._lost_at_step = 0  # in all, and when a step's end was recorded last
         self._loss_events = 0
 
     def begin_span(
@@ -55,7 +71,10 @@ class Recorder:
         ``brief``: the phase is so short that its begin is not written and the device is not read.
         """
         span = Span(time_ns, PHASE_CODE[phase], len(self.stack), position, loose)
-        if not brief:
+        span.is_brief = brief
+        if brief:
+            span.is_quick = self.is_quick
+        else:
             self._announce_span(span, time_ns)
         self.stack.append(span)
         return span
@@ -74,60 +93,104 @@ class Recorder:
             self._announce_span(span, time_ns)
 
     def _announce_span(self, span: Span, time_ns: int) -> None:
+        ring = self._ring
+        if (
+            self.is_quick
+            and ring is not None
+            and not span.depth
+            and span.phase in _QUICK_PHASES
+            and span.begin_ns > self._announced_ns
+        ):
+            span.is_quick = True
+            span.samples_device = span.phase == _STEP_PHASE
+            ring.note_begin(len(self._unwritten), span.begin_ns, span.phase, span.engine, span.step, span.micro_step)
+            return
+        if self._unwritten:
+            self.write_spans()
+        self._announced_ns = span.begin_ns
         self._begin_writer.write(span.begin_ns, span.step, span.micro_step, span.phase, span.depth, span.engine, 0)
         self._meter.boundaries += 1
         if self.device is not None:
             self.device.begin_span(time_ns, span, self.stack[span.depth - 1] if span.depth else None)
 
+    def begin_quick(self, time_ns: int, phase: int, state: TrainingState, *, loose: bool = False) -> Span:
+        """Begin one of the outermost phases of a training step. Only if ``is_quick``, and while no phase is in progress."""
+        engine, step, micro_step = state.index, state.finished_steps, state.backward_count
+        span = Span(time_ns, phase, 0, (engine, step, micro_step), loose)
+        if phase == _STEP_PHASE:
+            span.samples_device = True
+            if micro_step:  # that just done
+                span.micro_step = micro_step = micro_step - 1
+        span.is_quick = True
+        self.stack.append(span)
+        place = PHASES_AT + len(self._unwritten) * PHASE.size
+        self._pack_phase(self._memory, place, time_ns, step, micro_step, phase, 0, engine, 0, time_ns)
+        return span
+
     def end_span(self, span: Span, time_ns: int, flags: int = 0) -> None:
         """Record the end of a phase, and of phases that an exception left open inside it."""
-        if span in self.stack:
-            while self.stack[-1] is not span:
-                self.end_span(self.stack[-1], time_ns, flags)
-            if self.device is not None:
+        stack = self.stack
+        if span in stack:
+            while stack[-1] is not span:
+                self.end_span(stack[-1], time_ns, flags)
+            if span.samples_device and self.device is not None:
                 self.device.end_span(time_ns, span)
-            self.stack.pop()
+            stack.pop()
+            span.end_ns = time_ns
             if not span.depth:
-                span.end_ns = time_ns
                 self.ended.append(span)
         span.flags |= flags
         if span.is_confirmed or flags & FAILED:
-            self.write_span(span, time_ns)
+            span.end_ns = time_ns
+            self._unwritten.append(span)
+            if not span.is_quick or span.flags & BOUNDARY or len(self._unwritten) > _MOST_UNWRITTEN:
+                self.write_spans()
 
     def write_span(self, span: Span, end_ns: int) -> None:
         """Record a whole span that is not, or no longer, on the stack."""
-        lost_before, flags = self._span_writer.lost, span.flags
-        ends_step = bool(flags & BOUNDARY) and span.engine == 0
-        if ends_step:
-            if lost_before != self._spans_lost_before:
-                flags |= INCOMPLETE
-            if self.device is not None and not self.device.is_full:
-                flags |= LIGHT
-        self._span_writer.write(
-            span.begin_ns,
-            end_ns,
-            span.tokens,
-            span.step,
-            span.micro_step,
-            span.rows,
-            span.sequence,
-            span.phase,
-            flags,
-            span.depth,
-            span.engine,
-            0,
-        )
-        self._meter.boundaries += 1
-        if ends_step:
-            self.last_step = span.step
-        elif span.phase in _PAUSES:
-            self._budget.wish_detail()
-        if self._span_writer.lost != lost_before:
-            self._note_loss(end_ns, span.step)
-            return
-        self._is_losing_spans = False
-        if ends_step:
-            self._spans_lost_before = lost_before
+        span.end_ns = end_ns
+        self._unwritten.append(span)
+        self.write_spans()
+
+    def write_spans(self) -> None:
+        """Record the spans that have ended and are not recorded yet."""
+        spans, self._unwritten = self._unwritten, []
+        writer = self._span_writer
+        for span in spans:
+            flags = span.flags
+            ends_step = flags & BOUNDARY and not span.engine
+            if ends_step:
+                if self._lost_spans != self._lost_at_step:
+                    flags |= INCOMPLETE
+                if self.device is not None and not self.device.is_full:
+                    flags |= LIGHT
+            elif span.phase in _PAUSES:
+                self._budget.wish_detail()
+            self._meter.boundaries += 1 + (span.is_quick and not span.is_brief)
+            writer.write(
+                span.begin_ns,
+                span.end_ns,
+                span.tokens,
+                span.step,
+                span.micro_step,
+                span.rows,
+                span.sequence,
+                span.phase,
+                flags,
+                span.depth,
+                span.engine,
+                0,
+            )
+            if ends_step:
+                self.last_step = span.step
+            lost = writer.lost
+            if lost == self._lost_spans:
+                self._is_losing_spans = False
+                if ends_step:
+                    self._lost_at_step = lost
+            else:
+                self._lost_spans = lost
+                self._note_loss(span.end_ns, span.step)
 
     def _note_loss(self, time_ns: int, step: int) -> None:
         if self.is_open and not self._is_losing_spans and self._loss_events < _MOST_LOSS_EVENTS:
@@ -161,12 +224,12 @@ class Recorder:
             if span.engine == 0:
                 self._budget.end_step(time_ns, self._meter.total_ns)
                 device.is_full = self._budget.is_full
-        self.write_cost(time_ns)
+        self.is_quick = self._ring is not None and (device is None or not device.is_full)
+        if time_ns - self._last_cost_ns >= _COST_EVERY_NS:
+            self.write_cost(time_ns)
 
-    def write_cost(self, time_ns: int, *, at_once: bool = False) -> None:
-        """Record the probe's cost so far, at most every 200 ms unless ``at_once``."""
-        if time_ns - self._last_cost_ns < _COST_EVERY_NS and not at_once:
-            return
+    def write_cost(self, time_ns: int) -> None:
+        """Record the probe's cost so far."""
         self._last_cost_ns = time_ns
         meter = self._meter
         self._cost_writer.write(
@@ -182,7 +245,7 @@ class Recorder:
 
     def close(self) -> None:
         """Close every file; later records count as lost."""
-        self.is_open = False
+        self.is_open = self.is_quick = False
         if self.device:
             self.device.close()
         self.files.close()

@@ -17,7 +17,9 @@ class Span:
         "end_ns",
         "engine",
         "flags",
+        "is_brief",
         "is_confirmed",
+        "is_quick",
         "loose",
         "micro_step",
         "phase",
@@ -31,7 +33,7 @@ class Span:
     def __init__(self, begin_ns: int, phase: int, depth: int, position: tuple[int, int, int], loose: bool) -> None:
         """``position`` is (engine, step, micro-step)."""
         self.begin_ns = begin_ns
-        self.end_ns = 0  # set where the phase is an outermost one
+        self.end_ns = 0
         self.phase = phase
         self.depth = depth
         self.engine, self.step, self.micro_step = position
@@ -39,5 +41,7 @@ class Span:
         self.samples_device = False  # read the device at its end
         self.begin_mark: Any = None  # CUDA event at its begin
         self.is_confirmed = True
+        self.is_brief = False  # its begin is not recorded
+        self.is_quick = False  # recorded with the other spans of its step
         self.flags = 0
         self.rows = self.sequence = self.tokens = UNKNOWN

@@ -16,8 +16,9 @@ import time
 from typing import Any
 
 from zerotop_probe.recording import segments, writer
+from zerotop_probe.recording.derived_begins import derive_begins, get_time
 from zerotop_probe.recording.shared_memory import PAYLOAD_BYTES, SLOT, VOID, FileProgress, Ring
-from zerotop_probe.recording.tables import FOLDED_TABLES, TABLES
+from zerotop_probe.recording.tables import BEGINS, FOLDED_TABLES, SPANS, TABLES
 from zerotop_probe.recording.writer import Identity
 
 # ``kind`` of a declaration.
@@ -50,6 +51,7 @@ class _OutputFile:
         header = declaration["header"]
         self._session = session
         self._stem = f"{header['table']}-{Identity(**header['writer']).file_stem}"
+        self.table = header["table"]
         self.record_bytes = 0
         self._segment_bytes = 0
         self._suffix = ".jsonl"
@@ -179,7 +181,7 @@ class RingDrainer:
     def __init__(self, ring: Ring, session: str) -> None:
         self.ring = ring
         self._session = session
-        self._drained = ring.read_drained()
+        self._drained, self._begins_ns = ring.read_drained()
         self._progress = ring.read_progress()
         self._files: list[_OutputFile] = []
         self._blocked_at = -1  # the slot that keeps the records after it back
@@ -203,12 +205,41 @@ class RingDrainer:
         for line in lines[len(self._files) :]:
             self._files.append(_OutputFile(self._session, json.loads(line), self._progress[len(self._files)]))
         if sum(file.open() for file in self._files):
-            self.ring.write_progress(self._drained, [file.progress for file in self._files])
+            self.ring.write_progress(self._drained, self._begins_ns, [file.progress for file in self._files])
 
     def _drain_some(self, time_ns: int, is_final: bool) -> int:
+        phases = self.ring.read_phases()
         found = self._find_records(time_ns, is_final)
-        if not found:
+        payloads = self._sort_records(found)
+        begins_ns = self._complete_begins(payloads, phases)
+        if not any(payloads) and not found:
             return 0
+        fresh = []
+        for file, own in zip(self._files, payloads):
+            if own:
+                data = b"".join(own)
+                file.append(data)
+                fresh.append((file, len(data)))
+        # Only once all of them are written: after an error the same records come again.
+        for file, length in fresh:
+            file.note_written(length)
+        self._drained += len(found)
+        self._begins_ns = begins_ns
+        self.ring.write_progress(self._drained, begins_ns, [file.progress for file in self._files])
+        return len(found)
+
+    def _complete_begins(self, payloads: list[list[bytes]], phases: list[bytes]) -> int:
+        """Add the begins of phases that have no record of theirs; return the time of the last begin."""
+        numbers = {file.table: number for number, file in enumerate(self._files)}
+        if BEGINS.name not in numbers or SPANS.name not in numbers:
+            return self._begins_ns
+        begins = payloads[numbers[BEGINS.name]]
+        begins += derive_begins(begins, payloads[numbers[SPANS.name]], phases, self._begins_ns)
+        begins.sort(key=get_time)
+        return max(self._begins_ns, get_time(begins[-1])) if begins else self._begins_ns
+
+    def _sort_records(self, found: list[tuple[bytes, int]]) -> list[list[bytes]]:
+        """Return the records of each file."""
         payloads: list[list[bytes]] = [[] for _ in self._files]
         sizes = [file.record_bytes for file in self._files]
         parts: dict[int, list[bytes]] = {}  # of each incomplete event
@@ -220,18 +251,7 @@ class RingDrainer:
                     payloads[_EVENT] += parts.pop(number)
             elif kind != VOID:
                 payloads[kind].append(payload[: sizes[kind]])
-        fresh = []
-        for file, own in zip(self._files, payloads):
-            if own:
-                data = b"".join(own)
-                file.append(data)
-                fresh.append((file, len(data)))
-        # Only once all of them are written: after an error the same records come again.
-        for file, length in fresh:
-            file.note_written(length)
-        self._drained += len(found)
-        self.ring.write_progress(self._drained, [file.progress for file in self._files])
-        return len(found)
+        return payloads
 
     def _find_records(self, time_ns: int, is_final: bool) -> list[tuple[bytes, int]]:
         """Return (payload, kind) of each of the next slots, VOID for an abandoned one, up to an event in progress."""

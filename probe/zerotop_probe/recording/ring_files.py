@@ -21,7 +21,17 @@ from zerotop_probe.recording.ring_drainer import (
     TABLE_KIND,
     drain_ring,
 )
-from zerotop_probe.recording.shared_memory import PAYLOAD_BYTES, SLOT, SLOTS_AT, VOID, Ring, pack_declaration
+from zerotop_probe.recording.shared_memory import (
+    PAYLOAD_BYTES,
+    PHASE,
+    PHASE_PLACES,
+    PHASES_AT,
+    SLOT,
+    SLOTS_AT,
+    VOID,
+    Ring,
+    pack_declaration,
+)
 from zerotop_probe.recording.tables import Table
 from zerotop_probe.recording.writer import Identity, format_event, make_header
 
@@ -67,11 +77,16 @@ class RingFiles:
         self._declared += 1
         return RingTable(self, table, self._declared - 1)
 
+    def note_begin(self, place: int, begin_ns: int, phase: int, engine: int, step: int, micro_step: int) -> None:
+        """Note an outermost phase of the step in progress, the ``place``-th one."""
+        offset = PHASES_AT + place % PHASE_PLACES * PHASE.size
+        PHASE.pack_into(self.ring.memory, offset, begin_ns, step, micro_step, phase, 0, engine, 0, begin_ns)
+
     def extend(self) -> bool:
         """Learn how much of the ring is free now; return whether a record of a table fits."""
         if not self._is_open:
             return False
-        end = self.ring.read_drained() + self.ring.slots - _SPARE_SLOTS
+        end = self.ring.read_drained()[0] + self.ring.slots - _SPARE_SLOTS
         self.table_end, self.event_end = end - self.ring.slots // _EVENT_SHARE, end
         return self.position < self.table_end
 

@@ -22,7 +22,7 @@ import struct
 from typing import Any, NamedTuple
 
 from zerotop_probe.recording.directory import SESSION_FILE
-from zerotop_probe.recording.tables import TABLES
+from zerotop_probe.recording.tables import BEGINS, TABLES
 
 MEMORY_ROOT = "/dev/shm"
 RING_SUFFIX = ".ring"
@@ -42,14 +42,20 @@ PAYLOAD_BYTES = SLOT.size - 8
 _RING_BYTES, _LEAST_BYTES = 8 << 20, 256 << 10
 _SHARE = 64
 
-MAGIC = b"ztring\x00\x01"
+MAGIC = b"ztring\x00\x02"
 VOID = 255  # the tag's declaration of a slot without a record
 _MAX_DECLARATIONS = 16
+
+# The phases that have begun in the step in progress, each a record of BEGINS and its time again, which is stored last.
+PHASES_AT, PHASE_PLACES = 3072, 16
+PHASE = struct.Struct(BEGINS.record_struct.format + "q")
+_PLACE = struct.Struct(f"<{BEGINS.record_struct.size}s8s")
 
 _HEAD = struct.Struct("<8sQ")  # magic, number of slots
 _WORD = struct.Struct("<Q")
 _DECLARED_AT, _DRAINED_AT_NS, _ERRNO, _GENERATION = 16, 24, 32, 40  # offsets of words
 _PROGRESS_AT, _PROGRESS_BYTES = 1024, 1024
+_HOW_FAR = struct.Struct("<Qq")
 _FILE = struct.Struct("<IIQQ")
 
 
@@ -207,30 +213,35 @@ class Ring:
         begin_at, end_at = (SLOTS_AT + index * SLOT.size for index in (first, min(end, self.slots)))
         return self.memory[begin_at:end_at] + self.memory[SLOTS_AT : SLOTS_AT + max(0, end - self.slots) * SLOT.size]
 
+    def read_phases(self) -> list[bytes]:
+        """Return a record of BEGINS for each of the last phases that have begun, in any order; some are written already."""
+        places = _PLACE.iter_unpack(self.memory[PHASES_AT : PHASES_AT + PHASE_PLACES * PHASE.size])
+        return [record for record, time_bytes in places if record.startswith(time_bytes) and any(time_bytes)]
+
     # --- progress of draining -------------------------------------------------------------------------------
 
-    def read_drained(self) -> int:
-        """Return the number of slots whose records are written, in all laps."""
+    def read_drained(self) -> tuple[int, int]:
+        """Return the number of slots whose records are written, in all laps, and the time of the last begin that is."""
         while True:
             generation = self._read_word(_GENERATION)
-            drained = self._read_word(_PROGRESS_AT + generation % 2 * _PROGRESS_BYTES)
+            drained, begun_ns = _HOW_FAR.unpack_from(self.memory, _PROGRESS_AT + generation % 2 * _PROGRESS_BYTES)
             if self._read_word(_GENERATION) == generation:
-                return drained
+                return drained, begun_ns
 
     def read_progress(self) -> list[FileProgress]:
         """Return the progress of every declared file, in the order of the declarations."""
-        begin = _PROGRESS_AT + self._read_word(_GENERATION) % 2 * _PROGRESS_BYTES + _WORD.size
+        begin = _PROGRESS_AT + self._read_word(_GENERATION) % 2 * _PROGRESS_BYTES + _HOW_FAR.size
         return [
             FileProgress(*_FILE.unpack_from(self.memory, begin + index * _FILE.size)) for index in range(_MAX_DECLARATIONS)
         ]
 
-    def write_progress(self, drained: int, files: list[FileProgress]) -> None:
+    def write_progress(self, drained: int, begun_ns: int, files: list[FileProgress]) -> None:
         """Replace the progress as a whole: after a crash at any moment it is the old or the new one."""
         generation = self._read_word(_GENERATION) + 1
         begin = _PROGRESS_AT + generation % 2 * _PROGRESS_BYTES
-        self._write_word(begin, drained)
+        _HOW_FAR.pack_into(self.memory, begin, drained, begun_ns)
         for index, file in enumerate(files):
-            _FILE.pack_into(self.memory, begin + _WORD.size + index * _FILE.size, *file)
+            _FILE.pack_into(self.memory, begin + _HOW_FAR.size + index * _FILE.size, *file)
         self._write_word(_GENERATION, generation)
 
     def note_pass(self, time_ns: int, error: int) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from threading import get_ident
 from typing import Any
 
 from zerotop_probe.inside.guard import wrap_method
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
+from zerotop_probe.recording.tables import PHASE_CODE
+
+_DATA = PHASE_CODE["data"]
 
 
 class DataLoaderHooks:
@@ -25,8 +29,11 @@ class DataLoaderHooks:
 
     def _begin_fetch(self, time_ns: int, iterator: Any, args: Any, kwargs: Any) -> Span | None:
         recorder = self._probe.recorder
-        if recorder is None or not self._probe.is_training_thread():
+        if recorder is None or get_ident() != self._probe.training_thread:
             return None
+        state = self._probe.engines.current
+        if recorder.is_quick and not recorder.stack and state is not None:
+            return recorder.begin_quick(time_ns, _DATA, state)
         recorder.end_loose_spans(time_ns)
         if len(recorder.stack) > 1 or (recorder.stack and recorder.find_phase("eval") is None):
             return None
@@ -36,7 +43,7 @@ class DataLoaderHooks:
         recorder, evaluation = self._probe.recorder, self._probe.evaluation
         if recorder is None:
             return
-        if evaluation is not None and evaluation.is_open and span in recorder.stack:
+        if not span.is_quick and evaluation is not None and evaluation.is_open and span in recorder.stack:
             span.flags |= flags
             evaluation.hold_fetch(span, time_ns)
         else:

@@ -43,6 +43,9 @@ class IterationRule:
         if backwards and self._last_backward.get(number) == backwards:
             return False
         self._last_backward[number] = backwards
+        if len(self.step_counts) == 1:
+            self.counting = {number}
+            return True
         self._patience[number] = max(self._patience[number], 2 * self._missed[number])
         for other in self._missed:
             self._missed[other] += 1

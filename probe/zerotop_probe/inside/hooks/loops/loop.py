@@ -21,6 +21,8 @@ from zerotop_probe.recording.tables import SKIPPED
 _ARMED_ITERATIONS = 2
 # A compiled function calls no module. After so many backwards without a forward nobody searches again.
 _MAX_SEARCHES = 3
+# Of the inventories that are taken again and again until they are recorded.
+_MOMENTS = ("before_backward", "before_update", "after_update")
 
 
 class Loop(TrainingHooks):
@@ -32,10 +34,13 @@ class Loop(TrainingHooks):
         self.finder = RootFinder(before_forward, after_forward, probe.meter)
         self.backward_total = 0
         self._optimizers: dict[int, weakref.ref[Any]] = {}
-        self._optimizer_count = 0
+        self.optimizer_count = 0
+        """Optimizers so far, those that are gone included."""
         self._ownership: dict[int, bool] = {}  # of the modules asked about, by id(), since the last new optimizer
         self._searches = 0
         self._armed_until = 0
+        self.settled: LoopState | None = None
+        """The state of a loop of which nothing is left to find out: only its steps are recorded."""
         self._expects_tensors = False
         self._has_facts = False
         self._saw_update = False  # since the probe entered this process
@@ -46,8 +51,8 @@ class Loop(TrainingHooks):
 
     def add_optimizer(self, optimizer: Any) -> int:
         """Add an optimizer, and search the models that it trains; return its number."""
-        number = self._optimizer_count
-        self._optimizer_count += 1
+        number = self.optimizer_count
+        self.optimizer_count += 1
         self._optimizers = {other: reference for other, reference in self._optimizers.items() if reference() is not None}
         self._optimizers[number] = weakref.ref(optimizer)
         self._ownership.clear()
@@ -107,6 +112,7 @@ class Loop(TrainingHooks):
         state = self.probe.engines.add_loop()
         if is_late:
             state.recorded_inventories.add("init")  # that moment is past
+        self.settled = None
         self._has_facts = self._expects_tensors = False
         self._armed_until = _ARMED_ITERATIONS
         recorder, planned = self.probe.recorder, self.probe.library.planned_steps
@@ -182,15 +188,26 @@ class Loop(TrainingHooks):
         if state is None:
             return
         recorder.end_step(span, time_ns)
-        state.iterations += 1
+        state.finished_steps += 1
         state.backward_count = 0
         if not span.flags & SKIPPED and "after_update" not in state.recorded_inventories:
             self.count_tensors("after_update")
             self._expects_tensors = True
-        if state.iterations >= self._armed_until:
-            self.finder.disarm()
+        if self.settled is None:
+            self._settle(state)
         if self.probe.leaving and not recorder.stack:
             self.probe.leave_process()
+
+    def _settle(self, state: LoopState) -> None:
+        if state.finished_steps >= self._armed_until:
+            self.finder.disarm()
+            if self._has_facts and not self._expects_tensors and state.recorded_inventories.issuperset(_MOMENTS):
+                self.settled = state
+
+    def retire(self) -> None:
+        """Leave this process to the hooks on DeepSpeed's engines."""
+        self.settled = None
+        self.finder.remove_hooks()
 
     def search_roots(self) -> None:
         """Watch all modules during the next iterations, to find a model that is missing or new.
@@ -202,5 +219,6 @@ class Loop(TrainingHooks):
         if self._searches < _MAX_SEARCHES:
             self._searches += 1
             state = self.probe.engines.loop
-            self._armed_until = (state.iterations if state is not None else 0) + _ARMED_ITERATIONS
+            self._armed_until = (state.finished_steps if state is not None else 0) + _ARMED_ITERATIONS
+            self.settled = None
             self.finder.arm()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from zerotop_probe.inside import batch_shape
@@ -19,10 +20,12 @@ from zerotop_probe.inside.hooks.loops.lightning import LightningHooks
 from zerotop_probe.inside.hooks.loops.loop import Loop
 from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks
 from zerotop_probe.inside.probe import Probe
+from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording.tables import EVAL, FAILED
+from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
-_BACKWARD = "_engine_run_backward"
+_BACKWARD_FUNCTION = "_engine_run_backward"
+_FORWARD, _BACKWARD = PHASE_CODE["forward"], PHASE_CODE["backward"]
 # Forwards of one micro-step that are recorded: a cell of a recurrent network may be called for every token.
 _MAX_FORWARDS = 16
 # Backwards after which a loop without an optimizer is recorded all the same.
@@ -42,6 +45,7 @@ class LoopHooks:
         self._lightning = LightningHooks(self._loop)
         self._guard = Guard("loops", probe.meter)
         self._is_installed = self._is_awake = False
+        self._is_grad_enabled: Callable[[], bool] = lambda: False
         # Since the last backward: the model of the first training forward, and the number of forwards.
         self._first_root = 0
         self._forwards = 0
@@ -54,6 +58,7 @@ class LoopHooks:
         if self._is_installed:
             return
         self._is_installed = True
+        self._is_grad_enabled = sys.modules["torch"].is_grad_enabled
         on_removal(self._forget_hooks)
         wrap_method(module.Optimizer, "__init__", self._begin_optimizer, self._end_optimizer, self._probe.meter)
         for hook in (self._begin_forward, self._end_forward, self._begin_backward, self._end_backward):
@@ -61,7 +66,7 @@ class LoopHooks:
         self._replace_backward()
         self._steps.install_hooks(module)
         self._loop.finder.install_hooks()
-        self._probe.retire_loops = self._loop.finder.remove_hooks
+        self._probe.retire_loops = self._loop.retire
 
     def _forget_hooks(self) -> None:
         self._is_installed = self._is_awake = False
@@ -74,13 +79,13 @@ class LoopHooks:
     def _replace_backward(self) -> None:
         """Wrap the function in which ``backward()`` and ``autograd.grad()`` end, under both of its names."""
         for owner in (sys.modules["torch.autograd"], sys.modules.get("torch.autograd.graph")):
-            original = getattr(owner, _BACKWARD, None)
+            original = getattr(owner, _BACKWARD_FUNCTION, None)
             if original is None:
                 continue
             wrapper = wrap_function(original, "backward", self._begin_backward, self._end_backward, self._probe.meter)
             hide_from_compiler(wrapper, with_callees=False)
-            setattr(owner, _BACKWARD, wrapper)
-            on_removal(functools.partial(setattr, owner, _BACKWARD, original))
+            setattr(owner, _BACKWARD_FUNCTION, wrapper)
+            on_removal(functools.partial(setattr, owner, _BACKWARD_FUNCTION, original))
 
     # --- optimizers -----------------------------------------------------------------------------------------
 
@@ -108,7 +113,21 @@ class LoopHooks:
     # --- forward --------------------------------------------------------------------------------------------
 
     def _begin_forward(self, time_ns: int, module: Any, args: Any, kwargs: Any) -> Span | None:
-        gradients = sys.modules["torch"].is_grad_enabled()
+        recorder, state = self._probe.recorder, self._loop.settled
+        if (
+            state is not None
+            and recorder is not None
+            and recorder.is_quick
+            and not recorder.stack
+            and module.training
+            and self._forwards < _MAX_FORWARDS
+            and self._is_grad_enabled()
+            and get_ident() == self._probe.training_thread
+        ):
+            span = recorder.begin_quick(time_ns, _FORWARD, state)
+            self._note_forward(recorder, span, module, args, kwargs)
+            return span
+        gradients = self._is_grad_enabled()
         trains = gradients and (_is_training(module) or self._trains_in_eval_mode)
         recorder = self._loop.find_recorder(adopt=trains and bool(self._loop.list_optimizers()))
         if recorder is None:
@@ -139,16 +158,30 @@ class LoopHooks:
         self._unproven_forward = gradients and not trains and self._loop.owns_parameters(module)
         return span
 
+    def _note_forward(self, recorder: Recorder, span: Span, module: Any, args: Any, kwargs: Any) -> None:
+        self._forwards += 1
+        self._unproven_forward = False
+        roots = self._loop.finder.roots
+        if not roots or roots[0]() is not module:
+            self._loop.finder.note_root(module)
+        number = id(module)
+        if self._first_root in (0, number):
+            self._first_root = number
+            span.rows, span.sequence, span.tokens = batch_shape.measure_batch(args, kwargs)
+            recorder.last_forward = span
+
     def _evaluates(self, module: Any) -> bool:
         """Return whether a forward without training is an evaluation, not a teacher's or a reference model's."""
         return not _is_training(module) and self._loop.owns_parameters(module)
 
     def _end_forward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
-        self._loop.end_span(span, time_ns, flags, result)
-        if not span.flags & EVAL:
+        if self._probe.recorder is not None:
+            self._probe.recorder.end_span(span, time_ns, flags)
+        if span.flags & EVAL:
+            if self._probe.evaluation is not None:
+                self._probe.evaluation.end_forward(time_ns)
+        elif self._loop.settled is None:
             self._loop.note_output(result)
-        if span.flags & EVAL and self._probe.evaluation is not None:
-            self._probe.evaluation.end_forward(time_ns)
 
     # --- backward -------------------------------------------------------------------------------------------
 
@@ -157,6 +190,16 @@ class LoopHooks:
             return None  # autograd.grad(), which trains nothing by itself
         loop = self._loop
         recorder = self._probe.recorder
+        if (
+            loop.settled is not None
+            and recorder is not None
+            and recorder.is_quick
+            and not recorder.stack
+            and self._steps.step is None
+            and get_ident() == self._probe.training_thread
+        ):
+            self._trains_in_eval_mode |= self._unproven_forward
+            return recorder.begin_quick(time_ns, _BACKWARD, loop.settled)
         if self._probe.engines.belongs_to_deepspeed:
             return None
         if recorder is not None and (recorder.find_phase("backward") or recorder.find_phase("forward")):
@@ -179,8 +222,10 @@ class LoopHooks:
 
     def _end_backward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
         loop, recorder, state = self._loop, self._probe.recorder, self._probe.engines.loop
-        loop.end_span(span, time_ns, flags, result)
-        if recorder is None or state is None:
+        if recorder is None:
+            return
+        recorder.end_span(span, time_ns, flags)
+        if state is None:
             return
         if not self._forwards:
             loop.search_roots()
@@ -188,8 +233,10 @@ class LoopHooks:
         if not flags & FAILED:
             loop.backward_total += 1
             state.backward_count += 1
-            self._steps.end_backward(recorder, time_ns)
-        self._steps.resume_step(time_ns, failed=bool(flags & FAILED))
+            if self._steps.stepped_in_backward:
+                self._steps.end_backward(recorder, time_ns)
+        if self._steps.step is not None:
+            self._steps.resume_step(time_ns, failed=bool(flags & FAILED))
 
 
 def _is_training(module: Any) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
+from threading import get_ident
 from typing import Any, NamedTuple
 
 from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_method
@@ -14,7 +16,9 @@ from zerotop_probe.inside.hooks.loops.loss_scale import LossScale
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
-from zerotop_probe.recording.tables import BOUNDARY, FAILED, SKIPPED
+from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE, SKIPPED
+
+_STEP = PHASE_CODE["step"]
 
 _SCALERS = (
     ("torch.amp.grad_scaler", "GradScaler"),
@@ -49,14 +53,18 @@ class OptimizerStepHooks:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._probe = loop.probe
-        self._step: _Step | None = None
+        self.step: _Step | None = None
         self._rule = IterationRule()
         self._reported_counting: set[int] = set()
         self._scales: weakref.WeakKeyDictionary[Any, LossScale] = weakref.WeakKeyDictionary()
         # (step, loss scale before) of a skipped step whose scaler is not updated yet.
         self._overflow: tuple[int, float | None] | None = None
-        self._stepped_in_backward = False
-        self._guard = Guard("optimizer steps", self._probe.meter)
+        self.stepped_in_backward = False
+        # The optimizer that was the only one when its step was counted last, its number, and how many there had been.
+        self._only: Callable[[], Any] = lambda: None
+        self._only_number = self._known_optimizers = 0
+        self._meter = self._probe.meter
+        self._guard = Guard("optimizer steps", self._meter)
 
     def install_hooks(self, module: Any) -> None:
         """Listen to all optimizers; ``module`` is ``torch.optim.optimizer``."""
@@ -80,20 +88,49 @@ class OptimizerStepHooks:
 
     # --- steps ----------------------------------------------------------------------------------------------
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._guard.run(self._begin_step, optimizer, args, kwargs)
+    # The guard's work, as in :func:`~zerotop_probe.inside.guard.wrap_function`.
+
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._guard.is_on:
+            begin_ns = now()
+            try:
+                self._begin_step(begin_ns, optimizer, args, kwargs)
+            except Exception as error:
+                self._guard.switch_off(error)
+            self._meter.cost_ns += now() - begin_ns
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._guard.run(self._end_step, optimizer)
+        if self._guard.is_on:
+            begin_ns = now()
+            try:
+                self._end_step(begin_ns, optimizer)
+            except Exception as error:
+                self._guard.switch_off(error)
+            self._meter.cost_ns += now() - begin_ns
 
-    def _begin_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_step(self, time_ns: int, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        recorder, settled = self._probe.recorder, self._loop.settled
+        if (
+            settled is not None
+            and recorder is not None
+            and recorder.is_quick
+            and not recorder.stack
+            and self.step is None
+            and len(args) == 1
+            and not kwargs
+            and get_ident() == self._probe.training_thread
+        ):
+            self.step = quick = _Step(optimizer)
+            quick.depth = 1
+            quick.span = recorder.begin_quick(time_ns, _STEP, settled, loose=True)
+            return
         recorder = self._loop.find_recorder(adopt=True)
         if recorder is None:
             return
         if recorder.find_phase("backward") is not None:
-            self._stepped_in_backward = True
+            self.stepped_in_backward = True
             return
-        step = self._step
+        step = self.step
         if step is not None and step.span is not None and step.span in recorder.stack:
             if step.owner == id(optimizer):
                 step.depth += 1
@@ -103,12 +140,11 @@ class OptimizerStepHooks:
             return
         if not self._loop.is_training_thread(True):
             return
-        time_ns = now()
         self._loop.resume_training(time_ns, self._probe.engines.loop)
         has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
         if not has_closure:
             self._loop.prepare_update()
-        self._step = step = _Step(optimizer, has_closure=has_closure)
+        self.step = step = _Step(optimizer, has_closure=has_closure)
         step.depth = 1
         position = self._loop.get_position(after_backward=True)
         if has_closure:
@@ -119,7 +155,7 @@ class OptimizerStepHooks:
 
     def suspend_step(self, time_ns: int) -> None:
         """Leave the step in progress, whose closure now calls the model."""
-        step, recorder = self._step, self._probe.recorder
+        step, recorder = self.step, self._probe.recorder
         if step is not None and step.has_closure and step.span is not None and recorder is not None:
             if step.span in recorder.stack:
                 recorder.end_span(step.span, time_ns)
@@ -127,43 +163,51 @@ class OptimizerStepHooks:
 
     def resume_step(self, time_ns: int, *, failed: bool) -> None:
         """Return to the step whose closure has called backward(); the update may follow."""
-        step, recorder = self._step, self._probe.recorder
+        step, recorder = self.step, self._probe.recorder
         if step is None or not step.has_closure or recorder is None:
             return
         if failed:
-            self._step = None
+            self.step = None
         elif step.span is None:
             self._loop.prepare_update()
             step.span = recorder.begin_span(time_ns, "step", self._loop.get_position(after_backward=True), loose=True)
 
-    def _end_step(self, optimizer: Any) -> None:
-        step, recorder = self._step, self._probe.recorder
-        self._loop.note_update(optimizer)
+    def _end_step(self, time_ns: int, optimizer: Any) -> None:
+        step, recorder = self.step, self._probe.recorder
+        if self._loop.settled is None:
+            self._loop.note_update(optimizer)
         if step is None or recorder is None or step.owner != id(optimizer):
             return
         step.depth -= 1
         if step.depth > 0 or step.is_scaled:
             return
-        self._step = None
-        time_ns = now()
+        self.step = None
         if step.span is None:  # the closure called the model, but no backward() followed
             step.span = recorder.begin_span(time_ns, "step", self._loop.get_position(after_backward=True))
         if step.span in recorder.stack:
-            recorder.confirm_span(step.span, step.span.begin_ns)
+            if not step.span.is_confirmed:
+                recorder.confirm_span(step.span, step.span.begin_ns)
             self._finish_step(recorder, step.span, optimizer, time_ns, 0)
 
     def _finish_step(self, recorder: Recorder, span: Span, optimizer: Any, time_ns: int, flags: int) -> None:
         """Record a whole step; ``flags`` is SKIPPED if nothing was updated."""
-        ends_iteration = self._count_step(optimizer)
+        # Nearly all loops have one optimizer.
+        is_only = self._only() is optimizer and self._known_optimizers == self._loop.optimizer_count
+        ends_iteration = (
+            self._rule.finish_step(self._only_number, self._loop.backward_total) if is_only else self._count_step(optimizer)
+        )
         recorder.end_span(span, time_ns, flags | (BOUNDARY if ends_iteration else 0))
         if ends_iteration:
             self._loop.finish_iteration(recorder, span, time_ns)
-        if self._rule.counting != self._reported_counting and len(self._loop.list_optimizers()) > 1:
+        if not is_only and self._rule.counting != self._reported_counting and len(self._loop.list_optimizers()) > 1:
             self.record_optimizers()
 
     def _count_step(self, optimizer: Any) -> bool:
         number = self._loop.find_number(optimizer)
         alive = self._loop.list_optimizers()
+        if len(alive) == 1:
+            self._only, self._only_number = weakref.ref(optimizer), number
+            self._known_optimizers = self._loop.optimizer_count
         if alive.keys() != self._rule.step_counts.keys():
             for gone in self._rule.step_counts.keys() - alive.keys():
                 self._rule.remove(gone)
@@ -174,9 +218,9 @@ class OptimizerStepHooks:
 
     def end_backward(self, recorder: Recorder, time_ns: int) -> None:
         """End an iteration whose optimizers step during the backward, each as soon as its gradients are ready."""
-        if not self._stepped_in_backward:
+        if not self.stepped_in_backward:
             return
-        self._stepped_in_backward = False
+        self.stepped_in_backward = False
         self._loop.record_facts(at_update=True)
         span = recorder.begin_span(time_ns, "step", self._loop.get_position(after_backward=True), brief=True)
         recorder.end_span(span, time_ns, BOUNDARY)
@@ -210,7 +254,7 @@ class OptimizerStepHooks:
             return None
         self._loop.resume_training(time_ns, self._probe.engines.loop)
         self._loop.prepare_update()
-        self._step = step = _Step(optimizer, is_scaled=True)
+        self.step = step = _Step(optimizer, is_scaled=True)
         step.span = recorder.begin_span(now(), "step", self._loop.get_position(after_backward=True))
         scale = self._find_scale(scaler)
         return _ScaledStep(step.span, scale, optimizer)
@@ -222,7 +266,7 @@ class OptimizerStepHooks:
         return scale
 
     def _end_scaled(self, token: _ScaledStep, time_ns: int, flags: int, result: Any) -> None:
-        step, self._step = self._step, None
+        step, self.step = self.step, None
         recorder = self._probe.recorder
         if step is None or recorder is None or token.span not in recorder.stack:
             return

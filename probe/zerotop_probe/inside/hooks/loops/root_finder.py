@@ -35,18 +35,21 @@ class RootCall:
                 return previous(*args, **kwargs)
             return sys.modules["torch"].nn.Module._call_impl(module, *args, **kwargs)
 
+        # Looked up now: a call of a model is not the moment for it.
+        self._is_compiling = sys.modules["torch"].compiler.is_compiling
         self._call_original = call_original
         before, after = finder.hooks
         self._call = wrap_function(call_original, "forward", before, after, finder.meter)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        torch = sys.modules["torch"]
-        if torch.compiler.is_compiling():
+        if self._is_compiling():
             return self._call_original(self._reference(), *args, **kwargs)
         # Replicas of DataParallel, and modules that copy their attributes, have taken this object along.
         caller = sys._getframe(1).f_locals["self"]
         if caller is not self._reference():
-            return torch.nn.Module._call_impl(caller, *args, **kwargs)
+            return sys.modules["torch"].nn.Module._call_impl(caller, *args, **kwargs)
+        if not self._finder.is_armed:
+            return self._call(caller, *args, **kwargs)
         return self.call_between_hooks(caller, *args, **kwargs)
 
     def call_between_hooks(self, module: Any, *args: Any, **kwargs: Any) -> Any:
