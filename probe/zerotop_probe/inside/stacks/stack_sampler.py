@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.stacks.collectives import read_collectives
 from zerotop_probe.inside.stacks.frames import Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.tally import Tally, format_stacks
@@ -223,6 +224,7 @@ class StackSampler:
         self._silence = place.begin_ns, time_ns + pause_ns
         facts = format_stacks(self._read_threads())
         times = {"begin_ns": place.begin_ns, "end_ns": time_ns, "step": place.step, "samples": 1}
+        facts["collectives"] = read_collectives()
         self._recorder.write_event(time_ns, events.STACKS, where=place.name, why=SILENT, **times, **facts)
 
     def _read_threads(self) -> list[tuple[Stack, dict[str, Any]]]:
