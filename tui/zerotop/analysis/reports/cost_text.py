@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.formatting import format_bytes, format_long_time, format_percent, format_ranks, format_seconds
+from zerotop.analysis.formatting import (
+    BINARY,
+    ByteUnits,
+    format_bytes,
+    format_long_time,
+    format_percent,
+    format_ranks,
+    format_seconds,
+)
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.finding_costs import FindingCost
 
 
-def describe_cost(cost: FindingCost, training_s: float, view: LiveView) -> str:
+def describe_cost(cost: FindingCost, training_s: float, view: LiveView, units: ByteUnits = BINARY) -> str:
     """Return what a finding cost: ``60 s, 26 % of the training time, 0.05 GPU hours ($0.19) and 1.2 GiB of GPU memory``.
 
     Args:
@@ -25,7 +33,7 @@ def describe_cost(cost: FindingCost, training_s: float, view: LiveView) -> str:
         duration = format_long_time(cost.seconds) if cost.seconds >= 10 else format_seconds(cost.seconds)
         parts.append(f"about {duration}{share}{_describe_hours(cost.seconds, view)}")
     if cost.bytes is not None:
-        parts.append(f"{format_bytes(cost.bytes)} of {'host' if cost.on_host else 'GPU'} memory")
+        parts.append(f"{format_bytes(cost.bytes, units)} of {'host' if cost.on_host else 'GPU'} memory")
     where = f" on {format_ranks(cost.ranks)}" if cost.bytes is not None and len(cost.ranks) == 1 else ""
     return " and ".join(parts) + where
 

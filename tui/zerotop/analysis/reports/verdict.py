@@ -11,6 +11,8 @@ import numpy as np
 from zerotop.analysis.annotations import Severity
 from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.formatting import (
+    BINARY,
+    ByteUnits,
     format_bytes,
     format_count,
     format_long_time,
@@ -21,6 +23,7 @@ from zerotop.analysis.live_view import LiveView, State
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.samples import Ints, Rows
 
 # Findings that cost less of the training time are not worth a line at the top.
 _LEAST_SHARE = 0.01
@@ -55,8 +58,8 @@ def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], fail
         outcome = Outcome.WARNING
     sentences = [
         *((failure.why, f"What to do: {failure.advice}") if failure is not None else ()),
-        *_describe_pace(source),
-        *_describe_memory(view),
+        *describe_pace(source.job_steps, source.job_tokens),
+        *describe_memory(view),
         _describe_costliest(source, costly, view) if costly is not None or failure is None else "",
         view.cost_sentence,
     ]
@@ -99,8 +102,8 @@ def _describe_end(view: LiveView, failure: Failure | None) -> tuple[str, Outcome
     return f"Still running {after}.", Outcome.OPEN
 
 
-def _describe_pace(source: RecordingSource) -> Iterator[str]:
-    rows = source.job_steps
+def describe_pace(rows: Rows, token_counts: Ints) -> Iterator[str]:
+    """Yield a sentence about the speed of the steps of a job (STEP_DTYPE) with these tokens each."""
     recorded = ~np.isnan(rows["iteration_s"])
     if not recorded.any():
         yield "No finished step was recorded, so there is no iteration time."
@@ -110,23 +113,28 @@ def _describe_pace(source: RecordingSource) -> Iterator[str]:
     text = f"An iteration takes {format_seconds(float(np.nanmedian(seconds)))} (median)"
     if seconds[slowest] > 1.5 * np.nanmedian(seconds):
         text += f", the slowest {format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
-    total_s, tokens = float(np.nansum(seconds * rows["steps"])), int((source.job_tokens * rows["steps"])[recorded].sum())
+    total_s, tokens = float(np.nansum(seconds * rows["steps"])), int((token_counts * rows["steps"])[recorded].sum())
     if tokens and total_s:
         text += f"; {tokens / total_s:,.0f} tokens per second"
     yield f"{text}."
 
 
-def _describe_memory(view: LiveView) -> Iterator[str]:
+def describe_memory(view: LiveView, units: ByteUnits = BINARY) -> Iterator[str]:
+    """Yield a sentence about the peak of memory, if any was recorded."""
     known = [gpu for gpu in view.gpus if gpu.reserved_peak_bytes]
     if known:
         gpu = max(known, key=lambda gpu: gpu.reserved_peak_bytes or 0)
         peak = gpu.reserved_peak_bytes or 0
-        share = f" of {format_bytes(gpu.total_bytes)} ({format_percent(peak / gpu.total_bytes)})" if gpu.total_bytes else ""
+        share = (
+            f" of {format_bytes(gpu.total_bytes, units)} ({format_percent(peak / gpu.total_bytes)})"
+            if gpu.total_bytes
+            else ""
+        )
         which = f" on GPU {gpu.index}" if len(view.gpus) > 1 else ""
-        yield f"GPU memory peaked at {format_bytes(peak)}{share} reserved{which}."
+        yield f"GPU memory peaked at {format_bytes(peak, units)}{share} reserved{which}."
     elif view.ranks:
         rank = max(view.ranks, key=lambda rank: rank.rss_peak_bytes)
-        yield f"Host memory peaked at {format_bytes(rank.rss_peak_bytes)} in rank {rank.rank}; no GPU was recorded."
+        yield f"Host memory peaked at {format_bytes(rank.rss_peak_bytes, units)} in rank {rank.rank}; no GPU was recorded."
 
 
 def _describe_costliest(source: RecordingSource, cost: FindingCost | None, view: LiveView) -> str:

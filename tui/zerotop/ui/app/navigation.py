@@ -5,6 +5,7 @@ from __future__ import annotations
 from zerotop.analysis.annotations import Annotation
 from zerotop.ui.app.monitor import Monitor
 from zerotop.ui.base.base_screen import MonitorScreen
+from zerotop.ui.base.frame_widget import FindingChosen
 from zerotop.ui.base.panels import Transport
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
@@ -97,6 +98,13 @@ class NavigationApp(Monitor):
             if (name := _SCREENS_OF_FINDINGS.get(finding.name)) is not None:
                 self.action_switch(name)
             self.draw_frame()
+
+    def on_finding_chosen(self, event: FindingChosen) -> None:
+        self._go_to_finding(event.finding)
+
+    def on_monitor_screen_step_chosen(self, event: MonitorScreen.StepChosen) -> None:
+        self.viewer.go_to_step(event.step)
+        self.draw_frame()
 
     def on_transport_scrubbed(self, event: Transport.Scrubbed) -> None:
         self.viewer.go_to_share(event.share)

@@ -153,9 +153,9 @@ def _compute_share(seconds: Floats, style: str) -> Floats:
 
 
 def _draw_ribbon_label(picture: Picture, rank: int, codes: NDArray[np.int16], width: int, glyphs: Glyphs) -> Row:
-    """Return a ribbon's rank and its phase at the cursor: ``rank 0  backward``."""
+    """Return a ribbon's rank and its phase at the pointed moment: ``rank 0  backward``."""
     window = picture.timeline.window
-    column = picture.cursor // window.column_ns - window.first
+    column = picture.pointed // window.column_ns - window.first
     code = int(codes[column]) if 0 <= column < len(codes) else -1
     phase: Row = ()
     if code >= 0:
@@ -192,14 +192,14 @@ def _draw_marks(picture: Picture, canvas: Canvas, width: int) -> Row:
 
 def _draw_steps(picture: Picture, width: int, glyphs: Glyphs) -> Row:
     marks = [(picture.find_cell(begin), str(number)) for begin, number in picture.steps]
-    text = "step" if picture.cursor_step is None else f"step {picture.cursor_step}"
+    text = "step" if picture.pointed_step is None else f"step {picture.pointed_step}"
     return _draw_axis(text, draw_axis(marks, picture.cell_count, glyphs), picture, width, glyphs, " ")
 
 
 def _draw_time(picture: Picture, width: int, glyphs: Glyphs) -> Row:
     begin_s, end_s = picture.begin / 1e9, (picture.begin + picture.cell_count * picture.cell_ns) / 1e9
     row = draw_time_axis(begin_s, end_s, picture.cell_count, glyphs)
-    return _draw_axis(format_moment(picture.cursor, picture.cell_ns), row, picture, width, glyphs, glyphs.corner)
+    return _draw_axis(format_moment(picture.pointed, picture.cell_ns), row, picture, width, glyphs, glyphs.corner)
 
 
 def _draw_axis(words: str, row: Row, picture: Picture, width: int, glyphs: Glyphs, corner: str) -> Row:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
-from zerotop.analysis.annotations.support.line_findings import Delay, is_cause, line_values, name_line
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.line_findings import Delay, is_cause, line_values, measure_between, name_line
 from zerotop.analysis.annotations.support.stack_lines import BETWEEN, SHARE, StackLine, find_line
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
@@ -62,7 +62,7 @@ def _check_event(group: Group, event: Event, samples: int) -> Iterator[Annotatio
     if _is_gpu_busy(lead, begin_ns, known_ns):
         return
     group.reported.add(_KIND.name)
-    between, iteration = float(np.median(_measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
+    between, iteration = float(np.median(measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
     evidence = {"between_s": between, "iteration_s": iteration, "share": between / iteration}
     kind, share = name_line(_KIND, line), between / iteration
     yield kind.at_steps(group, rows[1:], evidence, known_ns=known_ns, cost=share, **line_values(line))
@@ -72,15 +72,10 @@ def _spends_time(process: Process, known_ns: int) -> bool:
     rows = process.steps_until(known_ns)
     return all(
         len(part) > 0
-        and float(np.median(_measure_between(part))) >= BETWEEN_SECONDS
-        and float(np.median(_measure_between(part) / part["iteration_s"])) >= BETWEEN_SHARE
+        and float(np.median(measure_between(part))) >= BETWEEN_SECONDS
+        and float(np.median(measure_between(part) / part["iteration_s"])) >= BETWEEN_SHARE
         for part in (rows[_FIRST], rows[1:])
     )
-
-
-def _measure_between(rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    phases = rows["data_s"] + rows["forward_s"] + rows["backward_s"] + rows["step_s"]
-    return np.asarray(rows["iteration_s"] - phases, np.float64)
 
 
 def _is_own_time(line: StackLine) -> bool:

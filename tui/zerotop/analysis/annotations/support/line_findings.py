@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from zerotop.analysis.annotations.support.annotation import FindingKind
 from zerotop.analysis.annotations.support.detector_state import DetectorState
 from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.annotations.support.stack_lines import BETWEEN, FoundLine, StackLine, await_line
+from zerotop.session.samples import Floats, Rows
 
 T = TypeVar("T")
 
@@ -68,3 +71,9 @@ def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -
 def line_values(line: StackLine | None) -> dict[str, Any]:
     """Return what templates need of a line: ``place`` for a headline, ``line`` for sentences."""
     return {"place": line.place, "line": line.text} if line is not None else {"place": None, "line": None}
+
+
+def measure_between(rows: Rows) -> Floats:
+    """Return the seconds of each step that were spent in no phase."""
+    phases = rows["data_s"] + rows["forward_s"] + rows["backward_s"] + rows["step_s"]
+    return np.asarray(rows["iteration_s"] - phases, np.float64)

@@ -16,8 +16,8 @@ from zerotop_probe.recording.directory import STACKS_SETTING
 BETWEEN = "between phases"
 """The place of stacks that are in no phase."""
 
-SHARE = "share"
-"""Why stacks were sampled that are usual."""
+SLOW, SHARE = "slow", "share"
+"""Why stacks were sampled: the place took longer than usual, or usually takes a notable share."""
 
 # A line explains a delay if it has this share of the samples.
 _LINE_SHARE = 0.3
