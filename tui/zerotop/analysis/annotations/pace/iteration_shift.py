@@ -71,7 +71,8 @@ class _Shift(NamedTuple):
         elif not self.is_worse or (cause is not None and not self.is_uncertain):
             where = ""
         end_ns = int(rows["end_unix_ns"][-1])
-        return Delay(process, where, int(rows["begin_unix_ns"][0]), end_ns, end_ns)
+        callee = cause.callee if cause is not None else ""
+        return Delay(process, where, int(rows["begin_unix_ns"][0]), end_ns, end_ns, callee)
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
