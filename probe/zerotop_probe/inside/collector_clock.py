@@ -34,8 +34,9 @@ class CollectorClock:
         self._next_record_ns = 0
 
     def start(self) -> None:
-        """Listen to the collector."""
-        gc.callbacks.append(self._on_collection)
+        """Listen to the collector from now on."""
+        if self._on_collection not in gc.callbacks:
+            gc.callbacks.append(self._on_collection)
 
     def stop(self) -> None:
         """Listen no more."""

@@ -74,7 +74,6 @@ class Probe:
         recorder = Recorder(session, self._identity, self.meter)
         self.evaluation = EvaluationDetector(recorder)
         self.recorder = recorder
-        recorder.collector.start()
         recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software())
         Guard(stack_sampler.NAME, self.meter).run(self._sample_stacks, recorder)
         if not late:  # else no hook is in progress

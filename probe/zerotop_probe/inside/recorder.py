@@ -233,10 +233,16 @@ class Recorder:
         self._cost_writer.write(
             time_ns, meter.total_ns, meter.boundaries, self.lost_records, meter.errors, meter.one_time_ns
         )
+        if self.last_step is not None:
+            self._write_collections(time_ns)
+        self.files.poll(time_ns)
+
+    def _write_collections(self, time_ns: int) -> None:
+        # Not before the first step: what is loaded before it is collected once.
+        self.collector.start()
         if (done := self.collector.take_collections(time_ns)) is not None:
             facts = {"seconds": done.spent_ns / 1e9, "collections": done.collections}
             self.write_event(time_ns, events.GARBAGE, step=self.last_step, begin_ns=done.begin_ns, **facts)
-        self.files.poll(time_ns)
 
     @property
     def lost_records(self) -> int:
