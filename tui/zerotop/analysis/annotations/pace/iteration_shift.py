@@ -10,7 +10,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes import compute_own_seconds, find_cause, measure_change_loads
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.line_findings import (
+from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
     Delay,
     await_lines,
@@ -18,7 +18,7 @@ from zerotop.analysis.annotations.support.line_findings import (
     line_values,
     name_line,
 )
-from zerotop.analysis.annotations.support.stack_lines import FoundLine
+from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
 from zerotop.analysis.annotations.support.step_change import Cause, StepChange, name_part
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text

@@ -9,8 +9,8 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import FindingKind
 from zerotop.analysis.annotations.support.detector_state import DetectorState
+from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, FoundLine, StackLine, await_line
 from zerotop.analysis.annotations.support.rank_process import Process
-from zerotop.analysis.annotations.support.stack_lines import BETWEEN, FoundLine, StackLine, await_line
 from zerotop.session.samples import Floats, Rows
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from zerotop.analysis.annotations.support.known_calls import KnownCall, find_known_call
+from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
 from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
