@@ -44,6 +44,8 @@ FIRST: dict[str, tuple[str, ...]] = {
     "app.copy": ("tab",),
     "page.close": ("i",),
     "feed.close": ("a",),
+    "feed.search": ("a",),
+    "feed.back": ("a",),
     "dialog.close": ("g",),
     "live.output.down": ("up", "up"),
     "live.output.pagedown": ("pageup",),

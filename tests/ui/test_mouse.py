@@ -18,7 +18,9 @@ from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.live.panels import Iteration, RankPanel
 from zerotop.ui.timeline.drawing import chart_begin
-from zerotop.ui.timeline.screen import TimelineLanes, TimelineScreen
+from zerotop.ui.timeline.labels import format_moment
+from zerotop.ui.timeline.picture import Picture
+from zerotop.ui.timeline.screen import TimelineLanes
 
 SIZE = (120, 40)
 
@@ -32,7 +34,28 @@ async def show(app: ZerotopApp, pilot: Pilot[Leaving], screen: str, step: int) -
     app.action_switch(screen)
     app.viewer.go_to_step(step)
     app.draw_frame()
-    await until(pilot, lambda: not app.is_busy and app.shown_screen.frame is not None)
+    await until(pilot, lambda: is_shown(app) and not app.is_busy)
+
+
+def is_shown(app: ZerotopApp) -> bool:
+    """Whether the screen shows the moment of the cursor."""
+    frame = app.shown_screen.frame
+    return frame is not None and frame.view.cursor_ns == app.viewer.compute_cursor()
+
+
+async def show_timeline(app: ZerotopApp, pilot: Pilot[Leaving], step: int) -> tuple[TimelineLanes, Picture]:
+    """Show it, and return its panel and what it shows."""
+    await show(app, pilot, "timeline", step)
+    lanes = app.screen.query_one(TimelineLanes)
+
+    def is_complete() -> bool:
+        picture = lanes.pictures.last_picture
+        is_there = picture is not None and picture.cursor == app.viewer.compute_cursor() - app.viewer.source.begin_ns
+        return is_there and picture is not None and picture.timeline.is_complete and not app.is_busy
+
+    await until(pilot, is_complete)
+    assert lanes.pictures.last_picture is not None
+    return lanes, lanes.pictures.last_picture
 
 
 async def test_the_banner_opens_the_list_at_its_finding() -> None:
@@ -63,31 +86,30 @@ async def test_a_mark_on_the_seek_bar_goes_to_its_finding() -> None:
 async def test_a_mark_on_the_timeline_goes_to_its_finding() -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, "timeline", 12)
-        assert isinstance(app.screen, TimelineScreen)
-        lanes = app.screen.query_one(TimelineLanes)
-        picture = lanes.pictures.last_picture
-        assert picture is not None
+        lanes, picture = await show_timeline(app, pilot, 12)
         mark = next(mark for mark in picture.marks if 0 <= picture.find_cell(mark.at_ns) < picture.cell_count)
-        await pilot.click(lanes, offset=(chart_begin(lanes.size.width) + picture.find_cell(mark.at_ns), 0))
-        await until(pilot, lambda: app.viewer.make_frame().view.cursor_ns == mark.finding.known_ns)
+        for _ in range(20):  # the window may still move while the first pictures come
+            cell = (lanes.pictures.last_picture or picture).find_cell(mark.at_ns)
+            await pilot.click(lanes, offset=(chart_begin(lanes.size.width) + cell, 0))
+            await pilot.pause()
+            if app.viewer.compute_cursor() == mark.finding.known_ns:
+                break
+        assert app.viewer.compute_cursor() == mark.finding.known_ns
         assert app.viewer.make_frame().headline == mark.finding
 
 
 async def test_the_timeline_shows_values_under_the_mouse() -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, "timeline", 12)
-        lanes = app.screen.query_one(TimelineLanes)
-        picture = lanes.pictures.last_picture
-        assert picture is not None
+        lanes, picture = await show_timeline(app, pilot, 12)
         assert picture.pointed == picture.cursor
         await pilot.hover(lanes, offset=(chart_begin(lanes.size.width) + 5, 8))
         await until(pilot, lambda: lanes.pictures.last_picture.pointed != picture.cursor)  # type: ignore[union-attr]
         pointed = lanes.pictures.last_picture
         assert pointed is not None
-        assert pointed.find_cell(pointed.pointed) == 5
-        assert pointed.cursor == picture.cursor
+        assert picture.begin <= pointed.pointed < picture.cursor == pointed.cursor
+        moment = format_moment(pointed.pointed, pointed.cell_ns)
+        await until(pilot, lambda: any(row.startswith(moment) for row in lanes.plain_text().split("\n")))
         await pilot.hover("#header")
         await until(pilot, lambda: lanes.pictures.last_picture.pointed == picture.cursor)  # type: ignore[union-attr]
 

@@ -39,7 +39,6 @@ def test_what_a_finding_cost_in_hours_and_money(tmp_path: Path, capsys: pytest.C
     assert "Cost: about 11 s, 44 % of the training time in skipped steps, 0.01 GPU hours ($0.88)." in text
 
 
-
 def test_json_has_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recordings.as_directory("z2-oom", tmp_path)
     assert cli.main(["annotations", str(path), "--json"]) == 0

@@ -25,7 +25,10 @@ EMPTY = (
     "torch._C._cuda_emptyCache",
 )
 ITEM = ([("train.py", 90, "main", True)], "item")
-SPREAD = [([("src/data/long_name_of_a_module.py", 10 + line, "tokenize", True), LOOP], "") for line in range(5)]
+SPREAD = [
+    ([("src/data/long_name_of_a_module.py", 10 + line, "make.<locals>.tokenize.<locals>.<listcomp>", True), LOOP], "")
+    for line in range(5)
+]
 
 
 def find_named(session: Session, name: str) -> Annotation:
@@ -255,3 +258,17 @@ def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
     shift = find_named(add_stacks(folder, before, [EMPTY], where="between phases"), "iteration_shift")
     assert "emptied in each step: train.py:104 in main (torch.cuda.empty_cache)." in shift.details
     assert shift.fix == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        ([("transformers/trainer.py", 2300, "Trainer.train", False), ("finetune.py", 333, "main", True)], ""),
+        ([("deepspeed/runtime/engine.py", 2100, "DeepSpeedEngine.step", False), LOOP], "torch._foreach_add_"),
+    ],
+)
+def test_the_line_that_trains_is_no_cause(tmp_path: Path, stack: Any) -> None:
+    folder = recordings.as_directory("gpu-slow", tmp_path)
+    before = find_named(Session.open(folder), "iteration_shift")
+    shift = find_named(add_stacks(folder, before, [stack], where="between phases"), "iteration_shift")
+    assert (shift.headline, shift.details) == (before.headline, before.details)

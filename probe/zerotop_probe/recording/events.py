@@ -328,6 +328,16 @@ STACKS = _declare(
     *_STACK_FIELDS,
 )
 
+# Python's garbage collector ran for at least 10 ms since the last such event. Written at most once a second, later once a
+# minute. Collections of the youngest objects do not count.
+GARBAGE = _declare(
+    "garbage",
+    Field("step", int, "optimizer step of the last collection"),
+    Field("begin_ns", int, "begin of the first collection that counts, CLOCK_MONOTONIC", required=True),
+    Field("seconds", float, "time in which the collector ran", required=True),
+    Field("collections", int, "how often"),
+)
+
 # A part of the probe failed and was switched off; training goes on.
 PROBE_ERROR = _declare("probe_error", *_ERROR)
 

@@ -233,11 +233,14 @@ class StackSampler:
         names = {ident: thread.name for ident, thread in dict(getattr(threading, "_active", {})).items()}
         trainer, frames = self._find_thread(), sys._current_frames()
         stacks: list[tuple[Stack, dict[str, Any]]] = []
-        for ident in sorted(frames, key=lambda ident: ident != trainer)[:_MOST_THREADS]:
-            name = names.get(ident, f"thread {ident}")
-            if not name.startswith(_OWN_THREADS):
-                facts = {"count": 1} if ident == trainer else {"count": 1, "thread": name}
-                stacks.append((self._reader.read_stack(frames[ident]), facts))
+        try:
+            for ident in sorted(frames, key=lambda ident: ident != trainer)[:_MOST_THREADS]:
+                name = names.get(ident, f"thread {ident}")
+                if not name.startswith(_OWN_THREADS):
+                    facts = {"count": 1} if ident == trainer else {"count": 1, "thread": name}
+                    stacks.append((self._reader.read_stack(frames[ident]), facts))
+        finally:
+            frames.clear()  # this function's own frame is in it: a circle that would keep all others alive
         return stacks
 
     # --- events ---------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.line_findings import Delay, is_cause, line_values, measure_between, name_line
-from zerotop.analysis.annotations.support.stack_lines import BETWEEN, SHARE, StackLine, find_line
+from zerotop.analysis.annotations.support.stack_lines import BETWEEN, SHARE, find_line, trains
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
@@ -30,8 +29,6 @@ _FIRST = slice(1, 21)
 _FEWEST_SAMPLES = 10
 # A GPU that is busy in more of the time does not wait for the host (percent).
 _BUSY_PERCENT = 90.0
-# Modules that train: their time between the phases, as of a loss, is no loss of time.
-_TRAINING = ("torch.", "deepspeed.", "accelerate.", "transformers.", "trl.", "peft.", "lightning.", "pytorch_lightning.")
 
 
 class _State:
@@ -57,7 +54,7 @@ def _check_event(group: Group, event: Event, samples: int) -> Iterator[Annotatio
         return
     begin_ns = int(rows["begin_unix_ns"][0])
     line = find_line(lead, BETWEEN, begin_ns, known_ns, known_ns, why=SHARE)
-    if line is None or not _is_own_time(line) or not is_cause(line, Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)):
+    if line is None or trains(line.callees) or not is_cause(line, Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)):
         return
     if _is_gpu_busy(lead, begin_ns, known_ns):
         return
@@ -75,16 +72,6 @@ def _spends_time(process: Process, known_ns: int) -> bool:
         and float(np.median(measure_between(part))) >= BETWEEN_SECONDS
         and float(np.median(measure_between(part) / part["iteration_s"])) >= BETWEEN_SHARE
         for part in (rows[_FIRST], rows[1:])
-    )
-
-
-def _is_own_time(line: StackLine) -> bool:
-    """Whether the time is that of the job's own code or of a known call, not of the training itself."""
-    if line.known_call is not None:
-        return True
-    return not any(
-        name.startswith(_TRAINING) or ("." not in name and name not in vars(builtins))  # a method, perhaps of a tensor
-        for name in line.callees
     )
 
 

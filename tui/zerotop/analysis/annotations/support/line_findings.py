@@ -53,9 +53,11 @@ def await_lines(
 def is_cause(line: StackLine, delay: Delay) -> bool:
     """Whether the line itself takes the time, and does not wait there for a GPU that computes."""
     known = line.known_call
-    if delay.process.is_on_gpu and delay.where in ("forward", "backward", "step"):
-        return known is not None and not known.waits_for_gpu  # others are where the queue of the GPU was full
-    return known is None or not known.waits_for_gpu or not delay.process.is_on_gpu
+    if not delay.process.is_on_gpu:
+        return True
+    if known is None:
+        return delay.where not in ("forward", "backward", "step")  # there a line may be where the GPU's queue was full
+    return not known.waits_for_gpu
 
 
 def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -> FindingKind:
