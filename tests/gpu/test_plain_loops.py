@@ -141,7 +141,7 @@ def test_the_trainer_on_gpt2(trainer: tuple[Session, dict[str, Any]]) -> None:
     assert peak.ledger.sum_bytes("activations") > 2 * own["logits_bytes"]
     print(f"\nGPT-2, batch 8 x 1024: peak {peak.ledger.allocated_bytes / GIB:.2f} GiB in {peak.peak.phase}")
     for row in peak.ledger.rows:
-        print(f"  {row.label:28}{row.bytes / GIB:8.2f} GiB  {row.basis}")
+        print(f"  {row.describe():28}{row.bytes / GIB:8.2f} GiB  {row.basis}")
 
 
 def test_skipped_updates_without_reading_the_gpu(tmp_path_factory: pytest.TempPathFactory) -> None:

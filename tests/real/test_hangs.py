@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from loop_runs import LOOPS
-from real_jobs import TIMEOUT_S, free_port
-from zerotop.analysis.annotations import Annotation, Annotator
-from zerotop.analysis.hangs.reader import find_standstill
-from zerotop.session.reader import Session, SessionError
+from real_jobs import TIMEOUT_S
+from standing_jobs import LINES, StandingJob
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.hangs.reader import StandstillFinder
+from zerotop.session.reader import Session
+from zerotop_probe.outside.sampling.stuck import py_spy
 
-SCRIPT = LOOPS / "hanging.py"
-LINES = {
-    line.rpartition("# hang: ")[2]: number
-    for number, line in enumerate(SCRIPT.read_text().splitlines(), 1)
-    if "# hang: " in line
-}
 ODD, STEP = 1, 30
 # Kinds that stand still until they are ended, and those that take long but work.
-HANGS, WORK = ("sleep", "lock", "disk", "mismatch", "peer"), ("save", "compute")
+HANGS, WORK = ("lock", "disk", "native", "mismatch", "peer"), ("save", "compute")
 ENDLESS_S, WORK_S = 600.0, 14.0
 
 
@@ -35,74 +27,48 @@ def list_others(kind: str) -> tuple[int, ...]:
     return (0, 2) if kind == "mismatch" else (0,)
 
 
-class Job:
-    """One job, whose launcher does nothing when a rank ends."""
-
-    def __init__(self, kind: str, folder: Path, environment: dict[str, str], pause_s: float) -> None:
-        self.folder = folder
-        folder.mkdir()
-        others = list_others(kind)
-        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(1 + len(others))}
-        script = f"{SCRIPT} {kind} {ODD} {STEP} {pause_s}"
-        ranks = " & ".join(f"RANK={rank} LOCAL_RANK={rank} {sys.executable} {script}" for rank in (ODD, *others))
-        command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder / "session"), "--"]
-        with open(folder / "output", "wb") as output:
-            self.process = subprocess.Popen(
-                [*command, "bash", "-c", f"{ranks} & wait"],
-                cwd=folder,
-                env=environment | world,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def wait_for_finding(self, name: str) -> Annotation:
-        """Return the first finding of that name."""
-        end = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < end:
-            for finding in self.find_all():
-                if finding.name == name:
-                    return finding
-            assert self.process.poll() is None, (self.folder / "output").read_text()
-            time.sleep(0.5)
-        raise AssertionError((self.folder / "output").read_text())
-
-    def find_all(self) -> tuple[Annotation, ...]:
-        try:
-            session = Session.open(self.folder / "session")
-        except (SessionError, OSError):
-            return ()
-        annotator = Annotator(session)
-        annotator.update(now := time.time_ns())
-        return annotator.findings_at(now)
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGTERM)
-            try:
-                self.process.wait(60)
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> Iterator[dict[str, Job]]:
+def jobs(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> Iterator[dict[str, StandingJob]]:
     """All of them at once: they mostly sleep."""
-    folder = tmp_path_factory.mktemp("hangs")
-    started = {kind: Job(kind, folder / kind, job_environment, ENDLESS_S) for kind in HANGS}
-    started |= {kind: Job(kind, folder / kind, job_environment, WORK_S) for kind in WORK}
+    folder, started = tmp_path_factory.mktemp("hangs"), {}
+    for kind in (*HANGS, *WORK):
+        pause_s, ranks = ENDLESS_S if kind in HANGS else WORK_S, 1 + len(list_others(kind))
+        started[kind] = StandingJob(folder / kind, job_environment, kind, ranks=ranks, odd=ODD, step=STEP, pause_s=pause_s)
     yield started
     for job in started.values():
         job.stop()
 
 
+def can_read_others() -> bool:
+    """Whether py-spy may read processes that it has not started."""
+    program = py_spy.find_program()
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        stacks = py_spy.dump_stacks(program, child.pid) if program is not None else None
+        child.kill()
+    return stacks is not None
+
+
+def wait_for_finding(job: StandingJob) -> Annotation:
+    end = time.monotonic() + TIMEOUT_S
+    while (finding := job.find_named("hung_ranks")) is None:
+        assert time.monotonic() < end, job.output
+        assert job.process.poll() is None, job.output
+        time.sleep(0.5)
+    return finding
+
+
 @pytest.mark.parametrize("kind", HANGS)
-def test_the_rank_that_the_others_wait_for_is_named_with_its_line(jobs: dict[str, Job], kind: str) -> None:
-    finding = jobs[kind].wait_for_finding("hung_ranks")
+def test_the_rank_that_the_others_wait_for_is_named_with_its_line(jobs: dict[str, StandingJob], kind: str) -> None:
+    if kind == "native" and not can_read_others():
+        pytest.skip("py-spy may not read other processes here")
+    finding = wait_for_finding(jobs[kind])
     assert finding.ranks == (ODD,)
     assert finding.step in (STEP, STEP + 1)
-    standstill, since_ns = find_standstill(Session.open(jobs[kind].folder / "session"), time.time_ns()) or (None, 0)
-    assert standstill is not None
+    found = StandstillFinder(Session.open(jobs[kind].session)).find_at(time.time_ns())
+    assert found is not None
+    standstill, since_ns = found
     assert since_ns == finding.begin_ns
     odd, others = standstill.groups
     assert (odd, odd.ranks, others.ranks) == (standstill.odd, (ODD,), list_others(kind))
@@ -117,10 +83,10 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_line(jobs: dict[str
 
 
 @pytest.mark.parametrize("kind", WORK)
-def test_saving_and_computing_for_long_is_no_hang(jobs: dict[str, Job], kind: str) -> None:
+def test_saving_and_computing_for_long_is_no_hang(jobs: dict[str, StandingJob], kind: str) -> None:
     """The other ranks wait for as long as where a hang is found."""
-    assert jobs[kind].process.wait(TIMEOUT_S) == 0, (jobs[kind].folder / "output").read_text()
-    session = Session.open(jobs[kind].folder / "session")
-    written = [event for event in session.events_named("stacks") if event.facts.get("why") == "silent"]
+    job = jobs[kind]
+    assert job.process.wait(TIMEOUT_S) == 0, job.output
+    written = [event for event in Session.open(job.session).events_named("stacks") if event.facts.get("why") == "silent"]
     assert {event.rank for event in written} >= {0}
-    assert "hung_ranks" not in {finding.name for finding in jobs[kind].find_all()}
+    assert job.find_named("hung_ranks") is None

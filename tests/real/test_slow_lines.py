@@ -1,59 +1,98 @@
-"""Python stacks of a real loop that is slow in known lines."""
+"""A real loop that is slow in known lines: what its rank samples, and the findings that name the lines."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from loop_runs import Counted, run
+from loop_runs import LOOPS
 from rank_recordings import Rank
+from real_jobs import run_recorded
+from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.session.reader import Session
 
-_STEPS = 300
+_LAST = range(220, 250)
+
+
+class SlowRun(NamedTuple):
+    """A finished run: its rank's records, its findings, and its slow lines by their names."""
+
+    rank: Rank
+    findings: tuple[Annotation, ...]
+    lines: dict[str, int]
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> Counted:
-    return run("slow_lines", tmp_path_factory.mktemp("slow"), str(_STEPS), launcher="python", ranks=1)
+def slow_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> SlowRun:
+    folder: Path = tmp_path_factory.mktemp("slow")
+    run = run_recorded([sys.executable, str(LOOPS / "slow_lines.py"), str(_LAST.stop)], folder, job_environment)
+    assert run.returncode == 0, run.output
+    counted = next(line for line in run.output.splitlines() if line.startswith("COUNTED "))
+    session = Session.open(run.session)
+    return SlowRun(Rank(run.session, 0), find_annotations(session, session.end_ns), json.loads(counted[8:])["lines"])
 
 
-def find_top(rank: Rank, where: str, why: str, steps: range) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The stack that took the most time in a place at these steps, and its first frame of the script."""
-    found = [
-        event
-        for event in rank.event("stacks")
-        if (event["where"], event["why"]) == (where, why)
-        and event["step"] < steps.stop
-        and event["last_step"] >= steps.start
-    ]
-    stacks = [(stack, event) for event in found for stack in event["stacks"]]
-    stack, event = max(stacks, key=lambda pair: pair[0]["seconds"])
-    return stack, next(event["frames"][number] for number in stack["frames"] if event["frames"][number]["own"])
+def find_top(rank: Rank, where: str, why: str, steps: range) -> tuple[str, int, str, float]:
+    """File, line and called function where samples of a place at these steps stand for the most time, and the seconds."""
+    seconds: Counter[tuple[str, int, str]] = Counter()
+    for event in rank.event("stacks"):
+        is_asked = (event["where"], event["why"]) == (where, why)
+        if is_asked and event["step"] < steps.stop and event["last_step"] >= steps.start:
+            for stack in event["stacks"]:
+                frames = [event["frames"][number] for number in stack["frames"]]
+                own = next(frame for frame in frames if frame["own"])
+                seconds[own["file"], own["line"], stack["call"]] += stack["seconds"]
+    ((top, most),) = seconds.most_common(1)
+    return *top, most
 
 
 @pytest.mark.parametrize(
-    ("mark", "where", "why", "steps", "call"),
+    ("line", "where", "why", "steps", "call"),
     [
-        ("pause", "between phases", "slow", range(150, 151), "time.sleep"),
-        ("collect", "between phases", "slow", range(200, 300), "gc.collect"),
-        ("always", "between phases", "share", range(_STEPS), "time.sleep"),
-        ("forward", "forward", "slow", range(170, 171), None),
+        ("pause", "between phases", "slow", range(100, 101), "time.sleep"),
+        ("collect", "between phases", "slow", range(150, 220), "gc.collect"),
+        ("always", "between phases", "share", range(100), "time.sleep"),
+        ("forward", "forward", "slow", range(120, 121), None),
+        ("slower", "between phases", "slow", _LAST, "time.sleep"),
     ],
 )
-def test_the_slow_line_is_sampled(counted: Counted, mark: str, where: str, why: str, steps: range, call: str | None) -> None:
-    rank, facts = counted.rank(0)
-    stack, frame = find_top(rank, where, why, steps)
-    assert (frame["file"], frame["line"]) == ("slow_lines.py", facts["lines"][mark])
-    assert call is None or stack["call"] == call
+def test_the_slow_line_is_sampled(
+    slow_run: SlowRun, line: str, where: str, why: str, steps: range, call: str | None
+) -> None:
+    file, number, called, _ = find_top(slow_run.rank, where, why, steps)
+    assert (file, number) == ("slow_lines.py", slow_run.lines[line])
+    assert call is None or called == call
 
 
-def test_the_probes_own_frames_are_left_out(counted: Counted) -> None:
-    rank, _ = counted.rank(0)
-    files = {frame["file"] for event in rank.event("stacks") for frame in event["frames"]}
+def test_the_probes_own_frames_are_left_out(slow_run: SlowRun) -> None:
+    files = {frame["file"] for event in slow_run.rank.event("stacks") for frame in event["frames"]}
     assert not [file for file in files if "zerotop" in file or file.startswith("/")]
     assert "slow_lines.py" in files
 
 
-def test_the_samples_stand_for_the_time_that_was_lost(counted: Counted) -> None:
-    stack, _ = find_top(counted.rank(0)[0], "between phases", "slow", range(150, 151))
-    assert stack["seconds"] > 0.1
+def test_the_samples_stand_for_the_time_that_was_lost(slow_run: SlowRun) -> None:
+    assert find_top(slow_run.rank, "between phases", "slow", range(100, 101))[-1] > 0.1
+
+
+def test_a_shift_names_the_line(slow_run: SlowRun) -> None:
+    shifts = [finding for finding in slow_run.findings if finding.name == "iteration_shift"]
+    (shift,) = [finding for finding in shifts if finding.step in range(_LAST.start - 2, _LAST.start + 3)]
+    assert f"slow_lines.py:{slow_run.lines['slower']} in build_batch (time.sleep)" in shift.details
+    assert "Remove the pause" in shift.advice
+
+
+def test_a_constant_share_names_the_line(slow_run: SlowRun) -> None:
+    (finding,) = [finding for finding in slow_run.findings if finding.name == "time_between_phases"]
+    assert f"slow_lines.py:{slow_run.lines['always']} in build_batch (time.sleep)" in finding.details
+
+
+def test_the_collectors_time_is_recorded(slow_run: SlowRun) -> None:
+    """A million objects take it tens of milliseconds each time."""
+    collected = slow_run.rank.event("garbage")
+    assert sum(event["collections"] for event in collected) >= 7
+    assert sum(event["seconds"] for event in collected) > 0.05

@@ -29,9 +29,11 @@ from zerotop.analysis.live_view import (
     RankHistory,
     State,
 )
+from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.views.annotation_runner import SearchResult
 from zerotop.session.reader import Session
+from zerotop.session.samples import Ints, Rows
 
 GIB = 1024**3
 BEGIN_NS = 1_790_000_000 * 10**9
@@ -206,6 +208,18 @@ class FakeSource:
         if self.story.ends:
             end_s = min(end_s, self.story.ends_s)
         return self.begin_ns + int(end_s * 1e9) + 2
+
+    @property
+    def first_step_ns(self) -> int:
+        return self.begin_ns
+
+    @property
+    def job_steps(self) -> Rows:
+        return np.empty(0, STEP_DTYPE)
+
+    @property
+    def job_tokens(self) -> Ints:
+        return np.empty(0, np.int64)
 
     @property
     def last_step(self) -> int | None:

@@ -37,7 +37,7 @@ from zerotop.ui.base.tabs import TABS
 from zerotop.ui.drawing.glyphs import BLOCKS
 
 LIMIT_S = 10.0  # of processor time, which does not depend on what else the machine does
-_PATIENCE_S = 60.0  # of other time, for what waits forever
+_PATIENCE_S = 300.0  # of other time, for what waits forever
 LIMIT_BYTES = 1 << 30
 SHRUNK = "shrunk_while_shown"
 KINDS = (*ON_FOLDERS, *ON_PACKS, SHRUNK)

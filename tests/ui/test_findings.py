@@ -139,6 +139,26 @@ async def test_the_feed_shows_all_and_goes_there() -> None:
         assert seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns
 
 
+async def test_the_feed_is_searched() -> None:
+    seen = Watch(STORY, 75.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("a")
+        await until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
+        feed = seen.app.screen
+        assert isinstance(feed, FindingsDialog)
+        await pilot.press("slash", *"Double spike")
+        await until(pilot, lambda: feed.shown_findings == (SPIKE,))
+        await until(pilot, lambda: "→ Set what helps with double_spike." in seen.text())
+        await pilot.press("x")
+        await until(pilot, lambda: "No matches for Double spikex." in seen.text())
+        await pilot.press("escape")
+        await until(pilot, lambda: len(feed.shown_findings) == 4)
+        await pilot.press("slash", *"steps skipped", "enter", "enter")
+        await until(pilot, lambda: seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns)
+        await pilot.press("a", "escape")
+        await until(pilot, lambda: not isinstance(seen.app.screen, FindingsDialog))
+
+
 async def test_an_empty_feed_says_so() -> None:
     seen = Watch(offload_story(), 75.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:

@@ -190,7 +190,7 @@ async def test_more_and_fewer_iterations_and_all_of_the_level() -> None:
         assert "median of 20, steps 2–23" in await screen.press("minus")
         assert "median of 10, steps 13–23" in await screen.press("minus")
         assert "median of 20" in await screen.press("plus")
-        assert "median of 21" in await screen.press("l")
+        assert "median of 21" in await screen.press("L")
 
 
 async def test_other_signals_come_first_where_not_all_have_room() -> None:
@@ -282,7 +282,7 @@ async def test_sources_without_records_raise_nothing(story: Any) -> None:
         await pilot.pause()
         watch.app.action_switch("iteration")
         await pilot.pause()
-        for key in ("c", "plus", "minus", "m", "e", "down", "l", "z"):
+        for key in ("c", "plus", "minus", "m", "e", "down", "L", "z"):
             await pilot.press(key)
         assert "Iteration" in watch.text()
 

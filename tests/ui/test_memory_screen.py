@@ -53,9 +53,9 @@ async def test_the_ledger_of_a_gpu() -> None:
 
 async def test_h_shows_host_memory_and_the_gpu_again() -> None:
     async with shown(recordings.recording("z2-offload"), 50) as screen:
-        assert "Host memory of rank 0" in await screen.press("h")
+        assert "Host memory of rank 0" in await screen.press("H")
         assert "pinned" in screen.text()
-        assert "Host memory of rank 0" not in await screen.press("h")
+        assert "Host memory of rank 0" not in await screen.press("H")
 
 
 async def test_up_and_down_choose_the_rank_and_its_gpu() -> None:
@@ -73,7 +73,7 @@ async def test_a_click_on_a_bar_chooses_its_rank() -> None:
         await screen.pilot.click("#bars", offset=(names.index("2") - 1, 5))
         await screen.pilot.pause()
         assert "GPU 2, rank 2, GiB" in screen.text()
-        await screen.press("h")
+        await screen.press("H")
         await screen.pilot.click("#bars", offset=(7, 5))
         await screen.pilot.pause()
         assert "Host memory of rank 0" in screen.text()
@@ -92,13 +92,13 @@ async def test_y_copies_bytes() -> None:
         assert curve.copy_text() == ""
         await screen.press("y")
         assert screen.app.clipboard == ledger.copy_text()
-        await screen.press("h")
+        await screen.press("H")
         assert peaks.copy_text().startswith("Resident memory of all ranks, GiB")  # which is what it shows now
 
 
 async def test_what_is_chosen_stays_when_screens_are_switched() -> None:
     async with shown(recordings.recording("z2-offload"), 50) as screen:
-        await screen.press("h", "1")
+        await screen.press("H", "1")
         screen.app.action_switch("memory")
         await screen.pilot.pause()
         assert "Host memory of rank 0" in screen.text()
@@ -110,7 +110,7 @@ async def test_without_a_gpu_host_memory_comes_first() -> None:
         assert "Host memory of rank 0, MiB" in said
         assert "master weights" in said
         assert " h " not in said.splitlines()[-1]
-        assert "No GPU found" in await screen.press("h")
+        assert "No GPU found" in await screen.press("H")
 
 
 async def test_z_enlarges_the_ledger() -> None:
@@ -178,7 +178,7 @@ async def test_any_size(name: str, size: tuple[int, int]) -> None:
             lines = screen.text().splitlines()
             assert len(lines) == size[1]
             assert screen.text().isascii() or size[0] != 80
-            await screen.press("h", "down", "z", "h", key)
+            await screen.press("H", "down", "z", "H", key)
         assert len(screen.text().splitlines()) == size[1]
 
 
@@ -224,7 +224,7 @@ async def test_with_room_to_spare_memory_over_time_is_under_the_ledger() -> None
         said = await screen.press("end", "4")
         assert "Memory of GPU 0, GiB" in said
         assert "Resident memory of all ranks, GiB" in said
-        said = await screen.press("h")
+        said = await screen.press("H")
         assert "Memory of GPU 0" not in said
 
 

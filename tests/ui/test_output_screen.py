@@ -130,8 +130,8 @@ async def test_searching(long: Printing, monkeypatch: pytest.MonkeyPatch) -> Non
         await pilot.press("enter")
         await until(pilot, lambda: app.viewer.make_frame().moment.cursor_s < 5)
         assert app.focused is None
-        for number in (100, 200, 300):
-            await pilot.press("enter")
+        for number, key in ((100, "enter"), (200, "n"), (300, "n")):
+            await pilot.press(key)
             await until(pilot, lambda: not screen.reading.is_busy)
             await pilot.pause()
             (marked,) = [line for line in body(app) if "▶" in line]

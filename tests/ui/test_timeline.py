@@ -320,6 +320,6 @@ async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:
         seen.app.draw_frame()
         await seen.pilot.pause()
         assert seen.picture.timeline.window.first >= first
-        assert seen.picture.cursor_step == 99
+        assert seen.picture.pointed_step == 99
     for writer in (spans, begins, processes):
         writer.close()

@@ -163,6 +163,9 @@ def test_frames_each_second(clock: Clock) -> None:
     [
         ("13", ("step", 13)),
         (" 0 ", ("step", 0)),
+        ("Step 12", ("step", 12)),
+        ("end", ("end", 0)),
+        ("begin", ("time", 0)),
         ("1:30", ("time", 90)),
         ("1:02:03", ("time", 3723)),
         ("90s", ("time", 90)),
@@ -171,6 +174,7 @@ def test_frames_each_second(clock: Clock) -> None:
         ("", None),
         ("-1", None),
         ("x", None),
+        ("step", None),
         ("1:2:3:4", None),
         ("9" * 400, None),
     ],

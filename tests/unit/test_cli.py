@@ -37,10 +37,13 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, 
     assert result.stdout == b""
 
 
-def test_run_without_dashes_explains_where_they_go(tmp_path: Path) -> None:
-    result = zerotop(tmp_path, "run", "--headless", "python", "train.py", "--lr", "1e-3")
-    assert result.returncode == 2
-    assert result.stderr.endswith(b"error: write -- before the command: zerotop run -- python train.py --lr 1e-3\n")
+def test_run_needs_no_dashes_before_the_first_word_that_is_no_option(tmp_path: Path) -> None:
+    session = tmp_path / "session"
+    code = "import sys; print(sys.argv[1:])"
+    options = "--headless", "--session", str(session), "--budget", "0.5"
+    result = zerotop(tmp_path, "run", *options, sys.executable, "-c", code, "--lr", "1e-3", "--headless", "--", "x")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == b"['--lr', '1e-3', '--headless', '--', 'x']\n"
 
 
 def test_an_unknown_command_is_one_sentence_and_leaves_no_session(tmp_path: Path) -> None:

@@ -45,10 +45,13 @@ def test_the_examples_of_a_command(name: str) -> None:
         assert cli._parse_arguments(words(example)).name == name
 
 
-def test_every_command_line_in_the_readme() -> None:
-    blocks = re.findall(r"^```\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines() if line.startswith("zerotop ")]
-    assert len(lines) > 10
+def test_every_command_line_in_the_documentation() -> None:
+    texts = [path.read_text() for path in (README, *README.parent.glob("docs/*.md"))]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", "\n".join(texts), re.MULTILINE | re.DOTALL)
+    lines = [
+        line for language, block in blocks if not language for line in block.splitlines() if line.startswith("zerotop ")
+    ]
+    assert len(lines) > 30
     for line in lines:
         assert cli._parse_arguments(words(line)).name in commands()
 

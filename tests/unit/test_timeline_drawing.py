@@ -100,7 +100,9 @@ def test_one_cursor_through_all_lanes(glyphs: Glyphs) -> None:
     look = Look("story", 12)
     rows = look.rows(120, 40, glyphs)
     x = chart_begin(120) + look.picture(120, 40).find_cell(look.picture(120, 40).cursor)
-    assert [row[x] for row in rows[1:-3]] == [glyphs.line] * 36
+    crossed = [row[x] for row in rows[1:-3]]
+    assert crossed[:4] == [glyphs.line] * 4  # the ribbons
+    assert crossed.count(glyphs.line) > 24 if glyphs is BLOCKS else crossed == [glyphs.line] * 36
     steps, times = rows[-3:-1]
     assert (steps[x : x + 2], times[x]) == ("13", glyphs.line)  # numbers of the axes stay whole
     assert rows[0][x] != glyphs.line  # over it are the marks
@@ -273,3 +275,16 @@ def test_nothing_to_show(tmp_path: Path) -> None:
 )
 def test_times(words: Callable[[], str], expected: str) -> None:
     assert words() == expected
+
+
+def test_values_under_the_cursor_keep_their_height() -> None:
+    """The cursor changes no block of a value lane that does not fill its cell."""
+    picture = Look("story", 12).picture(120, 40)
+    moved = replace(picture, cursor=picture.cursor + 20 * picture.cell_ns)
+    x = chart_begin(120) + picture.find_cell(picture.cursor)
+    with_cursor, without = ([row_text(row) for row in draw_timeline(one, 120, 40, BLOCKS)] for one in (picture, moved))
+    lanes = [place for place in picture.boxes if place.name in ("iteration", "host memory", "cores", "power")]
+    rows = [place.top + row for place in lanes for row in range(place.height)]
+    partial = [row for row in rows if without[row][x] in "▁▂▃▄▅▆▇"]
+    assert len(partial) >= 3
+    assert [with_cursor[row][x] for row in partial] == [without[row][x] for row in partial]

@@ -114,10 +114,10 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         commands,
         "run",
         "start a job and watch it",
-        "zerotop run -- deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
+        "zerotop run deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
         "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
         usage="%(prog)s [-h] [--session DIR] [--max-size SIZE] [--headless] [--redact-output] [--no-phase-peaks]"
-        " [--no-stacks] [--budget PERCENT] [--report FILE] [--price-per-hour PRICE] -- COMMAND",
+        " [--no-stacks] [--budget PERCENT] [--report FILE] [--price-per-hour PRICE] [--] COMMAND ...",
     )
     run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
     _add_max_size(run)
@@ -133,6 +133,7 @@ def _add_start_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     )
     run.add_argument("--report", metavar="FILE", help="write an HTML report when the job has ended")
     add_price(run)
+    run.add_argument("first_words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # the command, where no -- precedes it
 
 
 def _add_max_size(command: argparse.ArgumentParser) -> None:
@@ -242,14 +243,14 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _build_parser()
     options, unknown = parser.parse_known_args(arguments[:split])
     command = list(arguments[split + 1 :])
-    if unknown and options.name == "run" and not command:
-        parser.error(f"write -- before the command: zerotop run -- {shlex.join(unknown)}")
+    if options.name == "run" and options.first_words:
+        command = [*options.first_words, *arguments[split:]]
     if unknown:
         parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
     if options.name == "sessions" and not options.prune and _has_prune_option(options):
         parser.error("--older-than, --total-size, --ended, --dry-run and --yes go with --prune")
     if options.name == "run" and not command:
-        parser.error("missing command: zerotop run -- COMMAND ...")
+        parser.error("missing command: zerotop run COMMAND ...")
     if options.name in _TAKES_COMMAND:
         options.command = command
     elif command:

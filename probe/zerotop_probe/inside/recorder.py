@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any
 
 from zerotop_probe.inside.budget import DetailBudget, read_budget
+from zerotop_probe.inside.collector_clock import CollectorClock
 from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.engines import TrainingState
 from zerotop_probe.inside.guard import CostMeter
@@ -37,6 +38,7 @@ class Recorder:
         # The last outermost phases, in the order of their ends.
         self.ended: deque[Span] = deque(maxlen=_ENDED_SPANS)
         self.device: RankDevice | None = None
+        self.collector = CollectorClock()
         self.is_open = True
         self.is_quick = False
         """Whether phases of the step in progress may be recorded at its end."""
@@ -225,13 +227,22 @@ class Recorder:
             self.write_cost(time_ns)
 
     def write_cost(self, time_ns: int) -> None:
-        """Record the probe's cost so far."""
+        """Record the probe's cost so far, and the time of garbage collections."""
         self._last_cost_ns = time_ns
         meter = self._meter
         self._cost_writer.write(
             time_ns, meter.total_ns, meter.boundaries, self.lost_records, meter.errors, meter.one_time_ns
         )
+        if self.last_step is not None:
+            self._write_collections(time_ns)
         self.files.poll(time_ns)
+
+    def _write_collections(self, time_ns: int) -> None:
+        # Not before the first step: what is loaded before it is collected once.
+        self.collector.start()
+        if (done := self.collector.take_collections(time_ns)) is not None:
+            facts = {"seconds": done.spent_ns / 1e9, "collections": done.collections}
+            self.write_event(time_ns, events.GARBAGE, step=self.last_step, begin_ns=done.begin_ns, **facts)
 
     @property
     def lost_records(self) -> int:
@@ -242,6 +253,7 @@ class Recorder:
     def close(self) -> None:
         """Close every file; later records count as lost."""
         self.is_open = self.is_quick = False
+        self.collector.stop()
         if self.device:
             self.device.close()
         self.files.close()

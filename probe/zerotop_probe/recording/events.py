@@ -63,6 +63,36 @@ _END = (
     Field("text", str, "the end in one sentence"),
 )
 
+_STACK_FIELDS = (
+    Field(
+        "frames",
+        [
+            (
+                Field("file", str, "relative to the script's folder, or to where the library is installed", required=True),
+                Field("line", int, "line number", required=True),
+                Field("function", str, "qualified name, from Python 3.11 on", required=True),
+                Field("own", bool, "whether the file belongs to the job itself, not to a library or to Python"),
+            )
+        ],
+        "the frames of the stacks, without the probe's own",
+        required=True,
+    ),
+    Field(
+        "stacks",
+        [
+            (
+                Field("count", int, "samples"),
+                Field("seconds", float, "time that these samples stand for; absent if silent"),
+                Field("thread", str, "name of the thread; absent for the training thread"),
+                Field("call", str, "function in C that the innermost frame calls; empty without one, or if unknown"),
+                Field("frames", [int], "indexes into the event's frames, innermost first", required=True),
+            )
+        ],
+        "the stacks that took the most time",
+        required=True,
+    ),
+)
+
 # --- written by a rank ---------------------------------------------------------------------------------------------------
 
 # The probe starts because this process constructs a DeepSpeed engine, or trains with PyTorch's own optimizers.
@@ -284,32 +314,28 @@ STACKS = _declare(
     Field("end_ns", int, "the last sample, CLOCK_MONOTONIC", required=True),
     Field("samples", int, "samples of the training thread, at unequal distances"),
     Field(
-        "frames",
+        "collectives",
         [
             (
-                Field("file", str, "relative to the script's folder, or to where the library is installed", required=True),
-                Field("line", int, "line number", required=True),
-                Field("function", str, "qualified name, from Python 3.11 on", required=True),
-                Field("own", bool, "whether the file belongs to the job itself, not to a library or to Python"),
+                Field("group", str, "name of the process group"),
+                Field("called", int, "collectives that this rank has called in it"),
+                Field("waits_for", int, "number of the first of them that has not ended; -1 without one"),
+                Field("name", str, "its function"),
             )
         ],
-        "the frames of the stacks, without the probe's own",
-        required=True,
+        "of a silent rank: what PyTorch's flight recorder says, the group that was used last first",
     ),
-    Field(
-        "stacks",
-        [
-            (
-                Field("count", int, "samples"),
-                Field("seconds", float, "time that these samples stand for; absent if silent"),
-                Field("thread", str, "name of the thread; absent for the training thread"),
-                Field("call", str, "function in C that the innermost frame calls; empty without one, or if unknown"),
-                Field("frames", [int], "indexes into the event's frames, innermost first", required=True),
-            )
-        ],
-        "the stacks that took the most time",
-        required=True,
-    ),
+    *_STACK_FIELDS,
+)
+
+# Python's garbage collector ran for at least 10 ms since the last such event. Written at most once a second, later once a
+# minute. Collections of the youngest objects do not count.
+GARBAGE = _declare(
+    "garbage",
+    Field("step", int, "optimizer step of the last collection"),
+    Field("begin_ns", int, "begin of the first collection that counts, CLOCK_MONOTONIC", required=True),
+    Field("seconds", float, "time in which the collector ran", required=True),
+    Field("collections", int, "how often"),
 )
 
 # A part of the probe failed and was switched off; training goes on.
@@ -438,6 +464,9 @@ RANK_GONE = _declare("rank_gone", *_RANK)
 
 # A signal stopped a rank process or launcher (SIGSTOP, or Ctrl-Z), as far as the sampler saw it at its ticks.
 RANK_STOPPED = _declare("rank_stopped", *_RANK)
+
+# Of a rank that has written nothing for long: the stacks of its threads as py-spy saw them. Files of C code have the line 0.
+RANK_STACKS = _declare("rank_stacks", *_RANK, *_STACK_FIELDS)
 
 # It goes on.
 RANK_CONTINUED = _declare("rank_continued", *_RANK)

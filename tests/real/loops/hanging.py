@@ -3,6 +3,7 @@
 A line that hangs is marked. What can end, ends after the pause in seconds.
 """
 
+import ctypes
 import os
 import sys
 import threading
@@ -13,6 +14,10 @@ import torch.distributed as dist
 
 kind, odd, when, pause = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 lock = threading.Lock()
+
+
+def announce():
+    print("STOPS", time.time_ns(), flush=True)
 
 
 def hold_lock():
@@ -36,10 +41,14 @@ def read_fifo():
 
 def build_batch(rank, step):
     if rank == odd and step == when:
+        if kind in ("sleep", "lock", "disk", "compute", "native"):
+            announce()
         if kind == "sleep":
             time.sleep(pause)  # hang: sleep
         if kind == "lock":
             wait_for_lock()
+        if kind == "native":
+            ctypes.PyDLL(None).sleep(int(pause))  # hang: native
         if kind == "disk":
             read_fifo()
         if kind == "compute":
@@ -58,6 +67,7 @@ def main():
     for step in range(when + 20):
         model(build_batch(rank, step)).pow(2).mean().backward()
         if kind == "mismatch" and rank == odd and step == when:
+            announce()
             dist.barrier()  # hang: mismatch
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
@@ -65,9 +75,11 @@ def main():
         optimizer.zero_grad()
         if kind == "peer" and step == when:
             if rank == odd:
+                announce()
                 os._exit(3)  # hang: peer
             store.get("written by the rank that is gone")
         if kind == "save" and rank == odd and step == when:
+            announce()
             torch.save(Slow(), "model.pt")
         time.sleep(0.02)
 

@@ -12,7 +12,7 @@ import torch
 
 STEPS = int(sys.argv[1])
 # Steps in which something is slow.
-PAUSE, FORWARD, COLLECTIONS = 150, 170, range(200, 300, 10)
+PAUSE, FORWARD, COLLECTIONS, SLOWER = 100, 120, range(150, 220, 10), range(220, 250)
 
 
 def build_batch(step: int) -> torch.Tensor:
@@ -20,7 +20,9 @@ def build_batch(step: int) -> torch.Tensor:
         time.sleep(0.6)  # line: pause
     if step in COLLECTIONS:
         gc.collect()  # line: collect
-    time.sleep(0.004)  # line: always
+    if step in SLOWER:
+        time.sleep(0.08)  # line: slower
+    time.sleep(0.01)  # line: always
     return torch.randn(8, 64)
 
 

@@ -19,7 +19,6 @@ from zerotop.commands.job.training_machine import (
 from zerotop.demo import RECORDING_PATH, SCRIPT_PATH, find_config
 from zerotop_probe.outside.job import agent, job_control
 from zerotop_probe.outside.sampling.build_locks import find_extensions_folder, remove_stale_locks
-from zerotop_probe.recording import events
 
 _CONFIG = "zero2_offload_optimizer_bf16"
 _RANKS = 2
@@ -59,7 +58,7 @@ def _show_job(session: str) -> int:
 
 
 def _show_recorded() -> int:
-    """Replay the bundled recording from where the model is ready; without a terminal, print its summary."""
+    """Replay the bundled recording from its first step; without a terminal, print its summary."""
     from zerotop.session.reader import Session
 
     session = Session.open(RECORDING_PATH)
@@ -72,8 +71,8 @@ def _show_recorded() -> int:
     from zerotop.commands.common.user_settings import load_settings
     from zerotop.ui.app.app import ZerotopApp
 
-    ready_ns = min(event.unix_ns for event in session.events_named(events.ENGINE))
-    app = ZerotopApp(RecordingSource(session), title=session.name, play_from_ns=ready_ns, settings=load_settings())
+    source = RecordingSource(session)
+    app = ZerotopApp(source, title=session.name, play_from_ns=source.first_step_ns, settings=load_settings())
     app.run()
     return app.return_code or 0
 

@@ -1,4 +1,4 @@
-"""``zerotop replay``: a recording from its beginning, on the live screens."""
+"""``zerotop replay``: a recording from its first step, on the live screens."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ def replay(options: argparse.Namespace) -> int:
     from zerotop.ui.app.app import ZerotopApp
 
     source = RecordingSource(session, price=options.price_per_hour)
-    app = ZerotopApp(source, title=session.name, play_from_ns=source.begin_ns, speed=options.speed, settings=load_settings())
+    app = ZerotopApp(
+        source, title=session.name, play_from_ns=source.first_step_ns, speed=options.speed, settings=load_settings()
+    )
     app.run()
     return app.return_code or 0

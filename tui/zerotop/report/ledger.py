@@ -55,7 +55,7 @@ def _build_bar(gpu: GpuLedger) -> Element:
         element(
             "i",
             style=f"flex:{row.bytes / total:.5f};background:var(--{_find_colour(row.key)})",
-            title=f"{row.label}: {format_bytes(row.bytes)}",
+            title=f"{row.describe()}: {format_bytes(row.bytes)}",
         )
         for row in sorted(shown, key=lambda row: order.index(row.key) if row.key in order else len(order))
     ]
@@ -77,7 +77,7 @@ def _build_lines(lines: Sequence[MemoryLine], basis: str) -> Element:
 
 def _build_line(line: MemoryLine, has_peak: bool, has_expected: bool) -> Element:
     key = None if line.is_sum else element("i", class_="swatch", style=f"background:var(--{_find_colour(line.key)})")
-    cells = [element("th", key, line.label, scope="row"), _build_size(line.now_bytes)]
+    cells = [element("th", key, line.describe(), scope="row"), _build_size(line.now_bytes)]
     cells += [_build_size(line.peak_bytes)] if has_peak else []
     if has_expected:
         cells.append(element("td") if line.is_sum else _build_size(line.expected_bytes))

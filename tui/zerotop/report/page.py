@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from importlib import metadata, resources
 from typing import Any
 
+from zerotop.analysis.reports.verdict import Verdict
 from zerotop.report.elements import Content, Element, element, write_html
 from zerotop.ui.drawing.theme import DARK, LIGHT
 
@@ -36,6 +37,23 @@ def write_page(title: str, content: Iterable[Content], charts: dict[str, Any] | 
             element("script", _read_asset("report.js")),
         ]
     return write_html(element("html", head, element("body", element("main", content), scripts), lang="en"))
+
+
+def build_header(kind: str, name: str, verdict: Verdict, setup: str) -> Element:
+    """Return the top of a page: ``kind`` of report, what it is about, the verdict, and a line about the set-up."""
+    return element(
+        "header",
+        element("p", element("b", "zerotop"), f" {kind}", class_="brand"),
+        element("h1", name),
+        element(
+            "div",
+            element("p", verdict.headline, class_="headline"),
+            (element("p", sentence) for sentence in verdict.sentences),
+            class_=f"verdict {verdict.outcome.value}",
+            id="verdict",
+        ),
+        element("p", setup, class_="muted setup"),
+    )
 
 
 def _read_asset(name: str) -> str:

@@ -25,7 +25,7 @@ from zerotop.analysis.reports.session_report import SessionReport
 from zerotop.report.charts import build_charts
 from zerotop.report.elements import Element, element, table
 from zerotop.report.ledger import build_memory
-from zerotop.report.page import write_page
+from zerotop.report.page import build_header, write_page
 
 # Findings beyond these are folded away: those above cost more.
 _SHOWN_FINDINGS = 6
@@ -49,22 +49,10 @@ def write_session_page(report: SessionReport) -> str:
 
 def _build_header(report: SessionReport) -> Element:
     began = datetime.fromtimestamp(report.begin_ns / 1e9).astimezone()
-    job, verdict = report.view.job, report.verdict
+    job = report.view.job
     setup = job.describe_engine() if job.has_begun else ""
     facts = f"{began:%d %B %Y, %H:%M %Z}".lstrip("0")
-    return element(
-        "header",
-        element("p", element("b", "zerotop"), " report", class_="brand"),
-        element("h1", report.name),
-        element(
-            "div",
-            element("p", verdict.headline, class_="headline"),
-            (element("p", sentence) for sentence in verdict.sentences),
-            class_=f"verdict {verdict.outcome.value}",
-            id="verdict",
-        ),
-        element("p", ". ".join(filter(None, (setup, facts))), class_="muted setup"),
-    )
+    return build_header("report", report.name, report.verdict, ". ".join(filter(None, (setup, facts))))
 
 
 def _build_figures(report: SessionReport) -> Element | None:

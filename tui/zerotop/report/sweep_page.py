@@ -15,7 +15,7 @@ from zerotop.analysis.sweeps.line_report import LineReport, describe_line, repor
 from zerotop.analysis.sweeps.series import HOST, Series, build_series, choose_axis, list_charts, read_measurement
 from zerotop.report.charts import Chart
 from zerotop.report.elements import Element, element, table
-from zerotop.report.page import write_page
+from zerotop.report.page import build_header, write_page
 from zerotop.session.sweeps import Point, Sweep, Value
 from zerotop.ui.sweep.charts import TITLES
 from zerotop.ui.sweep.model import SERIES_STYLES
@@ -54,19 +54,7 @@ def write_sweep_page(sweep: Sweep, shape: ModelShape | None = None) -> str:
 def _build_header(sweep: Sweep, verdict: Verdict) -> Element:
     plan = sweep.plan
     setup = [plan.model, f"{plan.steps} steps of each point, {plan.warmup} of them not measured"]
-    return element(
-        "header",
-        element("p", element("b", "zerotop"), " report of a sweep", class_="brand"),
-        element("h1", sweep.name),
-        element(
-            "div",
-            element("p", verdict.headline, class_="headline"),
-            (element("p", sentence) for sentence in verdict.sentences),
-            class_=f"verdict {verdict.outcome.value}",
-            id="verdict",
-        ),
-        element("p", "; ".join(filter(None, setup)), class_="muted setup"),
-    )
+    return build_header("report of a sweep", sweep.name, verdict, "; ".join(filter(None, setup)))
 
 
 def build_sweep_charts(sweep: Sweep) -> list[Chart]:

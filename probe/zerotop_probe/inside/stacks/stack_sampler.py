@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.stacks.collectives import read_collectives
 from zerotop_probe.inside.stacks.frames import Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.tally import Tally, format_stacks
@@ -39,8 +40,10 @@ _LEARN_EVERY_NS = 1_000_000_000
 _SAMPLE_S, _LATER_SAMPLE_S, _SILENT_SAMPLE_S = 0.02, 0.1, 1.0
 _LATER_NS = 2_000_000_000
 
-# Samples of a place that takes a notable share of iterations, and more of them after each interval (ns).
+# Samples of a place that takes a notable share of iterations, the same once it takes so many times as much, and some more
+# after each interval (ns).
 _SHARE_SAMPLES, _MORE_SAMPLES = 100, 20
+_GROWN = 1.5
 _MORE_EVERY_NS = 600_000_000_000
 
 # A rank is silent if nothing begins or ends for so long (ns), and for so many iterations.
@@ -89,7 +92,8 @@ class StackSampler:
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._written_ns: dict[tuple[str, str], int] = {}
         self._events_left: float = _MOST_EVENTS
-        self._samples_left = {GAP: _SHARE_SAMPLES, DATA: _SHARE_SAMPLES}
+        self._samples_left = {GAP: 0, DATA: 0}
+        self._sampled_parts = {GAP: 0.0, DATA: 0.0}  # what they took of an iteration when they were sampled
         self._silence: tuple[int, int] = (0, 0)  # begin of the place, and when all threads are looked at next
         self._share = _BUDGET_PART * read_budget()
         self._credit_ns = self._share * _SAVED_NS / 2
@@ -148,6 +152,9 @@ class StackSampler:
         if fresh:
             self._usual.learn(fresh, is_complete=len(fresh) < len(ended))
             self._seen_end_ns = fresh[-1].end_ns
+        for kind, part_ns in self._usual.notable.items():
+            if part_ns > _GROWN * self._sampled_parts[kind]:
+                self._sampled_parts[kind], self._samples_left[kind] = part_ns, _SHARE_SAMPLES
 
     def _judge(self, place: Place, age_ns: int) -> str:
         """Return why the present place is worth a sample; empty if it is not."""
@@ -217,6 +224,7 @@ class StackSampler:
         self._silence = place.begin_ns, time_ns + pause_ns
         facts = format_stacks(self._read_threads())
         times = {"begin_ns": place.begin_ns, "end_ns": time_ns, "step": place.step, "samples": 1}
+        facts["collectives"] = read_collectives()
         self._recorder.write_event(time_ns, events.STACKS, where=place.name, why=SILENT, **times, **facts)
 
     def _read_threads(self) -> list[tuple[Stack, dict[str, Any]]]:
@@ -225,11 +233,14 @@ class StackSampler:
         names = {ident: thread.name for ident, thread in dict(getattr(threading, "_active", {})).items()}
         trainer, frames = self._find_thread(), sys._current_frames()
         stacks: list[tuple[Stack, dict[str, Any]]] = []
-        for ident in sorted(frames, key=lambda ident: ident != trainer)[:_MOST_THREADS]:
-            name = names.get(ident, f"thread {ident}")
-            if not name.startswith(_OWN_THREADS):
-                facts = {"count": 1} if ident == trainer else {"count": 1, "thread": name}
-                stacks.append((self._reader.read_stack(frames[ident]), facts))
+        try:
+            for ident in sorted(frames, key=lambda ident: ident != trainer)[:_MOST_THREADS]:
+                name = names.get(ident, f"thread {ident}")
+                if not name.startswith(_OWN_THREADS):
+                    facts = {"count": 1} if ident == trainer else {"count": 1, "thread": name}
+                    stacks.append((self._reader.read_stack(frames[ident]), facts))
+        finally:
+            frames.clear()  # this function's own frame is in it: a circle that would keep all others alive
         return stacks
 
     # --- events ---------------------------------------------------------------------------------------------

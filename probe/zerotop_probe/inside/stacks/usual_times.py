@@ -17,7 +17,7 @@ DATA = PHASE_CODE["data"]
 _SLOW_FACTOR = 1.5
 SLOW_NS = 20_000_000
 # A notable part of an iteration: a share, and nanoseconds.
-_NOTABLE_SHARE = 0.05
+_NOTABLE_SHARE = 0.03
 _NOTABLE_NS = 2_000_000
 # Durations that show what is usual; fewer iterations than the second number show nothing yet.
 _REMEMBERED = 31
@@ -47,8 +47,8 @@ class UsualTimes:
         self._limits: dict[PlaceKey, float] = {}
         self.iteration_ns: float | None = None
         """The usual duration of an iteration; None until enough are known."""
-        self.notable: set[int] = set()
-        """Which of ``GAP`` and ``DATA`` usually take a notable share of an iteration."""
+        self.notable: dict[int, float] = {}
+        """What ``GAP`` and ``DATA`` have taken of the last few iterations (ns), as far as it is a notable share."""
 
     def learn(self, ended: Sequence[Span], *, is_complete: bool) -> None:
         """Add the outermost phases that ended since the last call; ``is_complete``: none is missing before them."""
@@ -72,10 +72,9 @@ class UsualTimes:
                 for key, durations in self._durations.items()
                 if len(durations) >= _FEWEST
             }
-            usual = {kind: _compute_median(parts) for kind, parts in self._parts.items()}
-            self.notable = {
-                kind for kind, part in usual.items() if part >= max(_NOTABLE_NS, _NOTABLE_SHARE * self.iteration_ns)
-            }
+            last = {kind: _compute_median(list(parts)[-_FEWEST_ITERATIONS:]) for kind, parts in self._parts.items()}
+            least_ns = max(_NOTABLE_NS, _NOTABLE_SHARE * self.iteration_ns)
+            self.notable = {kind: part for kind, part in last.items() if part >= least_ns}
 
     def _add_duration(self, key: PlaceKey, duration_ns: int) -> None:
         self._durations.setdefault(key, deque(maxlen=_REMEMBERED)).append(duration_ns)

@@ -6,7 +6,8 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from zerotop_probe.outside.folding.background import BackgroundFolding
 from zerotop_probe.outside.procfs import Process
@@ -19,7 +20,8 @@ from zerotop_probe.outside.sampling.process_sampler import ProcessSampler, Sampl
 from zerotop_probe.outside.sampling.rank_discovery import RankFinder
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
-from zerotop_probe.recording import clock, events
+from zerotop_probe.outside.sampling.stuck.watcher import Heard, StuckRankWatcher
+from zerotop_probe.recording import clock, directory, events
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 # Samplers tick ten times a second; GPU counters that wrap quickly are read twice a tick.
@@ -90,8 +92,11 @@ class NodeSampler:
         self._host_thread = SamplerThread("processes", job_sampler, on_error=self.note_error)
         self._folding = BackgroundFolding(session, self.note_error)
         self._rings = RingCollector(session, Report(self._note_late, self.note_error))
+        self._stuck = StuckRankWatcher(self._rings.list_heard, self._note_stacks)
         try:
             self._rings.start()
+            if directory.read_session_info(session).get(directory.STACKS_SETTING) is not False:
+                self._stuck.start()
         except RuntimeError as error:  # a limit of processes; the ranks write to the session themselves
             self.note_error("rings", error)
         self._gpu_thread.start_sampling()
@@ -147,6 +152,9 @@ class NodeSampler:
         else:
             self._writer.write(now_ns, events.RANK_CONTINUED, rank=member.rank, pid=pid, start=start)
 
+    def _note_stacks(self, heard: Heard, stacks: Mapping[str, Any]) -> None:
+        self._writer.write(time.monotonic_ns(), events.RANK_STACKS, rank=heard.rank, pid=heard.pid, **stacks)
+
     def _note_late(self, rank: int, seconds: float, why: str) -> None:
         self._writer.write(time.monotonic_ns(), events.RECORDS_LATE, rank=rank, seconds=seconds, why=why)
 
@@ -170,6 +178,7 @@ class NodeSampler:
 
     def finish_sampling(self) -> None:
         """Stop sampling, without waiting for a driver that hangs."""
+        self._stuck.finish()
         self._host_thread.finish_sampling(_THREAD_PATIENCE_S)
         self._gpu_thread.finish_sampling(_THREAD_PATIENCE_S)
         self._rings.finish(_RINGS_PATIENCE_S)

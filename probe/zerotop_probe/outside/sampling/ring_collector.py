@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from zerotop_probe.outside.sampling.stuck.watcher import Heard
 from zerotop_probe.recording import shared_memory
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.ring_drainer import RingDrainer
@@ -40,6 +41,7 @@ class _CollectedRing:
         """Raise ValueError, KeyError or TypeError if the ring is damaged."""
         header = json.loads(ring.read_declarations().splitlines()[0])
         self.rank = int(header["header"]["writer"]["rank"])
+        self.heard = Heard(self.rank, int(header["header"]["writer"]["pid"]), time.monotonic())
         self.session = str(header["session"])
         self.ring = ring
         self._drainer = RingDrainer(ring, self.session)
@@ -57,6 +59,8 @@ class _CollectedRing:
         is_last, error = False, 0
         try:
             is_idle = not self._drainer.drain(begin_ns)
+            if not is_idle:
+                self.heard = self.heard._replace(time_s=begin_ns / 1e9)
             if (is_idle or is_closing) and not self.ring.has_writer():
                 is_last = True
                 self._drainer.drain(begin_ns, is_final=True)
@@ -141,6 +145,10 @@ class RingCollector(threading.Thread):
             collected.collect(self._report, is_closing=is_closing)
             if collected.is_over:
                 self._rings.pop(path).close()
+
+    def list_heard(self) -> list[Heard]:
+        """Return when each rank wrote its last record. Any thread may ask."""
+        return [collected.heard for collected in list(self._rings.values())]
 
     def finish(self, timeout_s: float) -> None:
         """Drain once more and stop; wait at most ``timeout_s``. Ranks that go on write to the session themselves."""

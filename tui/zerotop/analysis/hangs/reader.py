@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.hangs.stacks import RankStacks, read_silent_stacks
@@ -49,24 +51,50 @@ class StandstillReader:
 
 
 def _stands_still(found: Sequence[RankStacks]) -> bool:
-    """Whether the last two stacks of a rank end in the same line of the job's own."""
+    """Whether the last two stacks of a rank end in the same line of the job's own, or its Python does not run."""
+    if found and not found[-1].is_running:
+        return True
     return len(found) >= 2 and found[-1].training.own_frame == found[-2].training.own_frame
 
 
-def find_standstill(session: Session, cursor_ns: int) -> tuple[Standstill, int] | None:
-    """Return where the ranks of the last attempt stand at the cursor, and since when (unix time); None if they work.
+class Stillness(NamedTuple):
+    """A standstill, and since when it lasts (unix time)."""
 
-    Of a job that ended while it stood still, where they stood before that.
-    """
-    sources = find_latest(session, cursor_ns)
-    since_ns = max((_find_last_sign(session, identify_process(source), cursor_ns) for source in sources), default=0)
-    ends = [
-        event.unix_ns for name in (events.STOP_SENT, events.JOB_ENDED) for event in session.events_named(name, cursor_ns)
-    ]
-    until_ns = min((end_ns - 1 for end_ns in ends if end_ns > since_ns), default=cursor_ns)
-    reader = StandstillReader(session, sources, since_ns, until_ns)
-    standstill = reader.read_at(until_ns, confirmed=False)
-    return (standstill, since_ns) if standstill is not None else None
+    standstill: Standstill
+    since_ns: int
+
+
+class StandstillFinder:
+    """The standstill at any cursor; the same object until something is written."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._key: tuple[object, ...] = ()
+        self._found: Stillness | None = None
+
+    def find_at(self, cursor_ns: int) -> Stillness | None:
+        """Return where the ranks of the last attempt stand at the cursor; None if they work.
+
+        Of a job that ended while it stood still, where they stood before that.
+        """
+        session = self._session
+        if not any(session.events_named(name, cursor_ns) for name in (events.STACKS, events.RANK_STACKS)):
+            return None
+        sources = find_latest(session, cursor_ns)
+        since_ns = max((_find_last_sign(session, identify_process(source), cursor_ns) for source in sources), default=0)
+        known = bisect_right(session.events, cursor_ns, key=lambda event: event.unix_ns)
+        key = since_ns, known, cursor_ns // _NO_STACKS_NS
+        if key != self._key:
+            self._key, self._found = key, self._read(sources, since_ns, cursor_ns)
+        return self._found
+
+    def _read(self, sources: Sequence[Source], since_ns: int, cursor_ns: int) -> Stillness | None:
+        events_named = self._session.events_named
+        ends = [*events_named(events.STOP_SENT, cursor_ns), *events_named(events.JOB_ENDED, cursor_ns)]
+        until_ns = min((event.unix_ns - 1 for event in ends if event.unix_ns > since_ns), default=cursor_ns)
+        reader = StandstillReader(self._session, sources, since_ns, until_ns)
+        standstill = reader.read_at(until_ns, confirmed=False)
+        return Stillness(standstill, since_ns) if standstill is not None else None
 
 
 def _find_last_sign(session: Session, process: RankProcess, cursor_ns: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from zerotop.analysis.processes.alive_ranks import RankProcess
 from zerotop.session.reader import Event, Session
-from zerotop_probe.recording.events import STACKS
+from zerotop_probe.recording.events import RANK_STACKS, STACKS
 
 # The value of the event's field ``why``.
 SILENT = "silent"
@@ -24,8 +24,9 @@ class Frame(NamedTuple):
 
     @property
     def place(self) -> str:
-        """``train.py:71 in save``; ``train.py:71`` outside of functions."""
-        return f"{self.file}:{self.line}" + ("" if self.function == "<module>" else f" in {self.function}")
+        """``train.py:71 in save``; ``train.py:71`` outside of functions; ``libc.so.6 in sleep`` in C."""
+        file = f"{self.file}:{self.line}" if self.line else self.file
+        return file if self.function == "<module>" else f"{file} in {self.function}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,15 @@ class ThreadStack:
         return next((frame for frame in self.frames if frame.own), self.frames[0] if self.frames else None)
 
 
+class Collectives(NamedTuple):
+    """What a rank has called in one process group, as PyTorch's flight recorder says."""
+
+    group: str
+    called: int  # collectives so far
+    name: str  # function of the first that has not ended; "" without one
+    is_pending: bool  # whether there is one
+
+
 @dataclass(frozen=True, slots=True)
 class RankStacks:
     """The stacks of a rank's threads at one moment of its silence."""
@@ -51,6 +61,8 @@ class RankStacks:
     step: int | None
     where: str  # the outermost phase, or "between phases"
     threads: tuple[ThreadStack, ...]  # the training thread first
+    collectives: tuple[Collectives, ...] = ()  # of each process group
+    is_running: bool = True  # False if py-spy saw them: the rank's Python did not run
 
     @property
     def training(self) -> ThreadStack:
@@ -59,18 +71,30 @@ class RankStacks:
 
 
 def read_silent_stacks(session: Session, process: RankProcess, begin_ns: int, end_ns: int) -> list[RankStacks]:
-    """Return the stacks that a silent rank recorded after ``begin_ns`` and up to ``end_ns`` (unix time), oldest first."""
-    found = []
-    for event in session.process_events(STACKS, *process, end_ns):
-        if event.unix_ns > begin_ns and event.facts.get("why") == SILENT:
-            threads = _parse_threads(event)
-            if threads:
-                step = event.facts.get("step")
-                where = str(event.facts.get("where") or "")
-                found.append(
-                    RankStacks(process, event.unix_ns, step if isinstance(step, int) else None, where, tuple(threads))
-                )
-    return found
+    """Return the stacks of a silent rank after ``begin_ns`` and up to ``end_ns`` (unix time), oldest first."""
+    own = (event for event in session.process_events(STACKS, *process, end_ns) if event.facts.get("why") == SILENT)
+    key = process.host, process.pid
+    seen = (event for event in session.events_named(RANK_STACKS, end_ns) if (event.host, event.facts.get("pid")) == key)
+    found = [_build_stacks(event, process) for event in (*own, *seen) if event.unix_ns > begin_ns]
+    return sorted((stacks for stacks in found if stacks.threads), key=lambda stacks: stacks.time_ns)
+
+
+def _build_stacks(event: Event, process: RankProcess) -> RankStacks:
+    step, is_running = event.facts.get("step"), event.name == STACKS
+    where = str(event.facts.get("where") or "")
+    threads = tuple(_parse_threads(event))
+    collectives = tuple(_parse_collectives(event))
+    return RankStacks(
+        process, event.unix_ns, step if isinstance(step, int) else None, where, threads, collectives, is_running
+    )
+
+
+def _parse_collectives(event: Event) -> Iterator[Collectives]:
+    for facts in event.facts.get("collectives") or ():
+        if isinstance(called := facts.get("called"), int):
+            first = facts.get("waits_for")
+            is_pending = isinstance(first, int) and first >= 0
+            yield Collectives(str(facts.get("group") or ""), called, str(facts.get("name") or ""), is_pending)
 
 
 def _parse_threads(event: Event) -> list[ThreadStack]:

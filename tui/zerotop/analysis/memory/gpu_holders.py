@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from zerotop.analysis.keys import GpuKey, ProcessKey
+from zerotop.analysis.memory.kept_memory import KeptMemory, read_kept_memory
 from zerotop.analysis.memory.tensor_inventory import Inventory, read_inventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, identify_process
@@ -24,6 +25,7 @@ class Holder:
     reserved_bytes: int
     allocated_bytes: int
     inventory: Inventory | None
+    kept: KeptMemory | None = None  # None at a peak, which is within a step
 
 
 def find_holders(session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] | None = None) -> dict[GpuKey, list[Holder]]:
@@ -46,7 +48,8 @@ def read_holder(session: Session, source: Source, cursor_ns: int) -> Holder:
     process, allocated = identify_process(source), max(0, int(last["allocated_bytes"]))
     # A newer inventory would count other bytes.
     inventory = read_inventory(session, process, int(last["time_ns"]) + source.offset_ns)
-    return Holder(process, source, max(allocated, int(last["reserved_bytes"])), allocated, inventory)
+    kept = read_kept_memory(source, cursor_ns)
+    return Holder(process, source, max(allocated, int(last["reserved_bytes"])), allocated, inventory, kept)
 
 
 def read_gpu_by_allocator(session: Session, cursor_ns: int) -> dict[int, GpuKey]:

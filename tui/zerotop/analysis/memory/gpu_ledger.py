@@ -15,6 +15,7 @@ counted and that are not allocated any more make a row below zero. No row is cut
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from zerotop.analysis.processes.alive_ranks import find_alive_processes, identif
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.session.reader import Event, Session
 
+_LEAST_KEPT = 1 << 24  # bytes that outlive a step; a loss and the like are less
 _ALLOCATOR = "PyTorch's allocator, its last reading"
 _ALLOCATOR_AT_PEAK = "PyTorch's allocator, at the peak"
 _REST_OF_ALLOCATED = "allocated less the other rows"
@@ -179,13 +181,14 @@ def _build_allocated_rows(holders: Sequence[Holder]) -> list[LedgerRow]:
     """Return allocated memory by category, over all ranks of a GPU."""
     rows: dict[str, LedgerRow] = {}
     for holder in holders:
-        for row in _build_rank_rows(holder.allocated_bytes, holder.inventory):
+        for row in _build_rank_rows(holder):
             before = rows.get(row.key)
-            rows[row.key] = row if before is None else LedgerRow(row.key, before.bytes + row.bytes, row.basis, row.note)
+            rows[row.key] = row if before is None else replace(row, bytes=before.bytes + row.bytes)
     return [rows[key] for key in ALLOCATED if key in rows]
 
 
-def _build_rank_rows(allocated: int, inventory: Inventory | None) -> list[LedgerRow]:
+def _build_rank_rows(holder: Holder) -> list[LedgerRow]:
+    allocated, inventory = holder.allocated_bytes, holder.inventory
     if inventory is None or _is_opaque(allocated, inventory):
         return [LedgerRow(UNATTRIBUTED, allocated, _ALLOCATOR)]
     rows = [
@@ -199,7 +202,12 @@ def _build_rank_rows(allocated: int, inventory: Inventory | None) -> list[Ledger
         left += freed
     cublas = min(inventory.cublas_bytes, max(0, left))
     unexplained = min(inventory.unclaimed_bytes, max(0, left - cublas))
-    rows.append(LedgerRow(ACTIVATIONS, max(0, left - cublas - unexplained), _REST_OF_ALLOCATED))
+    temporary = LedgerRow(ACTIVATIONS, max(0, left - cublas - unexplained), _REST_OF_ALLOCATED)
+    if holder.kept is not None and temporary.bytes:
+        kept = holder.kept
+        is_kept = kept.is_between_steps and temporary.bytes >= _LEAST_KEPT
+        temporary = replace(temporary, is_kept=is_kept, growth_bytes=kept.growth_bytes)
+    rows.append(temporary)
     rows.append(LedgerRow(CUBLAS, cublas, inventory.basis))
     rows.append(LedgerRow(UNEXPLAINED, unexplained, inventory.basis))
     if left < 0:

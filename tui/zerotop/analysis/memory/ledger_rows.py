@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zerotop.analysis.formatting import BINARY, ByteUnits, format_bytes
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, CATEGORY_LABELS
 
 FREE, DRIVER, OTHERS, BEFORE, REST = "free", "driver", "other_processes", "before_the_job", "rest_of_device"
@@ -28,6 +29,7 @@ LABELS = {
     APART: "beyond the device's size",
     FREED: "freed since counted",
 }
+_KEPT = "still alive"
 ALLOCATED = (*CATEGORIES, ACTIVATIONS, CUBLAS, UNEXPLAINED, UNATTRIBUTED, FREED)
 CORRECTIONS = (APART, FREED)
 
@@ -40,11 +42,15 @@ class LedgerRow:
     bytes: int  # below zero only where the key is one of CORRECTIONS
     basis: str  # the source of the figure, in a few words
     note: str = ""  # a sentence about the figure, or ""
+    is_kept: bool = False  # of ACTIVATIONS: no phase runs, these bytes outlived the step
+    growth_bytes: int = 0  # of ACTIVATIONS: by which they grow in each step
 
-    @property
-    def label(self) -> str:
-        """The row's name for readers."""
-        return LABELS[self.key]
+    def describe(self, units: ByteUnits = BINARY) -> str:
+        """Return the row's name for readers: ``still alive, +24.0 MiB/step``."""
+        name = _KEPT if self.is_kept else LABELS[self.key]
+        if not self.growth_bytes:
+            return name
+        return f"{name.partition(',')[0]}, +{format_bytes(self.growth_bytes, units)}/step"
 
 
 @dataclass(frozen=True, slots=True)

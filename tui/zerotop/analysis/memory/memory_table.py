@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from zerotop.analysis.formatting import BINARY, ByteUnits
 from zerotop.analysis.memory.expected.zero_model import Difference
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import (
@@ -21,6 +22,7 @@ from zerotop.analysis.memory.ledger_rows import (
     UNALLOCATED,
     UNEXPLAINED,
     GpuLedger,
+    LedgerRow,
 )
 from zerotop.analysis.memory.tensor_inventory import AFTER_UPDATE, GRADIENTS, MOMENT_TEXTS, OPTIMIZER_STATE
 
@@ -50,7 +52,12 @@ class MemoryLine:
     pinned_bytes: int = 0  # of a host's row
     per_parameter: float | None = None  # bytes, of a host's row
     basis: str = ""  # the source of the figure, in a few words
+    row: LedgerRow | None = None  # of a GPU now
     absence_reason: str = ""  # why expected bytes are not there now: FREED until the next backward, or TO_COME
+
+    def describe(self, units: ByteUnits = BINARY) -> str:
+        """Return the line's name for readers."""
+        return self.row.describe(units) if self.row is not None else self.label
 
     @property
     def difference_bytes(self) -> int | None:
@@ -61,11 +68,11 @@ class MemoryLine:
 def build_gpu_lines(now: GpuLedger, peak: GpuLedger | None, differences: Sequence[Difference]) -> tuple[MemoryLine, ...]:
     """Return the lines of one GPU; the last is the whole device."""
     by_key = {difference.key: difference for difference in differences}
-    basis = {row.key: row.basis for row in now.rows}
+    rows_now = {row.key: row for row in now.rows}
     lines: list[MemoryLine] = []
     total, total_at_peak = 0, 0
     for keys, name, label in _SUMS:
-        built = (_build_line(key, now, peak, by_key.get(key), basis) for key in keys)
+        built = (_build_line(key, now, peak, by_key.get(key), rows_now.get(key)) for key in keys)
         rows = [row for row in built if row is not None]
         total += now.sum_bytes(*keys)
         total_at_peak += peak.sum_bytes(*keys) if peak is not None else 0
@@ -78,15 +85,16 @@ def build_gpu_lines(now: GpuLedger, peak: GpuLedger | None, differences: Sequenc
 
 
 def _build_line(
-    key: str, now: GpuLedger, peak: GpuLedger | None, difference: Difference | None, basis: Mapping[str, str]
+    key: str, now: GpuLedger, peak: GpuLedger | None, difference: Difference | None, row: LedgerRow | None
 ) -> MemoryLine | None:
     """Return a row's line; None where there is nothing now, at the peak and expected. UNEXPLAINED always has one."""
     size, at_peak = now.sum_bytes(key), peak.sum_bytes(key) if peak is not None else None
     expected = difference.expected_bytes if difference is not None else None
-    if not size and not at_peak and not (key in basis and (expected or key == UNEXPLAINED)):
+    if not size and not at_peak and not (row is not None and (expected or key == UNEXPLAINED)):
         return None
-    reason = _explain_absence(difference, basis.get(key, ""))
-    return MemoryLine(key, LABELS[key], size, at_peak, expected, basis=basis.get(key, ""), absence_reason=reason)
+    basis = row.basis if row is not None else ""
+    line = MemoryLine(key, LABELS[key], size, at_peak, expected, basis=basis, row=row)
+    return replace(line, absence_reason=_explain_absence(difference, basis))
 
 
 def _explain_absence(difference: Difference | None, basis: str) -> str:

@@ -11,16 +11,19 @@ import numpy as np
 from zerotop.analysis.annotations import Severity
 from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.formatting import (
+    BINARY,
+    ByteUnits,
     format_bytes,
     format_count,
     format_long_time,
     format_percent,
-    format_ranks,
     format_seconds,
 )
 from zerotop.analysis.live_view import LiveView, State
+from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.samples import Ints, Rows
 
 # Findings that cost less of the training time are not worth a line at the top.
 _LEAST_SHARE = 0.01
@@ -55,9 +58,9 @@ def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], fail
         outcome = Outcome.WARNING
     sentences = [
         *((failure.why, f"What to do: {failure.advice}") if failure is not None else ()),
-        *_describe_pace(source),
-        *_describe_memory(view),
-        _describe_costliest(source, costly) if costly is not None or failure is None else "",
+        *describe_pace(source.job_steps, source.job_tokens),
+        *describe_memory(view),
+        _describe_costliest(source, costly, view) if costly is not None or failure is None else "",
         view.cost_sentence,
     ]
     return Verdict(outcome, headline, tuple(filter(None, sentences)))
@@ -99,8 +102,8 @@ def _describe_end(view: LiveView, failure: Failure | None) -> tuple[str, Outcome
     return f"Still running {after}.", Outcome.OPEN
 
 
-def _describe_pace(source: RecordingSource) -> Iterator[str]:
-    rows = source.job_steps
+def describe_pace(rows: Rows, token_counts: Ints) -> Iterator[str]:
+    """Yield a sentence about the speed of the steps of a job (STEP_DTYPE) with these tokens each."""
     recorded = ~np.isnan(rows["iteration_s"])
     if not recorded.any():
         yield "No finished step was recorded, so there is no iteration time."
@@ -110,45 +113,32 @@ def _describe_pace(source: RecordingSource) -> Iterator[str]:
     text = f"An iteration takes {format_seconds(float(np.nanmedian(seconds)))} (median)"
     if seconds[slowest] > 1.5 * np.nanmedian(seconds):
         text += f", the slowest {format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
-    total_s, tokens = float(np.nansum(seconds * rows["steps"])), int((source.job_tokens * rows["steps"])[recorded].sum())
+    total_s, tokens = float(np.nansum(seconds * rows["steps"])), int((token_counts * rows["steps"])[recorded].sum())
     if tokens and total_s:
         text += f"; {tokens / total_s:,.0f} tokens per second"
     yield f"{text}."
 
 
-def _describe_memory(view: LiveView) -> Iterator[str]:
+def describe_memory(view: LiveView, units: ByteUnits = BINARY) -> Iterator[str]:
+    """Yield a sentence about the peak of memory, if any was recorded."""
     known = [gpu for gpu in view.gpus if gpu.reserved_peak_bytes]
     if known:
         gpu = max(known, key=lambda gpu: gpu.reserved_peak_bytes or 0)
         peak = gpu.reserved_peak_bytes or 0
-        share = f" of {format_bytes(gpu.total_bytes)} ({format_percent(peak / gpu.total_bytes)})" if gpu.total_bytes else ""
-        which = f" on GPU {gpu.index}" if len(view.gpus) > 1 else ""
-        yield f"GPU memory peaked at {format_bytes(peak)}{share} reserved{which}."
-    elif view.ranks:
-        rank = max(view.ranks, key=lambda rank: rank.rss_peak_bytes)
-        yield f"Host memory peaked at {format_bytes(rank.rss_peak_bytes)} in rank {rank.rank}; no GPU was recorded."
-
-
-def _describe_costliest(source: RecordingSource, cost: FindingCost | None) -> str:
-    if cost is None:
-        return "No finding says that time or memory was lost."
-    price = describe_cost(cost, measure_training_s(source.job_steps))
-    return f"What cost most: {cost.finding.headline}{f' ({price})' if price else ''}."
-
-
-def describe_cost(cost: FindingCost, training_s: float) -> str:
-    """Return what a finding cost: ``about 23 s, 26 % of the training time, and 1.2 GiB of GPU memory``."""
-    parts = []
-    if cost.seconds is not None:
         share = (
-            f", {format_percent(min(1.0, cost.seconds / training_s))} of the training time{cost.seconds_text}"
-            if training_s
+            f" of {format_bytes(gpu.total_bytes, units)} ({format_percent(peak / gpu.total_bytes)})"
+            if gpu.total_bytes
             else ""
         )
-        parts.append(
-            f"about {format_long_time(cost.seconds) if cost.seconds >= 10 else format_seconds(cost.seconds)}{share}"
-        )
-    if cost.bytes is not None:
-        parts.append(f"{format_bytes(cost.bytes)} of {'host' if cost.on_host else 'GPU'} memory")
-    where = f" on {format_ranks(cost.ranks)}" if cost.bytes is not None and len(cost.ranks) == 1 else ""
-    return " and ".join(parts) + where
+        which = f" on GPU {gpu.index}" if len(view.gpus) > 1 else ""
+        yield f"GPU memory peaked at {format_bytes(peak, units)}{share} reserved{which}."
+    elif view.ranks:
+        rank = max(view.ranks, key=lambda rank: rank.rss_peak_bytes)
+        yield f"Host memory peaked at {format_bytes(rank.rss_peak_bytes, units)} in rank {rank.rank}; no GPU was recorded."
+
+
+def _describe_costliest(source: RecordingSource, cost: FindingCost | None, view: LiveView) -> str:
+    if cost is None:
+        return "No finding says that time or memory was lost."
+    price = describe_cost(cost, measure_training_s(source.job_steps), view)
+    return f"What cost most: {cost.finding.headline}{f' ({price})' if price else ''}."

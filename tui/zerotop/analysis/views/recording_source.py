@@ -49,6 +49,7 @@ class _Extent(NamedTuple):
     end_ns: int
     steps: NDArray[np.int64]  # numbers of the steps that all ranks have finished, oldest first,
     step_end_ns: NDArray[np.int64]  # and when each was
+    first_step_ns: int  # when the first of them began; 0 without one
 
 
 class RecordingSource:
@@ -71,7 +72,7 @@ class RecordingSource:
         refreshed_ns = time.time_ns()
         self._steps.update()
         self._exits = read_exits(session)
-        self._extent = _Extent(False, 0, self._iterations.rows["step"], self._iterations.known_ns)
+        self._extent = _Extent(False, 0, self._iterations.rows["step"], self._iterations.known_ns, 0)
         self._update_extent(refreshed_ns)
         self._join_steps()
 
@@ -86,6 +87,11 @@ class RecordingSource:
     def begin_ns(self) -> int:
         """When the session was made."""
         return self.session.begin_ns
+
+    @property
+    def first_step_ns(self) -> int:
+        """When the first recorded step began, where a replay starts; ``begin_ns`` without one."""
+        return max(self._extent.first_step_ns, self.begin_ns)
 
     @property
     def end_ns(self) -> int:
@@ -151,7 +157,11 @@ class RecordingSource:
     def _join_steps(self) -> None:
         over_ns = None if self.is_live else self.end_ns
         self._iterations.extend(group_attempts(self._steps.rank_steps, self._exits, over_ns))
-        self._extent = self._extent._replace(steps=self._iterations.rows["step"], step_end_ns=self._iterations.known_ns)
+        rows = self._iterations.rows
+        first_ns = int(rows["begin_unix_ns"][0]) if len(rows) else 0
+        self._extent = self._extent._replace(
+            steps=rows["step"], step_end_ns=self._iterations.known_ns, first_step_ns=first_ns
+        )
 
     def search_findings(self) -> SearchResult:
         """Look for findings in one more piece of what was read."""

@@ -49,7 +49,8 @@ def _format_gpu(gpu: GpuLedger, differences: Sequence[Difference]) -> list[str]:
     ranks = format_ranks(gpu.ranks) if gpu.ranks else "no rank"
     rows = [(f"GPU {gpu.index} {gpu.name} on {gpu.host}, {ranks}", "GiB", "expected", "difference", "source")]
     rows += [
-        (f"  {row.label}", format_gib(row.bytes), *_format_difference(by_key.get(row.key)), row.basis) for row in gpu.rows
+        (f"  {row.describe()}", format_gib(row.bytes), *_format_difference(by_key.get(row.key)), row.basis)
+        for row in gpu.rows
     ]
     rows.append(("  total", format_gib(gpu.total_bytes), "", "", ""))
     notes = [*(row.note for row in gpu.rows), *(difference.note for difference in differences), *gpu.notes]
@@ -79,7 +80,7 @@ def _format_peaks(peaks: RankPeaks, report: MemoryReport) -> list[str]:
     lines = [title, *align_columns(rows, "<>><")]
     for at_peak in report.at_peak:
         if at_peak.rank == rank and at_peak.ledger.host == peaks.process.host and at_peak.peak.place == owner.place:
-            held = [(f"  {row.label}", format_gib(row.bytes)) for row in at_peak.ledger.rows if row.bytes]
+            held = [(f"  {row.describe()}", format_gib(row.bytes)) for row in at_peak.ledger.rows if row.bytes]
             lines += align_columns([("  GPU memory at the peak", "GiB"), *held], "<>")
     rule = report.rules.get(rank)
     if rule is not None:

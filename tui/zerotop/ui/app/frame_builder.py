@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.failures.diagnosis import FailureFinder
 from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
 from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.app.scrollback import Scrollback
 from zerotop.ui.base.findings import choose_finding, find_time_marks
@@ -42,6 +43,7 @@ class FrameBuilder:
         self._clock = clock
         self._scrollback = Scrollback(source)
         self._failures = FailureFinder(source.session)
+        self._summary: tuple[tuple[int, int], EndSummary] | None = None  # with what it is of
         self._frame_times: deque[float] = deque()
 
     def build_frame(self, request: FrameRequest) -> Frame:
@@ -65,9 +67,17 @@ class FrameBuilder:
             rank=find_shown_rank(view, request.rank),
             is_rank_chosen=request.rank is not None,
             failure=self._failures.failure_at(view.cursor_ns),
+            summary=self._summarize(known) if view.job.state.is_over and head.following else None,
             can_steer=self._controller is not None and source.is_live,
             trace_request=request.trace_request,
         )
+
+    def _summarize(self, findings: tuple[Annotation, ...]) -> EndSummary:
+        source = self._source
+        key = len(findings), source.end_ns
+        if self._summary is None or self._summary[0] != key:
+            self._summary = key, summarize_end(findings, source.job_steps, source.job_tokens, source.end_ns)
+        return self._summary[1]
 
     def scroll_output(self, lines: int, room: int, cursor_ns: int, seek_count: int) -> None:
         """Scroll the live screen's output, see :class:`Scrollback`."""

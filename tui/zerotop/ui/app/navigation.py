@@ -5,11 +5,15 @@ from __future__ import annotations
 from zerotop.analysis.annotations import Annotation
 from zerotop.ui.app.monitor import Monitor
 from zerotop.ui.base.base_screen import MonitorScreen
+from zerotop.ui.base.frame_widget import FindingChosen
 from zerotop.ui.base.panels import Transport
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.dialogs.go_to_dialog import Destination, GoToDialog
 from zerotop.ui.live.panels import Output
+
+_SCREENS_OF_FINDINGS = {"hung_ranks": "ranks"}
+"""Screens that show what a finding is about."""
 
 
 class NavigationApp(Monitor):
@@ -72,7 +76,10 @@ class NavigationApp(Monitor):
     def _go_to_place(self, place: Destination | None) -> None:
         if place is not None:
             kind, number = place
-            (self.viewer.go_to_step if kind == "step" else self.viewer.go_to_seconds)(number)
+            if kind == "end":
+                self.viewer.follow_end()
+            else:
+                (self.viewer.go_to_step if kind == "step" else self.viewer.go_to_seconds)(number)
             self.draw_frame()
 
     def action_finding(self, direction: int) -> None:
@@ -88,7 +95,16 @@ class NavigationApp(Monitor):
     def _go_to_finding(self, finding: Annotation | None) -> None:
         if finding is not None:
             self.viewer.go_to_finding(finding)
+            if (name := _SCREENS_OF_FINDINGS.get(finding.name)) is not None:
+                self.action_switch(name)
             self.draw_frame()
+
+    def on_finding_chosen(self, event: FindingChosen) -> None:
+        self._go_to_finding(event.finding)
+
+    def on_monitor_screen_step_chosen(self, event: MonitorScreen.StepChosen) -> None:
+        self.viewer.go_to_step(event.step)
+        self.draw_frame()
 
     def on_transport_scrubbed(self, event: Transport.Scrubbed) -> None:
         self.viewer.go_to_share(event.share)

@@ -15,7 +15,7 @@ from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.interfaces import Leaving
-from zerotop.ui.base.start_interfaces import OpenedRecording, RecordingLibrary
+from zerotop.ui.base.start_interfaces import OpenedRecording, RecordingLibrary, RecordingOpened
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.start.screen import StartScreen
 
@@ -50,6 +50,19 @@ class ListApp(ZerotopApp):
             self.set_recording(opened)
             self.switch_mode(self.shown_name)
             self.draw_first_frame()
+
+    def on_recording_opened(self, event: RecordingOpened) -> None:
+        if event.beside is not None:
+            self.shown_name = "iteration"
+        self.open_recording(event.opened)
+        if event.beside is not None:
+            self.call_after_refresh(self._overlay_recording, event.beside)
+
+    def _overlay_recording(self, path: Path) -> None:
+        from zerotop.ui.iteration.screen import IterationScreen  # late, for a quick start
+
+        if self.is_watching and isinstance(self.shown_screen, IterationScreen):
+            self.shown_screen.overlay_recording(path)
 
     def give_up_recording(self, reason: str) -> None:
         """Return to the list, and say why."""
@@ -86,19 +99,6 @@ class StartApp(ListApp):
 
     def make_list_screen(self) -> StartScreen:
         return StartScreen(self._library, self.glyphs, order=self.settings.get("order", "newest"))
-
-    def on_start_screen_chosen(self, event: StartScreen.Chosen) -> None:
-        if event.beside is not None:
-            self.shown_name = "iteration"
-        self.open_recording(event.opened)
-        if event.beside is not None:
-            self.call_after_refresh(self._overlay_recording, event.beside)
-
-    def _overlay_recording(self, path: Path) -> None:
-        from zerotop.ui.iteration.screen import IterationScreen  # late, for a quick start
-
-        if self.is_watching and isinstance(self.shown_screen, IterationScreen):
-            self.shown_screen.overlay_recording(path)
 
     def on_start_screen_ordered(self, event: StartScreen.Ordered) -> None:
         self.settings.set("order", event.order)

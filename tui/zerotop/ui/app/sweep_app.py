@@ -24,9 +24,6 @@ class SweepApp(ListApp):
     def make_list_screen(self) -> Screen[None]:
         return SweepScreen(self._model, self.glyphs)
 
-    def on_sweep_screen_chosen(self, event: SweepScreen.Chosen) -> None:
-        self.open_recording(event.opened)
-
     def run_tick(self) -> None:
         """Stop the sweep where the terminal is lost, and leave when a signal has stopped it."""
         progress = self._model.progress

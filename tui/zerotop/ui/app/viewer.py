@@ -138,12 +138,12 @@ class Viewer:
         self.playhead.follow_end()
 
     def toggle_play(self) -> None:
-        """Play or pause; at the end of a recording that no longer grows, play again from its begin."""
+        """Play or pause; at the end of a recording that no longer grows, play again from its first step."""
         head = self.playhead
         if head.playing:
             head.pause(self.compute_cursor())
         elif head.following and not self.source.is_live:
-            head.play(self.source.begin_ns)
+            head.play(self.source.first_step_ns)
         elif head.following:
             head.pause(self.compute_cursor())
         else:

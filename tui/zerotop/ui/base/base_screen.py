@@ -91,6 +91,13 @@ class MonitorScreen(Screen[None]):
             super().__init__()
             self.rank = rank
 
+    class StepChosen(Message):
+        """The user chose a finished step to go to its end."""
+
+        def __init__(self, step: int) -> None:
+            super().__init__()
+            self.step = step
+
     ALLOW_SELECT = False
     AUTO_FOCUS = ""  # nothing stands out until tab is pressed
 

@@ -82,10 +82,10 @@ APP_BINDINGS: list[BindingType] = [
     bind("right", "steps(1)", "time.step.on", "Step forward", "Go to the end of the next step", _STEP),
     bind("shift+left", "steps(-10)", "time.steps.back", "10 steps back", "Ten steps back"),
     bind("shift+right", "steps(10)", "time.steps.on", "10 steps forward", "Ten steps forward"),
-    bind("comma", "seconds(-10)", "time.seconds.back", "10 s back", "Ten seconds back", _SECONDS),
-    bind("full_stop", "seconds(10)", "time.seconds.on", "10 s forward", "Ten seconds forward", _SECONDS),
-    bind("less_than_sign,minus", "speed(-1)", "time.slower", "Slower", "Play slower, down to 0.25×", _SPEED),
-    bind("greater_than_sign,equals_sign,plus", "speed(1)", "time.faster", "Faster", "Play faster, up to 1000×", _SPEED),
+    bind("h,comma", "seconds(-10)", "time.seconds.back", "10 s back", "Ten seconds back", _SECONDS),
+    bind("l,full_stop", "seconds(10)", "time.seconds.on", "10 s forward", "Ten seconds forward", _SECONDS),
+    bind("less_than_sign", "speed(-1)", "time.slower", "Slower", "Play slower, down to 0.25×", _SPEED),
+    bind("greater_than_sign", "speed(1)", "time.faster", "Faster", "Play faster, up to 1000×", _SPEED),
     *(
         bind(str(number), f"switch_to({number})", f"app.screen.{number}", tab.title, "Show the screen with this number")
         for number, tab in enumerate(TABS, 1)
@@ -105,7 +105,7 @@ APP_BINDINGS: list[BindingType] = [
     bind("a", "feed", "app.feed", "Findings", "All findings, with evidence and advice", 7),
     bind("n", "finding(1)", "time.finding.on", "Next finding", "Go to the next finding", _FINDING),
     bind("p", "finding(-1)", "time.finding.back", "Previous finding", "Go to the previous finding", _FINDING),
-    bind("g", "go_to", "time.go", "Go to", "Go to a step or a time", 4),
+    bind("g", "go_to", "time.go", "Go to", "Go to a step or a time: step 12, 1:30, end", 4),
     bind("i", "job", "job.info", "Info", "All facts about the job, and all messages in full", 3),
     bind("y", "copy", "app.copy", "Copy", "Copy the focused panel's numbers (tab moves the focus)", 2),
     bind("s", "screenshot", "app.screenshot", "Screenshot", "Save this screen as an SVG file in the current folder", 0),

@@ -66,6 +66,12 @@ def choose_finding(findings: Sequence[Annotation], cursor_ns: int) -> Annotation
     return max(reversed(shown), key=lambda finding: (_WEIGHTS[finding.severity], finding.cost), default=None)
 
 
+def choose_most_severe(findings: Iterable[Annotation]) -> Annotation | None:
+    """Return the most severe of several findings that are marked at one place; None without any."""
+    shown = (finding for finding in findings if finding.confidence >= MIN_CONFIDENCE)
+    return max(shown, key=lambda finding: _WEIGHTS[finding.severity], default=None)
+
+
 def choose_sentence_style(finding: Annotation, cursor_ns: int) -> str:
     """Return the style of its sentence under the header: calm for explanations and old warnings."""
     if finding.severity is Severity.INFO:

@@ -118,15 +118,15 @@ def draw_transport(moment: CursorState, width: int, glyphs: Glyphs) -> Row:
     )
     if length < 6:
         return fit_row((*left, ("/ ", "muted"), (end, "muted")), width, glyphs)
-    place = _find_cell(moment.cursor_s, moment, length)
+    place = find_track_cell(moment.cursor_s, moment, length)
     bar: list[Span] = [(glyphs.track, "accent")] * place + [(glyphs.rest, "rule")] * (length - place)
     for at_s, style in moment.marks:
-        bar[_find_cell(at_s, moment, length)] = (glyphs.mark, style)
+        bar[find_track_cell(at_s, moment, length)] = (glyphs.mark, style)
     bar[place] = (glyphs.knob, "value")
     return fit_row((*left, *merge_spans(bar), ("  ", "text"), (end, "muted")), width, glyphs)
 
 
-def _find_cell(at_s: float, moment: CursorState, length: int) -> int:
+def find_track_cell(at_s: float, moment: CursorState, length: int) -> int:
     """Return the cell of the seek bar for a time."""
     return round(min(1.0, max(0.0, at_s / moment.end_s if moment.end_s > 0 else 1.0)) * (length - 1))
 

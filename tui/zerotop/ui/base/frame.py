@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.reports.end_summary import EndSummary
 from zerotop.ui.base.footer import CursorState, Tab
 from zerotop.ui.base.header import Notice, build_notices
 
@@ -37,6 +38,7 @@ class Frame:
     rank: int | None = None  # the chosen rank, else the first one
     is_rank_chosen: bool = False  # by the user
     failure: Failure | None = None  # what had killed the job before the cursor
+    summary: EndSummary | None = None  # of a job that has ended, at its end
     can_steer: bool = False  # the job runs and takes requests
     trace_request: int | None = None  # number of the last microscope request
 

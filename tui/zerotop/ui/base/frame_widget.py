@@ -16,6 +16,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
+from zerotop.analysis.annotations import Annotation
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, row_text, row_width
@@ -200,6 +201,14 @@ class RedrawRequested(Message):
         super().__init__()
         self.change = change
         self.deliver = deliver
+
+
+class FindingChosen(Message):
+    """The mouse chose a finding to go to."""
+
+    def __init__(self, finding: Annotation) -> None:
+        super().__init__()
+        self.finding = finding
 
 
 class FrameWidget(RowWidget):

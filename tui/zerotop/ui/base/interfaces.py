@@ -11,18 +11,28 @@ from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.views.annotation_runner import SearchResult
 from zerotop.session.reader import Session
+from zerotop.session.samples import Ints, Rows
 
 
 class Source(Protocol):
     """One recording, live or not. Times are unix nanoseconds.
 
     One thread at a time owns it: it refreshes it, makes views and reads the session. Any thread may ask for ``is_live``,
-    ``begin_ns``, ``end_ns``, ``last_step``, ``find_step_end`` and ``findings_at``, which are as of the last refresh.
+    ``begin_ns``, ``first_step_ns``, ``end_ns``, ``last_step``, ``find_step_end`` and ``findings_at``, which are as of the
+    last refresh.
     """
 
     @property
     def session(self) -> Session:
         """The tables and events, as far as they were read."""
+
+    @property
+    def job_steps(self) -> Rows:
+        """The steps that all ranks have finished, each as on its slowest rank (STEP_DTYPE)."""
+
+    @property
+    def job_tokens(self) -> Ints:
+        """Tokens of each of ``job_steps`` over all ranks, 0 where unknown."""
 
     @property
     def rank_steps(self) -> Sequence[RankSteps]:
@@ -35,6 +45,10 @@ class Source(Protocol):
     @property
     def begin_ns(self) -> int:
         """The earliest moment that can be shown."""
+
+    @property
+    def first_step_ns(self) -> int:
+        """When the first recorded step began, where a replay starts; ``begin_ns`` without one."""
 
     @property
     def end_ns(self) -> int:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from textual import events
 from textual.message import Message
 
-from zerotop.ui.base.footer import draw_badge, draw_tabs, draw_transport, measure_track
+from zerotop.ui.base.findings import choose_most_severe
+from zerotop.ui.base.footer import draw_badge, draw_tabs, draw_transport, find_track_cell, measure_track
 from zerotop.ui.base.footer_keys import label_common_keys
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.frame_widget import CommonPanel
+from zerotop.ui.base.frame_widget import CommonPanel, FindingChosen
 from zerotop.ui.base.header import draw_header, draw_notices
 from zerotop.ui.base.key_row import ClickableRow
 from zerotop.ui.base.post_mortem import draw_post_mortem
@@ -33,6 +34,12 @@ class Notices(CommonPanel):
         if frame.failure is not None:
             return draw_post_mortem(frame.failure, frame.view.cursor_ns, width, height, self.glyphs)
         return draw_notices(frame.list_notices(self.app.size.height), width, height, self.glyphs)
+
+    def on_click(self) -> None:
+        """Show all findings with the details of this one, or all about the job."""
+        if self.frame is not None:
+            has_finding = self.frame.failure is None and self.frame.headline is not None
+            self.app.call_later(self.app.run_action, "feed" if has_finding else "job")
 
 
 class Transport(CommonPanel):
@@ -62,6 +69,21 @@ class Transport(CommonPanel):
     def on_mouse_up(self) -> None:
         self._is_dragging = False
         self.release_mouse()
+
+    def on_click(self, event: events.Click) -> None:
+        """Go to the finding whose mark was clicked."""
+        if self.frame is None:
+            return
+        moment, view = self.frame.moment, self.frame.view
+        begin, length = measure_track(self.size.width, moment)
+        begin_s = view.cursor_ns / 1e9 - moment.cursor_s
+        marked = (
+            finding
+            for finding in self.frame.all_findings
+            if find_track_cell(finding.known_ns / 1e9 - begin_s, moment, length) == event.x - begin
+        )
+        if length >= 6 and (finding := choose_most_severe(marked)) is not None:
+            self.post_message(FindingChosen(finding))
 
     def _scrub_to(self, x: int) -> None:
         if self.frame is None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
+
+from textual.message import Message
 
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import Recording
@@ -36,6 +39,16 @@ class OpenedRecording:
     controller: Controller | None  # None if the job has ended
     title: str
     play_from_ns: int | None = None  # None follows the end
+
+
+class RecordingOpened(Message):
+    """A recording was opened in a list, and is to be shown."""
+
+    def __init__(self, opened: OpenedRecording, beside: Path | None = None) -> None:
+        """``beside``: another recording, whose iterations are drawn behind this one's."""
+        super().__init__()
+        self.opened = opened
+        self.beside = beside
 
 
 LibraryItem = Recording | RunningJob

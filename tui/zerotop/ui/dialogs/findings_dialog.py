@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import VerticalScroll
-from textual.widgets import OptionList, Static
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from zerotop.analysis.annotations import Annotation, Severity
@@ -25,17 +25,28 @@ _NO_FINDINGS = "No findings yet. They appear here as they are detected."
 _MARKS = {Severity.INFO: " ", Severity.WARNING: "!", Severity.ERROR: "!"}
 
 
+def _join_texts(finding: Annotation) -> str:
+    """Return all that is said about a finding, in lower case, to search in."""
+    texts = (findings.describe_finding(finding), findings.describe_details(finding), finding.advice, finding.fix)
+    step = "" if finding.step is None else f"step {finding.step}"
+    ranks = " ".join(f"rank {rank}" for rank in finding.ranks)
+    return " ".join((findings.format_name(finding), step, ranks, *texts)).lower()
+
+
 class FindingsDialog(Dialog[Annotation]):
     """Returns the finding to go to, or None. Findings after the cursor are listed too, muted."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("q,a", "close", "feed.close", "Close", "Back to the screen"),
+        bind("slash", "search", "feed.search", "Search", "Show only findings with these words", 3),
+        bind("escape", "back", "feed.back", "Back", "Clear the search, or close"),
         bind("y", "copy_fix", "feed.copy", "Copy the fix", "Copy the setting or command of the chosen finding", 2),
     ]
 
     def __init__(self, frame: Frame, begin_ns: int, glyphs: Glyphs) -> None:
         super().__init__("Findings", glyphs, page=True)
         self.all_findings = frame.all_findings
+        self.shown_findings = frame.all_findings  # those with the searched words
         self.begin_ns = begin_ns
         self.cursor_ns = frame.view.cursor_ns
         self.current_index = len(frame.findings) - 1 if frame.headline is None else frame.all_findings.index(frame.headline)
@@ -44,12 +55,15 @@ class FindingsDialog(Dialog[Annotation]):
         if not self.all_findings:
             yield Static(Text(_NO_FINDINGS), id="text", markup=False)
             return
+        yield Input(placeholder="words", id="search")
         yield OptionList(*(Option(self._format_line(finding)) for finding in self.all_findings), id="list", markup=False)
         with VerticalScroll(id="detail"):
             yield Static(id="text", markup=False)
 
     def on_mount(self) -> None:
         if self.all_findings:
+            self.query_one("#box").border_subtitle = "enter go there   / search   y copy the fix   escape close"
+            self.query_one(Input).display = False
             chosen = self.query_one(OptionList)
             chosen.focus()
             chosen.highlighted = max(0, self.current_index)
@@ -62,11 +76,43 @@ class FindingsDialog(Dialog[Annotation]):
         self._show_detail()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(self.all_findings[event.option_index])
+        self.dismiss(self.shown_findings[event.option_index])
+
+    def action_search(self) -> None:
+        """Type words to search for."""
+        if self.all_findings:
+            words = self.query_one(Input)
+            words.display = True
+            words.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Show the findings that have all words, in their texts or numbers."""
+        event.stop()
+        words = event.value.lower().split()
+        self.shown_findings = tuple(one for one in self.all_findings if all(word in _join_texts(one) for word in words))
+        listed = self.query_one(OptionList)
+        listed.clear_options()
+        listed.add_options([Option(self._format_line(finding)) for finding in self.shown_findings])
+        listed.highlighted = 0 if self.shown_findings else None
+        self._show_detail()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.query_one(OptionList).focus()
+
+    def action_back(self) -> None:
+        """Clear the search; without one close the list."""
+        searches = self.query(Input)
+        if not searches or not searches.first().display:
+            self.action_close()
+            return
+        searches.first().value = ""
+        searches.first().display = False
+        self.query_one(OptionList).focus()
 
     def action_copy_fix(self) -> None:
-        index = self.query_one(OptionList).highlighted if self.all_findings else None
-        fix = self.all_findings[index].fix if index is not None else ""
+        index = self.query_one(OptionList).highlighted if self.shown_findings else None
+        fix = self.shown_findings[index].fix if index is not None else ""
         if fix:
             self.app.copy_to_clipboard(fix)
         self.notify(f"Copied, if this terminal lets programs copy: {fix}" if fix else "This finding has nothing to copy.")
@@ -93,10 +139,12 @@ class FindingsDialog(Dialog[Annotation]):
         """Show the highlighted finding."""
         if not self.all_findings or not self.is_mounted:
             return
-        index = self.query_one(OptionList).highlighted
-        if index is not None:
+        index, detail = self.query_one(OptionList).highlighted, self.query_one("#text", Static)
+        if not self.shown_findings:
+            detail.update(Text(f"No matches for {sanitize(self.query_one(Input).value, self.glyphs)}."))
+        elif index is not None:
             width = self.query_one("#detail").size.width - 1
-            self.query_one("#text", Static).update(self._describe_finding(self.all_findings[index], max(20, width)))
+            detail.update(self._describe_finding(self.shown_findings[index], max(20, width)))
 
     def _describe_finding(self, finding: Annotation, width: int) -> Text:
         text = Text()

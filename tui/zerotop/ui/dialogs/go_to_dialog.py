@@ -11,17 +11,25 @@ from textual.widgets import Input, Static
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs
 
-Destination = tuple[str, int]  # ("step", number) or ("time", elapsed seconds)
+Destination = tuple[str, int]  # ("step", number), ("time", elapsed seconds) or ("end", 0)
+
+
+_ENDS: dict[str, Destination] = {
+    **dict.fromkeys(("end", "now", "last"), ("end", 0)),
+    **dict.fromkeys(("begin", "start", "first"), ("time", 0)),
+}
 
 
 def parse_destination(text: str) -> Destination | None:
-    """Parse ``13`` as a step; ``1:30``, ``1:02:03``, ``90s``, ``5m``, ``2h`` as elapsed times.
+    """Parse ``13`` or ``step 13`` as a step; ``1:30``, ``1:02:03``, ``90s``, ``5m``, ``2h`` as elapsed times.
 
-    Returns None for any other text.
+    ``begin`` and ``end`` are places, too. Returns None for any other text.
     """
     text = text.strip().lower()
-    if re.fullmatch(r"\d{1,15}", text):
-        return "step", int(text)
+    if text in _ENDS:
+        return _ENDS[text]
+    if match := re.fullmatch(r"(?:step\s*)?(\d{1,15})", text):
+        return "step", int(match[1])
     if match := re.fullmatch(r"(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})", text):
         hours, minutes, seconds = (int(part or 0) for part in match.groups())
         return "time", hours * 3600 + minutes * 60 + seconds
@@ -39,7 +47,8 @@ class GoToDialog(Dialog[Destination]):
 
     def compose_box(self) -> ComposeResult:
         steps = "none finished yet" if self.last_step is None else f"0 to {self.last_step}"
-        yield Static(Text(f"A step ({steps}), or an elapsed time such as 1:30."), id="text", markup=False)
+        text = f"A step ({steps}) such as 12, an elapsed time such as 1:30, begin or end."
+        yield Static(Text(text), id="text", markup=False)
         yield Input(id="place", select_on_focus=False)
         yield from self.compose_problem()
 
@@ -51,6 +60,6 @@ class GoToDialog(Dialog[Destination]):
         if place is not None:
             self.dismiss(place)
         elif event.value.strip():
-            self.show_problem("Enter a step such as 12, or a time such as 1:30.")
+            self.show_problem("Enter a step (12), a time (1:30), begin or end.")
         else:
             self.dismiss(None)

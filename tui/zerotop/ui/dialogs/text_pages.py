@@ -25,18 +25,18 @@ _GLOBAL_PREFIXES = ("app.", "time.", "job.")
 
 
 def build_help(about: str, bindings: Iterable[Binding], terms: Iterable[tuple[str, str]], glyphs: Glyphs) -> Group:
-    """Build a screen's help: what it shows, its keys, its terms, then the keys that work everywhere."""
+    """Build a screen's help: its keys, the keys that work everywhere, then what it shows and its terms."""
     listed = list(bindings)
     own = [binding for binding in listed if not (binding.id or "").startswith(_GLOBAL_PREFIXES)]
     common = [binding for binding in listed if binding not in own]
-    parts: list[RenderableType] = [Text(f"{glyphs.to_plain(about)}\n")]
+    parts: list[RenderableType] = []
     if own:
         parts += [_make_heading("Keys on this screen"), _build_keys_table(own, glyphs), Text()]
-    parts.append(_make_heading("Terms on this screen"))
+    parts += [_make_heading("Keys everywhere"), _build_keys_table(common, glyphs), Text()]
+    parts += [_make_heading("Terms on this screen"), Text(f"{glyphs.to_plain(about)}\n")]
     for term, meaning in terms:
         parts.append(Padding(Text(glyphs.to_plain(term), "bold"), _INDENT))
         parts.append(Padding(Text(glyphs.to_plain(meaning.replace("\n", " "))), _INDENT_MORE))
-    parts += [_make_heading("Keys everywhere"), _build_keys_table(common, glyphs)]
     return Group(*parts)
 
 

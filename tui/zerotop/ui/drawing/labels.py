@@ -112,13 +112,11 @@ def choose_exit_style(job: Job) -> str:
     return "alert" if job.state is State.LOST else "warn" if job.state is State.ENDED else "text"
 
 
-def find_last_phases(iterations: Iterations) -> dict[str, float]:
-    """Return the seconds of each phase in the last finished step."""
-    if len(iterations.step) == 0:
-        return {}
-    seconds = {name: float(values[-1]) for name, values in iterations.phase_s.items()}
+def find_phases(iterations: Iterations, place: int) -> dict[str, float]:
+    """Return the seconds of each phase in the step at a place of the arrays."""
+    seconds = {name: float(values[place]) for name, values in iterations.phase_s.items()}
     known = {name: value for name, value in seconds.items() if not math.isnan(value)}
-    return {"other": float(iterations.iteration_s[-1]) - sum(known.values()), **known}
+    return {"other": float(iterations.iteration_s[place]) - sum(known.values()), **known}
 
 
 def format_cores_used(view: LiveView) -> str:

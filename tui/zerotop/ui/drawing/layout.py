@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 TWO_COLUMNS_FROM = 76
 GAP = 2
 MAX_STRIP_ROWS = 5  # rows of one rank or GPU: its figures and the strip under them
+_LEAST_ABOVE_SUMMARY = 6  # rows of the panels above a summary
 CHART_ROWS = 7  # rows that the memory chart should have
 
 
@@ -80,6 +81,27 @@ def layout_live(room: Box, shape: PanelCounts) -> dict[str, Box]:
     else:
         inner = _layout_one_column(shape, room.width, room.y, room.height)
     return {name: replace(box, x=box.x + room.x) for name, box in inner.items()}
+
+
+def replace_with_summary(boxes: dict[str, Box], width: int, rows: int) -> dict[str, Box]:
+    """Return the places with a summary of up to ``rows`` rows in place of the figures of ranks and GPUs, which are gone."""
+    if "cpu" not in boxes:
+        return boxes
+    kept = {name: box for name, box in boxes.items() if name not in ("cpu", "gpu")}
+    cpu, output = boxes["cpu"], boxes.get("output")
+    if "iteration" in kept and kept["iteration"].x > cpu.x:  # beside it
+        kept["iteration"] = replace(kept["iteration"], height=cpu.y - kept["iteration"].y)
+    height = cpu.height
+    if output is not None:
+        height = min(rows, cpu.height + max(0, output.height - 3))
+        kept["output"] = replace(output, y=output.y + height - cpu.height, height=output.height + cpu.height - height)
+    above = [name for name in ("memory", "iteration") if name in kept and kept[name].y + kept[name].height == cpu.y]
+    lifted = (
+        min([max(0, rows - height), *(max(0, kept[name].height - _LEAST_ABOVE_SUMMARY) for name in above)]) if above else 0
+    )
+    kept |= {name: replace(kept[name], height=kept[name].height - lifted) for name in above}
+    kept["summary"] = Box(cpu.x, cpu.y - lifted, width, height + lifted)
+    return kept
 
 
 def _layout_two_columns(shape: PanelCounts, width: int, top: int, middle: int) -> dict[str, Box]:

@@ -84,7 +84,7 @@ class IterationScreen(MonitorScreen):
         bind("v", "beside", "iteration.beside", "Another run", "Show another recording's iteration behind this one", 5),
         bind("plus,equals_sign", "widen(1)", "iteration.more", "More", "Average more iterations", _COUNT),
         bind("minus", "widen(-1)", "iteration.fewer", "Fewer", "Average only the latest iterations", _COUNT),
-        bind("l", "level", "iteration.level", "Level", "Average since pace last changed", 6),
+        bind("L", "level", "iteration.level", "Level", "Average since pace last changed", 6),
         bind("m", "lane", "iteration.lane", "Next signal", "Start with another signal, where not all fit", 8),
         bind("e", "every_rank", "iteration.ranks", "One or all ranks", "Fold all ranks together, or the chosen one", 6),
         *rank_bindings("iteration.rank.before", "iteration.rank.next", action="rank"),

@@ -55,6 +55,13 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
     return fit_height(rows, width, height, glyphs)
 
 
+def find_rank_at(view: LiveView, height: int, y: int) -> int | None:
+    """Return the rank at a row of the panel that :func:`draw_cpu` draws; None above and below the ranks."""
+    shown, _ = choose_shown(view.ranks, height - 1, _score_ranks(view.ranks))
+    place = (y - 1) // rows_per_strip(height, len(view.ranks)) if y else -1
+    return shown[place].rank if 0 <= place < len(shown) else None
+
+
 def _place_rank_columns(columns: list[Column[Rank]], width: int) -> PlacedColumns[Rank]:
     """Place the columns; without a growing one, the spare width goes between words and figures."""
     placed = place_columns(columns, width)

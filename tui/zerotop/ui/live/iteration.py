@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from zerotop.ui.charts import AXIS_WIDTH, Canvas, Scale, add_axes, choose_time_s
 from zerotop.ui.charts.canvas import SPACE
 from zerotop.ui.drawing.formatting import format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.labels import ITERATION_PHASES, find_last_phases
+from zerotop.ui.drawing.labels import ITERATION_PHASES, find_phases
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import draw_rule, panel_title
 
@@ -30,13 +31,14 @@ def draw_iteration(
     *,
     focused: bool = False,
     marks: Mapping[int, str] | None = None,
+    pointed: int | None = None,
 ) -> list[Row]:
-    """Draw the title, the chart, and a legend with the last step's values beside it.
+    """Draw the title, the chart, and beside it a legend with the values of the ``pointed`` step, else of the last one.
 
     ``marks`` maps steps to the style of a mark above their column.
     """
     if height >= 4 and len(view.iterations.step):
-        return _draw_chart(view, width, height, glyphs, focused, marks or {})
+        return _draw_chart(view, width, height, glyphs, focused, marks or {}, pointed)
     rows = [draw_rule(panel_title("Iteration", focused), width, glyphs)]
     if height > 1 and not len(view.iterations.step):
         text = "no step was recorded" if view.job.state.is_over else "no step finished yet"
@@ -44,21 +46,49 @@ def draw_iteration(
     return fit_height(rows, width, height, glyphs)
 
 
+class _Layout(NamedTuple):
+    """The horizontal layout of the panel, in cells."""
+
+    legend: int  # 0 for none
+    chart: int
+    step: int
+    shown: slice  # of the steps
+
+
+def _layout_chart(view: LiveView, width: int) -> _Layout:
+    count = len(view.iterations.step)
+    legend = _WIDE_LEGEND if width >= _WIDE_FROM else LEGEND_WIDTH if width >= 36 else 0
+    chart = max(1, width - (legend + 2 if legend else 0) - AXIS_WIDTH)
+    step = _choose_step_width(view.progress.total_steps, count, chart)
+    return _Layout(legend, chart, step, slice(max(0, count - chart // step), count))
+
+
+def find_step_at(view: LiveView, width: int, x: int) -> int | None:
+    """Return the step whose column is at a cell of a panel of this width; None beside the columns."""
+    layout, steps = _layout_chart(view, width), view.iterations.step
+    cell = x - AXIS_WIDTH
+    shown = steps[layout.shown]
+    return int(shown[cell // layout.step]) if 0 <= cell < len(shown) * layout.step else None
+
+
 def _draw_chart(
-    view: LiveView, width: int, height: int, glyphs: Glyphs, focused: bool, marks: Mapping[int, str]
+    view: LiveView,
+    width: int,
+    height: int,
+    glyphs: Glyphs,
+    focused: bool,
+    marks: Mapping[int, str],
+    pointed: int | None,
 ) -> list[Row]:
     iterations = view.iterations
-    legend_width = _WIDE_LEGEND if width >= _WIDE_FROM else LEGEND_WIDTH if width >= 36 else 0
-    chart_width = width - (legend_width + 2 if legend_width else 0)
-    canvas = Canvas(chart_width - AXIS_WIDTH, height - 2, glyphs)
-    step_width = _choose_step_width(view.progress.total_steps, len(iterations.step), canvas.width)
-    shown = slice(max(0, len(iterations.step) - canvas.width // step_width), len(iterations.step))
+    legend_width, chart_width, step_width, shown = _layout_chart(view, width)
+    canvas = Canvas(chart_width, height - 2, glyphs)
     # Steps to the left of the chart count too, so that the scale does not change with each step that leaves it.
     scale = choose_time_scale(iterations.iteration_s[-4 * canvas.width // step_width :], canvas.height)
     _plot_steps(canvas, iterations, shown, scale, step_width, marks)
     steps = iterations.step[shown].tolist()
     chart = add_axes(canvas, scale, draw_step_axis(steps, canvas.width, glyphs, step_width=step_width))
-    legend = _draw_legend(view, scale, legend_width, canvas.height, glyphs) if legend_width else []
+    legend = _draw_legend(view, pointed, scale, legend_width, canvas.height, glyphs) if legend_width else []
     rows = [draw_rule(panel_title(f"Iteration {scale.unit}", focused), width, glyphs)]
     rows += [fit_row((*row, ("  ", "text"), *entry), width, glyphs) for row, entry in zip(chart, legend, strict=False)]
     return rows + [fit_row(row, width, glyphs) for row in chart[len(legend) :]]
@@ -114,19 +144,21 @@ def _list_phases(iterations: Iterations, shown: slice) -> dict[str, Floats]:
     return {name: seconds.get(name, zeros) for name in ITERATION_PHASES}
 
 
-def _draw_legend(view: LiveView, scale: Scale, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """Draw ``height`` rows: the last step's time and its phases, in the order of its column."""
+def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """Draw ``height`` rows: a step's time and its phases, in the order of its column."""
     iterations = view.iterations
+    places = np.flatnonzero(iterations.step == (-1 if pointed is None else pointed))
+    place = int(places[0]) if len(places) else len(iterations.step) - 1
     words = {"other": view.job.outside_text if width >= _WIDE_LEGEND else "outside"}
-    last = find_last_phases(iterations)
+    last = find_phases(iterations, place)
     names = [
         name for name in reversed(ITERATION_PHASES) if name in ("forward", "backward", "step") or last.get(name, 0.0) > 0
     ]
     skipped, missing = int(iterations.skipped.sum()), int(np.isnan(iterations.iteration_s).sum())
     rows: list[Row] = []
     if height > len(names):
-        heading = f"step {int(iterations.step[-1])}"
-        figure = _format_seconds(float(iterations.iteration_s[-1]), scale)
+        heading = f"step {int(iterations.step[place])}"
+        figure = _format_seconds(float(iterations.iteration_s[place]), scale)
         rows.append(((heading.ljust(width - 6), "heading"), (figure, "value")))
     for name in _choose_longest(names, last, height):
         style, figure = f"phase-{name}", _format_seconds(last.get(name, math.nan), scale)

@@ -13,10 +13,11 @@ from zerotop.ui.base.footer_keys import in_footer
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.dialogs.help_terms import TERMS
-from zerotop.ui.drawing.layout import Box, PanelCounts, layout_live
+from zerotop.ui.drawing.layout import Box, PanelCounts, layout_live, replace_with_summary
 from zerotop.ui.live import panels
 from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
 from zerotop.ui.live.memory import draw_memory
+from zerotop.ui.live.summary import MOST_ROWS
 
 
 class LiveScreen(MonitorScreen):
@@ -36,13 +37,15 @@ class LiveScreen(MonitorScreen):
     def build_panels(self) -> Iterable[FrameWidget]:
         yield panels.ViewPanel(self.glyphs, draw_memory, id="memory")
         yield panels.Iteration(self.glyphs, id="iteration")
-        yield panels.ViewPanel(self.glyphs, draw_cpu, id="cpu")
+        yield panels.RankPanel(self.glyphs, draw_cpu, id="cpu")
         yield panels.ViewPanel(self.glyphs, draw_gpu, id="gpu")
+        yield panels.Summary(self.glyphs, id="summary")
         yield panels.Output(self.glyphs, id="output")
 
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         view = frame.view
-        return layout_live(room, PanelCounts(gpus=len(view.gpus), ranks=len(view.ranks), hosts=len(view.hosts)))
+        boxes = layout_live(room, PanelCounts(gpus=len(view.gpus), ranks=len(view.ranks), hosts=len(view.hosts)))
+        return boxes if frame.summary is None else replace_with_summary(boxes, room.width, MOST_ROWS)
 
     def action_output(self, lines: int) -> None:
         self.query_one(panels.Output).scroll_lines(lines)

@@ -14,7 +14,9 @@ from zerotop.analysis.text_tables import format_tsv
 def format_ledger(lines: Sequence[MemoryLine]) -> str:
     """Format a row for each line of a ledger."""
     columns = ("now_bytes", "peak_bytes", "expected_bytes", "difference_bytes", "pinned_bytes")
-    return _format_table(("row", *columns), ((line.label, *(getattr(line, column) for column in columns)) for line in lines))
+    return _format_table(
+        ("row", *columns), ((line.describe(), *(getattr(line, column) for column in columns)) for line in lines)
+    )
 
 
 def format_peaks(peaks: Sequence[PhasePeak]) -> str:

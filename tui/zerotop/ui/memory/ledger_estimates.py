@@ -51,8 +51,8 @@ def _build_columns(unit: SizeUnit, own: set[Estimate], glyphs: Glyphs) -> list[C
 
 
 def _describe_options(estimate: Estimate, glyphs: Glyphs) -> str:
-    """Return ``stage 3, optimizer and parameters on the CPU, zero.Init``."""
-    options = (("optimizer", estimate.offload_optimizer), ("parameters", estimate.offload_parameters))
+    """Return ``stage 3, params+optimizer→CPU, zero.Init``."""
+    options = (("params", estimate.offload_parameters), ("optimizer", estimate.offload_optimizer))
     offloaded = [name for name, is_offloaded in options if is_offloaded]
-    offload = f", {' and '.join(offloaded)} on the CPU" if offloaded else ""
+    offload = f", {'+'.join(offloaded)}→CPU" if offloaded else ""
     return glyphs.to_plain(f"stage {estimate.stage}{offload}{', zero.Init' if estimate.zero_init else ''}")

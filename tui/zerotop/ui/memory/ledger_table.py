@@ -15,9 +15,11 @@ from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.size_unit import SizeUnit, choose_unit
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize, wrap_text
+from zerotop.ui.drawing.units import get_units
 from zerotop.ui.memory.ledger_style import PART_STYLES
 from zerotop.ui.memory.row_selection import EXTRA_KEYS, choose_lines
 
+_MIN_NAME_WIDTH = 24  # cells, so that figures stay in place while names of rows change from phase to phase
 _MIN_DIFFERENCE = 0.02  # share of the device's or the process's memory from which on a difference is highlighted
 # The rule of thumb holds in these phases, but neither in initialization nor in evaluation.
 _STEP_PHASES = (
@@ -193,14 +195,15 @@ def _build_host_columns(unit: SizeUnit, lines: Sequence[MemoryLine], glyphs: Gly
 
 
 def _build_name_column(lines: Sequence[MemoryLine], glyphs: Glyphs) -> Column[MemoryLine]:
-    longest = max(len(line.label) for line in lines) + 2
+    names = {id(line): line.describe(get_units().sizes[:3]) for line in lines}
+    longest = max(_MIN_NAME_WIDTH, *map(len, names.values())) + 2
 
     def draw_name(line: MemoryLine, width: int) -> Row:
-        style = PART_STYLES.get(line.key)
+        style, name = PART_STYLES.get(line.key), names.get(id(line), line.label)
         if line.is_sum or style is None:
             lead = "" if line.is_sum or line.key in EXTRA_KEYS else "  "
-            return ((fit_text(f"{lead}{line.label}", width, glyphs), "sum" if line.is_sum else "label"),)
-        return ((glyphs.find_sample(style), style), (" ", "text"), (fit_text(line.label, width - 2, glyphs), "text"))
+            return ((fit_text(f"{lead}{name}", width, glyphs), "sum" if line.is_sum else "label"),)
+        return ((glyphs.find_sample(style), style), (" ", "text"), (fit_text(name, width - 2, glyphs), "text"))
 
     return Column("", min(longest, 36), 9, draw_name, left=True)
 

@@ -170,7 +170,7 @@ class MemoryScreen(MonitorScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("x", "app.look", "memory.look", "Microscope", "Record every allocation of the next step", 7),
-        bind("h", "host", "memory.host", "Host", "Switch between GPU and host memory", 6),
+        bind("H", "host", "memory.host", "Host", "Switch between GPU and host memory", 6),
         *rank_bindings("memory.rank.before", "memory.rank.next", importance=5),
     ]
 

@@ -51,14 +51,14 @@ class OutputScreen(MonitorScreen):
         ),
         (
             "search",
-            "Plain text; lower case also matches upper case, upper case only itself. Enter moves the cursor to the\n"
-            "next matching line, N to the previous one, escape clears the search.",
+            "Plain text; lower case also matches upper case, upper case only itself. Enter and n move the cursor to\n"
+            "the next matching line, N to the previous one, escape clears the search.",
         ),
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("slash", "find", "output.find", "Find", "Search all of the output", 8),
-        bind("enter", "match(1)", "output.next", "Next", "Go to the next match", 7),
+        bind("enter,n", "match(1)", "output.next", "Next", "Go to the next match", 7),
         bind("N", "match(-1)", "output.before", "Previous", "Go to the previous match", 5),
         *scroll_bindings("output", "scroll_by", "page", up=1, group=in_footer(5, "scroll")),
         bind("w", "wrap", "output.wrap", "Wrap", "Wrap long lines, or cut them", 2),
@@ -82,7 +82,8 @@ class OutputScreen(MonitorScreen):
 
     def label_keys(self, frame: Frame) -> dict[str, str]:
         searching = self.reading.search is not None
-        return {"screen.zoom": ""} | ({} if searching else {"output.next": "", "output.before": ""})
+        # n has another meaning while there is a search: a footer with p alone would tell half of it.
+        return {"screen.zoom": "", "time.finding.back": ""} | ({} if searching else {"output.next": "", "output.before": ""})
 
     def action_find(self) -> None:
         self.reading.start_typing()
@@ -121,6 +122,8 @@ class OutputScreen(MonitorScreen):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "back":
             return self._is_searching or bool(self.zoomed)
+        if action == "match":  # without a search, n goes to the next finding
+            return self.reading.search is not None
         return super().check_action(action, parameters)
 
     def action_back(self) -> None:

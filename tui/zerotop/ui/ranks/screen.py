@@ -9,6 +9,7 @@ from typing import ClassVar
 from textual import events
 from textual.binding import BindingType
 
+from zerotop.analysis.hangs.reader import StandstillFinder, Stillness
 from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.footer_keys import bind
@@ -21,11 +22,13 @@ from zerotop.ui.drawing.rows import Row
 from zerotop.ui.ranks.clipboard import matrix_text, table_text
 from zerotop.ui.ranks.heatmap import MapRows, draw_map, max_shown_steps
 from zerotop.ui.ranks.model import Ranking
+from zerotop.ui.ranks.stacks import copy_stacks, count_stack_rows, draw_stacks
 from zerotop.ui.ranks.table import draw_table
 
 TABLE_WIDTH = 46
 _TABLE_ROWS = 12
 _MAP_EXTRA_ROWS = 4  # title, sentence and steps
+_LEAST_MAP_ROWS = 8  # with fewer rows under the stacks, the map is not shown
 _SIDE_BY_SIDE_WIDTH = 100  # from this width, the table stands beside the map
 
 
@@ -73,6 +76,40 @@ class RankTable(FrameWidget, can_focus=True):
         return table_text(self._ranking.make_picture(self.frame)) if self.frame is not None else ""
 
 
+class RankStacks(FrameWidget, can_focus=True):
+    """Where the ranks of a job stand that stands still."""
+
+    def __init__(self, glyphs: Glyphs, finder: StandstillFinder, *, id: str) -> None:
+        super().__init__(glyphs, id=id)
+        self._finder = finder
+
+    def find_stillness(self, frame: Frame) -> Stillness | None:
+        """Return where the ranks stand at the frame's cursor; None if they work."""
+        return self._finder.find_at(frame.view.cursor_ns)
+
+    def cache_key(self, frame: Frame) -> tuple[object, ...]:
+        return self.find_stillness(frame), frame.view.cursor_ns // 10**9, _needs_sentences(frame)
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        found = self.find_stillness(frame)
+        if found is None:
+            return []
+        cursor_ns, with_sentences = frame.view.cursor_ns, _needs_sentences(frame)
+        return draw_stacks(
+            found, cursor_ns, width, height, self.glyphs, with_sentences=with_sentences, focused=self.has_focus
+        )
+
+    def copy_text(self) -> str:
+        """Return all stacks in full."""
+        found = self.find_stillness(self.frame) if self.frame is not None else None
+        return copy_stacks(found.standstill) if found is not None else ""
+
+
+def _needs_sentences(frame: Frame) -> bool:
+    """Whether the finding about the standstill is not under the header."""
+    return frame.headline is None or frame.headline.name != "hung_ranks"
+
+
 class RanksScreen(MonitorScreen):
     """Shows ranks by steps for any metric, and compares the chosen rank with the others."""
 
@@ -101,6 +138,11 @@ class RanksScreen(MonitorScreen):
             "It shows how close the rank came to an out-of-memory error.",
         ),
         (
+            "stacks",
+            "Where the ranks stand while no phase begins or ends on any of them: ranks with the same stack together, the\n"
+            "one that the others wait for first. The innermost line is on top; lines of libraries are dim.",
+        ),
+        (
             "median",
             "Figures are medians of the last 64 steps; beside them are those of the median rank, of two ranks the other's.",
         ),
@@ -111,6 +153,7 @@ class RanksScreen(MonitorScreen):
         bind("M", "metric(-1)", "ranks.metric.back", "Previous metric", "The previous metric"),
         bind("o", "order", "ranks.order", "Order", "Sort outliers first, or by rank", 4),
         *rank_bindings("ranks.up", "ranks.down", action="choose", importance=4),
+        bind("S", "stacks", "ranks.stacks", "Stacks", "Show or hide the stacks of ranks that stand still", 7),
         bind("enter", "timeline", "ranks.timeline", "Timeline", "Show the chosen rank's timeline", 5),
     ]
 
@@ -118,12 +161,26 @@ class RanksScreen(MonitorScreen):
         super().__init__(glyphs, source)
         self.ranking = self.long_work = Ranking(source)
         self._wanted_rank: int | None = None  # the chosen rank until a picture shows it
+        self._stacks = RankStacks(glyphs, StandstillFinder(source.session), id="rank-stacks")
+        self._hides_stacks = False
 
     def build_panels(self) -> Iterable[FrameWidget]:
         yield RankMap(self.glyphs, self.ranking, id="rank-map")
         yield RankTable(self.glyphs, self.ranking, id="rank-table")
+        yield self._stacks
 
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
+        found = None if self._hides_stacks else self._stacks.find_stillness(frame)
+        if found is None:
+            return self._layout_map(room, frame)
+        wanted = count_stack_rows(found, room.width, self.glyphs, with_sentences=_needs_sentences(frame))
+        left = room.height - wanted
+        if left < _LEAST_MAP_ROWS:
+            return {"rank-stacks": room}
+        below = Box(room.x, room.y + wanted, room.width, left)
+        return {"rank-stacks": Box(room.x, room.y, room.width, wanted), **self._layout_map(below, frame)}
+
+    def _layout_map(self, room: Box, frame: Frame) -> dict[str, Box]:
         if self.ranking.make_picture(frame).why_empty:
             return {"rank-map": room}
         if room.width >= _SIDE_BY_SIDE_WIDTH:
@@ -146,10 +203,20 @@ class RanksScreen(MonitorScreen):
         super().show_picture(picture)
 
     def label_keys(self, frame: Frame) -> dict[str, str]:
-        return {"ranks.order": "outliers" if self.ranking.by_number else "by rank"}
+        stands_still = self._stacks.find_stillness(frame) is not None
+        return {
+            "ranks.order": "outliers" if self.ranking.by_number else "by rank",
+            "ranks.stacks": "" if not stands_still else "stacks" if self._hides_stacks else "hide stacks",
+        }
 
     def action_metric(self, number: int) -> None:
         self.request_redraw(partial(self.ranking.switch_metric, number))
+
+    def action_stacks(self) -> None:
+        self.request_redraw(self._switch_stacks)
+
+    def _switch_stacks(self) -> None:
+        self._hides_stacks = not self._hides_stacks
 
     def action_order(self) -> None:
         self.request_redraw(self.ranking.switch_order)

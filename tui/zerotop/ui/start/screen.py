@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from textual import events, work
@@ -19,7 +18,7 @@ from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.base.bindings import list_bindings
 from zerotop.ui.base.footer_keys import bind
-from zerotop.ui.base.start_interfaces import OpenedRecording, RecordingLibrary, RefusedError, RunningJob
+from zerotop.ui.base.start_interfaces import RecordingLibrary, RecordingOpened, RefusedError, RunningJob
 from zerotop.ui.compare.screen import CompareScreen
 from zerotop.ui.dialogs.delete_dialog import DeleteDialog
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -56,15 +55,6 @@ class StartScreen(Screen[None]):
         bind("d", "delete", "start.delete", "Delete", "Delete it permanently, after asking", 3),
         *list_bindings("start", "move", "go(0)", "go(-1)"),
     ]
-
-    class Chosen(Message):
-        """A recording was opened and is to be shown."""
-
-        def __init__(self, opened: OpenedRecording, beside: Path | None = None) -> None:
-            """``beside``: another recording, whose iterations are drawn behind this one's."""
-            super().__init__()
-            self.opened = opened
-            self.beside = beside
 
     class Ordered(Message):
         """The user chose another order."""
@@ -172,7 +162,7 @@ class StartScreen(Screen[None]):
         chosen = self.model.chosen_item
         if chosen is not None:
             self._start_task(
-                "Opening …", lambda: self.library.open(chosen), lambda opened: self.post_message(self.Chosen(opened))
+                "Opening …", lambda: self.library.open(chosen), lambda opened: self.post_message(RecordingOpened(opened))
             )
 
     def action_export(self) -> None:
@@ -195,7 +185,7 @@ class StartScreen(Screen[None]):
     def _show_comparison(self, items: Sequence[Recording], comparison: Comparison) -> None:
         def open_overlaid(overlay: bool | None) -> None:
             if overlay:
-                chosen = partial(self.Chosen, beside=items[1].path)
+                chosen = partial(RecordingOpened, beside=items[1].path)
                 self._start_task(
                     "Opening …", lambda: self.library.open(items[0]), lambda opened: self.post_message(chosen(opened))
                 )

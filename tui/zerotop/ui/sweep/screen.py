@@ -7,7 +7,6 @@ from typing import ClassVar
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.message import Message
 from textual.screen import Screen
 
 from zerotop.analysis.text_tables import format_tsv
@@ -16,7 +15,7 @@ from zerotop.session.headers import SessionError
 from zerotop.ui.base.bindings import list_bindings
 from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.key_row import KeyRow
-from zerotop.ui.base.start_interfaces import OpenedRecording
+from zerotop.ui.base.start_interfaces import RecordingOpened
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.sweep.drawing import draw_sweep
@@ -52,13 +51,6 @@ class SweepScreen(Screen[None]):
         *list_bindings("sweep", "move", "move(-1000000)", "move(1000000)", group=in_footer(5, "point", label_index=1)),
     ]
 
-    class Chosen(Message):
-        """A point's recording is to be shown."""
-
-        def __init__(self, opened: OpenedRecording) -> None:
-            super().__init__()
-            self.opened = opened
-
     def __init__(self, model: SweepModel, glyphs: Glyphs) -> None:
         super().__init__(id="sweep")
         self.model = model
@@ -90,7 +82,7 @@ class SweepScreen(Screen[None]):
         if opened is None:
             self.notify("This point has no recording yet.", timeout=3)
         else:
-            self.post_message(self.Chosen(opened))
+            self.post_message(RecordingOpened(opened))
 
 
 class SweepSheet(Scrollable, KeyRow, can_focus=True):

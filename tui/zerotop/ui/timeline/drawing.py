@@ -11,6 +11,7 @@ from zerotop.analysis.formatting import format_count
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.timeline.phase_ribbon import choose_phase_codes
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, draw_axis, draw_axis_labels, draw_time_axis, plot_ribbon, plot_stack
+from zerotop.ui.charts.canvas import FULL, SPACE
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
 from zerotop.ui.drawing.rows import Row, align_ends, fit_row, merge_spans
@@ -79,16 +80,26 @@ def _draw_lanes(picture: Picture, places: Sequence[LaneBox], canvas: Canvas, wid
         words[place.top : place.top + place.height] = [(*row, *side) for row, side in zip(left, sides, strict=True)]
     # Marks are drawn over the cursor.
     above = sum(place.height for place in places if place.name == MARKS)
-    _paint_cursor(canvas.slice_rows(above, canvas.height - above), picture.find_cell(picture.cursor))
+    cursor = picture.find_cell(picture.cursor)
+    _paint_cursor(canvas.slice_rows(above, canvas.height - above), cursor)
+    for place in places:
+        if place.name == RIBBONS:
+            canvas.slice_rows(place.top, place.height).plot_cursor(cursor)
     return words
 
 
 def _paint_cursor(canvas: Canvas, x: int) -> None:
-    """Draw a thin vertical line."""
-    if 0 <= x < canvas.width:
-        canvas.back[:, x] = canvas.find_visible((slice(None), x))
-        canvas.characters[:, x] = ord(canvas.glyphs.line)
-        canvas.fore[:, x] = canvas.number_style("cursor")
+    """Draw a thin vertical line; of values that it crosses the shape stays, on the cursor's background colour."""
+    if not 0 <= x < canvas.width:
+        return
+    characters, back = canvas.characters[:, x], canvas.back[:, x]
+    full = characters == FULL
+    # Letters fill their cells: without colours the line would be hidden.
+    free = full | np.isin(characters, (SPACE, ord(canvas.glyphs.grid))) | (not canvas.glyphs.smooth)
+    ground = np.where(free | (back > 0), back, canvas.number_style("cursor-ground"))
+    canvas.back[:, x] = np.where(full, canvas.fore[:, x], ground)
+    canvas.characters[:, x] = np.where(free, ord(canvas.glyphs.line), characters)
+    canvas.fore[:, x] = np.where(free, canvas.number_style("cursor"), canvas.fore[:, x])
 
 
 def draw_empty(width: int, height: int, glyphs: Glyphs) -> list[Row]:
@@ -142,9 +153,9 @@ def _compute_share(seconds: Floats, style: str) -> Floats:
 
 
 def _draw_ribbon_label(picture: Picture, rank: int, codes: NDArray[np.int16], width: int, glyphs: Glyphs) -> Row:
-    """Return a ribbon's rank and its phase at the cursor: ``rank 0  backward``."""
+    """Return a ribbon's rank and its phase at the pointed moment: ``rank 0  backward``."""
     window = picture.timeline.window
-    column = picture.cursor // window.column_ns - window.first
+    column = picture.pointed // window.column_ns - window.first
     code = int(codes[column]) if 0 <= column < len(codes) else -1
     phase: Row = ()
     if code >= 0:
@@ -181,14 +192,14 @@ def _draw_marks(picture: Picture, canvas: Canvas, width: int) -> Row:
 
 def _draw_steps(picture: Picture, width: int, glyphs: Glyphs) -> Row:
     marks = [(picture.find_cell(begin), str(number)) for begin, number in picture.steps]
-    text = "step" if picture.cursor_step is None else f"step {picture.cursor_step}"
+    text = "step" if picture.pointed_step is None else f"step {picture.pointed_step}"
     return _draw_axis(text, draw_axis(marks, picture.cell_count, glyphs), picture, width, glyphs, " ")
 
 
 def _draw_time(picture: Picture, width: int, glyphs: Glyphs) -> Row:
     begin_s, end_s = picture.begin / 1e9, (picture.begin + picture.cell_count * picture.cell_ns) / 1e9
     row = draw_time_axis(begin_s, end_s, picture.cell_count, glyphs)
-    return _draw_axis(format_moment(picture.cursor, picture.cell_ns), row, picture, width, glyphs, glyphs.corner)
+    return _draw_axis(format_moment(picture.pointed, picture.cell_ns), row, picture, width, glyphs, glyphs.corner)
 
 
 def _draw_axis(words: str, row: Row, picture: Picture, width: int, glyphs: Glyphs, corner: str) -> Row:

@@ -49,7 +49,7 @@ _HIGHEST_VALUES = ("allocated", "reserved", "process", "device", "peak", "rss", 
 def find_cursor_value(picture: Picture, names: Sequence[str]) -> float:
     """Return the value at the cursor of the first known name; NaN if none is known."""
     window = picture.timeline.window
-    place = picture.cursor // window.column_ns - window.first
+    place = picture.pointed // window.column_ns - window.first
     back = max(2, _FRESH_NS // window.column_ns)
     for name in names:
         values = picture.find_values(name)

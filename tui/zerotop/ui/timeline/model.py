@@ -32,6 +32,12 @@ class PictureBuilder:
         self._summary: tuple[object, RangeSummary | None] = (None, None)
         self.last_picture: Picture | None = None
         """The latest picture."""
+        self.pointed_ns: int | None = None
+        """The moment under the mouse, since the session began."""
+
+    def point_at(self, moment: int | None) -> None:
+        """Show the values of this moment, or again those at the cursor."""
+        self.pointed_ns = moment
 
     @property
     def is_busy(self) -> bool:
@@ -66,6 +72,7 @@ class PictureBuilder:
         timeline = self._timelines.build_timeline(window, subject, shown, end_ns, budget_s=BUDGET_S)
         self._reset_scales(subject, window)
         selected = self._view.get_range()
+        pointed = now.cursor if self.pointed_ns is None else min(self.pointed_ns, max(0, end_ns - origin_ns))
         self.last_picture = Picture(
             timeline=timeline,
             subject=subject,
@@ -73,9 +80,10 @@ class PictureBuilder:
             ranks=tuple(shown),
             other_ranks=len(ranks) - len(shown),
             cursor=now.cursor,
+            pointed=pointed,
             marks=marks,
             steps=self._find_steps(timeline, subject),
-            cursor_step=self._timelines.find_step_at(subject.rank, origin_ns + now.cursor),
+            pointed_step=self._timelines.find_step_at(subject.rank, origin_ns + pointed),
             selected_range=selected,
             summary=self._summarize_range(subject, selected, timeline),
             host_cores=self._timelines.find_host_cores(subject.host),
@@ -108,7 +116,7 @@ class PictureBuilder:
     @staticmethod
     def _build_marks(frame: Frame, origin_ns: int) -> tuple[Mark, ...]:
         return tuple(
-            Mark(finding.known_ns - origin_ns, findings.choose_style(finding), findings.describe_with_name(finding))
+            Mark(finding.known_ns - origin_ns, findings.choose_style(finding), findings.describe_with_name(finding), finding)
             for finding in frame.all_findings
             if finding.confidence >= findings.MIN_CONFIDENCE
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.timeline.range_summary import RangeSummary
 from zerotop.analysis.timeline.timeline import ColumnValues, Subject, Timeline
 from zerotop.ui.charts import GrowingScales
@@ -17,6 +18,7 @@ class Mark:
     at_ns: int
     style: str
     text: str
+    finding: Annotation
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,9 +31,10 @@ class Picture:
     ranks: tuple[int, ...]  # of the ribbons, from top to bottom
     other_ranks: int  # ranks whose ribbons do not fit
     cursor: int
+    pointed: int  # the moment whose values are shown: under the mouse, else the cursor
     marks: tuple[Mark, ...]
     steps: tuple[tuple[int, int], ...]  # (begin, number) in the window
-    cursor_step: int | None  # the step in progress at the cursor
+    pointed_step: int | None  # the step in progress then
     selected_range: tuple[int, int] | None
     summary: RangeSummary | None  # of the range
     host_cores: int  # of the host
@@ -56,6 +59,11 @@ class Picture:
     def find_cell(self, moment: int) -> int:
         """Return the cell of a moment; it may be outside the window."""
         return (moment - self.begin) // self.cell_ns
+
+    def find_mark(self, cell: int) -> Mark | None:
+        """Return the mark at a cell of the row of marks, or the one whose words are there."""
+        before = [mark for mark in self.marks if 0 <= self.find_cell(mark.at_ns) <= cell]
+        return max(before, key=lambda mark: mark.at_ns, default=None)
 
     def find_values(self, name: str) -> ColumnValues | None:
         """Return a lane's values, None if there are none."""

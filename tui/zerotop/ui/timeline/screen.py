@@ -13,7 +13,7 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
 from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.frame import Frame
-from zerotop.ui.base.frame_widget import FrameWidget
+from zerotop.ui.base.frame_widget import FindingChosen, FrameWidget
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import Box
@@ -21,6 +21,7 @@ from zerotop.ui.drawing.rows import Row
 from zerotop.ui.timeline.clipboard import window_text
 from zerotop.ui.timeline.drawing import MIN_WIDTH, chart_begin, chart_cells, draw_empty, draw_timeline
 from zerotop.ui.timeline.help import TERMS
+from zerotop.ui.timeline.lanes import MARKS
 from zerotop.ui.timeline.model import PictureBuilder
 from zerotop.ui.timeline.window import WHEEL_ZOOM, TimelineView
 
@@ -105,7 +106,7 @@ class TimelineScreen(MonitorScreen):
 
 
 class TimelineLanes(FrameWidget, can_focus=True):
-    """All lanes. A click moves the cursor, dragging selects a range, the wheel zooms."""
+    """All lanes. The mouse shows values, a click moves the cursor, dragging selects a range, the wheel zooms."""
 
     def __init__(self, glyphs: Glyphs, source: Source, view: TimelineView) -> None:
         super().__init__(glyphs, id="lanes")
@@ -139,12 +140,24 @@ class TimelineLanes(FrameWidget, can_focus=True):
     def on_mouse_move(self, event: events.MouseMove) -> None:
         moment = self._find_moment(event.x)
         picture = self.pictures.last_picture
+        if self._pressed_ns is None:
+            self._point_at(moment)
         if self._pressed_ns is None or moment is None or picture is None:
             return
         begin, end = sorted((picture.find_cell(self._pressed_ns), picture.find_cell(moment)))
         if end > begin:
             bounds = picture.begin + begin * picture.cell_ns, picture.begin + (end + 1) * picture.cell_ns
             self.request_redraw(partial(self._view.select_range, *bounds))
+
+    def on_leave(self) -> None:
+        self._point_at(None)
+
+    def _point_at(self, moment: int | None) -> None:
+        """Show the values of a moment under the mouse instead of those at the cursor."""
+        picture, before = self.pictures.last_picture, self.pictures.pointed_ns
+        cells = [None if one is None or picture is None else picture.find_cell(one) for one in (before, moment)]
+        if cells[0] != cells[1]:
+            self.request_redraw(partial(self.pictures.point_at, moment))
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
         pressed, self._pressed_ns = self._pressed_ns, None
@@ -156,7 +169,15 @@ class TimelineLanes(FrameWidget, can_focus=True):
             and picture is not None
             and picture.find_cell(pressed) == picture.find_cell(moment)
         ):
-            self.post_message(MonitorScreen.SeekRequested(self._source.session.begin_ns + pressed))
+            mark = picture.find_mark(picture.find_cell(pressed)) if self._is_marks_row(event.y) else None
+            if mark is not None:
+                self.post_message(FindingChosen(mark.finding))
+            else:
+                self.post_message(MonitorScreen.SeekRequested(self._source.session.begin_ns + pressed))
+
+    def _is_marks_row(self, y: int) -> bool:
+        picture = self.pictures.last_picture
+        return picture is not None and any(place.name == MARKS and place.top == y for place in picture.boxes)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         self._turn_wheel(event, 1)

@@ -8,7 +8,9 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.line_findings import Delay, await_lines, line_values
 from zerotop.analysis.annotations.support.runs import find_first_run
+from zerotop.analysis.annotations.support.stack_lines import FoundLine
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 
@@ -17,7 +19,7 @@ _KIND = FindingKind(
     severity=Severity.WARNING,
     confidence=0.95,
     headline="{share:percent} of each {iteration_s:seconds} iteration is spent waiting for data",
-    details="{data_s:seconds} on {waiting:ranks}, from step {step} on.",
+    details="{data_s:seconds} on {waiting:ranks}, from step {step} on[, most of it at {line}].",
     advice="Raise {worker_count}, or tokenize before training with Dataset.map(...).",
     fix="{workers_fix}",
 )
@@ -26,8 +28,15 @@ _KIND = FindingKind(
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report once for each attempt: the first SETTLED_STEPS steps in a row in which a rank waits."""
     for group in recording.groups:
-        if _KIND.name in group.reported:
-            continue
+        for (first, process, known_ns), found in await_lines(group, _KIND.name, _find_waits(group), _find_delay):
+            yield _build_finding(group, first, process, known_ns, found)
+
+
+_Wait = tuple[int, Process, int]  # index of the first step, the process, and when it was known
+
+
+def _find_waits(group: Group) -> Iterator[_Wait]:
+    if _KIND.name not in group.reported:
         waits = []
         for process in group.processes:
             first = _find_first_wait(process)
@@ -36,7 +45,13 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
         if waits:
             group.reported.add(_KIND.name)
             known_ns, first, process = min(waits, key=lambda wait: wait[0])
-            yield _build_finding(group, first, process, known_ns)
+            yield first, process, known_ns
+
+
+def _find_delay(wait: _Wait) -> Delay:
+    first, process, known_ns = wait
+    rows = process.steps[first : first + SETTLED_STEPS]
+    return Delay(process, "data", int(rows["begin_unix_ns"][0]), known_ns, known_ns)
 
 
 def _find_first_wait(process: Process) -> int | None:
@@ -50,12 +65,14 @@ def _find_first_wait(process: Process) -> int | None:
     return None if first is None else window.start + first
 
 
-def _build_finding(group: Group, first: int, process: Process, known_ns: int) -> Annotation:
+def _build_finding(group: Group, first: int, process: Process, known_ns: int, found: FoundLine) -> Annotation:
     rows = process.steps[first : first + SETTLED_STEPS]
     waited, duration = float(np.median(rows["data_s"])), float(np.median(rows["iteration_s"]))
     ranks = _find_waiting(group, int(rows["step"][0]), known_ns)
     evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
-    return _KIND.at_steps(group, rows, evidence, ranks=ranks, waiting=ranks, cost=waited / duration)
+    kind = _KIND if found.line is None else _KIND.with_changes(headline=_KIND.headline + ": {place}")
+    values = {"waiting": ranks, **line_values(found.line)}
+    return kind.at_steps(group, rows, evidence, known_ns=found.known_ns, ranks=ranks, cost=waited / duration, **values)
 
 
 def _find_waiting(group: Group, step: int, known_ns: int) -> tuple[int, ...]:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes import StepChange, find_drift_cause, name_part
-from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.causes import find_drift_cause
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
+from zerotop.analysis.annotations.support.line_findings import (
+    PLACES,
+    Delay,
+    await_lines,
+    is_cause,
+    line_values,
+    name_line,
+)
+from zerotop.analysis.annotations.support.stack_lines import FoundLine
+from zerotop.analysis.annotations.support.step_change import StepChange, name_part
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -18,7 +29,9 @@ _KIND = FindingKind(
     severity=Severity.WARNING,
     confidence=0.6,
     headline="Each iteration takes {pace} longer: {before_s:seconds} became {after_s:seconds} in {steps:.0f} steps",
-    details="{growth:change} from about step {step} on, {carried:seconds} of it {part}; {cause}.",
+    details=(
+        "{growth:change} from about step {step} on, {carried:seconds} of it {part}[, most of that at {line}][; {cause}]."
+    ),
     advice="{breakdown}",
     fix="{breakdown_fix}",
 )
@@ -43,32 +56,61 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each rise by DRIFT_SHARE, again if it goes on for long."""
     for group in recording.groups:
         values = group.lead.steps["iteration_s"]
-        for rise in group.lead.get_state(_new_trend_finder).find_rises(values, SETTLED_STEPS, share=DRIFT_SHARE):
-            if rise.high >= SHORTEST_ITERATION_S:
-                yield _build_finding(group, rise)
+        rises = group.lead.get_state(_new_trend_finder).find_rises(values, SETTLED_STEPS, share=DRIFT_SHARE)
+        fresh = [_Drift.measure(group, rise) for rise in rises if rise.high >= SHORTEST_ITERATION_S]
+        for drift, found in await_lines(group, _KIND.name, fresh, _Drift.find_delay):
+            yield _build_finding(drift, found)
 
 
-def _build_finding(group: Group, rise: Rise) -> Annotation:
-    rows = group.lead.steps[rise.begin : rise.end]
-    change = StepChange(group, rows[: rise.block_length], rows[-rise.block_length :])
-    changes = change.measure_phases(rise.high - rise.low)
-    carrier = max(changes, key=lambda name: changes[name])
+class _Drift(NamedTuple):
+    """A rise, the steps in its first and last block, and the phase that carries it."""
+
+    rise: Rise
+    rows: Rows
+    change: StepChange
+    changes: dict[str, float]  # of the phases, in seconds
+    carrier: str
+
+    @classmethod
+    def measure(cls, group: Group, rise: Rise) -> _Drift:
+        """Measure a rise of a group's iterations."""
+        rows = group.lead.steps[rise.begin : rise.end]
+        change = StepChange(group, rows[: rise.block_length], rows[-rise.block_length :])
+        changes = change.measure_phases(rise.high - rise.low)
+        return cls(rise, rows, change, changes, max(changes, key=lambda name: changes[name]))
+
+    def find_delay(self) -> Delay:
+        """Return where the time is lost."""
+        last = self.change.after
+        end_ns = int(last["end_unix_ns"][-1])
+        return Delay(self.change.process, PLACES[self.carrier], int(last["begin_unix_ns"][0]), end_ns, end_ns)
+
+
+def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
+    rise, rows, change, changes, carrier = drift
     cause, kind = find_drift_cause(change), _KIND
     if cause is not None:
         kind = _KIND.with_changes(confidence=cause.confidence, advice=cause.advice, fix=cause.fix)
     elif carrier in _BY_PHASE:
         advice, fix = _BY_PHASE[carrier]
         kind = _KIND.with_changes(advice=advice, fix=fix)
+    line = found.line if cause is None else None
+    is_named = line is not None and is_cause(line, drift.find_delay())
+    if line is not None and is_named:
+        kind = name_line(kind.with_changes(confidence=0.9), line, in_headline=False)
+    unexplained = None if is_named else "no other change was recorded"
     evidence = {"slope_s": rise.slope, "before_s": rise.low, "after_s": rise.high, "steps": float(len(rows))}
     return kind.at_steps(
-        group,
+        change.group,
         rows,
         evidence | {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()},
         pace=f"{rise.slope * 1e3:.2g} ms" if rise.slope >= 1e-4 else f"{rise.slope * 1e6:.2g} us",
         cost=1 - rise.low / rise.high,
         growth=rise.high / rise.low - 1,
-        pid=group.lead.source.pid,
+        known_ns=found.known_ns,
+        pid=change.process.source.pid,
         carried=changes[carrier],
         part=name_part(carrier),
-        cause=Text("meanwhile {text}", {"text": cause.text}) if cause else "no other change was recorded",
+        cause=Text("meanwhile {text}", {"text": cause.text}) if cause else unexplained,
+        **line_values(line),
     )

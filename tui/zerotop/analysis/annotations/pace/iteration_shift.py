@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes import (
-    Cause,
-    StepChange,
-    compute_own_seconds,
-    find_cause,
-    measure_change_loads,
-    name_part,
+from zerotop.analysis.annotations.support.causes import compute_own_seconds, find_cause, measure_change_loads
+from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.line_findings import (
+    PLACES,
+    Delay,
+    await_lines,
+    is_cause,
+    line_values,
+    name_line,
 )
-from zerotop.analysis.annotations.support.evidence import Evidence
+from zerotop.analysis.annotations.support.stack_lines import FoundLine
+from zerotop.analysis.annotations.support.step_change import Cause, StepChange, name_part
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import ShiftFinder
@@ -25,28 +29,71 @@ _KIND = FindingKind(
     severity=Severity.WARNING,
     confidence=0.5,
     headline="Iterations take {after_s:seconds} instead of {before_s:seconds} ({change_share:change}) from step {step} on",
-    details="{carried:seconds} of it {part}; {cause}.",
+    details="{carried:seconds} of it {part}[, most of that at {line}][; {cause}[: {cause_line}]].",
     advice="{breakdown}",
     fix="{breakdown_fix}",
 )
+# A cause of less confidence gives way to a line that takes the time.
+CERTAIN = 0.85
+_LINE_HEADLINE = "Iterations take {after_s:seconds} instead of {before_s:seconds} from step {step} on"
 _BETWEEN = _KIND.with_changes(
     advice="See where the time goes outside {tool}: in the training loop, the data or a callback.",
     fix="py-spy dump --pid {pid}",
 )
 
 
+class _Shift(NamedTuple):
+    """A change of level with its cause, and the phase that carries it."""
+
+    change: StepChange
+    cause: Cause | None
+    changes: dict[str, float]  # of the phases, in seconds
+    carrier: str
+    before_s: float
+    after_s: float
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether iterations became longer for no good reason."""
+        return self.after_s > self.before_s and not (self.cause is not None and self.cause.is_expected)
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether the cause may be a coincidence, as the load of a machine that others use."""
+        return self.cause is not None and not self.cause.where and self.cause.confidence < CERTAIN
+
+    def find_delay(self) -> Delay:
+        """Return where the time is lost."""
+        rows, cause = self.change.after, self.cause
+        process, where = self.change.process, PLACES[self.carrier]
+        if cause is not None and cause.where:
+            process, where = cause.culprit or process, cause.where
+        elif not self.is_worse or (cause is not None and not self.is_uncertain):
+            where = ""
+        end_ns = int(rows["end_unix_ns"][-1])
+        return Delay(process, where, int(rows["begin_unix_ns"][0]), end_ns, end_ns)
+
+
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each change of level."""
     for group in recording.groups:
-        steps = group.lead.steps
-        values = steps["iteration_s"]
-        for shift in group.lead.get_state(ShiftFinder, _KIND.name).find_shifts(values):
-            is_long = max(values[shift.before].max(), values[shift.first]) >= SHORTEST_ITERATION_S
-            if is_long and group.count_report(_KIND.name):
-                change = StepChange(group, steps[shift.before], steps[shift.first : shift.last + 1])
-                cause = find_cause(change)
-                if not (cause.has_own_finding if cause is not None else _is_by_others(change)):
-                    yield _build_finding(change, cause)
+        for shift, found in await_lines(group, _KIND.name, _find_shifts(group), _Shift.find_delay):
+            yield _build_finding(shift, found)
+
+
+def _find_shifts(group: Group) -> Iterator[_Shift]:
+    steps = group.lead.steps
+    values = steps["iteration_s"]
+    for shift in group.lead.get_state(ShiftFinder, _KIND.name).find_shifts(values):
+        is_long = max(values[shift.before].max(), values[shift.first]) >= SHORTEST_ITERATION_S
+        if is_long and group.count_report(_KIND.name):
+            change = StepChange(group, steps[shift.before], steps[shift.first : shift.last + 1])
+            cause = find_cause(change)
+            if not (cause.has_own_finding if cause is not None else _is_by_others(change)):
+                before, after = _compute_medians(change)
+                changes = change.measure_phases(after - before)
+                carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1))
+                yield _Shift(change, cause, changes, carrier, before, after)
 
 
 def _is_by_others(change: StepChange) -> bool:
@@ -62,24 +109,33 @@ def _compute_medians(change: StepChange) -> tuple[float, float]:
     return float(np.median(change.before["iteration_s"])), float(np.median(change.after["iteration_s"]))
 
 
-def _build_finding(change: StepChange, cause: Cause | None) -> Annotation:
-    before, after = _compute_medians(change)
-    changes = change.measure_phases(after - before)
-    carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1))
+def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
+    change, cause, changes, carrier, before, after = shift
     kind = _BETWEEN if carrier in ("data_s", "other_s") else _KIND
     if cause is not None:
         kind = _KIND.with_changes(confidence=cause.confidence, advice=cause.advice, fix=cause.fix)
-    is_worse = after > before and not (cause is not None and cause.is_expected)
-    if not is_worse:
+    line = found.line
+    is_named = line is not None and is_cause(line, shift.find_delay())
+    if shift.is_uncertain and (line is None or line.known_call is None):
+        line, is_named = None, False
+    if line is not None and is_named:
+        kind = name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
+    if not shift.is_worse:
         kind = kind.with_changes(advice="", fix="")
     evidence = {"before_s": before, "after_s": after, "change_share": after / before - 1}
-    return kind.with_changes(severity=Severity.WARNING if is_worse else Severity.INFO).at_steps(
+    values = line_values(line)
+    if cause is not None and cause.where:
+        values |= {"line": None, "cause_line": values["line"]}
+    unexplained = None if is_named else "no other change was recorded"
+    return kind.with_changes(severity=Severity.WARNING if shift.is_worse else Severity.INFO).at_steps(
         change.group,
         change.after,
         evidence | {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()},
+        known_ns=found.known_ns,
         carried=abs(changes[carrier]),
         part=name_part(carrier),
-        cost=1 - before / after if is_worse else 0.0,
+        cost=1 - before / after if shift.is_worse else 0.0,
         pid=change.process.source.pid,
-        cause=Text("at the same time {text}", {"text": cause.text}) if cause else "no other change was recorded",
+        cause=Text("at the same time {text}", {"text": cause.text}) if cause else unexplained,
+        **values,
     )

@@ -6,13 +6,16 @@ A rank's own work is data and the time between phases, not the phases in which r
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes import compute_own_seconds
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints
+from zerotop.analysis.annotations.support.line_findings import Delay, await_lines, line_values, name_line
 from zerotop.analysis.annotations.support.runs import find_first_run
+from zerotop.analysis.annotations.support.stack_lines import BETWEEN, FoundLine
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 
@@ -22,8 +25,8 @@ _KIND = FindingKind(
     confidence=0.9,
     headline="Rank {rank} delays each iteration by {late_s:seconds} ({share:percent}) from step {step} on",
     details=(
-        "Its own work between the phases takes that much longer, and the other ranks wait for it where they synchronize. An"
-        " iteration takes {iteration_s:seconds}."
+        "Its own work between the phases takes that much longer[, most of it at {line}], and the other ranks wait for it"
+        " where they synchronize. An iteration takes {iteration_s:seconds}."
     ),
     advice="See what only this rank does between the phases: do it less often, or in a thread of its own.",
     fix="py-spy dump --pid {pid}",
@@ -40,12 +43,19 @@ _DATA = _KIND.with_changes(
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each attempt: the first rank that was the last one in SETTLED_STEPS steps in a row."""
     for group in recording.groups:
-        if _KIND.name in group.reported or len(group.processes) < 2:
-            continue
+        for (index, window, delay), found in await_lines(group, _KIND.name, _find_late(group), partial(_find_delay, group)):
+            yield _build_finding(group, index, window, delay, found)
+
+
+_Late = tuple[int, slice, float]  # index of the process, its steps, and the seconds of each
+
+
+def _find_late(group: Group) -> Iterator[_Late]:
+    if _KIND.name not in group.reported and len(group.processes) > 1:
         count = min(len(process.aligned_steps) for process in group.processes)
         window = group.next_steps(count, _KIND.name, SETTLED_STEPS - 1)
         if window is None:
-            continue
+            return
         slowest, late = _measure_lateness(group, window)
         runs = [
             (first, index)
@@ -57,7 +67,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             first, index = min(runs)
             begin = window.start + first
             delay = float(np.median(late[first : first + SETTLED_STEPS]))
-            yield _build_finding(group, index, slice(begin, begin + SETTLED_STEPS), delay)
+            yield index, slice(begin, begin + SETTLED_STEPS), delay
 
 
 def _measure_lateness(group: Group, window: slice) -> tuple[Ints, Floats]:
@@ -73,12 +83,29 @@ def _measure_iterations(group: Group, window: slice) -> Floats:
     return longest
 
 
-def _build_finding(group: Group, index: int, window: slice, late: float) -> Annotation:
+def _find_delay(group: Group, late: _Late) -> Delay:
+    index, window, delay = late
+    process = group.processes[index]
+    rows = process.aligned_steps[window]
+    known_ns = max(int(other.aligned_steps["end_unix_ns"][window][-1]) for other in group.processes)
+    where = "data" if float(np.median(rows["data_s"])) >= delay / 2 else BETWEEN
+    return Delay(process, where, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), known_ns)
+
+
+def _build_finding(group: Group, index: int, window: slice, late: float, found: FoundLine) -> Annotation:
     process = group.processes[index]
     rows = process.aligned_steps[window]
     usual, data = float(np.median(_measure_iterations(group, window))), float(np.median(rows["data_s"]))
     kind, evidence = _DATA if data >= late / 2 else _KIND, {"late_s": late, "iteration_s": usual, "data_s": data}
-    known_ns = max(int(other.aligned_steps["end_unix_ns"][window][-1]) for other in group.processes)
+    if found.line is not None:
+        kind = name_line(kind, found.line)
     return kind.at_steps(
-        process, rows, evidence, known_ns=known_ns, cost=late / usual, share=late / usual, pid=process.source.pid
+        process,
+        rows,
+        evidence,
+        known_ns=found.known_ns,
+        cost=late / usual,
+        share=late / usual,
+        pid=process.source.pid,
+        **line_values(found.line),
     )

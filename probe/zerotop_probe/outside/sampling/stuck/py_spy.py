@@ -1,0 +1,99 @@
+"""Run py-spy on a process and read its stacks: those of Python, and above them the functions of C."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+_TIMEOUT_S = 10.0
+_MOST_THREADS, _MOST_FRAMES = 24, 40
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_PYTHON = f"{os.sep}lib{os.sep}python"
+
+
+class _Frame(NamedTuple):
+    """One frame, with the fields of the event; the line of a function in C is 0."""
+
+    file: str
+    line: int
+    function: str
+    own: bool
+
+
+def find_program() -> str | None:
+    """Return the path of py-spy, of this environment or on PATH; None if it is not installed."""
+    own = os.path.dirname(sys.executable)
+    return shutil.which("py-spy", path=os.pathsep.join([own, os.environ.get("PATH", os.defpath)]))
+
+
+def dump_stacks(program: str, pid: int) -> dict[str, Any] | None:
+    """Return the fields ``frames`` and ``stacks`` of an event; None if py-spy may not read the process, or takes too long.
+
+    The process is paused meanwhile, usually for some 50 ms.
+    """
+    command = [program, "dump", "--native", "--json", "--pid", str(pid)]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL)
+        return read_dump(json.loads(done.stdout), pid)
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_dump(threads: list[dict[str, Any]], pid: int) -> dict[str, Any] | None:
+    """Return those fields for what ``py-spy dump --json`` has printed; None without the main thread's Python frames."""
+    main = [thread for thread in threads if thread["os_thread_id"] == pid]
+    others = [thread for thread in threads if thread["os_thread_id"] != pid]
+    if not main or not any(_is_python(frame) for frame in main[0]["frames"]):
+        return None
+    folder = _find_script_folder(main[0]["frames"])
+    numbers: dict[_Frame, int] = {}
+    stacks = []
+    for thread in [*main, *others[: _MOST_THREADS - 1]]:
+        frames = [_name_frame(frame, folder) for frame in _choose_frames(thread["frames"])]
+        call = frames.pop(0).function if frames and not frames[0].line else ""
+        indexes = [numbers.setdefault(frame, len(numbers)) for frame in frames]
+        stack: dict[str, Any] = {"count": 1, "call": call, "frames": indexes}
+        if thread is not main[0]:
+            stack["thread"] = str(thread["thread_name"] or f"thread {thread['os_thread_id']}")
+        stacks.append(stack)
+    return {"frames": [frame._asdict() for frame in numbers], "stacks": stacks}
+
+
+def _is_python(frame: dict[str, Any]) -> bool:
+    return frame["module"] is None
+
+
+def _choose_frames(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the frames without those of the interpreter's own start, and without functions whose names are unknown."""
+    last = max((number for number, frame in enumerate(frames) if _is_python(frame)), default=-1)
+    known = [frame for frame in frames[: last + 1] if _is_python(frame) or not frame["name"].startswith("0x")]
+    return known[:_MOST_FRAMES]
+
+
+def _find_script_folder(frames: list[dict[str, Any]]) -> str:
+    """Return the folder of the outermost Python file, which is the script."""
+    scripts = [frame["filename"] for frame in frames if _is_python(frame) and _is_own(frame["filename"])]
+    return os.path.join(os.path.dirname(scripts[-1]), "") if scripts else ""
+
+
+def _is_own(path: str) -> bool:
+    return not any(mark in path for mark in _INSTALLED) and _PYTHON not in path and not path.startswith("<")
+
+
+def _name_frame(frame: dict[str, Any], folder: str) -> _Frame:
+    path, function = str(frame["filename"]), str(frame["name"])
+    if not _is_python(frame):
+        return _Frame(os.path.basename(str(frame["module"])), 0, function, False)
+    line = int(frame["line"])
+    if _is_own(path):
+        short = path[len(folder) :] if folder and path.startswith(folder) else os.path.basename(path)
+        return _Frame(short, line, function, True)
+    for mark in _INSTALLED:
+        path = path.rpartition(mark)[2]
+    if _PYTHON in path:
+        path = path.rpartition(_PYTHON)[2].partition(os.sep)[2]
+    return _Frame(path, line, function, False)

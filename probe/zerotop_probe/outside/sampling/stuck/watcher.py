@@ -1,0 +1,90 @@
+"""Notice ranks of which nothing is heard any more, and have py-spy read their stacks.
+
+While its Python runs, a rank that is silent writes stacks itself. One that does not is stopped, or in C code that keeps the
+interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from zerotop_probe.outside import procfs
+from zerotop_probe.outside.sampling.stuck import py_spy
+
+_PERIOD_S = 1.0
+# A rank is quiet after so long, and longer where its records usually come rarely, as in long steps.
+_QUIET_S, _USUAL_GAPS = 10.0, 3.0
+_REMEMBERED_GAPS = 20
+# It is read again when it has been quiet for twice as long.
+_LONGEST_PAUSE_S = 600.0
+_STOPPED_STATES = ("T", "t", "Z", "X")
+
+
+class Heard(NamedTuple):
+    """When a rank's process wrote its last record (``time.monotonic()``)."""
+
+    rank: int
+    pid: int
+    time_s: float
+
+
+class _Rank:
+    """What is known about one rank's process."""
+
+    def __init__(self, heard: Heard) -> None:
+        self.heard = heard
+        self._gaps: deque[float] = deque(maxlen=_REMEMBERED_GAPS)
+        self._next_s = _QUIET_S
+
+    def update(self, heard: Heard) -> None:
+        if heard.time_s > self.heard.time_s:
+            self._gaps.append(heard.time_s - self.heard.time_s)
+            self._next_s = max(_QUIET_S, _USUAL_GAPS * max(self._gaps))
+            self.heard = heard
+
+    def is_due(self, now_s: float) -> bool:
+        quiet_s = now_s - self.heard.time_s
+        if quiet_s < self._next_s:
+            return False
+        self._next_s = quiet_s + min(quiet_s, _LONGEST_PAUSE_S)
+        return True
+
+
+class StuckRankWatcher(threading.Thread):
+    """Watches the ranks of this node; without py-spy it ends at once."""
+
+    def __init__(
+        self, list_heard: Callable[[], Iterable[Heard]], on_stacks: Callable[[Heard, Mapping[str, Any]], None]
+    ) -> None:
+        """``on_stacks`` gets a rank and the fields of an event."""
+        super().__init__(name="stuck ranks", daemon=True)
+        self._list_heard = list_heard
+        self._on_stacks = on_stacks
+        self._program = py_spy.find_program()
+        self._ranks: dict[int, _Rank] = {}
+        self._is_closing = threading.Event()
+
+    def run(self) -> None:
+        while self._program is not None and not self._is_closing.wait(_PERIOD_S):
+            self._check_ranks(self._program)
+
+    def _check_ranks(self, program: str) -> None:
+        for heard in self._list_heard():
+            rank = self._ranks.setdefault(heard.pid, _Rank(heard))
+            rank.update(heard)
+            if rank.is_due(time.monotonic()) and self._runs(heard.pid):
+                stacks = py_spy.dump_stacks(program, heard.pid)
+                if stacks is not None:
+                    self._on_stacks(heard, stacks)
+
+    def _runs(self, pid: int) -> bool:
+        stat = procfs.read_stat(pid)
+        return stat is not None and stat.state not in _STOPPED_STATES
+
+    def finish(self) -> None:
+        """Stop watching; does not wait."""
+        self._is_closing.set()

@@ -1,0 +1,71 @@
+"""A recording of ranks that stand still after some steps, with the stacks that they wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memory_recording import Recording
+from small_recording import BEGIN_NS, S, identity, span
+from zerotop.session.reader import Session
+from zerotop_probe.recording import events, tables
+
+STEPS = 10
+SILENT_S = 20.0
+"""The second from which on nothing begins or ends."""
+WAITING = (
+    ("torch/distributed/distributed_c10d.py", 3252, "all_reduce", False),
+    ("torch/distributed/c10d_logger.py", 83, "_exception_logger.<locals>.wrapper", False),
+    ("train.py", 90, "step", True),
+    ("train.py", 120, "<module>", True),
+)
+SAVING = (
+    ("torch/serialization.py", 1003, "save", False),
+    ("train.py", 71, "save", True),
+    ("train.py", 121, "<module>", True),
+)
+SLEEPING = (("train.py", 40, "build_batch", True), ("train.py", 118, "<module>", True))
+
+
+class Stand(NamedTuple):
+    """Where a rank stands: the frames of its training thread, innermost first, and the C function that is called."""
+
+    frames: Sequence[tuple[str, int, str, bool]]
+    call: str = ""
+    called: int | None = None  # collectives, for PyTorch's flight recorder
+
+
+def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: Sequence[float] = (25, 30, 40)) -> Session:
+    """Write ranks that iterate in a second and stand still from SILENT_S on; None: a rank that writes no stacks."""
+    recording = Recording(folder)
+    for rank in stands:
+        who = identity(rank)
+        recording.engine(rank)
+        recording.event(who, 1.5, events.HELLO, rank=rank, local_rank=rank)
+        begin = SILENT_S - STEPS
+        spans = [span(begin + step, begin + step + 1, "step", step, tables.BOUNDARY) for step in range(STEPS)]
+        recording.write(tables.SPANS, who, spans, born=1)
+        recording.write(tables.BEGINS, who, [], born=1)
+    for second in written_s:
+        for rank, stand in stands.items():
+            if stand is not None:
+                recording.event(identity(rank), second, events.STACKS, **make_facts(stand))
+    return recording.read()
+
+
+def make_facts(stand: Stand) -> dict[str, Any]:
+    """Return the facts of an event about a rank that is silent."""
+    frames = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in stand.frames]
+    stack = {"count": 1, "call": stand.call, "frames": list(range(len(frames)))}
+    helper = {"count": 1, "call": "acquire", "thread": "Thread-1", "frames": [0]}
+    times = {"begin_ns": int(SILENT_S * S), "end_ns": int(SILENT_S * S), "step": STEPS, "samples": 1}
+    name = next((frame["function"] for frame in frames if frame["file"] == WAITING[0][0]), "")
+    collectives = [{"group": "0", "called": stand.called, "waits_for": stand.called if name else -1, "name": name}]
+    facts = {"where": "between phases", "why": "silent", "frames": frames, "stacks": [helper, stack], **times}
+    return facts | ({"collectives": collectives} if stand.called is not None else {})
+
+
+def at(second: float) -> int:
+    """Return that second of the recording in unix nanoseconds."""
+    return BEGIN_NS + int(second * S)

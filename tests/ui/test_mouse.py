@@ -1,0 +1,138 @@
+"""What the mouse does: clicks on findings, steps and ranks, and values under the pointer."""
+
+from __future__ import annotations
+
+import pytest
+from textual.pilot import Pilot
+
+from settling import until
+from zerotop import demo
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.reader import Session
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.footer import find_track_cell, measure_track
+from zerotop.ui.base.interfaces import Leaving
+from zerotop.ui.base.panels import Notices, Transport
+from zerotop.ui.charts import AXIS_WIDTH
+from zerotop.ui.dialogs.findings_dialog import FindingsDialog
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.live.panels import Iteration, RankPanel
+from zerotop.ui.timeline.drawing import chart_begin
+from zerotop.ui.timeline.labels import format_moment
+from zerotop.ui.timeline.picture import Picture
+from zerotop.ui.timeline.screen import TimelineLanes
+
+SIZE = (120, 40)
+
+
+def make_app() -> ZerotopApp:
+    return ZerotopApp(RecordingSource(Session.open(demo.RECORDING_PATH)), glyphs=BLOCKS, title="story")
+
+
+async def show(app: ZerotopApp, pilot: Pilot[Leaving], screen: str, step: int) -> None:
+    await until(pilot, lambda: len(app.viewer.source.findings_at(None)) >= 4)
+    app.action_switch(screen)
+    app.viewer.go_to_step(step)
+    app.draw_frame()
+    await until(pilot, lambda: is_shown(app) and not app.is_busy)
+
+
+def is_shown(app: ZerotopApp) -> bool:
+    """Whether the screen shows the moment of the cursor."""
+    frame = app.shown_screen.frame
+    return frame is not None and frame.view.cursor_ns == app.viewer.compute_cursor()
+
+
+async def show_timeline(app: ZerotopApp, pilot: Pilot[Leaving], step: int) -> tuple[TimelineLanes, Picture]:
+    """Show it, and return its panel and what it shows."""
+    await show(app, pilot, "timeline", step)
+    lanes = app.screen.query_one(TimelineLanes)
+
+    def is_complete() -> bool:
+        picture = lanes.pictures.last_picture
+        is_there = picture is not None and picture.cursor == app.viewer.compute_cursor() - app.viewer.source.begin_ns
+        return is_there and picture is not None and picture.timeline.is_complete and not app.is_busy
+
+    await until(pilot, is_complete)
+    assert lanes.pictures.last_picture is not None
+    return lanes, lanes.pictures.last_picture
+
+
+async def test_the_banner_opens_the_list_at_its_finding() -> None:
+    app = make_app()
+    async with app.run_test(size=SIZE) as pilot:
+        await show(app, pilot, "live", 12)
+        headline = app.viewer.make_frame().headline
+        assert headline is not None
+        await pilot.click(app.screen.query_one(Notices), offset=(20, 0))
+        await until(pilot, lambda: isinstance(app.screen, FindingsDialog))
+        assert isinstance(app.screen, FindingsDialog)
+        assert app.screen.all_findings[app.screen.current_index] == headline
+
+
+async def test_a_mark_on_the_seek_bar_goes_to_its_finding() -> None:
+    app = make_app()
+    async with app.run_test(size=SIZE) as pilot:
+        await show(app, pilot, "live", 2)
+        frame = app.viewer.make_frame()
+        finding = frame.all_findings[0]
+        bar = app.screen.query_one(Transport)
+        begin, length = measure_track(bar.size.width, frame.moment)
+        since_s = (finding.known_ns - app.viewer.source.begin_ns) / 1e9
+        await pilot.click(bar, offset=(begin + find_track_cell(since_s, frame.moment, length), 0))
+        await until(pilot, lambda: app.viewer.make_frame().headline == finding)
+
+
+async def test_a_mark_on_the_timeline_goes_to_its_finding() -> None:
+    app = make_app()
+    async with app.run_test(size=SIZE) as pilot:
+        lanes, picture = await show_timeline(app, pilot, 12)
+        mark = next(mark for mark in picture.marks if 0 <= picture.find_cell(mark.at_ns) < picture.cell_count)
+        for _ in range(20):  # the window may still move while the first pictures come
+            cell = (lanes.pictures.last_picture or picture).find_cell(mark.at_ns)
+            await pilot.click(lanes, offset=(chart_begin(lanes.size.width) + cell, 0))
+            await pilot.pause()
+            if app.viewer.compute_cursor() == mark.finding.known_ns:
+                break
+        assert app.viewer.compute_cursor() == mark.finding.known_ns
+        assert app.viewer.make_frame().headline == mark.finding
+
+
+async def test_the_timeline_shows_values_under_the_mouse() -> None:
+    app = make_app()
+    async with app.run_test(size=SIZE) as pilot:
+        lanes, picture = await show_timeline(app, pilot, 12)
+        assert picture.pointed == picture.cursor
+        await pilot.hover(lanes, offset=(chart_begin(lanes.size.width) + 5, 8))
+        await until(pilot, lambda: lanes.pictures.last_picture.pointed != picture.cursor)  # type: ignore[union-attr]
+        pointed = lanes.pictures.last_picture
+        assert pointed is not None
+        assert picture.begin <= pointed.pointed < picture.cursor == pointed.cursor
+        moment = format_moment(pointed.pointed, pointed.cell_ns)
+        await until(pilot, lambda: any(row.startswith(moment) for row in lanes.plain_text().split("\n")))
+        await pilot.hover("#header")
+        await until(pilot, lambda: lanes.pictures.last_picture.pointed == picture.cursor)  # type: ignore[union-attr]
+
+
+async def test_a_column_of_live_shows_its_step_and_goes_to_its_end() -> None:
+    app = make_app()
+    async with app.run_test(size=SIZE) as pilot:
+        await show(app, pilot, "live", 12)
+        chart = app.screen.query_one(Iteration)
+        await until(pilot, lambda: "step 12" in chart.plain_text())
+        await pilot.hover(chart, offset=(AXIS_WIDTH, 5))
+        await until(pilot, lambda: "step 0 " in chart.plain_text())
+        await pilot.click(chart, offset=(AXIS_WIDTH, 5))
+        await until(pilot, lambda: app.viewer.make_frame().view.progress.step == 0)
+
+
+@pytest.mark.parametrize("size", [SIZE, (200, 50)])
+async def test_a_rank_of_live_is_chosen(size: tuple[int, int]) -> None:
+    app = make_app()
+    async with app.run_test(size=size) as pilot:
+        await show(app, pilot, "live", 12)
+        panel = app.screen.query_one(RankPanel)
+        await until(pilot, lambda: "rank 2" in panel.plain_text())
+        row = next(y for y, line in enumerate(panel.plain_text().split("\n")) if line.startswith("rank 2"))
+        await pilot.click(panel, offset=(3, row))
+        await until(pilot, lambda: app.viewer.make_frame().rank == 2)

@@ -1,0 +1,66 @@
+"""The stacks of ranks that stand still, on the Ranks screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from textual.pilot import Pilot
+
+from settling import until
+from standing_ranks import SLEEPING, WAITING, Stand, at, write_standing
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.clipboard import collect_copy_text
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.ranks.screen import RankStacks
+
+
+def text(app: ZerotopApp) -> str:
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+def make_app(folder: Path) -> ZerotopApp:
+    stands = {0: Stand(WAITING, "wait"), 1: Stand(SLEEPING, "time.sleep"), 2: Stand(WAITING, "wait")}
+    source = RecordingSource(write_standing(folder, stands))
+    while source.search_findings().is_behind:
+        pass
+    return ZerotopApp(source, title="standing", glyphs=BLOCKS)
+
+
+async def show_stacks(app: ZerotopApp, pilot: Pilot[Any]) -> None:
+    await pilot.pause()
+    app.viewer.go_to_ns(at(40))
+    app.action_switch("ranks")
+    await until(pilot, lambda: "nothing has moved for 20 s" in text(app))
+
+
+async def test_the_stacks_are_hidden_and_shown(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await show_stacks(app, pilot)
+        assert "Ranks: iteration" in text(app)
+        await pilot.press("S")
+        await until(pilot, lambda: "nothing has moved" not in text(app))
+        await pilot.press("S")
+        await until(pilot, lambda: "nothing has moved" in text(app))
+
+
+async def test_the_finding_opens_them(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        await pilot.press("a")
+        await until(pilot, lambda: "hung ranks" in text(app))
+        await pilot.press("enter")
+        await until(pilot, lambda: "Stacks" in text(app) and "train.py:40 in build_batch" in text(app))
+        assert app.screen.id == "ranks"
+
+
+async def test_they_are_copied(tmp_path: Path) -> None:
+    app = make_app(tmp_path)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await show_stacks(app, pilot)
+        app.screen.query_one(RankStacks).focus()
+        await pilot.pause()
+        assert "ranks 0, 2: wait in all_reduce" in collect_copy_text(app.screen)

@@ -1,0 +1,58 @@
+"""The summary of a job that has ended, and where a replay starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from recordings import recording
+from settling import until
+from zerotop import demo
+from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.reader import Session
+from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.app.viewer import Viewer
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.live.panels import Summary
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50), (300, 80)])
+async def test_what_cost_most_is_said_at_the_end(size: tuple[int, int]) -> None:
+    source = RecordingSource(Session.open(demo.RECORDING_PATH))
+    count = len(find_annotations(source.session, source.session.last_written_ns))
+    app = ZerotopApp(source, glyphs=BLOCKS, title="story")
+    async with app.run_test(size=size) as pilot:
+        await until(pilot, lambda: len(source.findings_at(None)) == count)
+        panel = app.screen.query_one(Summary)
+        await until(pilot, lambda: "fp16 stopped skipping" in panel.plain_text())
+        rows = panel.plain_text().split("\n")
+        assert rows[0].startswith("Summary ")
+        assert "fp16 stopped skipping" in rows[1]
+        assert "44 %" in rows[1]  # its share of the training time
+        assert any("GPUs idle" in row for row in rows[2:4])
+        for words in ("An iteration takes", "GPU memory peaked at", "Watching cost"):
+            assert any(words in row for row in rows), words
+        await pilot.press("left")
+        await until(pilot, lambda: not panel.region.height)
+        await pilot.press("end")
+        await until(pilot, lambda: panel.region.height)
+        await pilot.click(panel, offset=(5, 1))
+        await until(pilot, lambda: not app.viewer.playhead.following)
+        headline = app.viewer.make_frame().headline
+        assert headline is not None
+        assert headline.name == "skipping_ended"
+
+
+async def test_a_healthy_job_has_lost_nothing() -> None:
+    app = ZerotopApp(RecordingSource(recording("cpu-clean")), glyphs=BLOCKS, title="clean")
+    async with app.run_test(size=(120, 40)) as pilot:
+        panel = app.screen.query_one(Summary)
+        await until(pilot, lambda: "No finding says that time or memory was lost." in panel.plain_text())
+
+
+def test_a_replay_starts_at_the_first_step() -> None:
+    source = RecordingSource(Session.open(demo.RECORDING_PATH))
+    assert source.first_step_ns == int(source.job_steps["begin_unix_ns"][0]) > source.begin_ns
+    viewer = Viewer(source, None, lambda: 0.0)
+    viewer.toggle_play()  # at the end of a recording
+    assert viewer.compute_cursor() == source.first_step_ns

@@ -1,0 +1,152 @@
+"""Ranks that stand still: what each waits for, which one is odd, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from standing_ranks import SAVING, SILENT_S, SLEEPING, WAITING, Stand, at, write_standing
+from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.hangs.reader import StandstillFinder
+from zerotop.analysis.hangs.stacks import Frame, ThreadStack
+from zerotop.analysis.hangs.waits import Wait, WaitKind, find_wait
+from zerotop.session.reader import Session
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
+from zerotop.ui.drawing.rows import row_text, row_width
+from zerotop.ui.ranks.stacks import copy_stacks, count_stack_rows, draw_stacks
+
+ALL_REDUCE = Stand(WAITING, "wait")
+SLEEP = Stand(SLEEPING, "time.sleep")
+BARRIER = Stand((("torch/distributed/distributed_c10d.py", 5356, "barrier", False), ("train.py", 94, "step", True)), "wait")
+
+
+def find_hung(session: Session, second: float) -> list[Annotation]:
+    return [finding for finding in find_annotations(session, at(second)) if finding.name == "hung_ranks"]
+
+
+@pytest.mark.parametrize(
+    ("stand", "wait"),
+    [
+        (ALL_REDUCE, Wait(WaitKind.COLLECTIVE, "all_reduce")),
+        (SLEEP, Wait(WaitKind.SLEEP, "time.sleep")),
+        (Stand(SAVING, "write"), Wait(WaitKind.SAVE, "torch.save")),
+        (Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item"), Wait(WaitKind.DEVICE, "item")),
+        (Stand(SLEEPING, "io.open"), Wait(WaitKind.FILE, "io.open")),
+        (Stand(SLEEPING), Wait(WaitKind.OTHER, "")),
+        (Stand((("numpy/core.py", 3, "sort", False), *SLEEPING)), Wait(WaitKind.OTHER, "sort")),
+        (
+            Stand((("torch/_dynamo/a.py", 9, "run", False), *SLEEPING), "sleep"),
+            Wait(WaitKind.COMPILE, "torch.compile"),
+        ),
+        (
+            Stand((("threading.py", 327, "Condition.wait", False), *SLEEPING), "acquire"),
+            Wait(WaitKind.LOCK, "a lock"),
+        ),
+    ],
+)
+def test_what_a_thread_waits_for(stand: Stand, wait: Wait) -> None:
+    assert find_wait(ThreadStack("", stand.call, tuple(Frame(*frame) for frame in stand.frames))) == wait
+
+
+def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:
+    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE, 3: ALL_REDUCE})
+    assert find_hung(session, 29.9) == []
+    (hung,) = find_hung(session, 60)
+    assert hung.known_ns == at(30)
+    assert (hung.ranks, hung.fix) == ((1,), "train.py:40")
+    assert hung.headline == "Standing still for 10 s: rank 1 is in time.sleep at train.py:40 in build_batch"
+    assert "Ranks 0, 2, 3 wait in all_reduce at train.py:90 in step." in hung.details
+
+
+def test_of_different_collectives_the_fewest_ranks_are_wrong(tmp_path: Path) -> None:
+    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: ALL_REDUCE, 2: BARRIER})
+    (hung,) = find_hung(session, 60)
+    assert hung.headline == "Standing still for 10 s: rank 2 waits in barrier at train.py:94 in step"
+    assert "same order" in hung.advice
+
+
+def test_a_gpu_that_computes_while_others_wait_is_no_hang(tmp_path: Path) -> None:
+    """As one rank's own evaluation. With a collective of its own that has not ended the rank would wait, too."""
+    item = Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item", called=60)
+    session = write_standing(tmp_path, {0: ALL_REDUCE._replace(called=61), 1: item})
+    assert find_hung(session, 60) == []
+
+
+def test_of_two_ranks_in_different_collectives_none_is_called_wrong(tmp_path: Path) -> None:
+    stands = {0: BARRIER._replace(called=61), 1: ALL_REDUCE._replace(called=61)}
+    (hung,) = find_hung(write_standing(tmp_path, stands), 60)
+    assert hung.ranks == (0, 1)
+    assert hung.headline == "Standing still for 10 s: each waits for the others, rank 0 in barrier, rank 1 in all_reduce"
+    assert "Collective 61 is barrier on rank 0, all_reduce on rank 1." in hung.details
+
+
+def test_the_rank_that_has_called_fewer_collectives_is_behind(tmp_path: Path) -> None:
+    """At the same line, as of a loop over gradients of which one rank has left one out."""
+    (hung,) = find_hung(write_standing(tmp_path, {0: ALL_REDUCE._replace(called=60), 1: ALL_REDUCE._replace(called=61)}), 60)
+    assert hung.ranks == (0,)
+    assert "Collectives called so far: rank 0 60, rank 1 61." in hung.details
+
+
+def test_ranks_that_all_wait_in_one_place_have_no_odd_one(tmp_path: Path) -> None:
+    (hung,) = find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: ALL_REDUCE}), 60)
+    assert (hung.ranks, hung.headline) == (
+        (0, 1),
+        "Standing still for 10 s: all ranks wait in all_reduce at train.py:90 in step",
+    )
+    assert "network" in hung.advice
+
+
+def test_a_rank_whose_python_does_not_run_is_the_odd_one(tmp_path: Path) -> None:
+    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: None})
+    assert find_hung(session, 30) == []
+    (hung,) = find_hung(session, 60)
+    assert "rank 1 is silent in C code" in hung.headline
+    assert hung.known_ns <= at(SILENT_S + 20)
+
+
+def test_saving_is_no_hang_before_ten_minutes(tmp_path: Path) -> None:
+    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: Stand(SAVING, "write")}, (25, 30, 40, 60, 100, 180, 340))
+    assert find_hung(session, 600) == []
+    (hung,) = find_hung(session, 640)
+    assert "rank 1 is in torch.save at train.py:71 in save" in hung.headline
+
+
+def test_a_rank_that_moves_on_between_its_stacks_does_not_hang(tmp_path: Path) -> None:
+    session = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}, (25,))
+    assert find_hung(session, 60) == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(78, 14), (118, 12), (196, 30), (20, 3)])
+@pytest.mark.parametrize("glyphs", [BLOCKS, ASCII], ids=["blocks", "ascii"])
+def test_the_stacks_are_drawn_in_any_size(tmp_path: Path, width: int, height: int, glyphs: Glyphs) -> None:
+    found = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE})).find_at(at(42))
+    assert found is not None
+    rows = draw_stacks(found, at(42), width, height, glyphs, with_sentences=True)
+    assert len(rows) == height
+    assert {row_width(row) for row in rows} == {width}
+    if width > 20:
+        text = "\n".join(row_text(row) for row in rows)
+        parts = (
+            "nothing has moved for 22 s",
+            "train.py:40 in build_batch",
+            "2 ranks  0, 2  wait in all_reduce",
+            "train.py:90",
+        )
+        assert [part for part in parts if part not in text] == []
+        assert count_stack_rows(found, width, glyphs, with_sentences=True) >= 10
+
+
+def test_all_stacks_are_copied(tmp_path: Path) -> None:
+    found = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP})).find_at(at(42))
+    assert found is not None
+    first, second = copy_stacks(found.standstill).split("\n\n")
+    assert first == "ranks 1: in time.sleep\n  time.sleep()\n  train.py:40 in build_batch\n  train.py:118"
+    assert "torch/distributed/distributed_c10d.py:3252 in all_reduce" in second
+
+
+def test_ranks_that_work_do_not_stand_still(tmp_path: Path) -> None:
+    finder = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}))
+    assert finder.find_at(at(19)) is None
+    assert finder.find_at(at(22)) is None
+    assert finder.find_at(at(26)) is not None

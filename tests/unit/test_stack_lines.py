@@ -1,0 +1,274 @@
+"""Findings that name a line, on real recordings with stacks written into them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recordings
+from declared_events import check_event
+from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
+
+LOOP = ("train.py", 120, "main", True)
+SLEEP = ([("train.py", 88, "build_batch", True), LOOP], "time.sleep")
+COLLECT = ([("train.py", 60, "clean", True), LOOP], "gc.collect")
+EMPTY = (
+    [("torch/cuda/memory.py", 222, "empty_cache", False), ("train.py", 104, "main", True)],
+    "torch._C._cuda_emptyCache",
+)
+ITEM = ([("train.py", 90, "main", True)], "item")
+SPREAD = [
+    ([("src/data/long_name_of_a_module.py", 10 + line, "make.<locals>.tokenize.<locals>.<listcomp>", True), LOOP], "")
+    for line in range(5)
+]
+
+
+def find_named(session: Session, name: str) -> Annotation:
+    (finding,) = [finding for finding in find_annotations(session, session.end_ns) if finding.name == name]
+    return finding
+
+
+def add_stacks(
+    folder: Path, found: Annotation, stacks: list[Any], *, rank: int = 0, where: str, late_s: float = 0.0
+) -> Session:
+    """Write that a rank was sampled in a place while a finding began, each stack for a second.
+
+    ``late_s``: how long after the finding was known.
+    """
+    info = json.loads((folder / "session.json").read_text())
+    (folder / "session.json").write_text(json.dumps(info | {"stacks": True}))
+    (path,) = folder.glob(f"events-rank{rank}-*.jsonl")
+    (source,) = [one for one in Session.open(folder).sources["spans"] if one.rank == rank]
+    frames = list(dict.fromkeys(frame for frames, _ in stacks for frame in frames))
+    event = {
+        "time_ns": found.known_ns - source.offset_ns + int(late_s * 1e9),
+        "event": "stacks",
+        "where": where,
+        "why": "slow",
+        "begin_ns": found.begin_ns - source.offset_ns,
+        "end_ns": found.known_ns - source.offset_ns,
+        "frames": [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in frames],
+        "stacks": [
+            {"count": 1, "seconds": 1.0, "call": call, "frames": [frames.index(frame) for frame in inside]}
+            for inside, call in stacks
+        ],
+    }
+    check_event(event)
+    with path.open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    return Session.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("stacks", "place", "line", "fix"),
+    [
+        ([SLEEP, SLEEP, ITEM], "train.py:88", "train.py:88 in build_batch (time.sleep)", ""),
+        ([COLLECT], "train.py:60", "train.py:60 in clean (gc.collect)", "if step % 1000 == 0: gc.collect()"),
+        (
+            [EMPTY],
+            "train.py:104",
+            "train.py:104 in main (torch.cuda.empty_cache)",
+            "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        ),
+        (SPREAD, "...of_a_module.py:10", "src/data/long_name_of_a_module.py:10 in tokenize", ""),
+    ],
+)
+def test_a_shift_names_the_line(tmp_path: Path, stacks: list[Any], place: str, line: str, fix: str) -> None:
+    """The staged sleep of gpu-slow lies between the phases."""
+    folder = recordings.as_directory("gpu-slow", tmp_path)
+    before = find_named(Session.open(folder), "iteration_shift")
+    shift = find_named(add_stacks(folder, before, stacks, where="between phases"), "iteration_shift")
+    assert shift.headline.endswith(f"from step {shift.step} on: {place}")
+    assert len(shift.headline) <= 80
+    assert f"between the phases, most of that at {line}." in shift.details
+    assert place in shift.advice
+    assert (shift.fix, shift.known_ns) == (fix, before.known_ns)
+
+
+def test_waiting_for_the_gpu_is_named_but_no_cause(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-slow", tmp_path)
+    before = find_named(Session.open(folder), "iteration_shift")
+    shift = find_named(add_stacks(folder, before, [ITEM], where="between phases"), "iteration_shift")
+    assert shift.headline == before.headline
+    assert "train.py:90 in main (item, which waits for the GPU); no other change was recorded" in shift.details
+
+
+def test_stacks_of_another_place_or_time_are_not_named(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-slow", tmp_path)
+    before = find_named(Session.open(folder), "iteration_shift")
+    shift = find_named(add_stacks(folder, before, [SLEEP], where="forward"), "iteration_shift")
+    assert shift.headline == before.headline
+    assert before.known_ns < shift.known_ns <= before.known_ns + 3 * 10**9
+
+
+def test_a_finding_waits_for_stacks_that_are_written_late(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-slow", tmp_path)
+    before = find_named(Session.open(folder), "iteration_shift")
+    session = add_stacks(folder, before, [SLEEP], where="between phases", late_s=1.0)
+    shift = find_named(session, "iteration_shift")
+    assert "train.py:88" in shift.headline
+    assert shift.known_ns == before.known_ns + 10**9
+    early = find_annotations(Session.open(folder), before.known_ns + 10**9 - 1)
+    assert "iteration_shift" not in [finding.name for finding in early]
+
+
+@pytest.mark.parametrize(
+    ("recording", "name", "rank", "where"),
+    [
+        ("cpu-straggler", "straggler", 1, "data"),
+        ("held-straggler", "straggler", 0, "between phases"),
+        ("unseen-late-data", "data_stall", 0, "data"),
+    ],
+)
+def test_waiting_ranks_name_the_line(tmp_path: Path, recording: str, name: str, rank: int, where: str) -> None:
+    folder = recordings.as_directory(recording, tmp_path)
+    before = find_named(Session.open(folder), name)
+    assert before.ranks == (rank,)
+    found = find_named(add_stacks(folder, before, [SLEEP], rank=rank, where=where), name)
+    assert found.headline == f"{before.headline}: train.py:88"
+    assert "most of it at train.py:88 in build_batch (time.sleep)" in found.details
+    assert "py-spy" not in found.fix
+
+
+def test_a_drift_names_the_line(tmp_path: Path) -> None:
+    folder = recordings.as_directory("held-drift", tmp_path)
+    before = find_named(Session.open(folder), "iteration_drift")
+    assert "between the phases" in before.details
+    drift = find_named(add_stacks(folder, before, [SLEEP], where="between phases"), "iteration_drift")
+    assert drift.headline == before.headline
+    assert "between the phases, most of that at train.py:88 in build_batch (time.sleep)." in drift.details
+    assert "train.py:88" in drift.advice
+
+
+def test_frames_that_do_not_exist_are_no_line(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-slow", tmp_path)
+    before = find_named(Session.open(folder), "iteration_shift")
+    add_stacks(folder, before, [([("a\x1b[31m.py", 1, "f", True)], "")], where="between phases")
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    path.write_text(path.read_text().replace('"frames": [0]', '"frames": [7, -1]', 1))
+    assert find_named(Session.open(folder), "iteration_shift").headline == before.headline
+
+
+def add_pauses(folder: Path, stack: Any, *, why: str, samples: int) -> Session:
+    """Write that rank 0 was sampled between the phases at the end of each step."""
+    session = Session.open(folder)
+    (source,) = [one for one in session.sources["spans"] if one.rank == 0]
+    ends = [span["end_ns"] for span in source.array if span["flags"] & BOUNDARY]
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    frames = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in stack[0]]
+    for begin, end in pairwise(map(int, ends)):
+        event = {
+            "time_ns": end,
+            "event": "stacks",
+            "where": "between phases",
+            "why": why,
+            "begin_ns": begin,
+            "end_ns": end,
+            "samples": samples,
+            "frames": frames,
+            "stacks": [{"seconds": 0.02, "call": stack[1], "frames": list(range(len(frames)))}],
+        }
+        check_event(event)
+        with path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+    return Session.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        (SLEEP, ["85 % of each 197 ms iteration is spent outside PyTorch: train.py:88"]),
+        ((SLEEP[0], "json.dumps"), ["85 % of each 197 ms iteration is spent outside PyTorch: train.py:88"]),
+        (([LOOP], "torch.nn.functional.cross_entropy"), []),  # the training itself
+        (ITEM, []),  # the GPU computes meanwhile
+    ],
+)
+def test_a_constant_share(tmp_path: Path, stack: Any, expected: list[str]) -> None:
+    """In this recording most of an iteration lies between the phases, where the script waits for the GPU."""
+    session = add_pauses(recordings.as_directory("gpu-trainer-gpt2", tmp_path), stack, why="share", samples=20)
+    found = [one for one in find_annotations(session, session.end_ns) if one.name == "time_between_phases"]
+    assert [one.headline for one in found] == expected
+
+
+def test_too_few_samples_are_no_share(tmp_path: Path) -> None:
+    session = add_pauses(recordings.as_directory("gpu-trainer-gpt2", tmp_path), SLEEP, why="share", samples=0)
+    assert "time_between_phases" not in [one.name for one in find_annotations(session, session.end_ns)]
+
+
+def change(folder: Path, table: str, write: Callable[[Any], None]) -> None:
+    """Let ``write`` change the records of a table of rank 0."""
+    (path,) = folder.glob(f"{table}-rank0-*.rec")
+    header, _, records = path.read_bytes().partition(b"\n")
+    rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()
+    write(rows)
+    path.write_bytes(header + b"\n" + rows.tobytes())
+
+
+@pytest.mark.parametrize(("period", "expected"), [(5, [10]), (1, [])])
+def test_a_repeated_pause(tmp_path: Path, period: int, expected: list[int]) -> None:
+    """Before each fifth step from 10 on the rank pauses; a pause in each step is no pause."""
+    folder = recordings.as_directory("gpu-clean", tmp_path)
+    begins: list[int] = []
+
+    def pause(spans: Any) -> None:
+        for step in range(10, 31, period):
+            late = spans["step"] >= step
+            begins.append(int(spans["end_ns"][~late].max()))
+            for name in ("begin_ns", "end_ns"):
+                spans[name][late] += 100_000_000
+
+    change(folder, "spans", pause)
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    with path.open("a") as file:
+        for begin in begins:
+            times = {"time_ns": begin + 110_000_000, "begin_ns": begin, "end_ns": begin + 90_000_000}
+            frames = [dict(zip(("file", "line", "function", "own"), COLLECT[0][0], strict=True))]
+            stacks = [{"seconds": 0.09, "call": COLLECT[1], "frames": [0]}]
+            facts = {"where": "between phases", "why": "slow", "frames": frames, "stacks": stacks}
+            file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
+    session = Session.open(folder)
+    found = [one for one in find_annotations(session, session.end_ns) if one.name == "repeated_pause"]
+    assert [one.step for one in found] == expected
+    for one in found:
+        assert one.headline.startswith("Every 5 iterations a pause takes 100 ms (")
+        assert one.headline.endswith("): train.py:60")
+        assert "most of it at train.py:60 in clean (gc.collect)" in one.details
+
+
+def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
+    """The staged sleep of gpu-slow, with an allocator that gives its memory back before each step."""
+    folder = recordings.as_directory("gpu-slow", tmp_path)
+    before = find_named(Session.open(folder), "iteration_shift")
+
+    def clear(rows: Any) -> None:
+        late = rows["step"] >= (before.step or 0)
+        rows["reserved_bytes"][late] += np.where(rows["phase"][late] == PHASE_CODE["step"], 1 << 30, 0)
+
+    change(folder, "allocator", clear)
+    shift = find_named(Session.open(folder), "iteration_shift")
+    assert "at the same time the allocator's cache was emptied in each step." in shift.details
+    shift = find_named(add_stacks(folder, before, [EMPTY], where="between phases"), "iteration_shift")
+    assert "emptied in each step: train.py:104 in main (torch.cuda.empty_cache)." in shift.details
+    assert shift.fix == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        ([("transformers/trainer.py", 2300, "Trainer.train", False), ("finetune.py", 333, "main", True)], ""),
+        ([("deepspeed/runtime/engine.py", 2100, "DeepSpeedEngine.step", False), LOOP], "torch._foreach_add_"),
+    ],
+)
+def test_the_line_that_trains_is_no_cause(tmp_path: Path, stack: Any) -> None:
+    folder = recordings.as_directory("gpu-slow", tmp_path)
+    before = find_named(Session.open(folder), "iteration_shift")
+    shift = find_named(add_stacks(folder, before, [stack], where="between phases"), "iteration_shift")
+    assert (shift.headline, shift.details) == (before.headline, before.details)

@@ -1,0 +1,82 @@
+"""A notable share of each iteration goes, from the first steps on, into a line of the job's own code between the phases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.line_findings import Delay, is_cause, line_values, measure_between, name_line
+from zerotop.analysis.annotations.support.stack_lines import BETWEEN, SHARE, find_line, trains
+from zerotop.session.reader import Event
+from zerotop_probe.recording import events
+
+_KIND = FindingKind(
+    name="time_between_phases",
+    severity=Severity.WARNING,
+    confidence=0.9,
+    headline="{share:percent} of each {iteration_s:seconds} iteration is spent outside {tool}",
+    details="{between_s:seconds} of it between the phases, most of that at {line}, since the first steps.",
+)
+# A part of each iteration that is worth a finding: a share, and seconds.
+BETWEEN_SHARE = 0.15
+BETWEEN_SECONDS = 0.005
+# The first steps, without the very first one.
+_FIRST = slice(1, 21)
+# Samples that show a line.
+_FEWEST_SAMPLES = 10
+# A GPU that is busy in more of the time does not wait for the host (percent).
+_BUSY_PERCENT = 90.0
+
+
+class _State:
+    events_read = samples = 0
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report once for each attempt, where all ranks spend the time so: a rank that is alone in it is a straggler."""
+    for group in recording.groups:
+        lead, state = group.lead, group.get_state(_State, _KIND.name)
+        found = lead.events_named(events.STACKS)
+        fresh, state.events_read = found[state.events_read :], len(found)
+        for event in fresh:
+            if _KIND.name not in group.reported and (event.facts["where"], event.facts["why"]) == (BETWEEN, SHARE):
+                state.samples += event.facts.get("samples") or 0
+                yield from _check_event(group, event, state.samples)
+
+
+def _check_event(group: Group, event: Event, samples: int) -> Iterator[Annotation]:
+    lead, known_ns = group.lead, event.unix_ns
+    rows = lead.steps_until(known_ns)
+    if samples < _FEWEST_SAMPLES or len(rows) < 2 or not all(_spends_time(one, known_ns) for one in group.processes):
+        return
+    begin_ns = int(rows["begin_unix_ns"][0])
+    line = find_line(lead, BETWEEN, begin_ns, known_ns, known_ns, why=SHARE)
+    if line is None or trains(line.callees) or not is_cause(line, Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)):
+        return
+    if _is_gpu_busy(lead, begin_ns, known_ns):
+        return
+    group.reported.add(_KIND.name)
+    between, iteration = float(np.median(measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
+    evidence = {"between_s": between, "iteration_s": iteration, "share": between / iteration}
+    kind, share = name_line(_KIND, line), between / iteration
+    yield kind.at_steps(group, rows[1:], evidence, known_ns=known_ns, cost=share, **line_values(line))
+
+
+def _spends_time(process: Process, known_ns: int) -> bool:
+    rows = process.steps_until(known_ns)
+    return all(
+        len(part) > 0
+        and float(np.median(measure_between(part))) >= BETWEEN_SECONDS
+        and float(np.median(measure_between(part) / part["iteration_s"])) >= BETWEEN_SHARE
+        for part in (rows[_FIRST], rows[1:])
+    )
+
+
+def _is_gpu_busy(process: Process, begin_ns: int, end_ns: int) -> bool:
+    if not process.is_on_gpu:
+        return False
+    rows = process.gpu_samples.read_window(begin_ns, end_ns).rows
+    return len(rows) > 0 and float(np.nanmedian(rows["utilization_percent"])) >= _BUSY_PERCENT

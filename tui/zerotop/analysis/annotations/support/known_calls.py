@@ -1,0 +1,72 @@
+"""Calls that take time for a known reason, by the names of the functions beneath a line of the job's code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class KnownCall(NamedTuple):
+    """What to do about a call; templates of Text."""
+
+    names: tuple[str, ...]  # full names of functions, names of methods, or modules that end in a dot
+    advice: str
+    fix: str = ""
+    waits_for_gpu: bool = False  # the time is the GPU's: whatever it computes takes it
+
+
+_CALLS = (
+    KnownCall(("time.sleep",), "Remove the pause at {place}, or wait in a thread of its own."),
+    KnownCall(
+        ("gc.collect",),
+        "Call gc.collect() at {place} rarely or not at all: it looks at every object, and Python collects by itself.",
+        "if step % 1000 == 0: gc.collect()",
+    ),
+    KnownCall(
+        ("torch.cuda.empty_cache", "torch._C._cuda_emptyCache"),
+        "Remove torch.cuda.empty_cache() at {place}: each next step asks the driver for its memory anew. Against"
+        " fragmentation expandable segments help.",
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    ),
+    KnownCall(
+        ("item", "cpu", "tolist", "torch.cuda.synchronize", "torch._C._cuda_synchronize"),
+        "Read values of the GPU at {place} only now and then: each time the host waits until the GPU has finished.",
+        "if step % 50 == 0:",
+        waits_for_gpu=True,
+    ),
+    KnownCall(
+        ("torch.save", "os.fsync", "posix.fsync"),
+        "Write at {place} less often, or in a thread of its own.",
+    ),
+    KnownCall(
+        (
+            "open",
+            "io.open",
+            "_io.open",
+            "os.open",
+            "posix.open",
+            "read",
+            "readline",
+            "readlines",
+            "os.read",
+            "posix.read",
+            "torch.load",
+            "mmap.mmap",
+        ),
+        "Read what {place} needs ahead: in the workers of a DataLoader, or in a thread of its own.",
+        "{workers_fix}",
+    ),
+    KnownCall(
+        ("subprocess.", "socket.", "ssl.", "http.", "urllib.", "urllib3.", "requests."),
+        "Do what {place} does in a thread of its own: training waits for it.",
+    ),
+)
+
+
+def find_known_call(callees: Sequence[str]) -> KnownCall | None:
+    """Return the known call among the functions beneath a line, the outermost first."""
+    for name in callees:
+        for known in _CALLS:
+            if any(name == one or (one.endswith(".") and name.startswith(one)) for one in known.names):
+                return known
+    return None

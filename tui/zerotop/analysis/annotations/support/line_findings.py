@@ -1,0 +1,81 @@
+"""Findings that name the line at which the time goes, where it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.annotation import FindingKind
+from zerotop.analysis.annotations.support.detector_state import DetectorState
+from zerotop.analysis.annotations.support.rank_process import Process
+from zerotop.analysis.annotations.support.stack_lines import BETWEEN, FoundLine, StackLine, await_line
+from zerotop.session.samples import Floats, Rows
+
+T = TypeVar("T")
+
+PLACES = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "step_s": "step", "other_s": BETWEEN}
+"""The place of stacks for each column of steps, and for the rest of the iteration."""
+
+_ADVICE = "See what {place} does in each iteration: do it less often, or in a thread of its own."
+
+
+class Delay(NamedTuple):
+    """Where a rank lost time: a place of stacks, empty if that does not matter, and a window of time in unix nanoseconds."""
+
+    process: Process
+    where: str
+    begin_ns: int
+    end_ns: int
+    known_ns: int  # when the finding is known without the line
+
+    def await_line(self) -> FoundLine | None:
+        """Return the line of this time; None while it may still become known."""
+        return await_line(self.process, self.where, self.begin_ns, self.end_ns, self.known_ns)
+
+
+def await_lines(
+    state: DetectorState, key: str, fresh: Iterable[T], find_delay: Callable[[T], Delay]
+) -> Iterator[tuple[T, FoundLine]]:
+    """Yield what was found earlier or now with the line of its delay, once that is known or will not become known."""
+    held: list[T] = state.get_state(list, f"{key} held")
+    waiting: list[T] = []
+    for one in [*held, *fresh]:
+        found = find_delay(one).await_line()
+        if found is None:
+            waiting.append(one)
+        else:
+            yield one, found
+    held[:] = waiting
+
+
+def is_cause(line: StackLine, delay: Delay) -> bool:
+    """Whether the line itself takes the time, and does not wait there for a GPU that computes."""
+    known = line.known_call
+    if not delay.process.is_on_gpu:
+        return True
+    if known is None:
+        return delay.where not in ("forward", "backward", "step")  # there a line may be where the GPU's queue was full
+    return not known.waits_for_gpu
+
+
+def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -> FindingKind:
+    """Return the kind with the line in its headline, and with advice about it. The templates need :func:`line_values`."""
+    known = line.known_call
+    return kind.with_changes(
+        headline=f"{kind.headline}: {{place}}" if in_headline else kind.headline,
+        advice=known.advice if known is not None else _ADVICE,
+        fix=known.fix if known is not None else "",
+    )
+
+
+def line_values(line: StackLine | None) -> dict[str, Any]:
+    """Return what templates need of a line: ``place`` for a headline, ``line`` for sentences."""
+    return {"place": line.place, "line": line.text} if line is not None else {"place": None, "line": None}
+
+
+def measure_between(rows: Rows) -> Floats:
+    """Return the seconds of each step that were spent in no phase."""
+    phases = rows["data_s"] + rows["forward_s"] + rows["backward_s"] + rows["step_s"]
+    return np.asarray(rows["iteration_s"] - phases, np.float64)

@@ -1,0 +1,37 @@
+"""Memory that a rank still holds after a step, and by how much it grows from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zerotop.session.reader import Source
+from zerotop_probe.recording.tables import END, PHASE_CODE, TICK
+
+_TAIL_ROWS = 4096  # readings to look back through
+_STEPS = 13  # after which memory is compared
+_MIN_STEPS = 5
+_MIN_GROWTH = 1 << 20  # bytes a step; less is not worth a word
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMemory:
+    """What an allocator's last readings say about memory after a step."""
+
+    is_between_steps: bool  # no phase has begun since the last step ended
+    growth_bytes: int  # a step, median; 0 where it does not grow in each of the last steps
+
+
+def read_kept_memory(source: Source, cursor_ns: int) -> KeptMemory:
+    """Read it from an allocator's table at a cursor."""
+    rows = source.until(cursor_ns)[-_TAIL_ROWS:]
+    rows = rows[rows["device"] == rows["device"][-1]] if len(rows) else rows
+    edges = rows[rows["edge"] != TICK]
+    ends = edges[(edges["edge"] == END) & (edges["phase"] == PHASE_CODE["step"])]
+    if not len(ends):
+        return KeptMemory(False, 0)
+    growth = np.diff(ends["allocated_bytes"][-_STEPS:])
+    grows = len(growth) >= _MIN_STEPS and bool((growth > 0).all())
+    median = int(np.median(growth)) if grows else 0
+    return KeptMemory(bool(edges["time_ns"][-1] == ends["time_ns"][-1]), median if median >= _MIN_GROWTH else 0)

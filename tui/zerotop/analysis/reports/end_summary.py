@@ -1,0 +1,29 @@
+"""What a finished job did, in a few facts: the findings that cost most, and how fast it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.reports.finding_costs import FindingCost, measure_training_s, rank_findings
+from zerotop.analysis.reports.verdict import describe_pace
+from zerotop.session.samples import Ints, Rows
+
+_MOST_FINDINGS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EndSummary:
+    """A job at its end."""
+
+    findings: tuple[FindingCost, ...]  # those that cost most, the costliest first
+    training_s: float  # of all recorded iterations
+    pace: str  # a sentence
+
+
+def summarize_end(findings: Sequence[Annotation], steps: Rows, tokens: Ints, end_ns: int) -> EndSummary:
+    """Summarize a job from all of its findings and steps (STEP_DTYPE), with the tokens of each step."""
+    ranked = rank_findings(findings, steps, end_ns)
+    costly = [cost for cost in ranked if cost.finding.severity is not Severity.INFO or cost.seconds]
+    return EndSummary(tuple(costly[:_MOST_FINDINGS]), measure_training_s(steps), "".join(describe_pace(steps, tokens)))

@@ -1,0 +1,58 @@
+"""The summary of a job that has ended: findings that cost most, speed, peaks, and what watching cost."""
+
+from __future__ import annotations
+
+from zerotop.analysis.annotations import Severity
+from zerotop.analysis.formatting import format_percent
+from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.reports.cost_text import describe_cost
+from zerotop.analysis.reports.end_summary import EndSummary
+from zerotop.analysis.reports.finding_costs import FindingCost
+from zerotop.analysis.reports.verdict import describe_memory
+from zerotop.ui.base.findings import choose_style, describe_finding
+from zerotop.ui.drawing.formatting import is_known
+from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.drawing.rows import Row, align_ends, fit_height, fit_row, row_width
+from zerotop.ui.drawing.table import draw_rule, panel_title
+from zerotop.ui.drawing.text import fit_text, sanitize
+from zerotop.ui.drawing.units import get_units
+
+MOST_ROWS = 8  # title, three findings, speed, memory, watching, price
+_NO_FINDINGS = "No finding says that time or memory was lost."
+
+
+def draw_summary(
+    summary: EndSummary, view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
+) -> list[Row]:
+    """Draw a row for each finding with its cost, then a sentence a row."""
+    rows = [draw_rule(panel_title("Summary", focused), width, glyphs)]
+    rows += [_draw_finding(cost, summary.training_s, view, width, glyphs) for cost in summary.findings]
+    if not summary.findings:
+        rows.append(((f"  {_NO_FINDINGS}", "good"),))
+    sentences = (summary.pace, *describe_memory(view, get_units().sizes[:3]), _describe_watching(view), view.cost_sentence)
+    for sentence in filter(None, sentences):
+        rows.append(((f"  {fit_text(sanitize(sentence, glyphs), width - 2, glyphs)}", "text"),))
+    return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
+
+
+def _draw_finding(cost: FindingCost, training_s: float, view: LiveView, width: int, glyphs: Glyphs) -> Row:
+    finding = cost.finding
+    mark, style = (glyphs.bullet if finding.severity is Severity.INFO else "!"), choose_style(finding)
+    price = describe_cost(cost, training_s, view, get_units().sizes[:3])
+    right: Row = ((f" {sanitize(price, glyphs)}", "value"),) if price else ()
+    headline = sanitize(describe_finding(finding), glyphs)
+    if row_width(right) + len(headline) + 4 > width and cost.seconds is not None and training_s:
+        right = ((f" {format_percent(min(1.0, cost.seconds / training_s))}", "value"),)
+    if row_width(right) > width // 2:
+        right = ()
+    text = fit_text(headline, max(1, width - row_width(right) - 3), glyphs)
+    return align_ends(((f"{mark} ", style), (text, style)), right, width, glyphs)
+
+
+def _describe_watching(view: LiveView) -> str:
+    cost = view.cost
+    if not is_known(cost.probe_share):
+        return ""
+    once = f", and {cost.one_time_s:.1f} s once" if is_known(cost.one_time_s) and cost.one_time_s >= 0.05 else ""
+    lost = f"; {cost.lost_records} records were lost" if cost.lost_records else ""
+    return f"Watching cost {cost.probe_share * 100:.2f} % of the time{once}{lost}."
