@@ -156,6 +156,7 @@ def train(options: argparse.Namespace) -> None:
         product = TraceMl(loop) if options.child == "traceml" else Zerotop(loop)
         product.turn(True)
         loop.run_steps(60 if target < 100 else 25, product.around_step)  # the first steps are recorded in full
+        product.reset()
         without, differences = [], []
         for number in range(options.pairs):
             times = {}
@@ -188,8 +189,13 @@ class Zerotop:
 
         self._probe = PROBE
         self._switch = switch(SimpleNamespace(model=loop.model))
-        self._steps = self._full_steps = self._cost_ns = self._cost_before = 0
         self._is_on = True
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what the steps so far have cost."""
+        self._steps = self._full_steps = self._cost_ns = 0
+        self._cost_before = self._read_cost(self._probe.meter)
 
     def turn(self, is_on: bool) -> None:
         """Put the hooks into this process, or take them out; the probe's threads rest meanwhile."""
@@ -240,6 +246,9 @@ class TraceMl:
 
     def turn(self, is_on: bool) -> None:
         self._is_on = is_on
+
+    def reset(self) -> None:
+        """Do nothing: TraceML does not say what it costs."""
 
     def around_step(self) -> Any:
         return self._trace() if self._is_on else contextlib.nullcontext()

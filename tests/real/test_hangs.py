@@ -18,7 +18,7 @@ from zerotop_probe.outside.sampling.stuck import py_spy
 
 ODD, STEP = 1, 30
 # Kinds that stand still until they are ended, and those that take long but work.
-HANGS, WORK = ("sleep", "lock", "disk", "native", "mismatch", "peer"), ("save", "compute")
+HANGS, WORK = ("lock", "disk", "native", "mismatch", "peer"), ("save", "compute")
 ENDLESS_S, WORK_S = 600.0, 14.0
 
 

@@ -89,3 +89,10 @@ def test_a_shift_names_the_line(slow_run: SlowRun) -> None:
 def test_a_constant_share_names_the_line(slow_run: SlowRun) -> None:
     (finding,) = [finding for finding in slow_run.findings if finding.name == "time_between_phases"]
     assert f"slow_lines.py:{slow_run.lines['always']} in build_batch (time.sleep)" in finding.details
+
+
+def test_the_collectors_time_is_recorded(slow_run: SlowRun) -> None:
+    """A million objects take it tens of milliseconds each time."""
+    collected = slow_run.rank.event("garbage")
+    assert sum(event["collections"] for event in collected) >= 7
+    assert sum(event["seconds"] for event in collected) > 0.05

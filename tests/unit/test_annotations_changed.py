@@ -83,6 +83,26 @@ def test_lowered_clocks_are_the_cause(tmp_path: Path) -> None:
     assert "the GPU slowed its clocks down in 100 % of samples" in shift.details
 
 
+def test_the_garbage_collector_is_the_cause(tmp_path: Path) -> None:
+    """The staged sleep of gpu-slow, as if Python had collected garbage in its place."""
+    folder = recordings.as_directory("gpu-slow", tmp_path)
+    (shift,) = find_named(folder, "iteration_shift")
+    assert "garbage" not in shift.details
+    (process,) = (source for source in Session.open(folder).sources["spans"] if source.rank == 0)
+    lost_s = shift.evidence["after_s"] - shift.evidence["before_s"]
+    begin_ns = shift.begin_ns - process.offset_ns
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    with path.open("a") as file:
+        for number in range(10):
+            at_ns = begin_ns + round(number * shift.evidence["after_s"] * 1e9)
+            facts = {"step": 0, "begin_ns": at_ns, "seconds": lost_s, "collections": 1}
+            end_ns = at_ns + round(shift.evidence["after_s"] * 1e9)
+            file.write(json.dumps({"time_ns": end_ns, "event": "garbage", **facts}) + "\n")
+    (shift,) = find_named(folder, "iteration_shift")
+    assert "Python's garbage collector takes " in shift.details
+    assert shift.fix == "gc.collect(); gc.freeze()"
+
+
 def test_a_job_that_was_being_stopped_has_no_dead_rank(tmp_path: Path) -> None:
     folder = recordings.as_directory("cpu-dead", tmp_path)
     (dead,) = find_named(folder, "dead_rank")

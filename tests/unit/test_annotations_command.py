@@ -23,9 +23,20 @@ def test_the_list_has_all_texts(tmp_path: Path, capsys: pytest.CaptureFixture[st
     at = lines.index("     65.7 s  step 11  double_spike  (warning)")
     assert lines[at + 1] == "    GPUs idle 67 % of each 2.67 s iteration while the CPU runs the optimizer"
     assert lines[at + 2].startswith("    The optimizer takes 1.80 s, in 4 processes x 59 threads")
+    assert "    Cost: about 5.40 s, 23 % of the training time." in lines[at:]
     assert any(line.startswith("    -> Keep the optimizer on the GPU: ") for line in lines[at:])
     assert '       "offload_optimizer": {"device": "none"}' in lines[at:]
     assert max(len(line) for line in lines) <= 100
+
+
+def test_what_a_finding_cost_in_hours_and_money(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = recordings.as_directory("story", tmp_path)
+    info = path / "session.json"
+    info.write_text(json.dumps({**json.loads(info.read_text()), "price_per_hour": "$300"}))
+    assert cli.main(["annotations", str(path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    # 10.6 s of four GPUs are 0.0118 hours; of the whole job, 10.6 / 3600 of $300.
+    assert "Cost: about 11 s, 44 % of the training time in skipped steps, 0.01 GPU hours ($0.88)." in text
 
 
 def test_json_has_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

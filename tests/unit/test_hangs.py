@@ -66,9 +66,26 @@ def test_of_different_collectives_the_fewest_ranks_are_wrong(tmp_path: Path) -> 
     assert "same order" in hung.advice
 
 
-def test_of_two_ranks_the_one_that_is_further_left_a_collective_out(tmp_path: Path) -> None:
-    (hung,) = find_hung(write_standing(tmp_path, {0: BARRIER, 1: ALL_REDUCE}), 60)
+def test_a_gpu_that_computes_while_others_wait_is_no_hang(tmp_path: Path) -> None:
+    """As one rank's own evaluation. With a collective of its own that has not ended the rank would wait, too."""
+    item = Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item", called=60)
+    session = write_standing(tmp_path, {0: ALL_REDUCE._replace(called=61), 1: item})
+    assert find_hung(session, 60) == []
+
+
+def test_of_two_ranks_in_different_collectives_none_is_called_wrong(tmp_path: Path) -> None:
+    stands = {0: BARRIER._replace(called=61), 1: ALL_REDUCE._replace(called=61)}
+    (hung,) = find_hung(write_standing(tmp_path, stands), 60)
+    assert hung.ranks == (0, 1)
+    assert hung.headline == "Standing still for 10 s: each waits for the others, rank 0 in barrier, rank 1 in all_reduce"
+    assert "Collective 61 is barrier on rank 0, all_reduce on rank 1." in hung.details
+
+
+def test_the_rank_that_has_called_fewer_collectives_is_behind(tmp_path: Path) -> None:
+    """At the same line, as of a loop over gradients of which one rank has left one out."""
+    (hung,) = find_hung(write_standing(tmp_path, {0: ALL_REDUCE._replace(called=60), 1: ALL_REDUCE._replace(called=61)}), 60)
     assert hung.ranks == (0,)
+    assert "Collectives called so far: rank 0 60, rank 1 61." in hung.details
 
 
 def test_ranks_that_all_wait_in_one_place_have_no_odd_one(tmp_path: Path) -> None:

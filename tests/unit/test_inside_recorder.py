@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from pathlib import Path
@@ -367,3 +368,25 @@ def recorder_table(tmp_path: Path) -> Any:
     (path,) = tmp_path.glob("allocator-*.rec")
     assert json.loads(path.read_bytes().split(b"\n", 1)[0])["table"] == "allocator"
     return table(path)
+
+
+def test_the_collectors_time_is_recorded(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.write_cost(now())
+    gc.collect()  # not before the first step
+    recorder.last_step = 0
+    recorder.write_cost(now())
+    begin_ns = now()
+    junk = [[number] for number in range(400_000)]
+    for _ in range(3):
+        gc.collect()
+    gc.collect(0)  # the youngest objects do not count
+    spent_ns = now() - begin_ns
+    recorder.write_cost(now())
+    recorder.write_cost(now())
+    recorder.close()
+    assert len(junk) == 400_000
+    (event,) = Rank(tmp_path, 0).event("garbage")
+    assert begin_ns <= event["begin_ns"] < begin_ns + spent_ns
+    assert 0.01 <= event["seconds"] <= spent_ns / 1e9
+    assert event["collections"] >= 3
+    assert not [callback for callback in gc.callbacks if "Clock" in repr(callback)]

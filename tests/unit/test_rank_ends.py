@@ -161,6 +161,11 @@ def test_a_rank_that_was_interrupted_from_the_keyboard_did_not_die(tmp_path: Pat
     assert _find_dead(_lose_two_ranks(tmp_path, text), 40) == []
 
 
+def test_ranks_of_a_launcher_that_was_told_to_end_did_not_die(tmp_path: Path) -> None:
+    text = "W1122 20:09:02 43 torch/distributed/elastic/api.py:739] Received 15 death signal, shutting down workers"
+    assert _find_dead(_lose_two_ranks(tmp_path, f"{text}\n{TORCHRUN}"), 40) == []
+
+
 def test_an_exit_code_without_a_traceback(tmp_path: Path) -> None:
     (dead,) = _find_dead(_lose_two_ranks(tmp_path, DEEPSPEED.replace("-9", "3"), exit_code=3), 40)
     assert dead.headline == "Rank 1 ended with exit code 3 after 3 steps"

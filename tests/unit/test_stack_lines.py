@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import recordings
 from declared_events import check_event
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 
 LOOP = ("train.py", 120, "main", True)
 SLEEP = ([("train.py", 88, "build_batch", True), LOOP], "time.sleep")
@@ -21,7 +25,10 @@ EMPTY = (
     "torch._C._cuda_emptyCache",
 )
 ITEM = ([("train.py", 90, "main", True)], "item")
-SPREAD = [([("src/data/long_name_of_a_module.py", 10 + line, "tokenize", True), LOOP], "") for line in range(5)]
+SPREAD = [
+    ([("src/data/long_name_of_a_module.py", 10 + line, "make.<locals>.tokenize.<locals>.<listcomp>", True), LOOP], "")
+    for line in range(5)
+]
 
 
 def find_named(session: Session, name: str) -> Annotation:
@@ -148,3 +155,120 @@ def test_frames_that_do_not_exist_are_no_line(tmp_path: Path) -> None:
     (path,) = folder.glob("events-rank0-*.jsonl")
     path.write_text(path.read_text().replace('"frames": [0]', '"frames": [7, -1]', 1))
     assert find_named(Session.open(folder), "iteration_shift").headline == before.headline
+
+
+def add_pauses(folder: Path, stack: Any, *, why: str, samples: int) -> Session:
+    """Write that rank 0 was sampled between the phases at the end of each step."""
+    session = Session.open(folder)
+    (source,) = [one for one in session.sources["spans"] if one.rank == 0]
+    ends = [span["end_ns"] for span in source.array if span["flags"] & BOUNDARY]
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    frames = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in stack[0]]
+    for begin, end in pairwise(map(int, ends)):
+        event = {
+            "time_ns": end,
+            "event": "stacks",
+            "where": "between phases",
+            "why": why,
+            "begin_ns": begin,
+            "end_ns": end,
+            "samples": samples,
+            "frames": frames,
+            "stacks": [{"seconds": 0.02, "call": stack[1], "frames": list(range(len(frames)))}],
+        }
+        check_event(event)
+        with path.open("a") as file:
+            file.write(json.dumps(event) + "\n")
+    return Session.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        (SLEEP, ["85 % of each 197 ms iteration is spent outside PyTorch: train.py:88"]),
+        ((SLEEP[0], "json.dumps"), ["85 % of each 197 ms iteration is spent outside PyTorch: train.py:88"]),
+        (([LOOP], "torch.nn.functional.cross_entropy"), []),  # the training itself
+        (ITEM, []),  # the GPU computes meanwhile
+    ],
+)
+def test_a_constant_share(tmp_path: Path, stack: Any, expected: list[str]) -> None:
+    """In this recording most of an iteration lies between the phases, where the script waits for the GPU."""
+    session = add_pauses(recordings.as_directory("gpu-trainer-gpt2", tmp_path), stack, why="share", samples=20)
+    found = [one for one in find_annotations(session, session.end_ns) if one.name == "time_between_phases"]
+    assert [one.headline for one in found] == expected
+
+
+def test_too_few_samples_are_no_share(tmp_path: Path) -> None:
+    session = add_pauses(recordings.as_directory("gpu-trainer-gpt2", tmp_path), SLEEP, why="share", samples=0)
+    assert "time_between_phases" not in [one.name for one in find_annotations(session, session.end_ns)]
+
+
+def change(folder: Path, table: str, write: Callable[[Any], None]) -> None:
+    """Let ``write`` change the records of a table of rank 0."""
+    (path,) = folder.glob(f"{table}-rank0-*.rec")
+    header, _, records = path.read_bytes().partition(b"\n")
+    rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()
+    write(rows)
+    path.write_bytes(header + b"\n" + rows.tobytes())
+
+
+@pytest.mark.parametrize(("period", "expected"), [(5, [10]), (1, [])])
+def test_a_repeated_pause(tmp_path: Path, period: int, expected: list[int]) -> None:
+    """Before each fifth step from 10 on the rank pauses; a pause in each step is no pause."""
+    folder = recordings.as_directory("gpu-clean", tmp_path)
+    begins: list[int] = []
+
+    def pause(spans: Any) -> None:
+        for step in range(10, 31, period):
+            late = spans["step"] >= step
+            begins.append(int(spans["end_ns"][~late].max()))
+            for name in ("begin_ns", "end_ns"):
+                spans[name][late] += 100_000_000
+
+    change(folder, "spans", pause)
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    with path.open("a") as file:
+        for begin in begins:
+            times = {"time_ns": begin + 110_000_000, "begin_ns": begin, "end_ns": begin + 90_000_000}
+            frames = [dict(zip(("file", "line", "function", "own"), COLLECT[0][0], strict=True))]
+            stacks = [{"seconds": 0.09, "call": COLLECT[1], "frames": [0]}]
+            facts = {"where": "between phases", "why": "slow", "frames": frames, "stacks": stacks}
+            file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
+    session = Session.open(folder)
+    found = [one for one in find_annotations(session, session.end_ns) if one.name == "repeated_pause"]
+    assert [one.step for one in found] == expected
+    for one in found:
+        assert one.headline.startswith("Every 5 iterations a pause takes 100 ms (")
+        assert one.headline.endswith("): train.py:60")
+        assert "most of it at train.py:60 in clean (gc.collect)" in one.details
+
+
+def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
+    """The staged sleep of gpu-slow, with an allocator that gives its memory back before each step."""
+    folder = recordings.as_directory("gpu-slow", tmp_path)
+    before = find_named(Session.open(folder), "iteration_shift")
+
+    def clear(rows: Any) -> None:
+        late = rows["step"] >= (before.step or 0)
+        rows["reserved_bytes"][late] += np.where(rows["phase"][late] == PHASE_CODE["step"], 1 << 30, 0)
+
+    change(folder, "allocator", clear)
+    shift = find_named(Session.open(folder), "iteration_shift")
+    assert "at the same time the allocator's cache was emptied in each step." in shift.details
+    shift = find_named(add_stacks(folder, before, [EMPTY], where="between phases"), "iteration_shift")
+    assert "emptied in each step: train.py:104 in main (torch.cuda.empty_cache)." in shift.details
+    assert shift.fix == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+@pytest.mark.parametrize(
+    "stack",
+    [
+        ([("transformers/trainer.py", 2300, "Trainer.train", False), ("finetune.py", 333, "main", True)], ""),
+        ([("deepspeed/runtime/engine.py", 2100, "DeepSpeedEngine.step", False), LOOP], "torch._foreach_add_"),
+    ],
+)
+def test_the_line_that_trains_is_no_cause(tmp_path: Path, stack: Any) -> None:
+    folder = recordings.as_directory("gpu-slow", tmp_path)
+    before = find_named(Session.open(folder), "iteration_shift")
+    shift = find_named(add_stacks(folder, before, [stack], where="between phases"), "iteration_shift")
+    assert (shift.headline, shift.details) == (before.headline, before.details)

@@ -35,7 +35,7 @@ class EngineState(TrainingState):
 
     def __init__(self, engine: Any, index: int) -> None:
         super().__init__(index)
-        self._reference = weakref.ref(engine)
+        self.reference = weakref.ref(engine)
         # The backward in progress, if loss.backward() began it and not the engine.
         self.direct_backward: Span | None = None
         self.uses_loss_scale = False
@@ -44,14 +44,10 @@ class EngineState(TrainingState):
         # Phase name of each inner optimizer, by id().
         self.inner_phases: dict[int, str] = {}
 
-    def belongs_to(self, engine: Any) -> bool:
-        """Return whether this is the state of that object, and not of an earlier one at the same address."""
-        return self._reference() is engine
-
     @property
     def finished_steps(self) -> int:  # type: ignore[override]
         """The engine's ``global_steps``; 0 once the engine is gone."""
-        engine = self._reference()
+        engine = self.reference()
         return int(engine.global_steps) if engine is not None else 0
 
 
@@ -98,7 +94,8 @@ class EngineRegistry:
     def find_state(self, engine: Any) -> EngineState | None:
         """Return the state of an engine, or None."""
         state = self._state_by_id.get(id(engine))
-        return state if state is not None and state.belongs_to(engine) else None
+        # Not of an earlier object at the same address.
+        return state if state is not None and state.reference() is engine else None
 
     def get_position(self) -> tuple[int, int, int]:
         """Return (engine, step, micro-step) of the engine or loop that trained last."""

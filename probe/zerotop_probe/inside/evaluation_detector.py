@@ -16,18 +16,16 @@ class EvaluationDetector:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._span: Span | None = None
+        self.is_open = False
+        """Whether an evaluation is in progress."""
         self._last_forward_ns = 0
         self._held_fetches: list[tuple[Span, int]] = []
-
-    @property
-    def is_open(self) -> bool:
-        """Whether an evaluation is in progress."""
-        return self._span is not None
 
     def begin_forward(self, time_ns: int, position: tuple[int, int, int]) -> None:
         """Begin an evaluation, unless one is in progress, before a forward that cannot train."""
         if self._span is None:
             self._span = self._recorder.begin_span(time_ns, "eval", position)
+            self.is_open = True
         self._release_fetches(self._span.depth + 1)
 
     def end_forward(self, time_ns: int) -> None:
@@ -43,7 +41,7 @@ class EvaluationDetector:
 
     def close(self) -> None:
         """End the evaluation with its last forward, because training resumes or the process exits."""
-        span, self._span = self._span, None
+        span, self._span, self.is_open = self._span, None, False
         if span is not None:
             self._recorder.end_span(span, self._last_forward_ns)
             self._release_fetches(span.depth)

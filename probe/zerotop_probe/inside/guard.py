@@ -56,6 +56,11 @@ class CostMeter:
         self.errors = 0
         self.report_error: Callable[[str, BaseException], None] = lambda where, error: None
 
+    def move_to_one_time(self, passed_ns: int) -> None:
+        """Count a part of the hook in progress as a one-time cost."""
+        self.one_time_ns += passed_ns
+        self.cost_ns -= passed_ns
+
     @property
     def total_ns(self) -> int:
         """What the training has felt so far, without one-time costs."""
@@ -85,18 +90,11 @@ class Guard:
 
     def run_once(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """As :meth:`run`, for a one-time cost within a hook: it does not count as the hook's."""
-        if not self.is_on:
-            return None
-        begin_ns = now()
-        try:
-            return function(*arguments)
-        except Exception as error:
-            self.switch_off(error)
-            return None
-        finally:
-            passed_ns = now() - begin_ns
-            self._meter.one_time_ns += passed_ns
-            self._meter.cost_ns -= passed_ns
+        before_ns = self._meter.cost_ns
+        result = self.run(function, *arguments)
+        passed_ns, self._meter.cost_ns = self._meter.cost_ns - before_ns, before_ns
+        self._meter.move_to_one_time(passed_ns)
+        return result
 
     def switch_off(self, error: BaseException) -> None:
         """Disable this part and report the error."""

@@ -41,6 +41,8 @@ class OomRecorder:
     def _record_failure(self, device: int, requested: int, limit: int, free: int) -> None:
         recorder, span = self._recorder, self._recorder.current_span()
         forward = recorder.last_forward
+        if forward is not None:
+            forward.measure_batch()
         recorder.write_event(
             now(),
             events.OUT_OF_MEMORY,

@@ -75,7 +75,9 @@ class Probe:
         self.evaluation = EvaluationDetector(recorder)
         self.recorder = recorder
         recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software())
-        Guard(stack_sampler.NAME, self.meter).run_once(self._sample_stacks, recorder)
+        Guard(stack_sampler.NAME, self.meter).run(self._sample_stacks, recorder)
+        if not late:  # else no hook is in progress
+            self.meter.move_to_one_time(now() - time_ns)
         return True
 
     def _sample_stacks(self, recorder: Recorder) -> None:
@@ -136,6 +138,7 @@ class Probe:
         if self.recorder is not None:
             # The hook that would end an outer phase may be disabled now: start again with an empty stack.
             self.recorder.stack.clear()
+            self.recorder.last_forward = None
             self.recorder.write_event(now(), events.PROBE_ERROR, where=where, error=_format_error(error))
         if os.environ.get("PYTHONZEROTOP_DEBUG") == "1":
             lines = traceback.format_exception(type(error), error, error.__traceback__)

@@ -6,13 +6,13 @@ from collections import deque
 from typing import Any
 
 from zerotop_probe.inside.budget import DetailBudget, read_budget
+from zerotop_probe.inside.collector_clock import CollectorClock
 from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.engines import TrainingState
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.ring_files import RingFiles, open_rank_files
-from zerotop_probe.recording.shared_memory import PHASE, PHASES_AT
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, INCOMPLETE, LIGHT, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
 
@@ -38,6 +38,7 @@ class Recorder:
         # The last outermost phases, in the order of their ends.
         self.ended: deque[Span] = deque(maxlen=_ENDED_SPANS)
         self.device: RankDevice | None = None
+        self.collector = CollectorClock()
         self.is_open = True
         self.is_quick = False
         """Whether phases of the step in progress may be recorded at its end."""
@@ -50,10 +51,7 @@ class Recorder:
         self._span_writer = files.open_table(tables.SPANS)
         self._begin_writer = files.open_table(tables.BEGINS)
         # Who drains a ring also reads what is noted in it.
-        self._ring = files if isinstance(files, RingFiles) else None
-        if isinstance(files, RingFiles):
-            self._memory = files.ring.memory
-        self._pack_phase = PHASE.pack_into
+        self._phases = files.phases if isinstance(files, RingFiles) else None
         self._unwritten: list[Span] = []  # and not yet recorded
         self._announced_ns = 0  # begin of the last phase with a record of it
         self._cost_writer = files.open_table(tables.PROBE)
@@ -93,17 +91,9 @@ class Recorder:
             self._announce_span(span, time_ns)
 
     def _announce_span(self, span: Span, time_ns: int) -> None:
-        ring = self._ring
-        if (
-            self.is_quick
-            and ring is not None
-            and not span.depth
-            and span.phase in _QUICK_PHASES
-            and span.begin_ns > self._announced_ns
-        ):
-            span.is_quick = True
+        if self.is_quick and not span.depth and span.phase in _QUICK_PHASES and span.begin_ns > self._announced_ns:
             span.samples_device = span.phase == _STEP_PHASE
-            ring.note_begin(len(self._unwritten), span.begin_ns, span.phase, span.engine, span.step, span.micro_step)
+            self._note_begin(span)
             return
         if self._unwritten:
             self.write_spans()
@@ -113,18 +103,26 @@ class Recorder:
         if self.device is not None:
             self.device.begin_span(time_ns, span, self.stack[span.depth - 1] if span.depth else None)
 
+    def _note_begin(self, span: Span) -> None:
+        phases, place = self._phases, 4 * len(self._unwritten)
+        if phases is not None:
+            span.is_quick = True
+            # In this order: a reader takes a place for whole if its first and its last number are the same.
+            phases[place] = span.begin_ns
+            phases[place + 1] = span.step | span.micro_step << 32
+            phases[place + 2] = span.phase | span.engine << 24
+            phases[place + 3] = span.begin_ns
+
     def begin_quick(self, time_ns: int, phase: int, state: TrainingState, *, loose: bool = False) -> Span:
         """Begin one of the outermost phases of a training step. Only if ``is_quick``, and while no phase is in progress."""
-        engine, step, micro_step = state.index, state.finished_steps, state.backward_count
-        span = Span(time_ns, phase, 0, (engine, step, micro_step), loose)
+        micro_step = state.backward_count
+        span = Span(time_ns, phase, 0, (state.index, state.finished_steps, micro_step), loose)
         if phase == _STEP_PHASE:
             span.samples_device = True
             if micro_step:  # that just done
-                span.micro_step = micro_step = micro_step - 1
-        span.is_quick = True
+                span.micro_step -= 1
         self.stack.append(span)
-        place = PHASES_AT + len(self._unwritten) * PHASE.size
-        self._pack_phase(self._memory, place, time_ns, step, micro_step, phase, 0, engine, 0, time_ns)
+        self._note_begin(span)
         return span
 
     def end_span(self, span: Span, time_ns: int, flags: int = 0) -> None:
@@ -224,18 +222,27 @@ class Recorder:
             if span.engine == 0:
                 self._budget.end_step(time_ns, self._meter.total_ns)
                 device.is_full = self._budget.is_full
-        self.is_quick = self._ring is not None and (device is None or not device.is_full)
+        self.is_quick = self._phases is not None and (device is None or not device.is_full)
         if time_ns - self._last_cost_ns >= _COST_EVERY_NS:
             self.write_cost(time_ns)
 
     def write_cost(self, time_ns: int) -> None:
-        """Record the probe's cost so far."""
+        """Record the probe's cost so far, and the time of garbage collections."""
         self._last_cost_ns = time_ns
         meter = self._meter
         self._cost_writer.write(
             time_ns, meter.total_ns, meter.boundaries, self.lost_records, meter.errors, meter.one_time_ns
         )
+        if self.last_step is not None:
+            self._write_collections(time_ns)
         self.files.poll(time_ns)
+
+    def _write_collections(self, time_ns: int) -> None:
+        # Not before the first step: what is loaded before it is collected once.
+        self.collector.start()
+        if (done := self.collector.take_collections(time_ns)) is not None:
+            facts = {"seconds": done.spent_ns / 1e9, "collections": done.collections}
+            self.write_event(time_ns, events.GARBAGE, step=self.last_step, begin_ns=done.begin_ns, **facts)
 
     @property
     def lost_records(self) -> int:
@@ -246,6 +253,7 @@ class Recorder:
     def close(self) -> None:
         """Close every file; later records count as lost."""
         self.is_open = self.is_quick = False
+        self.collector.stop()
         if self.device:
             self.device.close()
         self.files.close()

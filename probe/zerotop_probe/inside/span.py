@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zerotop_probe.inside import batch_shape
 from zerotop_probe.recording.tables import UNKNOWN
 
 
@@ -11,6 +12,7 @@ class Span:
     """A phase in progress. ``loose``: it does not end with a function's return, so an exception can leave it open."""
 
     __slots__ = (
+        "batch",
         "begin_mark",
         "begin_ns",
         "depth",
@@ -45,3 +47,11 @@ class Span:
         self.is_quick = False  # recorded with the other spans of its step
         self.flags = 0
         self.rows = self.sequence = self.tokens = UNKNOWN
+        # Arguments of a forward in progress whose micro-batch is not measured yet: afterwards they are in the caches.
+        self.batch: tuple[Any, Any] | None = None
+
+    def measure_batch(self) -> None:
+        """Measure the micro-batch of a forward."""
+        if self.batch is not None:
+            (args, kwargs), self.batch = self.batch, None
+            self.rows, self.sequence, self.tokens = batch_shape.measure_batch(args, kwargs)

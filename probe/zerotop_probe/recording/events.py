@@ -313,7 +313,29 @@ STACKS = _declare(
     Field("begin_ns", int, "begin of the first phase or gap that was sampled, CLOCK_MONOTONIC", required=True),
     Field("end_ns", int, "the last sample, CLOCK_MONOTONIC", required=True),
     Field("samples", int, "samples of the training thread, at unequal distances"),
+    Field(
+        "collectives",
+        [
+            (
+                Field("group", str, "name of the process group"),
+                Field("called", int, "collectives that this rank has called in it"),
+                Field("waits_for", int, "number of the first of them that has not ended; -1 without one"),
+                Field("name", str, "its function"),
+            )
+        ],
+        "of a silent rank: what PyTorch's flight recorder says, the group that was used last first",
+    ),
     *_STACK_FIELDS,
+)
+
+# Python's garbage collector ran for at least 10 ms since the last such event. Written at most once a second, later once a
+# minute. Collections of the youngest objects do not count.
+GARBAGE = _declare(
+    "garbage",
+    Field("step", int, "optimizer step of the last collection"),
+    Field("begin_ns", int, "begin of the first collection that counts, CLOCK_MONOTONIC", required=True),
+    Field("seconds", float, "time in which the collector ran", required=True),
+    Field("collections", int, "how often"),
 )
 
 # A part of the probe failed and was switched off; training goes on.

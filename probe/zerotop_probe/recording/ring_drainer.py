@@ -31,6 +31,8 @@ _PART_HEAD = struct.Struct("<IHH")
 EVENT_PART_BYTES = PAYLOAD_BYTES - _PART_HEAD.size
 EVENT_PART = struct.Struct(f"<IHH{EVENT_PART_BYTES}s")
 
+_TAG = struct.Struct(f"<{PAYLOAD_BYTES}xQ")
+
 # Slots that one look takes; an event must fit into half of it.
 SLOTS_AT_ONCE = 8192
 # How far to look for records after a slot that has none.
@@ -290,7 +292,10 @@ class RingDrainer:
             count = min(2 * count, most)
         if _SETTLE_S and ring.read_tag(first) >> 8 == self._drained + 1:
             time.sleep(_SETTLE_S)
-        return list(SLOT.iter_unpack(ring.read_slots(first, min(count, ring.slots))))
+        # The tags first: a copy that is interrupted within a slot may have its tag without the record in front of it.
+        count = min(count, ring.slots)
+        tags = _TAG.iter_unpack(ring.read_slots(first, count))
+        return [(payload, tag) for (tag,), (payload, _) in zip(tags, SLOT.iter_unpack(ring.read_slots(first, count)))]
 
     def _is_abandoned(self, slot: int, following: list[tuple[bytes, int]], time_ns: int, is_final: bool) -> bool:
         """Whether an empty slot will never be filled although records follow it."""

@@ -64,6 +64,8 @@ class RingFiles:
         self.position = 0
         self.table_end = self.event_end = -1
         self.longest_event = min(self.ring.slots, SLOTS_AT_ONCE) // 2  # in slots
+        # The phases in the ring's header as numbers of 64 bits: to store four costs half as much as to pack a record.
+        self.phases = memoryview(self.ring.memory)[PHASES_AT : PHASES_AT + PHASE_PLACES * PHASE.size].cast("q")
         self._is_open = True
         self.extend()
         self.events = RingEvents(self)
@@ -76,11 +78,6 @@ class RingFiles:
         self.ring.add_declarations(declaration)
         self._declared += 1
         return RingTable(self, table, self._declared - 1)
-
-    def note_begin(self, place: int, begin_ns: int, phase: int, engine: int, step: int, micro_step: int) -> None:
-        """Note an outermost phase of the step in progress, the ``place``-th one."""
-        offset = PHASES_AT + place % PHASE_PLACES * PHASE.size
-        PHASE.pack_into(self.ring.memory, offset, begin_ns, step, micro_step, phase, 0, engine, 0, begin_ns)
 
     def extend(self) -> bool:
         """Learn how much of the ring is free now; return whether a record of a table fits."""
@@ -121,6 +118,7 @@ class RingFiles:
                 self.finish()
             self._is_open = False
             self.table_end = self.event_end = -1
+            self.phases.release()
             self.ring.close()
 
 

@@ -6,9 +6,13 @@ import dataclasses
 import json
 import math
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
-from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.reports.cost_text import describe_cost
+from zerotop.analysis.reports.finding_costs import FindingCost, measure_training_s, rank_findings
+from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.open_recording import open_named
 
@@ -19,27 +23,35 @@ _INDENT = " " * 4
 def annotations(options: argparse.Namespace) -> int:
     """Print the findings. Return 0."""
     with open_named(options.session) as session:
-        findings = find_annotations(session, session.end_ns)
+        run = RecordedRun(session, memory=False)
+        steps = run.source.job_steps
+        costs = {id(cost.finding): cost for cost in rank_findings(run.findings, steps, run.source.end_ns)}
         if options.json:
-            print(json.dumps([_build_json(finding) for finding in findings], indent=1, allow_nan=False))
-        elif findings:
-            print("\n".join(_format_finding(finding, session.begin_ns) for finding in findings))
+            print(json.dumps([_build_json(finding, costs) for finding in run.findings], indent=1, allow_nan=False))
+        elif run.findings:
+            training_s = measure_training_s(steps)
+            for finding in run.findings:
+                cost = costs.get(id(finding))
+                text = describe_cost(cost, training_s, run.view) if cost is not None else ""
+                print(_format_finding(finding, session.begin_ns, text))
         else:
             print("No findings in this recording.")
     return 0
 
 
-def _build_json(finding: Annotation) -> dict[str, Any]:
+def _build_json(finding: Annotation, costs: Mapping[int, FindingCost]) -> dict[str, Any]:
     facts = dataclasses.asdict(finding)
+    cost = costs.get(id(finding))
+    facts["lost_s"], facts["held_bytes"] = (cost.seconds, cost.bytes) if cost is not None else (None, None)
     facts["severity"] = finding.severity.value
     facts["evidence"] = {name: value if math.isfinite(value) else None for name, value in finding.evidence.items()}
     return facts
 
 
-def _format_finding(finding: Annotation, begin_ns: int) -> str:
+def _format_finding(finding: Annotation, begin_ns: int, cost: str) -> str:
     step = f"step {finding.step}" if finding.step is not None else "no step"
     head = f"{(finding.known_ns - begin_ns) / 1e9:9.1f} s  {step}  {finding.name}  ({finding.severity.value})"
-    texts = [finding.headline, finding.details, finding.advice and f"-> {finding.advice}"]
+    texts = [finding.headline, finding.details, cost and f"Cost: {cost}.", finding.advice and f"-> {finding.advice}"]
     wrapped = (
         textwrap.fill(escape_unprintable(text), _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
         for text in texts

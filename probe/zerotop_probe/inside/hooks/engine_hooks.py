@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from zerotop_probe.inside import batch_shape
 from zerotop_probe.inside.engine_facts import record_engine
 from zerotop_probe.inside.engines import EngineState
-from zerotop_probe.inside.guard import wrap_method
+from zerotop_probe.inside.guard import Guard, wrap_method
 from zerotop_probe.inside.hooks import optimizer_step
 from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording.tables import EVAL, FAILED
+from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED
 
 _SAVE_METHODS = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "_zero3_consolidated_16bit_state_dict")
 
@@ -40,6 +40,7 @@ class EngineHooks(TrainingHooks):
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
         self._updates = optimizer_step.UpdateHooks(probe)
+        self._facts_guard = Guard("engine facts", probe.meter)
 
     def install_hooks(self, engine_class: type) -> None:
         """Wrap the methods that this version of DeepSpeed has."""
@@ -81,7 +82,7 @@ class EngineHooks(TrainingHooks):
             return
         probe.claim_for_deepspeed()
         state = probe.engines.add(engine)
-        record_engine(probe, state, engine)
+        self._facts_guard.run_once(record_engine, probe, state, engine)
         if state.has_optimizer or probe.engines.current is None:
             probe.engines.current = state
         if probe.entered_late:
@@ -94,7 +95,8 @@ class EngineHooks(TrainingHooks):
 
     def _begin_forward(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | None:
         probe, recorder = self._probe, self._probe.recorder
-        self._claim_unknown(engine)
+        if probe.entered_late:
+            self._claim_unknown(engine)
         if recorder is not None and (probe.entered_late or probe.leaving) and not recorder.stack:
             self._leave_or_adopt(engine)
             recorder = probe.recorder
@@ -104,9 +106,10 @@ class EngineHooks(TrainingHooks):
         trains = engine.module.training and sys.modules["torch"].is_grad_enabled()
         if not self.is_training_thread(trains and state.has_optimizer):
             return None
-        recorder.end_loose_spans(time_ns)
-        if recorder.find_phase("forward"):
-            return None
+        if recorder.stack:
+            recorder.end_loose_spans(time_ns)
+            if recorder.find_phase("forward"):
+                return None
         if trains:
             self.resume_training(time_ns, state)
         elif state.has_optimizer and probe.evaluation is not None and (probe.evaluation.is_open or not recorder.stack):
@@ -119,7 +122,7 @@ class EngineHooks(TrainingHooks):
 
     def _claim_unknown(self, engine: Any) -> None:
         """Tell the hooks on loops that an engine trains, which is older than the probe."""
-        if self._probe.entered_late and self._probe.engines.find_state(engine) is None:
+        if self._probe.engines.find_state(engine) is None:
             self._probe.claim_for_deepspeed()
 
     def _leave_or_adopt(self, engine: Any, *, stepped: bool = False) -> None:
@@ -181,8 +184,8 @@ class EngineHooks(TrainingHooks):
 
     def begin_step(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | _UnknownStep | None:
         """Before step(), which updates only at a gradient-accumulation boundary."""
-        self._claim_unknown(engine)
         if self._probe.entered_late and self._probe.engines.find_state(engine) is None:
+            self._probe.claim_for_deepspeed()
             return _UnknownStep(engine, engine.global_steps)
         state = self._find_state(time_ns, engine, trains=True)
         if state is None or self._probe.recorder is None or self._probe.recorder.find_phase("step"):
@@ -197,7 +200,8 @@ class EngineHooks(TrainingHooks):
                 self._leave_or_adopt(span.engine, stepped=True)
             return
         self.end_span(span, time_ns, flags, result)
-        self._updates.end_step(span, time_ns)
+        if span.flags & BOUNDARY and self._probe.recorder is not None:
+            self._probe.recorder.end_step(span, time_ns)
         if self._probe.leaving and self._probe.recorder is not None and not self._probe.recorder.stack:
             self._probe.leave_process()
 
@@ -222,7 +226,8 @@ class EngineHooks(TrainingHooks):
 
     def _find_state(self, time_ns: int, engine: Any, *, trains: bool = False) -> EngineState | None:
         """Return the state of the engine for a call in the training thread, else None."""
-        self._claim_unknown(engine)
+        if self._probe.entered_late:
+            self._claim_unknown(engine)
         state = self._probe.engines.find_state(engine)
         if state is None or self._probe.recorder is None or not self.is_training_thread(trains):
             return None

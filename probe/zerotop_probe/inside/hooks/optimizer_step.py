@@ -58,7 +58,8 @@ class UpdateHooks:
         if span is not None:
             span.flags |= BOUNDARY
             recorder.confirm_span(span, time_ns)
-        self.inspect_tensors(state, engine, "before_update")
+        if "before_update" not in state.recorded_inventories:
+            self.inspect_tensors(state, engine, "before_update")
         scale = read_loss_scale(engine) if state.uses_loss_scale else None
         self._update = _Update(state, engine, span, engine.global_steps, engine.skipped_steps, scale)
         return self._update
@@ -71,7 +72,8 @@ class UpdateHooks:
             return
         update.state.backward_count = 0
         if update.engine.skipped_steps <= update.skipped_steps:
-            self.inspect_tensors(update.state, update.engine, "after_update")
+            if "after_update" not in update.state.recorded_inventories:
+                self.inspect_tensors(update.state, update.engine, "after_update")
             return
         if update.span is not None:
             update.span.flags |= SKIPPED
@@ -85,14 +87,8 @@ class UpdateHooks:
             self._probe.recorder.write_event(time_ns, events.OVERFLOW, step=update.step, **facts)
 
     def inspect_tensors(self, state: EngineState, engine: Any, when: str) -> None:
-        """Record the tensor inventory, the first time at each ``when``."""
-        if when not in state.recorded_inventories:
-            self._tensor_guard.run_once(record_tensors, self._probe, state, engine, when)
-
-    def end_step(self, span: Span, time_ns: int) -> None:
-        """Finish a step after its span was written."""
-        if span.flags & BOUNDARY and self._probe.recorder is not None:
-            self._probe.recorder.end_step(span, time_ns)
+        """Record the tensor inventory, which happens once at each ``when``."""
+        self._tensor_guard.run_once(record_tensors, self._probe, state, engine, when)
 
     # --- its parts ------------------------------------------------------------------------------------------
 

@@ -18,17 +18,18 @@ class TrainingHooks:
 
     def is_training_thread(self, trains: bool) -> bool:
         """Return whether the caller runs in the training thread; a call that ``trains`` outside of any phase defines it."""
-        recorder = self._probe.recorder
-        if trains and recorder is not None and not recorder.stack:
-            self._probe.training_thread = threading.get_ident()
-        return self._probe.is_training_thread()
+        probe, thread = self._probe, threading.get_ident()
+        if trains and probe.recorder is not None and not probe.recorder.stack:
+            probe.training_thread = thread
+        return thread == probe.training_thread
 
     def resume_training(self, time_ns: int, state: TrainingState | None = None) -> None:
         """End an evaluation and abandoned phases: training resumes with this call, of the engine or loop ``state``."""
-        if self._probe.recorder is not None:
-            self._probe.recorder.end_loose_spans(time_ns)
-        if self._probe.evaluation is not None:
-            self._probe.evaluation.close()
+        recorder, evaluation = self._probe.recorder, self._probe.evaluation
+        if recorder is not None and recorder.stack:
+            recorder.end_loose_spans(time_ns)
+        if evaluation is not None and evaluation.is_open:
+            evaluation.close()
         if state is not None and state.has_optimizer:
             self._probe.engines.current = state
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.stacks.collectives import read_collectives
 from zerotop_probe.inside.stacks.frames import Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.tally import Tally, format_stacks
@@ -223,6 +224,7 @@ class StackSampler:
         self._silence = place.begin_ns, time_ns + pause_ns
         facts = format_stacks(self._read_threads())
         times = {"begin_ns": place.begin_ns, "end_ns": time_ns, "step": place.step, "samples": 1}
+        facts["collectives"] = read_collectives()
         self._recorder.write_event(time_ns, events.STACKS, where=place.name, why=SILENT, **times, **facts)
 
     def _read_threads(self) -> list[tuple[Stack, dict[str, Any]]]:
@@ -231,11 +233,14 @@ class StackSampler:
         names = {ident: thread.name for ident, thread in dict(getattr(threading, "_active", {})).items()}
         trainer, frames = self._find_thread(), sys._current_frames()
         stacks: list[tuple[Stack, dict[str, Any]]] = []
-        for ident in sorted(frames, key=lambda ident: ident != trainer)[:_MOST_THREADS]:
-            name = names.get(ident, f"thread {ident}")
-            if not name.startswith(_OWN_THREADS):
-                facts = {"count": 1} if ident == trainer else {"count": 1, "thread": name}
-                stacks.append((self._reader.read_stack(frames[ident]), facts))
+        try:
+            for ident in sorted(frames, key=lambda ident: ident != trainer)[:_MOST_THREADS]:
+                name = names.get(ident, f"thread {ident}")
+                if not name.startswith(_OWN_THREADS):
+                    facts = {"count": 1} if ident == trainer else {"count": 1, "thread": name}
+                    stacks.append((self._reader.read_stack(frames[ident]), facts))
+        finally:
+            frames.clear()  # this function's own frame is in it: a circle that would keep all others alive
         return stacks
 
     # --- events ---------------------------------------------------------------------------------------------

@@ -35,6 +35,16 @@ _TABLE_EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _SRUN = re.compile(r"srun: error: \S+: task (?P<task>\d+): (?P<end>.+)")
 _SRUN_CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS_BY_WORDS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
+# A launcher that was told to end, with its ranks.
+_STOPPED = re.compile(
+    r"Received \w+ death signal, shutting down workers|SignalException: Process \d+ got signal: \d+"
+    r"|Main process received SIG\w+, exiting|\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT"
+)
+
+
+def find_stop(lines: Sequence[PrintedLine]) -> int | None:
+    """Return when a launcher printed first that a signal told it to end (unix time); None if none did."""
+    return next((time_ns for time_ns, text in lines if _STOPPED.search(text)), None)
 
 
 def parse_reports(lines: Sequence[PrintedLine]) -> list[LauncherReport]:

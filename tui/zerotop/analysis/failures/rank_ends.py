@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from zerotop.analysis.failures.launcher_reports import LauncherReport, parse_reports
+from zerotop.analysis.failures.launcher_reports import LauncherReport, find_stop, parse_reports
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process
 from zerotop.analysis.processes.process_exits import ProcessExit, ProcessExits
@@ -63,6 +63,7 @@ class PrintedEnds:
 
     reports: tuple[LauncherReport, ...]
     tracebacks: tuple[Traceback, ...]
+    stopped_ns: int | None  # when a launcher printed that a signal told it to end
 
     def find_report(self, process: RankProcess, local_rank: int | None, since_ns: int) -> LauncherReport | None:
         """Return what the launcher printed about a process that began at ``since_ns``."""
@@ -95,7 +96,8 @@ def read_printed_ends(session: Session, cursor_ns: int) -> PrintedEnds:
     streams = read_last_lines(session, cursor_ns)
     reports = sorted(chain.from_iterable(map(parse_reports, streams)), key=lambda report: report.time_ns)
     tracebacks = sorted(chain.from_iterable(map(parse_tracebacks, streams)), key=lambda traceback: traceback.time_ns)
-    return PrintedEnds(tuple(reports), tuple(tracebacks))
+    stops = [time_ns for time_ns in map(find_stop, streams) if time_ns is not None]
+    return PrintedEnds(tuple(reports), tuple(tracebacks), min(stops, default=None))
 
 
 def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> list[RankEnd]:
@@ -103,8 +105,10 @@ def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> li
 
     ``sources``: a table that each of its processes writes.
     """
-    printed = read_printed_ends(session, cursor_ns)
     exits = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
+    if all(exits.find_exit(source) is None for source in sources):
+        return []
+    printed = read_printed_ends(session, cursor_ns)
     job_end = next(iter(session.events_named("job_ended", cursor_ns)[-1:]), None)
     failed: list[tuple[bool, bool, int, RankEnd]] = []
     for source in sources:

@@ -18,12 +18,25 @@ def describe_odd(standstill: Standstill) -> str:
     if group is not None:
         return f"{format_ranks(group.ranks)} {_describe_state(group, is_one=len(group.ranks) == 1)}"
     if standstill.is_mismatch:
-        return "ranks wait for each other in different collectives"
+        names = [f"{format_ranks(one.ranks)} in {one.wait.name}" for one in standstill.groups if one.wait is not None]
+        return f"each waits for the others, {', '.join(names[:3])}"
     if len(standstill.groups) > 1:
         return f"the ranks stand in {len(standstill.groups)} places"
     group = standstill.groups[0]
     who = "all ranks" if len(group.ranks) > 1 else f"rank {group.ranks[0]}"
     return f"{who} {_describe_state(group, is_one=len(group.ranks) == 1)}"
+
+
+def describe_collectives(standstill: Standstill) -> str:
+    """Return in a sentence how the ranks' collectives differ, as PyTorch's flight recorder says; "" if they do not."""
+    known = [(group, group.collectives) for group in standstill.groups if group.collectives is not None]
+    if len({called.called for _, called in known}) > 1:
+        counts = ", ".join(f"{format_ranks(group.ranks)} {called.called}" for group, called in known)
+        return f"Collectives called so far: {counts}."
+    if standstill.is_mismatch and len({called.name for _, called in known}) > 1:
+        names = ", ".join(f"{called.name} on {format_ranks(group.ranks)}" for group, called in known)
+        return f"Collective {known[0][1].called} is {names}."
+    return ""
 
 
 def advise(standstill: Standstill) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -43,6 +43,15 @@ class ThreadStack:
         return next((frame for frame in self.frames if frame.own), self.frames[0] if self.frames else None)
 
 
+class Collectives(NamedTuple):
+    """What a rank has called in one process group, as PyTorch's flight recorder says."""
+
+    group: str
+    called: int  # collectives so far
+    name: str  # function of the first that has not ended; "" without one
+    is_pending: bool  # whether there is one
+
+
 @dataclass(frozen=True, slots=True)
 class RankStacks:
     """The stacks of a rank's threads at one moment of its silence."""
@@ -52,6 +61,7 @@ class RankStacks:
     step: int | None
     where: str  # the outermost phase, or "between phases"
     threads: tuple[ThreadStack, ...]  # the training thread first
+    collectives: tuple[Collectives, ...] = ()  # of each process group
     is_running: bool = True  # False if py-spy saw them: the rank's Python did not run
 
     @property
@@ -73,7 +83,18 @@ def _build_stacks(event: Event, process: RankProcess) -> RankStacks:
     step, is_running = event.facts.get("step"), event.name == STACKS
     where = str(event.facts.get("where") or "")
     threads = tuple(_parse_threads(event))
-    return RankStacks(process, event.unix_ns, step if isinstance(step, int) else None, where, threads, is_running)
+    collectives = tuple(_parse_collectives(event))
+    return RankStacks(
+        process, event.unix_ns, step if isinstance(step, int) else None, where, threads, collectives, is_running
+    )
+
+
+def _parse_collectives(event: Event) -> Iterator[Collectives]:
+    for facts in event.facts.get("collectives") or ():
+        if isinstance(called := facts.get("called"), int):
+            first = facts.get("waits_for")
+            is_pending = isinstance(first, int) and first >= 0
+            yield Collectives(str(facts.get("group") or ""), called, str(facts.get("name") or ""), is_pending)
 
 
 def _parse_threads(event: Event) -> list[ThreadStack]:

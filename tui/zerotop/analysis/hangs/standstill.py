@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zerotop.analysis.failures.rank_ends import RankEnd
-from zerotop.analysis.hangs.stacks import Frame, RankStacks
-from zerotop.analysis.hangs.waits import FOR_OTHERS, Wait, find_wait
+from zerotop.analysis.hangs.stacks import Collectives, Frame, RankStacks
+from zerotop.analysis.hangs.waits import FOR_OTHERS, Wait, WaitKind, find_wait
 from zerotop.analysis.processes.alive_ranks import RankProcess
 
 
@@ -20,6 +20,7 @@ class StackGroup:
     wait: Wait | None  # None without stacks
     frame: Frame | None  # the job's own line where they stand
     end: RankEnd | None  # how the first of them ended; None while they live
+    collectives: Collectives | None = None  # that they have called in a process group of all ranks
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -28,8 +29,14 @@ class StackGroup:
 
     @property
     def awaits_others(self) -> bool:
-        """Whether other ranks keep them waiting."""
-        return self.wait is not None and self.wait.kind in FOR_OTHERS
+        """Whether other ranks keep them waiting: they have arrived.
+
+        A GPU with no collective left to do computes.
+        """
+        if self.wait is None or self.wait.kind not in FOR_OTHERS:
+            return False
+        called = [one for stacks in self.stacks for one in stacks.collectives]
+        return self.wait.kind is not WaitKind.DEVICE or not called or any(one.is_pending for one in called)
 
     @property
     def place(self) -> str:
@@ -56,62 +63,83 @@ def group_ranks(
     processes: Sequence[RankProcess], stacks: Mapping[RankProcess, RankStacks], ends: Mapping[RankProcess, RankEnd]
 ) -> Standstill:
     """Group all ranks of an attempt by their stacks, or by how they ended."""
+    shared = _find_shared_group(list(stacks.values()))
     members: dict[tuple[object, ...], list[RankProcess]] = {}
     for process in processes:
-        members.setdefault(_choose_key(process, stacks, ends), []).append(process)
-    groups = [_build_group(tuple(part), stacks, ends) for part in members.values()]
+        members.setdefault(_choose_key(process, stacks, ends, shared), []).append(process)
+    groups = [_build_group(tuple(part), stacks, ends, shared) for part in members.values()]
     odd = _find_odd(groups)
     return Standstill(tuple(sorted(groups, key=lambda group: (group is not odd, -len(group.ranks), group.ranks))), odd)
 
 
+def _find_shared_group(stacks: Sequence[RankStacks]) -> str | None:
+    """Return the process group that all of several ranks have used, the one that the first of them used last."""
+    if len(stacks) < 2:
+        return None
+    names = [{one.group for one in rank.collectives} for rank in stacks]
+    return next((one.group for one in stacks[0].collectives if all(one.group in known for known in names)), None)
+
+
+def _read_collectives(stacks: RankStacks, shared: str | None) -> Collectives | None:
+    return next((one for one in stacks.collectives if one.group == shared), None)
+
+
 def _choose_key(
-    process: RankProcess, stacks: Mapping[RankProcess, RankStacks], ends: Mapping[RankProcess, RankEnd]
+    process: RankProcess,
+    stacks: Mapping[RankProcess, RankStacks],
+    ends: Mapping[RankProcess, RankEnd],
+    shared: str | None,
 ) -> tuple[object, ...]:
     if process in ends:
         return "ended", ends[process].signal_number, ends[process].exit_code
     if process not in stacks:
         return ("silent",)
     stack = stacks[process].training
-    return find_wait(stack), stack.own_frame
+    called = _read_collectives(stacks[process], shared)
+    return find_wait(stack), stack.own_frame, called.called if called is not None else None
 
 
 def _build_group(
-    processes: tuple[RankProcess, ...], stacks: Mapping[RankProcess, RankStacks], ends: Mapping[RankProcess, RankEnd]
+    processes: tuple[RankProcess, ...],
+    stacks: Mapping[RankProcess, RankStacks],
+    ends: Mapping[RankProcess, RankEnd],
+    shared: str | None,
 ) -> StackGroup:
     first = processes[0]
     if first in ends:
         return StackGroup(processes, (), None, None, ends[first])
     if first not in stacks:
         return StackGroup(processes, (), None, None, None)
-    stack = stacks[first].training
-    return StackGroup(processes, tuple(stacks[one] for one in processes), find_wait(stack), stack.own_frame, None)
+    stack, own = stacks[first].training, tuple(stacks[one] for one in processes)
+    return StackGroup(processes, own, find_wait(stack), stack.own_frame, None, _read_collectives(stacks[first], shared))
 
 
 def _find_odd(groups: Sequence[StackGroup]) -> StackGroup | None:
     """Return the group that the others wait for.
 
-    Ranks in a collective wait for those that are not in it. If all of them are in one, but not in the same, the fewest are
-    taken to be wrong; of as many, the one that is further in the same function has left out what the other one waits in.
+    Ranks in a collective wait for those that are not in it. If all of them are in one, but not in the same, those that have
+    called fewer are behind; else the fewest ranks are taken to be wrong.
     """
     if len(groups) < 2:
         return None
     late = [group for group in groups if not group.awaits_others]
+    behind = _find_behind(groups) if not late else []
+    if len(behind) == 1:
+        return behind[0]
     candidates = late if late and len(late) < len(groups) else list(groups)
     ordered = sorted(candidates, key=_rank_suspicion)
     first, *others = ordered
-    if not others or _rank_suspicion(first) < _rank_suspicion(others[0]):
-        return first
-    return _find_further(first, others[0]) if len(others) == 1 else None
+    return first if not others or _rank_suspicion(first) < _rank_suspicion(others[0]) else None
+
+
+def _find_behind(groups: Sequence[StackGroup]) -> list[StackGroup]:
+    """Return the groups that have called the fewest collectives; none if all have called as many, or that is unknown."""
+    called = [group.collectives.called for group in groups if group.collectives is not None]
+    if len(called) < len(groups) or min(called) == max(called):
+        return []
+    return [group for group, count in zip(groups, called, strict=True) if count == min(called)]
 
 
 def _rank_suspicion(group: StackGroup) -> tuple[bool, bool, int]:
     """Order groups: ended ranks first, then those whose Python does not run, then the smallest."""
     return group.end is None, group.wait is not None, len(group.ranks)
-
-
-def _find_further(one: StackGroup, other: StackGroup) -> StackGroup | None:
-    if one.frame is None or other.frame is None:
-        return None
-    if (one.frame.file, one.frame.function) != (other.frame.file, other.frame.function):
-        return None
-    return max(one, other, key=lambda group: group.frame.line if group.frame is not None else 0)

@@ -17,10 +17,10 @@ from zerotop.analysis.formatting import (
     format_count,
     format_long_time,
     format_percent,
-    format_ranks,
     format_seconds,
 )
 from zerotop.analysis.live_view import LiveView, State
+from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.samples import Ints, Rows
@@ -60,7 +60,7 @@ def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], fail
         *((failure.why, f"What to do: {failure.advice}") if failure is not None else ()),
         *describe_pace(source.job_steps, source.job_tokens),
         *describe_memory(view),
-        _describe_costliest(source, costly) if costly is not None or failure is None else "",
+        _describe_costliest(source, costly, view) if costly is not None or failure is None else "",
         view.cost_sentence,
     ]
     return Verdict(outcome, headline, tuple(filter(None, sentences)))
@@ -137,26 +137,8 @@ def describe_memory(view: LiveView, units: ByteUnits = BINARY) -> Iterator[str]:
         yield f"Host memory peaked at {format_bytes(rank.rss_peak_bytes, units)} in rank {rank.rank}; no GPU was recorded."
 
 
-def _describe_costliest(source: RecordingSource, cost: FindingCost | None) -> str:
+def _describe_costliest(source: RecordingSource, cost: FindingCost | None, view: LiveView) -> str:
     if cost is None:
         return "No finding says that time or memory was lost."
-    price = describe_cost(cost, measure_training_s(source.job_steps))
+    price = describe_cost(cost, measure_training_s(source.job_steps), view)
     return f"What cost most: {cost.finding.headline}{f' ({price})' if price else ''}."
-
-
-def describe_cost(cost: FindingCost, training_s: float, units: ByteUnits = BINARY) -> str:
-    """Return what a finding cost: ``about 23 s, 26 % of the training time, and 1.2 GiB of GPU memory``."""
-    parts = []
-    if cost.seconds is not None:
-        share = (
-            f", {format_percent(min(1.0, cost.seconds / training_s))} of the training time{cost.seconds_text}"
-            if training_s
-            else ""
-        )
-        parts.append(
-            f"about {format_long_time(cost.seconds) if cost.seconds >= 10 else format_seconds(cost.seconds)}{share}"
-        )
-    if cost.bytes is not None:
-        parts.append(f"{format_bytes(cost.bytes, units)} of {'host' if cost.on_host else 'GPU'} memory")
-    where = f" on {format_ranks(cost.ranks)}" if cost.bytes is not None and len(cost.ranks) == 1 else ""
-    return " and ".join(parts) + where

@@ -5,9 +5,10 @@ from __future__ import annotations
 from zerotop.analysis.annotations import Severity
 from zerotop.analysis.formatting import format_percent
 from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.end_summary import EndSummary
 from zerotop.analysis.reports.finding_costs import FindingCost
-from zerotop.analysis.reports.verdict import describe_cost, describe_memory
+from zerotop.analysis.reports.verdict import describe_memory
 from zerotop.ui.base.findings import choose_style, describe_finding
 from zerotop.ui.drawing.formatting import is_known
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -25,7 +26,7 @@ def draw_summary(
 ) -> list[Row]:
     """Draw a row for each finding with its cost, then a sentence a row."""
     rows = [draw_rule(panel_title("Summary", focused), width, glyphs)]
-    rows += [_draw_finding(cost, summary.training_s, width, glyphs) for cost in summary.findings]
+    rows += [_draw_finding(cost, summary.training_s, view, width, glyphs) for cost in summary.findings]
     if not summary.findings:
         rows.append(((f"  {_NO_FINDINGS}", "good"),))
     sentences = (summary.pace, *describe_memory(view, get_units().sizes[:3]), _describe_watching(view), view.cost_sentence)
@@ -34,10 +35,10 @@ def draw_summary(
     return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
-def _draw_finding(cost: FindingCost, training_s: float, width: int, glyphs: Glyphs) -> Row:
+def _draw_finding(cost: FindingCost, training_s: float, view: LiveView, width: int, glyphs: Glyphs) -> Row:
     finding = cost.finding
     mark, style = (glyphs.bullet if finding.severity is Severity.INFO else "!"), choose_style(finding)
-    price = describe_cost(cost, training_s, get_units().sizes[:3])
+    price = describe_cost(cost, training_s, view, get_units().sizes[:3])
     right: Row = ((f" {sanitize(price, glyphs)}", "value"),) if price else ()
     headline = sanitize(describe_finding(finding), glyphs)
     if row_width(right) + len(headline) + 4 > width and cost.seconds is not None and training_s:

@@ -111,7 +111,7 @@ def _draw_block(group: StackGroup, width: int, height: int, glyphs: Glyphs, *, i
         lines = [line for line in lines if line in own[:room]]
     rows: list[Row] = [head]
     for text, is_own in lines:
-        shown = fit_text(sanitize(text, glyphs), max(1, width - 4), glyphs)
+        shown = fit_text(sanitize(text, glyphs), max(1, width - 4), glyphs, at_words=False)
         rows.append((("    ", "text"), (shown, "value" if is_own else "muted")))
     return rows
 

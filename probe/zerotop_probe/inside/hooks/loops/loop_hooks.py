@@ -121,11 +121,17 @@ class LoopHooks:
             and not recorder.stack
             and module.training
             and self._forwards < _MAX_FORWARDS
-            and self._is_grad_enabled()
             and get_ident() == self._probe.training_thread
         ):
+            roots = self._loop.finder.roots
+            if not roots or roots[0]() is not module:
+                self._loop.finder.note_root(module)
             span = recorder.begin_quick(time_ns, _FORWARD, state)
-            self._note_forward(recorder, span, module, args, kwargs)
+            span.batch = args, kwargs
+            self._forwards += 1
+            if self._first_root in (0, id(module)):
+                self._first_root = id(module)
+                recorder.last_forward = span
             return span
         gradients = self._is_grad_enabled()
         trains = gradients and (_is_training(module) or self._trains_in_eval_mode)
@@ -158,30 +164,37 @@ class LoopHooks:
         self._unproven_forward = gradients and not trains and self._loop.owns_parameters(module)
         return span
 
-    def _note_forward(self, recorder: Recorder, span: Span, module: Any, args: Any, kwargs: Any) -> None:
-        self._forwards += 1
-        self._unproven_forward = False
-        roots = self._loop.finder.roots
-        if not roots or roots[0]() is not module:
-            self._loop.finder.note_root(module)
-        number = id(module)
-        if self._first_root in (0, number):
-            self._first_root = number
-            span.rows, span.sequence, span.tokens = batch_shape.measure_batch(args, kwargs)
-            recorder.last_forward = span
-
     def _evaluates(self, module: Any) -> bool:
         """Return whether a forward without training is an evaluation, not a teacher's or a reference model's."""
         return not _is_training(module) and self._loop.owns_parameters(module)
 
     def _end_forward(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
-        if self._probe.recorder is not None:
-            self._probe.recorder.end_span(span, time_ns, flags)
+        recorder = self._probe.recorder
+        if recorder is None:
+            return
+        if span.batch is not None:
+            self._classify_forward(recorder, span)
+        recorder.end_span(span, time_ns, flags)
         if span.flags & EVAL:
             if self._probe.evaluation is not None:
                 self._probe.evaluation.end_forward(time_ns)
         elif self._loop.settled is None:
             self._loop.note_output(result)
+
+    def _classify_forward(self, recorder: Recorder, span: Span) -> None:
+        """Find out at its end what a quick forward was: now all that takes part is in the processor's caches."""
+        if self._is_grad_enabled():
+            self._unproven_forward = False
+            if recorder.last_forward is span:
+                span.measure_batch()
+            span.batch = None
+            return
+        span.flags |= EVAL  # that of a teacher or a reference model
+        span.measure_batch()
+        recorder.last_forward = span
+        self._forwards -= 1
+        if not self._forwards:
+            self._first_root = 0
 
     # --- backward -------------------------------------------------------------------------------------------
 

@@ -37,6 +37,8 @@ class _ScaledStep(NamedTuple):
 class _Step:
     """A step in progress."""
 
+    __slots__ = ("depth", "found_inf", "has_closure", "is_scaled", "owner", "span", "was_called")
+
     def __init__(self, optimizer: Any, *, is_scaled: bool = False, has_closure: bool = False) -> None:
         self.owner = id(optimizer)
         self.span: Span | None = None
@@ -91,7 +93,7 @@ class OptimizerStepHooks:
     # The guard's work, as in :func:`~zerotop_probe.inside.guard.wrap_function`.
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._guard.is_on:
+        if self._guard.is_on and not self._probe.engines.belongs_to_deepspeed:
             begin_ns = now()
             try:
                 self._begin_step(begin_ns, optimizer, args, kwargs)
@@ -100,7 +102,7 @@ class OptimizerStepHooks:
             self._meter.cost_ns += now() - begin_ns
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._guard.is_on:
+        if self._guard.is_on and not self._probe.engines.belongs_to_deepspeed:
             begin_ns = now()
             try:
                 self._end_step(begin_ns, optimizer)

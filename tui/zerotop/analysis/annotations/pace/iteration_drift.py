@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes import StepChange, find_drift_cause, name_part
+from zerotop.analysis.annotations.support.causes import find_drift_cause
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.line_findings import (
     PLACES,
@@ -18,6 +18,7 @@ from zerotop.analysis.annotations.support.line_findings import (
     name_line,
 )
 from zerotop.analysis.annotations.support.stack_lines import FoundLine
+from zerotop.analysis.annotations.support.step_change import StepChange, name_part
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import SETTLED_STEPS

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Iterator
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
-from zerotop.analysis.annotations.support.line_findings import Delay, is_cause, line_values, name_line
-from zerotop.analysis.annotations.support.stack_lines import BETWEEN, SHARE, StackLine, find_line
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.line_findings import Delay, is_cause, line_values, measure_between, name_line
+from zerotop.analysis.annotations.support.stack_lines import BETWEEN, SHARE, find_line, trains
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
@@ -30,8 +29,6 @@ _FIRST = slice(1, 21)
 _FEWEST_SAMPLES = 10
 # A GPU that is busy in more of the time does not wait for the host (percent).
 _BUSY_PERCENT = 90.0
-# Modules that train: their time between the phases, as of a loss, is no loss of time.
-_TRAINING = ("torch.", "deepspeed.", "accelerate.", "transformers.", "trl.", "peft.", "lightning.", "pytorch_lightning.")
 
 
 class _State:
@@ -57,12 +54,12 @@ def _check_event(group: Group, event: Event, samples: int) -> Iterator[Annotatio
         return
     begin_ns = int(rows["begin_unix_ns"][0])
     line = find_line(lead, BETWEEN, begin_ns, known_ns, known_ns, why=SHARE)
-    if line is None or not _is_own_time(line) or not is_cause(line, Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)):
+    if line is None or trains(line.callees) or not is_cause(line, Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)):
         return
     if _is_gpu_busy(lead, begin_ns, known_ns):
         return
     group.reported.add(_KIND.name)
-    between, iteration = float(np.median(_measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
+    between, iteration = float(np.median(measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
     evidence = {"between_s": between, "iteration_s": iteration, "share": between / iteration}
     kind, share = name_line(_KIND, line), between / iteration
     yield kind.at_steps(group, rows[1:], evidence, known_ns=known_ns, cost=share, **line_values(line))
@@ -72,24 +69,9 @@ def _spends_time(process: Process, known_ns: int) -> bool:
     rows = process.steps_until(known_ns)
     return all(
         len(part) > 0
-        and float(np.median(_measure_between(part))) >= BETWEEN_SECONDS
-        and float(np.median(_measure_between(part) / part["iteration_s"])) >= BETWEEN_SHARE
+        and float(np.median(measure_between(part))) >= BETWEEN_SECONDS
+        and float(np.median(measure_between(part) / part["iteration_s"])) >= BETWEEN_SHARE
         for part in (rows[_FIRST], rows[1:])
-    )
-
-
-def _measure_between(rows: Rows) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    phases = rows["data_s"] + rows["forward_s"] + rows["backward_s"] + rows["step_s"]
-    return np.asarray(rows["iteration_s"] - phases, np.float64)
-
-
-def _is_own_time(line: StackLine) -> bool:
-    """Whether the time is that of the job's own code or of a known call, not of the training itself."""
-    if line.known_call is not None:
-        return True
-    return not any(
-        name.startswith(_TRAINING) or ("." not in name and name not in vars(builtins))  # a method, perhaps of a tensor
-        for name in line.callees
     )
 
 

@@ -124,7 +124,8 @@ def _is_expected(recording: Evidence, group: Group, end: RankEnd, known_ns: int)
         for ended in recording.events_named(events.JOB_ENDED)
         if ended.facts.get("signal") in _STOP_SIGNALS and ended.unix_ns >= group.lead.source.created_ns
     ]
-    if any(stop <= known_ns for stop in stops):
+    stopped_ns = read_printed_ends(recording.session, known_ns).stopped_ns
+    if any(stop <= known_ns for stop in stops) or stopped_ns is not None:
         return True
     if end.signal_number is None and _has_run_out_of_memory(group, end, known_ns):
         return True

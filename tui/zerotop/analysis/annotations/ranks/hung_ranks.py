@@ -10,7 +10,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, Samples
 from zerotop.analysis.hangs.reader import StandstillReader
-from zerotop.analysis.hangs.sentences import advise, describe_group, describe_odd
+from zerotop.analysis.hangs.sentences import advise, describe_collectives, describe_group, describe_odd
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 from zerotop.analysis.hangs.waits import LONG_WORK
 from zerotop_probe.recording.tables import PHASES
@@ -30,7 +30,10 @@ _KIND = FindingKind(
 _SEEN = _KIND.with_changes(
     confidence=0.9,
     headline="Standing still for {silent_s:seconds}: {odd}",
-    details="[{groups} ]No phase has begun or ended on {count:count rank}; iterations take {iteration_s:seconds}.",
+    details=(
+        "[{groups} ][{collectives} ]No phase has begun or ended on {count:count rank}; iterations take"
+        " {iteration_s:seconds}."
+    ),
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
 )
@@ -48,12 +51,16 @@ BUSY_CORES = 0.2
 _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
 # Events of a rank that ends, and of one whose probe is removed.
 _LAST_EVENTS = ("goodbye", "left")
+# Records of other ranks and nodes may be read so much later.
+_LATE_NS = 3 * 10**9
 # A phase in progress began at most so long before the last sign of life.
 _LOOK_BACK_NS = 3600 * 10**9
 
 
 class _State:
     last_heard_ns = 0  # when a phase began or ended last
+    reported_ns = 0  # begin of the last silence that was reported
+    checked_ns = 0  # until when silences have been examined
 
 
 @dataclass(frozen=True)
@@ -74,12 +81,13 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report each silence of an attempt when it has lasted long enough, whether or not it ends."""
     for group in recording.groups:
         if len(group.lead.steps):
-            for silence in _find_silences(recording, group):
-                yield _check_silence(recording, group, silence)
+            state = group.get_state(_State)
+            for silence in _find_silences(recording, group, state):
+                if silence.since_ns != state.reported_ns:
+                    yield _check_silence(recording, group, silence, state)
 
 
-def _find_silences(recording: Evidence, group: Group) -> Iterator[_Silence]:
-    state = group.get_state(_State)
+def _find_silences(recording: Evidence, group: Group, state: _State) -> Iterator[_Silence]:
     state.last_heard_ns = state.last_heard_ns or int(group.lead.steps["end_unix_ns"][0])
     times = []
     for process in group.processes:
@@ -95,7 +103,7 @@ def _find_silences(recording: Evidence, group: Group) -> Iterator[_Silence]:
             yield _Silence(since_ns, int(ends[index]), float(np.median(before)), float(before.max()))
 
 
-def _check_silence(recording: Evidence, group: Group, silence: _Silence) -> Annotation | None:
+def _check_silence(recording: Evidence, group: Group, silence: _Silence, state: _State) -> Annotation | None:
     """Return the finding about a silence, as soon as one of the times at which ranks have written stacks shows it."""
     last = [process.begins.read_window(silence.since_ns - _LOOK_BACK_NS, silence.since_ns) for process in group.processes]
     if any(len(part) and _name_phase(part) in _SILENT_PHASES for part in last):
@@ -104,13 +112,19 @@ def _check_silence(recording: Evidence, group: Group, silence: _Silence) -> Anno
     sources = [process.source for process in group.processes]
     reader = StandstillReader(recording.session, sources, silence.since_ns, end_ns)
     for known_ns in _list_times(silence, reader.written_ns, end_ns):
+        if known_ns <= state.checked_ns:
+            continue
+        if known_ns < recording.cursor_ns - _LATE_NS:
+            state.checked_ns = known_ns
         if _is_explained(recording, group, silence.since_ns, known_ns):
             return None
         is_long = known_ns >= silence.limit_ns(LONGEST_WORK_SECONDS)
         standstill = reader.read_at(known_ns, confirmed=not is_long)
         if standstill is not None and (is_long or _is_hang(group, standstill, silence.since_ns, known_ns)):
+            state.reported_ns = silence.since_ns
             return _build_seen(group, silence, known_ns, standstill)
         if known_ns >= silence.limit_ns(HANG_SECONDS) and not any(time_ns <= known_ns for time_ns in reader.written_ns):
+            state.reported_ns = silence.since_ns
             return _build_unseen(group, last, silence, known_ns)
     return None
 
@@ -178,6 +192,7 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
         ranks=list(odd.ranks) if odd is not None else None,
         odd=describe_odd(standstill),
         groups=" ".join(f"{describe_group(one)}." for one in standstill.groups if one is not odd) or None,
+        collectives=describe_collectives(standstill) or None,
         count=len(group.processes),
         advice=advise(standstill),
         line=line or None,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Records, Rows, Samples
+from zerotop.analysis.annotations.support.evidence import Floats, Rows
 from zerotop.analysis.annotations.support.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
 from zerotop.analysis.annotations.support.stack_lines import BETWEEN
+from zerotop.analysis.annotations.support.step_change import Cause, StepChange, measure_collecting
 from zerotop.analysis.annotations.support.thresholds import (
     HOST_GROWTH_BYTES,
     OTHERS_BYTES,
@@ -21,8 +21,6 @@ from zerotop.analysis.annotations.support.thresholds import (
     TAKEN_SHARE,
 )
 from zerotop.analysis.formatting import Text, format_percent, format_seconds
-
-PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
 
 _POWER_CAP = 0x04
 # A condition is there when most samples show it, and was not when few did.
@@ -54,51 +52,11 @@ _CORES: _Advice = ("Give each rank cores of its own, and as many threads as it h
 _LATE_ADVICE = "See what only that rank does between the phases: do it less often, or in a thread of its own."
 _NEIGHBOUR_ADVICE = "It may compute there: see whose it is, and keep one of the jobs off with CUDA_VISIBLE_DEVICES."
 _OTHERS: _Advice = ("See what runs beside the job: the ranks wait for cores.", "top -b -n 1 -o %CPU | head -20")
+_COLLECTOR: _Advice = (
+    "Call gc.freeze() once model and data are loaded: the collector then looks only at what was made since.",
+    "gc.collect(); gc.freeze()",
+)
 _GROWTH: _Advice = ("Look for a list that grows with each step and that each step iterates over.", "")
-
-
-class Cause(NamedTuple):
-    """What changed, as the end of a sentence, and what to do."""
-
-    text: str
-    advice: str
-    fix: str
-    confidence: float
-    is_expected: bool = False  # whether the change is right: larger batches take longer
-    has_own_finding: bool = False  # whether another detector reports it
-    culprit: Process | None = None  # the rank that the others wait for
-    where: str = ""  # the place of stacks that show its line, see stack_lines; empty if none does
-
-
-class StepChange(NamedTuple):
-    """Steps of a group's lead before and after a change."""
-
-    group: Group
-    before: Rows
-    after: Rows
-
-    @property
-    def process(self) -> Process:
-        """The process whose steps they are."""
-        return self.group.lead
-
-    def read_samples(self, records: Records) -> tuple[Samples, Samples] | None:
-        """Return the records before and after; None if there are none in one of them."""
-        before, after = (
-            records.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
-            for rows in (self.before, self.after)
-        )
-        return (before, after) if len(before) and len(after) else None
-
-    def measure_phases(self, change_s: float) -> dict[str, float]:
-        """Return by how much each phase changed, in seconds, and the rest of ``change_s`` as ``other_s``."""
-        changes = {name: float(np.median(self.after[name]) - np.median(self.before[name])) for name in PHASE_COLUMNS}
-        return {**changes, "other_s": change_s - sum(changes.values())}
-
-
-def name_part(column: str) -> str:
-    """Name where a change of measure_phases() happened: ``in the step phase``."""
-    return "between the phases" if column == "other_s" else f"in the {column.removesuffix('_s')} phase"
 
 
 def find_cause(change: StepChange) -> Cause | None:
@@ -180,6 +138,16 @@ def _check_cache_clearing(change: StepChange) -> Cause | None:
     if falls[0] > _FEW_SHARE or falls[1] < _MOST_SHARE:
         return None
     return Cause("the allocator's cache was emptied in each step", *_CLEARING, 0.9, where=BETWEEN)
+
+
+def _check_collector(change: StepChange) -> Cause | None:
+    """Python's garbage collector takes much of what iterations became longer by."""
+    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
+    before, after = (measure_collecting(change.process, rows) for rows in (change.before, change.after))
+    if slower <= 0 or after - before < slower / 2:
+        return None
+    text = f"Python's garbage collector takes {format_seconds(after)} of each iteration instead of {format_seconds(before)}"
+    return Cause(text, *_COLLECTOR, 0.8)
 
 
 def _check_crowding(change: StepChange) -> Cause | None:
@@ -297,6 +265,7 @@ _CHECKS: tuple[_Check, ...] = (
     _check_data,
     _check_retries,
     _check_cache_clearing,
+    _check_collector,
     _check_clocks,
     _check_others,
     _check_crowding,
@@ -307,6 +276,7 @@ _CHECKS: tuple[_Check, ...] = (
 _DRIFT_CHECKS: tuple[_Check, ...] = (
     _check_tokens,
     _check_retries,
+    _check_collector,
     _check_clocks,
     _check_slower_clock,
     _check_others,

@@ -35,7 +35,7 @@ _CALLS = (
         waits_for_gpu=True,
     ),
     KnownCall(
-        ("torch.save", "fsync", "posix.fsync"),
+        ("torch.save", "os.fsync", "posix.fsync"),
         "Write at {place} less often, or in a thread of its own.",
     ),
     KnownCall(
@@ -43,10 +43,12 @@ _CALLS = (
             "open",
             "io.open",
             "_io.open",
+            "os.open",
             "posix.open",
             "read",
             "readline",
             "readlines",
+            "os.read",
             "posix.read",
             "torch.load",
             "mmap.mmap",

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from zerotop.analysis.annotations.support.annotation import FindingKind
 from zerotop.analysis.annotations.support.detector_state import DetectorState
 from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.annotations.support.stack_lines import BETWEEN, FoundLine, StackLine, await_line
+from zerotop.session.samples import Floats, Rows
 
 T = TypeVar("T")
 
@@ -50,9 +53,11 @@ def await_lines(
 def is_cause(line: StackLine, delay: Delay) -> bool:
     """Whether the line itself takes the time, and does not wait there for a GPU that computes."""
     known = line.known_call
-    if delay.process.is_on_gpu and delay.where in ("forward", "backward", "step"):
-        return known is not None and not known.waits_for_gpu  # others are where the queue of the GPU was full
-    return known is None or not known.waits_for_gpu or not delay.process.is_on_gpu
+    if not delay.process.is_on_gpu:
+        return True
+    if known is None:
+        return delay.where not in ("forward", "backward", "step")  # there a line may be where the GPU's queue was full
+    return not known.waits_for_gpu
 
 
 def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -> FindingKind:
@@ -68,3 +73,9 @@ def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -
 def line_values(line: StackLine | None) -> dict[str, Any]:
     """Return what templates need of a line: ``place`` for a headline, ``line`` for sentences."""
     return {"place": line.place, "line": line.text} if line is not None else {"place": None, "line": None}
+
+
+def measure_between(rows: Rows) -> Floats:
+    """Return the seconds of each step that were spent in no phase."""
+    phases = rows["data_s"] + rows["forward_s"] + rows["backward_s"] + rows["step_s"]
+    return np.asarray(rows["iteration_s"] - phases, np.float64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -16,8 +18,15 @@ from zerotop_probe.recording.directory import STACKS_SETTING
 BETWEEN = "between phases"
 """The place of stacks that are in no phase."""
 
-SHARE = "share"
-"""Why stacks were sampled that are usual."""
+SLOW, SHARE = "slow", "share"
+"""Why stacks were sampled: the place took longer than usual, or usually takes a notable share."""
+
+# A line that calls these only says that the job trains, in each place, in the phases that compute, and in data loading.
+_LIBRARIES = ("deepspeed.", "accelerate.", "transformers.", "trl.", "peft.", "lightning.", "pytorch_lightning.")
+_COMPUTING = ("forward", "backward", "step")
+# A comprehension, a generator expression or a lambda at the end of a function's name.
+_EXPRESSION = re.compile(r"(\.<locals>)?\.<\w+>$")
+_LOADERS = "torch.utils.data."
 
 # A line explains a delay if it has this share of the samples.
 _LINE_SHARE = 0.3
@@ -55,7 +64,8 @@ class StackLine:
     @property
     def text(self) -> str:
         """The line in a sentence: ``train.py:88 in build_batch (time.sleep)``."""
-        function = "" if self.function == "<module>" else f" in {self.function}"
+        name = _EXPRESSION.sub("", self.function).rpartition("<locals>.")[2]
+        function = "" if name == "<module>" else f" in {name}"
         called = self._name_called()
         return f"{self.file}:{self.line}{function}{f' ({called})' if called else ''}"
 
@@ -96,7 +106,7 @@ def find_line(process: Process, where: str, begin_ns: int, end_ns: int, known_ns
             weight = stack.get("seconds") or 0.0
             total += weight
             found = _find_own(event.facts["frames"], stack)
-            if found is not None:
+            if found is not None and not trains(found[1], where):
                 key, beneath = found
                 seconds[key] = seconds.get(key, 0.0) + weight
                 each = callees.setdefault(key, {})
@@ -156,6 +166,20 @@ def _find_own(
             return (key, tuple(callees)) if is_clean else None
         callees.insert(0, _name_function(frame["file"], frame["function"]))
     return None
+
+
+def trains(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
+    """Whether functions beneath a line are the training itself there, which takes the time that it takes."""
+    if find_known_call(callees) is not None:
+        return False
+    is_computing = where in _COMPUTING
+    return any(
+        name.startswith(_LIBRARIES)
+        or (is_computing and name.startswith("torch."))
+        or (is_computing and "." not in name and name not in vars(builtins))  # a method, perhaps of a tensor
+        or (where == "data" and name.startswith(_LOADERS))
+        for name in callees
+    )
 
 
 def _name_function(file: str, function: str) -> str:

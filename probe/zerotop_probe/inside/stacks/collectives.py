@@ -1,0 +1,46 @@
+"""Ask PyTorch's flight recorder which collectives a rank has called, and which one has not ended.
+
+It counts the collectives of each process group: ranks that hang have called different ones, or not as many.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+# NCCL's own, and that of the other backends, from PyTorch 2.6 on.
+_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+_MOST_GROUPS = 16
+_NONE = -1
+
+
+def read_collectives() -> list[dict[str, Any]]:
+    """Return one entry for each process group, see the event ``stacks``; none where PyTorch keeps no such record."""
+    distributed = sys.modules.get("torch.distributed")
+    module = getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None)
+    if distributed is None or module is None or not distributed.is_initialized():
+        return []
+    found: list[dict[str, Any]] = []
+    for name in _DUMPS:
+        # No part of PyTorch's interface: stacks without collectives are better than none.
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):
+            found += parse_dump(json.loads(getattr(module, name)(includeCollectives=True, onlyActive=False)))
+    return found[:_MOST_GROUPS]
+
+
+def parse_dump(recorded: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries for the groups of a flight recorder's dump, in the order in which they were last used."""
+    groups: dict[str, dict[str, Any]] = {}
+    for entry in recorded.get("entries") or ():
+        if entry.get("is_p2p") or not isinstance(entry.get("collective_seq_id"), int):
+            continue
+        name = str((entry.get("process_group") or [""])[0])
+        number, called = entry["collective_seq_id"], str(entry.get("profiling_name") or "").rpartition(":")[2]
+        group = groups.pop(name, {"group": name, "called": 0, "waits_for": _NONE, "name": ""})
+        group["called"] = max(group["called"], number)
+        if not entry.get("retired") and group["waits_for"] == _NONE:
+            group.update(waits_for=number, name=called)
+        groups[name] = group
+    return list(reversed(list(groups.values())))

@@ -1,0 +1,198 @@
+"""The sampler of stacks: names of frames and calls, usual durations, what it keeps alive, how it is turned off."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from os import path
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import pytest
+
+from rank_recordings import Rank
+from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.span import Span
+from zerotop_probe.inside.stacks.callees import find_callee
+from zerotop_probe.inside.stacks.frames import StackReader
+from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.inside.stacks.stack_sampler import StackSampler
+from zerotop_probe.inside.stacks.usual_times import DATA, GAP, PlaceKey, UsualTimes
+from zerotop_probe.recording import directory
+from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
+from zerotop_probe.recording.writer import Identity
+
+MS = 1_000_000
+
+
+class Spy:
+    """Functions in C ask it for a number or for items, and it notes who asks, and what that calls."""
+
+    def __init__(self) -> None:
+        self.callees: list[str] = []
+
+    def _note(self) -> None:
+        frame = sys._getframe(2)
+        self.callees.append(find_callee(frame.f_code, frame.f_lasti, frame.f_globals))
+
+    def __float__(self) -> float:
+        self._note()
+        return 0.0
+
+    def __index__(self) -> int:
+        self._note()
+        return 0
+
+    def __iter__(self) -> Any:
+        self._note()
+        return iter(())
+
+
+def call_with_arguments(spy: Any) -> None:
+    known = [1, 2]
+    time.sleep(spy)
+    sleep(spy)
+    time.sleep(*[spy])
+    known.extend(spy)
+    [one for one in known if one].extend(spy)
+    sum(spy, start=sum([1, 2], 3))
+    path.sep.join(spy)
+
+
+def test_calls_in_c_are_named() -> None:
+    spy = Spy()
+    call_with_arguments(spy)
+    names = dict.fromkeys(spy.callees)  # some ask several times
+    assert list(names) == ["time.sleep", "extend", "sum", "posixpath.sep.join"]
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "is_own"),
+    [
+        ("/work/train.py", "train.py", True),
+        ("/work/src/data.py", "src/data.py", True),
+        ("/work/.venv/lib/python3.11/site-packages/torch/cuda/memory.py", "torch/cuda/memory.py", False),
+        ("/src/package/module.py", "package/module.py", True),
+        ("/home/me/secret/place/other.py", "place/other.py", True),
+        ("/tmp/torchinductor_me/ab/cd.py", "ab/cd.py", False),
+        (json.__file__, "json/__init__.py", False),
+        ("<string>", "<string>", False),
+    ],
+)
+def test_files_have_short_names(file: str, name: str, is_own: bool) -> None:
+    assert PathNames("/work", ["/src", "/work", "/"]).name_file(file) == (name, is_own)
+
+
+def test_a_deep_stack_keeps_the_jobs_frames() -> None:
+    def recurse(depth: int) -> Any:
+        return recurse(depth - 1) if depth else StackReader(PathNames("/elsewhere", [])).read_stack(sys._getframe())
+
+    frames = recurse(100).frames
+    assert len(frames) == 40
+    assert all(frame.function.endswith("recurse") for frame in frames)
+
+
+@pytest.fixture
+def sampled(tmp_path: Path) -> tuple[Recorder, StackSampler]:
+    """A recorder, and a sampler of the thread that runs the tests."""
+    import threading
+
+    recorder, meter = Recorder(str(tmp_path), Identity.for_this_process("rank", 0), CostMeter()), CostMeter()
+    thread = threading.get_ident()
+    return recorder, StackSampler(recorder, lambda: thread, meter)
+
+
+def train(recorder: Recorder, steps: int, duration_ns: int, end_ns: int) -> None:
+    """Record steps of that duration, of which the last one ends then; half of each is a forward."""
+    for step in range(steps):
+        begin_ns = end_ns - (steps - step) * duration_ns
+        for phase, middle_ns, flags in (("forward", duration_ns // 2, 0), ("step", duration_ns, BOUNDARY)):
+            span = recorder.begin_span(begin_ns + middle_ns - duration_ns // 2, phase, (0, step, 0))
+            recorder.end_span(span, begin_ns + middle_ns, flags)
+
+
+def test_a_gap_that_lasts_is_sampled(sampled: tuple[Recorder, StackSampler], tmp_path: Path) -> None:
+    recorder, sampler = sampled
+    train(recorder, 10, 10 * MS, time.monotonic_ns() - 500 * MS)
+    sampler.look()
+    sampler.finish()
+    (event,) = Rank(tmp_path, 0).event("stacks")
+    assert (event["where"], event["why"], event["step"], event["samples"]) == ("between phases", "slow", 10, 1)
+    frames = [event["frames"][number] for number in event["stacks"][0]["frames"]]
+    assert "test_a_gap_that_lasts_is_sampled" in [frame["function"] for frame in frames]
+
+
+def test_what_is_usual_is_not_sampled(sampled: tuple[Recorder, StackSampler], tmp_path: Path) -> None:
+    recorder, sampler = sampled
+    train(recorder, 10, 1000 * MS, time.monotonic_ns())
+    recorder.begin_span(time.monotonic_ns() - 500 * MS, "forward", (0, 10, 0))
+    assert sampler.look() < 1
+    sampler.finish()
+    assert Rank(tmp_path, 0).event("stacks") == []
+
+
+def test_a_silent_rank_writes_the_stacks_of_all_threads(sampled: tuple[Recorder, StackSampler], tmp_path: Path) -> None:
+    import threading
+
+    release = threading.Event()
+    other = threading.Thread(target=release.wait, name="loader")
+    other.start()
+    try:
+        recorder, sampler = sampled
+        train(recorder, 10, 10 * MS, time.monotonic_ns() - 6000 * MS)
+        sampler.look()
+        sampler.look()  # not again so soon
+    finally:
+        release.set()
+        other.join()
+    (event,) = [event for event in Rank(tmp_path, 0).event("stacks") if event["why"] == "silent"]
+    assert "thread" not in event["stacks"][0]
+    assert "loader" in [stack.get("thread") for stack in event["stacks"]]
+
+
+def test_nothing_of_the_job_is_kept_alive(sampled: tuple[Recorder, StackSampler]) -> None:
+    recorder, sampler = sampled
+    train(recorder, 10, 10 * MS, time.monotonic_ns() - 6000 * MS)
+    holder = type("Tensor", (), {})
+
+    def hold() -> Callable[[], Any]:
+        tensor = holder()
+        sampler.look()
+        return weakref.ref(tensor)
+
+    assert hold()() is None
+
+
+def test_usual_times_are_those_of_most_iterations() -> None:
+    usual = UsualTimes()
+    spans = []
+    for step in range(9):
+        for phase, begin_ms, end_ms in (("data", 0, 30), ("forward", 40, 60 + 500 * (step == 4)), ("step", 560, 600)):
+            span = Span((step * 700 + begin_ms) * MS, PHASE_CODE[phase], 0, (0, step, 0), loose=False)
+            span.end_ns = (step * 700 + end_ms) * MS
+            span.flags = BOUNDARY if phase == "step" else 0
+            spans.append(span)
+    usual.learn(spans, is_complete=True)
+    assert usual.iteration_ns == 700 * MS
+    assert usual.find_limit(PlaceKey(PHASE_CODE["forward"])) == (1.5 * 20 + 20) * MS
+    assert usual.find_limit(PlaceKey(PHASE_CODE["eval"])) == 720 * MS  # never seen
+    assert usual.notable == {GAP: 610 * MS, DATA: 30 * MS}
+
+
+@pytest.mark.parametrize(("is_on", "threads"), [(True, 1), (False, 0)])
+def test_the_session_turns_it_off(tmp_path: Path, is_on: bool, threads: int) -> None:
+    session = directory.create_session(["train.py"], path=str(tmp_path / "session"), stacks=is_on)
+    script = (
+        "import sys, threading\n"
+        "from zerotop_probe.inside.hooks.hook_installer import PROBE\n"
+        "assert PROBE.start_recording(sys.argv[1])\n"
+        "print(sum(thread.name.startswith('zerotop-') for thread in threading.enumerate()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, session], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(threads)]

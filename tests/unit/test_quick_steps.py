@@ -1,0 +1,181 @@
+"""Steps whose spans a rank records at their end: the session has the same begins and spans as of any other step."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rank_recordings import Rank
+from zerotop_probe.inside.engines import LoopState
+from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.recording import directory, shared_memory
+from zerotop_probe.recording.ring_drainer import RingDrainer
+from zerotop_probe.recording.ring_files import RingFiles
+from zerotop_probe.recording.shared_memory import Ring
+from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE, PHASES
+from zerotop_probe.recording.writer import Identity
+
+ME = Identity.for_this_process("rank", 0)
+DATA, FORWARD, BACKWARD, STEP = (PHASE_CODE[name] for name in ("data", "forward", "backward", "step"))
+
+# Begins a step in which it is killed.
+KILLED = """
+import os, signal, sys
+from zerotop_probe.inside.engines import LoopState
+from zerotop_probe.inside.guard import CostMeter, now
+from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.recording.writer import Identity
+recorder = Recorder(sys.argv[1], Identity.for_this_process("rank", 0), CostMeter())
+recorder.is_quick = True
+state = LoopState(0)
+state.finished_steps = 7
+recorder.end_span(recorder.begin_quick(now(), 2, state), now())
+recorder.begin_quick(now(), 3, state)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Path]:
+    """A session whose ranks share memory with a sampler, which this test is."""
+    path = Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
+    memory = shared_memory.offer_folder(str(path))
+    assert memory is not None
+    yield path
+    for left in Path(memory).glob("*"):
+        left.unlink()
+    Path(memory).rmdir()
+
+
+class Job:
+    """A rank in quick steps, and the sampler that drains its ring."""
+
+    def __init__(self, session: Path) -> None:
+        self.recorder = Recorder(str(session), ME, CostMeter())
+        self.recorder.is_quick = True
+        assert isinstance(self.recorder.files, RingFiles)
+        self.drainer = RingDrainer(self.recorder.files.ring, str(session))
+        self.state = LoopState(0)
+        self.time_ns = 1_000_000_000
+        self._session = session
+
+    def tick(self) -> int:
+        self.time_ns += 1000
+        return self.time_ns
+
+    def run_phase(self, phase: int, flags: int = 0) -> None:
+        self.recorder.end_span(self.recorder.begin_quick(self.tick(), phase, self.state), self.tick(), flags)
+
+    def run_step(self) -> None:
+        for phase in (DATA, FORWARD, BACKWARD):
+            self.run_phase(phase)
+        self.state.backward_count += 1
+        self.run_phase(STEP, BOUNDARY)
+        self.state.finished_steps, self.state.backward_count = self.state.finished_steps + 1, 0
+
+    def drain(self) -> Rank:
+        self.drainer.drain(self.time_ns)
+        return Rank(self._session, 0)
+
+
+@pytest.fixture
+def job(session: Path) -> Iterator[Job]:
+    started = Job(session)
+    yield started
+    started.drainer.close()
+    started.recorder.close()
+
+
+def list_phases(rows: Any) -> list[tuple[str, int, int]]:
+    return [(PHASES[row["phase"]], int(row["step"]), int(row["micro_step"])) for row in rows]
+
+
+def test_every_span_has_its_begin(job: Job) -> None:
+    for _ in range(3):
+        job.run_step()
+    rank = job.drain()
+    expected = [(name, step, 0) for step in range(3) for name in ("data", "forward", "backward", "step")]
+    assert list_phases(rank.spans) == list_phases(rank.begins) == expected
+    assert rank.spans["begin_ns"].tolist() == rank.begins["time_ns"].tolist()
+    assert (rank.spans["end_ns"] - rank.spans["begin_ns"]).tolist() == [1000] * 12
+    assert job.recorder._meter.boundaries == 24
+
+
+def test_a_phase_in_progress_is_in_the_session_and_its_begin_comes_once(job: Job) -> None:
+    job.run_step()
+    job.drain()
+    job.run_phase(DATA)
+    forward = job.recorder.begin_quick(job.tick(), FORWARD, job.state)
+    rank = job.drain()
+    assert list_phases(rank.begins)[-2:] == [("data", 1, 0), ("forward", 1, 0)]
+    assert len(rank.spans) == 4  # those of the step in progress follow at its end
+    job.recorder.end_span(forward, job.tick())
+    job.drain()
+    job.run_phase(STEP, BOUNDARY)
+    rank = job.drain()
+    assert (
+        list_phases(rank.spans)[4:] == list_phases(rank.begins)[4:] == [(name, 1, 0) for name in ("data", "forward", "step")]
+    )
+
+
+def test_a_sampler_that_is_replaced_doubles_no_begin(job: Job, session: Path) -> None:
+    job.run_step()
+    job.recorder.begin_quick(job.tick(), DATA, job.state)
+    before = job.drain().begins["time_ns"].tolist()
+    job.drainer.close()
+    assert isinstance(job.recorder.files, RingFiles)
+    job.drainer = RingDrainer(job.recorder.files.ring, str(session))
+    assert job.drain().begins["time_ns"].tolist() == before
+
+
+def test_phases_around_others_are_recorded_at_once_and_in_order(job: Job) -> None:
+    recorder = job.recorder
+    job.run_phase(DATA)
+    step = recorder.begin_quick(job.tick(), STEP, job.state)
+    inner = recorder.begin_span(job.tick(), "cpu_optimizer", (0, 0, 0))
+    rank = job.drain()
+    assert [name for name, *_ in list_phases(rank.begins)] == ["data", "step", "cpu_optimizer"]
+    assert [name for name, *_ in list_phases(rank.spans)] == ["data"]
+    recorder.end_span(inner, job.tick())
+    recorder.end_span(step, job.tick(), BOUNDARY)
+    rank = job.drain()
+    assert [name for name, *_ in list_phases(rank.spans)] == ["data", "step", "cpu_optimizer"]  # by their begins
+    assert len(rank.begins) == 3
+
+
+def test_more_phases_than_the_header_has_places_for(job: Job) -> None:
+    for _ in range(20):  # micro-steps
+        job.run_phase(FORWARD)
+        job.run_phase(BACKWARD)
+        job.state.backward_count += 1
+    job.run_phase(STEP, BOUNDARY)
+    rank = job.drain()
+    assert list_phases(rank.spans) == list_phases(rank.begins)
+    assert list_phases(rank.spans)[-3:] == [("forward", 0, 19), ("backward", 0, 19), ("step", 0, 19)]
+
+
+def test_a_phase_that_an_exception_left_open(job: Job) -> None:
+    job.recorder.begin_quick(job.tick(), STEP, job.state, loose=True)
+    job.recorder.end_loose_spans(job.tick())
+    job.recorder.write_spans()
+    (span,) = job.drain().spans
+    assert (PHASES[span["phase"]], span["flags"]) == ("step", FAILED)
+
+
+def test_a_killed_rank_leaves_the_begin_of_the_phase_that_it_was_in(session: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", KILLED, str(session)], check=False).returncode == -9
+    memory = shared_memory.find_folder(str(session))
+    assert memory is not None
+    (path,) = shared_memory.list_rings(memory)
+    ring = Ring.open(path)
+    drainer = RingDrainer(ring, str(session))
+    drainer.drain(0, is_final=True)
+    drainer.close()
+    ring.close()
+    assert list_phases(Rank(session, 0).begins) == [("data", 7, 0), ("forward", 7, 0)]

@@ -1,0 +1,85 @@
+"""Now and then an iteration pauses, each time in the same line of the job's own code: a cleanup, a log, a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
+from zerotop.analysis.annotations.support.line_findings import Delay, is_cause, line_values, measure_between, name_line
+from zerotop.analysis.annotations.support.stack_lines import BETWEEN, SLOW, StackLine, find_line
+from zerotop.session.reader import Event
+from zerotop_probe.recording import events
+
+_KIND = FindingKind(
+    name="repeated_pause",
+    severity=Severity.WARNING,
+    confidence=0.9,
+    headline="Every {period:.0f} iterations a pause takes {pause_s:seconds} ({share:percent})",
+    details="{pauses:count pause} since step {step}, most of it at {line}; other iterations take {iteration_s:seconds}.",
+)
+# Pauses that show a line, and what they take of the time since the first.
+_FEWEST_PAUSES = 3
+PAUSE_SHARE = 0.05
+# A pause is so much longer than what the place usually takes: seconds, as a share of an iteration, and of that usual time.
+_LONGER_SECONDS, _LONGER_SHARE, _LONGER_TIMES = 0.02, 0.25, 3.0
+# If more of the iterations are so long, they have become slower.
+_MOST_ITERATIONS = 0.4
+
+
+class _State:
+    def __init__(self) -> None:
+        self.events_read = 0
+        self.lines: dict[tuple[str, int], list[int]] = {}  # when the pauses at each line began
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report each line once for each attempt."""
+    for group in recording.groups:
+        state = group.get_state(_State, _KIND.name)
+        found = group.lead.events_named(events.STACKS)
+        fresh, state.events_read = found[state.events_read :], len(found)
+        for event in fresh:
+            if (event.facts["where"], event.facts["why"]) == (BETWEEN, SLOW):
+                yield from _check_event(group, state, event)
+
+
+def _check_event(group: Group, state: _State, event: Event) -> Iterator[Annotation]:
+    lead, known_ns = group.lead, event.unix_ns
+    begin_ns, end_ns = (int(event.facts[name]) + lead.source.offset_ns for name in ("begin_ns", "end_ns"))
+    line = find_line(lead, BETWEEN, begin_ns, end_ns, known_ns, why=SLOW)
+    if line is None or not is_cause(line, Delay(lead, BETWEEN, begin_ns, end_ns, known_ns)):
+        return
+    key = line.file, line.line
+    begins = state.lines.setdefault(key, [])
+    begins.append(begin_ns)
+    if len(begins) < _FEWEST_PAUSES or (_KIND.name, key) in group.reported:
+        return
+    rows = lead.steps_until(known_ns)
+    rows = rows[np.searchsorted(rows["end_unix_ns"], begins[0], "right") :]
+    finding = _measure_pauses(group, rows, line, known_ns)
+    if finding is not None:
+        group.reported.add((_KIND.name, key))
+        yield finding
+
+
+def _measure_pauses(group: Group, rows: Rows, line: StackLine, known_ns: int) -> Annotation | None:
+    between: Floats = measure_between(rows)
+    if len(rows) < _FEWEST_PAUSES:
+        return None
+    iteration = float(np.median(rows["iteration_s"]))
+    usual = float(np.median(between))
+    longer = between - usual
+    is_pause = longer >= max(_LONGER_SECONDS, _LONGER_SHARE * iteration, _LONGER_TIMES * usual)
+    pauses = int(is_pause.sum())
+    if not _FEWEST_PAUSES <= pauses <= _MOST_ITERATIONS * len(rows):
+        return None
+    share = float(longer[is_pause].sum() / rows["iteration_s"].sum())
+    if share < PAUSE_SHARE:
+        return None
+    period = (np.flatnonzero(is_pause)[-1] - np.flatnonzero(is_pause)[0]) / (pauses - 1)
+    evidence = {"pause_s": float(np.median(longer[is_pause])), "share": share, "iteration_s": iteration, "period": period}
+    kind = name_line(_KIND, line)
+    return kind.at_steps(group, rows, evidence | {"pauses": pauses}, known_ns=known_ns, cost=share, **line_values(line))

@@ -1,0 +1,68 @@
+"""A change in how long iterations take, and what may have caused it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.evidence import Group, Process, Records, Rows, Samples
+from zerotop_probe.recording import events
+
+PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
+
+
+class Cause(NamedTuple):
+    """What changed, as the end of a sentence, and what to do."""
+
+    text: str
+    advice: str
+    fix: str
+    confidence: float
+    is_expected: bool = False  # whether the change is right: larger batches take longer
+    has_own_finding: bool = False  # whether another detector reports it
+    culprit: Process | None = None  # the rank that the others wait for
+    where: str = ""  # the place of stacks that show its line, see stack_lines; empty if none does
+
+
+class StepChange(NamedTuple):
+    """Steps of a group's lead before and after a change."""
+
+    group: Group
+    before: Rows
+    after: Rows
+
+    @property
+    def process(self) -> Process:
+        """The process whose steps they are."""
+        return self.group.lead
+
+    def read_samples(self, records: Records) -> tuple[Samples, Samples] | None:
+        """Return the records before and after; None if there are none in one of them."""
+        before, after = (
+            records.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
+            for rows in (self.before, self.after)
+        )
+        return (before, after) if len(before) and len(after) else None
+
+    def measure_phases(self, change_s: float) -> dict[str, float]:
+        """Return by how much each phase changed, in seconds, and the rest of ``change_s`` as ``other_s``."""
+        changes = {name: float(np.median(self.after[name]) - np.median(self.before[name])) for name in PHASE_COLUMNS}
+        return {**changes, "other_s": change_s - sum(changes.values())}
+
+
+def name_part(column: str) -> str:
+    """Name where a change of measure_phases() happened: ``in the step phase``."""
+    return "between the phases" if column == "other_s" else f"in the {column.removesuffix('_s')} phase"
+
+
+def measure_collecting(process: Process, steps: Rows) -> float:
+    """Return the seconds for each iteration in which Python's garbage collector ran, of steps that follow each other."""
+    begin_ns, end_ns = int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1])
+    offset_ns, spent_s = process.source.offset_ns, 0.0
+    for event in process.events_named(events.GARBAGE):
+        first_ns, last_ns = event.facts["begin_ns"] + offset_ns, event.unix_ns
+        shared_ns = min(last_ns, end_ns) - max(first_ns, begin_ns)
+        if shared_ns >= 0:  # collections of one event are taken as spread evenly over its time
+            spent_s += event.facts["seconds"] * (shared_ns / (last_ns - first_ns) if last_ns > first_ns else 1.0)
+    return spent_s / len(steps)

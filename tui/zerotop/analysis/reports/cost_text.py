@@ -1,0 +1,46 @@
+"""What a finding cost, in words."""
+
+from __future__ import annotations
+
+from zerotop.analysis.formatting import (
+    BINARY,
+    ByteUnits,
+    format_bytes,
+    format_long_time,
+    format_percent,
+    format_ranks,
+    format_seconds,
+)
+from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.reports.finding_costs import FindingCost
+
+
+def describe_cost(cost: FindingCost, training_s: float, view: LiveView, units: ByteUnits = BINARY) -> str:
+    """Return what a finding cost: ``60 s, 26 % of the training time, 0.05 GPU hours ($0.19) and 1.2 GiB of GPU memory``.
+
+    Args:
+        training_s: the seconds of all iterations, evaluations and checkpoints.
+        view: the job, for its GPUs and the price of an hour.
+
+    """
+    parts = []
+    if cost.seconds is not None:
+        share = (
+            f", {format_percent(min(1.0, cost.seconds / training_s))} of the training time{cost.seconds_text}"
+            if training_s
+            else ""
+        )
+        duration = format_long_time(cost.seconds) if cost.seconds >= 10 else format_seconds(cost.seconds)
+        parts.append(f"about {duration}{share}{_describe_hours(cost.seconds, view)}")
+    if cost.bytes is not None:
+        parts.append(f"{format_bytes(cost.bytes, units)} of {'host' if cost.on_host else 'GPU'} memory")
+    where = f" on {format_ranks(cost.ranks)}" if cost.bytes is not None and len(cost.ranks) == 1 else ""
+    return " and ".join(parts) + where
+
+
+def _describe_hours(seconds: float, view: LiveView) -> str:
+    """Return ``, 0.05 GPU hours ($0.19)``; the whole job waits while one of its ranks does."""
+    price = view.job.price
+    hours = seconds * len(view.gpus) / 3600
+    text = f", {hours:,.2f} GPU hours" if hours >= 0.01 else ""
+    return text + (f" ({price.format_cost(seconds)})" if price is not None else "")
