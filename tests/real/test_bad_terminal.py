@@ -104,7 +104,7 @@ def test_without_a_terminal_the_screens_say_what_to_do(tmp_path: Path, hostile: 
 
 def test_a_viewer_that_ignores_hanging_up_ends_with_its_terminal(opened: Open, hostile: str) -> None:
     terminal = opened("replay", hostile, ignoring="HUP")
-    terminal.wait_for("ENDED 0")
+    terminal.wait_for("EXIT 0")
     status = Path(f"/proc/{terminal.pid}/status").read_text()
     (ignored,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn")]
     assert ignored >> (signal.SIGHUP - 1) & 1

@@ -309,7 +309,7 @@ async def test_the_program_runs_in_a_real_browser(state: Path, tmp_path: Path) -
             await page.wait_for("1 shown")
             await page.press("Enter", 13, "\r")
             await page.press("Enter", 13, "\r")
-            await page.wait_for("ENDED 0")
+            await page.wait_for("EXIT 0")
             shown = await page.wait_for("GPU memory GiB")
             assert "LlamaForCausalLM 8.03B" in shown.splitlines()[0]
             await page.type("2")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from textual import events
 from textual.pilot import Pilot
+from textual.widget import Widget
 
+from recordings import recording
 from settling import until
 from zerotop import demo
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -16,6 +19,8 @@ from zerotop.ui.base.panels import Notices, Transport
 from zerotop.ui.charts import AXIS_WIDTH
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.iteration.panels import WaveformPanel
+from zerotop.ui.iteration.screen import IterationScreen
 from zerotop.ui.live.panels import Iteration, RankPanel
 from zerotop.ui.timeline.drawing import chart_begin
 from zerotop.ui.timeline.labels import format_moment
@@ -136,3 +141,33 @@ async def test_a_rank_of_live_is_chosen(size: tuple[int, int]) -> None:
         row = next(y for y, line in enumerate(panel.plain_text().split("\n")) if line.startswith("rank 2"))
         await pilot.click(panel, offset=(3, row))
         await until(pilot, lambda: app.viewer.make_frame().rank == 2)
+
+
+async def test_the_iteration_shows_values_under_the_mouse() -> None:
+    app = make_app()
+    async with app.run_test(size=SIZE) as pilot:
+        await show(app, pilot, "iteration", 12)
+        waves = app.screen.query_one(WaveformPanel)
+        await until(pilot, lambda: "median of" in waves.plain_text())
+        await pilot.hover(waves, offset=(60, 10))
+        await until(pilot, lambda: waves.plain_text().split("\n")[1].startswith("at "))
+        said = waves.plain_text().split("\n")[1]
+        assert all(words in said for words in (" in ", "GPU ", " %", "CPU ", "power ", " W"))
+        await pilot.hover("#header")
+        await until(pilot, lambda: "GPUs" in waves.plain_text().split("\n")[1])
+
+
+async def test_the_wheel_averages_fewer_iterations() -> None:
+    app = ZerotopApp(RecordingSource(recording("cpu-clean")), glyphs=BLOCKS, title="clean")
+    async with app.run_test(size=SIZE) as pilot:
+        app.action_switch("iteration")
+        await until(pilot, lambda: isinstance(app.screen, IterationScreen) and app.screen.query(WaveformPanel))
+        waves = app.screen.query_one(WaveformPanel)
+        await until(pilot, lambda: "median of" in waves.plain_text())
+        before = waves.plain_text().split("\n")[0]
+        waves.post_message(make_wheel_up(waves))
+        await until(pilot, lambda: waves.plain_text().split("\n")[0] != before)
+
+
+def make_wheel_up(widget: Widget) -> events.MouseScrollUp:
+    return events.MouseScrollUp(widget, 60, 10, 0, 0, 0, False, False, False)

@@ -157,6 +157,7 @@ class Monitor(App[Leaving]):
         """Return the screen of that name; it is made once and keeps its state."""
         if name not in self._made_screens:
             screen = self._made_screens[name] = load_screen_class(name)(self.glyphs, self.viewer.source)
+            screen.restore_zoom(self.settings.get(f"zoom.{name}", ""))
             screen._css_update_count = self._css_update_count  # mounting styles it; Textual would style all others
         return self._made_screens[name]
 
@@ -343,6 +344,9 @@ class Monitor(App[Leaving]):
             self.shown_screen.show_picture(picture)
         if picture.next_work is not None:
             self._worker.submit(picture.next_work, lambda _: self.draw_frame(), slot="work", routine=True)
+
+    def on_monitor_screen_panel_zoomed(self, event: MonitorScreen.PanelZoomed) -> None:
+        self.settings.set(f"zoom.{event.screen}", event.panel)
 
     def on_redraw_requested(self, event: RedrawRequested) -> None:
         event.stop()

@@ -98,6 +98,14 @@ class MonitorScreen(Screen[None]):
             super().__init__()
             self.step = step
 
+    class PanelZoomed(Message):
+        """A panel was enlarged, or with "" all panels were restored."""
+
+        def __init__(self, screen: str, panel: str) -> None:
+            super().__init__()
+            self.screen = screen
+            self.panel = panel
+
     ALLOW_SELECT = False
     AUTO_FOCUS = ""  # nothing stands out until tab is pressed
 
@@ -279,7 +287,12 @@ class MonitorScreen(Screen[None]):
             super()._screen_resized(size)
 
     def watch_zoomed(self) -> None:
+        self.post_message(self.PanelZoomed(self.NAME, self.zoomed))
         self.request_redraw()
+
+    def restore_zoom(self, panel: str) -> None:
+        """Enlarge the panel that was enlarged when the screen was last used; before it is mounted."""
+        self.set_reactive(MonitorScreen.zoomed, panel)
 
     def on_resize(self) -> None:
         self.request_redraw()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from zerotop.analysis.waveform.alignment import PhaseStretch
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.phase_bounds import find_phase_name
-from zerotop.ui.charts import AXIS_WIDTH, Canvas, GrowingScales, draw_time_axis, plot_ribbon
-from zerotop.ui.drawing.formatting import format_duration
+from zerotop.ui.charts import AXIS_WIDTH, Canvas, GrowingScales, choose_scale, draw_time_axis, plot_ribbon
+from zerotop.ui.drawing.formatting import format_duration, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
 from zerotop.ui.drawing.rows import Row, Span, align_ends, fit_height, fit_row, row_width
@@ -41,6 +41,7 @@ class ShownWaveform:
     pinned: WaveformFold | None = None
     pinned_name: str = ""  # of the session, if it is another one
     first_lane: str = LANES[0].id
+    pointed_s: float | None = None  # the position under the mouse
 
 
 def draw_waveform(
@@ -49,6 +50,8 @@ def draw_waveform(
     """Draw the panel: ``height`` rows of ``width`` cells."""
     fold = shown.fold
     text, style = describe_bottleneck(fold, glyphs)
+    if shown.pointed_s is not None:
+        text, style = _describe_point(fold, shown.pointed_s, glyphs), "value"
     rows = [_draw_title(fold, width, glyphs, focused)]
     if height >= 3:
         aside = _draw_aside(shown, width)
@@ -59,6 +62,32 @@ def draw_waveform(
     if room >= 1:
         rows += _draw_picture(shown, width, room, glyphs, scales)
     return fit_height(rows, width, height, glyphs)
+
+
+def find_position(shown: ShownWaveform, width: int, x: int) -> float | None:
+    """Return the seconds since the iteration began at a cell of a panel of this width; None beside the charts."""
+    columns = width - _measure_gutter(width)
+    cell = x - _measure_gutter(width)
+    if not 0 <= cell < columns or not shown.fold.iteration_s > 0:
+        return None
+    return (cell + 0.5) / columns * _compute_end_s(shown) % shown.fold.iteration_s
+
+
+def _describe_point(fold: WaveformFold, position_s: float, glyphs: Glyphs) -> str:
+    """Return the phase and the signals there: ``at 1.23 s in cpu optim: GPU 0 %, CPU 61.5, power 120 W``."""
+    inside = [one for one in fold.stretches if one.begin_s <= position_s < one.end_s]
+    phase = find_phase_name(max(inside, key=lambda one: one.depth).phase) if inside else ""
+    step_s = fold.iteration_s / 200
+    values = []
+    for lane in choose_lanes(fold):
+        for name, _, label in lane.curves:
+            if name in fold.signals:
+                value = fold.signals[name].compute_mean(position_s, min(fold.iteration_s, position_s + step_s))
+                scale = choose_scale(lane.kind, float(fold.signals[name].high.max(initial=0.0)), 4)
+                figure = f"{format_significant(value * scale.factor)} {scale.unit}".rstrip()
+                values.append(f"{label or lane.label} {figure}")
+    where = f" in {phase_word(phase, glyphs)}" if phase else ""
+    return f"at {format_duration(position_s)}{where}: {', '.join(values)}"
 
 
 def _draw_aside(shown: ShownWaveform, width: int) -> Row:

@@ -126,7 +126,7 @@ class Section:
         is_single = len(line.matrix_rows) == 1
         is_odd = is_single and self.picture.oddness[line.matrix_rows[0]] > 0
         room = self.shape.label_width - 2
-        style = "title-focused" if is_chosen else "warn" if is_odd else "label"
+        style = "accent" if is_chosen else "warn" if is_odd else "label"
         mark = self.glyphs.prompt if is_chosen else " "
         label: Row = ((mark, "accent"), (line.label[:room].rjust(room), style), (" ", "text"))
         _, factor = choose_unit(self.metric, self.heat_range[1])
