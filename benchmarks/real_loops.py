@@ -1,11 +1,11 @@
 """What watching costs loops of Hugging Face models with steps of about 5, 20, 60 and 300 ms, in paired blocks.
 
-    python benchmarks/real_loops.py [--before FOLDER] [--targets 5 20 60 300] [--pairs 100] [--device cuda]
+    python benchmarks/real_loops.py [--before FOLDER] [--targets 5 20 60 300] [--pairs 100] [--device cuda] [--sequence 256]
 
 Every product runs in a process of its own under its own sampler, in blocks of steps with it and without it, turn by turn: so
 both see the same machine. ``--before`` is a folder with another version's ``probe`` (``git archive COMMIT probe | tar x -C
-FOLDER``). TraceML (pip install traceml-ai==0.5.0) is left out where it is not installed. With the defaults an H100 needs
-about six minutes.
+FOLDER``). On a CPU short sequences give steps of the wished length. TraceML (pip install traceml-ai==0.5.0) is left out
+where it is not installed. With the defaults an H100 needs about six minutes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ HERE = Path(__file__).resolve()
 MARK = "REAL LOOP "
 # (layers, width) of a GPT-2, and steps in a block, by the milliseconds of a step.
 SHAPES = {5: (2, 256, 10), 20: (8, 512, 5), 60: (12, 768, 2), 300: (24, 1024, 1)}
-SEQUENCE = 256
 
 
 def main() -> None:
@@ -57,6 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--before", help="folder with the probe of another version")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sequence", type=int, default=256, help="tokens of a row [256]")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -69,6 +69,7 @@ def run_product(
         return
     pairs = options.pairs // 2 if budget else options.pairs
     given = ["--targets", *map(str, targets), "--pairs", str(pairs), "--device", options.device]
+    given += ["--sequence", str(options.sequence)]
     script = [str(HERE), "--child", child, *given]
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ}
@@ -101,14 +102,17 @@ def show(name: str, row: dict[str, float]) -> None:
 class Loop:
     """A training loop of one model, of which a step takes about as long as wished."""
 
-    def __init__(self, target_ms: int, device: str) -> None:
+    def __init__(self, target_ms: int, device: str, sequence: int) -> None:
         import torch
         from transformers import GPT2Config, GPT2LMHeadModel
 
         layers, width, _ = SHAPES[target_ms]
         torch.manual_seed(0)
+        if device == "cpu":
+            torch.set_num_threads(1)  # threads that wait for each other would be most of what is measured
         config = GPT2Config(n_layer=layers, n_embd=width, n_head=width // 64, vocab_size=8192, use_cache=False)
         self.device = device
+        self._sequence = sequence
         self.model = GPT2LMHeadModel(config).to(device)
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
         self._rows = 1
@@ -118,7 +122,7 @@ class Loop:
     def _make_batches(self) -> Iterator[Any]:
         import torch
 
-        ids = torch.randint(8192, (4096, SEQUENCE))
+        ids = torch.randint(8192, (4096, self._sequence))
         while True:
             yield from torch.utils.data.DataLoader(ids, batch_size=self._rows, drop_last=True)
 
@@ -140,7 +144,7 @@ class Loop:
         for _ in range(count):
             with before():
                 ids = next(self._batches).to(self.device)
-                with torch.autocast(self.device, torch.bfloat16):
+                with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
                     loss = self.model(input_ids=ids, labels=ids).loss
                 loss.backward()
                 self._optimizer.step()
@@ -152,7 +156,7 @@ class Loop:
 def train(options: argparse.Namespace) -> None:
     """In the process of one product: measure every target."""
     for target in options.targets:
-        loop = Loop(target, options.device)
+        loop = Loop(target, options.device, options.sequence)
         product = TraceMl(loop) if options.child == "traceml" else Zerotop(loop)
         product.turn(True)
         loop.run_steps(60 if target < 100 else 25, product.around_step)  # the first steps are recorded in full

@@ -34,6 +34,7 @@ class Stand(NamedTuple):
     frames: Sequence[tuple[str, int, str, bool]]
     call: str = ""
     called: int | None = None  # collectives, for PyTorch's flight recorder
+    pending: str = ""  # the one that has not ended, if the stack does not show it
 
 
 def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: Sequence[float] = (25, 30, 40)) -> Session:
@@ -60,7 +61,7 @@ def make_facts(stand: Stand) -> dict[str, Any]:
     stack = {"count": 1, "call": stand.call, "frames": list(range(len(frames)))}
     helper = {"count": 1, "call": "acquire", "thread": "Thread-1", "frames": [0]}
     times = {"begin_ns": int(SILENT_S * S), "end_ns": int(SILENT_S * S), "step": STEPS, "samples": 1}
-    name = next((frame["function"] for frame in frames if frame["file"] == WAITING[0][0]), "")
+    name = next((frame["function"] for frame in frames if frame["file"] == WAITING[0][0]), stand.pending)
     collectives = [{"group": "0", "called": stand.called, "waits_for": stand.called if name else -1, "name": name}]
     facts = {"where": "between phases", "why": "silent", "frames": frames, "stacks": [helper, stack], **times}
     return facts | ({"collectives": collectives} if stand.called is not None else {})

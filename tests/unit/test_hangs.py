@@ -73,6 +73,14 @@ def test_a_gpu_that_computes_while_others_wait_is_no_hang(tmp_path: Path) -> Non
     assert find_hung(session, 60) == []
 
 
+def test_a_rank_that_went_on_after_its_collective_waits_in_it(tmp_path: Path) -> None:
+    """As with NCCL, where only the GPU waits at first."""
+    ahead = Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item", called=61, pending="all_reduce")
+    (hung,) = find_hung(write_standing(tmp_path, {0: ahead, 1: SLEEP._replace(called=60), 2: ahead}), 60)
+    assert hung.ranks == (1,)
+    assert "Ranks 0 and 2 wait in all_reduce at train.py:40 in build_batch." in hung.details
+
+
 def test_of_two_ranks_in_different_collectives_none_is_called_wrong(tmp_path: Path) -> None:
     stands = {0: BARRIER._replace(called=61), 1: ALL_REDUCE._replace(called=61)}
     (hung,) = find_hung(write_standing(tmp_path, stands), 60)

@@ -255,7 +255,7 @@ def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
     change(folder, "allocator", clear)
     shift = find_named(Session.open(folder), "iteration_shift")
     assert "at the same time the allocator's cache was emptied in each step." in shift.details
-    shift = find_named(add_stacks(folder, before, [EMPTY], where="between phases"), "iteration_shift")
+    shift = find_named(add_stacks(folder, before, [ITEM, ITEM, EMPTY], where="between phases"), "iteration_shift")
     assert "emptied in each step: train.py:104 in main (torch.cuda.empty_cache)." in shift.details
     assert shift.fix == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 

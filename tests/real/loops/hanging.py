@@ -59,13 +59,15 @@ def build_batch(rank, step):
 
 
 def main():
-    dist.init_process_group("gloo")
+    on_gpus = torch.cuda.device_count() >= int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("nccl" if on_gpus else "gloo")
     rank = dist.get_rank()
+    device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
     store = dist.distributed_c10d._get_default_store()
-    model = torch.nn.Linear(8, 8)
+    model = torch.nn.Linear(8, 8).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for step in range(when + 20):
-        model(build_batch(rank, step)).pow(2).mean().backward()
+        model(build_batch(rank, step).to(device)).pow(2).mean().backward()
         if kind == "mismatch" and rank == odd and step == when:
             announce()
             dist.barrier()  # hang: mismatch

@@ -18,7 +18,7 @@ def describe_odd(standstill: Standstill) -> str:
     if group is not None:
         return f"{format_ranks(group.ranks)} {_describe_state(group, is_one=len(group.ranks) == 1)}"
     if standstill.is_mismatch:
-        names = [f"{format_ranks(one.ranks)} in {one.wait.name}" for one in standstill.groups if one.wait is not None]
+        names = [f"{format_ranks(one.ranks)} in {one.activity}" for one in standstill.groups]
         return f"each waits for the others, {', '.join(names[:3])}"
     if len(standstill.groups) > 1:
         return f"the ranks stand in {len(standstill.groups)} places"
@@ -61,5 +61,5 @@ def _describe_state(group: StackGroup, *, is_one: bool) -> str:
     if group.wait is None:
         return f"{be} silent in C code: {'its' if is_one else 'their'} Python does not run"
     if group.awaits_others:
-        return f"{'waits' if is_one else 'wait'} in {group.wait.name}{place}"
-    return f"{be} in {group.wait.name}{place}" if group.wait.name else f"{be}{place}"
+        return f"{'waits' if is_one else 'wait'} in {group.activity}{place}"
+    return f"{be} in {group.activity}{place}" if group.activity else f"{be}{place}"

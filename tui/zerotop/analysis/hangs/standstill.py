@@ -28,15 +28,29 @@ class StackGroup:
         return tuple(process.rank for process in self.processes)
 
     @property
+    def pending(self) -> str | None:
+        """The collective that they have called and that has not ended, as PyTorch knows; None without one."""
+        called = (one for stacks in self.stacks for one in stacks.collectives if one.is_pending)
+        return next((one.name for one in called), None)
+
+    @property
     def awaits_others(self) -> bool:
         """Whether other ranks keep them waiting: they have arrived.
 
-        A GPU with no collective left to do computes.
+        With NCCL a rank goes on after it has called a collective, until it waits for the GPU. One that waits for a GPU
+        with no collective left to do computes.
         """
-        if self.wait is None or self.wait.kind not in FOR_OTHERS:
-            return False
-        called = [one for stacks in self.stacks for one in stacks.collectives]
-        return self.wait.kind is not WaitKind.DEVICE or not called or any(one.is_pending for one in called)
+        if self.wait is None or self.pending is not None:
+            return self.pending is not None
+        knows = any(stacks.collectives for stacks in self.stacks)
+        return self.wait.kind in FOR_OTHERS and not (knows and self.wait.kind is WaitKind.DEVICE)
+
+    @property
+    def activity(self) -> str:
+        """The collective that they wait in, or the function that they are in; "" in a line of the job's own."""
+        if self.wait is None:
+            return ""
+        return self.wait.name if self.pending is None or self.wait.kind is WaitKind.COLLECTIVE else self.pending
 
     @property
     def place(self) -> str:
@@ -117,15 +131,15 @@ def _build_group(
 def _find_odd(groups: Sequence[StackGroup]) -> StackGroup | None:
     """Return the group that the others wait for.
 
-    Ranks in a collective wait for those that are not in it. If all of them are in one, but not in the same, those that have
-    called fewer are behind; else the fewest ranks are taken to be wrong.
+    Those that have called fewer collectives are behind. Ranks in a collective wait for those that are not in it. If all of
+    them are in one, but not in the same, the fewest ranks are taken to be wrong.
     """
     if len(groups) < 2:
         return None
-    late = [group for group in groups if not group.awaits_others]
-    behind = _find_behind(groups) if not late else []
+    behind = _find_behind(groups)
     if len(behind) == 1:
         return behind[0]
+    late = [group for group in groups if not group.awaits_others]
     candidates = late if late and len(late) < len(groups) else list(groups)
     ordered = sorted(candidates, key=_rank_suspicion)
     first, *others = ordered

@@ -133,8 +133,8 @@ def _describe_activity(group: StackGroup) -> str:
     if group.wait is None:
         return "no stack: in C code that keeps Python from running"
     if group.awaits_others:
-        return f"{'waits' if one else 'wait'} in {group.wait.name}"
-    return f"in {group.wait.name}" if group.wait.name else "in its own code"
+        return f"{'waits' if one else 'wait'} in {group.activity}"
+    return f"in {group.activity}" if group.activity else "in its own code"
 
 
 def _format_ranks(ranks: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.line_findings import Delay, await_lines, line_values
+from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
 from zerotop.analysis.annotations.support.thresholds import SPIKE_SIMILAR_SHARE
 
 _KIND = FindingKind(

@@ -8,9 +8,9 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
-from zerotop.analysis.annotations.support.line_findings import Delay, await_lines, line_values
+from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
+from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
 from zerotop.analysis.annotations.support.runs import find_first_run
-from zerotop.analysis.annotations.support.stack_lines import FoundLine
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 

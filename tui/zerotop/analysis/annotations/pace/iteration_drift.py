@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes import find_drift_cause
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
-from zerotop.analysis.annotations.support.line_findings import (
+from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
     Delay,
     await_lines,
@@ -17,7 +17,7 @@ from zerotop.analysis.annotations.support.line_findings import (
     line_values,
     name_line,
 )
-from zerotop.analysis.annotations.support.stack_lines import FoundLine
+from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
 from zerotop.analysis.annotations.support.step_change import StepChange, name_part
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text

@@ -10,7 +10,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes import compute_own_seconds, find_cause, measure_change_loads
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.line_findings import (
+from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
     Delay,
     await_lines,
@@ -18,7 +18,7 @@ from zerotop.analysis.annotations.support.line_findings import (
     line_values,
     name_line,
 )
-from zerotop.analysis.annotations.support.stack_lines import FoundLine
+from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
 from zerotop.analysis.annotations.support.step_change import Cause, StepChange, name_part
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
@@ -71,7 +71,8 @@ class _Shift(NamedTuple):
         elif not self.is_worse or (cause is not None and not self.is_uncertain):
             where = ""
         end_ns = int(rows["end_unix_ns"][-1])
-        return Delay(process, where, int(rows["begin_unix_ns"][0]), end_ns, end_ns)
+        callee = cause.callee if cause is not None else ""
+        return Delay(process, where, int(rows["begin_unix_ns"][0]), end_ns, end_ns, callee)
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:

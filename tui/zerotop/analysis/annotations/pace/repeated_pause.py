@@ -8,8 +8,8 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
-from zerotop.analysis.annotations.support.line_findings import Delay, is_cause, line_values, measure_between, name_line
-from zerotop.analysis.annotations.support.stack_lines import BETWEEN, SLOW, StackLine, find_line
+from zerotop.analysis.annotations.support.lines.line_findings import Delay, is_cause, line_values, measure_between, name_line
+from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, SLOW, StackLine, find_line
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 

@@ -13,9 +13,9 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes import compute_own_seconds
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints
-from zerotop.analysis.annotations.support.line_findings import Delay, await_lines, line_values, name_line
+from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values, name_line
+from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, FoundLine
 from zerotop.analysis.annotations.support.runs import find_first_run
-from zerotop.analysis.annotations.support.stack_lines import BETWEEN, FoundLine
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 

@@ -23,6 +23,7 @@ class Cause(NamedTuple):
     has_own_finding: bool = False  # whether another detector reports it
     culprit: Process | None = None  # the rank that the others wait for
     where: str = ""  # the place of stacks that show its line, see stack_lines; empty if none does
+    callee: str = ""  # the function that this line must call
 
 
 class StepChange(NamedTuple):

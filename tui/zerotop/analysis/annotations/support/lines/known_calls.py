@@ -15,6 +15,8 @@ class KnownCall(NamedTuple):
     waits_for_gpu: bool = False  # the time is the GPU's: whatever it computes takes it
 
 
+EMPTY_CACHE = "torch.cuda.empty_cache"
+
 _CALLS = (
     KnownCall(("time.sleep",), "Remove the pause at {place}, or wait in a thread of its own."),
     KnownCall(
@@ -23,7 +25,7 @@ _CALLS = (
         "if step % 1000 == 0: gc.collect()",
     ),
     KnownCall(
-        ("torch.cuda.empty_cache", "torch._C._cuda_emptyCache"),
+        (EMPTY_CACHE, "torch._C._cuda_emptyCache"),
         "Remove torch.cuda.empty_cache() at {place}: each next step asks the driver for its memory anew. Against"
         " fragmentation expandable segments help.",
         "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",

@@ -9,8 +9,8 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import FindingKind
 from zerotop.analysis.annotations.support.detector_state import DetectorState
+from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, FoundLine, StackLine, await_line
 from zerotop.analysis.annotations.support.rank_process import Process
-from zerotop.analysis.annotations.support.stack_lines import BETWEEN, FoundLine, StackLine, await_line
 from zerotop.session.samples import Floats, Rows
 
 T = TypeVar("T")
@@ -29,10 +29,11 @@ class Delay(NamedTuple):
     begin_ns: int
     end_ns: int
     known_ns: int  # when the finding is known without the line
+    callee: str = ""  # a function that the line must call
 
     def await_line(self) -> FoundLine | None:
         """Return the line of this time; None while it may still become known."""
-        return await_line(self.process, self.where, self.begin_ns, self.end_ns, self.known_ns)
+        return await_line(*self)
 
 
 def await_lines(

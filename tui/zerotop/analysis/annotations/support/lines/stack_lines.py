@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from zerotop.analysis.annotations.support.known_calls import KnownCall, find_known_call
+from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
 from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
@@ -89,10 +89,20 @@ class FoundLine(NamedTuple):
     known_ns: int
 
 
-def find_line(process: Process, where: str, begin_ns: int, end_ns: int, known_ns: int, *, why: str = "") -> StackLine | None:
+def find_line(
+    process: Process,
+    where: str,
+    begin_ns: int,
+    end_ns: int,
+    known_ns: int,
+    *,
+    why: str = "",
+    callee: str = "",
+) -> StackLine | None:
     """Return the line at which a rank was most in a place within a window of time, by what was written until ``known_ns``.
 
-    ``where`` is an outermost phase or ``BETWEEN``, ``why`` one of the reasons for samples, by default each.
+    ``where`` is an outermost phase or ``BETWEEN``, ``why`` one of the reasons for samples, by default each. With
+    ``callee`` only stacks count that contain this function beneath the line.
     """
     total = 0.0
     seconds: dict[tuple[str, int, str], float] = {}
@@ -103,9 +113,11 @@ def find_line(process: Process, where: str, begin_ns: int, end_ns: int, known_ns
         if why and event.facts["why"] != why:
             continue
         for stack in event.facts["stacks"]:
+            found = _find_own(event.facts["frames"], stack)
+            if callee and (found is None or callee not in found[1]):
+                continue
             weight = stack.get("seconds") or 0.0
             total += weight
-            found = _find_own(event.facts["frames"], stack)
             if found is not None and not trains(found[1], where):
                 key, beneath = found
                 seconds[key] = seconds.get(key, 0.0) + weight
@@ -118,18 +130,20 @@ def find_line(process: Process, where: str, begin_ns: int, end_ns: int, known_ns
     return StackLine(*key, beneath, weight, weight / total) if weight >= _LINE_SHARE * total else None
 
 
-def await_line(process: Process, where: str, begin_ns: int, end_ns: int, known_ns: int) -> FoundLine | None:
+def await_line(
+    process: Process, where: str, begin_ns: int, end_ns: int, known_ns: int, callee: str = ""
+) -> FoundLine | None:
     """Return the line as :func:`find_line` does; None while stacks of that time may still be written.
 
     Without ``where`` no line is searched.
     """
-    line = find_line(process, where, begin_ns, end_ns, known_ns) if where else None
+    line = find_line(process, where, begin_ns, end_ns, known_ns, callee=callee) if where else None
     if line is not None or not where or process.recording.session.info.get(STACKS_SETTING) is not True:
         return FoundLine(line, known_ns)
     deadline_ns = min(known_ns + _PATIENCE_NS, _find_end(process, known_ns))
     for event in _select_events(process, where, begin_ns, end_ns):
         if known_ns < event.unix_ns <= deadline_ns:
-            line = find_line(process, where, begin_ns, end_ns, event.unix_ns)
+            line = find_line(process, where, begin_ns, end_ns, event.unix_ns, callee=callee)
             if line is not None:
                 return FoundLine(line, event.unix_ns)
     return FoundLine(None, deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
