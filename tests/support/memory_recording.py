@@ -135,17 +135,13 @@ class Recording:
         }
         self.event(identity(rank), at, events.TENSORS, when=when, device=sizes, **(told | facts))
 
-    def print(self, at: float, *texts: str) -> None:
-        """The job's whole output, each text a second after the one before."""
-        parts = [text.encode() for text in texts]
+    def print(self, at: float, text: str) -> None:
+        """The job's output, once."""
+        data = text.encode()
         descriptor = create_file(str(self.folder), f"output-{self.node.file_stem}", ".log")
-        os.write(descriptor, b"".join(parts))
+        os.write(descriptor, data)
         os.close(descriptor)
-        records = [
-            record(tables.OUTPUT, at + second, offset=sum(map(len, parts[:second])), length=len(part))
-            for second, part in enumerate(parts)
-        ]
-        self.write(tables.OUTPUT, self.node, records)
+        self.write(tables.OUTPUT, self.node, [record(tables.OUTPUT, at, length=len(data))])
 
     def read(self) -> Session:
         """The recording so far."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,11 @@ from zerotop_probe.recording.writer import EventWriter, Identity
 SLEEP = "import time; print('ready', flush=True); time.sleep(600)"
 # Takes the lock as torch.utils.file_baton does.
 HOLD = "import os; os.open(os.environ['TORCH_EXTENSIONS_DIR'] + '/cpu_adam/lock', os.O_CREAT); " + SLEEP
-COMPILE = "import os, subprocess; subprocess.Popen([os.environ['TORCH_EXTENSIONS_DIR'] + '/cc1plus', '600']); " + SLEEP
+# A compiler with the arguments that PyTorch's builder gives it.
+COMPILE = (
+    "import os, subprocess; subprocess.Popen([os.environ['TORCH_EXTENSIONS_DIR'] + '/cc1plus', '-S', '-c',"
+    " 'import time; time.sleep(600)', '-D', 'TORCH_EXTENSION_NAME=cpu_adam']); "
+) + SLEEP
 
 Start = Callable[[str], Process]
 
@@ -34,7 +39,7 @@ def lock(tmp_path: Path) -> Path:
     path = tmp_path / "builds" / "cpu_adam" / "lock"
     path.parent.mkdir(parents=True)
     path.touch()
-    (tmp_path / "builds" / "cc1plus").symlink_to("/bin/sleep")
+    (tmp_path / "builds" / "cc1plus").symlink_to(Path(sys.executable).resolve())
     return path
 
 
@@ -103,7 +108,8 @@ def test_a_rank_that_sleeps_beside_a_lock_that_nobody_holds(
 
 def test_while_something_is_compiled_no_lock_is_told_of(lock: Path, start: Start, looks: Callable[[Process], Looks]) -> None:
     seen = looks(start(COMPILE))
-    assert len(seen.again(events.COMPILING)) == 1
+    (found,) = wait_for(lambda: seen.again(events.COMPILING))
+    assert found["extension"] == "cpu_adam"
     assert [len(seen.again(events.BUILD_LOCKED)) for _ in range(4)] == [0, 0, 0, 0]
     assert len(seen.again(events.COMPILING)) == 1
 

@@ -471,8 +471,8 @@ RANK_STACKS = _declare("rank_stacks", *_RANK, *_STACK_FIELDS)
 # It goes on.
 RANK_CONTINUED = _declare("rank_continued", *_RANK)
 
-# A rank runs compilers, as when DeepSpeed builds its operators at first use. Written once for each rank.
-COMPILING = _declare("compiling", *_RANK)
+# A rank runs compilers, as when DeepSpeed builds its operators at first use. Written once, and once for each extension.
+COMPILING = _declare("compiling", *_RANK, Field("extension", str, "name of the extension; empty if not known"))
 
 # A rank sleeps, nothing compiles, and torch's build folder holds a lock that no process of this node owns: ranks may wait
 # for it forever. Written once for each lock.

@@ -29,6 +29,8 @@ _FAST_S, _SLOW_S, _FAST_FOR_S = 0.5, 5.0, 60.0
 # Launchers are sampled too, as rank -1: a plain `python train.py` counts as one until its engine reports.
 _MAX_LAUNCHERS = 4
 # Programs that run below a rank while operators are built.
+# PyTorch's builder of extensions passes their name to the compilers.
+_EXTENSION = re.compile(r"TORCH_EXTENSION_NAME=(\w+)")
 _COMPILERS = (b"ninja", b"cc1plus", b"nvcc", b"cicc", b"ptxas")
 # A script that outlives the root imports PyTorch within this time, or does not train.
 _IMPORT_S = 3.0
@@ -71,7 +73,7 @@ class RankFinder:
         self._process_by_file: dict[str, Process] = {}
         self._reported_s: dict[Process, float] = {}
         self._silent: set[Process] = set()
-        self._compiling = False
+        self._compiled: set[str] = set()  # extensions that were reported; "" for one whose name is not known
         self._locks = LockWatcher()
         self._is_root_python = silent_ranks.is_python(procfs.read_command_line(root.pid))
         self._known_pids: set[int] = set()  # of all ranks so far
@@ -153,11 +155,11 @@ class RankFinder:
         if self._root_ended_s is not None:
             self.has_outlived_root = self.has_alive_rank() or any(map(self._may_lead_to_ranks, candidates))
         due = self._locks.is_due(now_s)
-        if due or not self._compiling:
-            rank = self._find_compiling(children)
-            if rank is not None and not self._compiling:
-                self._compiling = True
-                self._write_event(events.COMPILING, rank=rank.rank, pid=rank.process.pid)
+        if due or not self._compiled:
+            rank, extension = self._find_compiling(children)
+            if rank is not None and extension not in self._compiled and (extension or not self._compiled):
+                self._compiled.add(extension)
+                self._write_event(events.COMPILING, rank=rank.rank, pid=rank.process.pid, extension=extension)
             if due:
                 for lock in self._locks.find_blocking_locks([] if rank is not None else self.list_processes(), now_s):
                     self._write_event(events.BUILD_LOCKED, path=str(lock))
@@ -187,16 +189,23 @@ class RankFinder:
         is_early = time.monotonic() - self._root_ended_s < _IMPORT_S
         return is_early or b"libtorch" in procfs.read_file(f"/proc/{pid}/maps", 1 << 22)
 
-    def _find_compiling(self, children: Mapping[int, Sequence[int]]) -> Rank | None:
-        """Return a rank that compiles operators. This may take minutes in which nothing else seems to happen."""
+    def _find_compiling(self, children: Mapping[int, Sequence[int]]) -> tuple[Rank | None, str]:
+        """Return a rank that compiles operators, and their extension's name, "" if that is not known.
+
+        This may take minutes in which nothing else seems to happen.
+        """
+        compiling: Rank | None = None
         for rank in self.rank_by_pid.values():
             descendants = list(children.get(rank.process.pid, ()))
             for pid in descendants:
                 stat = procfs.read_stat(pid)
                 if stat is not None and stat.name in _COMPILERS:
-                    return rank
+                    compiling = rank
+                    named = (_EXTENSION.search(argument) for argument in procfs.read_command_line(pid))
+                    for found in filter(None, named):
+                        return rank, found[1]
                 descendants.extend(children.get(pid, ()))
-        return None
+        return compiling, ""
 
     def _add_if_rank(self, pid: int, now_s: float) -> bool:
         """Add this process if it is a rank; return whether it is. Not cached: a launcher's child may become one by exec."""

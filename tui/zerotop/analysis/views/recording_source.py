@@ -233,11 +233,7 @@ class RecordingSource:
         if not self.is_live and cursor >= self.end_ns:
             return (State.DETACHED, None, _DETACHED) if is_left_running(self.session, cursor) else (State.LOST, None, _LOST)
         if not has_engine and not self.session.events_named("attached", cursor):
-            return (
-                State.STARTING,
-                None,
-                describe_wait(self.session, cursor, self._transcript.read_tail(cursor, _OUTPUT_LINES)),
-            )
+            return State.STARTING, None, describe_wait(self.session, cursor)
         return State.RUNNING, None, ""
 
     def _measure_progress(self, cursor: int, count: int, job: Job) -> Progress:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
 from zerotop.analysis.formatting import format_long_time
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
@@ -12,8 +9,6 @@ from zerotop_probe.recording import events
 _ENGINE = "Waiting for the training to begin."
 _COMPILERS = "Compiling {what} for {duration}: 1 to 2 minutes, on the first run only."
 _OPERATORS = "DeepSpeed's operators"
-# Printed by PyTorch's builder of extensions, before it starts the compilers and after they have ended.
-_BUILD = re.compile(r"(?P<what>Building|Loading) extension module (?P<name>\w+)\.\.\.")
 # Deleting the lock of a running job is no fix: its ranks would load a library that was never built.
 _LOCK = (
     "The ranks sleep, nothing compiles, and no process on their node holds {locks}: they may wait forever for a build of"
@@ -21,15 +16,13 @@ _LOCK = (
 )
 
 
-def describe_wait(session: Session, cursor_ns: int, output: Sequence[str]) -> str:
-    """Return a sentence, by the latest event and the last lines of the job's output."""
+def describe_wait(session: Session, cursor_ns: int) -> str:
+    """Return a sentence, by the latest event."""
     compiling, locked = (session.events_named(name, cursor_ns) for name in (events.COMPILING, events.BUILD_LOCKED))
     if locked and (not compiling or compiling[-1].unix_ns < locked[-1].unix_ns):
         paths = list(dict.fromkeys(event.facts["path"] for event in locked))
         return _LOCK.format(locks=" and ".join(paths), it="it" if len(paths) == 1 else "them")
-    builds = {match["name"]: match["what"] for line in output for match in _BUILD.finditer(line)}
-    building = [name for name, what in builds.items() if what == "Building"]
-    if not compiling or (builds and not building):
+    if not compiling:
         return _ENGINE
     duration = format_long_time((cursor_ns - compiling[0].unix_ns) / 1e9)
-    return _COMPILERS.format(what=" and ".join(building) or _OPERATORS, duration=duration)
+    return _COMPILERS.format(what=compiling[-1].facts.get("extension") or _OPERATORS, duration=duration)
