@@ -13,12 +13,11 @@ import time
 from typing import Any, Union
 
 from zerotop_probe.recording import shared_memory, writer
+from zerotop_probe.recording.drained_file import EVENTS_KIND, TABLE_KIND
 from zerotop_probe.recording.ring_drainer import (
     EVENT_PART,
     EVENT_PART_BYTES,
-    EVENTS_KIND,
     SLOTS_AT_ONCE,
-    TABLE_KIND,
     drain_ring,
 )
 from zerotop_probe.recording.shared_memory import (
