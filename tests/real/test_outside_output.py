@@ -238,7 +238,7 @@ def test_a_holder_that_is_killed_or_stopped_costs_no_byte(tmp_path: Path) -> Non
         assert process.stdout is not None
         assert process.stdout.readline() == b"line 0\n"
         for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-            pid = events(tmp_path, "output_holder")[-1]["pid"]
+            pid = wait_for(lambda: events(tmp_path, "output_holder"))[-1]["pid"]
             os.kill(pid, number)
             if number == signal.SIGKILL:
                 wait_for(partial(has_new_holder, tmp_path, pid))
