@@ -84,7 +84,7 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_line(jobs: dict[str
 
 @pytest.mark.parametrize("kind", WORK)
 def test_saving_and_computing_for_long_is_no_hang(jobs: dict[str, StandingJob], kind: str) -> None:
-    """The other ranks wait for as long as where a hang is found."""
+    """The other ranks wait as long as in a hang."""
     job = jobs[kind]
     assert job.process.wait(TIMEOUT_S) == 0, job.output
     written = [event for event in Session.open(job.session).events_named("stacks") if event.facts.get("why") == "silent"]

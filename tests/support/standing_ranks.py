@@ -56,7 +56,7 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
 
 
 def make_facts(stand: Stand) -> dict[str, Any]:
-    """Return the facts of an event about a rank that is silent."""
+    """Return the fields of the event that a silent rank writes."""
     frames = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in stand.frames]
     stack = {"count": 1, "call": stand.call, "frames": list(range(len(frames)))}
     helper = {"count": 1, "call": "acquire", "thread": "Thread-1", "frames": [0]}

@@ -9,7 +9,9 @@ import pytest
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
+from recordings import recording
 from settling import until_settled
+from zerotop.analysis.views.recording_source import RecordingSource
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +35,12 @@ def parsed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stylesheet, "_parse_rules", parsed)
         yield
+
+
+@pytest.fixture(scope="module")
+def story() -> RecordingSource:
+    """The recording that is shipped with the demo, read to its end."""
+    source = RecordingSource(recording("story"))
+    while source.search_findings().is_behind:
+        pass
+    return source

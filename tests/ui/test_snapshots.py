@@ -11,7 +11,6 @@ import pytest
 from textual.pilot import Pilot
 
 from fake_source import cpu_story, killed_story, many_story, offload_story
-from recordings import recording
 from settling import until
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -58,15 +57,6 @@ def test_leaving(snap_compare: Any) -> None:
 
 
 # --- every screen, over the recording that is shipped with the demo -------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def story() -> RecordingSource:
-    """All of it is read once."""
-    source = RecordingSource(recording("story"))
-    while source.search_findings().is_behind:
-        pass
-    return source
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")

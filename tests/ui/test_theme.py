@@ -12,22 +12,12 @@ from rich.color import Color, ColorSystem
 from textual.theme import Theme
 
 from fake_source import FakeSource, offload_story
-from recordings import recording
 from settling import until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.drawing.theme import DARK, LIGHT, STYLES
-
-
-@pytest.fixture(scope="module")
-def story() -> RecordingSource:
-    source = RecordingSource(recording("story"))
-    while source.search_findings().is_behind:
-        pass
-    return source
-
 
 STACKED = ("phase-data", "phase-forward", "phase-backward", "phase-step", "phase-other")
 SERIES = tuple(f"series-{number}" for number in range(6))

@@ -109,7 +109,7 @@ def sampled(tmp_path: Path) -> tuple[Recorder, StackSampler]:
 
 
 def train(recorder: Recorder, steps: int, duration_ns: int, end_ns: int) -> None:
-    """Record steps of that duration, of which the last one ends then; half of each is a forward."""
+    """Record steps of a duration up to a time; half of each step is a forward."""
     for step in range(steps):
         begin_ns = end_ns - (steps - step) * duration_ns
         for phase, middle_ns, flags in (("forward", duration_ns // 2, 0), ("step", duration_ns, BOUNDARY)):

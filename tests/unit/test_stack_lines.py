@@ -39,7 +39,7 @@ def find_named(session: Session, name: str) -> Annotation:
 def add_stacks(
     folder: Path, found: Annotation, stacks: list[Any], *, rank: int = 0, where: str, late_s: float = 0.0
 ) -> Session:
-    """Write that a rank was sampled in a place while a finding began, each stack for a second.
+    """Write samples of a rank at the begin of a finding, a second for each stack.
 
     ``late_s``: how long after the finding was known.
     """

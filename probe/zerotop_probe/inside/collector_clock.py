@@ -10,14 +10,14 @@ from zerotop_probe.inside.guard import now
 
 # Collections of the youngest objects take microseconds.
 _OLDER_GENERATION = 1
-# A shorter time is not worth a record (ns). So many records are at least a second apart, later ones a minute.
+# A shorter time is not worth a record (ns). The first records are at least a second apart, later ones a minute.
 _LEAST_NS = 10_000_000
 _DENSE_RECORDS = 60
 _INTERVAL_NS, _LATER_INTERVAL_NS = 1_000_000_000, 60_000_000_000
 
 
 class CollectedTime(NamedTuple):
-    """What the collector did in some time."""
+    """Garbage collections over some time."""
 
     begin_ns: int = 0  # of the first collection, CLOCK_MONOTONIC
     spent_ns: int = 0
@@ -39,12 +39,12 @@ class CollectorClock:
             gc.callbacks.append(self._on_collection)
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
 
     def take_collections(self, time_ns: int) -> CollectedTime | None:
-        """Return what was done since the last record, if it is worth one."""
+        """Return the collections since the last record; None while they are not worth another one."""
         done = self._done
         if done.spent_ns < _LEAST_NS or time_ns < self._next_record_ns:
             return None

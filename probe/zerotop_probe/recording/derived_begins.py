@@ -1,4 +1,4 @@
-"""The begins of phases whose rank makes no records of them.
+"""The begins of phases for which a rank writes no records.
 
 In a short step a rank only notes the begin of a phase in its ring's header, and makes the records of all spans when the step
 ends. The session has a begin for each span all the same: those of phases in progress come from the header, the others from

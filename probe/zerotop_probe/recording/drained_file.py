@@ -1,4 +1,4 @@
-"""A file of the session that records of a ring are appended to, by whoever drains the ring."""
+"""A file of the session to which the process that drains a ring appends its records."""
 
 from __future__ import annotations
 

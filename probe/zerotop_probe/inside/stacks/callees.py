@@ -67,7 +67,7 @@ def _skip_values(before: list[_Instruction], count: int) -> bool:
 
 
 def _name_value(before: list[_Instruction], code: CodeType, names: Mapping[str, Any]) -> str:
-    """Return the name of the function that the last instruction has pushed."""
+    """Return the name of the function that the last instruction pushed onto the stack."""
     parts: list[str] = []
     for one in reversed(before):
         if one.name in _GLOBALS or one.name in _ATTRIBUTES:

@@ -21,7 +21,7 @@ class FileName(NamedTuple):
 
 
 class PathNames:
-    """Names files as seen from one script."""
+    """Shortens the paths of files: those below the script's folder become relative to it."""
 
     def __init__(self, folder: str, import_folders: list[str]) -> None:
         """``folder`` is that of the script; ``import_folders`` are searched for modules."""

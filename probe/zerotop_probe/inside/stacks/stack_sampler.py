@@ -55,7 +55,8 @@ _LONGEST_PAUSE_NS = 300_000_000_000
 _MOST_THREADS = 24
 _OWN_THREADS = "zerotop-"
 
-# Events: one place is written at most so often, and all together so many at once and one more after each interval (ns).
+# Limits of events: the time between two events of one place, the number that may be written in a row, and the time after
+# which one more may be (ns).
 _WRITE_EVERY_NS = 2_000_000_000
 _MOST_EVENTS = 30
 _ONE_MORE_EVERY_NS = 60_000_000_000

@@ -32,7 +32,7 @@ class Tally:
         count[1] += seen_ns
 
     def make_facts(self) -> dict[str, Any]:
-        """Return the facts of an event about these samples."""
+        """Return the fields of an event that describes these samples."""
         ordered = sorted(self._counts.items(), key=lambda item: item[1][1], reverse=True)[:_MOST_STACKS]
         stacks = [(stack, {"count": count, "seconds": seen_ns / 1e9}) for stack, (count, seen_ns) in ordered]
         return {

@@ -89,7 +89,7 @@ class UsualTimes:
         self._spent = {GAP: 0, DATA: 0}
 
     def find_limit(self, key: PlaceKey) -> float | None:
-        """Return the duration from which on a place is slow; None while that is unknown."""
+        """Return the duration above which a place counts as slow; None while it is unknown."""
         if self.iteration_ns is None:
             return None
         return self._limits.get(key, SLOW_NS + self.iteration_ns)

@@ -43,7 +43,7 @@ _STOPPED = re.compile(
 
 
 def find_stop(lines: Sequence[PrintedLine]) -> int | None:
-    """Return when a launcher printed first that a signal told it to end (unix time); None if none did."""
+    """Return when a launcher first printed that a signal told it to end (unix time); None if none did."""
     return next((time_ns for time_ns, text in lines if _STOPPED.search(text)), None)
 
 

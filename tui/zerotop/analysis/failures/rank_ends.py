@@ -73,7 +73,7 @@ class PrintedEnds:
     def find_traceback(
         self, process: RankProcess, local_rank: int | None, since_ns: int, *, with_unmarked: bool
     ) -> Traceback | None:
-        """Return the last exception that a process printed from ``since_ns`` on.
+        """Return the last exception that a process printed at or after ``since_ns``.
 
         ``with_unmarked``: it is the one that printed tracebacks without a rank.
         """

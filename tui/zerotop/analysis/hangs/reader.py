@@ -1,4 +1,4 @@
-"""Find where the ranks of a job stand that stands still."""
+"""Find where the ranks stand while a job makes no progress."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _stands_still(found: Sequence[RankStacks]) -> bool:
 
 
 class Stillness(NamedTuple):
-    """A standstill, and since when it lasts (unix time)."""
+    """A standstill, and its begin (unix time)."""
 
     standstill: Standstill
     since_ns: int

@@ -28,7 +28,7 @@ class WaitKind(Enum):
 
 
 FOR_OTHERS = frozenset((WaitKind.COLLECTIVE, WaitKind.BACKWARD, WaitKind.DEVICE))
-"""A rank that waits so has arrived: it is other ranks that keep it waiting."""
+"""A rank that waits like this has arrived: other ranks keep it waiting."""
 LONG_WORK = frozenset((WaitKind.SAVE, WaitKind.LOAD, WaitKind.COMPILE, WaitKind.NETWORK, WaitKind.DEVICE))
 """Work that may take minutes in which nothing else happens."""
 

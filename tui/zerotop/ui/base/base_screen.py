@@ -291,7 +291,7 @@ class MonitorScreen(Screen[None]):
         self.request_redraw()
 
     def restore_zoom(self, panel: str) -> None:
-        """Enlarge the panel that was enlarged when the screen was last used; before it is mounted."""
+        """Enlarge the panel that was enlarged in the last run; call it before the screen is mounted."""
         self.set_reactive(MonitorScreen.zoomed, panel)
 
     def on_resize(self) -> None:

@@ -107,7 +107,7 @@ class RankPicture:
         return sorted((metric for metric in told if not self._is_zero(metric)), key=lambda metric: metric is not most)
 
     def _is_zero(self, metric: Metric) -> bool:
-        """Whether a phase took no time anywhere."""
+        """Whether no rank spent time in a phase."""
         return metric in self.matrix.times and not np.nanmax(self.matrix.times[metric], initial=0.0) > 0
 
     def _is_loaded(self, metric: Metric) -> bool:

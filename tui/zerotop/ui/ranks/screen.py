@@ -77,7 +77,7 @@ class RankTable(FrameWidget, can_focus=True):
 
 
 class RankStacks(FrameWidget, can_focus=True):
-    """Where the ranks of a job stand that stands still."""
+    """Where the ranks stand while a job makes no progress."""
 
     def __init__(self, glyphs: Glyphs, finder: StandstillFinder, *, id: str) -> None:
         super().__init__(glyphs, id=id)

@@ -40,7 +40,7 @@ class Loop(TrainingHooks):
         self._searches = 0
         self._armed_until = 0
         self.settled: LoopState | None = None
-        """The state of a loop of which nothing is left to find out: only its steps are recorded."""
+        """The state of a loop whose facts are all recorded, so that only its steps are left; None before."""
         self._expects_tensors = False
         self._has_facts = False
         self._saw_update = False  # since the probe entered this process

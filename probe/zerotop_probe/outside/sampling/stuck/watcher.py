@@ -1,4 +1,4 @@
-"""Notice ranks of which nothing is heard any more, and have py-spy read their stacks.
+"""Find ranks that have stopped writing records, and have py-spy read their stacks.
 
 While its Python runs, a rank that is silent writes stacks itself. One that does not is stopped, or in C code that keeps the
 interpreter's lock.
@@ -16,7 +16,7 @@ from zerotop_probe.outside import procfs
 from zerotop_probe.outside.sampling.stuck import py_spy
 
 _PERIOD_S = 1.0
-# A rank is quiet after so long, and longer where its records usually come rarely, as in long steps.
+# A rank is quiet after this time, or after so many times its longest recent gap between records, as in long steps.
 _QUIET_S, _USUAL_GAPS = 10.0, 3.0
 _REMEMBERED_GAPS = 20
 # It is read again when it has been quiet for twice as long.
@@ -55,7 +55,7 @@ class _Rank:
 
 
 class StuckRankWatcher(threading.Thread):
-    """Watches the ranks of this node; without py-spy it ends at once."""
+    """Watches the ranks of this node. Without py-spy the thread ends at once."""
 
     def __init__(
         self, list_heard: Callable[[], Iterable[Heard]], on_stacks: Callable[[Heard, Mapping[str, Any]], None]

@@ -59,7 +59,7 @@ class _Shift(NamedTuple):
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether the cause may be a coincidence, as the load of a machine that others use."""
+        """Whether the cause may be a coincidence, such as load on a shared machine."""
         return self.cause is not None and not self.cause.where and self.cause.confidence < CERTAIN
 
     def find_delay(self) -> Delay:

@@ -36,7 +36,7 @@ class _State:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt, where all ranks spend the time so: a rank that is alone in it is a straggler."""
+    """Report once for each attempt if all ranks spend time there; a rank that is the only one is a straggler."""
     for group in recording.groups:
         lead, state = group.lead, group.get_state(_State, _KIND.name)
         found = lead.events_named(events.STACKS)

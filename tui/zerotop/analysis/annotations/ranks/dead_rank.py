@@ -94,7 +94,7 @@ def _get_key(event: Event) -> tuple[str, int]:
 
 
 def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
-    """Return when it was known how a process ended; None if it may become known."""
+    """Return when the end of a process became known; None while it may still become known."""
     begin_ns = group.lead.source.created_ns
     job_ends = [event.unix_ns for event in recording.events_named(events.JOB_ENDED) if event.unix_ns >= begin_ns]
     limits = [end_ns + _LAUNCHER_NS, *(max(end_ns, job_end_ns) for job_end_ns in job_ends)]

@@ -29,7 +29,7 @@ _MOST_SHARE, _FEW_SHARE = 0.5, 0.1
 # A clock that falls by less varies as usual.
 _CLOCK_SHARE = 0.05
 
-# Reserved memory that is given back to the driver at once: more than a segment or two.
+# Bytes of reserved memory returned to the driver at once: more than a segment or two.
 _CLEARED_BYTES = 64 << 20
 
 # Advice and fix.
@@ -142,7 +142,7 @@ def _check_cache_clearing(change: StepChange) -> Cause | None:
 
 
 def _check_collector(change: StepChange) -> Cause | None:
-    """Python's garbage collector takes much of what iterations became longer by."""
+    """The garbage collector accounts for at least half of the time by which iterations became longer."""
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     before, after = (measure_collecting(change.process, rows) for rows in (change.before, change.after))
     if slower <= 0 or after - before < slower / 2:

@@ -28,7 +28,7 @@ _COMPUTING = ("forward", "backward", "step")
 _EXPRESSION = re.compile(r"(\.<locals>)?\.<\w+>$")
 _LOADERS = "torch.utils.data."
 
-# A line explains a delay if it has this share of the samples.
+# The smallest share of the samples with which a line explains a delay.
 _LINE_SHARE = 0.3
 # Samples are written a moment after they were taken: a finding waits so long for them (ns).
 _PATIENCE_NS = 3_000_000_000
