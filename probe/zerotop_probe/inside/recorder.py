@@ -12,7 +12,7 @@ from zerotop_probe.inside.engines import TrainingState
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events, tables
-from zerotop_probe.recording.ring_files import RingFiles, open_rank_files
+from zerotop_probe.recording.rings.ring_files import RingFiles, open_rank_files
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, INCOMPLETE, LIGHT, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
 
