@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, measure_collecting
 from zerotop.analysis.annotations.support.evidence import Floats, Rows
 from zerotop.analysis.annotations.support.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
 from zerotop.analysis.annotations.support.lines.known_calls import EMPTY_CACHE
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN
-from zerotop.analysis.annotations.support.step_change import Cause, StepChange, measure_collecting
 from zerotop.analysis.annotations.support.thresholds import (
     HOST_GROWTH_BYTES,
     OTHERS_BYTES,
