@@ -115,6 +115,14 @@ def test_the_line_of_a_new_peak_is_found(tmp_path: Path) -> None:
     assert (SCRIPT, lines["jump"]) in [line[:2] for line in watched.find_lines("peak")]
 
 
+def test_the_line_of_an_evaluation_is_found(tmp_path: Path) -> None:
+    watched = watch("eval", tmp_path)
+    print(describe_cost(watched))
+    assert [look["why"] for look in watched.looks] == ["peak", "evaluation"]
+    lines = watched.counted["lines"]
+    assert (SCRIPT, lines["eval"]) in [line[:2] for line in watched.find_lines("evaluation")]
+
+
 def test_nothing_is_looked_at_without_stacks(tmp_path: Path) -> None:
     assert watch("leak", tmp_path, "--no-stacks", steps=60).looks == []
 

@@ -17,7 +17,7 @@ from zerotop_probe.inside.device.memory_history import MemoryHistory
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.memory_lines.block_lines import describe_peak, describe_staying
 from zerotop_probe.inside.memory_lines.line_finder import LineFinder
-from zerotop_probe.inside.memory_lines.memory_watch import CREEP, PEAK, MemoryWatch
+from zerotop_probe.inside.memory_lines.memory_watch import CREEP, EVALUATION, PEAK, MemoryWatch
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording.writer import Identity
@@ -47,7 +47,7 @@ class Steps:
             if why:
                 self.looks.append((why, self.step))
                 self.watch.begin_look(why, self.time_ns)
-                self.watch.end_look(why, 20_000_000)
+                self.watch.end_look(2 * each, 20_000_000)
             self.step += 1
             self.time_ns += S // 2
 
@@ -106,6 +106,18 @@ def test_peaks_that_rise_for_ever_are_looked_at_ever_more_rarely() -> None:
     steps = Steps()
     steps.take(7200, level(100), lambda step: (1000 + 100 * step) * MIB)
     assert 4 <= len(steps.looks) <= 10
+
+
+def test_an_evaluation_is_looked_at_if_the_one_before_it_had_a_new_peak() -> None:
+    steps = Steps()
+    looks = []
+    for peak in (900, 3000, 3000, 3000, 900, 5000, 900):
+        steps.take(20, level(100), level(1000))
+        looks.append(steps.watch.judge_evaluation(steps.time_ns, StepMemory(0, 0, steps.allocations), 0))
+        if looks[-1]:
+            assert steps.watch.begin_look(looks[-1], steps.time_ns) == 0
+        steps.watch.end_evaluation(StepMemory(0, peak * MIB, steps.allocations + 100))
+    assert looks == ["", "", EVALUATION, "", "", "", EVALUATION]
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------------
@@ -296,6 +308,23 @@ def test_a_history_that_the_job_takes_over_meanwhile_stays_as_it_is(rank: Leakin
     assert rank.binding.calls == ["all", enabled]
     rank.finder.finish()
     assert rank.events == []
+
+
+@pytest.mark.parametrize("is_long", [True, False])
+def test_an_evaluation_is_looked_at(rank: Leaking, monkeypatch: pytest.MonkeyPatch, is_long: bool) -> None:
+    if is_long:
+        monkeypatch.setattr("zerotop_probe.inside.memory_lines.line_finder._EVALUATION_S", 0.01)
+    for number in range(2):
+        rank.finder.begin_evaluation(5, StepMemory(0, 0, 0))
+        assert rank.binding.is_on == (number == 1)
+        rank.memory.history.allocate(number, 64 * MIB, (SCRIPT, 30, "evaluate"))
+        if is_long:
+            wait_for(lambda: not rank.binding.is_on, 60)
+        rank.finder.end_evaluation(StepMemory(0, 900 * MIB, 100))
+    wait_for(lambda: rank.events, 60)
+    (look,) = rank.events
+    assert (look["why"], look["first_step"], look["steps"]) == (EVALUATION, 5, 0)
+    assert [group[:2] for group in list_groups(look)] == [(1, 64 * MIB)]
 
 
 def test_a_look_in_progress_ends_with_the_recording(rank: Leaking) -> None:

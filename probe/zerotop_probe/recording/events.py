@@ -331,26 +331,26 @@ STACKS = _declare(
 )
 
 # Which lines allocated blocks of device memory, by PyTorch's own history of a step or two. Written where memory creeps, once
-# after the first steps, and after a new peak.
+# after the first steps, and after new peaks of steps and evaluations.
 MEMORY_LINES = _declare(
     "memory_lines",
     Field(
         "why",
         str,
         "creep: the blocks are those of the first step that the second one has not freed; peak: those of one step that were"
-        " alive when it had allocated the most",
+        " alive when it had allocated the most; evaluation: likewise of the first second of an evaluation",
         required=True,
     ),
-    Field("first_step", int, "first optimizer step that was looked at", required=True),
-    Field("steps", int, "number of steps"),
+    Field("first_step", int, "first optimizer step that was looked at; that after the evaluation", required=True),
+    Field("steps", int, "number of steps; 0 for an evaluation"),
     Field("begin_ns", int, "begin, CLOCK_MONOTONIC", required=True),
     Field("end_ns", int, "end, CLOCK_MONOTONIC", required=True),
     Field("entries", int, "entries of PyTorch's memory history"),
     Field("complete", bool, "whether the history has the whole steps, not only their last part"),
     Field("seconds", float, "time that it took from the training thread"),
     Field("staying_bytes", int, "creep: in all blocks that stayed"),
-    Field("peak_bytes", int, "peak: requested bytes of all blocks"),
-    Field("before_bytes", int, "peak: of blocks from before the step, whose stacks are unknown"),
+    Field("peak_bytes", int, "peak and evaluation: requested bytes of all blocks"),
+    Field("before_bytes", int, "peak and evaluation: of blocks from before, whose stacks are unknown"),
     _FRAMES,
     Field(
         "stacks",

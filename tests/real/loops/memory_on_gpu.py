@@ -1,7 +1,8 @@
 """A language model's loop that needs memory in known lines. Arguments: what it does, steps, device.
 
 nothing; leak: keeps a tensor of each step from the middle on; jump: an operation that takes more from the middle on;
-rows: twice the rows from the middle on; own: records PyTorch's history itself from the middle on. It prints COUNTED {...}.
+rows: twice the rows from the middle on; eval: evaluates with four times the rows; own: records PyTorch's history itself
+from the middle on. It prints COUNTED {...}.
 """
 
 from __future__ import annotations
@@ -57,6 +58,16 @@ def keep(kept: list[torch.Tensor], loss: torch.Tensor, step: int) -> None:
         kept.append(torch.full((8 << 20,), loss.item(), device=DEVICE))  # line: leak
 
 
+def evaluate(model: Model, step: int) -> None:
+    if KIND == "eval" and step % (STEPS // 6) == STEPS // 12:
+        model.eval()
+        with torch.no_grad():
+            for _ in range(4):
+                logits = model(torch.randint(WORDS, (4 * ROWS, TOKENS), device=DEVICE), step)
+                logits.float().softmax(-1).max().item()  # line: eval
+        model.train()
+
+
 def record_history(step: int) -> None:
     if KIND == "own" and step == FIRST:
         torch.cuda.memory._record_memory_history(max_entries=50_000)
@@ -80,6 +91,7 @@ def main() -> None:
         optimizer.zero_grad()
         losses.append(loss.item().hex())
         keep(kept, loss, step)
+        evaluate(model, step)
         end = time.perf_counter()
         seconds.append(end - begin)
         begin = end

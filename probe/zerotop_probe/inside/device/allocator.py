@@ -29,7 +29,7 @@ NATIVE, ASYNC = "native", "cudaMallocAsync"
 
 
 class StepMemory(NamedTuple):
-    """What the allocator counted in a step; bytes."""
+    """What the allocator counted in a step or an evaluation; bytes."""
 
     held: int  # allocated at its end
     peak: int  # the highest allocated in it
@@ -110,7 +110,7 @@ class AllocatorSampler:
         if counters[1] > self._step_peak:
             self._step_peak = counters[1]
 
-    def end_step(self) -> StepMemory:
+    def take_memory(self) -> StepMemory:
         """Return what was counted since the last call."""
         stats, peak, self._step_peak = self._last_stats, self._step_peak, UNKNOWN
         held = stats.get("allocated_bytes", {}).get("all", {}).get("current", UNKNOWN)

@@ -15,7 +15,7 @@ from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
 # Sampling costs more than the rest of a boundary. It is therefore done only at the edges of outermost phases, except these,
 # and of the parts of an optimizer step.
 _UNSAMPLED_PHASES = frozenset(PHASE_CODE[name] for name in ("data", "other"))
-_STEP_PHASE = PHASE_CODE["step"]
+_STEP_PHASE, _EVAL_PHASE = PHASE_CODE["step"], PHASE_CODE["eval"]
 
 # In light detail these are not sampled, and a step only at its end.
 _INNER_PHASES = frozenset(
@@ -24,10 +24,14 @@ _INNER_PHASES = frozenset(
 )
 
 
-class StepListener(Protocol):
-    """What is told of each step's memory, and of the end of the recording."""
+class MemoryListener(Protocol):
+    """What is told of the memory of steps and evaluations, and of the end of the recording."""
 
     def end_step(self, step: int, memory: StepMemory) -> None: ...
+
+    def begin_evaluation(self, step: int, memory: StepMemory) -> None: ...
+
+    def end_evaluation(self, memory: StepMemory) -> None: ...
 
     def finish(self) -> None: ...
 
@@ -40,7 +44,7 @@ class RankDevice:
         allocator: AllocatorSampler | None,
         clock: DeviceClock,
         microscope: Microscope,
-        line_finder: StepListener | None = None,
+        line_finder: MemoryListener | None = None,
     ) -> None:
         """``allocator`` is None if its counters cannot be read, as those of a pluggable allocator.
 
@@ -92,6 +96,8 @@ class RankDevice:
         if samples_begin:
             if self._allocator is not None:
                 self._allocator.sample_edge(time_ns, span, BEGIN)
+                if span.phase == _EVAL_PHASE and self._line_finder is not None:
+                    self._line_finder.begin_evaluation(span.step, self._allocator.take_memory())
             self._clock.begin_span(span)
 
     def end_span(self, time_ns: int, span: Span) -> None:
@@ -100,6 +106,8 @@ class RankDevice:
             self._clock.end_span(span)
             if self._allocator is not None:
                 self._allocator.sample_edge(time_ns, span, END)
+                if span.phase == _EVAL_PHASE and self._line_finder is not None:
+                    self._line_finder.end_evaluation(self._allocator.take_memory())
 
     def restart_window(self, time_ns: int, span: Span) -> None:
         """End the allocator's peak window within ``span`` and begin the next one."""
@@ -110,7 +118,7 @@ class RankDevice:
         """Write the device times that are known after an optimizer step; ``is_main``: it ends an iteration."""
         self._clock.write_finished()
         if is_main and self._line_finder is not None and self._allocator is not None:
-            self._line_finder.end_step(step, self._allocator.end_step())
+            self._line_finder.end_step(step, self._allocator.take_memory())
         self._microscope.end_step(step)
 
     def close(self) -> None:

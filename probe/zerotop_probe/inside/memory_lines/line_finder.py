@@ -16,7 +16,7 @@ from zerotop_probe.inside.device.allocator import StepMemory
 from zerotop_probe.inside.device.memory_history import MemoryHistory
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.memory_lines.block_lines import describe_peak, describe_staying
-from zerotop_probe.inside.memory_lines.memory_watch import CREEP, MemoryWatch
+from zerotop_probe.inside.memory_lines.memory_watch import CREEP, EVALUATION, MemoryWatch
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
 
@@ -25,7 +25,9 @@ NAME = "memory lines"
 
 # Entries of the history that are kept: of longer steps only their last part is looked at.
 _MOST_ENTRIES = 30_000
-# A look is given up if its steps have not ended after so many seconds, or so many times the usual time.
+# A look at an evaluation ends after so many seconds, as the batches of an evaluation are alike.
+_EVALUATION_S = 1.0
+# A look at steps is given up if they have not ended after so many seconds, or so many times the usual time.
 _GIVE_UP_S, _GIVE_UP_FACTOR = 30.0, 4
 
 
@@ -50,39 +52,70 @@ class LineFinder:
 
     def end_step(self, step: int, memory: StepMemory) -> None:
         """Begin or end a look after a step, on the training thread."""
-        if not self._guard.is_on:
-            return
-        time_ns = now()
-        duration_ns, self._last_end_ns = time_ns - self._last_end_ns, time_ns
+        if self._guard.is_on:
+            self._try(self._end_step, step, memory)
+
+    def begin_evaluation(self, step: int, memory: StepMemory) -> None:
+        """Begin a look at an evaluation, before ``step``, if it is worth one."""
+        if self._guard.is_on:
+            self._try(self._begin_evaluation, step, memory)
+
+    def end_evaluation(self, memory: StepMemory) -> None:
+        """End a look at an evaluation, unless it has ended."""
+        if self._guard.is_on:
+            self._try(self._end_evaluation, memory)
+
+    def _try(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a part of a hook, whose time counts as the hook's."""
         try:
-            why = self._watch.judge_step(step, time_ns, memory, self._meter.total_ns)
-            if self._looks:
-                self._continue_look(self._looks[0], step)
-            elif why:
-                self._begin_look(why, step, time_ns, duration_ns)
+            function(*arguments)
         except Exception as error:
             self._guard.switch_off(error)
             self._give_up()
 
-    def _begin_look(self, why: str, step: int, time_ns: int, duration_ns: int) -> None:
+    def _end_step(self, step: int, memory: StepMemory) -> None:
+        time_ns = now()
+        duration_ns, self._last_end_ns = time_ns - self._last_end_ns, time_ns
+        why = self._watch.judge_step(step, time_ns, memory, self._meter.total_ns)
+        if self._looks:
+            self._continue_look(self._looks[0], step)
+        elif why:
+            wait_s = max(_GIVE_UP_S, _GIVE_UP_FACTOR * duration_ns / 1e9)
+            self._begin_look(why, step + 1, time_ns, wait_s)
+
+    def _begin_evaluation(self, step: int, memory: StepMemory) -> None:
+        time_ns = now()
+        why = self._watch.judge_evaluation(time_ns, memory, self._meter.total_ns)
+        if why and not self._looks:
+            self._begin_look(why, step, time_ns, _EVALUATION_S)
+
+    def _end_evaluation(self, memory: StepMemory) -> None:
+        self._watch.end_evaluation(memory)
+        for look in self._looks.copy():
+            if look.why == EVALUATION:
+                self._end_look(look)
+
+    def _begin_look(self, why: str, step: int, time_ns: int, wait_s: float) -> None:
         if self._history.is_on or self._history.is_capturing or (self._thread is not None and self._thread.is_alive()):
             return
-        steps = self._watch.begin_look(why, time_ns)
+        look = _Look(why, step, self._watch.begin_look(why, time_ns), time_ns)
         if self._history.is_in_use():
             return
-        look = _Look(why, step + 1, steps, time_ns)
         self._history.start(stacks=True, most_entries=_MOST_ENTRIES, needed_only=True)
         self._looks.append(look)
-        wait_s = max(_GIVE_UP_S, _GIVE_UP_FACTOR * steps * duration_ns / 1e9)
         self._thread = threading.Thread(target=self._run_look, args=(look, wait_s), name="zerotop-lines", daemon=True)
         self._thread.start()
         look.cost_ns += now() - time_ns
 
     def _continue_look(self, look: _Look, step: int) -> None:
-        begin_ns = now()
         if step + 1 < look.first_step + look.steps:
             look.boundary_us = look.boundary_us or time.time_ns() // 1000
-        elif self._claim(look):
+        else:
+            self._end_look(look)
+
+    def _end_look(self, look: _Look) -> None:
+        begin_ns = now()
+        if self._claim(look):
             snapshot = self._history.stop()
             look.end_ns = now()
             if snapshot is not None:
@@ -100,16 +133,19 @@ class LineFinder:
 
     def _run_look(self, look: _Look, wait_s: float) -> None:
         """Wait for the end of a look and record it; the body of its thread."""
-        if not look.has_ended.wait(wait_s) and self._claim(look):
-            self._history.stop(False)
+        has_ended = look.has_ended.wait(wait_s)
         try:
+            if not has_ended and look.why == EVALUATION:
+                self._end_look(look)
+            elif not has_ended and self._claim(look):
+                self._history.stop(False)
             if look.history:
                 self._record(look)
         except Exception as error:
             self._guard.switch_off(error)
         spent_ns = time.thread_time_ns()  # by a thread that did nothing else
         self._meter.thread_ns[NAME] = self._meter.thread_ns.get(NAME, 0) + spent_ns
-        self._watch.end_look(look.why, look.cost_ns + spent_ns)
+        self._watch.end_look(len(look.history), look.cost_ns + spent_ns)
 
     def _record(self, look: _Look) -> None:
         history, paths = look.history, PathNames.for_this_process()
