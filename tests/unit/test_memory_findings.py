@@ -135,6 +135,17 @@ def test_the_lines_of_logits(tmp_path: Path) -> None:
     ) in logits.details
 
 
+def test_the_line_of_an_evaluation(tmp_path: Path) -> None:
+    folder = recordings.as_directory("z2", tmp_path)
+    session = Session.open(folder)
+    (jump,) = find_named(session, "validation_jump")
+    blocks = [(2, 400 * MIB, MODEL), (1, 300 * MIB, KEEP), (1, 900 * MIB, [])]
+    session = add_look(folder, "evaluation", jump.end_ns + 10**9, 16, blocks, peak_bytes=3000 * MIB, before_bytes=1000 * MIB)
+    (peak,) = find_named(session, "evaluation_peak")
+    assert peak.headline == "0.78 GiB of the evaluation's peak are allocated at train.py:120"
+    assert (peak.step, peak.advice) == (16, "")
+
+
 def add_calls(folder: Path, count: Callable[[Any], Any]) -> None:
     """Add the column of cudaMalloc's calls to the allocator's table."""
     (path,) = folder.glob("allocator-*.rec")

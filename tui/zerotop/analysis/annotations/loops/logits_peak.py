@@ -11,7 +11,6 @@ from functools import partial
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
-from zerotop.analysis.annotations.support.memory.block_lines import PEAK, FoundLook, Look, await_look
 from zerotop.analysis.annotations.support.memory.block_shapes import (
     LOGITS,
     BlockGroup,
@@ -19,8 +18,10 @@ from zerotop.analysis.annotations.support.memory.block_shapes import (
     read_groups,
     recognize_block,
 )
+from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
 from zerotop.analysis.engine import TRAINER
+from zerotop.analysis.memory.block_lines import PEAK, Look
 
 _KIND = FindingKind(
     name="logits_peak",

@@ -13,9 +13,10 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
-from zerotop.analysis.annotations.support.memory.block_lines import CREEP, FoundLook, Look, await_look
+from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
+from zerotop.analysis.memory.block_lines import CREEP, Look
 
 _KIND = FindingKind(
     name="memory_creep",

@@ -11,16 +11,10 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
-from zerotop.analysis.annotations.support.memory.block_lines import (
-    PEAK,
-    FoundLook,
-    Look,
-    await_look,
-    find_growth,
-    read_looks,
-)
+from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look, find_growth, read_looks
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
 from zerotop.analysis.formatting import Text
+from zerotop.analysis.memory.block_lines import PEAK, Look
 from zerotop.analysis.stats.change_points import ShiftFinder
 
 _KIND = FindingKind(
@@ -79,7 +73,7 @@ def _name_line(group: Group, begin_ns: int, look: Look | None) -> Text | None:
     if growth is None:
         return None
     template = "{grown:bytes} more are allocated at {line}" if earlier else "{grown:bytes} are allocated at {line}"
-    return Text(template, {"grown": growth.grown_bytes, "line": growth.blocks.text})
+    return Text(template, {"grown": growth.grown_bytes, "line": growth.line.text})
 
 
 def _build_finding(group: Group, step: _Step, found: FoundLook) -> Annotation:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from zerotop.analysis.annotations.support.lines.code_line import CodeLine, find_own
-from zerotop.analysis.annotations.support.lines.known_calls import find_known_call
+from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
 from zerotop.analysis.annotations.support.rank_process import Process
+from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
@@ -38,6 +38,22 @@ class StackLine(CodeLine):
 
     seconds: float  # that its samples stand for
     share: float  # of all samples of the place
+
+    @property
+    def known_call(self) -> KnownCall | None:
+        """What the line calls, if that is known to take time."""
+        return find_known_call(self.callees)
+
+    @property
+    def called(self) -> str:
+        """The function beneath it that takes the time, with the one through which it is called."""
+        known, first = self.known_call, super(StackLine, self).called
+        if known is None:
+            return first
+        if known.waits_for_gpu:
+            return f"{self.callees[-1]}, which waits for the GPU"
+        called = next(name for name in self.callees if find_known_call([name]) is known)
+        return called if called == first else f"{first}, which calls {called}"
 
 
 class FoundLine(NamedTuple):

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
-
 # A comprehension, a generator expression or a lambda at the end of a function's name.
 _EXPRESSION = re.compile(r"(\.<locals>)?\.<\w+>$")
 # Of a longer path a headline has only the end.
@@ -36,29 +34,16 @@ class CodeLine:
         return whole if len(whole) <= _LONGEST_PLACE else f"...{whole[3 - _LONGEST_PLACE :]}"
 
     @property
-    def known_call(self) -> KnownCall | None:
-        """What the line calls, if that is known to take time."""
-        return find_known_call(self.callees)
-
-    @property
     def text(self) -> str:
         """The line in a sentence: ``train.py:88 in build_batch (time.sleep)``."""
         name = _EXPRESSION.sub("", self.function).rpartition("<locals>.")[2]
         function = "" if name == "<module>" else f" in {name}"
-        called = self._name_called()
-        return f"{self.file}:{self.line}{function}{f' ({called})' if called else ''}"
+        return f"{self.file}:{self.line}{function}{f' ({self.called})' if self.called else ''}"
 
-    def _name_called(self) -> str:
-        if not self.callees:
-            return ""
-        known = self.known_call
-        if known is not None and known.waits_for_gpu:
-            return f"{self.callees[-1]}, which waits for the GPU"
-        first = next((name for name in self.callees if "<locals>" not in name), self.callees[0])
-        if known is None:
-            return first
-        called = next(name for name in self.callees if find_known_call([name]) is known)
-        return called if called == first else f"{first}, which calls {called}"
+    @property
+    def called(self) -> str:
+        """The function beneath it that a sentence names; empty without one."""
+        return next((name for name in self.callees if "<locals>" not in name), self.callees[0]) if self.callees else ""
 
 
 class OwnFrame(NamedTuple):
