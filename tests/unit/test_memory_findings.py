@@ -13,7 +13,10 @@ import pytest
 import recordings
 from declared_events import check_event
 from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.views.memory_view import MemoryViewBuilder
 from zerotop.session.reader import Session
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.memory.allocation_lines import count_look_rows, draw_look
 from zerotop_probe.recording.tables import PHASE_CODE
 
 MAIN = ("train.py", 120, "main", True)
@@ -144,6 +147,36 @@ def test_the_line_of_an_evaluation(tmp_path: Path) -> None:
     (peak,) = find_named(session, "evaluation_peak")
     assert peak.headline == "0.78 GiB of the evaluation's peak are allocated at train.py:120"
     assert (peak.step, peak.advice) == (16, "")
+
+
+def test_the_lines_before_memory_ran_out(tmp_path: Path) -> None:
+    folder = recordings.as_directory("z2-oom", tmp_path)
+    (before,) = find_named(Session.open(folder), "out_of_memory")
+    blocks = [(2, 400 * MIB, MODEL), (1, 300 * MIB, KEEP), (1, 900 * MIB, [])]
+    facts = {"peak_bytes": 3000 * MIB, "before_bytes": 1000 * MIB}
+    session = add_look(folder, "peak", before.begin_ns - 10**9, 3, blocks, **facts)
+    (error,) = find_named(session, "out_of_memory")
+    line = "train.py:120 in main (loss_utils.py:36 in fixed_cross_entropy: torch.nn.functional.cross_entropy)"
+    lines = f" Of the peak of step 3 are allocated: 0.78 GiB at {line}, 0.29 GiB at train.py:57 in keep."
+    assert error.details == before.details + lines
+
+
+def test_the_screen_lists_the_lines(tmp_path: Path) -> None:
+    folder = recordings.as_directory("z2", tmp_path)
+    session = Session.open(folder)
+    blocks = [(2, 1024 * MIB, MODEL), (3, 512 * MIB, [])]
+    session = add_look(folder, "peak", session.end_ns - 10**9, 3, blocks, peak_bytes=4 << 30, before_bytes=1 << 29)
+    look = MemoryViewBuilder(session).view_at(session.end_ns).look
+    assert look is not None
+    assert count_look_rows(look) == 6
+    drawn = ["".join(text for text, _ in row).rstrip() for row in draw_look(look, "A hint.", 60, 6, BLOCKS)]
+    assert drawn[0].startswith("The peak of step 3, by line, GiB ")
+    assert [line.strip()[:34] for line in drawn[1:4]] == [
+        "2.00 ■ train.py:120 in main (loss_",
+        "1.50 ■ threads without Python",
+        "0.50   allocated before",
+    ]
+    assert drawn[4] == "A hint."
 
 
 def add_calls(folder: Path, count: Callable[[Any], Any]) -> None:

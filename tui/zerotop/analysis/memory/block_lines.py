@@ -11,9 +11,10 @@ import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, name_function
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, read_events
-from zerotop.analysis.processes.phases import find_innermost, phase_name
+from zerotop.analysis.processes.phases import OTHER, find_innermost, phase_name
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import PHASES
 
 CREEP, PEAK, EVALUATION = "creep", "peak", "evaluation"
 """Why the probe looked."""
@@ -44,7 +45,9 @@ class LineBlocks:
     @property
     def text(self) -> str:
         """Where they were allocated, in a sentence."""
-        return self.line.text if self.line is not None else f"{self.phase} itself"
+        if self.line is not None:
+            return self.line.text
+        return "threads without Python" if self.phase == PHASES[OTHER] else f"{self.phase} itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,19 @@ class Look:
     before_bytes: int  # at the peak: in blocks from before, whose lines are unknown
     blocks: tuple[LineBlocks, ...]  # by line, those that hold the most first
 
+    @property
+    def description(self) -> str:
+        """What the blocks have in common: ``the peak of step 4``."""
+        if self.why == CREEP:
+            return f"what stays of step {self.first_step}"
+        before = "the evaluation before " if self.why == EVALUATION else ""
+        return f"the peak of {before}step {self.first_step}"
 
-def read_last_look(session: Session, process: RankProcess, cursor_ns: int, *reasons: str) -> Look | None:
-    """Return the last look of a process for one of the reasons; None without any."""
+
+def read_last_look(session: Session, process: RankProcess, cursor_ns: int) -> Look | None:
+    """Return the last look of a process up to a cursor; None without any."""
     found = read_events(session, events.MEMORY_LINES, process, cursor_ns)
-    return next((read_look(session, event) for event in reversed(found) if event.facts["why"] in reasons), None)
+    return read_look(session, found[-1]) if found else None
 
 
 def read_look(session: Session, event: Event) -> Look:
@@ -100,7 +111,7 @@ def _find_phases(session: Session, event: Event, times_ns: Sequence[int]) -> lis
     process = RankProcess(event.host, event.pid, event.rank)
     begins, spans = (find_table(session, name, process, event.unix_ns) for name in ("begins", "spans"))
     if begins is None or not times_ns:
-        return [phase_name(0)] * len(times_ns)
+        return [PHASES[OTHER]] * len(times_ns)
     moments, back = np.unique(np.array(times_ns, np.int64), return_inverse=True)
     codes = np.maximum(find_innermost(begins, spans, moments, event.unix_ns), 0)
     return [phase_name(code) for code in codes[back].tolist()]

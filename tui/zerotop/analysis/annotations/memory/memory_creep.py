@@ -36,7 +36,7 @@ _LINE_KIND = _KIND.with_changes(
     details=f"{_KIND.details} What stays was allocated at {{line}}.",
     advice="Keep numbers, or copies on the host, instead of what {place} allocates; del what is no longer needed.",
 )
-_IN_PHASE_KIND = _KIND.with_changes(details=f"{_KIND.details} What stays was allocated in {{phase}}, by PyTorch itself.")
+_NO_LINE_KIND = _KIND.with_changes(details=f"{_KIND.details} What stays was allocated by {{where}}.")
 # The part of what stays that a line must have allocated.
 _LINE_SHARE = 0.5
 # A finding waits so long for its line (ns), and no longer than this part of the time that is left.
@@ -200,4 +200,4 @@ def _choose_kind(look: Look | None) -> tuple[FindingKind, dict[str, str]]:
         return _KIND, {}
     if blocks.line is not None:
         return _LINE_KIND, {"place": blocks.line.place, "line": blocks.line.text}
-    return (_IN_PHASE_KIND, {"phase": blocks.phase}) if blocks.phase else (_KIND, {})
+    return _NO_LINE_KIND, {"where": blocks.text}
