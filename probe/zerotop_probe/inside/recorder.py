@@ -218,7 +218,7 @@ class Recorder:
         """Finish an optimizer step after its span was written."""
         device = self.device
         if device is not None:
-            device.end_step(span.step)
+            device.end_step(span.step, is_main=span.engine == 0)
             if span.engine == 0:
                 self._budget.end_step(time_ns, self._meter.total_ns)
                 device.is_full = self._budget.is_full

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes import compute_own_seconds, find_cause, measure_change_loads
+from zerotop.analysis.annotations.support.causes.causes import compute_own_seconds, find_cause, measure_change_loads
+from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, name_part
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
@@ -19,7 +20,6 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     name_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
-from zerotop.analysis.annotations.support.step_change import Cause, StepChange, name_part
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import ShiftFinder

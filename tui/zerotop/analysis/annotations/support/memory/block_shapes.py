@@ -45,12 +45,21 @@ def find_first_backward(process: Process) -> Mapping[str, Any]:
 
 def read_groups(engine: Mapping[str, Any], inventory: Mapping[str, Any]) -> list[BlockGroup]:
     """Return the blocks by size, those that hold the most first; empty unless the model returned rows x tokens x width."""
+    shapes = _list_shapes(engine, inventory)
+    groups = (group for group in inventory.get("unclaimed_groups") or () if len(group) == 2)
+    return [_recognize(size, count, shapes) for size, count in groups] if shapes else []
+
+
+def recognize_block(engine: Mapping[str, Any], inventory: Mapping[str, Any], size: int) -> BlockGroup:
+    """Return a block of a size as a group of one."""
+    return _recognize(size, 1, _list_shapes(engine, inventory))
+
+
+def _list_shapes(engine: Mapping[str, Any], inventory: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
     output = inventory.get("output_shape") or []
     if len(output) != 3 or min(output) < 1:
         return []
-    shapes = list(_iter_shapes(engine.get("dimensions") or {}, *output))
-    groups = (group for group in inventory.get("unclaimed_groups") or () if len(group) == 2)
-    return [_recognize(size, count, shapes) for size, count in groups]
+    return list(_iter_shapes(engine.get("dimensions") or {}, *output))
 
 
 def _iter_shapes(

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from zerotop.analysis.annotations.support.causes.allocator_calls import check_allocator_calls, describe_calls
+from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, measure_collecting
 from zerotop.analysis.annotations.support.evidence import Floats, Rows
 from zerotop.analysis.annotations.support.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
 from zerotop.analysis.annotations.support.lines.known_calls import EMPTY_CACHE
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN
-from zerotop.analysis.annotations.support.step_change import Cause, StepChange, measure_collecting
 from zerotop.analysis.annotations.support.thresholds import (
     HOST_GROWTH_BYTES,
     OTHERS_BYTES,
@@ -138,7 +139,8 @@ def _check_cache_clearing(change: StepChange) -> Cause | None:
         falls.append(np.count_nonzero(-np.diff(reserved) >= _CLEARED_BYTES) / len(rows))
     if falls[0] > _FEW_SHARE or falls[1] < _MOST_SHARE:
         return None
-    return Cause("the allocator's cache was emptied in each step", *_CLEARING, 0.9, where=BETWEEN, callee=EMPTY_CACHE)
+    text = f"the allocator's cache was emptied in each step{describe_calls(change)}"
+    return Cause(text, *_CLEARING, 0.9, where=BETWEEN, callee=EMPTY_CACHE)
 
 
 def _check_collector(change: StepChange) -> Cause | None:
@@ -266,6 +268,7 @@ _CHECKS: tuple[_Check, ...] = (
     _check_data,
     _check_retries,
     _check_cache_clearing,
+    check_allocator_calls,
     _check_collector,
     _check_clocks,
     _check_others,
