@@ -137,6 +137,7 @@ def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
         part=name_part(carrier),
         cost=1 - before / after if shift.is_worse else 0.0,
         pid=change.process.source.pid,
+        measured_cause=cause.finding if cause is not None and shift.is_worse else "",
         cause=Text("at the same time {text}", {"text": cause.text}) if cause else unexplained,
         **values,
     )

@@ -113,7 +113,8 @@ def _check_clocks(change: StepChange) -> Cause | None:
         is_known = all((part >= 0).all() for part in reasons)
         if is_known and shares[0] < _FEW_SHARE and shares[1] > _MOST_SHARE:
             clock = float(np.median(samples[1].rows["sm_clock_mhz"]))
-            return Cause(f"{name} in {format_percent(shares[1])} of samples (SM clock {clock:.0f} MHz)", *_CLOCK, 0.8)
+            text = f"{name} in {format_percent(shares[1])} of samples (SM clock {clock:.0f} MHz)"
+            return Cause(text, *_CLOCK, 0.8, finding="throttled" if bits == SLOWED_MASK else "")
     return None
 
 
@@ -124,7 +125,8 @@ def _check_retries(change: StepChange) -> Cause | None:
     flushes = int(samples[1].rows["retries"][-1]) - int(samples[0].rows["retries"][-1])
     if flushes < len(change.after):
         return None
-    return Cause(f"PyTorch's allocator had to flush its cache {flushes} times", *_RETRY, 0.9)
+    text = f"PyTorch's allocator had to flush its cache {flushes} times"
+    return Cause(text, *_RETRY, 0.9, finding="allocator_retries")
 
 
 def _check_cache_clearing(change: StepChange) -> Cause | None:
@@ -158,7 +160,8 @@ def _check_crowding(change: StepChange) -> Cause | None:
     before, after = (float(np.nan_to_num(part.rows["waiting_cores"]).mean()) for part in samples)
     if after < 1 or after < 2 * before:
         return None
-    return Cause(f"threads of the rank waited for {after:.1f} cores instead of {before:.1f}", *_CORES, 0.7)
+    text = f"threads of the rank waited for {after:.1f} cores instead of {before:.1f}"
+    return Cause(text, *_CORES, 0.7, finding="crowded_cores")
 
 
 def _check_late_rank(change: StepChange) -> Cause | None:
@@ -207,7 +210,7 @@ def _check_others(change: StepChange) -> Cause | None:
     if after.others - before.others < TAKEN_SHARE * after.cores:
         return None
     text = f"other processes used {after.others:.1f} of {after.cores} cores instead of {before.others:.1f}"
-    return Cause(text, *_OTHERS, 0.8)
+    return Cause(text, *_OTHERS, 0.8, finding="cores_taken")
 
 
 def _check_neighbours(change: StepChange) -> Cause | None:
@@ -248,7 +251,7 @@ def _check_growth(change: StepChange) -> Cause | None:
     if before <= 0 or after - before < HOST_GROWTH_BYTES:
         return None
     text = Text("the lead rank's host memory grew by {grown:bytes}", {"grown": after - before})
-    return Cause(text, *_GROWTH, 0.5)
+    return Cause(text, *_GROWTH, 0.5, finding="host_growth")
 
 
 def _check_interruption(change: StepChange) -> Cause | None:
