@@ -198,20 +198,8 @@ def test_a_number_says_its_unit(tmp_path: Path) -> None:
         "boundaries",
     }
     counts |= {"retries", "ooms", "segments", "lost", "errors", "cgroup_oom_kills"}
-    names = {
-        "rank",
-        "step",
-        "because_of_step",
-        "micro_step",
-        "depth",
-        "engine",
-        "device",
-        "gpu",
-        "pid",
-        "tid",
-        "processor",
-        "throttle_reasons",
-    }
+    counts |= {"major_faults", "loader_workers", "loader_blocked"}
+    names = {"rank", "step", "micro_step", "depth", "engine", "device", "gpu", "pid", "tid", "processor", "throttle_reasons"}
     names.add("because_of_step")
     for table in TABLES:
         stream = io.BytesIO()

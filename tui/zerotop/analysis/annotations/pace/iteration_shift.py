@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes.causes import compute_own_seconds, find_cause, measure_change_loads
-from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, name_part
+from zerotop.analysis.annotations.support.causes.causes import find_cause
+from zerotop.analysis.annotations.support.causes.host_causes import measure_change_loads
+from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, compute_own_seconds, name_part
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
