@@ -124,6 +124,15 @@ def test_the_line_of_a_step(tmp_path: Path) -> None:
     assert f"; 0.78 GiB more are allocated at {line}; " in step.details
 
 
+def test_the_lines_of_the_highest_peak(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-clean", tmp_path)
+    (before,) = find_named(Session.open(folder), "peak_owner")
+    blocks = [(2, 400 * MIB, []), (1, 300 * MIB, KEEP)]
+    session = add_look(folder, "peak", before.end_ns, 4, blocks, peak_bytes=9 << 30, before_bytes=1 << 30)
+    (owner,) = find_named(session, "peak_owner")
+    assert owner.details == f"{before.details} Of the peak of step 4 are allocated: 0.29 GiB at train.py:57 in keep."
+
+
 def test_the_lines_of_logits(tmp_path: Path) -> None:
     folder = recordings.as_directory("gpu-trainer-gpt2", tmp_path)
     (before,) = find_named(Session.open(folder), "logits_peak")
