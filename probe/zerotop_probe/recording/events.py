@@ -377,6 +377,23 @@ GARBAGE = _declare(
     Field("collections", int, "how often"),
 )
 
+# torch.compile compiled while training ran; counted at the end of a step, at most five times a second.
+COMPILED = _declare(
+    "compiled",
+    Field("step", int, "the last finished optimizer step"),
+    Field("begin_ns", int, "when the counters were looked at before, CLOCK_MONOTONIC", required=True),
+    Field("graphs", int, "graphs that were compiled since then", required=True),
+    Field("seconds", float, "time that compiling took; null if this version of PyTorch does not count it"),
+)
+
+# One of several processes on a GPU, when it was first seen there: of the job or of another one.
+GPU_PROCESS = _declare(
+    "gpu_process",
+    Field("pid", int, "process id as NVML reports it", required=True),
+    Field("program", str, "its program and script without their folders and arguments; null if it cannot be read"),
+    Field("user", str, "its owner's name, or number; null if it cannot be read"),
+)
+
 # A part of the probe failed and was switched off; training goes on.
 PROBE_ERROR = _declare("probe_error", *_ERROR)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording.ring_files import RankFiles
+from zerotop_probe.recording.rings.ring_files import RankFiles
 from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, END, TICK, UNKNOWN
 
 # A read takes 8 us on a host with an H200 and twice that in a real loop, most of the cost of a boundary. A read is therefore

@@ -109,6 +109,7 @@ def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
         growth=rise.high / rise.low - 1,
         known_ns=found.known_ns,
         pid=change.process.source.pid,
+        measured_cause=cause.finding if cause is not None else "",
         carried=changes[carrier],
         part=name_part(carrier),
         cause=Text("meanwhile {text}", {"text": cause.text}) if cause else unexplained,

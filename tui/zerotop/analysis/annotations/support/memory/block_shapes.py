@@ -16,7 +16,7 @@ from zerotop.analysis.annotations.support.evidence import Process
 from zerotop.analysis.memory.tensor_inventory import BEFORE_BACKWARD
 
 LOGITS = "vocabulary"
-# A block is at most this much larger than its tensor, and at most by this share.
+# A block is at most this much larger than its tensor (PyTorch does not split off less), and at most by this share.
 _ROUNDING_BYTES = 1 << 20
 _ROUNDING_SHARE = 0.05
 
@@ -80,6 +80,6 @@ def _recognize(size: int, count: int, shapes: list[tuple[str, tuple[int, ...]]])
     for width, shape in shapes:
         for each in (2, 4):
             needed = each * prod(shape)
-            if needed <= size < needed + min(_ROUNDING_BYTES, _ROUNDING_SHARE * needed):
+            if needed <= size <= needed + min(_ROUNDING_BYTES, _ROUNDING_SHARE * needed):
                 return BlockGroup(width, shape, each, size, count)
     return BlockGroup("", (), 0, size, count)
