@@ -44,6 +44,7 @@ class MemoryWatch:
         """``share``: the budget, as a share of the training time."""
         self._share = share
         self._steps = 0
+        self._last_step = 0
         self._begin_ns = 0
         self._spent_ns = 0
         self._allocation_ns: float = _ALLOCATION_NS
@@ -61,10 +62,10 @@ class MemoryWatch:
     def judge_step(self, step: int, time_ns: int, memory: StepMemory, cost_ns: int) -> str:
         """Return why to look at the steps after ``step``, which has just ended; empty if there is no reason.
 
-        ``cost_ns``: what the whole probe has cost so far.
+        Steps may be left out. ``cost_ns``: what the whole probe has cost so far.
         """
         self._begin_ns = self._begin_ns or time_ns
-        self._learn(memory)
+        self._learn(step, memory)
         why = self._find_reason(time_ns)
         if not why or (step + 1) % _LOCKSTEP:
             return ""
@@ -82,7 +83,7 @@ class MemoryWatch:
         self._evaluation_allocations = min(_MOST_ALLOCATIONS, max(0, memory.allocations - self._last.allocations))
         self._last = self._last._replace(allocations=memory.allocations)
 
-    def _learn(self, memory: StepMemory) -> None:
+    def _learn(self, step: int, memory: StepMemory) -> None:
         self._steps += 1
         if memory.held > self._last.held >= 0:
             if not self._growing_steps:
@@ -91,7 +92,8 @@ class MemoryWatch:
         else:
             self._growing_steps = 0
         self._last_peaks = [*self._last_peaks, memory.peak][-_PEAK_STEPS:]
-        self._step_allocations = max(0, memory.allocations - self._last.allocations)
+        steps, self._last_step = max(1, step - self._last_step), step
+        self._step_allocations = max(0, memory.allocations - self._last.allocations) // steps
         self._last = memory
 
     def _find_reason(self, time_ns: int) -> str:
