@@ -98,6 +98,22 @@ def test_a_leak_waits_for_its_line(leak: tuple[Path, Annotation]) -> None:
     assert "memory_creep" not in [one.name for one in find_annotations(session, later_ns - 1)]
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_leak_without_a_line_is_told_when_the_job_is_gone(leak: tuple[Path, Annotation], is_seen: bool) -> None:
+    """The rank is killed a second after the leak is seen, and perhaps the node with it."""
+    folder, before = leak
+    info = json.loads((folder / "session.json").read_text())
+    (folder / "session.json").write_text(json.dumps(info | {"stacks": True}))
+    add_calls(folder, lambda rows: 0)
+    for path in folder.glob("events-*.jsonl"):
+        kept = [line for line in path.read_text().splitlines() if '"goodbye"' not in line and '"job_ended"' not in line]
+        kept = [line for line in kept if is_seen or '"rank_gone"' not in line]
+        path.write_text("\n".join(kept) + "\n")
+    (creep,) = find_named(Session.open(folder), "memory_creep")
+    assert creep.headline == before.headline
+    assert creep.known_ns > before.known_ns
+
+
 @pytest.mark.parametrize(
     "blocks",
     [[(1, 8 * MIB, KEEP), (1, 9 * MIB, LINEAR)], [(1, 32 * MIB, [])], []],
