@@ -37,7 +37,7 @@ from zerotop.analysis.memory.ledger_rows import OTHERS
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory
 from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process, read_events
 from zerotop.analysis.processes.host_memory import HostMemory
-from zerotop.analysis.processes.process_exits import ProcessExit, ProcessExits, find_first_exit
+from zerotop.analysis.processes.process_exits import ProcessExit, find_first_exit, read_exits_until
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.events import OUT_OF_MEMORY, TOTAL_STEPS
@@ -109,7 +109,7 @@ def _has_survived(session: Session, error: Event, cursor_ns: int) -> bool | None
     """Return whether the rank that recorded an error trained on; None while that is not known."""
     if has_worked_after(session, RankProcess(error.host, error.pid, error.rank), error.unix_ns, cursor_ns):
         return True
-    exits = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
+    exits = read_exits_until(session, cursor_ns)
     return None if exits.find_exit_after(error.host, error.pid, error.unix_ns) is None else False
 
 
