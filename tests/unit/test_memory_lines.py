@@ -127,6 +127,8 @@ def test_an_evaluation_is_looked_at_if_the_one_before_it_had_a_new_peak() -> Non
             assert steps.watch.begin_look(looks[-1], steps.time_ns) == 0
         steps.watch.end_evaluation(StepMemory(0, peak * MIB, steps.allocations + 100))
     assert looks == ["", "", EVALUATION, "", "", "", EVALUATION]
+    steps.take(60, level(100), level(2000))
+    assert [why for why, _ in steps.looks] == [PEAK, PEAK]
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class MemoryWatch:
         self._growing_steps = 0
         self._base_bytes = 0  # held before they began
         self._last_peaks: list[int] = []
-        self._known_peak = 0  # of the steps or evaluations that were looked at for a peak
+        self._known_peaks = {PEAK: 0, EVALUATION: 0}  # of the steps and evaluations that were looked at
         self._evaluation_peak = 0  # of the last evaluation
         self._evaluation_allocations = 0
         self._looked_ns: dict[str, int] = {}
@@ -74,7 +74,8 @@ class MemoryWatch:
     def judge_evaluation(self, time_ns: int, memory: StepMemory, cost_ns: int) -> str:
         """Return why to look at the evaluation that begins; empty if there is no reason."""
         self._last = self._last._replace(allocations=memory.allocations)
-        is_due = self._is_higher(self._evaluation_peak) and self._fits_budget(self._evaluation_allocations, time_ns, cost_ns)
+        is_higher = _is_higher(self._evaluation_peak, max(self._known_peaks.values()))
+        is_due = is_higher and self._fits_budget(self._evaluation_allocations, time_ns, cost_ns)
         return EVALUATION if is_due else ""
 
     def end_evaluation(self, memory: StepMemory) -> None:
@@ -100,11 +101,8 @@ class MemoryWatch:
         is_growing = self._growing_steps >= _CREEP_STEPS and self._last.held - self._base_bytes >= _CREEP_BYTES
         if is_growing and self._is_over(CREEP, time_ns, _CREEP_PAUSE_NS):
             return CREEP
-        is_higher = self._steps > _FIRST_STEPS and self._is_higher(min(self._last_peaks))
+        is_higher = self._steps > _FIRST_STEPS and _is_higher(min(self._last_peaks), self._known_peaks[PEAK])
         return PEAK if is_higher and self._is_over(PEAK, time_ns, self._peak_pause_ns) else ""
-
-    def _is_higher(self, peak: int) -> bool:
-        return peak > self._known_peak + max(_PEAK_BYTES, _PEAK_SHARE * self._known_peak)
 
     def _is_over(self, why: str, time_ns: int, pause_ns: int) -> bool:
         return why not in self._looked_ns or time_ns - self._looked_ns[why] >= pause_ns
@@ -120,9 +118,9 @@ class MemoryWatch:
         if why == CREEP:
             return _LOOK_STEPS[CREEP]
         if why == EVALUATION:
-            self._known_peak = self._evaluation_peak
+            self._known_peaks[EVALUATION] = self._evaluation_peak
             return 0
-        self._known_peak = min(self._last_peaks)
+        self._known_peaks[PEAK] = min(self._last_peaks)
         self._peak_pause_ns *= 2
         return _LOOK_STEPS[PEAK]
 
@@ -131,3 +129,7 @@ class MemoryWatch:
         self._spent_ns += cost_ns
         if entries:
             self._allocation_ns = max(0, cost_ns - _LOOK_NS) / (entries / 2)
+
+
+def _is_higher(peak: int, known: int) -> bool:
+    return peak > known + max(_PEAK_BYTES, _PEAK_SHARE * known)
