@@ -140,7 +140,7 @@ def await_line(
     line = find_line(process, where, begin_ns, end_ns, known_ns, callee=callee) if where else None
     if line is not None or not where or process.recording.session.info.get(STACKS_SETTING) is not True:
         return FoundLine(line, known_ns)
-    deadline_ns = min(known_ns + _PATIENCE_NS, _find_end(process, known_ns))
+    deadline_ns = min(known_ns + _PATIENCE_NS, find_end(process, known_ns))
     for event in _select_events(process, where, begin_ns, end_ns):
         if known_ns < event.unix_ns <= deadline_ns:
             line = find_line(process, where, begin_ns, end_ns, event.unix_ns, callee=callee)
@@ -159,7 +159,7 @@ def _select_events(process: Process, where: str, begin_ns: int, end_ns: int) -> 
                 yield event
 
 
-def _find_end(process: Process, known_ns: int) -> int:
+def find_end(process: Process, known_ns: int) -> int:
     """When the process wrote its last event after a time; a late time if it has not."""
     ends = [event.unix_ns for name in _LAST_EVENTS for event in process.events_named(name) if event.unix_ns >= known_ns]
     return min(ends, default=known_ns + _PATIENCE_NS)
