@@ -16,8 +16,9 @@ import pytest
 
 from agents import wait_for
 from programs import ZEROTOP, environment, on_terminal, zerotop
+from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.session.reader import Session
-from zerotop.session.sweeps import read_sweep
+from zerotop.session.sweeps import Plan, Point, Sweep, Value, read_sweep
 
 SCRIPT = Path(__file__).with_name("loops") / "swept.py"
 
@@ -63,6 +64,26 @@ def test_each_outcome_is_a_result(outcomes: tuple[Path, dict[str, Any]]) -> None
     }
     assert results["broken"]["reason"].endswith("Its last line: no such thing")
     assert "out of GPU memory" in results["memory"]["reason"]
+
+
+def test_points_run_beside_each_other_on_gpus_of_their_own(tmp_path: Path) -> None:
+    code = "import os, sys, time; begun = time.time(); time.sleep(4); open(sys.argv[1], 'a').write("
+    code += "f'{os.environ.get(\"CUDA_VISIBLE_DEVICES\")} {begun} {time.time()}\\n')"
+    values: list[dict[str, Value]] = [{"gpus": 1}, {"gpus": 1}, {"gpus": 2}, {"gpus": 1}]
+    plan = Plan({"gpus": [1, 2]}, (sys.executable, "-c", code, str(tmp_path / "seen")), retries=0)
+    points = tuple(Point(number, settings) for number, settings in enumerate(values))
+    runner = SweepRunner(Sweep(tmp_path / "sweep", plan, points), gpus=["3", "GPU-5"])
+    (tmp_path / "sweep").mkdir()
+    runner.run()
+    assert not runner.waiting, runner.problem
+    seen = [line.split() for line in (tmp_path / "seen").read_text().splitlines()]
+    times = {gpu: [(float(a), float(b)) for one, a, b in seen if one == gpu] for gpu in ("3", "GPU-5", "None")}
+    assert {gpu: len(one) for gpu, one in times.items()} == {"3": 2, "GPU-5": 1, "None": 1}
+    (both,) = times["None"]  # the point that needs both GPUs sees what the sweep sees
+    assert all(end < both[0] or begin > both[1] for gpu in ("3", "GPU-5") for begin, end in times[gpu])
+    first, beside = times["3"][0], times["GPU-5"][0]
+    assert max(first[0], beside[0]) < min(first[1], beside[1])
+    assert [point.result.machine_share for point in runner.sweep.points if point.result] == [0.5, 0.5, 1.0, 0.5]
 
 
 def test_a_job_that_hangs_is_stopped(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.outside.sampling import gpu_sampler, nvml
 from zerotop_probe.recording import events, tables
-from zerotop_probe.recording.ring_files import DiskFiles
+from zerotop_probe.recording.rings.ring_files import DiskFiles
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
 

@@ -13,7 +13,7 @@ from zerotop_probe.inside.engines import TrainingState
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events, tables
-from zerotop_probe.recording.ring_files import RingFiles, open_rank_files
+from zerotop_probe.recording.rings.ring_files import RingFiles, open_rank_files
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, INCOMPLETE, LIGHT, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
 
@@ -220,7 +220,7 @@ class Recorder:
         """Finish an optimizer step after its span was written."""
         device = self.device
         if device is not None:
-            device.end_step(span.step)
+            device.end_step(span.step, is_main=span.engine == 0)
             if span.engine == 0:
                 self._budget.end_step(time_ns, self._meter.total_ns)
                 device.is_full = self._budget.is_full

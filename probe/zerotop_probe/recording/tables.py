@@ -158,6 +158,8 @@ ALLOCATOR = Table(
         Field("edge", "B", "BEGIN or END of that phase, or TICK between them"),
         Field("device", "B", "CUDA ordinal in the process"),
         Field("segments", "i", "segments of reserved memory", since=1),
+        Field("device_allocs", "i", "calls of cudaMalloc so far, also for parts of expandable segments", since=4),
+        Field("device_frees", "i", "calls of cudaFree so far, likewise", since=4),
     ),
 )
 

@@ -7,6 +7,7 @@ with random weights and the default batch size. ``scaler``: fp16 with overflows,
 """
 
 import argparse
+import copy
 import json
 import os
 import time
@@ -100,6 +101,9 @@ def train_captured(options, device):
     losses += [step(compiled).item() for _ in range(8)]
     skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
     if device == "cuda":
+        # A model of its own: torch.compile's graphs keep nodes of the backward, which would forbid another capture.
+        model = copy.deepcopy(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

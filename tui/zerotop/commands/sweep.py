@@ -15,6 +15,7 @@ from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.common.terminal import has_terminal
+from zerotop.commands.job.training_machine import list_visible_gpus, torch_has_cuda
 from zerotop.commands.sweeping.progress_lines import describe_end, describe_result, format_table
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, stop_on_signals
@@ -54,10 +55,15 @@ def sweep(options: argparse.Namespace) -> int:
 
 def _make_runner(opened: Sweep, options: argparse.Namespace) -> SweepRunner:
     if options.executor == "local":
-        return SweepRunner(opened)
+        return SweepRunner(opened, gpus=[] if options.one_at_a_time else _list_gpus(opened.plan))
     from zerotop.commands.sweeping.cluster_runner import ClusterRunner, parse_parameters
 
     return ClusterRunner(opened, parse_parameters(options.slurm))
+
+
+def _list_gpus(plan: Plan) -> list[str]:
+    """Return the GPUs to share out among points."""
+    return list_visible_gpus() if plan.command or torch_has_cuda() else []
 
 
 def build_json(sweep: Sweep) -> dict[str, object]:

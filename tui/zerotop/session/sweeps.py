@@ -53,6 +53,7 @@ class Result:
     session: str = ""  # of the last attempt, relative to the sweep's folder
     attempts: int = 0
     seconds: float | None = None  # of all attempts together, start and end of the job included
+    machine_share: float = 1.0  # of the machine's GPUs, that it kept from other points
     steps: int | None = None  # measured optimizer steps, without the warm-up
     micro_batch_tokens: int | None = None  # of one rank
     allocated_peak_bytes: int | None = None  # of PyTorch's allocator, on the fullest GPU, in all steps
@@ -62,6 +63,11 @@ class Result:
     step_cores: float | None = None  # cores that all ranks of a node use in the optimizer's step()
     iterations_per_s: float | None = None
     tokens_per_s: float | None = None  # of all ranks together
+
+    @property
+    def machine_seconds(self) -> float:
+        """Seconds of the whole machine, to which prices refer."""
+        return (self.seconds or 0.0) * self.machine_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +207,10 @@ def build_table(sweep: Sweep) -> polars.DataFrame:
         columns[name] = [None if value is None else str(value) for value in column] if is_mixed else column
     columns |= {name: [getattr(result, name) for _, result in rows] for name in RESULT_COLUMNS}
     if sweep.plan.price_per_hour is not None:
-        columns["cost"] = [(result.seconds or 0.0) / 3600 * sweep.plan.price_per_hour for _, result in rows]
+        columns["cost"] = [result.machine_seconds / 3600 * sweep.plan.price_per_hour for _, result in rows]
     types = {int: polars.Int64, float: polars.Float64, str: polars.String}
     overrides = {one.name: types[_COLUMN_TYPES[str(one.type)]] for one in fields(Result)}
     return polars.DataFrame(columns, schema_overrides=overrides)
 
 
-_COLUMN_TYPES = {"str": str, "int": int, "int | None": int, "float | None": float}
+_COLUMN_TYPES = {"str": str, "int": int, "int | None": int, "float": float, "float | None": float}

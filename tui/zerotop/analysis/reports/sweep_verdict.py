@@ -66,5 +66,5 @@ def describe_sweep_cost(sweep: Sweep) -> str:
     price = read_sweep_price(sweep)
     if price is None or not sweep.finished:
         return ""
-    seconds = sum(point.result.seconds or 0.0 for point in sweep.points if point.result is not None)
+    seconds = sum(point.result.machine_seconds for point in sweep.points if point.result is not None)
     return f"The points took {format_long_time(seconds)} and cost {price.format_cost(seconds)} at {price.text}."

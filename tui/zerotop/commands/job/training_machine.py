@@ -34,14 +34,14 @@ def build_environment(gpus: int) -> dict[str, str]:
 def count_usable_gpus() -> int:
     """Return how many GPUs the training can use; print a message if torch was built without CUDA."""
     count = count_visible_gpus()
-    if not count or _torch_has_cuda():
+    if not count or torch_has_cuda():
         return count
     gpus = format_count(count, "GPU")
     print(f"This machine has {gpus}, but the installed torch was built without CUDA: training runs on the CPU")
     return 0
 
 
-def _torch_has_cuda() -> bool:
+def torch_has_cuda() -> bool:
     """Return whether ``torch.version.cuda`` is set, without importing torch, which takes seconds."""
     spec = importlib.util.find_spec("torch")
     for folder in (spec and spec.submodule_search_locations) or ():
@@ -52,6 +52,11 @@ def _torch_has_cuda() -> bool:
 
 def count_visible_gpus() -> int:
     """Return how many NVIDIA GPUs this process may use."""
+    return len(list_visible_gpus())
+
+
+def list_visible_gpus() -> list[str]:
+    """Return the NVIDIA GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         pynvml.nvmlInit()
@@ -60,8 +65,8 @@ def count_visible_gpus() -> int:
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
-        return 0
-    return count if visible is None else min(count, len(parse_visible_devices(visible)))
+        return []
+    return [str(index) for index in range(count)] if visible is None else parse_visible_devices(visible)[:count]
 
 
 def read_gpu_bytes() -> int | None:

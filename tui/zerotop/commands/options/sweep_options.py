@@ -34,6 +34,9 @@ def add_sweep_commands(add_command: AddCommand) -> None:
         metavar="KEY=VALUE",
         help="of the jobs, as partition=gpu gpus_per_node=1 timeout_min=60",
     )
+    sweep.add_argument(
+        "--one-at-a-time", action="store_true", help="run no two points at once, also where there are GPUs for several"
+    )
     sweep.add_argument("--headless", action="store_true", help="without the screen; print a line for each point")
     sweep.add_argument("--yes", action="store_true", help="start a large matrix without asking")
     fit = add_command(

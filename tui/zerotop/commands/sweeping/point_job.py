@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,17 +35,18 @@ class PointJob:
     port: int
 
 
-def prepare_job(folder: Path, plan: Plan, point: Point) -> PointJob:
-    """Write the point's DeepSpeed configuration where it needs one, and return its job. Raises OSError."""
+def prepare_job(folder: Path, plan: Plan, point: Point, gpus: Sequence[str] = ()) -> PointJob:
+    """Write the point's DeepSpeed configuration where it needs one, and return its job. Raises OSError.
+
+    ``gpus`` are those that it may see; empty for all.
+    """
     port = find_free_port()
-    environment: dict[str, str | None] = {}
+    environment: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
     allocator = point.settings.get(ALLOCATOR)
     if allocator is not None:
         chosen = None if allocator == DEFAULT_ALLOCATOR else str(allocator)
-        environment = {
-            ANY_VARIABLE: None,
-            CUDA_VARIABLE: chosen,
-        }  # newer releases of PyTorch read both, older ones the second
+        # Newer releases of PyTorch read both, older ones the second.
+        environment |= {ANY_VARIABLE: None, CUDA_VARIABLE: chosen}
     if plan.command:
         values = {**point.settings, STEPS: plan.steps, PORT: port}
         if DEEPSPEED in find_placeholders(plan.command):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,15 +50,18 @@ def run_point(
     plan: Plan,
     point: Point,
     *,
+    gpus: Sequence[str] = (),
     is_stopping: Callable[[], bool] = lambda: False,
     on_attempt: Callable[[Attempt], None] = lambda attempt: None,
 ) -> Result:
-    """Run a point to its result. Raises Interrupted, and OSError if nothing can be written to the sweep's folder."""
+    """Run a point to its result, on ``gpus`` or where its environment says.
+
+    Raises Interrupted, and OSError if nothing can be written to the sweep's folder."""
     begun_s = time.monotonic()
     result = Result(CRASHED)
     for number in range(1, plan.retries + 2):
         session = _choose_session(folder, point)
-        job = prepare_job(folder, plan, point)
+        job = prepare_job(folder, plan, point, gpus)
         on_attempt(Attempt(point.number, number, session, time.time()))
         exit_code, is_hung, error = _run_job(job, session, plan, is_stopping)
         remove_shared_memory(job.port)

@@ -63,7 +63,7 @@ def describe_cost(sweep: Sweep) -> str:
     plan = sweep.plan
     if plan.price_per_hour is None:
         return ""
-    seconds = sum(point.result.seconds or 0.0 for point in sweep.finished if point.result is not None)
+    seconds = sum(point.result.machine_seconds for point in sweep.finished if point.result is not None)
     minutes, second = divmod(round(seconds), 60)
     return f" in {minutes}:{second:02}, {HourlyPrice(plan.price_per_hour, *plan.currency).format_cost(seconds)}"
 

@@ -1,14 +1,16 @@
-"""Running a sweep's points, one after another, and writing the results after each."""
+"""Running a sweep's points, as many at once as there are sets of GPUs for, and writing the results after each."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zerotop.commands.common.errors import describe_error
+from zerotop.commands.sweeping.gpu_sets import GpuSets
 from zerotop.commands.sweeping.point_run import Attempt, Interrupted, run_point
 from zerotop.session.sweeps import Point, Result, Sweep, find_point_session, write_sweep
 from zerotop_probe.recording.directory import SESSION_FILE
@@ -17,11 +19,17 @@ if TYPE_CHECKING:
     from zerotop.ui.base.start_interfaces import OpenedRecording
 
 
+_POLL_S = 0.2
+
+
 class SweepRunner:
     """A sweep in progress. One thread calls :meth:`run`; any thread may read the attributes and call :meth:`stop`."""
 
-    def __init__(self, sweep: Sweep, *, on_change: Callable[[], None] = lambda: None) -> None:
-        """``on_change`` is called after each result and when an attempt begins."""
+    def __init__(self, sweep: Sweep, *, gpus: Sequence[str] = (), on_change: Callable[[], None] = lambda: None) -> None:
+        """``gpus`` are shared among points; without any, one point runs at a time.
+
+        ``on_change`` is called after each result and when an attempt begins, in any thread.
+        """
         self.sweep = sweep
         self.attempts: Mapping[int, Attempt] = {}  # by point, of those that run now; replaced, never changed
         self.begun_s = time.time()
@@ -29,6 +37,8 @@ class SweepRunner:
         self.was_interrupted = False
         self.is_over = False
         self._ended_s = 0.0
+        self._gpu_sets = GpuSets(sweep.plan, gpus)
+        self._changing = threading.Lock()
         self._on_change = on_change
         self._stopping = threading.Event()
         self._first_done = sum(point.result is not None for point in sweep.points)
@@ -83,26 +93,46 @@ class SweepRunner:
             self._on_change()
 
     def _run_points(self) -> None:
-        for point in self.waiting:
-            if self.is_stopping():
-                raise Interrupted
-            result = run_point(
-                self.sweep.path,
-                self.sweep.plan,
-                point,
-                is_stopping=self.is_stopping,
-                on_attempt=self.note_attempt,
-            )
-            self.add_result(point.number, result)
+        waiting = self.waiting
+        running: dict[Future[Result], tuple[Point, tuple[str, ...]]] = {}
+        with ThreadPoolExecutor(self._gpu_sets.count, "sweep-point") as workers:
+            try:
+                while waiting or running:
+                    if self.is_stopping():
+                        raise Interrupted
+                    # In order: a point that needs many GPUs is not overtaken by all others.
+                    while waiting and (gpus := self._gpu_sets.take(waiting[0])) is not None:
+                        point = waiting.pop(0)
+                        running[workers.submit(self._run_point, point, gpus)] = point, gpus
+                    for ended in wait(running, _POLL_S, FIRST_COMPLETED).done:
+                        point, gpus = running.pop(ended)
+                        self._gpu_sets.give_back(gpus)
+                        share = len(gpus) / self._gpu_sets.count
+                        self.add_result(point.number, replace(ended.result(), machine_share=share))
+            except BaseException:
+                self.stop()  # the other points; leaving the block waits for them
+                raise
+
+    def _run_point(self, point: Point, gpus: Sequence[str]) -> Result:
+        return run_point(
+            self.sweep.path,
+            self.sweep.plan,
+            point,
+            gpus=self._gpu_sets.list_visible(gpus),
+            is_stopping=self.is_stopping,
+            on_attempt=self.note_attempt,
+        )
 
     def note_attempt(self, attempt: Attempt) -> None:
         """Note that an attempt has begun."""
-        self.attempts = {**self.attempts, attempt.point: attempt}
+        with self._changing:
+            self.attempts = {**self.attempts, attempt.point: attempt}
         self._on_change()
 
     def add_result(self, number: int, result: Result) -> None:
         """Add a point's result, and write all results. Raises OSError."""
-        self.attempts = {point: attempt for point, attempt in self.attempts.items() if point != number}
+        with self._changing:
+            self.attempts = {point: attempt for point, attempt in self.attempts.items() if point != number}
         sweep = self.sweep.with_result(number, result)
         write_sweep(sweep)
         self.sweep = sweep

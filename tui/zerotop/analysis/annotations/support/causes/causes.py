@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes import gpu_causes, host_causes
+from zerotop.analysis.annotations.support.causes.allocator_calls import check_allocator_calls, describe_calls
 from zerotop.analysis.annotations.support.causes.step_change import (
     Advice,
     Cause,
@@ -126,7 +127,8 @@ def _check_cache_clearing(change: StepChange) -> Cause | None:
         falls.append(np.count_nonzero(-np.diff(reserved) >= _CLEARED_BYTES) / len(rows))
     if falls[0] > FEW_SHARE or falls[1] < MOST_SHARE:
         return None
-    return Cause("the allocator's cache was emptied in each step", *_CLEARING, 0.9, where=BETWEEN, callee=EMPTY_CACHE)
+    text = f"the allocator's cache was emptied in each step{describe_calls(change)}"
+    return Cause(text, *_CLEARING, 0.9, where=BETWEEN, callee=EMPTY_CACHE)
 
 
 def _check_collector(change: StepChange) -> Cause | None:
@@ -202,6 +204,7 @@ _CHECKS: tuple[_Check, ...] = (
     _check_data,
     _check_retries,
     _check_cache_clearing,
+    check_allocator_calls,
     _check_collector,
     _check_compiling,
     gpu_causes.check_clocks,

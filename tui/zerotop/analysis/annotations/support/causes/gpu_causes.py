@@ -6,7 +6,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange, compute_own_seconds
 from zerotop.analysis.annotations.support.evidence import Process, Samples
-from zerotop.analysis.annotations.support.lines.stack_lines import find_end
+from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
 from zerotop.analysis.annotations.support.record_window import read_column
 from zerotop.analysis.annotations.support.thresholds import FEW_SHARE, MOST_SHARE, OTHERS_BYTES, SLOWED_MASK
 from zerotop.analysis.formatting import format_percent
@@ -60,7 +60,7 @@ def find_known_ns(change: StepChange) -> int:
     end_ns = int(change.after["end_unix_ns"][-1])
     if not any(_find_others(change, process) and _measures_use(process) for process in change.group.processes):
         return end_ns
-    return min(end_ns + _USE_NS, find_end(change.process, end_ns))
+    return find_deadline(change.process, end_ns, _USE_NS)
 
 
 def check_neighbours(change: StepChange) -> Cause | None:
