@@ -21,7 +21,7 @@ from zerotop_probe.recording import directory
 RANK = """
 import sys, time
 from zerotop_probe.recording import tables
-from zerotop_probe.recording.ring_files import RingFiles, open_rank_files
+from zerotop_probe.recording.rings.ring_files import RingFiles, open_rank_files
 from zerotop_probe.recording.writer import Identity
 session, rank, period_s, records = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
 files = open_rank_files(session, Identity.for_this_process("rank", rank))

@@ -167,7 +167,7 @@ def measure_gpus(seconds: float) -> float:
     """Share of a core that sampling all GPUs of this machine uses now."""
     with tempfile.TemporaryDirectory() as folder:
         identity = Identity.for_this_process("node")
-        sampler = GpuSampler(folder, identity, on_seen=lambda seen: None, on_lost=print)
+        sampler = GpuSampler(folder, identity, on_seen=lambda seen: None, on_lost=print, on_neighbour=print)
         sampler.prepare_sampling()
 
         def half_tick(number: int) -> None:

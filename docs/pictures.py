@@ -54,6 +54,7 @@ PICTURES = (
     Picture("story-linear", RECORDINGS / "gpu-linear.zerotop", "timeline", step=1, keys=("plus",)),
     Picture("story-linear-peak", RECORDINGS / "gpu-linear.zerotop", "memory", step=1),
     Picture("story-gpt2", RECORDINGS / "gpu-trainer-gpt2.zerotop", "memory", finding="logits_peak"),
+    Picture("story-lora", RECORDINGS / "gpu-lora.zerotop", "memory", step=3),
     Picture("story-gpt2-small", RECORDINGS / "gpu-trainer-gpt2-small.zerotop", "memory", finding="peak_owner"),
 )
 

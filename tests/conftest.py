@@ -39,7 +39,7 @@ def usual_units() -> Iterator[None]:
 @pytest.fixture
 def memory_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Shared memory for rings of one test: in that of the user, every sampler adopts rings whose sampler is gone."""
-    from zerotop_probe.recording import shared_memory
+    from zerotop_probe.recording.rings import shared_memory
 
     with tempfile.TemporaryDirectory(prefix="zerotop-test-", dir=shared_memory.MEMORY_ROOT) as path:
         monkeypatch.setattr(shared_memory, "MEMORY_ROOT", path)

@@ -199,6 +199,7 @@ def test_the_compiler_makes_the_same_graphs(compiled: Counted, tmp_path: Path) -
     # One graph each: no breaks, no recompilations. The second of two blocks has an input that needs a gradient.
     assert own["graphs"] == {"module": 1, "method": 1, "blocks": 2, "step": 1, "function": 1}
     assert not rank.event("probe_error")
+    assert sum(event["graphs"] for event in rank.event("compiled")) == sum(own["graphs"].values())
     assert count_iterations(rank) == own["steps"]
     # A compiled function that calls the model hides its forward.
     assert len(rank.phase("forward")) == own["steps"] * 4 // 5

@@ -46,7 +46,7 @@ def find_top(rank: Rank, where: str, why: str, steps: range) -> tuple[str, int, 
             for stack in event["stacks"]:
                 frames = [event["frames"][number] for number in stack["frames"]]
                 own = next(frame for frame in frames if frame["own"])
-                seconds[own["file"], own["line"], stack["call"]] += stack["seconds"]
+                seconds[own["file"], own["line"], stack.get("call", "")] += stack["seconds"]
     ((top, most),) = seconds.most_common(1)
     return *top, most
 

@@ -121,13 +121,15 @@ def prepared_config(name: str, folder: Path) -> Path:
     return edited
 
 
-def run_recorded(command: Sequence[str], folder: Path, environment: dict[str, str]) -> Run:
+def run_recorded(command: Sequence[str], folder: Path, environment: dict[str, str], options: Sequence[str] = ()) -> Run:
     """Runs ``command`` headless under zerotop with its recording in ``folder/session``; waits for its end.
+
+    ``options`` are zerotop's own.
 
     Raises subprocess.TimeoutExpired after TIMEOUT_S, with everything of the job killed.
     """
     session = folder / "session"
-    arguments = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *command]
+    arguments = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), *options, "--", *command]
     (folder / "tmp").mkdir()
     begin = time.monotonic()
     with open(folder / "output", "w+b") as output:

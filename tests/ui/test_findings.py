@@ -139,6 +139,35 @@ async def test_the_feed_shows_all_and_goes_there() -> None:
         assert seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns
 
 
+DATA = finding("data_stall", 50.0, Severity.WARNING, ranks=(1,))
+LATE = finding("straggler", 50.0, Severity.WARNING, ranks=(1,), evidence={"late_s": 0.2, "data_s": 0.2}, cost=0.9)
+LEAK = finding("memory_creep", 52.0, Severity.WARNING, step=3, evidence={"bytes_per_step": 1e9})
+GONE = finding("out_of_memory", 70.0, Severity.ERROR, step=11, evidence={"requested_bytes": 5e9, "free_bytes": 1e9})
+
+
+def test_a_cause_is_told_before_what_it_explains() -> None:
+    cursor_ns = BEGIN_NS + int(75e9)
+    assert choose_finding([LATE], cursor_ns) is LATE
+    assert choose_finding([LATE, DATA], cursor_ns) is DATA
+    assert choose_finding([LEAK, GONE], cursor_ns) is GONE
+
+
+async def test_effects_are_listed_under_their_cause() -> None:
+    seen = Watch(offload_story(findings=(LATE, SKIPS, DATA, LEAK, GONE)), 75.0)
+    async with seen.app.run_test(size=(100, 30)) as pilot:
+        await until(pilot, lambda: "Because of: Something about memory_creep was found in step 6" in seen.text())
+        await pilot.press("a")
+        await until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
+        feed = seen.app.screen
+        assert isinstance(feed, FindingsDialog)
+        assert [one.finding.name for one in feed.shown_findings] == [
+            *("data_stall", "straggler", "steps_skipped", "memory_creep", "out_of_memory")
+        ]
+        await pilot.press("up", "up", "up")
+        await until(pilot, lambda: "└ Something about straggler was found" in seen.text())
+        await until(pilot, lambda: "Because of: Something about data_stall was found in step 6." in seen.text())
+
+
 async def test_the_feed_is_searched() -> None:
     seen = Watch(STORY, 75.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
@@ -147,7 +176,7 @@ async def test_the_feed_is_searched() -> None:
         feed = seen.app.screen
         assert isinstance(feed, FindingsDialog)
         await pilot.press("slash", *"Double spike")
-        await until(pilot, lambda: feed.shown_findings == (SPIKE,))
+        await until(pilot, lambda: [one.finding for one in feed.shown_findings] == [SPIKE])
         await until(pilot, lambda: "→ Set what helps with double_spike." in seen.text())
         await pilot.press("x")
         await until(pilot, lambda: "No matches for Double spikex." in seen.text())

@@ -72,7 +72,7 @@ async def test_the_banner_opens_the_list_at_its_finding() -> None:
         await pilot.click(app.screen.query_one(Notices), offset=(20, 0))
         await until(pilot, lambda: isinstance(app.screen, FindingsDialog))
         assert isinstance(app.screen, FindingsDialog)
-        assert app.screen.all_findings[app.screen.current_index] == headline
+        assert app.screen.all_findings[app.screen.current_index].finding == headline
 
 
 async def test_a_mark_on_the_seek_bar_goes_to_its_finding() -> None:

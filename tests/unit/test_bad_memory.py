@@ -28,7 +28,7 @@ from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.outside.sampling import gpu_sampler, nvml
 from zerotop_probe.recording import events, tables
-from zerotop_probe.recording.ring_files import DiskFiles
+from zerotop_probe.recording.rings.ring_files import DiskFiles
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
 
@@ -120,7 +120,7 @@ def test_instances_stand_in_the_place_of_a_divided_gpu(monkeypatch: pytest.Monke
     row = dict(zip([field.name for field in tables.GPUS.fields], devices[2].read_row(5, 0), strict=True))
     assert (row["used_bytes"], row["total_bytes"], row["gpu"], row["temperature_c"]) == (gib(5), gib(10), 3, 60)
     assert str(row["utilization_percent"]) == str(row["power_w"]) == "nan"
-    assert devices[2].read_process_rows(5, refresh=True) == [(5, gib(2), 100, 3)]
+    assert [row[:4] for row in devices[2].read_process_rows(5, refresh=True)] == [(5, gib(2), 100, 3)]
 
 
 def test_a_divided_gpu_without_instances_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,8 @@ def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
     Driver().install(monkeypatch)
     recording = Recording(folder)
     seen: list[Any] = []
-    sampler = gpu_sampler.GpuSampler(str(folder), recording.node, on_seen=seen.append, on_lost=lambda text: None)
+    quiet = {"on_lost": lambda text: None, "on_neighbour": lambda pid: None}
+    sampler = gpu_sampler.GpuSampler(str(folder), recording.node, on_seen=seen.append, **quiet)
     sampler.prepare_sampling()
     for tick in range(0, 100, 2):
         sampler.take_sample(tick * S // 10, tick)

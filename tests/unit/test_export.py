@@ -198,7 +198,9 @@ def test_a_number_says_its_unit(tmp_path: Path) -> None:
         "boundaries",
     }
     counts |= {"retries", "ooms", "segments", "lost", "errors", "cgroup_oom_kills"}
+    counts |= {"major_faults", "loader_workers", "loader_blocked"}
     names = {"rank", "step", "micro_step", "depth", "engine", "device", "gpu", "pid", "tid", "processor", "throttle_reasons"}
+    names.add("because_of_step")
     for table in TABLES:
         stream = io.BytesIO()
         export_table(read(tmp_path), table, "parquet", stream)

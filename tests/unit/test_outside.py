@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import pynvml
 import pytest
 
 from agents import table, wait_for
+from small_recording import S
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.job import job, job_control
 from zerotop_probe.outside.procfs import Process
@@ -346,6 +348,7 @@ class TestGpus:
             "nvmlDeviceGetClockInfo": 1980,
             "nvmlDeviceGetCurrentClocksThrottleReasons": 4,
             "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=7, usedGpuMemory=None)],
+            "nvmlDeviceGetProcessUtilization": unsupported,
         }
 
         def replace(name: str) -> None:
@@ -361,6 +364,10 @@ class TestGpus:
             replace(name)
         return table
 
+    def make_sampler(self, folder: Path, **listeners: Callable[[Any], None]) -> gpu_sampler.GpuSampler:
+        quiet = dict.fromkeys(("on_seen", "on_lost", "on_neighbour"), lambda fact: None)
+        return gpu_sampler.GpuSampler(str(folder), Identity.for_this_process("node"), **(quiet | listeners))
+
     def test_unsupported_queries_are_made_once(self, answers: dict[Any, Any]) -> None:
         _, (device,) = nvml.discover_gpus()
         rows = [device.read_row(1000 + tick, 2 * tick) for tick in range(3)]
@@ -370,7 +377,39 @@ class TestGpus:
         assert answers["calls", "nvmlDeviceGetUtilizationRates"] == 1
         assert answers["calls", "nvmlDeviceGetFieldValues"] == 1
         assert answers["calls", "nvmlDeviceGetTemperature"] == 1
-        assert device.read_process_rows(5, refresh=True) == [(5, -1, 7, 0)]
+        assert [row[:4] for row in device.read_process_rows(5, refresh=True)] == [(5, -1, 7, 0)]
+        assert ("calls", "nvmlDeviceGetProcessUtilization") not in answers  # a process that has the GPU alone
+
+    def test_processes_that_share_a_gpu_are_measured_once_a_second(self, answers: dict[Any, Any], tmp_path: Path) -> None:
+        answers["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=pid, usedGpuMemory=9) for pid in (7, 8)]
+        answers["nvmlDeviceGetProcessUtilization"] = [SimpleNamespace(pid=8, smUtil=percent) for percent in (30, 50)]
+        neighbours: list[int] = []
+        sampler = self.make_sampler(tmp_path, on_neighbour=neighbours.append)
+        sampler.prepare_sampling()
+        for tick in range(0, 45, 2):
+            answers["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=100, used=40 + tick)
+            sampler.take_sample(tick * S // 20, tick)
+        sampler.close()
+        rows = table(next(tmp_path.glob("gpu_processes-*.rec")))
+        assert answers["calls", "nvmlDeviceGetComputeRunningProcesses"] > 10
+        assert answers["calls", "nvmlDeviceGetProcessUtilization"] == 3
+        assert set(rows[["pid", "sm_percent"]].tolist()) == {(7, 0.0), (8, 40.0)}
+        assert sorted(neighbours) == [7, 8]
+
+    @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_NOT_SUPPORTED])
+    def test_how_much_processes_compute_may_be_hidden(self, answers: dict[Any, Any], error: int) -> None:
+        answers["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=pid, usedGpuMemory=9) for pid in (7, 8)]
+        answers["nvmlDeviceGetProcessUtilization"] = pynvml.NVMLError(error)
+        _, (device,) = nvml.discover_gpus()
+        rows = [row for second in range(3) for row in device.read_process_rows(second * S, refresh=True)]
+        assert {str(row[4]) for row in rows} == {"nan"}
+        assert answers["calls", "nvmlDeviceGetProcessUtilization"] == 1
+
+    def test_processes_without_samples_compute_nothing(self, answers: dict[Any, Any]) -> None:
+        answers["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=pid, usedGpuMemory=9) for pid in (7, 8)]
+        answers["nvmlDeviceGetProcessUtilization"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        _, (device,) = nvml.discover_gpus()
+        assert [row[4] for row in device.read_process_rows(0, refresh=True)] == [0.0, 0.0]
 
     def test_byte_counters_of_32_bits_do_not_wrap_for_us(self, answers: dict[Any, Any]) -> None:
         _, (device,) = nvml.discover_gpus()
@@ -397,8 +436,7 @@ class TestGpus:
 
     def test_processes_are_asked_for_when_memory_has_changed(self, answers: dict[Any, Any], tmp_path: Path) -> None:
         answers["nvmlDeviceGetCount"] = 2
-        identity = Identity.for_this_process("node")
-        sampler = gpu_sampler.GpuSampler(str(tmp_path), identity, on_seen=lambda seen: None, on_lost=lambda text: None)
+        sampler = self.make_sampler(tmp_path)
         sampler.prepare_sampling()
         asked = []
         for tick in range(0, 60, 2):
@@ -423,8 +461,7 @@ class TestGpus:
     def test_a_lost_gpu_is_said_once(self, answers: dict[Any, Any], tmp_path: Path) -> None:
         seen: list[nvml.GpuDiscovery] = []
         lost: list[str] = []
-        identity = Identity.for_this_process("node")
-        sampler = gpu_sampler.GpuSampler(str(tmp_path), identity, on_seen=seen.append, on_lost=lost.append)
+        sampler = self.make_sampler(tmp_path, on_seen=seen.append, on_lost=lost.append)
         sampler.prepare_sampling()
         assert seen == [nvml.GpuDiscovery("580.1", (nvml.Gpu(0, "GPU-1", "H200", 100),), None)]
         sampler.take_sample(1, 0)

@@ -14,10 +14,11 @@ from rank_recordings import Rank
 from zerotop_probe.inside.engines import LoopState
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.recording import directory, shared_memory
-from zerotop_probe.recording.ring_drainer import RingDrainer
-from zerotop_probe.recording.ring_files import RingFiles
-from zerotop_probe.recording.shared_memory import Ring
+from zerotop_probe.recording import directory
+from zerotop_probe.recording.rings import shared_memory
+from zerotop_probe.recording.rings.ring_drainer import RingDrainer
+from zerotop_probe.recording.rings.ring_files import RingFiles
+from zerotop_probe.recording.rings.shared_memory import Ring
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE, PHASES
 from zerotop_probe.recording.writer import Identity
 

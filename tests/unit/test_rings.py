@@ -20,17 +20,19 @@ import pytest
 from agents import wait_for
 from zerotop.session.reader import Session
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector, adopt_leftovers
-from zerotop_probe.recording import directory, segments, shared_memory, tables
-from zerotop_probe.recording.ring_drainer import RingDrainer
-from zerotop_probe.recording.ring_files import DiskFiles, RingFiles, open_rank_files
-from zerotop_probe.recording.shared_memory import Ring
+from zerotop_probe.recording import directory, segments, tables
+from zerotop_probe.recording.rings import shared_memory
+from zerotop_probe.recording.rings.ring_drainer import RingDrainer
+from zerotop_probe.recording.rings.ring_files import DiskFiles, RingFiles, open_rank_files
+from zerotop_probe.recording.rings.shared_memory import Ring
 from zerotop_probe.recording.writer import Identity
 
 # Writes numbers as fast as told, and now and then an event of several slots; ends when its standard input does.
 RANK = """
 import os, sys, time
-from zerotop_probe.recording import segments, shared_memory, tables
-from zerotop_probe.recording.ring_files import RingFiles, open_rank_files
+from zerotop_probe.recording import segments, tables
+from zerotop_probe.recording.rings import shared_memory
+from zerotop_probe.recording.rings.ring_files import RingFiles, open_rank_files
 from zerotop_probe.recording.writer import Identity
 shared_memory.MEMORY_ROOT, session = sys.argv[1:3]
 count, pause_s, ring_bytes = int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])

@@ -144,7 +144,7 @@ def _add_max_size(command: argparse.ArgumentParser) -> None:
 
 def _add_no_stacks(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--no-stacks", action="store_true", help="do not sample Python stacks while a rank is slow or silent"
+        "--no-stacks", action="store_true", help="do not record Python stacks: of slow or silent ranks, and of allocations"
     )
 
 

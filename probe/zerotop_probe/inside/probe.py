@@ -19,6 +19,7 @@ from zerotop_probe.inside.device.peak_counters import PeakCounters
 from zerotop_probe.inside.engines import EngineRegistry
 from zerotop_probe.inside.evaluation_detector import EvaluationDetector
 from zerotop_probe.inside.guard import CostMeter, Guard, now, remove_hooks
+from zerotop_probe.inside.memory_lines.line_finder import LineFinder
 from zerotop_probe.inside.oom_recorder import OomRecorder
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks import stack_sampler
@@ -80,8 +81,11 @@ class Probe:
             self.meter.move_to_one_time(now() - time_ns)
         return True
 
+    def _wants_stacks(self) -> bool:
+        return directory.read_session_info(self._session).get(directory.STACKS_SETTING) is not False
+
     def _sample_stacks(self, recorder: Recorder) -> None:
-        if directory.read_session_info(self._session).get(directory.STACKS_SETTING) is not False:
+        if self._wants_stacks():
             self._stack_sampler = stack_sampler.StackSampler(recorder, lambda: self.training_thread, self.meter)
             self._stack_ticker = Ticker(recorder.stack, stack_sampler.NAME, self._stack_sampler.look, self.meter)
             self._stack_ticker.start()
@@ -116,7 +120,9 @@ class Probe:
         memory, write_event = torch.cuda.memory, self.recorder.write_event
         refusal = "" if kind == NATIVE else f"PyTorch keeps no history of this job's allocator ({kind})."
         microscope = Microscope(self._session, self._identity, device, memory, write_event, self.meter, refusal)
-        self.recorder.device = RankDevice(allocator, clock, microscope)
+        can_find = kind == NATIVE and microscope.history.can_ask and self._wants_stacks()
+        finder = LineFinder(device, memory, microscope.history, write_event, self.meter) if can_find else None
+        self.recorder.device = RankDevice(allocator, clock, microscope, finder)
         self.recorder.is_quick = False
         if kind == NATIVE and self.peaks is not None:
             Guard("out of memory", self.meter).run(OomRecorder(self.recorder, self.peaks, self.meter).start_listening)

@@ -7,12 +7,13 @@ from typing import Any
 
 from zerotop_probe.inside.budget import DetailBudget, read_budget
 from zerotop_probe.inside.collector_clock import CollectorClock
+from zerotop_probe.inside.compiled_graphs import CompilationCounter
 from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.engines import TrainingState
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events, tables
-from zerotop_probe.recording.ring_files import RingFiles, open_rank_files
+from zerotop_probe.recording.rings.ring_files import RingFiles, open_rank_files
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, INCOMPLETE, LIGHT, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
 
@@ -39,6 +40,7 @@ class Recorder:
         self.ended: deque[Span] = deque(maxlen=_ENDED_SPANS)
         self.device: RankDevice | None = None
         self.collector = CollectorClock()
+        self._compilations = CompilationCounter()
         self.is_open = True
         self.is_quick = False
         """Whether phases of the step in progress may be recorded at its end."""
@@ -218,7 +220,7 @@ class Recorder:
         """Finish an optimizer step after its span was written."""
         device = self.device
         if device is not None:
-            device.end_step(span.step)
+            device.end_step(span.step, is_main=span.engine == 0)
             if span.engine == 0:
                 self._budget.end_step(time_ns, self._meter.total_ns)
                 device.is_full = self._budget.is_full
@@ -227,7 +229,7 @@ class Recorder:
             self.write_cost(time_ns)
 
     def write_cost(self, time_ns: int) -> None:
-        """Record the probe's cost so far, and the time of garbage collections."""
+        """Record the probe's cost so far, the time of garbage collections, and what was compiled."""
         self._last_cost_ns = time_ns
         meter = self._meter
         self._cost_writer.write(
@@ -235,6 +237,7 @@ class Recorder:
         )
         if self.last_step is not None:
             self._write_collections(time_ns)
+            self._write_compiled(time_ns)
         self.files.poll(time_ns)
 
     def _write_collections(self, time_ns: int) -> None:
@@ -243,6 +246,11 @@ class Recorder:
         if (done := self.collector.take_collections(time_ns)) is not None:
             facts = {"seconds": done.spent_ns / 1e9, "collections": done.collections}
             self.write_event(time_ns, events.GARBAGE, step=self.last_step, begin_ns=done.begin_ns, **facts)
+
+    def _write_compiled(self, time_ns: int) -> None:
+        if (done := self._compilations.take_graphs(time_ns)) is not None:
+            facts = {"begin_ns": done.begin_ns, "graphs": done.graphs, "seconds": done.seconds}
+            self.write_event(time_ns, events.COMPILED, step=self.last_step, **facts)
 
     @property
     def lost_records(self) -> int:

@@ -6,10 +6,13 @@ psutil's ``children`` and ``parents`` raise AccessDenied. So it is used for sear
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+_LONGEST_PROGRAM = 60
 
 
 class ProcessStat(NamedTuple):
@@ -19,6 +22,7 @@ class ProcessStat(NamedTuple):
     state: str  # "Z" and "X" are dead
     parent: int
     group: int
+    major_faults: int
     cpu_ticks: int
     start: int
     processor: int
@@ -55,6 +59,7 @@ def parse_stat(text: bytes) -> ProcessStat | None:
         state=fields[0].decode(),
         parent=int(fields[1]),
         group=int(fields[2]),
+        major_faults=int(fields[9]),
         cpu_ticks=int(fields[11]) + int(fields[12]),
         start=int(fields[19]),
         processor=int(fields[36]),
@@ -84,6 +89,27 @@ def read_owner(pid: int) -> int:
         if line.startswith(b"Uid:"):
             return int(line.split()[1])
     return -1
+
+
+def read_program(pid: int) -> str:
+    """Return the program of a process and its script, without folders and arguments: ``python train.py``; "" if hidden."""
+    program, *words = read_command_line(pid) or [""]
+    options = list(itertools.takewhile(lambda word: word.startswith("-"), words))
+    # After -c comes code, which is nobody's business.
+    has_code = any(not option.startswith("--") and option.endswith("c") for option in options)
+    script = "" if has_code else next(iter(words[len(options) :]), "")
+    return " ".join(filter(None, map(os.path.basename, (program, script))))[:_LONGEST_PROGRAM]
+
+
+def read_user_name(pid: int) -> str:
+    """Return the name of a process's owner, or its number if this machine's list lacks it; "" if the process is gone.
+
+    Directories of other machines are not asked: they may not answer for long.
+    """
+    owner = read_owner(pid)
+    users = (line.split(b":") for line in read_file("/etc/passwd", 1 << 20).splitlines())
+    names = {fields[2]: fields[0] for fields in users if len(fields) > 2}
+    return names.get(b"%d" % owner, b"%d" % owner).decode(errors="replace") if owner >= 0 else ""
 
 
 def list_ancestors(pid: int) -> list[int]:

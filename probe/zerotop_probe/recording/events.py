@@ -63,20 +63,22 @@ _END = (
     Field("text", str, "the end in one sentence"),
 )
 
+_FRAMES = Field(
+    "frames",
+    [
+        (
+            Field("file", str, "relative to the script's folder, or to where the library is installed", required=True),
+            Field("line", int, "line number", required=True),
+            Field("function", str, "qualified name, from Python 3.11 on; in memory_lines never qualified", required=True),
+            Field("own", bool, "whether the file belongs to the job itself, not to a library or to Python"),
+        )
+    ],
+    "the frames of the stacks, without the probe's own",
+    required=True,
+)
+_INDEXES = Field("frames", [int], "indexes into the event's frames, innermost first", required=True)
 _STACK_FIELDS = (
-    Field(
-        "frames",
-        [
-            (
-                Field("file", str, "relative to the script's folder, or to where the library is installed", required=True),
-                Field("line", int, "line number", required=True),
-                Field("function", str, "qualified name, from Python 3.11 on", required=True),
-                Field("own", bool, "whether the file belongs to the job itself, not to a library or to Python"),
-            )
-        ],
-        "the frames of the stacks, without the probe's own",
-        required=True,
-    ),
+    _FRAMES,
     Field(
         "stacks",
         [
@@ -84,8 +86,8 @@ _STACK_FIELDS = (
                 Field("count", int, "samples"),
                 Field("seconds", float, "time that these samples stand for; absent if silent"),
                 Field("thread", str, "name of the thread; absent for the training thread"),
-                Field("call", str, "function in C that the innermost frame calls; empty without one, or if unknown"),
-                Field("frames", [int], "indexes into the event's frames, innermost first", required=True),
+                Field("call", str, "function in C that the innermost frame calls; absent without one, or if unknown"),
+                _INDEXES,
             )
         ],
         "the stacks that took the most time",
@@ -328,6 +330,43 @@ STACKS = _declare(
     *_STACK_FIELDS,
 )
 
+# Which lines allocated blocks of device memory, by PyTorch's own history of a step or two. Written where memory creeps, once
+# after the first steps, and after new peaks of steps and evaluations.
+MEMORY_LINES = _declare(
+    "memory_lines",
+    Field(
+        "why",
+        str,
+        "creep: the blocks are those of the first step that the second one has not freed; peak: those of one step that were"
+        " alive when it had allocated the most; evaluation: likewise of the first second of an evaluation",
+        required=True,
+    ),
+    Field("first_step", int, "first optimizer step that was looked at; that after the evaluation", required=True),
+    Field("steps", int, "number of steps; 0 for an evaluation"),
+    Field("begin_ns", int, "begin, CLOCK_MONOTONIC", required=True),
+    Field("end_ns", int, "end, CLOCK_MONOTONIC", required=True),
+    Field("entries", int, "entries of PyTorch's memory history"),
+    Field("complete", bool, "whether the history has the whole steps, not only their last part"),
+    Field("seconds", float, "time that it took from the training thread"),
+    Field("staying_bytes", int, "creep: in all blocks that stayed"),
+    Field("peak_bytes", int, "peak and evaluation: requested bytes of all blocks"),
+    Field("before_bytes", int, "peak and evaluation: of blocks from before, whose stacks are unknown"),
+    _FRAMES,
+    Field(
+        "stacks",
+        [
+            (
+                Field("count", int, "blocks", required=True),
+                Field("size_bytes", int, "requested size of each", required=True),
+                Field("unix_us", int, "when the first of them was allocated, unix time in microseconds"),
+                _INDEXES,
+            )
+        ],
+        "blocks of one size and one stack, those that hold the most; no frames: allocated by a thread without Python",
+        required=True,
+    ),
+)
+
 # Python's garbage collector ran for at least 10 ms since the last such event. Written at most once a second, later once a
 # minute. Collections of the youngest objects do not count.
 GARBAGE = _declare(
@@ -336,6 +375,23 @@ GARBAGE = _declare(
     Field("begin_ns", int, "begin of the first collection that counts, CLOCK_MONOTONIC", required=True),
     Field("seconds", float, "time in which the collector ran", required=True),
     Field("collections", int, "how often"),
+)
+
+# torch.compile compiled while training ran; counted at the end of a step, at most five times a second.
+COMPILED = _declare(
+    "compiled",
+    Field("step", int, "the last finished optimizer step"),
+    Field("begin_ns", int, "when the counters were looked at before, CLOCK_MONOTONIC", required=True),
+    Field("graphs", int, "graphs that were compiled since then", required=True),
+    Field("seconds", float, "time that compiling took; null if this version of PyTorch does not count it"),
+)
+
+# One of several processes on a GPU, when it was first seen there: of the job or of another one.
+GPU_PROCESS = _declare(
+    "gpu_process",
+    Field("pid", int, "process id as NVML reports it", required=True),
+    Field("program", str, "its program and script without their folders and arguments; null if it cannot be read"),
+    Field("user", str, "its owner's name, or number; null if it cannot be read"),
 )
 
 # A part of the probe failed and was switched off; training goes on.

@@ -14,7 +14,7 @@ import struct
 from typing import NamedTuple
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 3
+FORMAT_MINOR = 4
 
 UNKNOWN = -1
 
@@ -158,6 +158,8 @@ ALLOCATOR = Table(
         Field("edge", "B", "BEGIN or END of that phase, or TICK between them"),
         Field("device", "B", "CUDA ordinal in the process"),
         Field("segments", "i", "segments of reserved memory", since=1),
+        Field("device_allocs", "i", "calls of cudaMalloc so far, also for parts of expandable segments", since=4),
+        Field("device_frees", "i", "calls of cudaFree so far, likewise", since=4),
     ),
 )
 
@@ -220,6 +222,10 @@ GPU_PROCESSES = Table(
         Field("used_bytes", "q", "NVML: device memory used by this process, context included; -1 unknown"),
         Field("pid", "i", "process id as NVML reports it, which in a container may be another than the local one"),
         Field("gpu", "i", "NVML index on this node"),
+        Field(
+            "sm_percent", "f", "share of the last second in which its kernels ran; of several processes on a GPU", since=4
+        ),
+        Field("pad", "I", "0", since=4),
     ),
 )
 
@@ -240,6 +246,11 @@ PROCESSES = Table(
         Field("busy_threads", "i", "threads that ran for at least half of the time since the previous sample"),
         Field("pid", "i", "process id on this node"),
         Field("rank", "i", "global rank; -1 for a launcher"),
+        Field("major_faults", "q", "page faults so far that waited for a disk; read once a second", since=4),
+        Field("loader_workers", "i", "its DataLoader workers, once a second; -1 unknown", since=4),
+        Field("loader_cores", "f", "processor time of these per wall time", since=4),
+        Field("loader_waiting_cores", "f", "time that these were runnable but not running, per wall time", since=4),
+        Field("loader_blocked", "f", "how many of these waited for a disk at that moment", since=4),
     ),
 )
 
@@ -272,6 +283,10 @@ HOSTS = Table(
         Field("load", "f", "one-minute load average"),
         Field("cores", "i", "cores that this job may use"),
         Field("cgroup_oom_kills", "i", "processes of the cgroup killed for memory so far; -1 without one"),
+        Field("swap_in_bytes", "q", "bytes read from swap since boot; -1 unknown", since=4),
+        Field("swap_out_bytes", "q", "bytes written to swap since boot; -1 unknown", since=4),
+        Field("cpu_mhz", "f", "clock of a few cores on average, every five seconds; NaN where the kernel hides it", since=4),
+        Field("pad", "I", "0", since=4),
     ),
 )
 

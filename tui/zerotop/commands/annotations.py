@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.annotations import LinkedFinding, link_findings, order_by_cause
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import FindingCost, measure_training_s, rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
@@ -27,20 +27,24 @@ def annotations(options: argparse.Namespace) -> int:
         steps = run.source.job_steps
         costs = {id(cost.finding): cost for cost in rank_findings(run.findings, steps, run.source.end_ns)}
         if options.json:
-            print(json.dumps([_build_json(finding, costs) for finding in run.findings], indent=1, allow_nan=False))
+            facts = [_build_json(linked, costs) for linked in link_findings(run.findings)]
+            print(json.dumps(facts, indent=1, allow_nan=False))
         elif run.findings:
             training_s = measure_training_s(steps)
-            for finding in run.findings:
-                cost = costs.get(id(finding))
+            for linked in order_by_cause(run.findings):
+                cost = costs.get(id(linked.finding))
                 text = describe_cost(cost, training_s, run.view) if cost is not None else ""
-                print(_format_finding(finding, session.begin_ns, text))
+                print(_format_finding(linked, session.begin_ns, text))
         else:
             print("No findings in this recording.")
     return 0
 
 
-def _build_json(finding: Annotation, costs: Mapping[int, FindingCost]) -> dict[str, Any]:
+def _build_json(linked: LinkedFinding, costs: Mapping[int, FindingCost]) -> dict[str, Any]:
+    finding, cause, _ = linked
     facts = dataclasses.asdict(finding)
+    del facts["measured_cause"]
+    facts["because_of"] = {name: getattr(cause, name) for name in ("name", "step", "ranks")} if cause is not None else None
     cost = costs.get(id(finding))
     facts["lost_s"], facts["held_bytes"] = (cost.seconds, cost.bytes) if cost is not None else (None, None)
     facts["severity"] = finding.severity.value
@@ -48,14 +52,24 @@ def _build_json(finding: Annotation, costs: Mapping[int, FindingCost]) -> dict[s
     return facts
 
 
-def _format_finding(finding: Annotation, begin_ns: int, cost: str) -> str:
+def _format_finding(linked: LinkedFinding, begin_ns: int, cost: str) -> str:
+    """Return the finding's lines, further to the right than those of its cause."""
+    finding, cause, depth = linked
+    margin = _INDENT * depth
     step = f"step {finding.step}" if finding.step is not None else "no step"
     head = f"{(finding.known_ns - begin_ns) / 1e9:9.1f} s  {step}  {finding.name}  ({finding.severity.value})"
-    texts = [finding.headline, finding.details, cost and f"Cost: {cost}.", finding.advice and f"-> {finding.advice}"]
+    texts = [
+        finding.headline,
+        cause and f"Because of: {cause.headline}.",
+        finding.details,
+        cost and f"Cost: {cost}.",
+        finding.advice and f"-> {finding.advice}",
+    ]
+    indent = margin + _INDENT
     wrapped = (
-        textwrap.fill(escape_unprintable(text), _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
+        textwrap.fill(escape_unprintable(text), _WIDTH, initial_indent=indent, subsequent_indent=indent)
         for text in texts
         if text
     )
-    fix = [f"{_INDENT}   {escape_unprintable(finding.fix)}"] if finding.fix else []
-    return "\n".join([head, *wrapped, *fix])
+    fix = [f"{indent}   {escape_unprintable(finding.fix)}"] if finding.fix else []
+    return "\n".join([margin + head, *wrapped, *fix])

@@ -154,6 +154,7 @@ def _build_finding(number: int, cost: FindingCost, training_s: float, report: Se
         element(
             "div",
             element("p", finding.headline, class_="headline"),
+            _build_cause(cost.cause, report) if cost.cause is not None else None,
             element("p", finding.details) if finding.details else None,
             _build_advice(finding) if finding.advice or finding.fix else None,
             element(
@@ -166,6 +167,12 @@ def _build_finding(number: int, cost: FindingCost, training_s: float, report: Se
         class_=f"finding {finding.severity.value}",
         id=f"finding-{number}",
     )
+
+
+def _build_cause(cause: Annotation, report: SessionReport) -> Element:
+    """Return the sentence about a finding that explains another one, with a link to it."""
+    number = next(number for number, other in enumerate(report.findings, 1) if other.finding is cause)
+    return element("p", "Because of ", element("a", f"finding {number}", href=f"#finding-{number}"), f": {cause.headline}.")
 
 
 def _build_advice(finding: Annotation) -> Element:

@@ -6,11 +6,11 @@ Only counters that the allocator maintains anyway are read: nothing is synchroni
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording.ring_files import RankFiles
+from zerotop_probe.recording.rings.ring_files import RankFiles
 from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, END, TICK, UNKNOWN
 
 # A read takes 8 us on a host with an H200 and twice that in a real loop, most of the cost of a boundary. A read is therefore
@@ -26,6 +26,14 @@ _TICK_NS, _REST_S = 100_000_000, 0.3
 CounterReader = Callable[[], "dict[str, Any]"]
 
 NATIVE, ASYNC = "native", "cudaMallocAsync"
+
+
+class StepMemory(NamedTuple):
+    """What the allocator counted in a step or an evaluation; bytes."""
+
+    held: int  # allocated at its end
+    peak: int  # the highest allocated in it
+    allocations: int  # so far
 
 
 def find_backend(torch: Any) -> str:
@@ -61,6 +69,8 @@ class AllocatorSampler:
         self._last_read_ns = -max(_MIN_INTERVAL_NS.values())
         peaks = "window" if windows else "process"
         self._writer = files.open_table(ALLOCATOR, peaks=peaks)
+        self._last_stats: dict[str, Any] = {}
+        self._step_peak = UNKNOWN
         self._guard = Guard("allocator", meter)
 
     @property
@@ -83,8 +93,28 @@ class AllocatorSampler:
     ) -> None:
         if not self._has_blocks:
             stats = {name: value for name, value in stats.items() if name not in ("requested_bytes", "segment")}
-        segments = stats.get("segment", {}).get("all", {}).get("current", UNKNOWN)
-        self._writer.write(time_ns, *extract_counters(stats), step, micro_step, phase, edge, self._device, segments)
+        counters = extract_counters(stats)
+        self._writer.write(
+            time_ns,
+            *counters,
+            step,
+            micro_step,
+            phase,
+            edge,
+            self._device,
+            stats.get("segment", {}).get("all", {}).get("current", UNKNOWN),
+            stats.get("num_device_alloc", UNKNOWN),
+            stats.get("num_device_free", UNKNOWN),
+        )
+        self._last_stats = stats
+        if counters[1] > self._step_peak:
+            self._step_peak = counters[1]
+
+    def take_memory(self) -> StepMemory:
+        """Return what was counted since the last call."""
+        stats, peak, self._step_peak = self._last_stats, self._step_peak, UNKNOWN
+        held = stats.get("allocated_bytes", {}).get("all", {}).get("current", UNKNOWN)
+        return StepMemory(held, peak, stats.get("allocation", {}).get("all", {}).get("allocated", 0))
 
     def sample_between(self, step: int, micro_step: int, phase: int) -> float:
         """Record the counters between boundaries, unless boundaries are frequent; return the seconds until the next time."""

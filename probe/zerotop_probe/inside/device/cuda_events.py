@@ -10,7 +10,7 @@ from typing import Any
 
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording.ring_files import RankFiles
+from zerotop_probe.recording.rings.ring_files import RankFiles
 from zerotop_probe.recording.tables import DEVICE_TIMES
 
 # Limits memory in a job that never reaches the end of a step, or on a GPU that hangs.

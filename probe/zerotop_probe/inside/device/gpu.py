@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from zerotop_probe.inside.device.allocator import AllocatorSampler
+from typing import Protocol
+
+from zerotop_probe.inside.device.allocator import AllocatorSampler, StepMemory
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.microscope import Microscope
 from zerotop_probe.inside.guard import CostMeter
@@ -13,7 +15,7 @@ from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
 # Sampling costs more than the rest of a boundary. It is therefore done only at the edges of outermost phases, except these,
 # and of the parts of an optimizer step.
 _UNSAMPLED_PHASES = frozenset(PHASE_CODE[name] for name in ("data", "other"))
-_STEP_PHASE = PHASE_CODE["step"]
+_STEP_PHASE, _EVAL_PHASE = PHASE_CODE["step"], PHASE_CODE["eval"]
 
 # In light detail these are not sampled, and a step only at its end.
 _INNER_PHASES = frozenset(
@@ -22,14 +24,36 @@ _INNER_PHASES = frozenset(
 )
 
 
+class MemoryListener(Protocol):
+    """What is told of the memory of steps and evaluations, and of the end of the recording."""
+
+    def end_step(self, step: int, memory: StepMemory) -> None: ...
+
+    def begin_evaluation(self, step: int, memory: StepMemory) -> None: ...
+
+    def end_evaluation(self, memory: StepMemory) -> None: ...
+
+    def finish(self) -> None: ...
+
+
 class RankDevice:
     """The GPU of this rank."""
 
-    def __init__(self, allocator: AllocatorSampler | None, clock: DeviceClock, microscope: Microscope) -> None:
-        """``allocator`` is None if its counters cannot be read, as those of a pluggable allocator."""
+    def __init__(
+        self,
+        allocator: AllocatorSampler | None,
+        clock: DeviceClock,
+        microscope: Microscope,
+        line_finder: MemoryListener | None = None,
+    ) -> None:
+        """``allocator`` is None if its counters cannot be read, as those of a pluggable allocator.
+
+        ``line_finder`` is None if no stacks are recorded, or PyTorch cannot record those of this allocator.
+        """
         self._allocator = allocator
         self._clock = clock
         self._microscope = microscope
+        self._line_finder = line_finder
         self._tickers: list[Ticker] = []
         self.is_full = True
         """Whether the step in progress is recorded in full detail."""
@@ -55,9 +79,12 @@ class RankDevice:
             ticker.start()
 
     def stop_tickers(self) -> None:
-        """Stop the threads, before the interpreter shuts down."""
+        """Stop the threads and traces in progress, before the interpreter shuts down or the probe leaves."""
         for ticker in self._tickers:
             ticker.stop()
+        self._microscope.finish()
+        if self._line_finder is not None:
+            self._line_finder.finish()
 
     def begin_span(self, time_ns: int, span: Span, outer: Span | None) -> None:
         """Sample the begin of ``span``, whose parent is ``outer``."""
@@ -69,6 +96,8 @@ class RankDevice:
         if samples_begin:
             if self._allocator is not None:
                 self._allocator.sample_edge(time_ns, span, BEGIN)
+                if span.phase == _EVAL_PHASE and self._line_finder is not None:
+                    self._line_finder.begin_evaluation(span.step, self._allocator.take_memory())
             self._clock.begin_span(span)
 
     def end_span(self, time_ns: int, span: Span) -> None:
@@ -77,15 +106,19 @@ class RankDevice:
             self._clock.end_span(span)
             if self._allocator is not None:
                 self._allocator.sample_edge(time_ns, span, END)
+                if span.phase == _EVAL_PHASE and self._line_finder is not None:
+                    self._line_finder.end_evaluation(self._allocator.take_memory())
 
     def restart_window(self, time_ns: int, span: Span) -> None:
         """End the allocator's peak window within ``span`` and begin the next one."""
         if self._allocator is not None:
             self._allocator.sample_edge(time_ns, span, END)
 
-    def end_step(self, step: int) -> None:
-        """Write the device times that are known after an optimizer step."""
+    def end_step(self, step: int, *, is_main: bool = True) -> None:
+        """Write the device times that are known after an optimizer step; ``is_main``: it ends an iteration."""
         self._clock.write_finished()
+        if is_main and self._line_finder is not None and self._allocator is not None:
+            self._line_finder.end_step(step, self._allocator.take_memory())
         self._microscope.end_step(step)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+from zerotop_probe.inside.device.memory_history import MOST_ENTRIES, MOST_STACK_ENTRIES, MemoryHistory
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.recording import events
 from zerotop_probe.recording.clock import read_clock_pair
@@ -25,9 +26,7 @@ _ACTION_CODES = {name: code for code, name in enumerate(HISTORY_ACTIONS)}
 _MAX_STEPS = 100
 _POLL_S = 0.2
 _MAX_REQUEST_BYTES = 1 << 12
-# An entry takes some hundred bytes of host memory, with its stack some thousand.
-_MAX_ENTRIES = 1_000_000
-_MAX_STACK_ENTRIES = 100_000
+_IN_USE = "The job records PyTorch's memory history itself."
 
 
 class Microscope:
@@ -52,6 +51,7 @@ class Microscope:
         self._identity = identity
         self._device = device
         self._memory = memory
+        self.history = MemoryHistory(memory)
         self._write_event = write_event
         self._guard = Guard("microscope", meter)
         self._request_path = os.path.join(session, MICROSCOPE_FILE)
@@ -95,21 +95,20 @@ class Microscope:
         """Begin or continue a trace at the end of every optimizer step, on the training thread."""
         if self._trace is not None:
             self._guard.run_once(self._continue_trace, self._trace, step)
-        elif self._request is not None:
+        elif self._request is not None and not self.history.is_on:
             request, self._request = self._request, None
             self._guard.run_once(self._begin_trace, step, *request)
 
     def _begin_trace(self, step: int, request: int, steps: int, stacks: bool) -> None:
         trace = _Trace(request, steps, stacks, step + 1, now())
         why = self._refusal
-        if not why and any(self._take_snapshot()["device_traces"]):
-            why = "The job records PyTorch's memory history itself."
+        if not why and self.history.is_in_use():
+            why = _IN_USE
         if why:
             self._write_outcome(trace, "refused", why=why)
             return
-        context, max_entries = ("alloc", _MAX_STACK_ENTRIES) if stacks else (None, _MAX_ENTRIES)
         trace.baseline = self._read_baseline()
-        self._memory._record_memory_history("all", context=context, stacks="python", max_entries=max_entries)
+        self.history.start(stacks=stacks, most_entries=MOST_STACK_ENTRIES if stacks else MOST_ENTRIES)
         self._trace = trace
 
     def _continue_trace(self, trace: _Trace, step: int) -> None:
@@ -117,15 +116,14 @@ class Microscope:
             return
         self._trace = None
         trace.end_ns = now()
-        snapshot = self._take_snapshot()
-        self._memory._record_memory_history(None)
+        snapshot = self.history.stop()
+        if snapshot is None:
+            self._write_outcome(trace, "refused", why=_IN_USE)
+            return
         history = snapshot["device_traces"][self._device]
         self._write_history(trace, history)
         file = self._write_snapshot(trace, snapshot) if trace.stacks else None
         self._write_outcome(trace, "recorded", entries=len(history), snapshot=file, seconds=(now() - trace.end_ns) / 1e9)
-
-    def _take_snapshot(self) -> Any:
-        return self._memory._snapshot()
 
     def _read_baseline(self) -> dict[str, int]:
         stats = self._memory.memory_stats(self._device)
@@ -162,6 +160,12 @@ class Microscope:
         self._write_event(
             now(), events.MICROSCOPE, request=trace.request, state=state, **facts, baseline=trace.baseline, **outcome
         )
+
+    def finish(self) -> None:
+        """Give up the trace in progress, because the recording ends."""
+        if self._trace is not None:
+            self._trace = None
+            self._guard.run(self.history.stop, False)
 
     def close(self) -> None:
         """Close the file."""

@@ -12,8 +12,8 @@ from zerotop_probe.inside.stacks.callees import find_callee
 from zerotop_probe.inside.stacks.paths import PathNames
 
 # Of deeper stacks only the job's own frames are kept further out.
-_MOST_LIBRARY_FRAMES = 30
-_MOST_FRAMES = 40
+MOST_LIBRARY_FRAMES = 30
+MOST_FRAMES = 40
 # Named instructions that are remembered.
 _MOST_NAMES = 10_000
 
@@ -51,13 +51,13 @@ class StackReader:
         frames: list[Frame] = []
         call, count = "", 0
         frame: FrameType | None = innermost
-        while frame is not None and len(frames) < _MOST_FRAMES:
+        while frame is not None and len(frames) < MOST_FRAMES:
             found = self._name_frame(frame)
             if found is not None:
                 if not count:
                     call = self._name_call(frame)
                 count += 1
-                if count <= _MOST_LIBRARY_FRAMES or found.own:
+                if count <= MOST_LIBRARY_FRAMES or found.own:
                     frames.append(found)
             frame = frame.f_back
         return Stack(tuple(frames), call)

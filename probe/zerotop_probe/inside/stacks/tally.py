@@ -49,7 +49,11 @@ def format_stacks(stacks: list[tuple[Stack, dict[str, Any]]]) -> dict[str, Any]:
     """Return the fields ``frames`` and ``stacks`` of an event, for stacks with facts of their own."""
     numbers: dict[Frame, int] = {}
     entries = [
-        {**facts, "call": stack.call, "frames": [numbers.setdefault(frame, len(numbers)) for frame in stack.frames]}
+        {**facts, **_name_call(stack), "frames": [numbers.setdefault(frame, len(numbers)) for frame in stack.frames]}
         for stack, facts in stacks
     ]
     return {"frames": [frame._asdict() for frame in numbers], "stacks": entries}
+
+
+def _name_call(stack: Stack) -> dict[str, str]:
+    return {"call": stack.call} if stack.call else {}

@@ -31,12 +31,22 @@ class GpuSampler:
         *,
         on_seen: Callable[[GpuDiscovery], None],
         on_lost: Callable[[str], None],
+        on_neighbour: Callable[[int], None],
     ) -> None:
-        """``on_seen`` receives the discovered GPUs once; ``on_lost`` receives a sentence for each GPU that is lost."""
+        """Prepare to sample.
+
+        Args:
+            on_seen: receives the discovered GPUs once.
+            on_lost: receives a sentence for each GPU that is lost.
+            on_neighbour: receives the pid of each process that shares a GPU with others, once.
+
+        """
         self._session = session
         self._identity = identity
         self._on_seen = on_seen
         self._on_lost = on_lost
+        self._on_neighbour = on_neighbour
+        self._neighbours: set[int] = set()
         self._devices: list[GpuDevice] = []
         self._writers: tuple[RecordWriter, RecordWriter] | None = None
         self._processes_tick = -_MAX_PROCESS_PERIOD
@@ -93,6 +103,9 @@ class GpuSampler:
             refresh = is_overdue or device.has_memory_changed
             for row in self._query_device(device, partial(device.read_process_rows, time_ns, refresh=refresh)) or ():
                 writer.write(*row)
+            for pid in device.sharing_pids - self._neighbours:
+                self._neighbours.add(pid)
+                self._on_neighbour(pid)
 
     def _query_device(self, device: GpuDevice, query: Callable[[], Answer]) -> Answer | None:
         """Return the result of a query. A lost GPU is reported once and omitted from then on."""

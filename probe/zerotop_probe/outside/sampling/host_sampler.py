@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import time
@@ -11,6 +12,10 @@ from zerotop_probe.outside.sampling.cgroup import ControlGroup, count_usable_cor
 from zerotop_probe.outside.sampling.thread_sampler import TICK_NS
 from zerotop_probe.recording.tables import HOSTS, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Cores whose clock is read, and samples between two readings.
+_MOST_CLOCKS, _SAMPLES_PER_CLOCK = 8, 10
 
 
 def read_meminfo() -> dict[bytes, int]:
@@ -35,6 +40,28 @@ def _read_busy_ns() -> int:
     return sum(fields[index] for index in (0, 1, 2, 5, 6)) * TICK_NS if len(fields) > 6 else 0
 
 
+def _read_swapped_bytes() -> tuple[int, int]:
+    """Return the bytes read from swap and written to it since boot; -1 if the kernel does not count them."""
+    counters = dict(line.split()[:2] for line in procfs.read_file("/proc/vmstat").splitlines() if line.startswith(b"pswp"))
+    pages = (int(counters.get(name, UNKNOWN)) for name in (b"pswpin", b"pswpout"))
+    read, written = (count * _PAGE_BYTES if count != UNKNOWN else UNKNOWN for count in pages)
+    return read, written
+
+
+class CoreClocks:
+    """The clocks of a few cores, evenly spread: reading all of them would take a notable time on a large machine."""
+
+    def __init__(self) -> None:
+        paths = sorted(glob.glob("/sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq"))
+        self._paths = paths[:: max(1, len(paths) // _MOST_CLOCKS)][:_MOST_CLOCKS]
+
+    def read_mhz(self) -> float:
+        """Return their mean; NaN where the kernel shows none, as in most virtual machines."""
+        texts = [procfs.read_file(path, 32).strip() for path in self._paths]
+        clocks = [int(text) / 1000 for text in texts if text.isdigit()]
+        return sum(clocks) / len(clocks) if clocks else math.nan
+
+
 class HostSampler:
     """Writes one row of HOSTS per sample."""
 
@@ -43,6 +70,9 @@ class HostSampler:
         self._group = group
         self._cores = count_usable_cores()
         self._last_busy: tuple[int, int] | None = None
+        self._clocks = CoreClocks()
+        self._samples = 0
+        self._mhz = math.nan
 
     @property
     def lost_records(self) -> int:
@@ -53,6 +83,9 @@ class HostSampler:
         """Record the node's current state."""
         memory = read_meminfo()
         group = self._group.read_memory()
+        if self._samples % _SAMPLES_PER_CLOCK == 0:
+            self._mhz = self._clocks.read_mhz()
+        self._samples += 1
         swap = memory.get(b"SwapTotal", 0) - memory.get(b"SwapFree", 0)
         self._writer.write(
             time_ns,
@@ -65,6 +98,9 @@ class HostSampler:
             os.getloadavg()[0],
             self._cores,
             self._group.count_oom_kills(),
+            *_read_swapped_bytes(),
+            self._mhz,
+            0,
         )
 
     def _measure_cores(self) -> float:

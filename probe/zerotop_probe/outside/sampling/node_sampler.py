@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zerotop_probe.outside import procfs
 from zerotop_probe.outside.folding.background import BackgroundFolding
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.affinity import read_numa_nodes
@@ -21,7 +22,7 @@ from zerotop_probe.outside.sampling.rank_discovery import RankFinder
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
 from zerotop_probe.outside.sampling.stuck.watcher import Heard, StuckRankWatcher
-from zerotop_probe.recording import clock, directory, events
+from zerotop_probe.recording import clock, directory, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 # Samplers tick ten times a second; GPU counters that wrap quickly are read twice a tick.
@@ -84,7 +85,9 @@ class NodeSampler:
         self._group = ControlGroup(root.pid)
         self._kills_before = self._read_kills()
         self.ranks = RankFinder(session, root, writer, attached_ranks=attached_ranks)
-        self._gpus = GpuSampler(session, identity, on_seen=self._note_gpus, on_lost=self._note_lost)
+        self._gpus = GpuSampler(
+            session, identity, on_seen=self._note_gpus, on_lost=self._note_lost, on_neighbour=self._note_gpu_process
+        )
         self._processes = ProcessSampler(session, identity, self._note_affinity, self._note_stopped)
         self._hosts = HostSampler(session, identity, self._group)
         job_sampler = JobSampler(self.ranks, self._processes, self._hosts)
@@ -160,6 +163,10 @@ class NodeSampler:
 
     def _note_lost(self, sentence: str) -> None:
         self._writer.write(time.monotonic_ns(), events.SAMPLER_ERROR, where="gpus", error=sentence)
+
+    def _note_gpu_process(self, pid: int) -> None:
+        program, user = redact.redact_text(procfs.read_program(pid)), procfs.read_user_name(pid)
+        self._writer.write(time.monotonic_ns(), events.GPU_PROCESS, pid=pid, program=program or None, user=user or None)
 
     def note_error(self, where: str, error: BaseException) -> None:
         """Record that a sampler has failed; the others continue."""

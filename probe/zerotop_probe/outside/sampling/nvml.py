@@ -23,6 +23,8 @@ _SLOW_PERIOD = 10
 # nvmlDeviceGetPcieThroughput blocks for 20 ms and is never used.
 _POWER_INSTANT, _PCIE_TX, _PCIE_RX = 186, 197, 198
 _MEASURED_READS = 3
+# Time over which the driver is asked how much processes computed, and between such queries.
+_USE_WINDOW_NS = 1_000_000_000
 _VALUE_OF_TYPE = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
 _LOST_ERRORS = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_GPU_NOT_FOUND)
@@ -79,7 +81,9 @@ class GpuDevice:
         self.pace = pcie.FASTEST_PACE
         self._used_bytes = UNKNOWN
         self._listed_used_bytes = UNKNOWN
-        self._processes: list[tuple[int, int]] = []
+        self._processes: list[tuple[int, int, float]] = []
+        self._process_use: dict[int, float] | None = None
+        self._use_read_ns = -_USE_WINDOW_NS
         self._slow_values: tuple[float, float, int] = (math.nan, math.nan, UNKNOWN)
         total = self._query_driver("memory", pynvml.nvmlDeviceGetMemoryInfo)
         uuid = _decode_text(pynvml.nvmlDeviceGetUUID(self._handle))
@@ -207,10 +211,37 @@ class GpuDevice:
         if refresh:
             self._listed_used_bytes = self._used_bytes
             processes = self._query_driver("processes", pynvml.nvmlDeviceGetComputeRunningProcesses) or ()
+            # That a single process uses the GPU is known from the row of the GPU: the query takes over a millisecond.
+            use = self._read_process_use(time_ns) if len(processes) > 1 else None
             self._processes = [
-                (UNKNOWN if process.usedGpuMemory is None else process.usedGpuMemory, process.pid) for process in processes
+                (
+                    UNKNOWN if process.usedGpuMemory is None else process.usedGpuMemory,
+                    process.pid,
+                    math.nan if use is None else use.get(process.pid, 0.0),
+                )
+                for process in processes
             ]
-        return [(time_ns, used, pid, self.gpu.index) for used, pid in self._processes]
+        return [(time_ns, used, pid, self.gpu.index, percent, 0) for used, pid, percent in self._processes]
+
+    @property
+    def sharing_pids(self) -> set[int]:
+        """The processes on this GPU at the last query, if there were several."""
+        return {pid for _, pid, _ in self._processes} if len(self._processes) > 1 else set()
+
+    def _read_process_use(self, time_ns: int) -> dict[int, float] | None:
+        """Return the share (percent) of the last second in which kernels of each process ran; None if that is hidden."""
+        if time_ns - self._use_read_ns < _USE_WINDOW_NS:
+            return self._process_use
+        self._use_read_ns = time_ns
+        since_us = (time.time_ns() - _USE_WINDOW_NS) // 1000
+        samples = self._query_driver("process use", pynvml.nvmlDeviceGetProcessUtilization, since_us) or ()
+        shares: dict[int, list[int]] = {}
+        for sample in samples:
+            shares.setdefault(sample.pid, []).append(sample.smUtil)
+        # Processes that ran no kernel have no sample.
+        is_hidden = "process use" in self._unsupported
+        self._process_use = None if is_hidden else {pid: statistics.mean(each) for pid, each in shares.items()}
+        return self._process_use
 
 
 def discover_gpus() -> tuple[GpuDiscovery, list[GpuDevice]]:

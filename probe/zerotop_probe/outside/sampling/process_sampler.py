@@ -12,6 +12,7 @@ from typing import NamedTuple
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.affinity import AffinityWatcher
+from zerotop_probe.outside.sampling.loader_workers import LoaderUse, LoaderWorkers
 from zerotop_probe.outside.sampling.thread_sampler import TICK_NS, DescriptorBudget, ProcessThreads, has_schedstat
 from zerotop_probe.recording.tables import PROCESSES, THREADS, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
@@ -20,6 +21,8 @@ from zerotop_probe.recording.writer import Identity, RecordWriter
 # process's CPU clock reveals when a thread that was not read must have run.
 _TICKS_PER_THREAD_ROWS = 5
 _TICKS_PER_SCAN = 20
+# Ticks between looks at page faults and DataLoader workers, in other ticks than scans.
+_TICKS_PER_LOOK, _LOOK_TICK = 10, 5
 # More than a CPU optimizer commonly uses. Threads that hardly run get no row.
 _MAX_THREADS = 24
 _MIN_CORE_SHARE = 0.005
@@ -67,6 +70,8 @@ class ProcessReader:
         self._cpu_ns = self._read_cpu_ns()
         self.threads = ProcessThreads(pid, budget, schedstat=schedstat, now_ns=self._time_ns)
         self._affinity = AffinityWatcher(pid, on_affinity)
+        self._workers = LoaderWorkers(pid)
+        self._major_faults, self._loader_use = UNKNOWN, LoaderUse()
         self.is_stopped = False  # by a signal, at the last sample
 
     def _read_cpu_ns(self) -> int:
@@ -97,7 +102,12 @@ class ProcessReader:
         self._time_ns, self._cpu_ns = now_ns, cpu_ns
         waiting = math.nan if use.waited_ns is None else use.waited_ns / elapsed_ns
         pid, rank = self.member.process.pid, self.member.rank
-        return (time_ns, *memory, cpu_ns, ran_ns / elapsed_ns, waiting, count, use.busy_threads, pid, rank)
+        if tick % _TICKS_PER_LOOK == _LOOK_TICK and rank >= 0:
+            stat = procfs.read_stat(pid)
+            self._major_faults = stat.major_faults if stat is not None else UNKNOWN
+            self._loader_use = self._workers.measure_use(now_ns)
+        slow = self._major_faults, *self._loader_use
+        return (time_ns, *memory, cpu_ns, ran_ns / elapsed_ns, waiting, count, use.busy_threads, pid, rank, *slow)
 
     def _read_status(self) -> bytes:
         if self._status_descriptor is None:

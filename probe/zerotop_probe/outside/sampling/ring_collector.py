@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from zerotop_probe.outside.sampling.stuck.watcher import Heard
-from zerotop_probe.recording import shared_memory
 from zerotop_probe.recording.directory import SESSION_FILE
-from zerotop_probe.recording.ring_drainer import RingDrainer
-from zerotop_probe.recording.shared_memory import OWNER_FILE, Ring
+from zerotop_probe.recording.rings import shared_memory
+from zerotop_probe.recording.rings.ring_drainer import RingDrainer
+from zerotop_probe.recording.rings.shared_memory import OWNER_FILE, Ring
 
 _PERIOD_S = 0.1
 # Records that waited for longer are reported.

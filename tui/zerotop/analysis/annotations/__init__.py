@@ -19,6 +19,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.annotator import Annotator as _Annotator
 from zerotop.analysis.annotations.support.annotator import Detector
 from zerotop.analysis.annotations.support.evidence import Evidence
+from zerotop.analysis.annotations.support.links import LinkedFinding, link_findings, order_by_cause
 from zerotop.session.reader import Session
 
 __all__ = [
@@ -26,10 +27,13 @@ __all__ = [
     "Annotator",
     "Detector",
     "Evidence",
+    "LinkedFinding",
     "Severity",
     "find_annotations",
+    "link_findings",
     "load_detectors",
     "load_kind_names",
+    "order_by_cause",
 ]
 
 

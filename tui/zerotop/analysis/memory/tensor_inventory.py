@@ -132,11 +132,16 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> In
 def _limit_unexplained(by_engine: dict[int, list[Event]], unclaimed: int) -> int:
     """Return the part of unclaimed bytes that was there before a loop's first forward.
 
-    The rest are outputs and losses that the script still holds when tensors are counted: they are activations.
+    The rest are outputs and losses that the script still holds when tensors are counted: they are activations. A loop that
+    was entered later has been seen between two steps at best; before that, in its first backward, all count as activations.
     """
-    first = (event for events in by_engine.values() for event in events if event.facts.get("when") == INIT)
-    known: list[int | None] = [event.facts.get("unclaimed_bytes") for event in first]
-    return min([unclaimed, *(size for size in known if size is not None)])
+    by_moment: dict[str, list[int]] = {}
+    for event in (event for events in by_engine.values() for event in events):
+        by_moment.setdefault(str(event.facts.get("when")), []).append(event.facts.get("unclaimed_bytes") or 0)
+    if list(by_moment) == [BEFORE_BACKWARD]:
+        return 0
+    first: list[int] = by_moment.get(INIT, [])
+    return min([unclaimed, *first])
 
 
 def _choose_events(

@@ -142,7 +142,7 @@ def _compare_times(sides: Sides) -> Iterator[Measure]:
         medians = tuple(_drop_empty(_compute_median(side.view.iterations.phase_s.get(phase))) for side in sides)
         yield Measure(section, f"  {outside if phase == 'other' else phase}", Unit.SECONDS, medians)
     yield from _build_measures(section, Unit.SECONDS, sides, {"slowest iteration": _find_slowest})
-    yield from _build_measures(section, Unit.RATE, sides, {"tokens": _measure_token_rate})
+    yield from _build_measures(section, Unit.RATE, sides, {"tokens, on average": _measure_token_rate})
     counts: dict[str, ReadValue] = {
         "steps": lambda side: side.view.progress.finished_steps,
         "skipped": lambda side: side.view.progress.skipped_steps,

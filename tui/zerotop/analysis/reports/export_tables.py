@@ -17,7 +17,7 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.annotations import find_annotations, link_findings
 from zerotop.analysis.steps.optimizer_phases import read_step_parts
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import read_rank_steps
@@ -49,20 +49,22 @@ _EVENT_COLUMNS: Columns = {
     "facts": (polars.String, lambda event: _format_json(event.facts)),
 }
 _ANNOTATION_COLUMNS: Columns = {
-    "known_unix_ns": (polars.Int64, lambda finding: finding.known_ns),
-    "begin_unix_ns": (polars.Int64, lambda finding: finding.begin_ns),
-    "end_unix_ns": (polars.Int64, lambda finding: finding.end_ns),
-    "step": (polars.Int64, lambda finding: finding.step),
-    "annotation": (polars.String, lambda finding: finding.name),
-    "severity": (polars.String, lambda finding: finding.severity.value),
-    "confidence_percent": (polars.Float64, lambda finding: 100 * finding.confidence),
-    "ranks": (polars.String, lambda finding: " ".join(map(str, finding.ranks))),
-    "headline": (polars.String, lambda finding: finding.headline),
-    "details": (polars.String, lambda finding: finding.details),
-    "advice": (polars.String, lambda finding: finding.advice),
-    "fix": (polars.String, lambda finding: finding.fix),
-    "cost_percent": (polars.Float64, lambda finding: 100 * finding.cost),
-    "evidence": (polars.String, lambda finding: _format_json(dict(finding.evidence))),
+    "known_unix_ns": (polars.Int64, lambda linked: linked.finding.known_ns),
+    "begin_unix_ns": (polars.Int64, lambda linked: linked.finding.begin_ns),
+    "end_unix_ns": (polars.Int64, lambda linked: linked.finding.end_ns),
+    "step": (polars.Int64, lambda linked: linked.finding.step),
+    "annotation": (polars.String, lambda linked: linked.finding.name),
+    "severity": (polars.String, lambda linked: linked.finding.severity.value),
+    "confidence_percent": (polars.Float64, lambda linked: 100 * linked.finding.confidence),
+    "ranks": (polars.String, lambda linked: " ".join(map(str, linked.finding.ranks))),
+    "headline": (polars.String, lambda linked: linked.finding.headline),
+    "details": (polars.String, lambda linked: linked.finding.details),
+    "advice": (polars.String, lambda linked: linked.finding.advice),
+    "fix": (polars.String, lambda linked: linked.finding.fix),
+    "cost_percent": (polars.Float64, lambda linked: 100 * linked.finding.cost),
+    "evidence": (polars.String, lambda linked: _format_json(dict(linked.finding.evidence))),
+    "because_of": (polars.String, lambda linked: linked.cause and linked.cause.name),
+    "because_of_step": (polars.Int64, lambda linked: linked.cause and linked.cause.step),
 }
 
 
@@ -108,7 +110,8 @@ def _iter_events(session: Session, text: TextFilter) -> Iterator[polars.DataFram
 
 
 def _iter_annotations(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
-    yield _build_objects(find_annotations(session, session.end_ns), _ANNOTATION_COLUMNS, text)
+    findings = link_findings(find_annotations(session, session.end_ns))
+    yield _build_objects(findings, _ANNOTATION_COLUMNS, text)
 
 
 _COMPUTED: dict[str, FrameBuilder] = {
@@ -199,7 +202,7 @@ def _build_objects(items: Sequence[Any], columns: Columns, text: TextFilter) -> 
 
     def read_column(dtype: type[polars.DataType], read: Callable[[Any], Any]) -> polars.Series:
         values = map(read, items)
-        cells = [text(_clean_text(value)) for value in values] if dtype is polars.String else list(values)
+        cells = [value if value is None or dtype is not polars.String else text(_clean_text(value)) for value in values]
         return polars.Series(cells, dtype=dtype)
 
     return polars.DataFrame({name: read_column(*column) for name, column in columns.items()})

@@ -8,19 +8,16 @@ explains costs nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.annotations import Annotation, Severity, link_findings, order_by_cause
 from zerotop.session.samples import Rows
 
 # Evidence with the seconds lost once.
 _LOST_ONCE = {"checkpoint_pause": "pause_s", "rank_stopped": "stopped_s"}
 _SKIPPING = "skipping_ended", "steps_skipped"
-# Findings that say why iterations became slower where an ``iteration_shift`` only says that they did.
-_SHIFT_CAUSES = ("straggler", "data_stall", "skipping_ended", "throttled")
-_SAME_CHANGE_STEPS = 3
 GROWING = ("memory_creep", "host_growth")
 """Findings about memory that grows until it runs out."""
 _GPU_BYTES = {
@@ -52,6 +49,7 @@ class FindingCost:
     seconds: float | None  # None: not known, or nothing
     bytes: int | None  # the same
     on_host: bool = False  # whether the bytes are host memory
+    cause: Annotation | None = None  # the finding that explains it
 
     @property
     def seconds_text(self) -> str:
@@ -60,7 +58,7 @@ class FindingCost:
 
 
 def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> tuple[FindingCost, ...]:
-    """Return the findings, the costliest first: failures, then warnings, then explanations.
+    """Return the findings, the costliest first: failures, then warnings, then explanations; each after its cause.
 
     Args:
         steps: the steps of the job on their slowest ranks (STEP_DTYPE).
@@ -79,7 +77,10 @@ def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> t
         memory = (cost.bytes or 0) / largest + (cost.finding.name in GROWING)
         return kind is not Severity.ERROR, kind is Severity.INFO, -share - 0.01 * memory
 
-    return tuple(sorted((_join(costs) for costs in events.values()), key=score))
+    ranked = sorted((_join(costs) for costs in events.values()), key=score)
+    by_finding = {id(cost.finding): cost for cost in ranked}
+    linked = order_by_cause([cost.finding for cost in ranked])
+    return tuple(replace(by_finding[id(finding)], cause=cause) for finding, cause, _ in linked)
 
 
 def measure_training_s(steps: Rows) -> float:
@@ -91,13 +92,10 @@ def _drop_repetitions(findings: Sequence[Annotation]) -> Iterable[Annotation]:
     """Leave out findings of an event that another finding says more about: one event counts once."""
     ended, begun = _SKIPPING
     ended_ranks = {finding.ranks for finding in findings if finding.name == ended}
-    causes = [finding for finding in findings if finding.name in _SHIFT_CAUSES and finding.step is not None]
-    for finding in findings:
-        has_cause = finding.name == "iteration_shift" and any(
-            abs((finding.step or 0) - (cause.step or 0)) <= _SAME_CHANGE_STEPS and set(finding.ranks) & set(cause.ranks)
-            for cause in causes
-        )
-        if not has_cause and not (finding.name == begun and finding.ranks in ended_ranks):
+    for finding, cause, _ in link_findings(findings):
+        # That iterations became slower costs what its cause costs.
+        is_same = finding.name == "iteration_shift" and cause is not None and cause.cost > 0
+        if not is_same and not (finding.name == begun and finding.ranks in ended_ranks):
             yield finding
 
 

@@ -14,6 +14,7 @@ from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.failures.last_moments import read_last_seconds
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_health import AllocatorHealth, read_rank_health
+from zerotop.analysis.memory.block_lines import Look, read_last_look
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, RuleOfThumb
 from zerotop.analysis.memory.expected.zero_model import (
     EngineSetup,
@@ -71,6 +72,7 @@ class MemoryView:
     rule: RuleOfThumb | None  # the rule of thumb with the chosen rank's measured figures
     health: AllocatorHealth | None  # of the chosen rank's allocator
     trace: AllocationTrace | None  # the chosen rank's latest
+    look: Look | None  # the last at the lines that allocate, of the same rank
     failure: Failure | None  # what ended the job
 
     @property
@@ -153,6 +155,7 @@ class MemoryViewBuilder:
             rule=_compute_rule(session, process, peaks, moment_ns),
             health=read_rank_health(session, source, moment_ns) if source is not None else None,
             trace=self._traces.trace_at(cursor_ns, process.rank) if process is not None else None,
+            look=read_last_look(session, process, cursor_ns) if process is not None else None,
             failure=failure,
         )
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.annotations import Annotation, link_findings
 from zerotop.analysis.failures.diagnosis import FailureFinder
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
@@ -53,6 +53,7 @@ class FrameBuilder:
         known = source.findings_at(None)
         moment = build_cursor_state(source, head, known)
         findings = tuple(finding for finding in known if finding.known_ns <= view.cursor_ns)
+        headline = request.finding or choose_finding(findings, view.cursor_ns)
         self._scrollback.follow_seeks(request.seek_count)
         return Frame(
             view,
@@ -61,7 +62,8 @@ class FrameBuilder:
             self._measure_fps(),
             (_NO_SAMPLER,) if request.sampler_missing else (),
             findings,
-            request.finding or choose_finding(findings, view.cursor_ns),
+            headline,
+            next((linked.cause for linked in link_findings(findings) if linked.finding is headline), None),
             known,
             tabs=TABS,
             rank=find_shown_rank(view, request.rank),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
-from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.annotations import Annotation, Severity, link_findings
 from zerotop.ui.drawing.formatting import MISSING, format_duration, format_grouped, format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import cell_width, sanitize, wrap_text
@@ -43,6 +43,11 @@ def describe_with_name(finding: Annotation) -> str:
     return f"{format_name(finding)}: {describe_finding(finding)}"
 
 
+def describe_cause(cause: Annotation) -> str:
+    """Return ``Because of: Rank 1 ...``, of a finding that explains another one."""
+    return f"Because of: {describe_finding(cause)}"
+
+
 def describe_details(finding: Annotation) -> str:
     """Return the numbers behind it, in the units that were chosen."""
     return convert_sizes(finding.details)
@@ -55,12 +60,16 @@ def describe_advice(finding: Annotation) -> str:
 
 
 def choose_finding(findings: Sequence[Annotation], cursor_ns: int) -> Annotation | None:
-    """Return the finding under the header: the most severe one, of those the one that costs most, else the last one."""
+    """Return the finding under the header: the most severe one, of those the one that costs most, else the last one.
+
+    A cause comes before what it explains, unless that is more severe.
+    """
     shown = [
         finding
-        for finding in findings
+        for finding, cause, _ in link_findings(findings)
         if finding.confidence >= MIN_CONFIDENCE
         and not (finding.severity is Severity.INFO and cursor_ns - finding.known_ns > INFO_SHOWN_S * 1e9)
+        and (cause is None or _WEIGHTS[cause.severity] < _WEIGHTS[finding.severity] or cause.confidence < MIN_CONFIDENCE)
     ]
     # Of several equal ones max() returns the first.
     return max(reversed(shown), key=lambda finding: (_WEIGHTS[finding.severity], finding.cost), default=None)

@@ -32,7 +32,8 @@ class Frame:
     fps: float
     problems: tuple[str, ...]  # the viewer's own sentences, such as about a dead sampler
     findings: tuple[Annotation, ...] = ()  # those known at the cursor, by the time they became known
-    headline: Annotation | None = None  # the one shown under the header
+    headline: Annotation | None = None  # the one shown under the header,
+    headline_cause: Annotation | None = None  # and the one that explains it
     all_findings: tuple[Annotation, ...] = ()  # of the whole recording: places to go to
     tabs: tuple[Tab, ...] = ()  # all screens
     rank: int | None = None  # the chosen rank, else the first one
@@ -44,7 +45,7 @@ class Frame:
 
     def list_notices(self, height: int) -> list[Notice]:
         """Return the sentences under the header of a terminal of ``height`` rows."""
-        return build_notices(self.view, self.problems, self.headline, roomy=height >= 30)
+        return build_notices(self.view, self.problems, self.headline, self.headline_cause, roomy=height >= 30)
 
     @property
     def has_error(self) -> bool:

@@ -12,6 +12,7 @@ from zerotop.analysis.live_view import Job, LiveView, Progress, State
 from zerotop.ui.base.findings import (
     choose_sentence_style,
     describe_advice,
+    describe_cause,
     describe_details,
     describe_finding,
     wrap_sentence,
@@ -130,13 +131,19 @@ def _draw_step(progress: Progress, glyphs: Glyphs) -> Row:
 
 
 def build_notices(
-    view: LiveView, problems: tuple[str, ...] = (), finding: Annotation | None = None, *, roomy: bool = True
+    view: LiveView,
+    problems: tuple[str, ...] = (),
+    finding: Annotation | None = None,
+    cause: Annotation | None = None,
+    *,
+    roomy: bool = True,
 ) -> list[Notice]:
     """Return the notices, the most urgent first.
 
     Args:
         problems: sentences of the viewer itself, such as a dead sampler.
         finding: the finding to show. A failure gets all of its rows, and its advice.
+        cause: the finding that explains it.
         roomy: gives other findings two rows instead of one.
     """
     job = view.job
@@ -147,21 +154,25 @@ def build_notices(
         result.append(Notice(mark, job.exit_text, style, needs_all_rows=style == "alert"))
     result.extend(Notice("!", sentence, "warn") for sentence in problems)
     if finding is not None:
-        result.extend(_build_finding_notices(finding, view.cursor_ns, 2 if roomy else 1))
+        result.extend(_build_finding_notices(finding, cause, view.cursor_ns, 2 if roomy else 1))
     result.extend(Notice("", sentence, "muted") for sentence in job.notices)
     return result
 
 
-def _build_finding_notices(finding: Annotation, cursor_ns: int, max_rows: int) -> list[Notice]:
+def _build_finding_notices(finding: Annotation, cause: Annotation | None, cursor_ns: int, max_rows: int) -> list[Notice]:
     style = choose_sentence_style(finding, cursor_ns)
     advice = describe_advice(finding)
     if finding.severity is not Severity.ERROR:
         notices = [Notice("" if finding.severity is Severity.INFO else "!", describe_finding(finding), style)]
-        if advice and max_rows > 1:
+        if cause is not None and max_rows > 1:
+            notices.append(Notice("", describe_cause(cause), style))
+        elif advice and max_rows > 1:
             notices.append(Notice("→", advice, "text" if style != "muted" else style))
         return notices
     sentence = ". ".join(part for part in (describe_finding(finding), describe_details(finding)) if part)
     notices = [Notice("!", sentence, style, needs_all_rows=True)]
+    if cause is not None:
+        notices.append(Notice("", describe_cause(cause), style, max_rows=2, needs_all_rows=True))
     if advice:
         notices.append(Notice("→", advice, "value", max_rows=2, needs_all_rows=True))
     return notices

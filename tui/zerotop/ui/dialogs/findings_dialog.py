@@ -11,7 +11,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.analysis.annotations import Annotation, LinkedFinding, Severity, order_by_cause
 from zerotop.ui.base import findings
 from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
@@ -25,8 +25,9 @@ _NO_FINDINGS = "No findings yet. They appear here as they are detected."
 _MARKS = {Severity.INFO: " ", Severity.WARNING: "!", Severity.ERROR: "!"}
 
 
-def _join_texts(finding: Annotation) -> str:
+def _join_texts(linked: LinkedFinding) -> str:
     """Return all that is said about a finding, in lower case, to search in."""
+    finding = linked.finding
     texts = (findings.describe_finding(finding), findings.describe_details(finding), finding.advice, finding.fix)
     step = "" if finding.step is None else f"step {finding.step}"
     ranks = " ".join(f"rank {rank}" for rank in finding.ranks)
@@ -34,7 +35,10 @@ def _join_texts(finding: Annotation) -> str:
 
 
 class FindingsDialog(Dialog[Annotation]):
-    """Returns the finding to go to, or None. Findings after the cursor are listed too, muted."""
+    """Returns the finding to go to, or None. Findings after the cursor are listed too, muted.
+
+    A finding that another one explains is listed under that one.
+    """
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("q,a", "close", "feed.close", "Close", "Back to the screen"),
@@ -45,18 +49,19 @@ class FindingsDialog(Dialog[Annotation]):
 
     def __init__(self, frame: Frame, begin_ns: int, glyphs: Glyphs) -> None:
         super().__init__("Findings", glyphs, page=True)
-        self.all_findings = frame.all_findings
-        self.shown_findings = frame.all_findings  # those with the searched words
+        self.all_findings = order_by_cause(frame.all_findings)
+        self.shown_findings = self.all_findings  # those with the searched words
         self.begin_ns = begin_ns
         self.cursor_ns = frame.view.cursor_ns
-        self.current_index = len(frame.findings) - 1 if frame.headline is None else frame.all_findings.index(frame.headline)
+        current = frame.headline or (frame.findings[-1] if frame.findings else None)
+        self.current_index = next((at for at, linked in enumerate(self.all_findings) if linked.finding == current), 0)
 
     def compose_box(self) -> ComposeResult:
         if not self.all_findings:
             yield Static(Text(_NO_FINDINGS), id="text", markup=False)
             return
         yield Input(placeholder="words", id="search")
-        yield OptionList(*(Option(self._format_line(finding)) for finding in self.all_findings), id="list", markup=False)
+        yield OptionList(*(Option(self._format_line(linked)) for linked in self.all_findings), id="list", markup=False)
         with VerticalScroll(id="detail"):
             yield Static(id="text", markup=False)
 
@@ -66,7 +71,7 @@ class FindingsDialog(Dialog[Annotation]):
             self.query_one(Input).display = False
             chosen = self.query_one(OptionList)
             chosen.focus()
-            chosen.highlighted = max(0, self.current_index)
+            chosen.highlighted = self.current_index
         self.call_after_refresh(self._show_detail)
 
     def on_resize(self) -> None:
@@ -76,7 +81,7 @@ class FindingsDialog(Dialog[Annotation]):
         self._show_detail()
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(self.shown_findings[event.option_index])
+        self.dismiss(self.shown_findings[event.option_index].finding)
 
     def action_search(self) -> None:
         """Type words to search for."""
@@ -92,7 +97,7 @@ class FindingsDialog(Dialog[Annotation]):
         self.shown_findings = tuple(one for one in self.all_findings if all(word in _join_texts(one) for word in words))
         listed = self.query_one(OptionList)
         listed.clear_options()
-        listed.add_options([Option(self._format_line(finding)) for finding in self.shown_findings])
+        listed.add_options([Option(self._format_line(linked)) for linked in self.shown_findings])
         listed.highlighted = 0 if self.shown_findings else None
         self._show_detail()
 
@@ -112,13 +117,14 @@ class FindingsDialog(Dialog[Annotation]):
 
     def action_copy_fix(self) -> None:
         index = self.query_one(OptionList).highlighted if self.shown_findings else None
-        fix = self.shown_findings[index].fix if index is not None else ""
+        fix = self.shown_findings[index].finding.fix if index is not None else ""
         if fix:
             self.app.copy_to_clipboard(fix)
         self.notify(f"Copied, if this terminal lets programs copy: {fix}" if fix else "This finding has nothing to copy.")
 
-    def _format_line(self, finding: Annotation) -> Text:
-        """Return a line with time, step and as much of the headline as fits."""
+    def _format_line(self, linked: LinkedFinding) -> Text:
+        """Return a line with time, step and as much of the headline as fits; that of an effect stands further right."""
+        finding = linked.finding
         muted = finding.known_ns > self.cursor_ns
         colour = self._find_colour("muted" if muted else findings.choose_style(finding))
         step = "" if finding.step is None else f"step {finding.step}"
@@ -126,6 +132,8 @@ class FindingsDialog(Dialog[Annotation]):
         text.append(f"{format_clock((finding.known_ns - self.begin_ns) / 1e9):>8}  ", self._find_colour("muted"))
         text.append(f"{step:<10}  ", self._find_colour("muted"))
         text.append(f"{_MARKS[finding.severity]} ", colour)
+        if linked.depth:
+            text.append(f"{'  ' * linked.depth}{self.glyphs.corner} ", self._find_colour("muted"))
         style = self._find_colour("muted") if muted else "" if finding.severity is Severity.INFO else colour
         text.append(sanitize(findings.describe_finding(finding), self.glyphs), style)
         return text
@@ -146,9 +154,11 @@ class FindingsDialog(Dialog[Annotation]):
             width = self.query_one("#detail").size.width - 1
             detail.update(self._describe_finding(self.shown_findings[index], max(20, width)))
 
-    def _describe_finding(self, finding: Annotation, width: int) -> Text:
-        text = Text()
+    def _describe_finding(self, linked: LinkedFinding, width: int) -> Text:
+        finding, text = linked.finding, Text()
         text.append(sanitize(findings.describe_finding(finding), self.glyphs), "bold")
+        if linked.cause is not None:
+            text.append(f"\n{sanitize(findings.describe_cause(linked.cause), self.glyphs)}.")
         if finding.details:
             text.append(f"\n{sanitize(findings.describe_details(finding), self.glyphs)}")
         if finding.advice:

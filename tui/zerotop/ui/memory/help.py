@@ -74,6 +74,11 @@ TERMS: tuple[tuple[str, str], ...] = (
         "and the largest blocks that were alive at its peak.",
     ),
     (
+        "peak of step 4, by line",
+        "Where the memory of a step's peak was allocated: the probe looks by itself after the first steps, at new peaks\n"
+        "and when memory creeps. Blocks that backward allocates have no line.",
+    ),
+    (
         "cache flushes",
         "Allocations that succeeded only after PyTorch freed its cache; each one stalls the GPU.\n"
         "Reduce the micro-batch size, or set expandable_segments:True.",

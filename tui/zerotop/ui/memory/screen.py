@@ -22,6 +22,7 @@ from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import draw_rule
 from zerotop.ui.drawing.units import giga_unit
+from zerotop.ui.memory.allocation_lines import count_look_rows, draw_look
 from zerotop.ui.memory.clipboard import format_curve, format_ledger, format_peaks
 from zerotop.ui.memory.help import TERMS
 from zerotop.ui.memory.ledger_bars import draw_gpu_bars, draw_host_bars, find_rank, measure_bars
@@ -126,14 +127,19 @@ class MemoryHistory(MemoryPanel):
 
 
 class TraceCurve(MemoryPanel):
-    """The allocation trace."""
+    """The allocation trace; without one, the lines that allocate the most."""
 
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         hint = describe_hint(frame, view)
-        below = [] if view.trace is not None else draw_estimates(view, width, height - _HINT_ROWS, self.glyphs)
-        above = _HINT_ROWS if below else height
-        rows = [*draw_curve(view.trace, hint, width, above, self.glyphs, focused=self.has_focus), *below]
-        return fit_height(rows, width, height, self.glyphs)
+        look = view.look if view.trace is None else None
+        needed = min(count_look_rows(look), height // 2) if look is not None else _HINT_ROWS
+        below = [] if view.trace is not None else draw_estimates(view, width, height - needed, self.glyphs)
+        above = needed if below else height
+        if look is not None:
+            rows = draw_look(look, hint, width, above, self.glyphs, focused=self.has_focus)
+        else:
+            rows = draw_curve(view.trace, hint, width, above, self.glyphs, focused=self.has_focus)
+        return fit_height([*rows, *below], width, height, self.glyphs)
 
     def copy_text(self) -> str:
         """Return all allocations and frees."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.block_shapes import find_first_backward
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.phase_peaks import SettledPeaks, find_settled_peaks
+from zerotop.analysis.annotations.support.memory.block_shapes import find_first_backward
+from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
 from zerotop.analysis.memory.tensor_inventory import UNSHARDED_PARAMETERS
 
 _KIND = FindingKind(

@@ -6,12 +6,22 @@ Counted when the first backward begins: blocks of rows x tokens x vocabulary ele
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.block_shapes import LOGITS, find_first_backward, read_groups
-from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.phase_peaks import SettledPeaks, find_settled_peaks
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.lines.line_findings import await_each
+from zerotop.analysis.annotations.support.memory.block_shapes import (
+    LOGITS,
+    BlockGroup,
+    find_first_backward,
+    read_groups,
+    recognize_block,
+)
+from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
+from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
 from zerotop.analysis.engine import TRAINER
+from zerotop.analysis.memory.block_lines import PEAK, Look
 
 _KIND = FindingKind(
     name="logits_peak",
@@ -20,8 +30,8 @@ _KIND = FindingKind(
     headline="Logits take {logits_bytes:bytes} of the memory peak of {backward_peak_bytes:bytes} in backward",
     details=(
         "Logits, or copies of them, when it begins: {blocks:count block} of {block_bytes:bytes} with {rows:.0f} x"
-        " {tokens:.0f} x {vocabulary:,.0f} elements. The backward of the loss adds two more.{default} Gradient checkpointing"
-        " does not free them."
+        " {tokens:.0f} x {vocabulary:,.0f} elements[, allocated at {lines}]. The backward of the loss adds two"
+        " more.{default} Gradient checkpointing does not free them."
     ),
     advice=(
         "Lower {batch_size} from {rows:.0f} to {fewer_rows:.0f} and accumulate over as many more micro-batches: that needs"
@@ -35,21 +45,52 @@ _DEFAULT_ROWS = 8
 # Of the peak, from which on logits are its main part: no other tensors of a transformer are as large.
 _OWNER_SHARE = 0.25
 _LEAST_BYTES = 64 << 20
+_MOST_LINES = 3
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each attempt of the job, when the optimizer's state is there."""
     for group in recording.groups:
-        peaks = find_settled_peaks(group.lead) if _KIND.name not in group.reported else None
-        if peaks is not None:
-            group.reported.add(_KIND.name)
-            yield from _find_logits(group, peaks)
+        for peaks, found in await_each(group, _KIND.name, _find_peaks(group), partial(_await_look, group.lead)):
+            yield from _find_logits(group, peaks, found)
 
 
-def _find_logits(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
-    lead = group.lead
+def _find_peaks(group: Group) -> Iterator[SettledPeaks]:
+    peaks = find_settled_peaks(group.lead) if _KIND.name not in group.reported else None
+    if peaks is not None:
+        group.reported.add(_KIND.name)
+        yield peaks
+
+
+def _await_look(lead: Process, peaks: SettledPeaks) -> FoundLook | None:
+    """Return a look at a later step; at once if there are no logits."""
+    known_ns = int(peaks.steps["end_unix_ns"][-1])
+    if not _find_blocks(lead) or peaks.owner != "backward":
+        return FoundLook(None, known_ns)
+    return await_look(lead, PEAK, lambda look: True, known_ns)
+
+
+def _find_blocks(lead: Process) -> list[BlockGroup]:
+    return [blocks for blocks in read_groups(lead.engine, find_first_backward(lead)) if blocks.width == LOGITS]
+
+
+def _name_lines(look: Look | None, lead: Process) -> str:
+    """Return the lines that allocated logits; empty where they are unknown."""
+    if look is None:
+        return ""
     inventory = find_first_backward(lead)
-    found = [blocks for blocks in read_groups(lead.engine, inventory) if blocks.width == LOGITS]
+    lines = [
+        blocks.line.text
+        for blocks in look.blocks
+        if blocks.line is not None
+        and any(recognize_block(lead.engine, inventory, size).width == LOGITS for size, _ in blocks.sizes)
+    ]
+    return " and ".join(lines[:_MOST_LINES])
+
+
+def _find_logits(group: Group, peaks: SettledPeaks, look: FoundLook) -> Iterator[Annotation]:
+    lead = group.lead
+    inventory, found = find_first_backward(lead), _find_blocks(lead)
     if not found or peaks.owner != "backward":
         return
     rows, tokens, vocabulary = inventory["output_shape"]
@@ -72,4 +113,5 @@ def _find_logits(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]:
     }
     is_default = lead.engine.get("library") == TRAINER and lead.engine.get("micro_batch") == _DEFAULT_ROWS == rows
     kind = _KIND if rows > 1 else _KIND.with_changes(advice=_ONE_ROW_ADVICE)
-    yield kind.at_steps(group, peaks.steps, evidence, default=_DEFAULT if is_default else "")
+    values = {"default": _DEFAULT if is_default else "", "lines": _name_lines(look.look, lead) or None}
+    yield kind.at_steps(group, peaks.steps, evidence, known_ns=look.known_ns, **values)

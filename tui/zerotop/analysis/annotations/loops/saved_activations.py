@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.block_shapes import LOGITS, BlockGroup, find_first_backward, read_groups
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.phase_peaks import SettledPeaks, find_settled_peaks
+from zerotop.analysis.annotations.support.memory.block_shapes import LOGITS, BlockGroup, find_first_backward, read_groups
+from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
 from zerotop.analysis.formatting import Text
 
 _KIND = FindingKind(

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, Rows
-from zerotop.analysis.annotations.support.phase_peaks import read_held_bytes
+from zerotop.analysis.annotations.support.lines.line_findings import await_each
+from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
+from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
+from zerotop.analysis.memory.block_lines import CREEP, Look
 
 _KIND = FindingKind(
     name="memory_creep",
@@ -25,6 +30,18 @@ _KIND = FindingKind(
     advice="Keep numbers instead of tensors where losses or outputs are collected.",
     fix="losses.append(loss.item())",
 )
+_LINE_KIND = _KIND.with_changes(
+    confidence=0.95,
+    headline="{place} leaks {bytes_per_step:bytes} a step on {concerned:ranks}[; full near step {last_step:.0f}]",
+    details=f"{_KIND.details} What stays was allocated at {{line}}.",
+    advice="Keep numbers, or copies on the host, instead of what {place} allocates; del what is no longer needed.",
+)
+_NO_LINE_KIND = _KIND.with_changes(details=f"{_KIND.details} What stays was allocated by {{where}}.")
+# The part of what stays that a line must have allocated.
+_LINE_SHARE = 0.5
+# A finding waits so long for its line (ns), and no longer than this part of the time that is left.
+_LOOK_NS = 30_000_000_000
+_PATIENCE_SHARE = 0.1
 # Steps in a row in which it grows; leaks that matter do so in each.
 CREEP_STEPS = 12
 
@@ -41,12 +58,33 @@ class _Stretch(NamedTuple):
         return float(np.median(np.diff(self.held)))
 
     @property
+    def last_step(self) -> int | None:
+        """The step in which the device will be full; None if that is unknown."""
+        peak, device = int(self.rows["allocated_peak_bytes"][-1]), self.process.device_bytes
+        if not device or peak <= 0 or self.slope <= 0:
+            return None
+        return int(self.rows["step"][-1]) + int((device - peak) / self.slope)
+
+    @property
+    def left_ns(self) -> float:
+        """The time until then."""
+        last_step, duration_ns = self.last_step, (self.end_ns - self.begin_ns) / len(self.rows)
+        return inf if last_step is None else duration_ns * max(0, last_step - int(self.rows["step"][-1]))
+
+    @property
     def begin_ns(self) -> int:
         return int(self.rows["begin_unix_ns"][0])
 
     @property
     def end_ns(self) -> int:
         return int(self.rows["end_unix_ns"][-1])
+
+
+class _Creep(NamedTuple):
+    """Ranks whose memory creeps alike, and the steps of one of them."""
+
+    stretch: _Stretch
+    ranks: list[int]
 
 
 @dataclass
@@ -70,14 +108,34 @@ class _State:
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report each stretch of growth, when it has CREEP_STEPS steps and CREEP_BYTES; ranks that grow alike together."""
     for group in recording.groups:
-        found = [stretch for process in group.processes for stretch in _read_stretches(process)]
-        for stretch in sorted(found, key=lambda one: (one.end_ns, one.process.rank)):
-            last = group.get_state(_Reported)
-            is_same = last.slope > 0 and stretch.process.rank in last.ranks and stretch.begin_ns <= last.end_ns
-            if not is_same and group.count_report(_KIND.name):
-                last.ranks = [process.rank for process in group.processes if _grows_alike(process, stretch)]
-                last.end_ns, last.slope = stretch.end_ns, stretch.slope
-                yield _build_finding(group, stretch, last.ranks)
+        for creep, found in await_each(group, _KIND.name, _find_creeps(group), partial(_await_look, group)):
+            yield _build_finding(creep, found)
+
+
+def _find_creeps(group: Group) -> Iterator[_Creep]:
+    found = [stretch for process in group.processes for stretch in _read_stretches(process)]
+    for stretch in sorted(found, key=lambda one: (one.end_ns, one.process.rank)):
+        last = group.get_state(_Reported)
+        is_same = last.slope > 0 and stretch.process.rank in last.ranks and stretch.begin_ns <= last.end_ns
+        if not is_same and group.count_report(_KIND.name):
+            last.ranks = [process.rank for process in group.processes if _grows_alike(process, stretch)]
+            last.end_ns, last.slope = stretch.end_ns, stretch.slope
+            yield _Creep(stretch, last.ranks)
+
+
+def _await_look(group: Group, creep: _Creep) -> FoundLook | None:
+    """Return the look at what stays, of the first rank that has one; None while one may come."""
+    stretch = creep.stretch
+    patience_ns = int(min(_LOOK_NS, _PATIENCE_SHARE * stretch.left_ns))
+    found = [
+        await_look(process, CREEP, lambda look: look.end_ns > stretch.begin_ns, stretch.end_ns, patience_ns)
+        for process in group.processes
+        if process.rank in creep.ranks
+    ]
+    known = [one for one in found if one is not None and one.look is not None]
+    if not known and None in found:
+        return None
+    return min(known or [one for one in found if one is not None], key=lambda one: one.known_ns)
 
 
 def _read_stretches(process: Process) -> list[_Stretch]:
@@ -121,17 +179,25 @@ def _find_stretches(held: Ints, state: _State) -> Iterator[tuple[int, int]]:
     state.held_bytes, state.stretch_length, state.base_bytes = int(held[-1]), int(length[-1]), int(base[-1])
 
 
-def _build_finding(group: Group, stretch: _Stretch, ranks: list[int]) -> Annotation:
-    process, rows, held = stretch
-    peak, last_step = int(rows["allocated_peak_bytes"][-1]), None
-    if process.device_bytes and peak > 0 and stretch.slope > 0:
-        last_step = int(rows["step"][-1]) + int((process.device_bytes - peak) / stretch.slope)
+def _build_finding(creep: _Creep, found: FoundLook) -> Annotation:
+    (process, rows, held), ranks = creep.stretch, creep.ranks
     evidence = {
-        "bytes_per_step": stretch.slope,
+        "bytes_per_step": creep.stretch.slope,
         "grown_bytes": held[-1] - held[0],
         "steps": len(rows),
         "held_bytes": held[-1],
-        "last_step": last_step,
+        "last_step": creep.stretch.last_step,
     }
+    kind, values = _choose_kind(found.look)
     # It ends the job, and what was trained since the last checkpoint is lost.
-    return _KIND.at_steps(process, rows, evidence, ranks=ranks, concerned=ranks, cost=1.0)
+    return kind.at_steps(process, rows, evidence, known_ns=found.known_ns, ranks=ranks, concerned=ranks, cost=1.0, **values)
+
+
+def _choose_kind(look: Look | None) -> tuple[FindingKind, dict[str, str]]:
+    """Return the kind of finding, and what its templates need beside the evidence."""
+    blocks = look.blocks[0] if look is not None and look.blocks else None
+    if look is None or blocks is None or blocks.total_bytes < _LINE_SHARE * look.whole_bytes:
+        return _KIND, {}
+    if blocks.line is not None:
+        return _LINE_KIND, {"place": blocks.line.place, "line": blocks.line.text}
+    return _NO_LINE_KIND, {"where": blocks.text}

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
+from zerotop.analysis.annotations.support.lines.line_findings import await_each
+from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look, find_growth, read_looks
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
+from zerotop.analysis.formatting import Text
+from zerotop.analysis.memory.block_lines import PEAK, Look
 from zerotop.analysis.stats.change_points import ShiftFinder
 
 _KIND = FindingKind(
@@ -16,7 +22,7 @@ _KIND = FindingKind(
     severity=Severity.INFO,
     confidence=0.4,
     headline="Steps allocate up to {after_bytes:bytes} instead of {before_bytes:bytes} from step {step} on",
-    details="{cause}[; {left:bytes} of the device are left].",
+    details="{cause}[; {lines}][; {left:bytes} of the device are left].",
     advice="See what stays allocated: trace a step with the microscope (x on the Memory screen).",
 )
 _ROWS = _KIND.with_changes(confidence=0.9, advice="Keep the batch size of the steps before.", fix="{batch_size_fix}")
@@ -26,22 +32,52 @@ _LENGTH = _KIND.with_changes(
 _AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
 
 
+class _Step(NamedTuple):
+    """Steps before and after their memory has become more."""
+
+    before: Rows
+    after: Rows
+
+
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each higher plateau, except that of the first real step, which has a finding of its own."""
     for group in recording.groups:
-        steps = group.lead.steps
-        peaks = steps["allocated_peak_bytes"]
-        for shift in group.lead.get_state(ShiftFinder, _KIND.name).find_shifts(peaks):
-            before, after = steps[shift.before], steps[shift.first : shift.last + 1]
-            if min(before["allocated_peak_bytes"].min(), after["allocated_peak_bytes"].min()) <= 0:
-                continue
-            is_first_real = bool(before["skipped"].mean() > 0.5 > after["skipped"].mean())
-            is_jump = peaks[shift.first] - np.median(peaks[shift.before]) >= JUMP_BYTES and not is_first_real
-            if is_jump and group.count_report(_KIND.name):
-                yield _build_finding(group, before, after)
+        for step, found in await_each(group, _KIND.name, _find_steps(group), partial(_await_look, group.lead)):
+            yield _build_finding(group, step, found)
 
 
-def _build_finding(group: Group, before: Rows, after: Rows) -> Annotation:
+def _find_steps(group: Group) -> Iterator[_Step]:
+    steps = group.lead.steps
+    peaks = steps["allocated_peak_bytes"]
+    for shift in group.lead.get_state(ShiftFinder, _KIND.name).find_shifts(peaks):
+        before, after = steps[shift.before], steps[shift.first : shift.last + 1]
+        if min(before["allocated_peak_bytes"].min(), after["allocated_peak_bytes"].min()) <= 0:
+            continue
+        is_first_real = bool(before["skipped"].mean() > 0.5 > after["skipped"].mean())
+        is_jump = peaks[shift.first] - np.median(peaks[shift.before]) >= JUMP_BYTES and not is_first_real
+        if is_jump and group.count_report(_KIND.name):
+            yield _Step(before, after)
+
+
+def _await_look(lead: Process, step: _Step) -> FoundLook | None:
+    first = int(step.after["step"][0])
+    return await_look(lead, PEAK, lambda look: look.first_step >= first, int(step.after["end_unix_ns"][-1]))
+
+
+def _name_line(group: Group, begin_ns: int, look: Look | None) -> Text | None:
+    """Return where the step from ``begin_ns`` on allocates more than before; None where that is unknown."""
+    if look is None:
+        return None
+    earlier = [one for one in read_looks(group.lead, PEAK) if one.end_ns <= begin_ns]
+    growth = find_growth(look, earlier[-1] if earlier else None)
+    if growth is None:
+        return None
+    template = "{grown:bytes} more are allocated at {line}" if earlier else "{grown:bytes} are allocated at {line}"
+    return Text(template, {"grown": growth.grown_bytes, "line": growth.line.text})
+
+
+def _build_finding(group: Group, step: _Step, found: FoundLook) -> Annotation:
+    before, after = step
     medians = {
         column: (float(np.median(before[column])), float(np.median(after[column])))
         for column in ("allocated_peak_bytes", "rows", "tokens")
@@ -56,7 +92,9 @@ def _build_finding(group: Group, before: Rows, after: Rows) -> Annotation:
         kind = kind.with_changes(advice="", fix="")
     device, micro_batch = group.lead.device_bytes, group.engine.get("micro_batch")
     left = device - after_bytes if device else None
-    return kind.at_steps(group, after, evidence, left=left, cause=cause, micro_batch=micro_batch or "")
+    lines = _name_line(group, int(after["begin_unix_ns"][0]), found.look)
+    values = {"left": left, "cause": cause, "lines": lines, "micro_batch": micro_batch or ""}
+    return kind.at_steps(group, after, evidence, known_ns=found.known_ns, **values)
 
 
 def _find_cause(rows: tuple[float, float], tokens: tuple[float, float], after: Rows) -> tuple[FindingKind, str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints
-from zerotop.analysis.annotations.support.phase_peaks import PARTS, read_held_bytes, read_phase_peaks
+from zerotop.analysis.annotations.support.memory.phase_peaks import PARTS, read_held_bytes, read_phase_peaks
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
 from zerotop.analysis.failures.oom_advice import advise_keeping_less
 

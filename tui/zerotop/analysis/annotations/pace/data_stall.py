@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.causes.loader_causes import find_loader_cause
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
@@ -19,7 +20,7 @@ _KIND = FindingKind(
     severity=Severity.WARNING,
     confidence=0.95,
     headline="{share:percent} of each {iteration_s:seconds} iteration is spent waiting for data",
-    details="{data_s:seconds} on {waiting:ranks}, from step {step} on[, most of it at {line}].",
+    details="{data_s:seconds} on {waiting:ranks}, from step {step} on[, most of it at {line}][; {workers}].",
     advice="Raise {worker_count}, or tokenize before training with Dataset.map(...).",
     fix="{workers_fix}",
 )
@@ -71,7 +72,10 @@ def _build_finding(group: Group, first: int, process: Process, known_ns: int, fo
     ranks = _find_waiting(group, int(rows["step"][0]), known_ns)
     evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
     kind = _KIND if found.line is None else _KIND.with_changes(headline=_KIND.headline + ": {place}")
-    values = {"waiting": ranks, **line_values(found.line)}
+    loader = find_loader_cause(process, int(rows["begin_unix_ns"][0]), found.known_ns)
+    if loader is not None and loader.advice is not None:
+        kind = kind.with_changes(advice=loader.advice[0], fix=loader.advice[1])
+    values = {"waiting": ranks, "workers": loader.text if loader is not None else None, **line_values(found.line)}
     return kind.at_steps(group, rows, evidence, known_ns=found.known_ns, ranks=ranks, cost=waited / duration, **values)
 
 

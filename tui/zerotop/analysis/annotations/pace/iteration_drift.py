@@ -7,7 +7,8 @@ from functools import partial
 from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes import find_drift_cause
+from zerotop.analysis.annotations.support.causes.causes import find_drift_cause
+from zerotop.analysis.annotations.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
@@ -18,7 +19,6 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     name_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
-from zerotop.analysis.annotations.support.step_change import StepChange, name_part
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -109,6 +109,7 @@ def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
         growth=rise.high / rise.low - 1,
         known_ns=found.known_ns,
         pid=change.process.source.pid,
+        measured_cause=cause.finding if cause is not None else "",
         carried=changes[carrier],
         part=name_part(carrier),
         cause=Text("meanwhile {text}", {"text": cause.text}) if cause else unexplained,

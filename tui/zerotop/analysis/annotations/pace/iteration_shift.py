@@ -8,7 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes import compute_own_seconds, find_cause, measure_change_loads
+from zerotop.analysis.annotations.support.causes.causes import find_cause
+from zerotop.analysis.annotations.support.causes.host_causes import measure_change_loads
+from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, compute_own_seconds, name_part
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
@@ -19,7 +21,6 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     name_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
-from zerotop.analysis.annotations.support.step_change import Cause, StepChange, name_part
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import ShiftFinder
@@ -137,6 +138,7 @@ def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
         part=name_part(carrier),
         cost=1 - before / after if shift.is_worse else 0.0,
         pid=change.process.source.pid,
+        measured_cause=cause.finding if cause is not None and shift.is_worse else "",
         cause=Text("at the same time {text}", {"text": cause.text}) if cause else unexplained,
         **values,
     )

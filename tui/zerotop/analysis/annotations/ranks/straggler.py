@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes import compute_own_seconds
+from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values, name_line
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, FoundLine

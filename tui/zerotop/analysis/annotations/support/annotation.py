@@ -44,6 +44,7 @@ class Annotation:
     fix: str = ""  # the setting, command or line to copy; empty where there is none
     evidence: dict[str, float] = field(default_factory=dict)  # the numbers, with units in their names as in tables
     cost: float = 0.0  # share of the training time that it costs from its begin on, or puts at risk: 0 to 1
+    measured_cause: str = ""  # the kind of findings that report what its detector measured as its cause
 
 
 class Subject(Protocol):
@@ -97,6 +98,7 @@ class FindingKind:
         step: int | EllipsisType | None = ...,
         ranks: Sequence[int] | None = None,
         cost: float = 0.0,
+        measured_cause: str = "",
         **values: Any,
     ) -> Annotation:
         """Return a finding. By default it is known at its end; step and ranks are the subject's.
@@ -116,4 +118,4 @@ class FindingKind:
             Text(template, values) for template in (self.headline, self.details, self.advice, self.fix)
         )
         head = self.name, begin_ns, end_ns, known_ns, step, tuple(ranks), self.severity, self.confidence
-        return Annotation(*head, headline, details, advice, fix, numbers, min(1.0, max(0.0, cost)))
+        return Annotation(*head, headline, details, advice, fix, numbers, min(1.0, max(0.0, cost)), measured_cause)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.reader import Source
-from zerotop.session.samples import Ints, Rows
+from zerotop.session.samples import Floats, Ints, Rows
 
 # How many of each writer's records are searched for the last one of a process or GPU: minutes, with a few ranks.
 _LOOK_BACK = 4096
@@ -39,6 +39,11 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.times)
+
+
+def read_column(rows: Rows, name: str) -> Floats:
+    """Return a column as floats, which are NaN where the recording is older than the column."""
+    return rows[name].astype(np.float64) if name in (rows.dtype.names or ()) else np.full(len(rows), np.nan)
 
 
 @dataclass

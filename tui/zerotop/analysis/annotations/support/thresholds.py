@@ -13,6 +13,9 @@ STALL_SHARE = 0.20
 # How much longer than the second longest a straggling rank's own work takes, as a share of the iteration.
 STRAGGLER_SHARE = 0.15
 
+# A condition is there when most samples show it, and was not when few did.
+MOST_SHARE, FEW_SHARE = 0.5, 0.1
+
 # --- optimizer on the CPU ------------------------------------------------------------------------------------------------
 
 # Real steps that are averaged. The first real one creates the optimizer state and is left out.

@@ -14,6 +14,7 @@ from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.session.samples import Floats, Rows
 
 T = TypeVar("T")
+M = TypeVar("M")
 
 PLACES = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "step_s": "step", "other_s": BETWEEN}
 """The place of stacks for each column of steps, and for the rest of the iteration."""
@@ -40,14 +41,21 @@ def await_lines(
     state: DetectorState, key: str, fresh: Iterable[T], find_delay: Callable[[T], Delay]
 ) -> Iterator[tuple[T, FoundLine]]:
     """Yield what was found earlier or now with the line of its delay, once that is known or will not become known."""
+    return await_each(state, key, fresh, lambda one: find_delay(one).await_line())
+
+
+def await_each(
+    state: DetectorState, key: str, fresh: Iterable[T], find_more: Callable[[T], M | None]
+) -> Iterator[tuple[T, M]]:
+    """Yield what was found earlier or now with what ``find_more`` returns for it, once that is not None."""
     held: list[T] = state.get_state(list, f"{key} held")
     waiting: list[T] = []
     for one in [*held, *fresh]:
-        found = find_delay(one).await_line()
-        if found is None:
+        more = find_more(one)
+        if more is None:
             waiting.append(one)
         else:
-            yield one, found
+            yield one, more
     held[:] = waiting
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import builtins
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
 from zerotop.analysis.annotations.support.rank_process import Process
+from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.session.event_files import Event, select_events
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
@@ -24,8 +23,6 @@ SLOW, SHARE = "slow", "share"
 # A line that calls these only says that the job trains, in each place, in the phases that compute, and in data loading.
 _LIBRARIES = ("deepspeed.", "accelerate.", "transformers.", "trl.", "peft.", "lightning.", "pytorch_lightning.")
 _COMPUTING = ("forward", "backward", "step")
-# A comprehension, a generator expression or a lambda at the end of a function's name.
-_EXPRESSION = re.compile(r"(\.<locals>)?\.<\w+>$")
 _LOADERS = "torch.utils.data."
 
 # The smallest share of the samples with which a line explains a delay.
@@ -33,28 +30,14 @@ _LINE_SHARE = 0.3
 # Samples are written a moment after they were taken: a finding waits so long for them (ns).
 _PATIENCE_NS = 3_000_000_000
 _LAST_EVENTS = ("goodbye", "left")
-# Of a longer path a headline has only the end.
-_LONGEST_PLACE = 20
 
 
 @dataclass(frozen=True, slots=True)
-class StackLine:
-    """A line of the job's own code, and the functions beneath it."""
+class StackLine(CodeLine):
+    """A line at which samples were taken."""
 
-    file: str
-    line: int
-    function: str
-    callees: tuple[str, ...]  # the function that the line calls, the one that this calls, and so on; empty for none
     seconds: float  # that its samples stand for
     share: float  # of all samples of the place
-
-    @property
-    def place(self) -> str:
-        """File and line, short enough for a headline."""
-        whole = f"{self.file}:{self.line}"
-        if len(whole) > _LONGEST_PLACE:
-            whole = f"{PurePosixPath(self.file).name}:{self.line}"
-        return whole if len(whole) <= _LONGEST_PLACE else f"...{whole[3 - _LONGEST_PLACE :]}"
 
     @property
     def known_call(self) -> KnownCall | None:
@@ -62,22 +45,13 @@ class StackLine:
         return find_known_call(self.callees)
 
     @property
-    def text(self) -> str:
-        """The line in a sentence: ``train.py:88 in build_batch (time.sleep)``."""
-        name = _EXPRESSION.sub("", self.function).rpartition("<locals>.")[2]
-        function = "" if name == "<module>" else f" in {name}"
-        called = self._name_called()
-        return f"{self.file}:{self.line}{function}{f' ({called})' if called else ''}"
-
-    def _name_called(self) -> str:
-        if not self.callees:
-            return ""
-        known = self.known_call
-        if known is not None and known.waits_for_gpu:
-            return f"{self.callees[-1]}, which waits for the GPU"
-        first = next((name for name in self.callees if "<locals>" not in name), self.callees[0])
+    def called(self) -> str:
+        """The function beneath it that takes the time, with the one through which it is called."""
+        known, first = self.known_call, super(StackLine, self).called
         if known is None:
             return first
+        if known.waits_for_gpu:
+            return f"{self.callees[-1]}, which waits for the GPU"
         called = next(name for name in self.callees if find_known_call([name]) is known)
         return called if called == first else f"{first}, which calls {called}"
 
@@ -111,13 +85,13 @@ def find_line(
         if why and event.facts["why"] != why:
             continue
         for stack in event.facts["stacks"]:
-            found = _find_own(event.facts["frames"], stack)
-            if callee and (found is None or callee not in found[1]):
+            found = find_own(event.facts["frames"], stack)
+            if callee and (found is None or callee not in found.callees):
                 continue
             weight = stack.get("seconds") or 0.0
             total += weight
-            if found is not None and not trains(found[1], where):
-                key, beneath = found
+            if found is not None and not trains(found.callees, where):
+                key, beneath = found[:3], found.callees
                 seconds[key] = seconds.get(key, 0.0) + weight
                 each = callees.setdefault(key, {})
                 each[beneath] = each.get(beneath, 0.0) + weight
@@ -138,7 +112,7 @@ def await_line(
     line = find_line(process, where, begin_ns, end_ns, known_ns, callee=callee) if where else None
     if line is not None or not where or process.recording.session.info.get(STACKS_SETTING) is not True:
         return FoundLine(line, known_ns)
-    deadline_ns = min(known_ns + _PATIENCE_NS, _find_end(process, known_ns))
+    deadline_ns = find_deadline(process, known_ns, _PATIENCE_NS)
     for event in _select_events(process, where, begin_ns, end_ns, deadline_ns):
         if event.unix_ns > known_ns:
             line = find_line(process, where, begin_ns, end_ns, event.unix_ns, callee=callee)
@@ -158,27 +132,13 @@ def _select_events(process: Process, where: str, begin_ns: int, end_ns: int, unt
                 yield event
 
 
-def _find_end(process: Process, known_ns: int) -> int:
-    """When the process wrote its last event after a time; a late time if it has not."""
-    ends = [event.unix_ns for name in _LAST_EVENTS for event in process.events_named(name) if event.unix_ns >= known_ns]
-    return min(ends, default=known_ns + _PATIENCE_NS)
-
-
-def _find_own(
-    frames: Sequence[dict[str, Any]], stack: dict[str, Any]
-) -> tuple[tuple[str, int, str], tuple[str, ...]] | None:
-    """Return the innermost frame of the job's own code, and the functions beneath it, outermost first."""
-    callees = [stack["call"]] if stack.get("call") else []
-    for number in stack["frames"]:
-        if not 0 <= number < len(frames):
-            return None
-        frame = frames[number]
-        if frame.get("own"):
-            key = frame["file"], frame["line"], frame["function"]
-            is_clean = key[0].isprintable() and key[2].isprintable() and all(name.isprintable() for name in callees)
-            return (key, tuple(callees)) if is_clean else None
-        callees.insert(0, _name_function(frame["file"], frame["function"]))
-    return None
+def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
+    """Return until when to wait for what the process may still write: its end, or the end of the patience."""
+    ends = [event.unix_ns for name in _LAST_EVENTS for event in process.events_named(name)]
+    for event in process.recording.events_named(events.RANK_GONE):
+        if (event.host, event.facts["pid"]) == process.key:
+            ends.append(event.unix_ns)
+    return min([known_ns + patience_ns, *(end_ns for end_ns in ends if end_ns >= known_ns)])
 
 
 def trains(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
@@ -193,14 +153,6 @@ def trains(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
         or (where == "data" and name.startswith(_LOADERS))
         for name in callees
     )
-
-
-def _name_function(file: str, function: str) -> str:
-    """Return the full name of a library's function; those of torch without the module, as its users call them."""
-    path = PurePosixPath(file)
-    parts = [*path.parent.parts, path.stem]
-    is_short = len(parts) > 1 and (parts[0] == "torch" or parts[-1] == "__init__")
-    return ".".join([*parts[: -1 if is_short else None], function])
 
 
 def _choose_line(seconds: dict[tuple[str, int, str], float], total: float) -> tuple[tuple[str, int, str], float]:

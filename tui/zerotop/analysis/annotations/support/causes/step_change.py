@@ -6,11 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.evidence import Group, Process, Records, Rows, Samples
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Records, Rows, Samples
 from zerotop.session.event_files import select_events
 from zerotop_probe.recording import events
 
 PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
+
+
+# Advice and fix: templates of Text.
+Advice = tuple[str, str]
 
 
 class Cause(NamedTuple):
@@ -21,7 +25,8 @@ class Cause(NamedTuple):
     fix: str
     confidence: float
     is_expected: bool = False  # whether the change is right: larger batches take longer
-    has_own_finding: bool = False  # whether another detector reports it
+    has_own_finding: bool = False  # whether another detector reports it, and the change needs no finding
+    finding: str = ""  # the kind of findings that report it too, see Annotation.measured_cause
     culprit: Process | None = None  # the rank that the others wait for
     where: str = ""  # the place of stacks that show its line, see stack_lines; empty if none does
     callee: str = ""  # the function that this line must call
@@ -58,15 +63,39 @@ def name_part(column: str) -> str:
     return "between the phases" if column == "other_s" else f"in the {column.removesuffix('_s')} phase"
 
 
+def compute_own_seconds(rows: Rows) -> Floats:
+    """Return the seconds of each step outside the phases in which ranks wait for each other: data, and between phases."""
+    shared = rows["forward_s"] + rows["backward_s"] + rows["step_s"]
+    return np.asarray(rows["iteration_s"] - shared, np.float64)
+
+
 def measure_collecting(process: Process, steps: Rows) -> float:
     """Return the seconds for each iteration in which Python's garbage collector ran, of steps that follow each other."""
+    return _spread_over(process, events.GARBAGE, "seconds", steps) / len(steps)
+
+
+class Compiled(NamedTuple):
+    """What torch.compile compiled in some steps."""
+
+    graphs: int
+    seconds: float  # for each iteration
+
+
+def measure_compiling(process: Process, steps: Rows) -> Compiled:
+    """Return what was compiled in steps that follow each other."""
+    graphs, seconds = (_spread_over(process, events.COMPILED, name, steps) for name in ("graphs", "seconds"))
+    return Compiled(round(graphs), seconds / len(steps))
+
+
+def _spread_over(process: Process, name: str, field: str, steps: Rows) -> float:
+    """Return the part of what events report that falls into steps; each is taken as spread evenly over its time."""
     begin_ns, end_ns = int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1])
-    offset_ns, spent_s = process.source.offset_ns, 0.0
-    for event in select_events(process.events_named(events.GARBAGE), begin_ns, process.recording.cursor_ns):
+    offset_ns, total = process.source.offset_ns, 0.0
+    for event in select_events(process.events_named(name), begin_ns, process.recording.cursor_ns):
         first_ns, last_ns = event.facts["begin_ns"] + offset_ns, event.unix_ns
         if first_ns > end_ns:
             break
         shared_ns = min(last_ns, end_ns) - max(first_ns, begin_ns)
-        if shared_ns >= 0:  # collections of one event are taken as spread evenly over its time
-            spent_s += event.facts["seconds"] * (shared_ns / (last_ns - first_ns) if last_ns > first_ns else 1.0)
-    return spent_s / len(steps)
+        if shared_ns >= 0:
+            total += (event.facts.get(field) or 0.0) * (shared_ns / (last_ns - first_ns) if last_ns > first_ns else 1.0)
+    return total

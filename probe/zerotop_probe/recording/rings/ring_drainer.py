@@ -12,9 +12,9 @@ import platform
 import struct
 import time
 
-from zerotop_probe.recording.derived_begins import derive_begins, get_time
-from zerotop_probe.recording.drained_file import DrainedFile
-from zerotop_probe.recording.shared_memory import PAYLOAD_BYTES, SLOT, VOID, Ring
+from zerotop_probe.recording.rings.derived_begins import derive_begins, get_time
+from zerotop_probe.recording.rings.drained_file import DrainedFile
+from zerotop_probe.recording.rings.shared_memory import PAYLOAD_BYTES, SLOT, VOID, Ring
 from zerotop_probe.recording.tables import BEGINS, SPANS
 
 # The number of the first declaration.

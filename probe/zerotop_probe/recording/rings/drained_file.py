@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from zerotop_probe.recording import segments, writer
-from zerotop_probe.recording.shared_memory import FileProgress
+from zerotop_probe.recording.rings.shared_memory import FileProgress
 from zerotop_probe.recording.tables import FOLDED_TABLES, TABLES
 from zerotop_probe.recording.writer import Identity
 

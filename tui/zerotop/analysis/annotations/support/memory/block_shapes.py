@@ -16,7 +16,7 @@ from zerotop.analysis.annotations.support.evidence import Process
 from zerotop.analysis.memory.tensor_inventory import BEFORE_BACKWARD
 
 LOGITS = "vocabulary"
-# A block is at most this much larger than its tensor, and at most by this share.
+# A block is at most this much larger than its tensor (PyTorch does not split off less), and at most by this share.
 _ROUNDING_BYTES = 1 << 20
 _ROUNDING_SHARE = 0.05
 
@@ -45,12 +45,21 @@ def find_first_backward(process: Process) -> Mapping[str, Any]:
 
 def read_groups(engine: Mapping[str, Any], inventory: Mapping[str, Any]) -> list[BlockGroup]:
     """Return the blocks by size, those that hold the most first; empty unless the model returned rows x tokens x width."""
+    shapes = _list_shapes(engine, inventory)
+    groups = (group for group in inventory.get("unclaimed_groups") or () if len(group) == 2)
+    return [_recognize(size, count, shapes) for size, count in groups] if shapes else []
+
+
+def recognize_block(engine: Mapping[str, Any], inventory: Mapping[str, Any], size: int) -> BlockGroup:
+    """Return a block of a size as a group of one."""
+    return _recognize(size, 1, _list_shapes(engine, inventory))
+
+
+def _list_shapes(engine: Mapping[str, Any], inventory: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
     output = inventory.get("output_shape") or []
     if len(output) != 3 or min(output) < 1:
         return []
-    shapes = list(_iter_shapes(engine.get("dimensions") or {}, *output))
-    groups = (group for group in inventory.get("unclaimed_groups") or () if len(group) == 2)
-    return [_recognize(size, count, shapes) for size, count in groups]
+    return list(_iter_shapes(engine.get("dimensions") or {}, *output))
 
 
 def _iter_shapes(
@@ -71,6 +80,6 @@ def _recognize(size: int, count: int, shapes: list[tuple[str, tuple[int, ...]]])
     for width, shape in shapes:
         for each in (2, 4):
             needed = each * prod(shape)
-            if needed <= size < needed + min(_ROUNDING_BYTES, _ROUNDING_SHARE * needed):
+            if needed <= size <= needed + min(_ROUNDING_BYTES, _ROUNDING_SHARE * needed):
                 return BlockGroup(width, shape, each, size, count)
     return BlockGroup("", (), 0, size, count)

@@ -12,15 +12,16 @@ import struct
 import time
 from typing import Any, Union
 
-from zerotop_probe.recording import shared_memory, writer
-from zerotop_probe.recording.drained_file import EVENTS_KIND, TABLE_KIND
-from zerotop_probe.recording.ring_drainer import (
+from zerotop_probe.recording import writer
+from zerotop_probe.recording.rings import shared_memory
+from zerotop_probe.recording.rings.drained_file import EVENTS_KIND, TABLE_KIND
+from zerotop_probe.recording.rings.ring_drainer import (
     EVENT_PART,
     EVENT_PART_BYTES,
     SLOTS_AT_ONCE,
     drain_ring,
 )
-from zerotop_probe.recording.shared_memory import (
+from zerotop_probe.recording.rings.shared_memory import (
     PAYLOAD_BYTES,
     PHASE,
     PHASE_PLACES,

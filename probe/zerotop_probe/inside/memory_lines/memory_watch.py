@@ -1,0 +1,131 @@
+"""Decide whether the microscope looks by itself: memory creeps, or steps or evaluations have a new peak.
+
+It looks while memory has grown in each of the last steps, and once steps need clearly more than those that it looked at
+before; the first time is once the first steps are done. An evaluation is looked at if the one before it had such a peak.
+What a look will cost is known beforehand, by the number of allocations, and must fit into what the budget has left.
+"""
+
+from __future__ import annotations
+
+from zerotop_probe.inside.device.allocator import StepMemory
+
+CREEP, PEAK, EVALUATION = "creep", "peak", "evaluation"
+"""Why the microscope looks."""
+
+# Memory creeps if it is larger after each of so many steps, and has grown by so many bytes.
+_CREEP_STEPS = 6
+_CREEP_BYTES = 16 << 20
+# A new peak is higher than those seen before by this share and so many bytes, in each of so many steps.
+_PEAK_SHARE = 0.05
+_PEAK_BYTES = 64 << 20
+_PEAK_STEPS = 2
+# Steps that create the optimizer's state and buffers.
+_FIRST_STEPS = 3
+# Looks begin before steps that this divides: ranks wait for each other, so they should look in the same steps.
+_LOCKSTEP = 4
+# Time between two looks because memory creeps, and between the first two for a peak, which doubles each time (ns).
+_CREEP_PAUSE_NS, _PEAK_PAUSE_NS = 600_000_000_000, 10_000_000_000
+# Whether a block stays shows in the step after the one that has allocated it.
+_LOOK_STEPS = {CREEP: 2, PEAK: 1}
+
+# Until a look has shown it: what it costs by itself and for each allocation (ns).
+_LOOK_NS, _ALLOCATION_NS = 10_000_000, 25_000
+# Of an evaluation, of which a look sees only the begin.
+_MOST_ALLOCATIONS = 15_000
+# The part of the budget that is the microscope's own, and the time for which it is advanced (ns).
+_BUDGET_PART = 0.25
+_ADVANCE_NS = 30_000_000_000
+
+
+class MemoryWatch:
+    """The rule for looks of one rank. All times are nanoseconds."""
+
+    def __init__(self, share: float) -> None:
+        """``share``: the budget, as a share of the training time."""
+        self._share = share
+        self._steps = 0
+        self._begin_ns = 0
+        self._spent_ns = 0
+        self._allocation_ns: float = _ALLOCATION_NS
+        self._last = StepMemory(-1, -1, 0)
+        self._step_allocations = 0
+        self._growing_steps = 0
+        self._base_bytes = 0  # held before they began
+        self._last_peaks: list[int] = []
+        self._known_peak = 0  # of the steps or evaluations that were looked at for a peak
+        self._evaluation_peak = 0  # of the last evaluation
+        self._evaluation_allocations = 0
+        self._looked_ns: dict[str, int] = {}
+        self._peak_pause_ns = _PEAK_PAUSE_NS // 2
+
+    def judge_step(self, step: int, time_ns: int, memory: StepMemory, cost_ns: int) -> str:
+        """Return why to look at the steps after ``step``, which has just ended; empty if there is no reason.
+
+        ``cost_ns``: what the whole probe has cost so far.
+        """
+        self._begin_ns = self._begin_ns or time_ns
+        self._learn(memory)
+        why = self._find_reason(time_ns)
+        if not why or (step + 1) % _LOCKSTEP:
+            return ""
+        return why if self._fits_budget(self._step_allocations * _LOOK_STEPS[why], time_ns, cost_ns) else ""
+
+    def judge_evaluation(self, time_ns: int, memory: StepMemory, cost_ns: int) -> str:
+        """Return why to look at the evaluation that begins; empty if there is no reason."""
+        self._last = self._last._replace(allocations=memory.allocations)
+        is_due = self._is_higher(self._evaluation_peak) and self._fits_budget(self._evaluation_allocations, time_ns, cost_ns)
+        return EVALUATION if is_due else ""
+
+    def end_evaluation(self, memory: StepMemory) -> None:
+        """Learn from an evaluation that has ended."""
+        self._evaluation_peak = memory.peak
+        self._evaluation_allocations = min(_MOST_ALLOCATIONS, max(0, memory.allocations - self._last.allocations))
+        self._last = self._last._replace(allocations=memory.allocations)
+
+    def _learn(self, memory: StepMemory) -> None:
+        self._steps += 1
+        if memory.held > self._last.held >= 0:
+            if not self._growing_steps:
+                self._base_bytes = self._last.held
+            self._growing_steps += 1
+        else:
+            self._growing_steps = 0
+        self._last_peaks = [*self._last_peaks, memory.peak][-_PEAK_STEPS:]
+        self._step_allocations = max(0, memory.allocations - self._last.allocations)
+        self._last = memory
+
+    def _find_reason(self, time_ns: int) -> str:
+        is_growing = self._growing_steps >= _CREEP_STEPS and self._last.held - self._base_bytes >= _CREEP_BYTES
+        if is_growing and self._is_over(CREEP, time_ns, _CREEP_PAUSE_NS):
+            return CREEP
+        is_higher = self._steps > _FIRST_STEPS and self._is_higher(min(self._last_peaks))
+        return PEAK if is_higher and self._is_over(PEAK, time_ns, self._peak_pause_ns) else ""
+
+    def _is_higher(self, peak: int) -> bool:
+        return peak > self._known_peak + max(_PEAK_BYTES, _PEAK_SHARE * self._known_peak)
+
+    def _is_over(self, why: str, time_ns: int, pause_ns: int) -> bool:
+        return why not in self._looked_ns or time_ns - self._looked_ns[why] >= pause_ns
+
+    def _fits_budget(self, allocations: int, time_ns: int, cost_ns: int) -> bool:
+        probable_ns = _LOOK_NS + self._allocation_ns * allocations
+        granted_ns = self._share * (time_ns - self._begin_ns + _ADVANCE_NS)
+        return probable_ns <= max(granted_ns - cost_ns, _BUDGET_PART * granted_ns - self._spent_ns)
+
+    def begin_look(self, why: str, time_ns: int) -> int:
+        """Note that a look begins, and return its number of steps; 0 for an evaluation."""
+        self._looked_ns[why] = time_ns
+        if why == CREEP:
+            return _LOOK_STEPS[CREEP]
+        if why == EVALUATION:
+            self._known_peak = self._evaluation_peak
+            return 0
+        self._known_peak = min(self._last_peaks)
+        self._peak_pause_ns *= 2
+        return _LOOK_STEPS[PEAK]
+
+    def end_look(self, entries: int, cost_ns: int) -> None:
+        """Note what a look has cost that has found so many entries, each an allocation or a free."""
+        self._spent_ns += cost_ns
+        if entries:
+            self._allocation_ns = max(0, cost_ns - _LOOK_NS) / (entries / 2)

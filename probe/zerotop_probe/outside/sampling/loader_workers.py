@@ -1,0 +1,58 @@
+"""Sampling a rank's DataLoader workers: whether they have enough cores, and whether they wait for a disk."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import NamedTuple
+
+from zerotop_probe.outside import procfs
+from zerotop_probe.outside.sampling.thread_sampler import TICK_NS
+from zerotop_probe.recording.tables import UNKNOWN
+
+# PyTorch names its workers since version 2.6.
+_WORKER_NAME = b"pt_data_worker"
+
+
+class LoaderUse(NamedTuple):
+    """The workers of a rank between two looks; the fields of PROCESSES in their order."""
+
+    workers: int = UNKNOWN
+    cores: float = math.nan
+    waiting_cores: float = math.nan
+    blocked: float = math.nan
+
+
+class _Counters(NamedTuple):
+    cpu_ns: int
+    wait_ns: int
+
+
+class LoaderWorkers:
+    """The DataLoader workers among the children of a rank."""
+
+    def __init__(self, pid: int) -> None:
+        self._path = f"/proc/{pid}/task/{pid}/children"
+        self._is_supported = os.path.exists(self._path)
+        self._before: dict[int, _Counters] = {}
+        self._before_ns = 0
+
+    def measure_use(self, now_ns: int) -> LoaderUse:
+        """Return what the workers did since the call before. Unknown where the kernel does not list children."""
+        if not self._is_supported:
+            return LoaderUse()
+        counters: dict[int, _Counters] = {}
+        blocked = 0
+        for pid in map(int, procfs.read_file(self._path).split()):
+            stat = procfs.read_stat(pid)
+            if stat is not None and stat.name == _WORKER_NAME:
+                fields = procfs.read_file(f"/proc/{pid}/schedstat", 100).split()
+                counters[pid] = _Counters(stat.cpu_ticks * TICK_NS, int(fields[1]) if len(fields) > 1 else 0)
+                blocked += stat.state == "D"
+        before, elapsed_ns = self._before, now_ns - self._before_ns
+        self._before, self._before_ns = counters, now_ns
+        both = [(counters[pid], before[pid]) for pid in counters if pid in before]
+        if not both or elapsed_ns <= 0:
+            return LoaderUse(len(counters))
+        ran_ns, waited_ns = (sum(now[at] - then[at] for now, then in both) for at in (0, 1))
+        return LoaderUse(len(counters), ran_ns / elapsed_ns, waited_ns / elapsed_ns, float(blocked))

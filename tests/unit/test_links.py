@@ -1,0 +1,110 @@
+"""Findings that explain others: in labelled recordings, and where numbers decide."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import polars
+import pytest
+
+import recordings
+from zerotop import cli
+from zerotop.analysis.annotations import Annotation, Severity, find_annotations, link_findings, order_by_cause
+from zerotop.analysis.reports.session_report import read_session_report
+from zerotop.report.session_page import write_session_page
+
+GIB = 1 << 30
+
+
+def list_links(name: str) -> list[tuple[str, str]]:
+    session = recordings.recording(name)
+    linked = link_findings(find_annotations(session, session.end_ns))
+    return [(one.finding.name, one.cause.name) for one in linked if one.cause is not None]
+
+
+@pytest.mark.parametrize("name", ["cpu-straggler", "unseen-late-data"])
+def test_a_rank_that_waits_for_data_delays_the_others(name: str) -> None:
+    assert list_links(name) == [("straggler", "data_stall")]
+
+
+@pytest.mark.parametrize("name", sorted(set(recordings.labels()) - {"cpu-straggler", "unseen-late-data"}))
+def test_what_was_not_staged_explains_nothing(name: str) -> None:
+    """held-straggler and held-grows: other processes had the cores earlier, which is not why a rank slept."""
+    assert list_links(name) == []
+
+
+def make_finding(name: str, step: int | None, ranks: tuple[int, ...] = (0,), **evidence: float) -> Annotation:
+    time_ns = (100 + (step or 0)) * 10**9
+    return Annotation(name, time_ns, time_ns, time_ns, step, ranks, Severity.WARNING, 0.9, name, evidence=evidence)
+
+
+LEAK = make_finding("memory_creep", 10, (0, 1), bytes_per_step=0.1 * GIB)
+FULL = make_finding("out_of_memory", 60, requested_bytes=6 * GIB, free_bytes=2 * GIB)
+
+
+def find_names(*findings: Annotation) -> list[str | None]:
+    return [one.cause.name if one.cause is not None else None for one in link_findings(findings)]
+
+
+def test_a_leak_explains_an_error_if_it_took_what_was_missing() -> None:
+    assert find_names(LEAK, FULL) == [None, "memory_creep"]
+    small = make_finding("memory_creep", 10, (0, 1), bytes_per_step=0.05 * GIB)
+    assert find_names(small, FULL) == [None, None]
+    assert find_names(dataclasses.replace(LEAK, ranks=(1,)), FULL) == [None, None]
+    assert find_names(LEAK, dataclasses.replace(FULL, evidence={})) == [None, None]
+
+
+def test_an_error_takes_the_other_ranks_down_in_its_step() -> None:
+    dead = make_finding("dead_rank", 60, (1,))
+    assert find_names(LEAK, FULL, dead) == [None, "memory_creep", "out_of_memory"]
+    assert [one.depth for one in link_findings([LEAK, FULL, dead])] == [0, 1, 2]
+    assert find_names(FULL, make_finding("dead_rank", 61, (1,))) == [None, None]
+    assert find_names(FULL, make_finding("dead_rank", 60, (0,))) == [None, None]
+
+
+def test_growth_that_ends_with_a_killed_rank() -> None:
+    growth, short = make_finding("host_growth", 3, (0, 1)), make_finding("host_memory_short", 20, (0, 1))
+    killed = make_finding("dead_rank", 21, (1,), oom_kills=1)
+    assert find_names(growth, short, killed) == [None, "host_growth", "host_memory_short"]
+    assert find_names(growth, short, make_finding("dead_rank", 21, (1,))) == [None, "host_growth", None]
+
+
+def test_a_measured_cause_must_hold_at_that_time() -> None:
+    taken = dataclasses.replace(make_finding("cores_taken", 20, (0, 1)), end_ns=125 * 10**9)
+    slower = dataclasses.replace(make_finding("iteration_shift", 22), measured_cause="cores_taken")
+    assert find_names(taken, slower) == [None, "cores_taken"]
+    assert find_names(taken, dataclasses.replace(slower, measured_cause="")) == [None, None]
+    later = dataclasses.replace(slower, begin_ns=130 * 10**9, end_ns=131 * 10**9)
+    assert find_names(taken, later) == [None, None]
+
+
+def test_causes_come_first() -> None:
+    other, late = make_finding("peak_owner", 1), make_finding("straggler", 20, late_s=0.1, data_s=0.1)
+    data = make_finding("data_stall", 20)
+    ordered = order_by_cause([other, late, data])
+    assert [(one.finding.name, one.depth) for one in ordered] == [("peak_owner", 0), ("data_stall", 0), ("straggler", 1)]
+
+
+def test_every_list_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, table = recordings.as_directory("cpu-straggler", tmp_path), tmp_path / "annotations.csv"
+    assert cli.main(["annotations", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    data, late = (next(at for at, line in enumerate(lines) if f"  {name}  " in line) for name in ("data_stall", "straggler"))
+    assert data < late
+    assert lines[late].startswith(" " * 4 + lines[data][:5])
+    assert lines[late + 2] == f"        Because of: {lines[data + 1].strip()}."
+
+    assert cli.main(["annotations", str(path), "--json"]) == 0
+    by_name = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert by_name["straggler"]["because_of"] == {"name": "data_stall", "step": 15, "ranks": [1]}
+    assert by_name["data_stall"]["because_of"] is None
+
+    assert cli.main(["export", str(path), "--table", "annotations", "-o", str(table)]) == 0
+    frame = polars.read_csv(table).filter(polars.col("annotation") == "straggler")
+    assert frame["because_of"].to_list() == ["data_stall"]
+    assert frame["because_of_step"].to_list() == [15]
+
+    page = write_session_page(read_session_report(recordings.recording("cpu-straggler")))
+    assert '<p>Because of <a href="#finding-1">finding 1</a>: 63 % of each 96 ms iteration' in page

@@ -1,0 +1,226 @@
+"""What the machine did when iterations became slower: other processes on the GPU, paging, clocks, compiling, loaders."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.lib import recfunctions
+
+import recordings
+from agents import wait_for
+from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.session.reader import Session
+from zerotop_probe.outside import procfs
+from zerotop_probe.outside.sampling.loader_workers import LoaderWorkers
+from zerotop_probe.recording.tables import TABLES
+
+Rows = np.ndarray[Any, Any]
+
+
+def find_one(folder: Path, name: str) -> Annotation:
+    session = Session.open(folder)
+    return next(finding for finding in find_annotations(session, session.end_ns) if finding.name == name)
+
+
+class Planted:
+    """A recording of before these columns, in a folder, to which they are added from the first shift on."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.folder = recordings.as_directory(name, folder)
+        self.since_ns = next(iter(self.find_named("iteration_shift", "data_stall"))).begin_ns
+
+    def find_named(self, *names: str) -> list[Annotation]:
+        session = Session.open(self.folder)
+        return [finding for finding in find_annotations(session, session.end_ns) if finding.name in names]
+
+    def read_table(self, table: str) -> tuple[Path, dict[str, Any], Rows]:
+        (path,) = self.folder.glob(f"{table}-node-*.rec")
+        header, _, records = path.read_bytes().partition(b"\n")
+        facts = json.loads(header)
+        return path, facts, np.frombuffer(records, [tuple(field) for field in facts["dtype"]]).copy()
+
+    def add_columns(self, table: str, *more: Rows, **columns: tuple[float, float]) -> None:
+        """Give each column a value before the shift and another one, or a rate (s), since then; add ``more`` rows."""
+        path, facts, rows = self.read_table(table)
+        offset_ns = Session.open(self.folder).sources[table][0].offset_ns
+        fields = {field.name: field.dtype for field in TABLES[table].fields if field.name not in (rows.dtype.names or ())}
+        wide = recfunctions.append_fields(
+            rows, list(fields), [np.zeros(len(rows), kind) for kind in fields.values()], usemask=False
+        )
+        wide = np.sort(np.concatenate([wide, *(one.astype(wide.dtype) for one in more)]), order="time_ns", kind="stable")
+        later_s = (wide["time_ns"] + offset_ns - self.since_ns) / 1e9
+        for name, (before, after) in columns.items():
+            is_counter = np.issubdtype(wide.dtype[name], np.integer) and name != "loader_workers"
+            wide[name] = np.where(later_s > 0, later_s * after if is_counter else after, before)
+        facts["dtype"] = [list(field) for field in wide.dtype.descr]
+        path.write_bytes(json.dumps(facts).encode() + b"\n" + wide.tobytes())
+
+
+def plant_neighbour(planted: Planted, before: float, after: float) -> None:
+    """Another process on the rank's GPU, which computes so much before and after the shift (percent)."""
+    _, _, rows = planted.read_table("gpu_processes")
+    other = rows[rows["gpu"] == 0].copy()
+    other["pid"], other["used_bytes"] = 3343, 2 << 30
+    offset_ns = Session.open(planted.folder).sources["gpu_processes"][0].offset_ns
+    percent = np.where(other["time_ns"] + offset_ns > planted.since_ns, after, before).astype("<f4")
+    nothing = np.zeros(len(other), "<u4")
+    planted.add_columns(
+        "gpu_processes", recfunctions.append_fields(other, ["sm_percent", "pad"], [percent, nothing], usemask=False)
+    )
+    (events,) = planted.folder.glob("events-node-*.jsonl")
+    facts = {"event": "gpu_process", "pid": 3343, "program": "python train.py", "user": "ann"}
+    with events.open("a") as file:
+        file.write(json.dumps({"time_ns": int(rows["time_ns"][0]), **facts}) + "\n")
+
+
+def test_a_process_that_computes_on_the_same_gpu(tmp_path: Path) -> None:
+    planted = Planted("gpu-offload-110", tmp_path)
+    plant_neighbour(planted, 0, 40)
+    shift = planted.find_named("iteration_shift")[0]
+    assert "at the same time process 3343 (python train.py of ann) uses 40 % of GPU 0" in shift.details
+    assert shift.fix == "ps -o user,lstart,cmd -p 3343"
+    assert shift.confidence == 0.85
+
+
+def test_a_process_that_computes_as_much_as_before_is_no_cause(tmp_path: Path) -> None:
+    planted = Planted("gpu-offload-110", tmp_path)
+    plant_neighbour(planted, 40, 40)
+    assert "3343" not in planted.find_named("iteration_shift")[0].details
+
+
+def test_pages_that_come_back_from_swap(tmp_path: Path) -> None:
+    planted = Planted("gpu-offload-110", tmp_path)
+    planted.add_columns("processes", major_faults=(0, 3000))
+    planted.add_columns("hosts", swap_in_bytes=(0, 100 << 20))
+    shift = planted.find_named("iteration_shift")[0]
+    assert "at the same time the lead rank waits for 30" in shift.details
+    assert "MiB a second come from swap" in shift.details
+
+
+def test_a_few_pages_are_always_read(tmp_path: Path) -> None:
+    planted = Planted("gpu-offload-110", tmp_path)
+    planted.add_columns("processes", major_faults=(0, 30))
+    assert "pages" not in planted.find_named("iteration_shift")[0].details
+
+
+def test_cores_that_slow_down(tmp_path: Path) -> None:
+    planted = Planted("gpu-offload-110", tmp_path)
+    planted.add_columns("hosts", cpu_mhz=(3000, 2000))
+    assert "the clock of the node's cores fell from 3000 to 2000 MHz" in planted.find_named("iteration_shift")[0].details
+
+
+def test_graphs_that_are_compiled_again(tmp_path: Path) -> None:
+    planted = Planted("gpu-slow", tmp_path)
+    shift = planted.find_named("iteration_shift")[0]
+    lost_s = shift.evidence["after_s"] - shift.evidence["before_s"]
+    (process,) = (source for source in Session.open(planted.folder).sources["spans"] if source.rank == 0)
+    begin_ns, step_ns = shift.begin_ns - process.offset_ns, round(shift.evidence["after_s"] * 1e9)
+    (path,) = planted.folder.glob("events-rank0-*.jsonl")
+    with path.open("a") as file:
+        for at_ns in range(begin_ns, begin_ns + 10 * step_ns, step_ns):
+            facts = {"step": 0, "begin_ns": at_ns, "graphs": 1, "seconds": lost_s}
+            file.write(json.dumps({"time_ns": at_ns + step_ns, "event": "compiled", **facts}) + "\n")
+    shift = planted.find_named("iteration_shift")[0]
+    assert "at the same time torch.compile compiled 4 graphs in 4 steps" in shift.details
+    assert shift.fix == "torch.compile(model, dynamic=True)"
+
+
+@pytest.mark.parametrize(
+    ("cores", "waiting", "blocked", "told", "fix"),
+    [
+        (0.1, 0.0, 3.8, "of 4 loader workers 3.8 wait for the disk", ""),
+        (1.5, 2.0, 0.0, "4 loader workers use 1.5 cores and wait for more", ""),
+        (3.9, 0.1, 0.0, "4 loader workers use 3.9 cores: each is busy", "num_workers"),
+    ],
+)
+def test_what_loader_workers_do_while_a_rank_waits(
+    tmp_path: Path, cores: float, waiting: float, blocked: float, told: str, fix: str
+) -> None:
+    planted = Planted("cpu-stall", tmp_path)
+    use = {"loader_cores": cores, "loader_waiting_cores": waiting, "loader_blocked": blocked, "loader_workers": 4}
+    planted.add_columns("processes", **{name: (value, value) for name, value in use.items()})
+    (stall,) = planted.find_named("data_stall")
+    assert stall.details.endswith(f"; {told}.")
+    assert fix in stall.fix
+    assert bool(stall.fix) is bool(fix)
+
+
+@contextmanager
+def start(code: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    child = subprocess.Popen([sys.executable, *options, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+BUSY_LOADER = """
+import time
+import torch
+class Items(torch.utils.data.Dataset):
+    def __len__(self): return 10**9
+    def __getitem__(self, index):
+        end = time.process_time() + 0.02
+        while time.process_time() < end: pass
+        return index
+for number, _ in enumerate(torch.utils.data.DataLoader(Items(), num_workers=2)):
+    if not number: print("ready", flush=True)
+"""
+
+
+def test_busy_workers_of_a_real_loader() -> None:
+    with start(BUSY_LOADER) as child:
+        workers = LoaderWorkers(child.pid)
+        first = workers.measure_use(time.monotonic_ns())
+        assert first.workers == 2
+        assert np.isnan(first.cores)
+        time.sleep(0.2)  # the kernel counts their time in ticks of 10 ms
+        use = wait_for(lambda: (use := workers.measure_use(time.monotonic_ns())).cores > 0.1 and use)
+        assert use.workers == 2
+        assert use.blocked <= 2
+    assert LoaderWorkers(child.pid).measure_use(time.monotonic_ns()).workers <= 0
+
+
+COMPILING = """
+import json, torch
+from zerotop_probe.inside.compiled_graphs import CompilationCounter
+counter = CompilationCounter()
+model = torch.compile(torch.nn.Linear(4, 4), backend="eager", dynamic=False)
+seen = [counter.take_graphs(0)]
+for rows in (2, 2, 3, 4):
+    model(torch.ones(rows, 4))
+    seen.append(counter.take_graphs(rows))
+torch._dynamo.utils.counters.clear()
+model(torch.ones(5, 4))
+seen.append(counter.take_graphs(9))
+print("ready", flush=True)
+print(json.dumps(seen), flush=True)
+import time; time.sleep(600)
+"""
+
+
+def test_what_torch_compiles_is_counted() -> None:
+    with start(COMPILING) as child:
+        assert child.stdout is not None
+        seen = json.loads(child.stdout.readline())
+    assert [found and found[1] for found in seen] == [None, 1, None, 1, 1, 1]
+    assert all(found[2] > 0 for found in seen if found is not None and found is not seen[-1])
+
+
+def test_a_program_is_named_without_its_code() -> None:
+    with start("print('ready', flush=True); import time; time.sleep(600)", "-u", "-B", "-E", "-s") as child:
+        assert procfs.read_program(child.pid) == Path(sys.executable).name
+        assert procfs.read_user_name(child.pid)
+    assert procfs.read_program(child.pid) == ""

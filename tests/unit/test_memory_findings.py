@@ -1,0 +1,218 @@
+"""Findings that name the lines which allocate memory, on real recordings with looks written into them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recordings
+from declared_events import check_event
+from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.views.memory_view import MemoryViewBuilder
+from zerotop.session.reader import Session
+from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.memory.allocation_lines import count_look_rows, draw_look
+from zerotop_probe.recording.tables import PHASE_CODE
+
+MAIN = ("train.py", 120, "main", True)
+KEEP = [("train.py", 57, "keep", True), MAIN]
+MODEL = [
+    ("torch/nn/functional.py", 7, "cross_entropy", False),
+    ("transformers/loss/loss_utils.py", 36, "fixed_cross_entropy", False),
+    ("torch/nn/modules/module.py", 9, "_call_impl", False),
+    MAIN,
+]
+LINEAR = [
+    ("torch/nn/modules/linear.py", 134, "forward", False),
+    ("torch/nn/modules/module.py", 9, "_call_impl", False),
+    ("train.py", 30, "forward", True),
+    MAIN,
+]
+Blocks = tuple[int, int, Sequence[tuple[str, int, str, bool]]]
+MIB = 1 << 20
+
+
+def find_named(session: Session, name: str) -> list[Annotation]:
+    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == name]
+
+
+def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blocks], **facts: Any) -> Session:
+    """Write a look of rank 0 that ends at ``at_ns``. ``blocks``: number, size and stack."""
+    info = json.loads((folder / "session.json").read_text())
+    (folder / "session.json").write_text(json.dumps(info | {"stacks": True}))
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    (source,) = [one for one in Session.open(folder).sources["spans"] if one.rank == 0]
+    frames = list(dict.fromkeys(frame for _, _, stack in blocks for frame in stack))
+    event = {
+        "time_ns": at_ns - source.offset_ns + 1000,
+        "event": "memory_lines",
+        "why": why,
+        "first_step": step,
+        "steps": 1,
+        "begin_ns": at_ns - source.offset_ns - 200_000_000,
+        "end_ns": at_ns - source.offset_ns,
+        "frames": [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in frames],
+        "stacks": [
+            {"count": count, "size_bytes": size, "unix_us": 0, "frames": [frames.index(frame) for frame in stack]}
+            for count, size, stack in blocks
+        ],
+        **facts,
+    }
+    check_event(event)
+    with path.open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    return Session.open(folder)
+
+
+@pytest.fixture
+def leak(tmp_path: Path) -> tuple[Path, Annotation]:
+    folder = recordings.as_directory("gpu-leak", tmp_path)
+    (finding,) = find_named(Session.open(folder), "memory_creep")
+    return folder, finding
+
+
+def test_the_line_of_a_leak(leak: tuple[Path, Annotation]) -> None:
+    folder, before = leak
+    session = add_look(folder, "creep", before.known_ns - 10**8, 20, [(1, 32 * MIB, KEEP)], staying_bytes=33 * MIB)
+    (creep,) = find_named(session, "memory_creep")
+    assert creep.headline.startswith("train.py:57 leaks 32.0 MiB a step on rank 0; full near step ")
+    assert len(creep.headline) <= 80
+    assert "What stays was allocated at train.py:57 in keep." in creep.details
+    assert "train.py:57" in creep.advice
+    assert (creep.evidence, creep.known_ns) == (before.evidence, before.known_ns)
+
+
+def test_a_leak_waits_for_its_line(leak: tuple[Path, Annotation]) -> None:
+    folder, before = leak
+    add_calls(folder, lambda rows: 0)  # of a probe that looks
+    later_ns = before.known_ns + 10**8
+    session = add_look(folder, "creep", later_ns, 26, [(1, 32 * MIB, KEEP)], staying_bytes=32 * MIB)
+    (creep,) = find_named(session, "memory_creep")
+    assert creep.headline.startswith("train.py:57 leaks")
+    assert creep.known_ns >= later_ns
+    assert "memory_creep" not in [one.name for one in find_annotations(session, later_ns - 1)]
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [[(1, 8 * MIB, KEEP), (1, 9 * MIB, LINEAR)], [(1, 32 * MIB, [])], []],
+)
+def test_a_leak_of_no_one_line(leak: tuple[Path, Annotation], blocks: Sequence[Blocks]) -> None:
+    folder, before = leak
+    session = add_look(folder, "creep", before.known_ns - 10**8, 20, blocks, staying_bytes=32 * MIB)
+    (creep,) = find_named(session, "memory_creep")
+    assert (creep.headline, creep.fix) == (before.headline, before.fix)
+
+
+def test_the_line_of_a_step(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-long", tmp_path)
+    (before,) = find_named(Session.open(folder), "memory_step")
+    low = [(4, 100 * MIB, LINEAR), (1, 500 * MIB, KEEP)]
+    high = [(4, 200 * MIB, LINEAR), (2, 400 * MIB, MODEL), (1, 600 * MIB, KEEP)]
+    session = add_look(folder, "peak", before.begin_ns - 10**9, 8, low, peak_bytes=1500 * MIB, before_bytes=600 * MIB)
+    (unknown,) = find_named(session, "memory_step")
+    assert unknown.details == before.details
+    session = add_look(folder, "peak", before.known_ns, 22, high, peak_bytes=3000 * MIB, before_bytes=600 * MIB)
+    (step,) = find_named(session, "memory_step")
+    assert step.headline == before.headline
+    line = "train.py:120 in main (loss_utils.py:36 in fixed_cross_entropy: torch.nn.functional.cross_entropy)"
+    assert f"; 0.78 GiB more are allocated at {line}; " in step.details
+
+
+def test_the_lines_of_logits(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-trainer-gpt2", tmp_path)
+    (before,) = find_named(Session.open(folder), "logits_peak")
+    assert "allocated at" not in before.details
+    size = 8 * 1024 * 50257 * 4
+    blocks = [(2, size, MODEL), (1, size // 50257 * 50257, LINEAR), (9, 768 * MIB // 9, KEEP)]
+    session = add_look(folder, "peak", before.known_ns + 10**8, 3, blocks, peak_bytes=9 << 30, before_bytes=1 << 30)
+    (logits,) = find_named(session, "logits_peak")
+    assert (
+        "elements, allocated at train.py:120 in main (loss_utils.py:36 in fixed_cross_entropy:"
+        " torch.nn.functional.cross_entropy) and train.py:30 in forward (torch.nn.modules.linear). The backward"
+    ) in logits.details
+
+
+def test_the_line_of_an_evaluation(tmp_path: Path) -> None:
+    folder = recordings.as_directory("z2", tmp_path)
+    session = Session.open(folder)
+    (jump,) = find_named(session, "validation_jump")
+    blocks = [(2, 400 * MIB, MODEL), (1, 300 * MIB, KEEP), (1, 900 * MIB, [])]
+    session = add_look(folder, "evaluation", jump.end_ns + 10**9, 16, blocks, peak_bytes=3000 * MIB, before_bytes=1000 * MIB)
+    (peak,) = find_named(session, "evaluation_peak")
+    assert peak.headline == "0.78 GiB of the evaluation's peak are allocated at train.py:120"
+    assert (peak.step, peak.advice) == (16, "")
+
+
+def test_the_lines_before_memory_ran_out(tmp_path: Path) -> None:
+    folder = recordings.as_directory("z2-oom", tmp_path)
+    (before,) = find_named(Session.open(folder), "out_of_memory")
+    blocks = [(2, 400 * MIB, MODEL), (1, 300 * MIB, KEEP), (1, 900 * MIB, [])]
+    facts = {"peak_bytes": 3000 * MIB, "before_bytes": 1000 * MIB}
+    session = add_look(folder, "peak", before.begin_ns - 10**9, 3, blocks, **facts)
+    (error,) = find_named(session, "out_of_memory")
+    line = "train.py:120 in main (loss_utils.py:36 in fixed_cross_entropy: torch.nn.functional.cross_entropy)"
+    lines = f" Of the peak of step 3 are allocated: 0.78 GiB at {line}, 0.29 GiB at train.py:57 in keep."
+    assert error.details == before.details + lines
+
+
+def test_the_screen_lists_the_lines(tmp_path: Path) -> None:
+    folder = recordings.as_directory("z2", tmp_path)
+    session = Session.open(folder)
+    blocks = [(2, 1024 * MIB, MODEL), (3, 512 * MIB, [])]
+    session = add_look(folder, "peak", session.end_ns - 10**9, 3, blocks, peak_bytes=4 << 30, before_bytes=1 << 29)
+    look = MemoryViewBuilder(session).view_at(session.end_ns).look
+    assert look is not None
+    assert count_look_rows(look) == 6
+    drawn = ["".join(text for text, _ in row).rstrip() for row in draw_look(look, "A hint.", 60, 6, BLOCKS)]
+    assert drawn[0].startswith("The peak of step 3, by line, GiB ")
+    assert [line.strip()[:34] for line in drawn[1:4]] == [
+        "2.00 ■ train.py:120 in main (loss_",
+        "1.50 ■ threads without Python",
+        "0.50   allocated before",
+    ]
+    assert drawn[4] == "A hint."
+
+
+def add_calls(folder: Path, count: Callable[[Any], Any]) -> None:
+    """Add the column of cudaMalloc's calls to the allocator's table."""
+    (path,) = folder.glob("allocator-*.rec")
+    with path.open("rb") as file:
+        header = json.loads(file.readline())
+        rows = np.frombuffer(file.read(), np.dtype([tuple(field) for field in header["dtype"]]))
+    header["dtype"] += [["device_allocs", "<i4"], ["device_frees", "<i4"]]
+    wide = np.zeros(len(rows), np.dtype([tuple(field) for field in header["dtype"]]))
+    for name in rows.dtype.names or ():
+        wide[name] = rows[name]
+    wide["device_allocs"] = count(rows)
+    path.write_bytes(json.dumps(header).encode() + b"\n" + wide.tobytes())
+
+
+@pytest.mark.parametrize("is_cleared", [True, False])
+def test_calls_of_the_allocator_are_counted(tmp_path: Path, is_cleared: bool) -> None:
+    """The staged sleep of gpu-slow, with an allocator that asks the driver 14 times in each step from then on."""
+    folder = recordings.as_directory("gpu-slow", tmp_path)
+    (before,) = find_named(Session.open(folder), "iteration_shift")
+    first = before.step or 0
+
+    def count(rows: Any) -> Any:
+        steps = np.maximum(0, rows["step"] - first + 1) * 14
+        return 100 + np.where((rows["step"] >= first) & (rows["phase"] != PHASE_CODE["step"]), steps - 14, steps)
+
+    add_calls(folder, count)
+    if is_cleared:
+        (path,) = folder.glob("allocator-*.rec")
+        header, _, records = path.read_bytes().partition(b"\n")
+        rows = np.frombuffer(bytearray(records), np.dtype([tuple(field) for field in json.loads(header)["dtype"]]))
+        rows["reserved_bytes"] += np.where((rows["step"] >= first) & (rows["phase"] == PHASE_CODE["step"]), 1 << 30, 0)
+        path.write_bytes(header + b"\n" + rows.tobytes())
+    (shift,) = find_named(Session.open(folder), "iteration_shift")
+    if is_cleared:
+        assert "the allocator's cache was emptied in each step, and cudaMalloc called 14 times in each." in shift.details
+    else:
+        assert "PyTorch's allocator called cudaMalloc 14 times in each step" in shift.details

@@ -1,0 +1,48 @@
+"""The line that allocates the memory of an evaluation, where an evaluation needs more than training does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.memory.looks import find_growth, read_looks
+from zerotop.analysis.memory.block_lines import EVALUATION, Look
+
+_KIND = FindingKind(
+    name="evaluation_peak",
+    severity=Severity.INFO,
+    confidence=0.9,
+    headline="{line_bytes:bytes} of the evaluation's peak are allocated at {place}",
+    details="At its peak the evaluation before step {step} held {peak_bytes:bytes}, {line_bytes:bytes} of them from {line}.",
+    advice="{eval_outputs}",
+    fix="{eval_outputs_fix}",
+)
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report once for each attempt: the first look of the lead at an evaluation that names a line."""
+    for group in recording.groups:
+        if _KIND.name in group.reported:
+            continue
+        for look in read_looks(group.lead, EVALUATION):
+            growth = find_growth(look, None)
+            if growth is not None:
+                group.reported.add(_KIND.name)
+                yield _build_finding(group, look, growth.line.place, growth.line.text, growth.grown_bytes)
+                break
+
+
+def _build_finding(group: Group, look: Look, place: str, line: str, line_bytes: int) -> Annotation:
+    kind = _KIND if group.is_memory_short(look.known_ns) else _KIND.with_changes(advice="", fix="")
+    evidence = {"peak_bytes": look.whole_bytes, "line_bytes": line_bytes}
+    return kind.at(
+        group,
+        look.begin_ns,
+        look.end_ns,
+        evidence,
+        known_ns=look.known_ns,
+        step=look.first_step,
+        place=place,
+        line=line,
+    )

@@ -1,0 +1,87 @@
+"""What changed on the node of the lead rank when iterations began to take another time: cores, paging, clocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
+from zerotop.analysis.annotations.support.evidence import Samples
+from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
+from zerotop.analysis.annotations.support.record_window import read_column
+from zerotop.analysis.annotations.support.thresholds import TAKEN_SHARE
+from zerotop.analysis.formatting import Text
+
+# Major page faults of a rank in a second: each waits for the disk for 0.1 ms at the least. A few always occur.
+_FAULTS_PER_S, _FEW_FAULTS_PER_S = 100.0, 10.0
+# A core's clock that falls by less varies as usual.
+_CORE_CLOCK_SHARE = 0.15
+
+_CORES: Advice = ("Give each rank cores of its own, and as many threads as it has cores.", "{own_cores_fix}")
+_OTHERS: Advice = ("See what runs beside the job: the ranks wait for cores.", "top -b -n 1 -o %CPU | head -20")
+_PAGING: Advice = ("Use less host memory: {less_host_memory}.", "{less_host_memory_fix}")
+_CORE_CLOCK: Advice = ("Check the node's cooling and its governor of clocks.", "cpupower frequency-info")
+
+
+def check_crowding(change: StepChange) -> Cause | None:
+    samples = change.read_samples(change.process.host_samples)
+    if samples is None:
+        return None
+    before, after = (float(np.nan_to_num(part.rows["waiting_cores"]).mean()) for part in samples)
+    if after < 1 or after < 2 * before:
+        return None
+    text = f"threads of the rank waited for {after:.1f} cores instead of {before:.1f}"
+    return Cause(text, *_CORES, 0.7, finding="crowded_cores")
+
+
+def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad | None]:
+    """Return the load of the lead's node before and after."""
+    recording, host = change.process.recording, change.process.host
+    parts = ((int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])) for rows in (change.before, change.after))
+    before, after = (measure_load(recording, host, *part) for part in parts)
+    return before, after
+
+
+def check_others(change: StepChange) -> Cause | None:
+    before, after = measure_change_loads(change)
+    if before is None or after is None or not after.is_starved:
+        return None
+    if after.others - before.others < TAKEN_SHARE * after.cores:
+        return None
+    text = f"other processes used {after.others:.1f} of {after.cores} cores instead of {before.others:.1f}"
+    return Cause(text, *_OTHERS, 0.8, finding="cores_taken")
+
+
+def check_paging(change: StepChange) -> Cause | None:
+    """The lead began to wait for pages that had moved to swap, or that are read from a file."""
+    samples = change.read_samples(change.process.host_samples)
+    if samples is None:
+        return None
+    before, after = (_measure_rate(part, "major_faults") for part in samples)
+    if not (before <= _FEW_FAULTS_PER_S and after >= _FAULTS_PER_S):  # unknown ones are NaN, which compares false
+        return None
+    hosts = change.read_samples(change.process.recording.get_records("hosts", change.process.host))
+    rate = _measure_rate(hosts[1], "swap_in_bytes") if hosts is not None else float("nan")
+    values = {"faults": after, "rate": rate if rate > 0 else None}
+    text = Text("the lead rank waits for {faults:.0f} pages a second[, and {rate:bytes} a second come from swap]", values)
+    return Cause(text, *_PAGING, 0.8, finding="swapping")
+
+
+def _measure_rate(part: Samples, column: str) -> float:
+    """Return by how much a counter grew in a second; NaN if that is unknown."""
+    values = read_column(part.rows, column)
+    is_known = values >= 0
+    values, times = values[is_known], part.times[is_known]
+    if len(values) < 2 or times[-1] <= times[0]:
+        return float("nan")
+    return float(values[-1] - values[0]) / (int(times[-1] - times[0]) / 1e9)
+
+
+def check_core_clock(change: StepChange) -> Cause | None:
+    """The clock of the node's cores fell."""
+    samples = change.read_samples(change.process.recording.get_records("hosts", change.process.host))
+    if samples is None:
+        return None
+    before, after = (float(np.median(read_column(part.rows, "cpu_mhz"))) for part in samples)
+    if not after < (1 - _CORE_CLOCK_SHARE) * before:
+        return None
+    return Cause(f"the clock of the node's cores fell from {before:.0f} to {after:.0f} MHz", *_CORE_CLOCK, 0.6)

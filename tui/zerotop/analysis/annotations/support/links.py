@@ -1,0 +1,172 @@
+"""Which findings explain others: a rank that waits for its data is why it delays the other ranks.
+
+A finding is linked to another one only where their ranks agree, and their steps or numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from zerotop.analysis.annotations.support.annotation import Annotation, Severity
+
+# Changes that begin within so many steps of each other are one change.
+_SAME_CHANGE_STEPS = 3
+# A rank that ends takes the others along within this time.
+_TOGETHER_NS = 60 * 10**9
+
+
+class LinkedFinding(NamedTuple):
+    """A finding, the one that explains it, and how many explain each other above it."""
+
+    finding: Annotation
+    cause: Annotation | None = None
+    depth: int = 0
+
+
+class _Link(NamedTuple):
+    """Findings of a kind that explain those of another kind, where ``agrees(effect, cause)``."""
+
+    effect: str
+    cause: str
+    agrees: Callable[[Annotation, Annotation], bool]
+    shares_ranks: bool = True
+
+
+def find_causes(findings: Sequence[Annotation]) -> dict[int, int]:
+    """Map the index of each finding that another one explains to the index of that one, the latest of several."""
+    by_name: dict[str, list[int]] = {}
+    for index, finding in enumerate(findings):
+        by_name.setdefault(finding.name, []).append(index)
+    causes = {}
+    for index, effect in enumerate(findings):
+        candidates = (at for link in _list_links(effect) for at in _select_agreeing(effect, link, findings, by_name))
+        if (cause := next(candidates, None)) is not None:
+            causes[index] = cause
+    return causes
+
+
+def link_findings(findings: Sequence[Annotation]) -> tuple[LinkedFinding, ...]:
+    """Return the findings, in their order, with those that explain them."""
+    causes = find_causes(findings)
+
+    def find_path(index: int) -> list[int]:
+        return [index, *find_path(causes[index])] if index in causes else [index]
+
+    return tuple(
+        LinkedFinding(finding, findings[causes[index]] if index in causes else None, len(find_path(index)) - 1)
+        for index, finding in enumerate(findings)
+    )
+
+
+def order_by_cause(findings: Sequence[Annotation]) -> tuple[LinkedFinding, ...]:
+    """Return the findings, each one after the finding that explains it; otherwise their order is kept."""
+    causes, linked = find_causes(findings), link_findings(findings)
+    effects: dict[int, list[int]] = {}
+    for effect, cause in causes.items():
+        effects.setdefault(cause, []).append(effect)
+
+    def list_from(index: int) -> list[int]:
+        return [index, *(below for effect in effects.get(index, ()) for below in list_from(effect))]
+
+    # What explains each other stands where the first of it would.
+    groups = sorted((list_from(index) for index in range(len(findings)) if index not in causes), key=min)
+    return tuple(linked[index] for group in groups for index in group)
+
+
+def _list_links(effect: Annotation) -> Iterator[_Link]:
+    if effect.measured_cause:
+        yield _Link(effect.name, effect.measured_cause, _overlaps)
+    yield from (link for link in _LINKS if link.effect == effect.name)
+
+
+def _select_agreeing(
+    effect: Annotation, link: _Link, findings: Sequence[Annotation], by_name: dict[str, list[int]]
+) -> Iterator[int]:
+    for index in reversed(by_name.get(link.cause, ())):
+        cause = findings[index]
+        if bool(set(cause.ranks) & set(effect.ranks)) is link.shares_ranks and link.agrees(effect, cause):
+            yield index
+
+
+def _overlaps(effect: Annotation, cause: Annotation) -> bool:
+    """Whether both were there at the same time."""
+    return cause.begin_ns <= effect.end_ns and effect.begin_ns <= cause.end_ns
+
+
+def _begins_before(effect: Annotation, cause: Annotation) -> bool:
+    return cause.begin_ns <= effect.begin_ns and (cause.step is None or effect.step is None or cause.step <= effect.step)
+
+
+def _begins_together(effect: Annotation, cause: Annotation) -> bool:
+    if effect.step is None or cause.step is None:
+        return False
+    return abs(effect.step - cause.step) <= _SAME_CHANGE_STEPS
+
+
+def _waits_for_data(effect: Annotation, cause: Annotation) -> bool:
+    """Whether a straggler is late because it waits for its data."""
+    is_data = effect.evidence.get("data_s", 0.0) >= effect.evidence["late_s"] / 2
+    return is_data and set(effect.ranks) <= set(cause.ranks) and _begins_together(effect, cause)
+
+
+def _explains_shift(effect: Annotation, cause: Annotation) -> bool:
+    """Whether iterations became slower by what another finding says about the same steps."""
+    is_slower = effect.evidence["after_s"] > effect.evidence["before_s"]
+    return is_slower and effect.severity is not Severity.INFO and _begins_together(effect, cause)
+
+
+def _grew_by_missing(effect: Annotation, cause: Annotation) -> bool:
+    """Whether memory that grows took as much as was missing when the device was full."""
+    if effect.step is None or cause.step is None or not _begins_before(effect, cause):
+        return False
+    return cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step) >= _measure_missing(effect)
+
+
+def _step_took_missing(effect: Annotation, cause: Annotation) -> bool:
+    grown = cause.evidence["after_bytes"] - cause.evidence["before_bytes"]
+    return _begins_before(effect, cause) and grown >= _measure_missing(effect)
+
+
+def _others_took_missing(effect: Annotation, cause: Annotation) -> bool:
+    return _begins_before(effect, cause) and cause.evidence.get("used_bytes", 0.0) >= _measure_missing(effect)
+
+
+def _measure_missing(effect: Annotation) -> float:
+    """Return by how many bytes an allocation did not fit; infinite if that was not recorded."""
+    requested, free = (effect.evidence.get(name) for name in ("requested_bytes", "free_bytes"))
+    return requested - free if requested is not None and free is not None and requested > free else float("inf")
+
+
+def _was_killed_for_memory(effect: Annotation, cause: Annotation) -> bool:
+    return "oom_kills" in effect.evidence and _begins_before(effect, cause)
+
+
+def _took_down(effect: Annotation, cause: Annotation) -> bool:
+    """Whether a rank ended in the step, and soon after the time, at which another one ran out of memory."""
+    return effect.step == cause.step and 0 <= effect.begin_ns - cause.begin_ns <= _TOGETHER_NS
+
+
+def _is_held_up(effect: Annotation, cause: Annotation) -> bool:
+    """Whether ranks stand still since another one has failed."""
+    return effect.begin_ns - _TOGETHER_NS <= cause.begin_ns <= effect.known_ns
+
+
+_LINKS = (
+    _Link("straggler", "data_stall", _waits_for_data),
+    _Link("iteration_shift", "straggler", _explains_shift),
+    _Link("iteration_shift", "data_stall", _explains_shift),
+    _Link("iteration_shift", "skipping_ended", _explains_shift),
+    _Link("iteration_shift", "throttled", _explains_shift),
+    _Link("out_of_memory", "memory_creep", _grew_by_missing),
+    _Link("out_of_memory", "memory_step", _step_took_missing),
+    _Link("out_of_memory", "others_arrived", _others_took_missing),
+    _Link("out_of_memory", "others_on_gpu", _others_took_missing),
+    _Link("allocator_retries", "fragmentation", _begins_before),
+    _Link("host_memory_short", "host_growth", _begins_before),
+    _Link("swapping", "host_memory_short", _begins_before),
+    _Link("swapping", "host_growth", _begins_before),
+    _Link("dead_rank", "host_memory_short", _was_killed_for_memory),
+    _Link("dead_rank", "out_of_memory", _took_down, shares_ranks=False),
+    _Link("hung_ranks", "dead_rank", _is_held_up),
+)

@@ -1,0 +1,78 @@
+"""A line of the job's own code, and the names of the functions beneath it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+# A comprehension, a generator expression or a lambda at the end of a function's name.
+_EXPRESSION = re.compile(r"(\.<locals>)?\.<\w+>$")
+# Of a longer path a headline has only the end.
+_LONGEST_PLACE = 20
+# Modules of torch that its users name.
+_NAMED_MODULES = ("functional",)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """A line of the job's own code, and the functions beneath it."""
+
+    file: str
+    line: int
+    function: str
+    callees: tuple[str, ...]  # the function that the line calls, the one that this calls, and so on; empty for none
+
+    @property
+    def place(self) -> str:
+        """File and line, short enough for a headline."""
+        whole = f"{self.file}:{self.line}"
+        if len(whole) > _LONGEST_PLACE:
+            whole = f"{PurePosixPath(self.file).name}:{self.line}"
+        return whole if len(whole) <= _LONGEST_PLACE else f"...{whole[3 - _LONGEST_PLACE :]}"
+
+    @property
+    def text(self) -> str:
+        """The line in a sentence: ``train.py:88 in build_batch (time.sleep)``."""
+        name = _EXPRESSION.sub("", self.function).rpartition("<locals>.")[2]
+        function = "" if name == "<module>" else f" in {name}"
+        return f"{self.file}:{self.line}{function}{f' ({self.called})' if self.called else ''}"
+
+    @property
+    def called(self) -> str:
+        """The function beneath it that a sentence names; empty without one."""
+        return next((name for name in self.callees if "<locals>" not in name), self.callees[0]) if self.callees else ""
+
+
+class OwnFrame(NamedTuple):
+    """The innermost frame of the job's own code, and the functions beneath it, outermost first."""
+
+    file: str
+    line: int
+    function: str
+    callees: tuple[str, ...]
+
+
+def find_own(frames: Sequence[Mapping[str, Any]], stack: Mapping[str, Any]) -> OwnFrame | None:
+    """Return the innermost own frame of a stack of an event; None without one."""
+    callees = [stack["call"]] if stack.get("call") else []
+    for number in stack["frames"]:
+        if not 0 <= number < len(frames):
+            return None
+        frame = frames[number]
+        if frame.get("own"):
+            own = OwnFrame(frame["file"], frame["line"], frame["function"], tuple(callees))
+            is_clean = all(name.isprintable() for name in (own.file, own.function, *callees))
+            return own if is_clean else None
+        callees.insert(0, name_function(frame["file"], frame["function"]))
+    return None
+
+
+def name_function(file: str, function: str) -> str:
+    """Return the full name of a library's function; those of torch without the module, as its users call them."""
+    path = PurePosixPath(file)
+    parts = [*path.parent.parts, path.stem]
+    is_short = len(parts) > 1 and (parts[0] == "torch" or parts[-1] == "__init__") and parts[-1] not in _NAMED_MODULES
+    return ".".join([*parts[: -1 if is_short else None], function])

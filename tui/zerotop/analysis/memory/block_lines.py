@@ -1,0 +1,147 @@
+"""The lines that allocated blocks of device memory, as the probe has recorded them in its looks at a step or two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from zerotop.analysis.code_line import CodeLine, name_function
+from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, read_events
+from zerotop.analysis.processes.phases import OTHER, find_innermost, phase_name
+from zerotop.session.reader import Event, Session
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import PHASES
+
+CREEP, PEAK, EVALUATION = "creep", "peak", "evaluation"
+"""Why the probe looked."""
+
+# Functions through which every module is called.
+_CALLING = ("_wrapped_call_impl", "_call_impl")
+_TORCH = "torch/"
+
+
+@dataclass(frozen=True, slots=True)
+class LineBlocks:
+    """The blocks that a line has allocated."""
+
+    line: CodeLine | None  # None: allocated by a thread without Python, as in backward
+    phase: str  # the innermost in which the first was allocated
+    sizes: tuple[tuple[int, int], ...]  # requested size of a block, number of blocks
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return sum(size * count for size, count in self.sizes)
+
+    @property
+    def place(self) -> str:
+        """File and line, short; the phase where no line is known."""
+        return self.line.place if self.line is not None else self.phase
+
+    @property
+    def text(self) -> str:
+        """Where they were allocated, in a sentence."""
+        if self.line is not None:
+            return self.line.text
+        return "threads without Python" if self.phase == PHASES[OTHER] else f"{self.phase} itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look. Times are unix nanoseconds."""
+
+    why: str
+    first_step: int
+    begin_ns: int
+    end_ns: int
+    known_ns: int
+    whole_bytes: int  # in all blocks that stayed, or requested at the peak
+    before_bytes: int  # at the peak: in blocks from before, whose lines are unknown
+    blocks: tuple[LineBlocks, ...]  # by line, those that hold the most first
+
+    @property
+    def description(self) -> str:
+        """What the blocks have in common: ``the peak of step 4``."""
+        if self.why == CREEP:
+            return f"what stays of step {self.first_step}"
+        before = "the evaluation before " if self.why == EVALUATION else ""
+        return f"the peak of {before}step {self.first_step}"
+
+
+def read_last_look(session: Session, process: RankProcess, cursor_ns: int) -> Look | None:
+    """Return the last look of a process up to a cursor; None without any."""
+    found = read_events(session, events.MEMORY_LINES, process, cursor_ns)
+    return read_look(session, found[-1]) if found else None
+
+
+def read_look(session: Session, event: Event) -> Look:
+    """Return the look that a ``memory_lines`` event describes."""
+    facts, process = event.facts, RankProcess(event.host, event.pid, event.rank)
+    spans = find_table(session, "spans", process, event.unix_ns)
+    offset_ns = spans.offset_ns if spans is not None else 0
+    sizes: dict[CodeLine | None, dict[int, int]] = {}
+    first_ns: dict[CodeLine | None, int] = {}
+    for stack in facts["stacks"]:
+        line = _find_line(facts["frames"], stack["frames"])
+        of_line = sizes.setdefault(line, {})
+        of_line[stack["size_bytes"]] = of_line.get(stack["size_bytes"], 0) + stack["count"]
+        first_ns.setdefault(line, 1000 * (stack.get("unix_us") or 0))
+    phases = _find_phases(session, event, list(first_ns.values()))
+    blocks = [
+        LineBlocks(line, phase, tuple(of_line.items())) for (line, of_line), phase in zip(sizes.items(), phases, strict=True)
+    ]
+    return Look(
+        why=facts["why"],
+        first_step=facts["first_step"],
+        begin_ns=facts["begin_ns"] + offset_ns,
+        end_ns=facts["end_ns"] + offset_ns,
+        known_ns=event.unix_ns,
+        whole_bytes=facts.get("staying_bytes") or facts.get("peak_bytes") or 0,
+        before_bytes=facts.get("before_bytes") or 0,
+        blocks=tuple(sorted(blocks, key=lambda one: one.total_bytes, reverse=True)),
+    )
+
+
+def _find_phases(session: Session, event: Event, times_ns: Sequence[int]) -> list[str]:
+    """Return the name of the innermost phase of a rank at each time."""
+    process = RankProcess(event.host, event.pid, event.rank)
+    begins, spans = (find_table(session, name, process, event.unix_ns) for name in ("begins", "spans"))
+    if begins is None or not times_ns:
+        return [PHASES[OTHER]] * len(times_ns)
+    moments, back = np.unique(np.array(times_ns, np.int64), return_inverse=True)
+    codes = np.maximum(find_innermost(begins, spans, moments, event.unix_ns), 0)
+    return [phase_name(code) for code in codes[back].tolist()]
+
+
+def _find_line(frames: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> CodeLine | None:
+    """Return the job's own line, or a library's where no own one is known, and the library's call beneath it."""
+    stack = [frames[number] for number in numbers if 0 <= number < len(frames)]
+    if not stack or not all(frame["file"].isprintable() and frame["function"].isprintable() for frame in stack):
+        return None
+    own = next((index for index, frame in enumerate(stack) if frame.get("own")), None)
+    beneath = [frame for frame in stack[:own] if frame["function"] not in _CALLING]
+    if own is None:
+        own, beneath = 0, []
+    called = _name_called(beneath)
+    return CodeLine(stack[own]["file"], stack[own]["line"], stack[own]["function"], (called,) if called else ())
+
+
+def _name_called(beneath: Sequence[Mapping[str, Any]]) -> str:
+    """Name PyTorch's function that allocated, and the line of another library that called it.
+
+    ``beneath``: frames, innermost first.
+    """
+    of_torch = beneath[0] if beneath and beneath[0]["file"].startswith(_TORCH) else None
+    other = next((frame for frame in beneath if not frame["file"].startswith(_TORCH)), None)
+    parts = []
+    if other is not None:
+        parts.append(f"{PurePosixPath(other['file']).name}:{other['line']} in {other['function']}")
+    if of_torch is not None:
+        file, function = of_torch["file"], of_torch["function"]
+        module = PurePosixPath(file).with_suffix("")
+        parts.append(".".join(module.parts) if function == "forward" else name_function(file, function))
+    return ": ".join(parts)
