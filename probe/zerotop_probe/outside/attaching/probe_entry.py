@@ -15,9 +15,11 @@ from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, 
 from zerotop_probe.outside.procfs import Process
 
 _POLL_S = 0.005
-_RETRY_S = 0.25  # for a rank that is importing
 # A rank that takes longer to answer is in a long C call, or hangs.
 PATIENCE_S = 5.0
+# A rank that is importing, which compiles DeepSpeed's operators at times, is asked ever more rarely for so long.
+_IMPORT_S = 60.0
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 2.0
 
 _PENDING = (
     "its main thread has been in one C call for {seconds:.0f} s, such as a long operator or a waiting collective. It will "
@@ -52,7 +54,7 @@ class ProbeCall:
         self._session = session
         self._is_entering = action == "enter"
         self._answer_path = payload.answer_path(session, process)
-        self._began_s = time.monotonic()
+        self.began_s = time.monotonic()
         self._planted: PlantedCode | None = None
         self._script_path = ""
         target = examine_process(process)
@@ -88,7 +90,7 @@ class ProbeCall:
     def make_overdue(self) -> Entry:
         """Return the result for a process that has not answered in time."""
         payload.remove_file(self._answer_path)  # the script stays, as the process will execute it
-        seconds = time.monotonic() - self._began_s
+        seconds = time.monotonic() - self.began_s
         is_kernel = kernels.is_kernel(procfs.read_command_line(self.process.pid))
         reason = _IDLE_KERNEL if is_kernel else _PENDING.format(seconds=seconds, pid=self.process.pid)
         return self._make_entry(why_not=reason, is_pending=True)
@@ -115,11 +117,11 @@ def _describe_refusal(reply: str, folder: str | None) -> str:
 def call_probes(
     processes: Iterable[Process], session: str, action: str, *arguments: str, patience_s: float = PATIENCE_S
 ) -> list[Entry]:
-    """Call ``action`` of ``hook_installer`` in each process; wait at most ``patience_s`` for the answers."""
+    """Call ``action`` of ``hook_installer`` in each process; wait at most ``patience_s`` for the answer to each call."""
     entries: list[Entry] = []
     waiting: list[ProbeCall] = []
     now_s = time.monotonic()
-    deadline_s = now_s + patience_s
+    import_deadline_s, retry_s = now_s + _IMPORT_S, _FIRST_RETRY_S
     due_s = dict.fromkeys(processes, now_s)
     while due_s or waiting:
         for process in [process for process, at_s in due_s.items() if at_s <= now_s]:
@@ -132,13 +134,14 @@ def call_probes(
         answers = [(call, call.poll_entry()) for call in waiting]
         waiting = [call for call, entry in answers if entry is None]
         for entry in (entry for _, entry in answers if entry is not None):
-            if entry.reply == "importing" and now_s < deadline_s:
-                due_s[entry.process] = now_s + _RETRY_S
+            if entry.reply == "importing" and now_s < import_deadline_s:
+                due_s[entry.process] = now_s + retry_s
+                retry_s = min(_LAST_RETRY_S, 1.5 * retry_s)
             else:
                 entries.append(entry)
-        if now_s > deadline_s:
-            importing = [Entry(process, why_not=_IMPORTING) for process in due_s]
-            return entries + importing + [call.make_overdue() for call in waiting]
+        overdue = [call for call in waiting if now_s > call.began_s + patience_s]
+        waiting = [call for call in waiting if call not in overdue]
+        entries += [call.make_overdue() for call in overdue]
         time.sleep(_POLL_S if due_s or waiting else 0)
     return entries
 
