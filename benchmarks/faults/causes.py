@@ -5,7 +5,8 @@
 A third of the jobs is clean. The others have one fault of a random kind, from a random step on and of a random strength, in
 a plain loop, under DDP or under DeepSpeed, with a model and batch of random size. On a machine with GPUs they train there,
 and faults of GPUs are drawn too. Jobs run one after the other. What is said of other work on the machine (cores and GPUs
-that others use) is no false alarm. ``--keep`` packs the recordings with their labels.
+that others use) is no false alarm. ``--keep`` packs the recordings with their labels, ``--judge`` reads such
+a folder again.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Plan:
     """One job."""
 
     fault: str  # "none" for a clean job
+    line: int | None  # of the script, at which the fault takes its time or fails
     engine: str
     step: int
     rank: int
@@ -114,7 +116,9 @@ class Plan:
             "ddp": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks],
             "deepspeed": ["deepspeed", "--num_gpus", "1" if torch.cuda.device_count() == 1 else ranks],
         }
-        options = {name: value for name, value in asdict(self).items() if name != "fault"} | {"steps": self.steps}
+        options = {name: value for name, value in asdict(self).items() if name not in ("fault", "line")} | {
+            "steps": self.steps
+        }
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return [*launchers[self.engine], str(SCRIPT), self.fault, *words]
 
@@ -138,8 +142,24 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["plain", "ddp", "deepspeed"])
     parser.add_argument("--faults", nargs="+", choices=("none", *_KINDS), help="only these [all, and a third clean]")
     parser.add_argument("--most-load", type=float, default=float("inf"), help="wait until the machine's load is below this")
+    parser.add_argument("--judge", type=Path, metavar="FOLDER", help="only judge the recordings that were kept there")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the recordings and their labels there")
     options = parser.parse_args()
+    results = _judge_kept(options.judge) if options.judge else _run_jobs(options)
+    _print_table(results)
+
+
+def _judge_kept(folder: Path) -> list[Result]:
+    results = []
+    for number, path in enumerate(sorted(folder.glob("*.json"))):
+        recording = Session.open(path.with_suffix(".zerotop"))
+        findings = find_annotations(recording, recording.end_ns)
+        results.append(_judge(Plan(**json.loads(path.read_text())), findings))
+        _print_job(number, results[-1])
+    return results
+
+
+def _run_jobs(options: argparse.Namespace) -> list[Result]:
     chance, results = random.Random(options.seed), []
     faults = options.faults or _list_faults(options.jobs, chance)
     for number in range(options.jobs):
@@ -151,7 +171,7 @@ def main() -> None:
             _print_job(number, results[-1])
             if options.keep:
                 _keep_recording(Path(folder, "session"), options.keep, f"{options.seed}-{number:02}-{plan.fault}", plan)
-    _print_table(results)
+    return results
 
 
 def _list_faults(jobs: int, chance: random.Random) -> list[str]:
@@ -173,6 +193,7 @@ def _draw_plan(fault: str, engines: list[str], chance: random.Random) -> Plan:
         engine = "ddp"
     return Plan(
         fault=fault,
+        line=LINES.get(fault),
         engine=engine,
         step=chance.randint(20, 35),
         rank=chance.randint(0, 1) if engine != "plain" else 0,
@@ -229,7 +250,7 @@ def _judge(plan: Plan, findings: tuple[Annotation, ...]) -> Result:
     if kind is None or found is None:
         return Result(plan, found, False, False, None, alarms)
     text = f"{found.headline} {found.details}"
-    place = f"{SCRIPT.name}:{LINES[plan.fault]}" if plan.fault in LINES else ""
+    place = f"{SCRIPT.name}:{plan.line}" if plan.line is not None else ""
     is_rank_right = plan.fault not in ("slow_rank", "kill", "exception") or found.ranks == (plan.rank,)
     is_line_right = place in f"{text} {found.fix}" if place else None
     return Result(plan, found, kind.words.format(place=place) in text, is_rank_right, is_line_right, alarms)
