@@ -23,7 +23,8 @@ from zerotop.analysis.annotations import Annotation, Annotator, Detector, Eviden
 from zerotop.analysis.annotations.support.annotator import Annotator as DetectorRunner
 from zerotop.session.reader import Session
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+# First: there is a benchmark of the name long_recording too.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 import long_recording
 import recordings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,16 @@ def usual_units() -> Iterator[None]:
     units = sys.modules.get("zerotop.ui.drawing.units")
     if units is not None:
         units.set_units(units.DEFAULT_UNITS)
+
+
+@pytest.fixture
+def memory_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Shared memory for rings of one test: in that of the user, every sampler adopts rings whose sampler is gone."""
+    from zerotop_probe.recording.rings import shared_memory
+
+    with tempfile.TemporaryDirectory(prefix="zerotop-test-", dir=shared_memory.MEMORY_ROOT) as path:
+        monkeypatch.setattr(shared_memory, "MEMORY_ROOT", path)
+        yield path
 
 
 @pytest.fixture(scope="session")

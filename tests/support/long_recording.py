@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,9 @@ GIB = 1 << 30
 CORES = 64
 _TICK_NS = 100_000_000
 _BORN_NS = 1_700_000_000 * 10**9
-# The phases of a step and how deep they lie, in the order in which they end. Without trouble the last two are absent.
+GAP = "gap"
+# The phases of a step and how deep they lie, in the order in which they end. Without trouble those from eval on are absent;
+# a gap is in no phase.
 _PHASES = (
     ("data", 0),
     ("forward", 0),
@@ -31,6 +32,7 @@ _PHASES = (
     ("step", 0),
     ("eval", 0),
     ("checkpoint_save", 0),
+    (GAP, 0),
 )
 PHASE_NAMES = [name for name, _ in _PHASES]
 
@@ -100,13 +102,14 @@ class _Writer:
         end_ns = int(ends[-1])
         if not self.trouble.has_probe:
             return end_ns
-        shown = np.flatnonzero(lasting)
+        codes = np.tile([PHASE_CODE.get(name, UNKNOWN) for name in PHASE_NAMES], steps)
+        shown = np.flatnonzero((lasting > 0) & (codes != UNKNOWN))
         begins = (ends - lasting)[shown]
         # Steps vary by 2 %, as they do.
         ends = ends[shown] - np.random.default_rng(1).integers(0, int(STEP_S * 2e7), len(shown))
         place = {
             "step": np.repeat(np.arange(steps), each)[shown],
-            "phase": np.tile([PHASE_CODE[name] for name in PHASE_NAMES], steps)[shown],
+            "phase": codes[shown],
         }
         forward = place["phase"] == PHASE_CODE["forward"]
         flags = np.where(place["phase"] == PHASE_CODE["step"], BOUNDARY, 0)
@@ -146,16 +149,14 @@ class _Writer:
         self._write_table(tables.HOSTS, node, len(slow), time_ns=slow, cores=CORES, cores_used=5.0, **host)
 
     def _write_events(self) -> None:
-        # Events are written with the clock that this machine has.
-        zero_ns = self.clock["unix_ns"] - time.time_ns() + time.monotonic_ns()
-        node = EventWriter(str(self.path), self.node)
+        node = EventWriter(str(self.path), self.node, clock=self.clock)
         gpus = [{"index": rank, "uuid": f"GPU-{rank}", "name": "GPU"} for rank in range(self.trouble.ranks)]
-        node.write(zero_ns, events.NODE, host=self.node.host, cores=CORES, gpus=gpus)
-        writers = [EventWriter(str(self.path), self._identify(rank)) for rank in range(self.trouble.ranks)]
+        node.write(0, events.NODE, host=self.node.host, cores=CORES, gpus=gpus)
+        writers = [EventWriter(str(self.path), self._identify(rank), clock=self.clock) for rank in range(self.trouble.ranks)]
         engine = {"zero_stage": 2, "offload_optimizer": "cpu", "offload_parameters": "none", "dtype": "bf16"}
         sizes = {"parameters": 10**9, "trainable_parameters": 10**9, "data_parallel": 1}
         for rank, writer in enumerate(writers if self.trouble.has_probe else ()):
-            writer.write(zero_ns, events.HELLO, rank=rank, local_rank=rank, world_size=self.trouble.ranks)
+            writer.write(0, events.HELLO, rank=rank, local_rank=rank, world_size=self.trouble.ranks)
             devices = [{"ordinal": rank, "uuid": str(rank), "total_bytes": 80 * GIB}]
             facts: dict[str, Any] = {
                 "engine": 0,
@@ -165,10 +166,10 @@ class _Writer:
                 **engine,
                 **sizes,
             }
-            writer.write(zero_ns, events.ENGINE, **(facts | dict(self.trouble.engine)))
+            writer.write(0, events.ENGINE, **(facts | dict(self.trouble.engine)))
 
         def write_event(second: float, name: str, *, on_node: bool = False, **facts: Any) -> None:
-            (node if on_node else writers[0]).write(zero_ns + int(second * 1e9), name, **facts)
+            (node if on_node else writers[0]).write(int(second * 1e9), name, **facts)
 
         self.trouble.events(write_event, self.steps)
         for writer in (node, *writers):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from long_recording import CORES, GIB, PHASE_NAMES, STEP_S, Trouble
+from long_recording import CORES, GAP, GIB, PHASE_NAMES, STEP_S, Trouble
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE, SKIPPED
 
@@ -16,7 +16,7 @@ Change = Callable[[Rows], None]
 Pace = Callable[[Rows, int], None]
 
 DATA, BACKWARD, STEP = (PHASE_NAMES.index(name) for name in ("data", "backward", "step"))
-EVAL, SAVE = PHASE_NAMES.index("eval"), PHASE_NAMES.index("checkpoint_save")
+EVAL, SAVE, BETWEEN = (PHASE_NAMES.index(name) for name in ("eval", "checkpoint_save", GAP))
 
 
 def every(rows: Rows, period_s: float, share: float) -> Rows:
@@ -136,8 +136,36 @@ def _lose_ranks(write: Callable[..., None], steps: int) -> None:
     write(STEP_S * steps, events.RANK_GONE, on_node=True, rank=0, pid=1000)
 
 
+def _collect_garbage(write: Callable[..., None], steps: int) -> None:
+    for second in range(60, int(STEP_S * steps), 60):
+        write(second, events.GARBAGE, begin_ns=(second - 1) * 10**9, seconds=0.5, collections=3)
+
+
+def _stop_ranks(write: Callable[..., None], steps: int) -> None:
+    for second in range(60, int(STEP_S * steps), 60):
+        write(second, events.RANK_STOPPED, on_node=True, rank=0, pid=1000)
+        write(second + 12, events.RANK_CONTINUED, on_node=True, rank=0, pid=1000)
+
+
+def write_stacks(why: str, period: int, period_s: float, *seconds: float, call: str = "time.sleep") -> Callable[..., None]:
+    """Return a function that writes stacks of a line between the phases, until ``seconds`` in each ``period`` steps."""
+    frames = [{"file": "train.py", "line": 40, "function": "log", "own": True}]
+    stacks = [{"count": 20, "seconds": 1.0, "call": call, "frames": [0]}]
+    facts = {"where": "between phases", "why": why, "samples": 20, "frames": frames, "stacks": stacks}
+
+    def write_events(write: Callable[..., None], steps: int) -> None:
+        for number in range(steps // period):
+            for second in seconds:
+                end_s = number * period_s + second
+                write(end_s + 0.01, events.STACKS, begin_ns=int((end_s - 1) * 1e9), end_ns=int(end_s * 1e9), **facts)
+
+    return write_events
+
+
 _BUSY = {"cores_used": CORES * 1.0}
 _WAITING = {"waiting_cores": CORES * 0.5}
+# From the end of one hang to that of the next.
+_HANGS_S = 500 * STEP_S + 60 - STEP_S / 6
 TROUBLES: dict[str, Trouble] = {
     "allocator_retries": Trouble(tables={"allocator": _retry}),
     "checkpoint_pause": Trouble(_evaluate),
@@ -160,8 +188,17 @@ TROUBLES: dict[str, Trouble] = {
     ),
     "host_memory_short, too short": Trouble(tables={"hosts": set_values(2, 0.5, memory_available_bytes=10 * GIB)}),
     "hung_ranks": Trouble(prolong(BACKWARD, 500, 1, 60.0)),
+    "hung_ranks with stacks": Trouble(
+        prolong(BACKWARD, 500, 1, 60.0),
+        tables={"processes": set_values(cores_used=0.0)},
+        events=write_stacks("silent", 500, _HANGS_S, *(_HANGS_S - before_s for before_s in (54, 49, 39, 19))),
+    ),
     "iteration_drift": Trouble(_slow_down),
     "iteration_shift": Trouble(prolong(BACKWARD, 200, 100, 2 * STEP_S)),
+    "iteration_shift with stacks": Trouble(
+        prolong(BETWEEN, 200, 100, 2 * STEP_S), events=write_stacks("slow", 200, 100, 27, 28, 29)
+    ),
+    "iteration_shift with garbage": Trouble(prolong(BETWEEN, 200, 100, 2 * STEP_S), events=_collect_garbage),
     "memory_creep": Trouble(tables={"allocator": _creep}),
     "memory_step": Trouble(tables={"allocator": _alternate_peaks}),
     "others_arrived": Trouble(tables={"gpu_processes": _add_others}),
@@ -169,6 +206,9 @@ TROUBLES: dict[str, Trouble] = {
     "out_of_memory": Trouble(events=_run_out),
     "outside_pytorch": Trouble(tables={"gpu_processes": set_values(used_bytes=60 * GIB)}),
     "peak_owner": Trouble(tables={"allocator": _alternate_owner}),
+    "rank_stopped": Trouble(events=_stop_ranks),
+    "repeated_pause": Trouble(prolong(BETWEEN, 40, 1, 1.0), events=write_stacks("slow", 160, 44, 11, 22, 33, 44)),
+    "repeated_pause, too short": Trouble(prolong(BETWEEN, 240, 1, 1.0), events=write_stacks("slow", 240, 61, 61)),
     "skipping_ended": Trouble(tables={"spans": _skip}, events=_overflow),
     "steps_not_recorded": Trouble(tables={"spans": _lose}),
     "straggler": Trouble(prolong(DATA, 10, 10, 0.3, only_rank=1), ranks=2),
@@ -176,6 +216,10 @@ TROUBLES: dict[str, Trouble] = {
     "swapping": Trouble(tables={"hosts": _swap}),
     "throttled": Trouble(tables={"gpus": set_values(throttle_reasons=0x20)}),
     "throttled, too short": Trouble(tables={"gpus": set_values(10, 0.4, throttle_reasons=0x20)}),
+    "time_between_phases": Trouble(prolong(BETWEEN, 1, 1, 0.1), events=write_stacks("share", 200, 70, 70)),
+    "time_between_phases, of training": Trouble(
+        prolong(BETWEEN, 1, 1, 0.1), events=write_stacks("share", 200, 70, 70, call="deepspeed.step")
+    ),
     "validation_jump": Trouble(_evaluate, tables={"allocator": _grow_at_pauses}),
     "without a probe": Trouble(has_probe=False),
     "without a probe, double_spike": Trouble(
@@ -217,8 +261,9 @@ def combine(*names: str) -> Trouble:
     )
 
 
-# Slower and slower steps would change the periods of the others.
-_PROBED = [name for name, trouble in TROUBLES.items() if trouble.has_probe and name != "iteration_drift"]
+# Slower and slower steps would change the periods of the others, and longer ones the times of hangs.
+_APART = ("iteration_drift", "hung_ranks with stacks")
+_PROBED = [name for name, trouble in TROUBLES.items() if trouble.has_probe and name not in _APART]
 MIXTURES: dict[str, Trouble] = {
     "all that are found": combine(*(name for name in _PROBED if "," not in name)),
     "all that are never found": combine(*(name for name in _PROBED if "," in name)),

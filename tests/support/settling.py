@@ -29,11 +29,12 @@ async def until_settled(min_sleep: float = 0.0, max_sleep: float = PATIENCE_S) -
         if loop._ready:
             continue
         app = active_app.get()
+        # What is delivered from now on is ignored; the timer that paints a screen goes on until it is closed.
+        if app._exit:
+            return
         if getattr(app, "is_busy", False):  # a frame is being made on another thread
             await asyncio.sleep(0.001)
             continue
-        if app._exit:  # the timer that paints a screen goes on until it is closed, and does nothing
-            return
         due = min((call.when() for call in loop._scheduled if not call.cancelled()), default=deadline)
         if due > loop.time() + SOON_S and not _to_be_painted(app):
             return

@@ -31,8 +31,10 @@ import os, signal, sys
 from zerotop_probe.inside.engines import LoopState
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.recording.writer import Identity
-recorder = Recorder(sys.argv[1], Identity.for_this_process("rank", 0), CostMeter())
+shared_memory.MEMORY_ROOT, session = sys.argv[1:]
+recorder = Recorder(session, Identity.for_this_process("rank", 0), CostMeter())
 recorder.is_quick = True
 state = LoopState(0)
 state.finished_steps = 7
@@ -43,15 +45,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Iterator[Path]:
+def session(tmp_path: Path, memory_root: str) -> Path:
     """A session whose ranks share memory with a sampler, which this test is."""
     path = Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
-    memory = shared_memory.offer_folder(str(path))
-    assert memory is not None
-    yield path
-    for left in Path(memory).glob("*"):
-        left.unlink()
-    Path(memory).rmdir()
+    assert shared_memory.offer_folder(str(path)) is not None
+    return path
 
 
 class Job:
@@ -169,8 +167,9 @@ def test_a_phase_that_an_exception_left_open(job: Job) -> None:
     assert (PHASES[span["phase"]], span["flags"]) == ("step", FAILED)
 
 
-def test_a_killed_rank_leaves_the_begin_of_the_phase_that_it_was_in(session: Path) -> None:
-    assert subprocess.run([sys.executable, "-c", KILLED, str(session)], check=False).returncode == -9
+def test_a_killed_rank_leaves_the_begin_of_the_phase_that_it_was_in(session: Path, memory_root: str) -> None:
+    command = [sys.executable, "-c", KILLED, memory_root, str(session)]
+    assert subprocess.run(command, check=False).returncode == -9
     memory = shared_memory.find_folder(str(session))
     assert memory is not None
     (path,) = shared_memory.list_rings(memory)

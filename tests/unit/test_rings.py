@@ -30,12 +30,14 @@ from zerotop_probe.recording.writer import Identity
 # Writes numbers as fast as told, and now and then an event of several slots; ends when its standard input does.
 RANK = """
 import os, sys, time
-from zerotop_probe.recording import tables
+from zerotop_probe.recording import segments, tables
 from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.recording.rings.ring_files import RingFiles, open_rank_files
 from zerotop_probe.recording.writer import Identity
-session, count, pause_s, ring_bytes = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+shared_memory.MEMORY_ROOT, session = sys.argv[1:3]
+count, pause_s, ring_bytes = int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5])
 shared_memory._RING_BYTES = ring_bytes
+segments.SEGMENT_BYTES = 1  # as for the sampler: either of them may write
 files = open_rank_files(session, Identity.for_this_process("rank", 0))
 assert isinstance(files, RingFiles), files
 table = files.open_table(tables.PROBE)
@@ -51,10 +53,12 @@ files.finish()
 SAMPLER = """
 import sys, time
 from zerotop_probe.recording import segments
+from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
+shared_memory.MEMORY_ROOT, session = sys.argv[1:]
 segments.SEGMENT_BYTES = 1
 report = Report(lambda *facts: print("late", *facts, flush=True), lambda *facts: print("error", *facts, flush=True))
-collector = RingCollector(sys.argv[1], report)
+collector = RingCollector(session, report)
 collector.start()
 print("ready", flush=True)
 sys.stdin.read()
@@ -63,14 +67,9 @@ collector.finish(10)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A session; its shared memory is removed at the end."""
-    path = Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
-    yield path
-    for ring in (memory := Path(find_memory(path))).glob("*"):
-        ring.unlink()
-    if memory.exists():
-        memory.rmdir()
+def folder(tmp_path: Path, memory_root: str) -> Path:
+    """A session whose shared memory lies in the test's own root."""
+    return Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
 
 
 def find_memory(folder: Path) -> str:
@@ -80,12 +79,12 @@ def find_memory(folder: Path) -> str:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(memory_root: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a process of one of the scripts above."""
     running = []
 
     def start_script(code: str, *arguments: object) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", code, *map(str, arguments)]
+        command = [sys.executable, "-c", code, memory_root, *map(str, arguments)]
         running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         return running[-1]
 
@@ -126,7 +125,7 @@ def test_all_that_a_rank_made_is_in_its_session(folder: Path, start: Any, kill: 
     sampler = start_sampler(start, folder)
     rank = start(RANK, folder, 10_000, 0.0001, 1 << 22)
     assert answer(rank) == "0"
-    wait_for(lambda: list(folder.glob("probe-*.rec")) and len(read_numbers(folder)) == 10_000, 2)
+    wait_for(lambda: list(folder.glob("probe-*.rec")) and len(read_numbers(folder)) == 10_000)
     if kill:
         rank.kill()
         rank.wait()
@@ -318,8 +317,6 @@ def test_memory_of_a_deleted_session_is_released(folder: Path, start: Any) -> No
     finish(rank)
     finish(sampler)
     assert not os.path.exists(memory)
-    folder.mkdir()
-    (folder / "session.json").touch()  # for the fixture
 
 
 def test_a_full_disk_makes_records_late(folder: Path, start: Any) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import mmap
+import os
 import time
 from pathlib import Path
 
 import pytest
 
+from zerotop.analysis.views.notices import describe_damage
 from zerotop.session.packed.packing import pack_folder
-from zerotop.session.reader import Session
+from zerotop.session.reader import Session, SessionError
 from zerotop.session.storage import Directory
 from zerotop_probe.recording import directory, segments, tables
 from zerotop_probe.recording.segments import PAGE_BYTES, count_records, make_name, parse_name
@@ -96,6 +98,31 @@ def test_first_segments_deleted(folder: Path) -> None:
     assert not again.is_incomplete
 
 
+def refresh_often(session: Session) -> None:
+    for _ in range(100):
+        session.refresh()
+
+
+@pytest.mark.parametrize("lost_bytes", [1, PAGE_BYTES])
+def test_a_cut_in_the_middle_is_said(folder: Path, tmp_path: Path, lost_bytes: int) -> None:
+    each = count_records(tables.PROBE.record_struct.size)
+    write(RecordWriter(str(folder), tables.PROBE, WHO), 0, 3 * each + 5)
+    (folder / make_name("probe-rank0-node1-100", 0)).unlink()
+    shown = Session.open(folder)
+    assert (shown.cut_files, describe_damage(shown)) == (0, [])
+    cut = folder / make_name("probe-rank0-node1-100", 1)
+    os.truncate(cut, cut.stat().st_size - lost_bytes)
+    with pytest.raises(SessionError, match="cut short while it was read"):
+        refresh_often(shown)
+    again = Session.open(folder)
+    lost = -(-lost_bytes // tables.PROBE.record_struct.size)
+    assert read(again) == [*range(each, 2 * each - lost), *range(2 * each, 3 * each + 5)]
+    assert describe_damage(again) == ["1 file was cut short: the records of some time are missing."]
+    with (tmp_path / "it.zerotop").open("wb") as packed:
+        pack_folder(Directory(folder), packed)
+    assert read(Session.open(tmp_path / "it.zerotop")) == read(again)
+
+
 def test_full_file_goes_on_if_no_other_can_be_created(folder: Path) -> None:
     each = count_records(tables.PROBE.record_struct.size)
     writer = RecordWriter(str(folder), tables.PROBE, WHO)
@@ -105,7 +132,9 @@ def test_full_file_goes_on_if_no_other_can_be_created(folder: Path) -> None:
     assert read(Session.open(folder)) == list(range(2 * each - 1))
     obstacle.unlink()
     write(writer, 2 * each - 1, 3 * each)
-    assert read(Session.open(folder)) == list(range(3 * each))
+    session = Session.open(folder)
+    assert read(session) == list(range(3 * each))
+    assert session.cut_files == 0
     assert writer.lost == 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,16 @@ class Event:
     rank: int
     host: str
     pid: int
+
+
+def select_events(events: Sequence[Event], begin_ns: int, end_ns: int) -> Sequence[Event]:
+    """Return the events of a window of time, both ends included, of events in order of time (unix nanoseconds)."""
+    first = bisect_left(events, begin_ns, key=_get_time)
+    return events[first : bisect_right(events, end_ns, first, key=_get_time)]
+
+
+def _get_time(event: Event) -> int:
+    return event.unix_ns
 
 
 class EventBudget:

@@ -106,7 +106,8 @@ def map_files(
 ) -> MappedFiles:
     """Map the segments of a table, and ``room`` bytes beyond the end of the last one.
 
-    Those that do not fill whole pages of this machine are copied to memory. Raise OSError if one cannot be read.
+    Those that do not fill whole pages of this machine with whole records are copied to memory. Raise OSError if one
+    cannot be read.
 
     Args:
         earlier: a mapping of the first ones of these files. All but its last file are taken from there, even if they were
@@ -124,7 +125,9 @@ def map_files(
             begins.append(begins[-1] + max(0, one.st_size - header_bytes))
         size = begins[-1] + status[-1].st_size
         place = MappedFiles(names, status[-1].st_dev, status[-1].st_ino, tuple(begins), size, _EMPTY, None)
-        if any(begin % mmap.PAGESIZE for begin in begins) or (len(names) > 1 and header_bytes % mmap.PAGESIZE):
+        if any(begin % mmap.PAGESIZE or begin % record_bytes for begin in begins) or (
+            len(names) > 1 and header_bytes % mmap.PAGESIZE
+        ):
             return _copy_files(place, descriptors, header_bytes, record_bytes)
         mapping = _Mapping(size + room)
         if kept is not None and kept.mapping is not None:
@@ -154,13 +157,12 @@ _EMPTY = np.empty(0, np.uint8)
 
 def _copy_files(place: MappedFiles, descriptors: list[int], header_bytes: int, record_bytes: int) -> MappedFiles:
     """Return the files' header and whole records in memory."""
-    content = os.pread(descriptors[0], header_bytes, 0)
+    content, begins = os.pread(descriptors[0], header_bytes, 0), list[int]()
     for descriptor in descriptors:
-        begin = len(content) - header_bytes
+        begins.append(len(content) - header_bytes)
         data = os.pread(descriptor, os.fstat(descriptor).st_size, header_bytes)
         content += data[: len(data) // record_bytes * record_bytes]
-    begins = (*place.begins[:-1], begin)
-    return place._replace(begins=begins, size=len(content), array=np.frombuffer(content, np.uint8))
+    return place._replace(begins=tuple(begins), size=len(content), array=np.frombuffer(content, np.uint8))
 
 
 def choose_room(folder: str) -> int:

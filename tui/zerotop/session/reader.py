@@ -183,6 +183,11 @@ class Session:
         return sum(source.is_replaced for source in chain.from_iterable(self.sources.values()))
 
     @property
+    def cut_files(self) -> int:
+        """Number of files that lack records at their end although further files of their tables follow."""
+        return len(self._folder.cut_files)
+
+    @property
     def damaged_lines(self) -> int:
         """Number of event lines that were skipped or had invalid facts."""
         return sum(file.damaged_lines for file in self._event_files)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.session.headers import SessionError
 from zerotop.session.memory_map import MappedFiles, choose_room, map_files
 from zerotop_probe.recording.plain_files import open_plain_file
+from zerotop_probe.recording.segments import PAGE_BYTES, count_records
 
 # A longer first line is no header.
 _MAX_HEADER_BYTES = 1 << 20
@@ -20,6 +24,8 @@ _MAX_HEADER_BYTES = 1 << 20
 _MAX_SPARSE_BYTES = 1 << 28
 _MIN_OCCUPIED_SHARE = 1 / 64
 _BLOCK_BYTES = 512  # the unit of st_blocks
+# A segment is compared with its mapping once in so many calls that change nothing.
+_CALLS_PER_CHECK = 8
 
 
 class Folder(Protocol):
@@ -28,6 +34,8 @@ class Folder(Protocol):
     path: Path
     can_grow: bool
     """Whether a writer may add to the files."""
+    cut_files: set[str]
+    """Names of segments, other than the last ones of their tables, that have lost records at their end."""
 
     def list_files(self) -> list[str]:
         """Return the names of all files."""
@@ -61,6 +69,8 @@ class Directory:
         self._prefix = os.path.join(path, "")
         self._room_bytes = choose_room(self._prefix)
         self._mapped: dict[str, MappedFiles] = {}
+        self._calls = 0
+        self.cut_files: set[str] = set()
 
     def list_files(self) -> list[str]:
         """Return the names of all files."""
@@ -80,19 +90,42 @@ class Directory:
             return file.read(max(0, end - begin))
 
     def view_segments(self, names: tuple[str, ...], header_bytes: int, record_bytes: int) -> tuple[int, NDArray[np.uint8]]:
-        """Return the current size of a table's segments and their bytes, memory-mapped."""
+        """Return the current size of a table's segments and their bytes, memory-mapped.
+
+        Raise SessionError if one was cut short: what was computed from it may be of zeros.
+        """
         status, mapped = self._read_status(names[-1]), self._mapped.get(names[0])
         if mapped is not None and mapped.covers_files(names, status):
+            self._calls += 1
+            if self._calls % _CALLS_PER_CHECK == 0 and len(names) > 1:
+                self._check_length(mapped, self._calls // _CALLS_PER_CHECK % (len(names) - 1), header_bytes)
             return mapped.begins[-1] + status.st_size, mapped.array
         mapped = map_files(self._prefix, names, header_bytes, record_bytes, self._room_bytes, mapped)
         self._mapped[names[0]] = mapped
+        self.cut_files.update(_find_cut(names, np.diff(mapped.begins, append=mapped.size - header_bytes), record_bytes))
         return mapped.size, mapped.array
+
+    def _check_length(self, mapped: MappedFiles, number: int, header_bytes: int) -> None:
+        """Note if a file has become shorter than it is mapped: its lost records read as zeros."""
+        name, size = mapped.names[number], mapped.begins[number + 1] - mapped.begins[number]
+        with contextlib.suppress(OSError):  # it was folded and removed, and stays readable
+            if os.lstat(self._prefix + name).st_size < header_bytes + size:
+                raise SessionError(f"{self._prefix}{name} was cut short while it was read: open the recording again.")
 
     def _read_status(self, name: str) -> os.stat_result:
         status = os.lstat(self._prefix + name)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", name)
         return _check_holes(status)
+
+
+def _find_cut(names: Sequence[str], sizes: NDArray[np.int64], record_bytes: int) -> list[str]:
+    """Return the segments of a table that have lost records, by the bytes of records of each: all but the last are full.
+
+    A cut at the end of a page is not noticed where no other segment is longer.
+    """
+    full = min(int(sizes.max()), count_records(record_bytes) * record_bytes)
+    return [name for name, size in zip(names[:-1], sizes.tolist(), strict=False) if size < full or size % PAGE_BYTES]
 
 
 def _check_holes(status: os.stat_result) -> os.stat_result:
@@ -110,6 +143,7 @@ class UnpackedFolder:
     def __init__(self, path: Path, files: dict[str, bytes]) -> None:
         self.path = path
         self._files = files
+        self.cut_files: set[str] = set()
 
     def list_files(self) -> list[str]:
         """Return the names of all files."""

@@ -166,6 +166,8 @@ def _claim_folder(folder: str, session: str) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            raise FileNotFoundError("another process has just removed the folder")
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, os.fsencode(os.path.abspath(session)), 0)
     except OSError:

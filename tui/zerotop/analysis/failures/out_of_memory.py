@@ -23,7 +23,7 @@ from zerotop.analysis.failures.last_moments import (
     read_last_seconds,
     read_last_spans,
 )
-from zerotop.analysis.failures.oom_evidence import MemoryFigures, OomCase, format_size
+from zerotop.analysis.failures.oom_evidence import MemoryFigures, OomCase
 from zerotop.analysis.failures.oom_log_parser import CUDA, HOST, KILLED, ErrorText, parse_output
 from zerotop.analysis.failures.oom_reasons import choose_verdict
 from zerotop.analysis.formatting import Text
@@ -37,15 +37,13 @@ from zerotop.analysis.memory.ledger_rows import OTHERS
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory
 from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process, read_events
 from zerotop.analysis.processes.host_memory import HostMemory
-from zerotop.analysis.processes.process_exits import ProcessExit, ProcessExits, find_first_exit
+from zerotop.analysis.processes.process_exits import ProcessExit, find_first_exit, read_exits_until
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.events import OUT_OF_MEMORY, TOTAL_STEPS
 
 # How much of the output's end to read: enough for the tracebacks of many ranks.
 _OUTPUT_BYTES = 1 << 18
-# Lines that a sentence names.
-_MOST_LINES = 2
 _TEXT_SIZES = ("requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes")
 
 
@@ -111,7 +109,7 @@ def _has_survived(session: Session, error: Event, cursor_ns: int) -> bool | None
     """Return whether the rank that recorded an error trained on; None while that is not known."""
     if has_worked_after(session, RankProcess(error.host, error.pid, error.rank), error.unix_ns, cursor_ns):
         return True
-    exits = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
+    exits = read_exits_until(session, cursor_ns)
     return None if exits.find_exit_after(error.host, error.pid, error.unix_ns) is None else False
 
 
@@ -179,7 +177,8 @@ def _build_post_mortem(
     case = _build_case(session, kind, scene, facts, text, job_exit)
     figures: dict[str, Any] = {field.name: getattr(case, field.name) for field in fields(MemoryFigures)}
     verdict = choose_verdict(case)
-    if process is not None and kind == CUDA and (lines := _describe_lines(session, process, scene.at_ns)) is not None:
+    look = read_last_look(session, process, scene.at_ns) if process is not None and kind == CUDA else None
+    if look is not None and (lines := look.describe_lines()) is not None:
         verdict = verdict._replace(cause=Text("{cause} {lines}", {"cause": verdict.cause, "lines": lines}))
     return PostMortem(
         **figures,
@@ -201,17 +200,6 @@ def _build_post_mortem(
         exit_code=job_exit.exit_code if job_exit is not None else None,
         text=text.text if text is not None else "",
     )
-
-
-def _describe_lines(session: Session, process: RankProcess, at_ns: int) -> Text | None:
-    """Return a sentence about the lines that allocated the most when the probe looked last; None without any."""
-    look = read_last_look(session, process, at_ns)
-    largest = [blocks for blocks in look.blocks if blocks.line is not None][:_MOST_LINES] if look is not None else []
-    if look is None or not largest:
-        return None
-    values = {f"line{number}": blocks.text for number, blocks in enumerate(largest)}
-    parts = [f"{format_size(blocks.total_bytes)} at {{line{number}}}" for number, blocks in enumerate(largest)]
-    return Text(f"Of {look.description} are allocated: {', '.join(parts)}.", values)
 
 
 def _build_case(

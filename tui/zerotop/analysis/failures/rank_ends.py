@@ -13,7 +13,7 @@ from itertools import chain
 from zerotop.analysis.failures.launcher_reports import LauncherReport, find_stop, parse_reports
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process
-from zerotop.analysis.processes.process_exits import ProcessExit, ProcessExits
+from zerotop.analysis.processes.process_exits import ProcessExit, read_exits_until
 from zerotop.session.output.tail import read_last_lines
 from zerotop.session.reader import Event, Session, Source
 
@@ -105,7 +105,7 @@ def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> li
 
     ``sources``: a table that each of its processes writes.
     """
-    exits = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
+    exits = read_exits_until(session, cursor_ns)
     if all(exits.find_exit(source) is None for source in sources):
         return []
     printed = read_printed_ends(session, cursor_ns)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from zerotop.analysis.processes.alive_ranks import RankProcess
-from zerotop.session.reader import Event, Session
+from zerotop.session.event_files import Event, select_events
+from zerotop.session.reader import Session
 from zerotop_probe.recording.events import RANK_STACKS, STACKS
 
 # The value of the event's field ``why``.
@@ -72,10 +73,11 @@ class RankStacks:
 
 def read_silent_stacks(session: Session, process: RankProcess, begin_ns: int, end_ns: int) -> list[RankStacks]:
     """Return the stacks of a silent rank after ``begin_ns`` and up to ``end_ns`` (unix time), oldest first."""
-    own = (event for event in session.process_events(STACKS, *process, end_ns) if event.facts.get("why") == SILENT)
     key = process.host, process.pid
-    seen = (event for event in session.events_named(RANK_STACKS, end_ns) if (event.host, event.facts.get("pid")) == key)
-    found = [_build_stacks(event, process) for event in (*own, *seen) if event.unix_ns > begin_ns]
+    own = select_events(session.process_events(STACKS, *process, end_ns), begin_ns + 1, end_ns)
+    seen = select_events(session.events_named(RANK_STACKS, end_ns), begin_ns + 1, end_ns)
+    found = [_build_stacks(event, process) for event in own if event.facts.get("why") == SILENT]
+    found += [_build_stacks(event, process) for event in seen if (event.host, event.facts.get("pid")) == key]
     return sorted((stacks for stacks in found if stacks.threads), key=lambda stacks: stacks.time_ns)
 
 

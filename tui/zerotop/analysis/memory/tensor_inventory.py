@@ -140,7 +140,8 @@ def _limit_unexplained(by_engine: dict[int, list[Event]], unclaimed: int) -> int
         by_moment.setdefault(str(event.facts.get("when")), []).append(event.facts.get("unclaimed_bytes") or 0)
     if list(by_moment) == [BEFORE_BACKWARD]:
         return 0
-    return min(unclaimed, *by_moment.get(INIT, ()), unclaimed)
+    first: list[int] = by_moment.get(INIT, [])
+    return min([unclaimed, *first])
 
 
 def _choose_events(

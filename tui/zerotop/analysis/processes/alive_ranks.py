@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zerotop.analysis.processes.memo import CursorMemo
-from zerotop.analysis.processes.process_exits import ProcessExits
+from zerotop.analysis.processes.process_exits import read_exits_until
 from zerotop.session.reader import Event, Session, Source
 
 # A probe creates its tables within this time, and cannot enter again sooner.
@@ -34,7 +34,7 @@ _ALIVE: CursorMemo[list[RankProcess]] = CursorMemo(("begins", "spans", "allocato
 
 
 def _compute_alive(session: Session, cursor_ns: int) -> list[RankProcess]:
-    exits = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
+    exits = read_exits_until(session, cursor_ns)
     alive = [identify_process(source) for source in find_latest(session, cursor_ns) if exits.find_exit(source) is None]
     return sorted(alive, key=lambda process: (process.rank, process.host))
 

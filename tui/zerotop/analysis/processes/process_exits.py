@@ -15,6 +15,7 @@ _RANK_EVENTS = ("goodbye", "rank_gone")
 # Recorded when the probe leaves a rank that goes on.
 _LEFT_EVENT = "left"
 _COMMAND_EVENTS = ("job_started", "attached", "joined")
+_COMMAND_EXITS = ("job_ended", "parted")
 
 
 class ProcessExits:
@@ -35,7 +36,7 @@ class ProcessExits:
                 self._rank_exits.setdefault(process, []).append(event.unix_ns)
             elif event.name == _LEFT_EVENT:
                 self._left_times.setdefault((event.host, event.pid), []).append(event.unix_ns)
-            elif event.name == "job_ended" or (event.name == "parted" and "exit_code" in event.facts):
+            elif event.name in _COMMAND_EXITS and (event.name == "job_ended" or "exit_code" in event.facts):
                 self._command_exits.setdefault(event.host, []).append(event.unix_ns)
             elif event.name in _COMMAND_EVENTS:
                 self._commanded_hosts.add(event.host)
@@ -63,6 +64,12 @@ def read_exits(session: Session) -> ProcessExits:
     if cached is None or cached[0] is not session.events:
         cached = _SESSION_EXITS[session] = session.events, ProcessExits(session.events)
     return cached[1]
+
+
+def read_exits_until(session: Session, cursor_ns: int) -> ProcessExits:
+    """Return the exits of a session up to the cursor (unix time)."""
+    names = (*_RANK_EVENTS, _LEFT_EVENT, *_COMMAND_EXITS, *_COMMAND_EVENTS)
+    return ProcessExits(event for name in names for event in session.events_named(name, cursor_ns))
 
 
 _SESSION_EXITS: WeakKeyDictionary[Session, tuple[Sequence[Event], ProcessExits]] = WeakKeyDictionary()

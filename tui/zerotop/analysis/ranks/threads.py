@@ -165,10 +165,11 @@ class ThreadTable:
         begins = np.flatnonzero(np.diff(rows["tid"], prepend=-1))
         ends = [*begins[1:].tolist(), len(times)]
         thread_index = np.repeat(np.arange(len(begins)), np.diff(ends, prepend=0))
-        cell = np.minimum((times - begin_ns) // cell_ns, count - 1)
+        # Records of a damaged file may lie outside of the window.
+        cell, tick_cell = (np.clip((part - begin_ns) // cell_ns, 0, count - 1) for part in (times, ticks))
         sums = np.bincount(thread_index * count + cell, rows["cores_used"], len(begins) * count).reshape(-1, count)
         with np.errstate(invalid="ignore", divide="ignore"):
-            cores = sums / np.bincount((ticks - begin_ns) // cell_ns, minlength=count)
+            cores = sums / np.bincount(tick_cell, minlength=count)
         histories = _fill_gaps(np.asarray(cores, np.float64), max(1, round(PIECE_NS / cell_ns)))[:, :-1]
         window = find_window(self._session, rank.host, cursor_ns)
         recent_ticks = int(np.count_nonzero((ticks > window.begin_ns) & (ticks <= window.end_ns)))

@@ -90,7 +90,8 @@ class StepTimes:
         if len(self.step_borders) < 2:
             return seconds
         edges = np.clip(edges, self.step_borders[0], self.step_borders[-1])
-        index = np.minimum(np.searchsorted(self.step_borders, edges, "right") - 1, len(self.step_borders) - 2)
+        # Of a damaged recording the first step may begin after its end.
+        index = np.clip(np.searchsorted(self.step_borders, edges, "right") - 1, 0, len(self.step_borders) - 2)
         begin, end = self.step_borders[index], self.step_borders[index + 1]
         *sums, recorded_s = np.diff(self._sum_until(index, (edges - begin) / np.maximum(1, end - begin)), axis=0).T
         seconds[_CODES] = np.maximum(0.0, sums)

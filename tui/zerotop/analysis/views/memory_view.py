@@ -38,7 +38,7 @@ from zerotop.analysis.memory.tensor_inventory import read_inventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, identify_process, read_events
 from zerotop.analysis.processes.host_memory import HostMemory
-from zerotop.analysis.processes.process_exits import ProcessExits
+from zerotop.analysis.processes.process_exits import read_exits_until
 from zerotop.analysis.processes.thinned import is_thinned_at
 from zerotop.session.reader import Session, Source
 
@@ -183,7 +183,7 @@ def find_last_alive(session: Session, cursor_ns: int, failure: Failure | None) -
         return cursor_ns
     if failure is not None and failure.unix_ns <= cursor_ns and find_alive_processes(session, failure.unix_ns):
         return failure.unix_ns
-    exits = ProcessExits(event for event in session.events if event.unix_ns <= cursor_ns)
+    exits = read_exits_until(session, cursor_ns)
     born = (source for source in tables if source.created_ns <= cursor_ns)
     times = [exit_ns for source in born if (exit_ns := exits.find_exit(source)) is not None]
     # Ranks of one attempt exit within a minute; earlier exits are those of an attempt before.

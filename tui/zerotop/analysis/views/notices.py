@@ -71,6 +71,7 @@ def describe_damage(session: Session) -> list[str]:
         (session.damaged_files, "damaged file", "skipped"),
         (session.damaged_lines, "damaged event line", "skipped or read in part"),
         (session.damaged_records, "damaged record", "skipped"),
+        (session.cut_files, "file", "cut short: the records of some time are missing"),
         (session.replaced_files, "file", "replaced by a shorter one meanwhile: open the recording again"),
     )
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -25,6 +26,8 @@ _FEWEST_PAUSES = 3
 PAUSE_SHARE = 0.05
 # A pause is so much longer than what the place usually takes: seconds, as a share of an iteration, and of that usual time.
 _LONGER_SECONDS, _LONGER_SHARE, _LONGER_TIMES = 0.02, 0.25, 3.0
+# After so many more pauses at a line they are measured again, as a share: the work stays in proportion to the recording.
+_MORE_PAUSES = 1 / 8
 # If more of the iterations are so long, they have become slower.
 _MOST_ITERATIONS = 0.4
 
@@ -32,7 +35,16 @@ _MOST_ITERATIONS = 0.4
 class _State:
     def __init__(self) -> None:
         self.events_read = 0
-        self.lines: dict[tuple[str, int], list[int]] = {}  # when the pauses at each line began
+        self.lines: dict[tuple[str, int], _Pauses] = {}
+
+
+class _Pauses:
+    """Pauses at a line that is not reported yet."""
+
+    def __init__(self, begin_ns: int) -> None:
+        self.begin_ns = begin_ns  # of the first one
+        self.count = 0
+        self.due_count = _FEWEST_PAUSES  # with which they are measured
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
@@ -53,12 +65,13 @@ def _check_event(group: Group, state: _State, event: Event) -> Iterator[Annotati
     if line is None or not is_cause(line, Delay(lead, BETWEEN, begin_ns, end_ns, known_ns)):
         return
     key = line.file, line.line
-    begins = state.lines.setdefault(key, [])
-    begins.append(begin_ns)
-    if len(begins) < _FEWEST_PAUSES or (_KIND.name, key) in group.reported:
+    pauses = state.lines.setdefault(key, _Pauses(begin_ns))
+    pauses.count += 1
+    if pauses.count < pauses.due_count or (_KIND.name, key) in group.reported:
         return
+    pauses.due_count = pauses.count + math.ceil(_MORE_PAUSES * pauses.count)
     rows = lead.steps_until(known_ns)
-    rows = rows[np.searchsorted(rows["end_unix_ns"], begins[0], "right") :]
+    rows = rows[np.searchsorted(rows["end_unix_ns"], pauses.begin_ns, "right") :]
     finding = _measure_pauses(group, rows, line, known_ns)
     if finding is not None:
         group.reported.add((_KIND.name, key))

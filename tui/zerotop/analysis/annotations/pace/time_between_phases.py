@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -31,8 +32,13 @@ _FEWEST_SAMPLES = 10
 _BUSY_PERCENT = 90.0
 
 
+# After so many more samples they are examined again, as a share: the work stays in proportion to the recording.
+_MORE_SAMPLES = 1 / 8
+
+
 class _State:
     events_read = samples = 0
+    due_samples = _FEWEST_SAMPLES
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
@@ -44,13 +50,15 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         for event in fresh:
             if _KIND.name not in group.reported and (event.facts["where"], event.facts["why"]) == (BETWEEN, SHARE):
                 state.samples += event.facts.get("samples") or 0
-                yield from _check_event(group, event, state.samples)
+                if state.samples >= state.due_samples:
+                    state.due_samples = state.samples + math.ceil(_MORE_SAMPLES * state.samples)
+                    yield from _check_event(group, event)
 
 
-def _check_event(group: Group, event: Event, samples: int) -> Iterator[Annotation]:
+def _check_event(group: Group, event: Event) -> Iterator[Annotation]:
     lead, known_ns = group.lead, event.unix_ns
     rows = lead.steps_until(known_ns)
-    if samples < _FEWEST_SAMPLES or len(rows) < 2 or not all(_spends_time(one, known_ns) for one in group.processes):
+    if len(rows) < 2 or not all(_spends_time(one, known_ns) for one in group.processes):
         return
     begin_ns = int(rows["begin_unix_ns"][0])
     line = find_line(lead, BETWEEN, begin_ns, known_ns, known_ns, why=SHARE)

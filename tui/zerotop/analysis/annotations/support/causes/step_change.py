@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Records, Rows, Samples
+from zerotop.session.event_files import select_events
 from zerotop_probe.recording import events
 
 PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
@@ -96,8 +97,10 @@ def _spread_over(process: Process, name: str, field: str, steps: Rows) -> float:
     """Return the part of what events report that falls into steps; each is taken as spread evenly over its time."""
     begin_ns, end_ns = int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1])
     offset_ns, total = process.source.offset_ns, 0.0
-    for event in process.events_named(name):
+    for event in select_events(process.events_named(name), begin_ns, process.recording.cursor_ns):
         first_ns, last_ns = event.facts["begin_ns"] + offset_ns, event.unix_ns
+        if first_ns > end_ns:
+            break
         shared_ns = min(last_ns, end_ns) - max(first_ns, begin_ns)
         if shared_ns >= 0:
             total += (event.facts.get(field) or 0.0) * (shared_ns / (last_ns - first_ns) if last_ns > first_ns else 1.0)

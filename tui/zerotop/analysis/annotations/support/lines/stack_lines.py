@@ -10,7 +10,7 @@ from typing import NamedTuple
 from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
 from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, find_own
-from zerotop.session.reader import Event
+from zerotop.session.event_files import Event, select_events
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 
@@ -81,9 +81,7 @@ def find_line(
     total = 0.0
     seconds: dict[tuple[str, int, str], float] = {}
     callees: dict[tuple[str, int, str], dict[tuple[str, ...], float]] = {}
-    for event in _select_events(process, where, begin_ns, end_ns):
-        if event.unix_ns > known_ns:
-            break
+    for event in _select_events(process, where, begin_ns, end_ns, known_ns):
         if why and event.facts["why"] != why:
             continue
         for stack in event.facts["stacks"]:
@@ -115,17 +113,18 @@ def await_line(
     if line is not None or not where or process.recording.session.info.get(STACKS_SETTING) is not True:
         return FoundLine(line, known_ns)
     deadline_ns = find_deadline(process, known_ns, _PATIENCE_NS)
-    for event in _select_events(process, where, begin_ns, end_ns):
-        if known_ns < event.unix_ns <= deadline_ns:
+    for event in _select_events(process, where, begin_ns, end_ns, deadline_ns):
+        if event.unix_ns > known_ns:
             line = find_line(process, where, begin_ns, end_ns, event.unix_ns, callee=callee)
             if line is not None:
                 return FoundLine(line, event.unix_ns)
     return FoundLine(None, deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
 
 
-def _select_events(process: Process, where: str, begin_ns: int, end_ns: int) -> Iterator[Event]:
+def _select_events(process: Process, where: str, begin_ns: int, end_ns: int, until_ns: int) -> Iterator[Event]:
+    """Yield the events with samples of a window of time that were written until ``until_ns``."""
     offset_ns = process.source.offset_ns
-    for event in process.events_named(events.STACKS):
+    for event in select_events(process.events_named(events.STACKS), begin_ns, until_ns):
         facts = event.facts
         if facts["where"] == where and facts["why"] != "silent":
             is_before, is_after = facts["end_ns"] + offset_ns <= begin_ns, facts["begin_ns"] + offset_ns >= end_ns
@@ -134,11 +133,14 @@ def _select_events(process: Process, where: str, begin_ns: int, end_ns: int) -> 
 
 
 def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
-    """Return until when to wait for what the process may still write: its end, or the end of the patience."""
+    """Return until when to wait for what the process may still write: its end, the recording's, or that of patience."""
     ends = [event.unix_ns for name in _LAST_EVENTS for event in process.events_named(name)]
     for event in process.recording.events_named(events.RANK_GONE):
         if (event.host, event.facts["pid"]) == process.key:
             ends.append(event.unix_ns)
+    session = process.recording.session
+    if not session.is_live:
+        ends.append(session.last_written_ns)
     return min([known_ns + patience_ns, *(end_ns for end_ns in ends if end_ns >= known_ns)])
 
 
