@@ -120,20 +120,34 @@ def test_cores_that_slow_down(tmp_path: Path) -> None:
     assert "the clock of the node's cores fell from 3000 to 2000 MHz" in planted.find_named("iteration_shift")[0].details
 
 
-def test_graphs_that_are_compiled_again(tmp_path: Path) -> None:
-    planted = Planted("gpu-slow", tmp_path)
+def plant_compiling(planted: Planted, steps: int, seconds: float) -> None:
+    """A graph that is compiled in each of so many steps from the first shift on."""
     shift = planted.find_named("iteration_shift")[0]
-    lost_s = shift.evidence["after_s"] - shift.evidence["before_s"]
     (process,) = (source for source in Session.open(planted.folder).sources["spans"] if source.rank == 0)
     begin_ns, step_ns = shift.begin_ns - process.offset_ns, round(shift.evidence["after_s"] * 1e9)
     (path,) = planted.folder.glob("events-rank0-*.jsonl")
     with path.open("a") as file:
-        for at_ns in range(begin_ns, begin_ns + 10 * step_ns, step_ns):
-            facts = {"step": 0, "begin_ns": at_ns, "graphs": 1, "seconds": lost_s}
+        for at_ns in range(begin_ns, begin_ns + steps * step_ns, step_ns):
+            facts = {"step": 0, "begin_ns": at_ns, "graphs": 1, "seconds": seconds}
             file.write(json.dumps({"time_ns": at_ns + step_ns, "event": "compiled", **facts}) + "\n")
+
+
+def test_graphs_that_are_compiled_again(tmp_path: Path) -> None:
+    planted = Planted("gpu-slow", tmp_path)
+    plant_compiling(planted, 10, 0.05)
     shift = planted.find_named("iteration_shift")[0]
     assert "at the same time torch.compile compiled 4 graphs in 4 steps" in shift.details
     assert shift.fix == "torch.compile(model, dynamic=True)"
+
+
+def test_steps_after_compiling_are_no_trouble(tmp_path: Path) -> None:
+    """Of this recording steps 18 to 37 are slow."""
+    planted = Planted("held-there-and-back", tmp_path)
+    plant_compiling(planted, 20, 0.08)
+    _, faster = planted.find_named("iteration_shift")
+    assert faster.severity.value == "info"
+    assert "torch.compile had compiled " in faster.details
+    assert not faster.advice
 
 
 @pytest.mark.parametrize(

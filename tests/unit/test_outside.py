@@ -405,11 +405,13 @@ class TestGpus:
         assert {str(row[4]) for row in rows} == {"nan"}
         assert answers["calls", "nvmlDeviceGetProcessUtilization"] == 1
 
-    def test_processes_without_samples_compute_nothing(self, answers: dict[Any, Any]) -> None:
+    def test_without_samples_nothing_is_known(self, answers: dict[Any, Any]) -> None:
         answers["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=pid, usedGpuMemory=9) for pid in (7, 8)]
         answers["nvmlDeviceGetProcessUtilization"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         _, (device,) = nvml.discover_gpus()
-        assert [row[4] for row in device.read_process_rows(0, refresh=True)] == [0.0, 0.0]
+        assert [str(row[4]) for row in device.read_process_rows(0, refresh=True)] == ["nan", "nan"]
+        answers["nvmlDeviceGetProcessUtilization"] = [SimpleNamespace(pid=8, smUtil=30)]
+        assert [row[4] for row in device.read_process_rows(S, refresh=True)] == [0.0, 30.0]
 
     def test_byte_counters_of_32_bits_do_not_wrap_for_us(self, answers: dict[Any, Any]) -> None:
         _, (device,) = nvml.discover_gpus()

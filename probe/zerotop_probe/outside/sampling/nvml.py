@@ -229,7 +229,7 @@ class GpuDevice:
         return {pid for _, pid, _ in self._processes} if len(self._processes) > 1 else set()
 
     def _read_process_use(self, time_ns: int) -> dict[int, float] | None:
-        """Return the share (percent) of the last second in which kernels of each process ran; None if that is hidden."""
+        """Return the share (percent) of the last second in which kernels of each process ran; None if that is unknown."""
         if time_ns - self._use_read_ns < _USE_WINDOW_NS:
             return self._process_use
         self._use_read_ns = time_ns
@@ -238,9 +238,8 @@ class GpuDevice:
         shares: dict[int, list[int]] = {}
         for sample in samples:
             shares.setdefault(sample.pid, []).append(sample.smUtil)
-        # Processes that ran no kernel have no sample.
-        is_hidden = "process use" in self._unsupported
-        self._process_use = None if is_hidden else {pid: statistics.mean(each) for pid, each in shares.items()}
+        # Processes that ran no kernel have no sample. Without any sample the GPU was idle, or the driver hides them.
+        self._process_use = {pid: statistics.mean(each) for pid, each in shares.items()} or None
         return self._process_use
 
 

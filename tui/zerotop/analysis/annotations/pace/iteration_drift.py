@@ -75,7 +75,8 @@ class _Drift(NamedTuple):
     def measure(cls, group: Group, rise: Rise) -> _Drift:
         """Measure a rise of a group's iterations."""
         rows = group.lead.steps[rise.begin : rise.end]
-        change = StepChange(group, rows[: rise.block_length], rows[-rise.block_length :])
+        known_ns = int(rows["end_unix_ns"][-1])
+        change = StepChange(group, rows[: rise.block_length], rows[-rise.block_length :], known_ns)
         changes = change.measure_phases(rise.high - rise.low)
         return cls(rise, rows, change, changes, max(changes, key=lambda name: changes[name]))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.causes import find_cause
-from zerotop.analysis.annotations.support.causes.gpu_causes import find_known_ns
+from zerotop.analysis.annotations.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.annotations.support.causes.host_causes import measure_change_loads
 from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, compute_own_seconds, name_part
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
@@ -21,7 +22,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     line_values,
     name_line,
 )
-from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
+from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine, find_deadline
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import ShiftFinder
@@ -72,9 +73,9 @@ class _Shift(NamedTuple):
             process, where = cause.culprit or process, cause.where
         elif not self.is_worse or (cause is not None and not self.is_uncertain):
             where = ""
-        end_ns, known_ns = int(rows["end_unix_ns"][-1]), find_known_ns(self.change)
+        end_ns = int(rows["end_unix_ns"][-1])
         callee = cause.callee if cause is not None else ""
-        return Delay(process, where, int(rows["begin_unix_ns"][0]), end_ns, known_ns, callee)
+        return Delay(process, where, int(rows["begin_unix_ns"][0]), end_ns, self.change.known_ns, callee)
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
@@ -90,18 +91,29 @@ def _find_shifts(group: Group) -> Iterator[_Shift]:
     for shift in group.lead.get_state(ShiftFinder, _KIND.name).find_shifts(values):
         is_long = max(values[shift.before].max(), values[shift.first]) >= SHORTEST_ITERATION_S
         if is_long and group.count_report(_KIND.name):
-            waiting.append(StepChange(group, steps[shift.before], steps[shift.first : shift.last + 1]))
+            after = steps[shift.first : shift.last + 1]
+            change = StepChange(group, steps[shift.before], after, int(after["end_unix_ns"][-1]))
+            if awaits_use(change):
+                waiting.append(change)
+            else:
+                yield from _explain_change(change)
     held, waiting[:] = waiting[:], []
     for change in held:
-        if find_known_ns(change) > group.lead.recording.cursor_ns:
+        known_ns = find_deadline(group.lead, change.known_ns, USE_NS)
+        if known_ns <= group.lead.recording.cursor_ns:
+            yield from _explain_change(replace(change, known_ns=known_ns))
+        else:
             waiting.append(change)
-            continue
-        cause = find_cause(change)
-        if not (cause.has_own_finding if cause is not None else _is_by_others(change)):
-            before, after = _compute_medians(change)
-            changes = change.measure_phases(after - before)
-            carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1))
-            yield _Shift(change, cause, changes, carrier, before, after)
+
+
+def _explain_change(change: StepChange) -> Iterator[_Shift]:
+    """Yield the change with its cause, unless another finding is about it."""
+    cause = find_cause(change)
+    if not (cause.has_own_finding if cause is not None else _is_by_others(change)):
+        before, after = _compute_medians(change)
+        changes = change.measure_phases(after - before)
+        carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1))
+        yield _Shift(change, cause, changes, carrier, before, after)
 
 
 def _is_by_others(change: StepChange) -> bool:

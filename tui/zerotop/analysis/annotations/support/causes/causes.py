@@ -29,6 +29,7 @@ from zerotop.analysis.annotations.support.thresholds import (
     STRAGGLER_SHARE,
 )
 from zerotop.analysis.formatting import Text, format_count, format_seconds
+from zerotop_probe.recording import events
 
 # Bytes of reserved memory returned to the driver at once: more than a segment or two.
 _CLEARED_BYTES = 64 << 20
@@ -143,6 +144,8 @@ def _check_collector(change: StepChange) -> Cause | None:
 
 def _check_compiling(change: StepChange) -> Cause | None:
     """torch.compile accounts for at least half of the difference: it began to compile in the steps, or had finished."""
+    if not change.process.events_named(events.COMPILED):
+        return None
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     before, after = (measure_compiling(change.process, rows) for rows in (change.before, change.after))
     if after.seconds - before.seconds >= slower / 2 > 0:

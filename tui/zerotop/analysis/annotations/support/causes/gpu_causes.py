@@ -6,7 +6,6 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange, compute_own_seconds
 from zerotop.analysis.annotations.support.evidence import Process, Samples
-from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
 from zerotop.analysis.annotations.support.record_window import read_column
 from zerotop.analysis.annotations.support.thresholds import FEW_SHARE, MOST_SHARE, OTHERS_BYTES, SLOWED_MASK
 from zerotop.analysis.formatting import format_percent
@@ -19,7 +18,7 @@ _CLOCK_SHARE = 0.05
 _COMPUTING_PERCENT = 5.0
 # How much processes compute is sampled once a second, over that second: a finding waits so long for it (ns).
 _SAMPLED_NS = 1_000_000_000
-_USE_NS = 2 * _SAMPLED_NS + 200_000_000
+USE_NS = 2 * _SAMPLED_NS + 200_000_000
 
 _CLOCK: Advice = (
     "Check the node's cooling and power supply: no {tool} setting changes their limits.",
@@ -55,12 +54,9 @@ def check_slower_clock(change: StepChange) -> Cause | None:
     return Cause(f"the SM clock fell from {before:.0f} to {after:.0f} MHz", *_CLOCK, 0.7)
 
 
-def find_known_ns(change: StepChange) -> int:
-    """Return when it is known what other processes on the ranks' GPUs did: at once where there are none."""
-    end_ns = int(change.after["end_unix_ns"][-1])
-    if not any(_find_others(change, process) and _measures_use(process) for process in change.group.processes):
-        return end_ns
-    return find_deadline(change.process, end_ns, _USE_NS)
+def awaits_use(change: StepChange) -> bool:
+    """Whether a sample after the change will say how much other processes compute on the ranks' GPUs."""
+    return any(_measures_use(process) and _find_others(change, process) for process in change.group.processes)
 
 
 def check_neighbours(change: StepChange) -> Cause | None:
@@ -80,7 +76,7 @@ def check_neighbours(change: StepChange) -> Cause | None:
 
 def _find_others(change: StepChange, process: Process) -> list[int]:
     """Return the processes on a rank's GPU that are not the job's; none where the job's cannot be told from others."""
-    rows = _read_uses(process, int(change.after["begin_unix_ns"][0]) - _USE_NS, int(change.after["end_unix_ns"][-1])).rows
+    rows = _read_uses(process, int(change.after["begin_unix_ns"][0]) - USE_NS, int(change.after["end_unix_ns"][-1])).rows
     if not len(rows):
         return []
     is_large = (rows["used_bytes"] >= OTHERS_BYTES) | (read_column(rows, "sm_percent") >= _COMPUTING_PERCENT)
@@ -93,8 +89,8 @@ def _find_others(change: StepChange, process: Process) -> list[int]:
 
 def _measures_use(process: Process) -> bool:
     """Whether this recording says how much processes compute: older ones do not."""
-    first = process.recording.get_records("gpu_processes", process.host).read_first()
-    return len(first) > 0 and "sm_percent" in (first.rows.dtype.names or ())
+    sources = process.recording.session.sources["gpu_processes"]
+    return any("sm_percent" in (source.array.dtype.names or ()) for source in sources)
 
 
 def _read_uses(process: Process, begin_ns: int, end_ns: int) -> Samples:
@@ -109,7 +105,7 @@ def _describe_other(change: StepChange, process: Process, pid: int) -> Cause | N
     # A sample is of the second before it.
     parts = (
         _read_uses(process, int(change.before["begin_unix_ns"][0]), changed_ns),
-        _read_uses(process, changed_ns + _SAMPLED_NS, find_known_ns(change)),
+        _read_uses(process, changed_ns + _SAMPLED_NS, change.known_ns),
     )
     uses = [read_column(part.rows[part.rows["pid"] == pid], "sm_percent") if len(part) else np.empty(0) for part in parts]
     before, after = (use[~np.isnan(use)] for use in uses)

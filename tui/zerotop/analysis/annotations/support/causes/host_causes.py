@@ -56,8 +56,9 @@ def check_paging(change: StepChange) -> Cause | None:
     samples = change.read_samples(change.process.host_samples)
     if samples is None:
         return None
-    before, after = (_measure_rate(part, "major_faults") for part in samples)
-    if not (before <= _FEW_FAULTS_PER_S and after >= _FAULTS_PER_S):  # unknown ones are NaN, which compares false
+    after = _measure_rate(samples[1], "major_faults")
+    # Unknown figures are NaN, which compares false.
+    if not (after >= _FAULTS_PER_S and _measure_rate(samples[0], "major_faults") <= _FEW_FAULTS_PER_S):
         return None
     hosts = change.read_samples(change.process.recording.get_records("hosts", change.process.host))
     rate = _measure_rate(hosts[1], "swap_in_bytes") if hosts is not None else float("nan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -32,12 +33,15 @@ class Cause(NamedTuple):
     callee: str = ""  # the function that this line must call
 
 
-class StepChange(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class StepChange:
     """Steps of a group's lead before and after a change."""
 
     group: Group
     before: Rows
     after: Rows
+    known_ns: int  # until when samples may be read that say why: unix nanoseconds
+    _samples: dict[Records, tuple[Samples, Samples] | None] = field(default_factory=dict)
 
     @property
     def process(self) -> Process:
@@ -45,12 +49,14 @@ class StepChange(NamedTuple):
         return self.group.lead
 
     def read_samples(self, records: Records) -> tuple[Samples, Samples] | None:
-        """Return the records before and after; None if there are none in one of them."""
-        before, after = (
-            records.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
-            for rows in (self.before, self.after)
-        )
-        return (before, after) if len(before) and len(after) else None
+        """Return the records before and after; None if there are none in one of them. They are read once."""
+        if records not in self._samples:
+            before, after = (
+                records.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
+                for rows in (self.before, self.after)
+            )
+            self._samples[records] = (before, after) if len(before) and len(after) else None
+        return self._samples[records]
 
     def measure_phases(self, change_s: float) -> dict[str, float]:
         """Return by how much each phase changed, in seconds, and the rest of ``change_s`` as ``other_s``."""

@@ -1,0 +1,185 @@
+"""A training loop with one fault from a step on, or in it; plain PyTorch, DDP or DeepSpeed. It knows nothing of zerotop.
+
+Lines at which a fault takes its time, or fails, end in ``# fault: NAME``.
+"""
+
+import argparse
+import gc
+import os
+import signal
+import tempfile
+import time
+
+import torch
+from torch import nn
+
+VOCABULARY = 512
+
+
+class Model(nn.Module):
+    """Predicts the next token with a few layers."""
+
+    def __init__(self, width, layers):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, dropout=0.0)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, input_ids):
+        logits = self.head(self.layers(self.embedding(input_ids)))
+        return nn.functional.cross_entropy(logits.flatten(0, 1).float(), input_ids.flatten())
+
+
+class Batches(torch.utils.data.Dataset):
+    """Batches of random tokens; an item is a whole batch."""
+
+    def __init__(self, options):
+        self.options = options
+
+    def __len__(self):
+        return self.options.steps
+
+    def __getitem__(self, step):
+        options = self.options
+        rows, length = options.rows, options.length
+        if step >= options.step:
+            rows *= 3 if options.fault == "rows" else 1
+            length *= 3 if options.fault == "longer" else 1
+            if options.fault == "slow_item":
+                time.sleep(options.seconds)  # fault: slow_item
+        return torch.randint(VOCABULARY, (rows, length))
+
+
+def parse():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("fault")
+    parser.add_argument("--engine", choices=("plain", "ddp", "deepspeed"), default="plain")
+    parser.add_argument("--local_rank", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--step", type=int, default=25)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=0.1)
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=2)
+    return parser.parse_args()
+
+
+def set_up(options, device):
+    """Return what is called for the loss, for backward and update, and to save a checkpoint in a folder."""
+    model = Model(options.width, options.layers).to(device)
+    if options.engine == "deepspeed":
+        import deepspeed
+
+        config = {
+            "train_micro_batch_size_per_gpu": options.rows,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": 1},
+            "steps_per_print": 1000000,
+        }
+        engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
+
+        def update(loss):
+            engine.backward(loss)
+            engine.step()
+
+        return engine, update, engine.save_checkpoint
+    if options.engine == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+
+    def update_plain(loss):
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def save(folder, client_state):
+        torch.save({"model": model.state_dict(), **client_state}, f"{folder}/checkpoint.pt")
+
+    return model, update_plain, save
+
+
+def collect_garbage(junk):
+    """Clean up after each step, which looks at every object that there is."""
+    gc.collect()  # fault: gc
+    return len(junk)
+
+
+def disturb(options, rank, junk):
+    """Do what takes time between the phases from the fault's step on."""
+    if options.fault == "sleep":
+        time.sleep(options.seconds)  # fault: sleep
+    elif options.fault == "slow_rank" and rank == options.rank:
+        time.sleep(options.seconds)  # fault: slow_rank
+    elif options.fault == "gc":
+        collect_garbage(junk)
+    elif options.fault == "empty_cache":
+        torch.cuda.empty_cache()  # fault: empty_cache
+
+
+def fail(options, rank):
+    """End a rank, in the fault's step."""
+    if rank != options.rank:
+        return
+    if options.fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif options.fault == "exception":
+        raise ValueError("a label lies outside of the vocabulary")  # fault: exception
+
+
+class SlowDisk:
+    """Takes its time when it is saved."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __reduce__(self):
+        time.sleep(self.seconds)
+        return (float, (self.seconds,))
+
+
+def pause(options, model, save, device):
+    """Save or evaluate, once."""
+    if options.fault == "checkpoint":
+        with tempfile.TemporaryDirectory() as folder:
+            save(folder, client_state={"slow": SlowDisk(2.0)})
+    elif options.fault == "evaluation":
+        model.eval()
+        with torch.no_grad():
+            model(torch.randint(VOCABULARY, (16 * options.rows, options.length), device=device))
+        model.train()
+
+
+def main():
+    options = parse()
+    on_gpu = torch.cuda.is_available()
+    rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+    device = torch.device("cuda", local % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    if options.engine == "ddp":
+        shares = on_gpu and torch.cuda.device_count() < int(os.environ["WORLD_SIZE"])
+        torch.distributed.init_process_group("nccl" if on_gpu and not shares else "gloo")
+    torch.manual_seed(rank)
+    compute_loss, update, save = set_up(options, device)
+    junk = [[number] for number in range(500_000)] if options.fault == "gc" else []
+    kept = []
+    for step, batch in enumerate(torch.utils.data.DataLoader(Batches(options), batch_size=None)):
+        if step == options.step:
+            print("FAULT", flush=True)
+            pause(options, compute_loss, save, device)
+            fail(options, rank)
+        update(compute_loss(batch.to(device)))
+        if step >= options.step:
+            disturb(options, rank, junk)
+            if options.fault == "leak":
+                kept.append(torch.ones(32 << 20, dtype=torch.uint8, device=device))  # fault: leak
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
