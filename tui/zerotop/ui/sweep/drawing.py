@@ -98,8 +98,12 @@ def _describe_progress(model: SweepModel, done: int, total: int) -> list[tuple[i
         texts.append((4, f"{format_clock(elapsed)} elapsed", "muted"))
         texts.append((8, f"{format_clock(left)} left" if left is not None else "measuring the first point", "value"))
     if price is not None:
-        total_cost = f" of about {price.format_cost(elapsed + left)}" if left is not None and not progress.is_over else ""
-        texts.append((7, f"{price.format_cost(elapsed)}{total_cost}", "value"))
+        if progress.is_over:  # the elapsed time is that since the sweep went on, if it was interrupted
+            cost = price.format_cost(sum(point.result.machine_seconds for point in model.sweep.points if point.result))
+        else:
+            total_cost = f" of about {price.format_cost(elapsed + left)}" if left is not None else ""
+            cost = f"{price.format_cost(elapsed)}{total_cost}"
+        texts.append((7, cost, "value"))
     return texts
 
 
