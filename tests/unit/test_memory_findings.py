@@ -69,6 +69,48 @@ def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blo
     return Session.open(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "finding", "headline", "details"),
+    [
+        (
+            "gpu-lines-leak",
+            "memory_creep",
+            "memory_on_gpu.py:58 leaks 32.8 MiB a step on rank 0; full near step 2661",
+            "What stays was allocated at memory_on_gpu.py:58 in keep.",
+        ),
+        (
+            "gpu-lines-jump",
+            "memory_step",
+            "Steps allocate up to 10.02 GiB instead of 3.66 GiB from step 300 on",
+            "1.56 GiB more are allocated at memory_on_gpu.py:51 in disturb;",
+        ),
+        (
+            "gpu-lines-evaluation",
+            "evaluation_peak",
+            "3.91 GiB of the evaluation's peak are allocated at memory_on_gpu.py:46",
+            "3.91 GiB of them from memory_on_gpu.py:46 in forward (torch.nn.modules.linear).",
+        ),
+        (
+            "gpu-lines-leak",
+            "logits_peak",
+            "Logits take 1.95 GiB of the memory peak of 3.66 GiB in backward",
+            "allocated at memory_on_gpu.py:46 in forward (torch.nn.modules.linear) and memory_on_gpu.py:88 in main"
+            " (torch.nn.functional.cross_entropy).",
+        ),
+        (
+            "gpu-lines-leak",
+            "peak_owner",
+            "The memory peak is in backward: 3.66 GiB of 79.18 GiB",
+            "Of the peak of step 4 are allocated: 1.25 GiB at memory_on_gpu.py:32 in forward,",
+        ),
+    ],
+)
+def test_the_lines_that_the_probe_found_on_a_gpu(name: str, finding: str, headline: str, details: str) -> None:
+    (found,) = find_named(recordings.recording(name), finding)
+    assert found.headline == headline
+    assert details in found.details
+
+
 @pytest.fixture
 def leak(tmp_path: Path) -> tuple[Path, Annotation]:
     folder = recordings.as_directory("gpu-leak", tmp_path)

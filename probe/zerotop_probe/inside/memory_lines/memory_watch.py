@@ -28,8 +28,8 @@ _CREEP_PAUSE_NS, _PEAK_PAUSE_NS = 600_000_000_000, 10_000_000_000
 # Whether a block stays shows in the step after the one that has allocated it.
 _LOOK_STEPS = {CREEP: 2, PEAK: 1}
 
-# Until a look has shown it: what it costs by itself and for each allocation (ns).
-_LOOK_NS, _ALLOCATION_NS = 10_000_000, 25_000
+# What a look costs by itself, and for each allocation until a look has shown it, and at least (ns).
+_LOOK_NS, _ALLOCATION_NS, _LEAST_ALLOCATION_NS = 10_000_000, 25_000, 10_000
 # Of an evaluation, of which a look sees only the begin.
 _MOST_ALLOCATIONS = 15_000
 # The part of the budget that is the microscope's own, and the time for which it is advanced (ns).
@@ -128,7 +128,7 @@ class MemoryWatch:
         """Note what a look has cost that has found so many entries, each an allocation or a free."""
         self._spent_ns += cost_ns
         if entries:
-            self._allocation_ns = max(0, cost_ns - _LOOK_NS) / (entries / 2)
+            self._allocation_ns = max(_LEAST_ALLOCATION_NS, (cost_ns - _LOOK_NS) / (entries / 2))
 
 
 def _is_higher(peak: int, known: int) -> bool:

@@ -76,12 +76,18 @@ class Look:
 
     def describe_lines(self) -> Text | None:
         """Return a sentence about the lines that have allocated the most; None without any."""
-        largest = [blocks for blocks in self.blocks if blocks.line is not None][:_MOST_LINES]
+        sums: dict[str, int] = {}
+        texts: dict[str, str] = {}
+        for blocks in self.blocks:
+            if blocks.line is not None:
+                sums[blocks.place] = sums.get(blocks.place, 0) + blocks.total_bytes
+                texts.setdefault(blocks.place, blocks.text)
+        largest = sorted(sums, key=lambda place: sums[place], reverse=True)[:_MOST_LINES]
         if not largest:
             return None
         values: dict[str, Any] = {}
-        for number, blocks in enumerate(largest):
-            values |= {f"size{number}": blocks.total_bytes, f"line{number}": blocks.text}
+        for number, place in enumerate(largest):
+            values |= {f"size{number}": sums[place], f"line{number}": texts[place]}
         parts = [f"{{size{number}:size}} at {{line{number}}}" for number in range(len(largest))]
         return Text(f"Of {self.description} are allocated: {', '.join(parts)}.", values)
 

@@ -14,8 +14,8 @@ from zerotop_probe.recording.directory import STACKS_SETTING
 
 # A look must fit into the probe's budget first: a finding waits so long for one (ns).
 _PATIENCE_NS = 10_000_000_000
-# The part of what has grown, or of a peak, from which on a line is named.
-_NOTABLE_SHARE = 0.25
+# The part of what has grown, or of a peak, from which on a line is named: backward allocates as much again, without lines.
+_NOTABLE_SHARE = 0.1
 # A column of the allocator's table that is as old as the looks.
 _AS_OLD_AS_LOOKS = "device_allocs"
 
