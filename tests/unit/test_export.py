@@ -198,7 +198,7 @@ def test_a_number_says_its_unit(tmp_path: Path) -> None:
         "load",
         "boundaries",
     }
-    counts |= {"retries", "ooms", "segments", "lost", "errors", "cgroup_oom_kills"}
+    counts |= {"retries", "ooms", "segments", "device_allocs", "device_frees", "lost", "errors", "cgroup_oom_kills"}
     counts |= {"major_faults", "loader_workers", "loader_blocked"}
     names = {"rank", "step", "micro_step", "depth", "engine", "device", "gpu", "pid", "tid", "processor", "throttle_reasons"}
     names.add("because_of_step")

@@ -84,11 +84,13 @@ def plant_neighbour(planted: Planted, before: float, after: float) -> None:
 
 def test_a_process_that_computes_on_the_same_gpu(tmp_path: Path) -> None:
     planted = Planted("gpu-offload-110", tmp_path)
+    before = planted.find_named("iteration_shift")[0]
     plant_neighbour(planted, 0, 40)
     shift = planted.find_named("iteration_shift")[0]
     assert "at the same time process 3343 (python train.py of ann) uses 40 % of GPU 0" in shift.details
     assert shift.fix == "ps -o user,lstart,cmd -p 3343"
     assert shift.confidence == 0.85
+    assert shift.known_ns > before.known_ns + 1.5e9  # what a process computes is sampled once a second
 
 
 def test_a_process_that_computes_as_much_as_before_is_no_cause(tmp_path: Path) -> None:

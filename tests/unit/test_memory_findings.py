@@ -98,6 +98,22 @@ def test_a_leak_waits_for_its_line(leak: tuple[Path, Annotation]) -> None:
     assert "memory_creep" not in [one.name for one in find_annotations(session, later_ns - 1)]
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_leak_without_a_line_is_told_when_the_job_is_gone(leak: tuple[Path, Annotation], is_seen: bool) -> None:
+    """The rank is killed a second after the leak is seen, and perhaps the node with it."""
+    folder, before = leak
+    info = json.loads((folder / "session.json").read_text())
+    (folder / "session.json").write_text(json.dumps(info | {"stacks": True}))
+    add_calls(folder, lambda rows: 0)
+    for path in folder.glob("events-*.jsonl"):
+        kept = [line for line in path.read_text().splitlines() if '"goodbye"' not in line and '"job_ended"' not in line]
+        kept = [line for line in kept if is_seen or '"rank_gone"' not in line]
+        path.write_text("\n".join(kept) + "\n")
+    (creep,) = find_named(Session.open(folder), "memory_creep")
+    assert creep.headline == before.headline
+    assert creep.known_ns > before.known_ns
+
+
 @pytest.mark.parametrize(
     "blocks",
     [[(1, 8 * MIB, KEEP), (1, 9 * MIB, LINEAR)], [(1, 32 * MIB, [])], []],
@@ -122,6 +138,15 @@ def test_the_line_of_a_step(tmp_path: Path) -> None:
     assert step.headline == before.headline
     line = "train.py:120 in main (loss_utils.py:36 in fixed_cross_entropy: torch.nn.functional.cross_entropy)"
     assert f"; 0.78 GiB more are allocated at {line}; " in step.details
+
+
+def test_the_lines_of_the_highest_peak(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-clean", tmp_path)
+    (before,) = find_named(Session.open(folder), "peak_owner")
+    blocks = [(2, 400 * MIB, []), (1, 300 * MIB, KEEP)]
+    session = add_look(folder, "peak", before.end_ns, 4, blocks, peak_bytes=9 << 30, before_bytes=1 << 30)
+    (owner,) = find_named(session, "peak_owner")
+    assert owner.details == f"{before.details} Of the peak of step 4 are allocated: 0.29 GiB at train.py:57 in keep."
 
 
 def test_the_lines_of_logits(tmp_path: Path) -> None:

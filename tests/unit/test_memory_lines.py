@@ -86,6 +86,15 @@ def test_a_creep_is_looked_at_soon_and_then_rarely() -> None:
     assert len(creeps) == 1
 
 
+def test_a_creep_shows_in_some_of_the_steps_too() -> None:
+    steps = Steps()
+    for _ in range(400):
+        steps.step += 2  # of three steps one is read
+        steps.allocations += 2000
+        steps.take(1, lambda step: (100 + 32 * step) * MIB, lambda step: (1000 + 32 * step) * MIB, each=1000)
+    assert [why for why, _ in steps.looks].count(CREEP) == 1
+
+
 def test_memory_that_comes_and_goes_is_no_creep() -> None:
     steps = Steps()
     steps.take(300, lambda step: (100 + 50 * (step % 5)) * MIB, level(1000))
@@ -118,6 +127,8 @@ def test_an_evaluation_is_looked_at_if_the_one_before_it_had_a_new_peak() -> Non
             assert steps.watch.begin_look(looks[-1], steps.time_ns) == 0
         steps.watch.end_evaluation(StepMemory(0, peak * MIB, steps.allocations + 100))
     assert looks == ["", "", EVALUATION, "", "", "", EVALUATION]
+    steps.take(60, level(100), level(2000))
+    assert [why for why, _ in steps.looks] == [PEAK, PEAK]
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------------
@@ -308,6 +319,16 @@ def test_a_history_that_the_job_takes_over_meanwhile_stays_as_it_is(rank: Leakin
     assert rank.binding.calls == ["all", enabled]
     rank.finder.finish()
     assert rank.events == []
+
+
+def test_steps_in_which_nothing_was_read_count_for_a_look(rank: Leaking) -> None:
+    rank.take_steps_until(True)
+    assert rank.finder.is_looking
+    rank.memory.history.allocate(1, 32 * MIB, (SCRIPT, 10, "keep"))
+    for step in (rank.step, rank.step + 1):
+        rank.finder.end_step(step, None)
+    assert not rank.finder.is_looking
+    assert wait_for(lambda: rank.events, 60)[0]["why"] == CREEP
 
 
 @pytest.mark.parametrize("is_long", [True, False])

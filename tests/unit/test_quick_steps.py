@@ -31,7 +31,7 @@ import os, signal, sys
 from zerotop_probe.inside.engines import LoopState
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.recording import shared_memory
+from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.recording.writer import Identity
 shared_memory.MEMORY_ROOT, session = sys.argv[1:]
 recorder = Recorder(session, Identity.for_this_process("rank", 0), CostMeter())

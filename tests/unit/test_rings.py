@@ -52,7 +52,8 @@ files.finish()
 """
 SAMPLER = """
 import sys, time
-from zerotop_probe.recording import segments, shared_memory
+from zerotop_probe.recording import segments
+from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
 shared_memory.MEMORY_ROOT, session = sys.argv[1:]
 segments.SEGMENT_BYTES = 1

@@ -110,9 +110,12 @@ class AllocatorSampler:
         if counters[1] > self._step_peak:
             self._step_peak = counters[1]
 
-    def take_memory(self) -> StepMemory:
-        """Return what was counted since the last call."""
-        stats, peak, self._step_peak = self._last_stats, self._step_peak, UNKNOWN
+    def take_memory(self) -> StepMemory | None:
+        """Return what was counted since the last call; None if nothing was read since."""
+        stats, peak = self._last_stats, self._step_peak
+        self._last_stats, self._step_peak = {}, UNKNOWN
+        if not stats:
+            return None
         held = stats.get("allocated_bytes", {}).get("all", {}).get("current", UNKNOWN)
         return StepMemory(held, peak, stats.get("allocation", {}).get("all", {}).get("allocated", 0))
 

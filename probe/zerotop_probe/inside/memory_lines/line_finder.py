@@ -50,17 +50,22 @@ class LineFinder:
         self._looks: list[_Look] = []
         self._thread: threading.Thread | None = None
 
-    def end_step(self, step: int, memory: StepMemory) -> None:
-        """Begin or end a look after a step, on the training thread."""
+    @property
+    def is_looking(self) -> bool:
+        """Whether a look is in progress, so that the end of every step counts."""
+        return bool(self._looks)
+
+    def end_step(self, step: int, memory: StepMemory | None) -> None:
+        """Begin or end a look after a step, on the training thread. ``memory`` is None if it was not read in the step."""
         if self._guard.is_on:
             self._try(self._end_step, step, memory)
 
-    def begin_evaluation(self, step: int, memory: StepMemory) -> None:
+    def begin_evaluation(self, step: int, memory: StepMemory | None) -> None:
         """Begin a look at an evaluation, before ``step``, if it is worth one."""
         if self._guard.is_on:
             self._try(self._begin_evaluation, step, memory)
 
-    def end_evaluation(self, memory: StepMemory) -> None:
+    def end_evaluation(self, memory: StepMemory | None) -> None:
         """End a look at an evaluation, unless it has ended."""
         if self._guard.is_on:
             self._try(self._end_evaluation, memory)
@@ -73,24 +78,25 @@ class LineFinder:
             self._guard.switch_off(error)
             self._give_up()
 
-    def _end_step(self, step: int, memory: StepMemory) -> None:
+    def _end_step(self, step: int, memory: StepMemory | None) -> None:
         time_ns = now()
         duration_ns, self._last_end_ns = time_ns - self._last_end_ns, time_ns
-        why = self._watch.judge_step(step, time_ns, memory, self._meter.total_ns)
+        why = self._watch.judge_step(step, time_ns, memory, self._meter.total_ns) if memory is not None else ""
         if self._looks:
             self._continue_look(self._looks[0], step)
         elif why:
             wait_s = max(_GIVE_UP_S, _GIVE_UP_FACTOR * duration_ns / 1e9)
             self._begin_look(why, step + 1, time_ns, wait_s)
 
-    def _begin_evaluation(self, step: int, memory: StepMemory) -> None:
+    def _begin_evaluation(self, step: int, memory: StepMemory | None) -> None:
         time_ns = now()
-        why = self._watch.judge_evaluation(time_ns, memory, self._meter.total_ns)
+        why = self._watch.judge_evaluation(time_ns, memory, self._meter.total_ns) if memory is not None else ""
         if why and not self._looks:
             self._begin_look(why, step, time_ns, _EVALUATION_S)
 
-    def _end_evaluation(self, memory: StepMemory) -> None:
-        self._watch.end_evaluation(memory)
+    def _end_evaluation(self, memory: StepMemory | None) -> None:
+        if memory is not None:
+            self._watch.end_evaluation(memory)
         for look in self._looks.copy():
             if look.why == EVALUATION:
                 self._end_look(look)

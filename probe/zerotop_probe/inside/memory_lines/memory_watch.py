@@ -44,6 +44,7 @@ class MemoryWatch:
         """``share``: the budget, as a share of the training time."""
         self._share = share
         self._steps = 0
+        self._last_step = 0
         self._begin_ns = 0
         self._spent_ns = 0
         self._allocation_ns: float = _ALLOCATION_NS
@@ -52,7 +53,7 @@ class MemoryWatch:
         self._growing_steps = 0
         self._base_bytes = 0  # held before they began
         self._last_peaks: list[int] = []
-        self._known_peak = 0  # of the steps or evaluations that were looked at for a peak
+        self._known_peaks = {PEAK: 0, EVALUATION: 0}  # of the steps and evaluations that were looked at
         self._evaluation_peak = 0  # of the last evaluation
         self._evaluation_allocations = 0
         self._looked_ns: dict[str, int] = {}
@@ -61,10 +62,10 @@ class MemoryWatch:
     def judge_step(self, step: int, time_ns: int, memory: StepMemory, cost_ns: int) -> str:
         """Return why to look at the steps after ``step``, which has just ended; empty if there is no reason.
 
-        ``cost_ns``: what the whole probe has cost so far.
+        Steps may be left out. ``cost_ns``: what the whole probe has cost so far.
         """
         self._begin_ns = self._begin_ns or time_ns
-        self._learn(memory)
+        self._learn(step, memory)
         why = self._find_reason(time_ns)
         if not why or (step + 1) % _LOCKSTEP:
             return ""
@@ -73,7 +74,8 @@ class MemoryWatch:
     def judge_evaluation(self, time_ns: int, memory: StepMemory, cost_ns: int) -> str:
         """Return why to look at the evaluation that begins; empty if there is no reason."""
         self._last = self._last._replace(allocations=memory.allocations)
-        is_due = self._is_higher(self._evaluation_peak) and self._fits_budget(self._evaluation_allocations, time_ns, cost_ns)
+        is_higher = _is_higher(self._evaluation_peak, max(self._known_peaks.values()))
+        is_due = is_higher and self._fits_budget(self._evaluation_allocations, time_ns, cost_ns)
         return EVALUATION if is_due else ""
 
     def end_evaluation(self, memory: StepMemory) -> None:
@@ -82,7 +84,7 @@ class MemoryWatch:
         self._evaluation_allocations = min(_MOST_ALLOCATIONS, max(0, memory.allocations - self._last.allocations))
         self._last = self._last._replace(allocations=memory.allocations)
 
-    def _learn(self, memory: StepMemory) -> None:
+    def _learn(self, step: int, memory: StepMemory) -> None:
         self._steps += 1
         if memory.held > self._last.held >= 0:
             if not self._growing_steps:
@@ -91,18 +93,16 @@ class MemoryWatch:
         else:
             self._growing_steps = 0
         self._last_peaks = [*self._last_peaks, memory.peak][-_PEAK_STEPS:]
-        self._step_allocations = max(0, memory.allocations - self._last.allocations)
+        steps, self._last_step = max(1, step - self._last_step), step
+        self._step_allocations = max(0, memory.allocations - self._last.allocations) // steps
         self._last = memory
 
     def _find_reason(self, time_ns: int) -> str:
         is_growing = self._growing_steps >= _CREEP_STEPS and self._last.held - self._base_bytes >= _CREEP_BYTES
         if is_growing and self._is_over(CREEP, time_ns, _CREEP_PAUSE_NS):
             return CREEP
-        is_higher = self._steps > _FIRST_STEPS and self._is_higher(min(self._last_peaks))
+        is_higher = self._steps > _FIRST_STEPS and _is_higher(min(self._last_peaks), self._known_peaks[PEAK])
         return PEAK if is_higher and self._is_over(PEAK, time_ns, self._peak_pause_ns) else ""
-
-    def _is_higher(self, peak: int) -> bool:
-        return peak > self._known_peak + max(_PEAK_BYTES, _PEAK_SHARE * self._known_peak)
 
     def _is_over(self, why: str, time_ns: int, pause_ns: int) -> bool:
         return why not in self._looked_ns or time_ns - self._looked_ns[why] >= pause_ns
@@ -118,9 +118,9 @@ class MemoryWatch:
         if why == CREEP:
             return _LOOK_STEPS[CREEP]
         if why == EVALUATION:
-            self._known_peak = self._evaluation_peak
+            self._known_peaks[EVALUATION] = self._evaluation_peak
             return 0
-        self._known_peak = min(self._last_peaks)
+        self._known_peaks[PEAK] = min(self._last_peaks)
         self._peak_pause_ns *= 2
         return _LOOK_STEPS[PEAK]
 
@@ -129,3 +129,7 @@ class MemoryWatch:
         self._spent_ns += cost_ns
         if entries:
             self._allocation_ns = max(0, cost_ns - _LOOK_NS) / (entries / 2)
+
+
+def _is_higher(peak: int, known: int) -> bool:
+    return peak > known + max(_PEAK_BYTES, _PEAK_SHARE * known)

@@ -23,7 +23,7 @@ from zerotop.analysis.failures.last_moments import (
     read_last_seconds,
     read_last_spans,
 )
-from zerotop.analysis.failures.oom_evidence import MemoryFigures, OomCase, format_size
+from zerotop.analysis.failures.oom_evidence import MemoryFigures, OomCase
 from zerotop.analysis.failures.oom_log_parser import CUDA, HOST, KILLED, ErrorText, parse_output
 from zerotop.analysis.failures.oom_reasons import choose_verdict
 from zerotop.analysis.formatting import Text
@@ -44,8 +44,6 @@ from zerotop_probe.recording.events import OUT_OF_MEMORY, TOTAL_STEPS
 
 # How much of the output's end to read: enough for the tracebacks of many ranks.
 _OUTPUT_BYTES = 1 << 18
-# Lines that a sentence names.
-_MOST_LINES = 2
 _TEXT_SIZES = ("requested_bytes", "free_bytes", "allocated_bytes", "reserved_bytes")
 
 
@@ -179,7 +177,8 @@ def _build_post_mortem(
     case = _build_case(session, kind, scene, facts, text, job_exit)
     figures: dict[str, Any] = {field.name: getattr(case, field.name) for field in fields(MemoryFigures)}
     verdict = choose_verdict(case)
-    if process is not None and kind == CUDA and (lines := _describe_lines(session, process, scene.at_ns)) is not None:
+    look = read_last_look(session, process, scene.at_ns) if process is not None and kind == CUDA else None
+    if look is not None and (lines := look.describe_lines()) is not None:
         verdict = verdict._replace(cause=Text("{cause} {lines}", {"cause": verdict.cause, "lines": lines}))
     return PostMortem(
         **figures,
@@ -201,17 +200,6 @@ def _build_post_mortem(
         exit_code=job_exit.exit_code if job_exit is not None else None,
         text=text.text if text is not None else "",
     )
-
-
-def _describe_lines(session: Session, process: RankProcess, at_ns: int) -> Text | None:
-    """Return a sentence about the lines that allocated the most when the probe looked last; None without any."""
-    look = read_last_look(session, process, at_ns)
-    largest = [blocks for blocks in look.blocks if blocks.line is not None][:_MOST_LINES] if look is not None else []
-    if look is None or not largest:
-        return None
-    values = {f"line{number}": blocks.text for number, blocks in enumerate(largest)}
-    parts = [f"{format_size(blocks.total_bytes)} at {{line{number}}}" for number, blocks in enumerate(largest)]
-    return Text(f"Of {look.description} are allocated: {', '.join(parts)}.", values)
 
 
 def _build_case(

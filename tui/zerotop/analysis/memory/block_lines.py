@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.code_line import CodeLine, name_function
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, read_events
 from zerotop.analysis.processes.phases import OTHER, find_innermost, phase_name
 from zerotop.session.reader import Event, Session
@@ -22,6 +23,8 @@ CREEP, PEAK, EVALUATION = "creep", "peak", "evaluation"
 # Functions through which every module is called.
 _CALLING = ("_wrapped_call_impl", "_call_impl")
 _TORCH = "torch/"
+# Lines that a sentence names.
+_MOST_LINES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,17 @@ class Look:
             return f"what stays of step {self.first_step}"
         before = "the evaluation before " if self.why == EVALUATION else ""
         return f"the peak of {before}step {self.first_step}"
+
+    def describe_lines(self) -> Text | None:
+        """Return a sentence about the lines that have allocated the most; None without any."""
+        largest = [blocks for blocks in self.blocks if blocks.line is not None][:_MOST_LINES]
+        if not largest:
+            return None
+        values: dict[str, Any] = {}
+        for number, blocks in enumerate(largest):
+            values |= {f"size{number}": blocks.total_bytes, f"line{number}": blocks.text}
+        parts = [f"{{size{number}:size}} at {{line{number}}}" for number in range(len(largest))]
+        return Text(f"Of {self.description} are allocated: {', '.join(parts)}.", values)
 
 
 def read_last_look(session: Session, process: RankProcess, cursor_ns: int) -> Look | None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process
+from zerotop.analysis.annotations.support.lines.line_findings import await_each
+from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.annotations.support.memory.phase_peaks import PARTS, read_held_bytes, read_phase_peaks
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
 from zerotop.analysis.failures.oom_advice import advise_keeping_less
+from zerotop.analysis.memory.block_lines import PEAK
 
 _KIND = FindingKind(
     name="peak_owner",
@@ -21,7 +25,7 @@ _KIND = FindingKind(
     headline="The memory peak is{now} in {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
     details=(
         "{second} peaks at {second_peak:bytes}, {third} at {third_peak:bytes}. {held_after_step_bytes:bytes}"
-        " ({share:percent} of the peak) stay allocated from step to step."
+        " ({share:percent} of the peak) stay allocated from step to step.[ {lines}]"
     ),
     advice="To lower the peak, recompute activations or lower {batch_size}.",
     fix="{recompute_fix}",
@@ -42,26 +46,46 @@ class _State:
     owner: int = -1
 
 
+class _Owner(NamedTuple):
+    """The part with the highest peak in some steps."""
+
+    indices: Ints  # of the steps
+    peaks: Ints  # by part
+    owner: int
+    has_changed: bool
+
+
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report the first owner of each attempt, and each other one after it, once PLATEAU_STEPS real steps in full agree."""
     for group in recording.groups:
-        state, lead = group.get_state(_State), group.lead
-        window = group.next_steps(len(lead.steps), _KIND.name)
-        if window is None:
-            continue
-        steps = lead.steps[window]
-        real = np.flatnonzero(~steps["skipped"])
-        # The first real step creates the optimizer state. In light detail the peaks of phases are not recorded.
-        fresh = real[0 if state.has_real_step else 1 :]
-        fresh = fresh[~steps["light"][fresh]]
-        state.has_real_step |= len(real) > 0
-        state.indices = np.concatenate([state.indices, window.start + fresh])
-        state.peaks = np.concatenate([state.peaks, read_phase_peaks(lead, steps)[fresh]])
-        yield from _check_owner(group, state)
-        state.indices, state.peaks = state.indices[1 - PLATEAU_STEPS :], state.peaks[1 - PLATEAU_STEPS :]
+        for owner, found in await_each(group, _KIND.name, _find_changes(group), partial(_await_look, group.lead)):
+            yield _build_finding(group, owner, found)
 
 
-def _check_owner(group: Group, state: _State) -> Iterator[Annotation]:
+def _await_look(lead: Process, owner: _Owner) -> FoundLook | None:
+    rows = lead.steps[owner.indices]
+    begin_ns = int(rows["begin_unix_ns"][0])
+    return await_look(lead, PEAK, lambda look: look.end_ns > begin_ns, int(rows["end_unix_ns"][-1]))
+
+
+def _find_changes(group: Group) -> Iterator[_Owner]:
+    state, lead = group.get_state(_State), group.lead
+    window = group.next_steps(len(lead.steps), _KIND.name)
+    if window is None:
+        return
+    steps = lead.steps[window]
+    real = np.flatnonzero(~steps["skipped"])
+    # The first real step creates the optimizer state. In light detail the peaks of phases are not recorded.
+    fresh = real[0 if state.has_real_step else 1 :]
+    fresh = fresh[~steps["light"][fresh]]
+    state.has_real_step |= len(real) > 0
+    state.indices = np.concatenate([state.indices, window.start + fresh])
+    state.peaks = np.concatenate([state.peaks, read_phase_peaks(lead, steps)[fresh]])
+    yield from _check_owner(group, state)
+    state.indices, state.peaks = state.indices[1 - PLATEAU_STEPS :], state.peaks[1 - PLATEAU_STEPS :]
+
+
+def _check_owner(group: Group, state: _State) -> Iterator[_Owner]:
     if len(state.indices) < PLATEAU_STEPS:
         return
     windows = np.lib.stride_tricks.sliding_window_view(_find_owners(state.peaks), PLATEAU_STEPS)
@@ -71,7 +95,7 @@ def _check_owner(group: Group, state: _State) -> Iterator[Annotation]:
         window = slice(agreed[at], agreed[at] + PLATEAU_STEPS)
         has_changed, state.owner = state.owner >= 0, int(owners[at])
         if group.count_report(_KIND.name):
-            yield _build_finding(group, state.indices[window], state.peaks[window].max(axis=0), state.owner, has_changed)
+            yield _Owner(state.indices[window], state.peaks[window].max(axis=0), state.owner, has_changed)
 
 
 def _find_owners(peaks: Ints) -> Ints:
@@ -81,8 +105,8 @@ def _find_owners(peaks: Ints) -> Ints:
     return np.where(is_clear, np.argmax(peaks, axis=1), -1).astype(np.int64)
 
 
-def _build_finding(group: Group, indices: Ints, peaks: Ints, owner: int, has_changed: bool) -> Annotation:
-    lead = group.lead
+def _build_finding(group: Group, found: _Owner, look: FoundLook) -> Annotation:
+    lead, (indices, peaks, owner, has_changed) = group.lead, found
     rows = lead.steps[indices]
     held = int(read_held_bytes(lead, lead.steps[indices[0] : indices[-1] + 1])[indices - indices[0]].max())
     second, third = (index for index in range(len(PARTS)) if index != owner)
@@ -95,6 +119,7 @@ def _build_finding(group: Group, indices: Ints, peaks: Ints, owner: int, has_cha
         group,
         rows,
         evidence | {"held_after_step_bytes": held},
+        known_ns=look.known_ns,
         now=" now" if has_changed else "",
         owner=PARTS[owner],
         peak=peaks[owner],
@@ -104,6 +129,7 @@ def _build_finding(group: Group, indices: Ints, peaks: Ints, owner: int, has_cha
         third=PARTS[third],
         third_peak=peaks[third],
         share=held / peaks[owner],
+        lines=look.look.describe_lines() if look.look is not None else None,
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.causes import find_cause
+from zerotop.analysis.annotations.support.causes.gpu_causes import find_known_ns
 from zerotop.analysis.annotations.support.causes.host_causes import measure_change_loads
 from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, compute_own_seconds, name_part
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
@@ -71,9 +72,9 @@ class _Shift(NamedTuple):
             process, where = cause.culprit or process, cause.where
         elif not self.is_worse or (cause is not None and not self.is_uncertain):
             where = ""
-        end_ns = int(rows["end_unix_ns"][-1])
+        end_ns, known_ns = int(rows["end_unix_ns"][-1]), find_known_ns(self.change)
         callee = cause.callee if cause is not None else ""
-        return Delay(process, where, int(rows["begin_unix_ns"][0]), end_ns, end_ns, callee)
+        return Delay(process, where, int(rows["begin_unix_ns"][0]), end_ns, known_ns, callee)
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
@@ -84,18 +85,23 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _find_shifts(group: Group) -> Iterator[_Shift]:
-    steps = group.lead.steps
+    steps, waiting = group.lead.steps, group.get_state(list[StepChange], f"{_KIND.name} waiting")
     values = steps["iteration_s"]
     for shift in group.lead.get_state(ShiftFinder, _KIND.name).find_shifts(values):
         is_long = max(values[shift.before].max(), values[shift.first]) >= SHORTEST_ITERATION_S
         if is_long and group.count_report(_KIND.name):
-            change = StepChange(group, steps[shift.before], steps[shift.first : shift.last + 1])
-            cause = find_cause(change)
-            if not (cause.has_own_finding if cause is not None else _is_by_others(change)):
-                before, after = _compute_medians(change)
-                changes = change.measure_phases(after - before)
-                carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1))
-                yield _Shift(change, cause, changes, carrier, before, after)
+            waiting.append(StepChange(group, steps[shift.before], steps[shift.first : shift.last + 1]))
+    held, waiting[:] = waiting[:], []
+    for change in held:
+        if find_known_ns(change) > group.lead.recording.cursor_ns:
+            waiting.append(change)
+            continue
+        cause = find_cause(change)
+        if not (cause.has_own_finding if cause is not None else _is_by_others(change)):
+            before, after = _compute_medians(change)
+            changes = change.measure_phases(after - before)
+            carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1))
+            yield _Shift(change, cause, changes, carrier, before, after)
 
 
 def _is_by_others(change: StepChange) -> bool:

@@ -14,6 +14,8 @@ from zerotop.analysis.annotations.support.annotation import Annotation, Severity
 _SAME_CHANGE_STEPS = 3
 # A rank that ends takes the others along within this time.
 _TOGETHER_NS = 60 * 10**9
+# Findings about what goes on after they were found; what they name was measured again where it is a cause.
+_LASTING = ("others_arrived", "swapping", "host_growth")
 
 
 class LinkedFinding(NamedTuple):
@@ -91,7 +93,7 @@ def _select_agreeing(
 
 def _overlaps(effect: Annotation, cause: Annotation) -> bool:
     """Whether both were there at the same time."""
-    return cause.begin_ns <= effect.end_ns and effect.begin_ns <= cause.end_ns
+    return cause.begin_ns <= effect.end_ns and (effect.begin_ns <= cause.end_ns or cause.name in _LASTING)
 
 
 def _begins_before(effect: Annotation, cause: Annotation) -> bool:

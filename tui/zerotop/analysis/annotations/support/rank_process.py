@@ -39,6 +39,7 @@ class Process(DetectorState):
         self.spans = self._make_records("spans")
         self.begins = self._make_records("begins")
         self.allocator = self._make_records("allocator")
+        self.device_times = self._make_records("device_times")
         self.host_samples = recording.get_records("processes", self.host, "pid", self.source.pid)
         self.rank_steps = steps
         self._rare_phases: dict[str, tuple[GrowingArray, GrowingArray]] = {}  # times and rows

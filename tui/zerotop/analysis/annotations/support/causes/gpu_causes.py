@@ -6,6 +6,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange, compute_own_seconds
 from zerotop.analysis.annotations.support.evidence import Process, Samples
+from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
 from zerotop.analysis.annotations.support.record_window import read_column
 from zerotop.analysis.annotations.support.thresholds import FEW_SHARE, MOST_SHARE, OTHERS_BYTES, SLOWED_MASK
 from zerotop.analysis.formatting import format_percent
@@ -16,6 +17,9 @@ _POWER_CAP = 0x04
 _CLOCK_SHARE = 0.05
 # Another process computes on a GPU from this share of its time on (percent): an idle one is measured as 0 or 1.
 _COMPUTING_PERCENT = 5.0
+# How much processes compute is sampled once a second, over that second: a finding waits so long for it (ns).
+_SAMPLED_NS = 1_000_000_000
+_USE_NS = 2 * _SAMPLED_NS + 200_000_000
 
 _CLOCK: Advice = (
     "Check the node's cooling and power supply: no {tool} setting changes their limits.",
@@ -51,41 +55,62 @@ def check_slower_clock(change: StepChange) -> Cause | None:
     return Cause(f"the SM clock fell from {before:.0f} to {after:.0f} MHz", *_CLOCK, 0.7)
 
 
+def find_known_ns(change: StepChange) -> int:
+    """Return when it is known what other processes on the ranks' GPUs did: at once where there are none."""
+    end_ns = int(change.after["end_unix_ns"][-1])
+    if not any(_find_others(change, process) and _measures_use(process) for process in change.group.processes):
+        return end_ns
+    return find_deadline(change.process, end_ns, _USE_NS)
+
+
 def check_neighbours(change: StepChange) -> Cause | None:
     """Another process on a rank's GPU computes there, or may: the phases that use the GPU take longer then."""
-    begin_ns, end_ns = int(change.after["begin_unix_ns"][0]), int(change.after["end_unix_ns"][-1])
     own = compute_own_seconds(change.after), compute_own_seconds(change.before)
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     if slower <= 0 or float(np.median(own[0]) - np.median(own[1])) > slower / 2:
         return None
-    job_pids = {process.key for process in change.group.processes}
-    found: list[Cause] = []
-    for process in change.group.processes:
-        host, gpu = process.gpu_key or ("", -1)
-        samples = process.recording.get_records("gpu_processes", host, "gpu", gpu).read_window(begin_ns, end_ns)
-        pids = set(samples.rows["pid"][samples.rows["used_bytes"] >= OTHERS_BYTES].tolist()) if len(samples) else set()
-        pids |= _find_computing(samples)
-        # In a container NVML has the host's PIDs: then the job's processes cannot be recognized.
-        others = [pid for pid in sorted(pids) if (host, pid) not in job_pids]
-        if others and len(others) < len(pids):
-            found += [cause for pid in others if (cause := _describe_other(change, process, pid)) is not None]
+    found = [
+        cause
+        for process in change.group.processes
+        for pid in _find_others(change, process)
+        if (cause := _describe_other(change, process, pid)) is not None
+    ]
     return max(found, key=lambda cause: cause.confidence, default=None)
 
 
-def _find_computing(samples: Samples) -> set[int]:
-    if not len(samples):
-        return set()
-    return set(samples.rows["pid"][read_column(samples.rows, "sm_percent") >= _COMPUTING_PERCENT].tolist())
+def _find_others(change: StepChange, process: Process) -> list[int]:
+    """Return the processes on a rank's GPU that are not the job's; none where the job's cannot be told from others."""
+    rows = _read_uses(process, int(change.after["begin_unix_ns"][0]) - _USE_NS, int(change.after["end_unix_ns"][-1])).rows
+    if not len(rows):
+        return []
+    is_large = (rows["used_bytes"] >= OTHERS_BYTES) | (read_column(rows, "sm_percent") >= _COMPUTING_PERCENT)
+    pids = set(rows["pid"][is_large].tolist())
+    job_pids = {other.key for other in change.group.processes}
+    others = [pid for pid in sorted(pids) if (process.host, pid) not in job_pids]
+    # In a container NVML has the host's PIDs: then no process of the job is among them.
+    return others if len(others) < len(pids) else []
+
+
+def _measures_use(process: Process) -> bool:
+    """Whether this recording says how much processes compute: older ones do not."""
+    first = process.recording.get_records("gpu_processes", process.host).read_first()
+    return len(first) > 0 and "sm_percent" in (first.rows.dtype.names or ())
+
+
+def _read_uses(process: Process, begin_ns: int, end_ns: int) -> Samples:
+    host, gpu = process.gpu_key or ("", -1)
+    return process.recording.get_records("gpu_processes", host, "gpu", gpu).read_window(begin_ns, end_ns)
 
 
 def _describe_other(change: StepChange, process: Process, pid: int) -> Cause | None:
     """Return what another process on a rank's GPU does there; None if it is known not to compute more than before."""
-    host, gpu = process.gpu_key or ("", -1)
-    records = process.recording.get_records("gpu_processes", host, "gpu", gpu)
-    parts = [
-        records.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
-        for rows in (change.before, change.after)
-    ]
+    _, gpu = process.gpu_key or ("", -1)
+    changed_ns = int(change.after["begin_unix_ns"][0])
+    # A sample is of the second before it.
+    parts = (
+        _read_uses(process, int(change.before["begin_unix_ns"][0]), changed_ns),
+        _read_uses(process, changed_ns + _SAMPLED_NS, find_known_ns(change)),
+    )
     uses = [read_column(part.rows[part.rows["pid"] == pid], "sm_percent") if len(part) else np.empty(0) for part in parts]
     before, after = (use[~np.isnan(use)] for use in uses)
     name, fix = f"process {pid}{_name_program(process, pid)}", f"ps -o user,lstart,cmd -p {pid}"

@@ -1,0 +1,105 @@
+"""A rank that computes more slowly than the others: written into clean real recordings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import recordings
+from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import PHASE_CODE
+
+Rows = np.ndarray[Any, Any]
+LATE_NS = 25_000_000
+SINCE = 20
+
+
+def change(folder: Path, table: str, rank: int, write: Callable[[Rows], None]) -> None:
+    """Let ``write`` change the records of a table of a rank."""
+    (path,) = folder.glob(f"{table}-rank{rank}-*.rec")
+    header, _, records = path.read_bytes().partition(b"\n")
+    rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()
+    write(rows)
+    path.write_bytes(header + b"\n" + rows.tobytes())
+
+
+def find_slow(folder: Path) -> list[Annotation]:
+    session = Session.open(folder)
+    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == "slow_forward"]
+
+
+def select(rows: Rows, phase: str) -> Rows:
+    chosen: Rows = (rows["phase"] == PHASE_CODE[phase]) & (rows["depth"] == 0) & (rows["step"] >= SINCE)
+    return chosen
+
+
+def lengthen_forward(rows: Rows) -> None:
+    """Forward takes longer, and backward, in which the rank waits for the others, is as much shorter."""
+    rows["end_ns"][select(rows, "forward")] += LATE_NS
+    rows["begin_ns"][select(rows, "backward")] += LATE_NS
+
+
+def arrive_late(rows: Rows) -> None:
+    """What lies between the phases takes longer."""
+    rows["begin_ns"][select(rows, "backward")] += LATE_NS
+
+
+def test_slow_cores(tmp_path: Path) -> None:
+    folder = recordings.as_directory("held-clean-z0", tmp_path)
+    assert find_slow(folder) == []
+    change(folder, "spans", 1, lengthen_forward)
+    (slow,) = find_slow(folder)
+    assert slow.ranks == (1,)
+    assert slow.step == SINCE
+    assert slow.headline.startswith("Rank 1 computes slowly: 3")
+    assert slow.evidence["forward_s"] - slow.evidence["others_s"] == pytest.approx(LATE_NS / 1e9, abs=0.005)
+    assert "by the host's time" in slow.details
+    assert slow.fix.startswith("taskset -pc ")
+    session = Session.open(folder)
+    before = find_annotations(session, slow.known_ns - 1)
+    assert slow.name not in [finding.name for finding in before]
+
+
+def test_a_slow_gpu(tmp_path: Path) -> None:
+    """Recorded from step 9 on; its forwards take 35 ms of 2.8 s."""
+    folder = recordings.as_directory("x4-attached", tmp_path)
+
+    def slow_down(rows: Rows) -> None:
+        rows["device_ns"][rows["phase"] == PHASE_CODE["forward"]] += 300_000_000
+
+    change(folder, "device_times", 2, slow_down)
+    (slow,) = find_slow(folder)
+    assert slow.ranks == (2,)
+    assert slow.headline == "Rank 2 computes slowly: 335 ms a forward, 35 ms on the others"
+    assert "by the GPU's own time" in slow.details
+    assert slow.fix.startswith("nvidia-smi ")
+
+
+def test_a_rank_that_waits_in_its_forward_for_another_is_not_slow(tmp_path: Path) -> None:
+    folder = recordings.as_directory("held-clean-z0", tmp_path)
+    change(folder, "spans", 1, lengthen_forward)
+    change(folder, "spans", 0, arrive_late)
+    assert find_slow(folder) == []
+
+
+def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
+    folder = recordings.as_directory("held-clean-z0", tmp_path)
+
+    def give_more(rows: Rows) -> None:
+        lengthen_forward(rows)
+        rows["tokens"][select(rows, "forward")] *= 2
+
+    change(folder, "spans", 1, give_more)
+    assert find_slow(folder) == []
+
+
+def test_forwards_that_gather_parameters_are_not_compared(tmp_path: Path) -> None:
+    folder = recordings.as_directory("held-clean-z3", tmp_path)
+    change(folder, "spans", 1, lengthen_forward)
+    assert find_slow(folder) == []

@@ -1,0 +1,205 @@
+"""A rank computes more slowly than the others, which wait for it in collectives: a slow GPU or slow cores.
+
+Waiting hides it in backward and step. It shows in the forward, where no rank gathers parameters (ZeRO up to stage 2, DDP):
+by the GPU's own time where there is one. A forward may begin with a broadcast, in which ranks wait for one that is late for
+another reason. So what a rank does before its forward counts too: of a rank that waits, both together are not longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Records, Rows
+from zerotop.analysis.annotations.support.record_window import read_column
+from zerotop.analysis.annotations.support.runs import find_first_run
+from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS
+from zerotop_probe.recording.tables import PHASE_CODE
+
+_KIND = FindingKind(
+    name="slow_forward",
+    severity=Severity.WARNING,
+    confidence=0.85,
+    headline="Rank {rank} computes slowly: {forward_s:seconds} a forward, {others_s:seconds} on the others",
+    details=(
+        "That is for the same number of tokens, {clock}. The others wait for it: an iteration takes"
+        " {iteration_s:seconds}[. The SM clock of its GPU is {sm_clock_mhz:.0f} MHz, that of the others"
+        " {others_clock_mhz:.0f}][. Its threads wait for {waiting_cores:.1f} cores, those of the others for"
+        " {others_waiting:.1f}]."
+    ),
+    advice="Compare its GPU and its cores with those of the others: clocks, other processes, binding.",
+    fix="nvidia-smi -q -d CLOCK,PERFORMANCE",
+)
+_ON_CPU = _KIND.with_changes(
+    advice="Compare its cores with those of the others: other processes, binding.", fix="taskset -pc {pid}"
+)
+# Its forward takes so many times that of the second slowest rank; clean runs on one node stay below 1.2.
+SLOW_TIMES = 1.3
+# By so much of an iteration it is late: in forward alone, while backward, which is longer, loses as much again.
+SLOW_SHARE = 0.08
+# Steps in a row that show it.
+SLOW_STEPS = 10
+# Tokens of ranks that have the same to do differ by less.
+_SAME_TOKENS = 0.02
+# A clock below this share of the others', and cores waited for beyond theirs, may be the reason.
+_LOWER_CLOCK, _WAITING_CORES = 0.95, 0.2
+
+
+class _Forwards(NamedTuple):
+    """Steps of a rank in order, the seconds of their forwards, and when these were known (unix nanoseconds)."""
+
+    steps: Ints
+    seconds: Floats
+    known_ns: Ints
+
+    def select(self, which: NDArray[Any]) -> _Forwards:
+        """Return some of them, by a mask or indices."""
+        return _Forwards(self.steps[which], self.seconds[which], self.known_ns[which])
+
+
+_NONE = _Forwards(np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64))
+
+
+class _State:
+    def __init__(self) -> None:
+        self.forwards: dict[int, _Forwards] = {}  # by rank; those of steps that not all ranks have finished yet
+        self.unfinished: dict[int, _Forwards] = {}  # device times of each rank's last step, to which more may come
+        # The last steps that were examined: number, when known, index of the process that was slow (-1 for none), the
+        # longest forward, and the second longest (ns).
+        self.examined: NDArray[np.int64] = np.empty((5, 0), np.int64)
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report once for each attempt: the first rank that was the slowest in SLOW_STEPS steps in a row."""
+    for group in recording.groups:
+        if len(group.processes) > 1 and _KIND.name not in group.reported and _computes_alone(group):
+            yield from _check_group(group)
+
+
+def _computes_alone(group: Group) -> bool:
+    """Whether ranks have all parameters in the forward."""
+    engine = group.engine
+    stage = engine.get("zero_stage")
+    return stage in (0, 1, 2) if stage is not None else engine.get("parallelism") == "DDP"
+
+
+def _check_group(group: Group) -> Iterator[Annotation]:
+    state = group.get_state(_State, _KIND.name)
+    for process in group.processes:
+        fresh = _read_device_forwards(process, state) if process.is_on_gpu else _read_forwards(process)
+        state.forwards[process.rank] = _join(state.forwards.get(process.rank, _NONE), fresh)
+    read = [state.forwards[process.rank] for process in group.processes]
+    steps = reduce(np.intersect1d, [one.steps for one in read])
+    if not len(steps):
+        return
+    for process, each in zip(group.processes, read, strict=True):
+        state.forwards[process.rank] = each.select(each.steps > steps[-1])
+    both = [one.select(np.searchsorted(one.steps, steps)) for one in read]
+    known_ns = np.max([one.known_ns for one in both], axis=0)
+    slowest = _find_slowest(group, steps, np.stack([one.seconds for one in both]))
+    examined = np.concatenate([state.examined, np.stack([steps, known_ns, *slowest])], axis=1)
+    state.examined = examined[:, 1 - SLOW_STEPS :]
+    for index in np.unique(examined[2][examined[2] >= 0]).tolist():
+        first = find_first_run(examined[2] == index, SLOW_STEPS)
+        if first is not None:
+            group.reported.add(_KIND.name)
+            yield _build_finding(group, examined[:, first : first + SLOW_STEPS])
+            return
+
+
+def _join(before: _Forwards, after: _Forwards) -> _Forwards:
+    return _Forwards(*(np.concatenate(parts) for parts in zip(before, after, strict=True)))
+
+
+def _read_forwards(process: Process) -> _Forwards:
+    window = process.next_steps(len(process.aligned_steps), _KIND.name)
+    rows = process.aligned_steps[window] if window is not None else process.aligned_steps[:0]
+    return _Forwards(rows["step"].astype(np.int64), rows["forward_s"].astype(np.float64), rows["end_unix_ns"])
+
+
+def _read_device_forwards(process: Process, state: _State) -> _Forwards:
+    """Return the device times of whole steps; those of a step are written one after the other, also after its end."""
+    samples = process.read_new(process.device_times, _KIND.name)
+    if not len(samples):
+        return _NONE
+    rows = samples.rows
+    samples = samples.select_rows((rows["phase"] == PHASE_CODE["forward"]) & (rows["depth"] == 0) & (rows["engine"] == 0))
+    if not len(samples):
+        return _NONE
+    fresh = _Forwards(samples.rows["step"].astype(np.int64), samples.rows["device_ns"] / 1e9, samples.times)
+    each = _join(state.unfinished.get(process.rank, _NONE), fresh)
+    steps, firsts, indices = np.unique(each.steps, return_index=True, return_inverse=True)
+    state.unfinished[process.rank] = each.select(each.steps == steps[-1])
+    seconds: Floats = np.bincount(indices, each.seconds, len(steps)).astype(np.float64)
+    # A step is whole when the next one has a time.
+    return _Forwards(steps[:-1], seconds[:-1], each.known_ns[firsts[1:]])
+
+
+def _select_rows(process: Process, steps: Ints) -> Rows:
+    rows = process.aligned_steps
+    return rows[np.minimum(np.searchsorted(rows["step"], steps), len(rows) - 1)]
+
+
+def _measure_iterations(rows: Sequence[Rows]) -> Floats:
+    longest: Floats = np.max([one["iteration_s"] for one in rows], axis=0)
+    return longest
+
+
+def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Ints, Ints]:
+    """Return the index of the process that was slow in each step (-1 for none), and the two longest forwards (ns)."""
+    rows = [_select_rows(process, steps) for process in group.processes]
+    tokens, total = np.stack([one["tokens"] for one in rows]), forward + np.stack([compute_own_seconds(one) for one in rows])
+    least = np.maximum(STALL_SECONDS, SLOW_SHARE * _measure_iterations(rows))
+    index, (second, first) = np.argmax(forward, axis=0), np.partition(forward, (-2, -1), axis=0)[-2:]
+    total_second, total_first = np.partition(total, (-2, -1), axis=0)[-2:]
+    is_slow = (first >= SLOW_TIMES * second) & (first - second >= least)
+    is_slow &= (np.argmax(total, axis=0) == index) & (total_first - total_second >= least)
+    is_slow &= tokens.max(axis=0) - tokens.min(axis=0) <= _SAME_TOKENS * tokens.max(axis=0)
+    return np.where(is_slow, index, -1), (first * 1e9).astype(np.int64), (second * 1e9).astype(np.int64)
+
+
+def _build_finding(group: Group, examined: NDArray[np.int64]) -> Annotation:
+    steps, known_ns, (index, *_), forward_ns, others_ns = examined
+    process = group.processes[index]
+    rows, others = _select_rows(process, steps), [other for other in group.processes if other is not process]
+    forward, slowest = float(np.median(forward_ns)) / 1e9, float(np.median(others_ns)) / 1e9
+    iteration = float(np.median(_measure_iterations([_select_rows(one, steps) for one in group.processes])))
+    window = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
+    machine = _compare_machine(process, others, window)
+    return (_KIND if process.is_on_gpu else _ON_CPU).at_steps(
+        process,
+        rows,
+        {"forward_s": forward, "others_s": slowest, "iteration_s": iteration, **machine},
+        known_ns=int(known_ns.max()),
+        cost=(forward - slowest) / iteration,
+        clock="by the GPU's own time" if process.is_on_gpu else "by the host's time",
+        pid=process.source.pid,
+    )
+
+
+def _compare_machine(process: Process, others: list[Process], window: tuple[int, int]) -> dict[str, float]:
+    """Return the clocks of GPUs and the cores that threads wait for, where they differ so that they may be the reason."""
+    clocks = [_measure_samples(one.gpu_samples, "sm_clock_mhz", window) for one in (process, *others)]
+    waits = [_measure_samples(one.host_samples, "waiting_cores", window) for one in (process, *others)]
+    clock, others_clock = clocks[0], float(np.median(clocks[1:]))
+    wait, others_wait = waits[0], float(np.median(waits[1:]))
+    found: dict[str, float] = {}
+    # Unknown figures are NaN, which compares false.
+    if clock < _LOWER_CLOCK * others_clock:
+        found |= {"sm_clock_mhz": clock, "others_clock_mhz": others_clock}
+    if wait - others_wait > _WAITING_CORES:
+        found |= {"waiting_cores": wait, "others_waiting": others_wait}
+    return found
+
+
+def _measure_samples(records: Records, column: str, window: tuple[int, int]) -> float:
+    samples = records.read_window(*window)
+    values = read_column(samples.rows, column) if len(samples) else np.empty(0)
+    values = values[~np.isnan(values)]
+    return float(np.mean(values)) if len(values) else float("nan")
