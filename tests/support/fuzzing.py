@@ -94,7 +94,7 @@ def find_faults(path: Path, kind: str, seed: int, screens: bool = True) -> Itera
     for arguments in _list_commands(path, state, seed):
         yield _try(arguments[0], partial(_run_command, arguments))
     if screens:
-        yield _try("screens", lambda: asyncio.run(_visit_screens(path)), limit_s=LIMIT_S * len(TABS))
+        yield _try("screens", lambda: asyncio.run(visit_screens(path)), limit_s=LIMIT_S * len(TABS))
         yield _try("start", lambda: asyncio.run(_visit_list(path)))
 
 
@@ -139,7 +139,8 @@ def _run_command(arguments: list[str]) -> None:
         assert "damaged" in text or not Path("zerotop/sessions/damaged/session.json").exists(), "it is not listed"
 
 
-async def _visit_screens(path: Path) -> None:
+async def visit_screens(path: Path) -> None:
+    """Show a recording on every screen, with a few keys; raise what goes wrong."""
     try:
         opened = open_recording(path)
     except SessionError:

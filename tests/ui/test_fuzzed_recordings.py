@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import recordings
-from fuzzing import KINDS, SHRUNK, find_faults, write_case
+from fuzzing import KINDS, SHRUNK, find_faults, visit_screens, write_case
 
 SEED = 20
 NAMES = ("cpu-clean", "z2-oom", "gpu-leak")
@@ -27,6 +27,8 @@ CHOSEN = (
     SHRUNK,
 )
 ON_SCREENS = ("any_events",)
+# Recordings whose records out of order once broke a screen, with the seed.
+ON_ALL_SCREENS = (("held-there-and-back", 413), ("held-save", 653))
 
 
 @pytest.mark.parametrize("kind", CHOSEN)
@@ -38,3 +40,8 @@ def test_no_damage_breaks_a_command(kind: str, tmp_path: Path, monkeypatch: pyte
     path = write_case(recordings.packed(NAMES[seed % len(NAMES)]), kind, seed, tmp_path)
     faults = [fault for *_, fault in find_faults(path, kind, seed, screens=kind in ON_SCREENS) if fault]
     assert not faults, faults[0].text
+
+
+@pytest.mark.parametrize(("name", "seed"), ON_ALL_SCREENS)
+async def test_records_out_of_order_break_no_screen(name: str, seed: int, tmp_path: Path) -> None:
+    await visit_screens(write_case(recordings.packed(name), "unordered_records", seed, tmp_path))

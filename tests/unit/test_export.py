@@ -13,6 +13,7 @@ from typing import Any
 import polars
 import pytest
 
+import recordings
 from recordings import FOLDER
 from small_recording import BEGIN_NS, identity, read, record
 from small_recording import span as span_of
@@ -238,3 +239,9 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = tmp_path / "no" / "steps.csv"
     assert main(["export", str(FOLDER / "z2.zerotop"), "-o", str(path)]) == 1
     assert capsys.readouterr().err == f"zerotop: No such file or directory: {path}\n"
+
+
+def test_an_older_recording_has_the_columns_of_this_version() -> None:
+    session = recordings.recording("cpu-clean")
+    for table in session.sources:
+        assert len({tuple(frame.columns) for frame in export_tables.build_frames(session, table, str)}) == 1

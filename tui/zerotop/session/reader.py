@@ -18,7 +18,7 @@ from typing import Any
 
 from zerotop.session.event_files import Event, EventBudget, EventFile
 from zerotop.session.event_schema import drop_invalid_info
-from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, check_format, read_header
+from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, Writer, check_format, read_header
 from zerotop.session.packed.packing import unpack_files
 from zerotop.session.storage import Directory, Folder, UnpackedFolder, read_first_line
 from zerotop.session.table_files import Source
@@ -38,6 +38,8 @@ _MAX_TRIES = 5
 
 _CONTROL_EVENTS = "events-control-"
 _MAX_INFO_BYTES = 1 << 24  # of session.json
+# Tables of one kind by one process, which begins another one each time that a probe is injected into it again.
+_MOST_OF_PROCESS = 200
 
 
 class Session:
@@ -250,6 +252,9 @@ class Session:
             self._known_files.add(name)
             header = read_header(line, name)
             if header["table"] in self.sources:
+                writer = Writer.from_header(header)
+                if len(self.process_sources(str(header["table"]), writer.host, writer.pid)) >= _MOST_OF_PROCESS:
+                    raise ValueError("too many files of one process")
                 source = Source(self._folder, name, header, len(line), self._clocks.find_offset(header))
                 self.sources[source.table].append(source)
                 self._sources_by_stem[stem] = source

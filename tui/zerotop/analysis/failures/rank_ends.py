@@ -146,8 +146,9 @@ def _read_job_end(event: Event) -> LauncherReport | None:
     """Return the end of the only rank, which is that of the job."""
     code, name = event.facts.get("exit_code"), event.facts.get("signal")
     ended = ProcessExit(event.host, event.unix_ns, signal=name, exit_code=code)
-    if ended.signal_name is not None:
-        return LauncherReport("", event.unix_ns, -signal.Signals[ended.signal_name], is_first=True)
+    number = signal.Signals.__members__.get(ended.signal_name or "")
+    if number is not None:
+        return LauncherReport("", event.unix_ns, -number, is_first=True)
     return LauncherReport("", event.unix_ns, code, is_first=True) if isinstance(code, int) else None
 
 

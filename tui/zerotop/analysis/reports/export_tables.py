@@ -144,9 +144,11 @@ def _build_records(layout: tables.Table, rows: Rows, writer: Writer, text: TextF
         columns["rank"] = polars.Series(rows["rank"])  # -1 is a value: the rank of a launcher
     columns["host"] = _repeat_value(writer.host, polars.String, len(rows))
     for field in layout.fields:
+        if field.name in ("pad", *columns):
+            continue
         if field.since and field.name not in (rows.dtype.names or ()):
             columns[field.name] = _repeat_value(None, _find_dtype(field), len(rows))
-        elif field.name not in ("pad", *columns):
+        else:
             columns |= _build_columns(field.name, rows, writer.offset_ns, text)
     return polars.DataFrame(columns)
 
