@@ -28,8 +28,9 @@ from typing import Any
 
 HERE = Path(__file__).resolve()
 MARK = "REAL LOOP "
-# (layers, width) of a GPT-2, and steps in a block, by the milliseconds of a step.
-SHAPES = {5: (2, 256, 10), 20: (8, 512, 5), 60: (12, 768, 2), 300: (24, 1024, 1)}
+# (layers, width) of a GPT-2, steps in a block, and blocks in the place of one pair, by the milliseconds of a step: short
+# blocks, because the speed of a machine that others use drifts.
+SHAPES = {5: (2, 256, 4, 3), 20: (8, 512, 2, 2), 60: (12, 768, 1, 2), 300: (24, 1024, 1, 1)}
 
 
 def main() -> None:
@@ -41,7 +42,9 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|", flush=True)
     run_product("after", "after", options, HERE.parents[1] / "probe", options.targets)
     # Every step in full: what a full step costs.
-    run_product("after, every step in full", "after", options, HERE.parents[1] / "probe", options.full, budget="100")
+    run_product(
+        "after, every step in full", "after", options, HERE.parents[1] / "probe", options.full, PYTHONZEROTOP_BUDGET="100"
+    )
     if options.before:
         run_product("before", "before", options, Path(options.before) / "probe", options.peers)
     if importlib.util.find_spec("traceml_ai") is not None:
@@ -53,7 +56,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--targets", type=int, nargs="*", default=list(SHAPES), help="milliseconds of a step [5 20 60 300]")
     parser.add_argument("--peers", type=int, nargs="*", default=[5, 20, 60], help="the same for other products [5 20 60]")
     parser.add_argument("--full", type=int, nargs="*", default=[20, 60], help="the same with every step in full [20 60]")
-    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--pairs", type=int, default=100, help="at 300 ms; more at less [100]")
     parser.add_argument("--before", help="folder with the probe of another version")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--sequence", type=int, default=256, help="tokens of a row [256]")
@@ -62,13 +65,12 @@ def parse() -> argparse.Namespace:
 
 
 def run_product(
-    name: str, child: str, options: argparse.Namespace, probe: Path | None, targets: list[int], *, budget: str = ""
+    name: str, child: str, options: argparse.Namespace, probe: Path | None, targets: list[int], **variables: str
 ) -> None:
-    """Run one product in a process of its own and print its rows."""
+    """Run one product in a process of its own, with these environment variables, and print its rows."""
     if not targets:
         return
-    pairs = options.pairs // 2 if budget else options.pairs
-    given = ["--targets", *map(str, targets), "--pairs", str(pairs), "--device", options.device]
+    given = ["--targets", *map(str, targets), "--pairs", str(options.pairs), "--device", options.device]
     given += ["--sequence", str(options.sequence)]
     script = [str(HERE), "--child", child, *given]
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +84,7 @@ def run_product(
 
             session = directory.create_session(["python", "train.py"], path=os.path.join(folder, "session"))
             path = [str(probe), *filter(None, [os.environ.get("PYTHONPATH")])]
-            environment |= {"PYTHONPATH": os.pathsep.join(path), **({"PYTHONZEROTOP_BUDGET": budget} if budget else {})}
+            environment |= {"PYTHONPATH": os.pathsep.join(path), **variables}
             command = [sys.executable, "-m", "zerotop_probe.outside", "--foreground", session, "--", sys.executable, *script]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     found = [json.loads(line.split(MARK, 1)[1]) for line in done.stdout.splitlines() if MARK in line]
@@ -106,7 +108,7 @@ class Loop:
         import torch
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        layers, width, _ = SHAPES[target_ms]
+        layers, width, _, _ = SHAPES[target_ms]
         torch.manual_seed(0)
         if device == "cpu":
             torch.set_num_threads(1)  # threads that wait for each other would be most of what is measured
@@ -162,7 +164,7 @@ def train(options: argparse.Namespace) -> None:
         loop.run_steps(60 if target < 100 else 25, product.around_step)  # the first steps are recorded in full
         product.reset()
         without, differences = [], []
-        for number in range(options.pairs):
+        for number in range(options.pairs * SHAPES[target][3]):
             times = {}
             # Whichever comes first in a pair comes second in the next.
             for is_on in (True, False) if number % 2 else (False, True):
@@ -198,7 +200,8 @@ class Zerotop:
 
     def reset(self) -> None:
         """Forget what the steps so far have cost."""
-        self._steps = self._full_steps = self._cost_ns = 0
+        self._cost_ns = 0
+        self._begin_ns = time.monotonic_ns()
         self._cost_before = self._read_cost(self._probe.meter)
 
     def turn(self, is_on: bool) -> None:
@@ -224,19 +227,27 @@ class Zerotop:
     def _read_cost(meter: Any) -> int:
         return int(getattr(meter, "total_ns", meter.cost_ns))
 
-    @contextlib.contextmanager
-    def around_step(self) -> Iterator[None]:
-        if self._is_on:
-            device = self._probe.recorder.device
-            self._steps += 1
-            self._full_steps += getattr(device, "is_full", True)
-        yield
+    def around_step(self) -> Any:
+        return contextlib.nullcontext()  # to look at the probe here would bring it into the processor's caches
 
     def read_figures(self) -> dict[str, float]:
         """Return the cost as the probe measures itself, a step, and the share of steps in full detail."""
-        figures = {"measured_us": self._cost_ns / 1000 / self._steps, "full": self._full_steps / self._steps}
+        time.sleep(1.0)  # until the sampler has written the records
+        details = self._read_details()
         self._switch(True)
-        return figures
+        return {"measured_us": self._cost_ns / 1000 / len(details), "full": details.count(0) / len(details)}
+
+    def _read_details(self) -> list[int]:
+        """Return of each recorded step since :meth:`reset` whether it is light."""
+        from zerotop_probe.recording import tables
+
+        is_light = getattr(tables, "LIGHT", 0)  # older versions record all steps in full
+        steps = []
+        for path in sorted(Path(os.environ["PYTHONZEROTOP_SESSION"]).glob("spans-*.rec")):
+            data = path.read_bytes().partition(b"\n")[2]
+            data = data[: len(data) // tables.SPANS.record_struct.size * tables.SPANS.record_struct.size]
+            steps += [record for record in tables.SPANS.record_struct.iter_unpack(data) if record[8] & tables.BOUNDARY]
+        return [record[8] & is_light for record in steps if record[1] > self._begin_ns]
 
 
 class TraceMl:
