@@ -57,6 +57,7 @@ bench: install
 
 pictures: install
 	$(BIN)/python docs/pictures.py
+	$(BIN)/python docs/sweep_pictures.py
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

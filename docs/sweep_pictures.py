@@ -1,4 +1,4 @@
-"""Takes the pictures of the sweeps in ``docs/sweeps`` anew, and prints their tables for the README.
+"""Take the pictures of the sweeps in ``docs/sweeps`` anew, and print their tables.
 
 ``benchmarks/sweep_story.py`` ran them on one GPU and brought them here: ``docs/sweeps/NAME/sweep.json`` with its tables.
 """

@@ -62,11 +62,13 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_pictures_that_are_shown_are_those_that_can_be_taken_anew() -> None:
-    taken = {picture["name"] for picture in pictures()}
-    stories = (README.parent / "docs" / "stories.md").read_text()
-    shown = set(re.findall(r"docs/([\w-]+)\.svg", README.read_text())) | set(re.findall(r"\(([\w-]+)\.svg\)", stories))
+    docs = README.parent / "docs"
+    taken = {picture["name"] for picture in pictures()} | {f"sweep-{sweep.name}" for sweep in (docs / "sweeps").iterdir()}
+    shown = set(re.findall(r"docs/([\w-]+)\.svg", README.read_text()))
+    for page in ("stories.md", "sweeps.md"):
+        shown |= set(re.findall(r"\(([\w-]+)\.svg\)", (docs / page).read_text()))
     assert shown == taken
-    assert {path.stem for path in (README.parent / "docs").glob("*.svg")} == taken
+    assert {path.stem for path in docs.glob("*.svg")} == taken
 
 
 @pytest.mark.parametrize("picture", pictures(), ids=lambda picture: str(picture["name"]))
