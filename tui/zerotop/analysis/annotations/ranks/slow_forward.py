@@ -161,7 +161,9 @@ def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Int
     is_slow = (first >= SLOW_TIMES * second) & (first - second >= least)
     is_slow &= (np.argmax(total, axis=0) == index) & (total_first - total_second >= least)
     is_slow &= tokens.max(axis=0) - tokens.min(axis=0) <= _SAME_TOKENS * tokens.max(axis=0)
-    return np.where(is_slow, index, -1), (first * 1e9).astype(np.int64), (second * 1e9).astype(np.int64)
+    # Of a step that was not recorded the forwards are NaN.
+    first_ns, second_ns = ((np.nan_to_num(one) * 1e9).astype(np.int64) for one in (first, second))
+    return np.where(is_slow, index, -1), first_ns, second_ns
 
 
 def _build_finding(group: Group, examined: NDArray[np.int64]) -> Annotation:
