@@ -194,7 +194,9 @@ def test_a_configuration_is_read_whatever_it_is(tmp_path: Path, damaged: str) ->
     else:
         path.write_text(damaged)
     command = [sys.executable, "-c", BUSY, "--deepspeed", "ds.json"]
-    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "RANK": "0"}) as process:
+    # In a process group of its own: in one with the other worker's jobs it could be taken for a rank of theirs.
+    variables = {**os.environ, "RANK": "0"}
+    with subprocess.Popen(command, cwd=tmp_path, env=variables, start_new_session=True) as process:
         try:
             found = wait_for(lambda: jobs.find_job(process.pid))
             assert jobs.read_zero_stage(found) == (2 if damaged.startswith("{") else None)
