@@ -24,7 +24,7 @@ from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling import cgroup, gpu_sampler, nvml, pcie, rank_discovery, silent_ranks
 from zerotop_probe.outside.sampling.rank_discovery import RankFinder
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
-from zerotop_probe.recording import clock, events, launchers
+from zerotop_probe.recording import clock, directory, events, launchers
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 
@@ -105,6 +105,26 @@ def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> N
         watcher._report_late(now_s)
     assert [(event, facts["rank"]) for event, facts in recorder.events] == [("rank_silent", 1)]
     recorder.close()
+
+
+@pytest.mark.parametrize(("command", "is_awaited"), [("python", False), ("bash", True)])
+def test_what_a_program_leaves_is_judged_by_its_command_though_it_has_ended(
+    tmp_path: Path, command: str, is_awaited: bool
+) -> None:
+    """A shell's child may be the training; a Python program's daemon is a helper."""
+    session = directory.create_session([command, "start"], path=str(tmp_path / "session"))
+    code = "import time; time.sleep(600)"
+    environment = {**os.environ, directory.SESSION_VARIABLE: session}
+    recorder = _Recorder(tmp_path)
+    with subprocess.Popen([sys.executable, "-S", "-c", code], env=environment) as left:
+        try:
+            wait_for(lambda: code in procfs.read_command_line(left.pid))
+            finder = RankFinder(session, Process(2**22 + 1, 1), recorder)  # there is no such process any more
+            finder.update_ranks()
+            assert finder.has_outlived_root is is_awaited
+        finally:
+            left.kill()
+            recorder.close()
 
 
 @pytest.mark.parametrize(

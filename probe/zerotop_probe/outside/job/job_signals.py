@@ -27,7 +27,7 @@ PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 # If the kernel sends these they are about the agent: its children, the holder's messages, its own use of the processor.
 _OWN_BY_KERNEL = (signal.SIGCHLD, HOLDER_MESSAGE, signal.SIGXCPU)
 # A sender that signals every process of a job takes this long, in seconds, on a node whose cores are all in use.
-_GROUP_S = 0.3
+_GROUP_S = 0.5
 _QUERY_S = 0.005
 
 

@@ -22,7 +22,7 @@ from zerotop_probe.outside.sampling.build_locks import LockWatcher
 from zerotop_probe.outside.sampling.launcher_programs import find_launcher
 from zerotop_probe.outside.sampling.process_sampler import SampledMember
 from zerotop_probe.recording import clock, events, launchers
-from zerotop_probe.recording.directory import SESSION_VARIABLE
+from zerotop_probe.recording.directory import SESSION_VARIABLE, read_session_info
 from zerotop_probe.recording.writer import EventWriter
 
 _FAST_S, _SLOW_S, _FAST_FOR_S = 0.5, 5.0, 60.0
@@ -75,7 +75,9 @@ class RankFinder:
         self._silent: set[Process] = set()
         self._compiled: set[str] = set()  # extensions that were reported; "" for one whose name is not known
         self._locks = LockWatcher()
-        self._is_root_python = silent_ranks.is_python(procfs.read_command_line(root.pid))
+        # A program may have ended before anyone can ask what it was.
+        command = procfs.read_command_line(root.pid) or read_session_info(session).get("command") or []
+        self._is_root_python = silent_ranks.is_python(command)
         self._known_pids: set[int] = set()  # of all ranks so far
         self._root_ended_s: float | None = None  # when it was noticed
         self._next_s = 0.0
