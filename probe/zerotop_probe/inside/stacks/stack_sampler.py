@@ -39,6 +39,9 @@ _LEARN_EVERY_NS = 1_000_000_000
 # Seconds between samples, at first and in places that last for long.
 _SAMPLE_S, _LATER_SAMPLE_S, _SILENT_SAMPLE_S = 0.02, 0.1, 1.0
 _LATER_NS = 2_000_000_000
+# For so long (ns) after something was slow the sampler looks more often: the next step may be slow in the same way, and a
+# few samples that all fall late in it would name the line after the slow one.
+_LATELY_NS = 1_000_000_000
 
 # Samples of a place that takes a notable share of iterations, the same once it takes so many times as much, and some more
 # after each interval (ns).
@@ -95,6 +98,7 @@ class StackSampler:
         self._events_left: float = _MOST_EVENTS
         self._samples_left = {GAP: 0, DATA: 0}
         self._sampled_parts = {GAP: 0.0, DATA: 0.0}  # what they took of an iteration when they were sampled
+        self._slow_ns = 0  # when something was last slow
         self._silence: tuple[int, int] = (0, 0)  # begin of the place, and when all threads are looked at next
         self._share = _BUDGET_PART * read_budget()
         self._credit_ns = self._share * _SAVED_NS / 2
@@ -123,6 +127,7 @@ class StackSampler:
             self._check_silence(place, time_ns)
             return _SILENT_SAMPLE_S
         if why == SLOW:
+            self._slow_ns = time_ns
             return _SAMPLE_S if age_ns < _LATER_NS else _LATER_SAMPLE_S
         return self._choose_pause()
 
@@ -176,7 +181,8 @@ class StackSampler:
         if self._usual.iteration_ns is None:
             return _SHORTEST_LOOK_S
         pause_s = min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, _LOOK_SHARE * self._usual.iteration_ns / 1e9))
-        if self._wants_shares():
+        was_slow = self._credit_ns > 0 and self._last_look_ns - self._slow_ns < _LATELY_NS
+        if was_slow or self._wants_shares():
             pause_s = min(pause_s, 2 * _SAMPLE_S)
         # Looks at equal distances could always meet an iteration at the same point.
         self._spread = (self._spread + 0.618) % 1
