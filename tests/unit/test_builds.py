@@ -106,12 +106,19 @@ def test_a_rank_that_sleeps_beside_a_lock_that_nobody_holds(
     assert [len(seen.again(events.BUILD_LOCKED)) for _ in range(3)] == [1, 1, 1]
 
 
-def test_while_something_is_compiled_no_lock_is_told_of(lock: Path, start: Start, looks: Callable[[Process], Looks]) -> None:
+def test_no_lock_is_reported_while_something_is_compiled(
+    lock: Path, start: Start, looks: Callable[[Process], Looks]
+) -> None:
     seen = looks(start(COMPILE))
-    (found,) = wait_for(lambda: seen.again(events.COMPILING))
-    assert found["extension"] == "cpu_adam"
+
+    def extensions() -> list[str]:
+        return [event["extension"] for event in seen.again(events.COMPILING)]
+
+    # A compiler that is only starting may have no arguments yet, and so no name: it is named at a later look.
+    wait_for(lambda: "cpu_adam" in extensions())
     assert [len(seen.again(events.BUILD_LOCKED)) for _ in range(4)] == [0, 0, 0, 0]
-    assert len(seen.again(events.COMPILING)) == 1
+    assert extensions().count("cpu_adam") == 1
+    assert set(extensions()) <= {"", "cpu_adam"}
 
 
 def test_a_lock_that_is_held_keeps_others_waiting_for_a_reason(lock: Path, start: Start) -> None:
