@@ -174,6 +174,13 @@ def test_a_name_with_parentheses_and_spaces() -> None:
     assert procfs.parse_stat(b"") is None
 
 
+def test_files_of_proc_that_are_longer_than_a_page() -> None:
+    libraries = {line.split()[-1] for line in procfs.read_file("/proc/self/maps", 1 << 22).splitlines() if b"/" in line}
+    with open("/proc/self/maps", "rb") as whole:
+        assert libraries == {line.split()[-1] for line in whole if b"/" in line}
+    assert len(procfs.read_file("/proc/self/maps", 5000)) == 5000
+
+
 def test_searches_of_all_processes() -> None:
     attributes = dict(procfs.iter_processes("cmdline", "environ"))[os.getpid()]
     assert attributes["cmdline"] == procfs.read_command_line(os.getpid())
