@@ -35,6 +35,7 @@ _PHASE_STYLES = {
     "grads_to_cpu": "phase-transfer",
     "params_to_gpu": "phase-transfer",
     "eval": "phase-eval",
+    "generate": "phase-eval",
     "checkpoint_save": "phase-checkpoint",
     "checkpoint_load": "phase-checkpoint",
 }
