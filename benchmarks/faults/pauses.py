@@ -2,8 +2,8 @@
 
     python benchmarks/faults/pauses.py [--hours 2] [--ranks 2] [--seed 1]
 
-The loop (pausing.py) has 100 ms steps; every 6 to 30 s all ranks evaluate, or one of them saves, loads, computes, compiles or
-waits for a program that copies a file, for 5 to 60 s, while the others wait for it. A viewer looks twice a second.
+The loop (pausing.py) has 100 ms steps; every 6 to 30 s all ranks evaluate, or one of them saves, loads, computes, compiles
+or waits for a program that copies a file, for 5 to 60 s, while the others wait for it. A viewer looks twice a second.
 """
 
 from __future__ import annotations
