@@ -102,7 +102,7 @@ def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
     assert found.at_peak.unallocated_share == pytest.approx(2 / 7)
 
 
-def test_every_rank_tells(tmp_path: Path) -> None:
+def test_ranks_are_read_apart(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.write(tables.ALLOCATOR, identity(1), [allocator(2, 1, 2, retries=-1)], peaks="window")
     environment = {NEW: "expandable_segments:True,max_split_size_mb:128"}
