@@ -149,7 +149,7 @@ def test_what_is_set() -> None:
         "roundup_power2_divisions": "[256:1,512:2,>:4]",
         "garbage_collection_threshold": "0.8",
     }
-    assert (found.backend, found.caching) == ("cudaMallocAsync", True)
+    assert (found.values["backend"], found.caching) == ("cudaMallocAsync", True)
     assert parse_settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "2.8").caching is False
     assert parse_settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}, "2.8").caching is True
 
