@@ -293,7 +293,7 @@ def test_output_is_literal_and_scrolls() -> None:
     assert texts(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="No output yet"))[1].strip() == "No output yet"
 
 
-def test_an_alert_is_told_in_full() -> None:
+def test_an_alert_is_shown_in_full() -> None:
     sentences = build_notices(at(killed_story(), 60.0))
     rows = draw_notices(sentences, 80, 4, BLOCKS)
     assert " ".join(row_text(row)[3:].strip() for row in rows[:3]) == sentences[0][1]
@@ -403,7 +403,7 @@ def test_a_process_that_nobody_numbered_is_the_job() -> None:
         assert "-1" not in text
 
 
-def test_of_ranks_that_are_watched_from_outside_no_phase_is_told() -> None:
+def test_ranks_watched_from_outside_have_no_phase() -> None:
     view = at(offload_story(), 60)
     unseen = [replace(rank, phase="", phase_s=0.0) for rank in view.ranks]
     outside = replace(view, ranks=tuple(unseen), job=replace(view.job, prints_here=False))

@@ -144,7 +144,7 @@ def test_a_job_that_failed_before_any_rank_was_there(tmp_path: Path) -> None:
     ("code", "name"),
     [(None, None), (1, None), (2, None), (137, "SIGKILL"), (247, "SIGKILL"), (241, "SIGTERM"), (255, None)],
 )
-def test_which_signal_an_exit_code_tells_of(code: int | None, name: str | None) -> None:
+def test_which_signal_an_exit_code_means(code: int | None, name: str | None) -> None:
     assert ProcessExit("", 0, exit_code=code).signal_name == name
 
 

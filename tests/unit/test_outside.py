@@ -156,7 +156,7 @@ def test_what_a_program_leaves_is_judged_by_its_command_though_it_has_ended(
         ),
     ],
 )
-def test_how_an_end_is_told(returncode: int | None, kills: int, asked: bool, text: str) -> None:
+def test_how_an_end_is_described(returncode: int | None, kills: int, asked: bool, text: str) -> None:
     assert job.describe_end(returncode, kills, "its control group", stop_requested=asked) == text
 
 
