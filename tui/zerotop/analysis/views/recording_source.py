@@ -281,7 +281,7 @@ class RecordingSource:
         )
 
     def _count_records(self, cursor: int) -> int:
-        return sum(source.count_until(cursor) for sources in self.session.sources.values() for source in sources)
+        return sum(source.count_written(cursor) for sources in self.session.sources.values() for source in sources)
 
 
 def _shorten_command(command: Iterable[Any]) -> tuple[str, ...]:
