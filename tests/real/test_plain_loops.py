@@ -85,8 +85,10 @@ def test_skipped_updates_have_their_loss_scale(together: Counted, number: int) -
 @BOTH
 def test_evaluation_checkpoint_and_data(together: Counted, number: int) -> None:
     rank, own = together.rank(number)
-    (evaluation,) = rank.phase("eval")
+    evaluation, inner = rank.phase("eval")
     assert (evaluation["step"], rank.inside(evaluation).count("forward")) == (4, own["evaluations"])
+    # Of the model that DDP wraps, which the loop does not call in training.
+    assert (inner["step"], rank.inside(inner).count("forward")) == (5, own["inner_evaluations"])
     assert rank.phase("checkpoint_save")["step"].tolist() == [4]
     # Recording begins with the first forward: all fetches but the first, and those of the evaluation; each loader is also
     # asked once more, to say that it has no more.

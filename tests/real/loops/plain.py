@@ -61,7 +61,7 @@ def accumulate(counter, rank):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
     loader = torch.utils.data.DataLoader(Ids(ROWS * 12, rank), batch_size=ROWS, num_workers=1)
-    scales, skipped, evaluations = [], [], 0
+    scales, skipped, evaluations, inner_evaluations = [], [], 0, 0
     for index, ids in enumerate(loader):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = compute_loss(ddp(ids), ids) / 2
@@ -85,7 +85,15 @@ def accumulate(counter, rank):
                     evaluations += 1
             ddp.train()
             torch.save({"model": model.state_dict()}, f"checkpoint{rank}.pt")
-    counter.facts |= {"scales": scales, "skipped": skipped, "evaluations": evaluations, "steps": 6}
+        if index == 9:
+            model.eval()
+            with torch.no_grad():
+                for held in Ids(3, 9).ids:
+                    compute_loss(model(held[None]), held[None])
+                    inner_evaluations += 1
+            model.train()
+    counter.facts |= {"scales": scales, "skipped": skipped, "steps": 6}
+    counter.facts |= {"evaluations": evaluations, "inner_evaluations": inner_evaluations}
     return model
 
 

@@ -81,6 +81,11 @@ class Loop(TrainingHooks):
             self._ownership[id(module)] = known
         return known
 
+    def is_trained(self, module: Any) -> bool:
+        """Return whether a module belongs to this loop, whose forwards are recorded."""
+        is_recorded = self.probe.recorder is not None and not self.probe.engines.belongs_to_deepspeed
+        return is_recorded and self.owns_parameters(module)
+
     # --- the begin of a recording ---------------------------------------------------------------------------
 
     def find_recorder(self, *, adopt: bool = False) -> Recorder | None:

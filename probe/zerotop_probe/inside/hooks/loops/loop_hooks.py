@@ -109,6 +109,7 @@ class LoopHooks:
             self._steps.install_scaler_hooks()
             self._checkpoints.install_hooks()
             self._lightning.install_hooks()
+            self._loop.finder.follow_evaluations(self._loop.is_trained)
 
     # --- forward --------------------------------------------------------------------------------------------
 

@@ -56,6 +56,8 @@ class RootCall:
         """Call the module, for which this object was made."""
         if not self._finder.is_armed:
             return self._call(module, *args, **kwargs)
+        if module.training:
+            self._finder.end_evaluation()
         # Modules within a root are none: their calls need not be seen.
         self._finder.hide_calls()
         try:
@@ -84,6 +86,7 @@ class RootFinder:
         """``before`` and ``after`` are called around each forward of a root."""
         self.roots: list[weakref.ref[Any]] = []
         self._compiled: list[weakref.ref[Any]] = []  # modules that may be roots: they do not call the finder
+        self._training_roots: list[weakref.ref[Any]] | None = None  # while armed for an evaluation
         self.is_armed = False
         self.hooks = (before, after)
         self.meter = meter
@@ -104,6 +107,17 @@ class RootFinder:
         hide_from_compiler(self._add_root)
         wrap_method(_find_module_class(), "compile", self._begin_compile, self._end_compile, self.meter)
         on_removal(self.remove_hooks)
+
+    def follow_evaluations(self, owns_parameters: Callable[[Any], bool]) -> None:
+        """Follow ``module.eval()`` of modules that are trained."""
+
+        def after(module: Any, time_ns: int, flags: int, result: Any) -> None:
+            if not flags and owns_parameters(module):
+                self.begin_evaluation()
+
+        module_class = _find_module_class()
+        if wrap_method(module_class, "eval", lambda time_ns, module, args, kwargs: module, after, self.meter):
+            hide_from_compiler(module_class.eval, with_callees=False)
 
     def _begin_compile(self, time_ns: int, module: Any, args: Any, kwargs: Any) -> Any:
         return module
@@ -133,11 +147,26 @@ class RootFinder:
         """Stop seeing calls of modules other than roots."""
         if self.is_armed:
             self.is_armed = False
+            self._training_roots = None
             self.hide_calls()
             roots = self.list_modules()
             blocks = (module for reference in self._compiled if (module := reference()) is not None)
             self._restore_calls(block for block in blocks if not any(block is root for root in roots))
             self._compiled.clear()
+
+    def begin_evaluation(self) -> None:
+        """See calls of other modules too, until a root trains: many evaluate the model inside of its wrapper."""
+        if not self.is_armed:
+            self.arm()
+            self._training_roots = list(self.roots) if self.is_armed else None
+
+    def end_evaluation(self) -> None:
+        """Forget the roots of an evaluation: in training they are called within another."""
+        if (training := self._training_roots) is not None:
+            self.disarm()
+            others = [module for module in self.list_modules() if not any(root() is module for root in training)]
+            self._restore_calls(others)
+            self.roots = training
 
     def show_calls(self) -> None:
         """Let modules call the finder, while it is armed."""

@@ -1,0 +1,96 @@
+"""Hours of training with pauses that are no hangs: whether a viewer ever says that the job stands still.
+
+    python benchmarks/faults/pauses.py [--hours 2] [--ranks 2] [--seed 1]
+
+The loop (pausing.py) has 100 ms steps; every 6 to 30 s all ranks evaluate, or one of them saves, loads, computes, compiles
+or waits for a program that copies a file, for 5 to 60 s, while the others wait for it. A viewer looks twice a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "tests" / "support"))
+
+from real_jobs import environment, free_port
+from zerotop.analysis.annotations import Annotator
+from zerotop.session.headers import SessionError
+from zerotop.session.reader import Session
+
+_LOOP = Path(__file__).with_name("pausing.py")
+
+
+def main() -> None:
+    """Print each finding once, when a viewer has it first, then the pauses and the findings that speak of hangs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hours", type=float, default=2.0)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        job = _start_job(Path(folder), options)
+        try:
+            hangs = _watch_job(job, Path(folder, "session"))
+        finally:
+            if job.poll() is None:
+                os.killpg(job.pid, signal.SIGTERM)
+                job.wait()
+        lines = Path(folder, "output").read_text(errors="replace").splitlines()
+    pauses = [line.split() for line in lines if line.startswith("PAUSE ")]
+    counts = collections.Counter(words[1] for words in pauses)
+    print(f"\n{job.returncode=}, {options.hours} hours, {len(pauses)} pauses: {dict(counts)}")
+    print(f"longest {max((float(words[2]) for words in pauses), default=0.0)} s; told falsely: {len(hangs)}")
+
+
+def _start_job(folder: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(options.ranks)}
+    script = f"{sys.executable} -u {_LOOP} {options.hours} {options.seed}"
+    members = " & ".join(f"RANK={rank} LOCAL_RANK={rank} {script}" for rank in range(options.ranks))
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder / "session"), "--"]
+    with open(folder / "output", "wb") as output:
+        return subprocess.Popen(
+            [*command, "bash", "-c", f"{members} & wait"],
+            cwd=folder,
+            env={**environment(), **world},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _watch_job(job: subprocess.Popen[bytes], folder: Path) -> set[tuple[str, int]]:
+    """Return the findings about hangs, each by its headline and when it began."""
+    seen: set[tuple[str, int]] = set()
+    hangs: set[tuple[str, int]] = set()
+    session = annotator = None
+    while job.poll() is None:
+        time.sleep(0.5)
+        now_ns = time.time_ns()
+        if session is None or annotator is None:
+            try:
+                session = Session.open(folder)
+            except (SessionError, OSError):
+                continue
+            annotator = Annotator(session)
+        session.refresh()
+        annotator.update(now_ns)
+        for finding in annotator.findings_at(now_ns):
+            key = finding.name, finding.begin_ns
+            if key not in seen:
+                seen.add(key)
+                print(f"{time.strftime('%H:%M:%S')}  {finding.name:24} {finding.headline}", flush=True)
+                if finding.name == "hung_ranks":
+                    hangs.add(key)
+    return hangs
+
+
+if __name__ == "__main__":
+    main()
