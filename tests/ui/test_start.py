@@ -28,6 +28,7 @@ from zerotop.ui.iteration.screen import IterationScreen
 from zerotop.ui.live.screen import LiveScreen
 from zerotop.ui.start.screen import StartScreen
 from zerotop_probe.recording import directory
+from zerotop_probe.recording.writer import EventWriter, Identity
 
 
 @pytest.fixture
@@ -245,8 +246,14 @@ async def test_what_appears_while_one_looks_is_shown(root: Path) -> None:
     async with start.app.run_test(size=(120, 40)) as pilot:
         await ready(start, pilot)
         await pilot.press("down")
-        directory.create_session(["python", "train.py"], path=str(root / "fresh"), launcher="python")
-        await until(pilot, lambda: "● live" in start.text())
+        folder = directory.create_session(["python", "train.py"], path=str(root / "fresh"), launcher="python")
+        writer = EventWriter(folder, Identity.for_this_process("node"))
+
+        def is_live() -> bool:
+            writer.write(time.monotonic_ns(), "node")  # a recording that is silent for seconds is not live
+            return "● live" in start.text()
+
+        await until(pilot, is_live)
         assert "4 recordings, 1 live" in start.text()
         assert isinstance(start.list.model.chosen_item, Recording)
         assert start.list.model.chosen_item.path.name == "story"

@@ -16,8 +16,8 @@ from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import MAX_BYTES
 
-# A tenth of a recording's usual largest size.
-_MUCH_HELD = MAX_BYTES // 10
+MUCH_HELD_BYTES = MAX_BYTES // 10
+"""Deleted detail that an open screen may keep on the disk: a tenth of a recording's usual largest size."""
 
 
 def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes: Iterable[RankSteps]) -> tuple[str, ...]:
@@ -32,10 +32,9 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes
     notices += filter(None, [losses.loss_sentence, describe_gaps(session, processes, cursor_ns)])
     notices += _describe_late(session, cursor_ns)
     notices += describe_thinning(session, cursor_ns)
-    if session.held_bytes > _MUCH_HELD:
-        notices.append(
-            f"This screen keeps {format_bytes(session.held_bytes)} of deleted detail on the disk: leave it and come back."
-        )
+    if session.held_bytes > MUCH_HELD_BYTES:
+        held = format_bytes(session.held_bytes)
+        notices.append(f"This screen keeps {held} of deleted detail on the disk: at its end, and without keys, it lets go.")
     for event in (*session.events_named("probe_error", cursor_ns), *session.events_named("sampler_error", cursor_ns)):
         notices.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
     return tuple(dict.fromkeys([*notices, *describe_damage(session)]))
