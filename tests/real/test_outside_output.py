@@ -99,8 +99,12 @@ for i in range(1024): os.write(1, b"y" * (1 << 16)); open({str(progress)!r}, "w"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         wait_for(progress.exists)
-        time.sleep(1.0)
-        assert int(progress.read_text()) < 16
+        written, since_s = "", time.monotonic()
+        while time.monotonic() - since_s < 1.0 or not written:  # until the job waits
+            if (now := progress.read_text()) != written:
+                written, since_s = now, time.monotonic()
+            time.sleep(0.02)
+        assert int(written) < 16
         assert process.stdout.read() == b"y" * (64 << 20)
         assert process.wait(10) == 0
     assert len(recorded(session, "stdout")) == 64 << 20
@@ -292,15 +296,19 @@ def test_a_full_disk_costs_the_recording_not_the_job(tmp_path: Path) -> None:
 
 # Fills the disk of its recording, then has more ranks than one page of events can tell of (blind ones, at that).
 FILLER = """
-import os, subprocess, sys, time
+import glob, os, subprocess, sys, time
 time.sleep(0.5)
 with open(sys.argv[1], "wb", buffering=0) as filler:
     try:
         while filler.write(bytes(4096)): pass
     except OSError: pass
-command = [sys.executable, "-S", "-c", "import time; time.sleep(1.5)"]
-ranks = [subprocess.Popen(command, env={**os.environ, "RANK": str(rank)}) for rank in range(16)]
-for rank in ranks: rank.wait()
+command = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
+ranks = [subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, "RANK": str(rank)}) for rank in range(16)]
+time.sleep(1.5)  # samples are lost meanwhile
+(told,), deadline = glob.glob(sys.argv[2]), time.monotonic() + 30
+while time.monotonic() < deadline and (os.stat(told).st_size < 4096 or open(told).read().count('"rank_found"') < 16):
+    time.sleep(0.1)
+for rank in ranks: rank.communicate()
 raise SystemExit(7)
 """
 
@@ -309,7 +317,7 @@ def test_the_end_and_what_was_lost_are_recorded_on_a_disk_that_others_have_fille
     with small_disk(tmp_path / "small", "512k") as disk:
         session = disk / "session"
         session.mkdir()
-        done = in_foreground(session, *python(FILLER), str(disk / "filler"), capture_output=True)
+        done = in_foreground(session, *python(FILLER), str(disk / "filler"), f"{session}/events-node-*", capture_output=True)
         (file,) = session.glob("events-node-*.jsonl")
         assert (done.returncode, done.stderr) == (7, b"")
         assert file.stat().st_size > 4096

@@ -79,16 +79,27 @@ with open(sys.argv[1], "wb", buffering=0) as file:
     assert events(tmp_path / "session", "job_ended")[0]["signal"] == "SIGXFSZ"
 
 
-@pytest.mark.parametrize(("kind", "value"), [(resource.RLIMIT_AS, 60_000 << 10), (resource.RLIMIT_NOFILE, 24)])
-def test_small_limits_are_enough_for_us(tmp_path: Path, kind: int, value: int) -> None:
+def run_with_limit(session: Path, kind: int, value: int) -> subprocess.CompletedProcess[bytes]:
+    """Run a job that prints a word and ends with 3."""
     code = f"""
 import os, resource, sys
 resource.setrlimit({int(kind)}, ({value}, {value}))
-os.execv(sys.executable, [sys.executable, "-m", "zerotop", "run", "--headless", "--session", {str(tmp_path / "s")!r},
+os.execv(sys.executable, [sys.executable, "-m", "zerotop", "run", "--headless", "--session", {str(session)!r},
     "--", "sh", "-c", "echo word; exit 3"])
 """
-    done = subprocess.run(python(code), capture_output=True, check=False, timeout=60)
+    return subprocess.run(python(code), capture_output=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(("kind", "value"), [(resource.RLIMIT_AS, 60_000 << 10), (resource.RLIMIT_NOFILE, 24)])
+def test_small_limits_are_enough_for_us(tmp_path: Path, kind: int, value: int) -> None:
+    done = run_with_limit(tmp_path / "session", kind, value)
     assert (done.returncode, done.stdout) == (3, b"word\n"), done.stderr
+
+
+def test_too_few_descriptors_are_named(tmp_path: Path) -> None:
+    done = run_with_limit(tmp_path / "session", resource.RLIMIT_NOFILE, 8)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"zerotop: Too many open files: zerotop needs about 20. Raise the limit (ulimit -n)\n"
 
 
 def test_a_recording_that_is_gone_is_not_said_to_be_there(tmp_path: Path) -> None:

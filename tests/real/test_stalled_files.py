@@ -84,8 +84,8 @@ def test_no_step_waits_for_a_stalled_file_system(stalling: tuple[Path, subproces
     durations, in_stall = np.diff(ends), (ends[1:] > begin_s) & (ends[1:] < end_s)
     assert in_stall.sum() > 100
     usual = statistics.median(durations[~in_stall])
-    assert statistics.median(durations[in_stall]) < 1.5 * usual
-    assert durations[in_stall].max() < 1.0, "a step waited"
+    assert statistics.median(durations[in_stall]) < 3 * usual  # others may use the machine meanwhile
+    assert durations[in_stall].max() < STALL_S / 2, "a step waited"
     recording = Session.open(session)
     assert read_steps(recording)["step"].tolist() == list(range(len(ends)))
     losses = count_losses(recording)

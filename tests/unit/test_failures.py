@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import recordings
 from memory_recording import OOM, Recording, gib, usual
-from small_recording import BEGIN_NS, S, identity, span
+from small_recording import BEGIN_NS, S, identity, read, span, write
 from zerotop.analysis.failures.diagnosis import FailureFinder, find_failure
 from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, describe_place
+from zerotop.analysis.failures.last_moments import find_largest_batch
+from zerotop.analysis.processes.alive_ranks import identify_process
 from zerotop.analysis.processes.process_exits import ProcessExit, describe_exit_code
 from zerotop_probe.recording import events, tables
-from zerotop_probe.recording.tables import FAILED
+from zerotop_probe.recording.tables import EVAL, FAILED, SPANS
 
 
 def end(recording: Recording, at_s: float, **facts: Any) -> None:
@@ -189,3 +194,22 @@ def test_a_job_that_was_started_again_had_died_in_between() -> None:
     assert any(told)
     assert not told[0]
     assert not told[-1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12), st.lists(st.integers(0, 14), min_size=1, max_size=6)
+)
+def test_the_largest_batch_before_any_moment(batches: list[tuple[int, bool]], moments: list[int]) -> None:
+    """Moments go forward, as in a search for findings, or back."""
+    with tempfile.TemporaryDirectory() as folder:
+        spans = [
+            span(number, number + 1, "forward", flags=EVAL if evaluating else 0, tokens=tokens)
+            for number, (tokens, evaluating) in enumerate(batches)
+        ]
+        write(Path(folder), SPANS, identity(0), *spans).close()
+        session = read(Path(folder))
+        process = identify_process(session.sources["spans"][0])
+        for moment in moments:
+            known = [tokens for tokens, evaluating in batches[: max(0, moment - 1)] if not evaluating]
+            found = find_largest_batch(session, process, BEGIN_NS + moment * S)
+            assert found.get("tokens", 0) == max(known, default=0)

@@ -305,7 +305,7 @@ def _escape_output() -> None:
 
 
 def _is_expected(error: Exception) -> bool:
-    if isinstance(error, (Problem, OSError)):
+    if isinstance(error, (Problem, OSError, MemoryError)):
         return True
     # Looked up rather than imported: if it was raised, it has been imported.
     reader = sys.modules.get("zerotop.session.reader")

@@ -100,7 +100,7 @@ class Stream:
             size = self._tee()
             if size < 0:
                 raise OSError(ctypes.get_errno(), "the output cannot be copied")
-            self._log.append(self._name, os.read(self._copy, size))
+            self._log.append_from(self._name, self._copy, size)
             self._state[RECORDED + self.number] = 1
         while size := self._count_staged():
             try:

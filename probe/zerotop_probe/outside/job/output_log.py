@@ -42,6 +42,7 @@ class OutputLog:
         self._log_size = 0
         self._index_size = 0
         self._retry_s = 0.0
+        self._can_splice = True
         if state[NUMBER]:
             self._continue_segments(state[NUMBER] - 1)
 
@@ -74,10 +75,30 @@ class OutputLog:
                 self._record(stream, data[:size])
                 data = data[size:]
 
+    def append_from(self, stream: int, pipe: int, size: int) -> None:
+        """Record the next ``size`` bytes of a stream, which are in a pipe.
+
+        The kernel copies what fits into the segment; reading and writing it took a third longer.
+        """
+        with self._lock:
+            while size and self._can_splice and self._log is not None and size < self._count_room():
+                try:
+                    moved = os.splice(pipe, self._log, size, offset_dst=self._log_size)
+                except OSError:  # not every file system can; of other errors, writing says which
+                    self._can_splice = False
+                    break
+                size -= moved
+                self._state[POSITION] += moved
+                self._state[LOST] += moved - self._add_to_index(stream, moved)
+        if size:
+            self.append(stream, os.read(pipe, size))
+
+    def _count_room(self) -> int:
+        return self._limit // _SEGMENTS - self._log_size - self._index_size
+
     def _fit_into_segment(self, data: bytes) -> int:
         """Return how many bytes of ``data`` to write next, whole lines if possible; begin a new segment if this is full."""
-        size = self._limit // _SEGMENTS
-        room = size - self._log_size - self._index_size
+        size, room = self._limit // _SEGMENTS, self._count_room()
         if len(data) < room:
             return len(data)
         if room > 0 and (cut := data.rfind(b"\n", 0, room) + 1):
@@ -103,21 +124,32 @@ class OutputLog:
         if self._log is None and not self._start_segment():
             return 0
         assert self._log is not None
-        assert self._index is not None
         try:
             written = os.pwrite(self._log, data, self._log_size)
-            record = _RECORD.pack(time.monotonic_ns(), self._log_size, written, stream, 0)
+        except OSError as error:
+            self._give_up_segment(error)
+            return 0
+        return self._add_to_index(stream, written)
+
+    def _add_to_index(self, stream: int, written: int) -> int:
+        """Note the last ``written`` bytes of the log in the index; return their number, 0 if they are lost."""
+        assert self._index is not None
+        record = _RECORD.pack(time.monotonic_ns(), self._log_size, written, stream, 0)
+        try:
             _write_all(self._index, record, self._index_size)
         except OSError as error:
-            self._note_error(error)
             with suppress(OSError):
                 os.ftruncate(self._index, self._index_size)
-            # What is recorded next may have a gap before it: it needs a header that says so.
-            self._close_segment()
+            self._give_up_segment(error)
             return 0
         self._log_size += written
         self._index_size += len(record)
         return written
+
+    def _give_up_segment(self, error: OSError) -> None:
+        """Note an error and close the segment: what is recorded next may have a gap before it, which its header says."""
+        self._note_error(error)
+        self._close_segment()
 
     def _start_segment(self) -> bool:
         """Begin the next segment; return whether it could be created."""

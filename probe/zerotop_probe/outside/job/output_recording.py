@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -274,7 +275,9 @@ def _make_header(identity: Identity) -> str:
 def _create_state_file() -> int:
     try:
         descriptor = os.memfd_create("zerotop-output", os.MFD_CLOEXEC)
-    except (OSError, AttributeError):  # forbidden by a sandbox
+    except (OSError, AttributeError) as error:  # forbidden by a sandbox
+        if getattr(error, "errno", None) == errno.EMFILE:
+            raise
         with tempfile.TemporaryFile(prefix="zerotop-") as file:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, STATE_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -28,6 +29,10 @@ class RedactedLog(OutputLog):
             redactor = self._redactors.setdefault(stream, StreamRedactor())
             self._times[stream] = time.monotonic()
             super().append(stream, redactor.feed(data))
+
+    def append_from(self, stream: int, pipe: int, size: int) -> None:
+        """Record the next ``size`` bytes of a stream, which are in a pipe."""
+        self.append(stream, os.read(pipe, size))
 
     def flush(self) -> None:
         """Record unfinished lines."""

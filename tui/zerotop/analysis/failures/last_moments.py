@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
 from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
 from zerotop.analysis.processes.phases import find_open_phases, phase_name
-from zerotop.session.reader import Session
+from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
 # A failure is recorded before Python unwinds its phases: spans that end as failed within this time belong to it.
@@ -126,9 +127,29 @@ def has_worked_after(session: Session, process: RankProcess, at_ns: int, cursor_
 
 def find_largest_batch(session: Session, process: RankProcess, until_ns: int) -> dict[str, int]:
     """Return rows, sequence and tokens of the largest training micro-batch that ended before a moment; {} without any."""
-    rows = _read_spans(session, process, until_ns - 1)
-    rows = rows[(rows["phase"] == PHASE_CODE["forward"]) & (rows["flags"] & EVAL == 0) & (rows["rows"] > 0)]
-    return _read_batch(rows[np.argmax(np.maximum(rows["tokens"], rows["rows"]))], 1) if len(rows) else {}
+    source = find_table(session, "spans", process, until_ns - 1)
+    if source is None:
+        return {}
+    end = source.count_until(until_ns - 1)
+    begin, largest = _LARGEST.get(source, (0, None))
+    if begin > end:
+        begin, largest = 0, None
+    spans = source.array[begin:end]
+    fresh = np.flatnonzero((spans["phase"] == PHASE_CODE["forward"]) & (spans["flags"] & EVAL == 0) & (spans["rows"] > 0))
+    if len(fresh):
+        place = begin + int(fresh[np.argmax(_measure_batches(spans[fresh]))])
+        if largest is None or _measure_batches(source.array[place]) > _measure_batches(source.array[largest]):
+            largest = place
+    _LARGEST[source] = end, largest
+    return {} if largest is None else _read_batch(source.array[largest], 1)
+
+
+# The number of spans that were looked through, and the place of the one with the largest batch.
+_LARGEST: WeakKeyDictionary[Source, tuple[int, int | None]] = WeakKeyDictionary()
+
+
+def _measure_batches(spans: Any) -> Any:
+    return np.maximum(spans["tokens"], spans["rows"])
 
 
 def find_last_batch(session: Session, process: RankProcess, cursor_ns: int) -> dict[str, int]:

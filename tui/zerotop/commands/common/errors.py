@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 FAILED, USAGE = 1, 2
 
 
@@ -14,7 +16,11 @@ class Problem(Exception):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception's text without Python's ``[Errno 13]``."""
+    """Return an exception's text without Python's ``[Errno 13]``; of limits that are too low also which ones."""
+    if isinstance(error, MemoryError):
+        return "There is too little memory. Raise the limit (ulimit -v), or end other programs"
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return f"{error.strerror}: zerotop needs about 20. Raise the limit (ulimit -n)"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
     return str(error) or type(error).__name__
