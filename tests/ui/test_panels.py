@@ -20,7 +20,8 @@ from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.labels import describe_no_output, format_ending
 from zerotop.ui.drawing.rows import Row, row_text, row_width
 from zerotop.ui.drawing.theme import STYLES
-from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
+from zerotop.ui.live.cpu import draw_cpu
+from zerotop.ui.live.gpu import draw_gpu
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop.ui.live.memory import draw_memory
 from zerotop.ui.live.output import count_visible_lines, draw_output
@@ -326,7 +327,7 @@ def test_badge(moment: CursorState, seconds: float, badge: str, style: str) -> N
 def test_badge_of_an_ended_job() -> None:
     end = CursorState(60, 60, False, True, False, 1.0)
     assert draw_badge(at(cpu_story(), 500.0), end, BLOCKS) == ((" EXIT 0 ", "badge-good"),)
-    assert draw_badge(at(killed_story(), 500.0), end, BLOCKS) == ((" EXIT 137 ", "badge-bad"),)
+    assert draw_badge(at(killed_story(), 500.0), end, BLOCKS) == ((" KILLED (SIGKILL) ", "badge-bad"),)
 
 
 def test_transport() -> None:
@@ -425,6 +426,7 @@ def test_ranks_watched_from_outside_have_no_phase() -> None:
     [
         (State.ENDED, 0, ("EXIT 0", "badge-good"), "good", ""),
         (State.ENDED, 3, ("EXIT 3", "badge-bad"), "alert", "!"),
+        (State.ENDED, 247, ("KILLED (SIGKILL)", "badge-bad"), "alert", "!"),  # what DeepSpeed's launcher makes of signal 9
         (State.ENDED, None, ("ENDED", "badge-past"), "warn", "!"),  # another started it: who knows its exit code
         (State.DETACHED, None, ("DETACHED", "badge-past"), "text", ""),
         (State.LOST, None, ("LOST", "badge-bad"), "alert", "!"),

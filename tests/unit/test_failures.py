@@ -12,7 +12,7 @@ from memory_recording import OOM, Recording, gib, usual
 from small_recording import BEGIN_NS, S, identity, span
 from zerotop.analysis.failures.diagnosis import FailureFinder, find_failure
 from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, describe_place
-from zerotop.analysis.processes.process_exits import ProcessExit
+from zerotop.analysis.processes.process_exits import ProcessExit, describe_exit_code
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import FAILED
 
@@ -146,6 +146,8 @@ def test_a_job_that_failed_before_any_rank_was_there(tmp_path: Path) -> None:
 )
 def test_which_signal_an_exit_code_means(code: int | None, name: str | None) -> None:
     assert ProcessExit("", 0, exit_code=code).signal_name == name
+    if code is not None:
+        assert describe_exit_code(code) == f"exit code {code}" + (f" ({name})" if name else "")
 
 
 @pytest.mark.parametrize(
