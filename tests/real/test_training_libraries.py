@@ -20,6 +20,8 @@ def test_lora_on_a_base_that_is_frozen_and_partly_quantized(tmp_path: Path) -> N
     assert not rank.event("probe_error")
     assert rank.phase("step")["flags"].tolist() == [BOUNDARY] * own["steps"]
     assert len(rank.phase("checkpoint_save")) == 1
+    (evaluation,) = rank.phase("eval")  # in evaluation mode generation is one
+    assert (evaluation["step"], rank.inside(evaluation)) == (2, ["generate"])
     (engine,) = rank.event("engine")
     assert engine["model"] == "PeftModelForCausalLM"
     assert engine["trainable_parameters"] == own["trainable"]

@@ -41,6 +41,10 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
+        if step == 1:
+            model.eval()
+            model.generate(input_ids=ids, max_new_tokens=3, do_sample=False)
+            model.train()
     model.save_pretrained("adapter")
     parameters = list(model.parameters())
     counted = {

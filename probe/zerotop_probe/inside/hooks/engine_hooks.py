@@ -89,7 +89,7 @@ class EngineHooks(TrainingHooks):
         if probe.entered_late:
             probe.training_thread = threading.get_ident()
             state.recorded_inventories.add("init")  # that moment is past
-        GenerationHooks(probe).install_hooks()
+        GenerationHooks(probe, lambda model: not model.training).install_hooks()
         self._updates.watch_optimizer(engine, state)
         self._updates.inspect_tensors(state, engine, "init")
 

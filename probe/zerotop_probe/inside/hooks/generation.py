@@ -6,6 +6,7 @@ It calls the model once for each token. These forwards are not recorded one by o
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
@@ -20,8 +21,10 @@ _EVAL = PHASE_CODE["eval"]
 class GenerationHooks:
     """Hooks on ``generate()`` of transformers models in one process."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, evaluates: Callable[[Any], bool]) -> None:
+        """``evaluates``: whether a call of a model that does not train is an evaluation."""
         self._probe = probe
+        self._evaluates = evaluates
 
     def install_hooks(self) -> None:
         """Wrap the method that all models inherit, if transformers has loaded it."""
@@ -37,9 +40,9 @@ class GenerationHooks:
         outer = recorder.current_span()
         if outer is not None and outer.phase != _EVAL:
             return None
-        position = probe.engines.get_position()
-        if probe.evaluation is not None and probe.evaluation.is_open:
-            probe.evaluation.begin_forward(time_ns, position)
+        position, evaluation = probe.engines.get_position(), probe.evaluation
+        if evaluation is not None and (evaluation.is_open or (outer is None and self._evaluates(model))):
+            evaluation.begin_forward(time_ns, position)
         return recorder.begin_span(time_ns, "generate", position)
 
     def _end_generation(self, span: Span, time_ns: int, flags: int, result: Any) -> None:

@@ -109,7 +109,7 @@ class LoopHooks:
         if not self._is_awake:
             self._is_awake = True
             DataLoaderHooks(self._probe).install_hooks()
-            GenerationHooks(self._probe).install_hooks()
+            GenerationHooks(self._probe, self._evaluates).install_hooks()
             self._steps.install_scaler_hooks()
             self._checkpoints.install_hooks()
             self._lightning.install_hooks()
