@@ -235,6 +235,7 @@ def test_the_trainer_without_deepspeed(tmp_path: Path) -> None:
         assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(s, m) for s in range(4) for m in range(2)]
         assert rank.phase("eval")["step"].tolist() == [2, 4]
         assert len(rank.phase("checkpoint_save")) == 1
+        assert rank.phase("generate")["step"].tolist() == [3]
         spans = rank.phase("forward")
         assert len(spans[spans["flags"] & EVAL > 0]) == len(own["predictions"])
         total += int(spans["tokens"][spans["flags"] & EVAL == 0].sum())

@@ -241,6 +241,12 @@ class FakeSource:
     def output_lines(self, cursor_ns: int, most: int) -> tuple[str, ...]:
         return self._telling(cursor_ns).output(most)
 
+    def reopen(self) -> FakeSource:
+        return self
+
+    def close(self) -> None:
+        pass
+
     def find_step_end(self, step: int) -> int | None:
         last = self.last_step
         if last is None or step > last:

@@ -13,7 +13,7 @@ from textual.widgets import Input
 
 import recordings
 from settling import until
-from start_list import Start, filled, is_shown, ready
+from start_list import Start, filled, is_shown, overviews_read, ready
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.base.base_screen import MonitorScreen
@@ -28,6 +28,7 @@ from zerotop.ui.iteration.screen import IterationScreen
 from zerotop.ui.live.screen import LiveScreen
 from zerotop.ui.start.screen import StartScreen
 from zerotop_probe.recording import directory
+from zerotop_probe.recording.writer import EventWriter, Identity
 
 
 @pytest.fixture
@@ -245,8 +246,14 @@ async def test_what_appears_while_one_looks_is_shown(root: Path) -> None:
     async with start.app.run_test(size=(120, 40)) as pilot:
         await ready(start, pilot)
         await pilot.press("down")
-        directory.create_session(["python", "train.py"], path=str(root / "fresh"), launcher="python")
-        await until(pilot, lambda: "● live" in start.text())
+        folder = directory.create_session(["python", "train.py"], path=str(root / "fresh"), launcher="python")
+        writer = EventWriter(folder, Identity.for_this_process("node"))
+
+        def is_live() -> bool:
+            writer.write(time.monotonic_ns(), "node")  # a recording that is silent for seconds is not live
+            return "● live" in start.text()
+
+        await until(pilot, is_live)
         assert "4 recordings, 1 live" in start.text()
         assert isinstance(start.list.model.chosen_item, Recording)
         assert start.list.model.chosen_item.path.name == "story"
@@ -280,7 +287,7 @@ async def test_nothing_recorded_yet_says_how_to_begin(tmp_path: Path, monkeypatc
 async def test_any_size_will_do(root: Path, size: tuple[int, int]) -> None:
     start = Start(glyphs=ASCII)
     async with start.app.run_test(size=size) as pilot:
-        await until(pilot, lambda: all(recording.overview is not None for recording in start.desk.recordings))
+        await overviews_read(start, pilot)
         await pilot.press("down", "space", "down", "c")
         await until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
         await pilot.pause()

@@ -52,14 +52,15 @@ def test_peaks(samples: list[tuple[int, int]], block: int, few: int, cursors: li
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(peaks_module, "_BLOCK_ROWS", block)
         patch.setattr(peaks_module, "_FEW_ROWS", few)
-        facts = [process(at, rss, pid=pid) for at, (pid, rss) in enumerate(samples)]
+        facts = [process(at, rss, rank=-1, pid=pid) for at, (pid, rss) in enumerate(samples)]
         put(Path(folder), tables.PROCESSES, SAMPLER, *facts)
         (source,) = read(Path(folder)).sources["processes"]
         peaks = Peaks()
         for cursor in cursors:
             known = samples[: cursor + 1]
-            expected = {pid: max(rss for other, rss in known if other == pid) for pid, _ in known}
-            assert peaks.peaks_until(source, "rss_bytes", BEGIN_NS + cursor * S, by="pid") == expected
+            expected = {pid: (max(rss for other, rss in known if other == pid), -1) for pid, _ in known}
+            columns = ("rss_bytes", "rank")
+            assert peaks.peaks_until(source, columns, BEGIN_NS + cursor * S, by="pid") == expected
 
 
 @given(st.lists(st.sets(st.integers(0, 4), min_size=1), min_size=1, max_size=12), st.integers(0, 13))

@@ -146,6 +146,34 @@ def test_records_are_counted_and_ticks_found_however_far_back(tmp_path: Path) ->
     assert source.count_until(source.offset_ns - 1) == 0
 
 
+def test_a_long_table_is_not_read_for_its_last_tick(tmp_path: Path) -> None:
+    folder, ticks = make(tmp_path), [20_000, 1, 5, 3000, 7, 9]  # records of each
+    probe(folder, *(time for time, count in enumerate(ticks, 1) for _ in range(count))).close()
+    for time, count in enumerate(ticks, 1):
+        (source,) = Session.open(folder).sources["probe"]
+        moment_ns = source.offset_ns + time
+        assert source.count_written(moment_ns) == sum(ticks[:time])
+        assert source.read_last_tick(moment_ns)["time_ns"].tolist() == [time] * count
+        assert len(source.read_last_tick(moment_ns, moment_ns + 1)) == 0
+        assert source.has_been_read == (time == 1)
+        assert source.count_until(moment_ns) == sum(ticks[:time])
+        assert source.has_been_read
+
+
+def test_damage_near_the_end_is_left_out_of_a_last_tick(tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    begin_ns = 10**15
+    probe(folder, *range(begin_ns, begin_ns + 30_000)).close()
+    (source,) = Session.open(folder).sources["probe"]
+    with max(folder.glob("probe-*.rec")).open("r+b") as opened:
+        opened.seek(-10 * source.array.itemsize, 2)
+        opened.write(bytes(10 * source.array.itemsize))
+    (source,) = Session.open(folder).sources["probe"]
+    last_ns = begin_ns + 29_989
+    assert source.read_last_tick(source.offset_ns + last_ns + 10**9)["time_ns"].tolist() == [last_ns]
+    assert source.damaged_records == 10
+
+
 def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
     folder = make(tmp_path)
     count = 100_000

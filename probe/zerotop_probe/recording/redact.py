@@ -46,7 +46,12 @@ _VALUE = re.compile(r"\\?\"[^\"\\\r\n]*\\?\"?|'[^'\r\n]*'?|\[[^\]\r\n]*\]?|[^\s\
 _LOGIN_PAIR = re.compile(r"(?<!\S)([^\s:\"'=/]+:)(?!\d+(?:\s|\Z))[^\s\"'<]+")
 _USER_OPTIONS = ("-u", "-U", "--user", "--proxy-user")
 _USER_OPTION = re.compile(
-    r"(?<![\w-])((?:-u|-U|--user|--proxy-user)(?:[ \t]+|=)[\"']?[^\s:\"'=/]{1,99}:)(?!\d+(?:\s|\Z))[^\s\"'<]+"
+    r"(?<![\w-])((?:(?:-u|-U|--user|--proxy-user)(?:[ \t]+|=)|-u(?=[A-Za-z]))[\"']?[^\s:\"'=/]{1,99}:)"
+    r"(?!\d+(?:\s|\Z))[^\s\"'<]+"
+)
+# A call such as wandb.login(key="..."), or with the key alone.
+_LOGIN_CALL = re.compile(
+    r"(\blogin\((?:[^()\n]{0,199}\b(?:key|token)[ \t]*=)?[ \t]*\\?[\"'])(?!https?:)[^\"'\\<\s]{8,}(?=\\?[\"'])"
 )
 _NUMBER = re.compile(r"[-+]?[\d.,_]+(?:[eE][-+]?\d+)?\s*(?:[kKmMbBgGtT](?:i?B)?|%|/s|s)?")
 # Values that say nothing: switches, references to variables, and what is redacted already.
@@ -57,19 +62,25 @@ _PLAIN_VALUE = re.compile(
 )
 _TEXT_TOKEN = re.compile(r"(?:<.*>|\[[A-Z]+\]|</?s>|.{1,3})")
 _OPTION_NAME = re.compile(r"--?[A-Za-z]")
-_PASSWORD_PROGRAMS = {"sshpass": "-p"}
+# Programs whose option -p has a password: sshpass in the next argument too.
+_PASSWORD_PROGRAMS = ("sshpass", "mysql", "mysqldump", "mariadb")
+_PASSWORD_OPTION = re.compile(
+    r"\b(sshpass[ \t]+-p[ \t]*|(?:mysql|mysqldump|mariadb)[ \t](?:[^\n;&|]{0,200}[ \t])?-p)(?![ \t<])[^\s;&|\"'<]+"
+)
+_LONG_WORD = re.compile(r"[\w-]{20,}")
 
 
 def redact_text(text: str) -> str:
     """Return a text of any length in which apparent secrets are replaced, at 8 to 25 MB/s."""
+    if "://" in text and "@" in text:
+        text = _LOGIN.sub(HIDDEN, text)
     for hint, pattern in TOKENS.items():
         if hint in text:
             text = pattern.sub(HIDDEN, text)
     small = _lower(text)
-    if "://" in small and "@" in small:
-        text = _LOGIN.sub(HIDDEN, text)
-    if "-u" in small:
-        text = _USER_OPTION.sub(rf"\1{HIDDEN}", text)
+    for hint, pattern in (("-u", _USER_OPTION), ("login(", _LOGIN_CALL), ("-p", _PASSWORD_OPTION)):
+        if hint in small:
+            text = pattern.sub(rf"\1{HIDDEN}", text)
     if not any(hint in small for hint in _NAME_HINTS):
         return text
     if "private key" in small:
@@ -122,7 +133,7 @@ def redact_command(arguments: Sequence[str]) -> list[str]:
     """Return a command line without secrets, in any argument: options, ``bash -c`` strings, JSON, headers, URLs."""
     shown: list[str] = []
     option = ""  # the secret option whose value comes next
-    password_option = _PASSWORD_PROGRAMS.get(os.path.basename(arguments[0])) if arguments else None
+    program = os.path.basename(arguments[0]) if arguments else ""
     for argument in arguments:
         if option and not _OPTION_NAME.match(argument):
             shown.append(argument if _is_harmless(option, argument) else HIDDEN)
@@ -130,8 +141,12 @@ def redact_command(arguments: Sequence[str]) -> list[str]:
             continue
         name, equals, value = argument.partition("=")
         is_name = " " not in name and not name.startswith(("{", "["))
-        option = argument if not equals and _is_option_of_secret(argument, password_option) else ""
-        if equals and is_name and (is_secret_option(name) if name.startswith("-") else is_secret_name(_get_last(name))):
+        option = argument if not equals and _precedes_secret(argument, program) else ""
+        if program in _PASSWORD_PROGRAMS and argument.startswith("-p") and len(argument) > 2:
+            shown.append(f"-p{HIDDEN}")
+        elif shown[-1:] == ["login"] and _LONG_WORD.fullmatch(argument):
+            shown.append(HIDDEN)
+        elif equals and is_name and (is_secret_option(name) if name.startswith("-") else is_secret_name(_get_last(name))):
             shown.append(argument if _is_harmless(name, value) else f"{name}={HIDDEN}")
         elif shown and shown[-1] in _USER_OPTIONS:
             shown.append(_LOGIN_PAIR.sub(rf"\1{HIDDEN}", redact_text(argument)))
@@ -140,8 +155,11 @@ def redact_command(arguments: Sequence[str]) -> list[str]:
     return shown
 
 
-def _is_option_of_secret(argument: str, password_option: str | None) -> bool:
-    return argument == password_option or (argument.startswith("-") and " " not in argument and is_secret_option(argument))
+def _precedes_secret(argument: str, program: str) -> bool:
+    """Return whether the next argument is a secret."""
+    if argument.startswith("-"):
+        return (argument == "-p" and program == "sshpass") or (" " not in argument and is_secret_option(argument))
+    return "_" in argument and argument.isidentifier() and is_secret_name(argument)  # aws configure set NAME VALUE
 
 
 def _get_last(name: str) -> str:

@@ -72,7 +72,7 @@ _ABOUT = _collect_words(
 _KEY_OWNERS = _collect_words(
     """api access secret private auth account service client db database encryption signing license master session app
     application storage consumer shared subscription admin deploy hub hf huggingface wandb comet neptune openai anthropic
-    aws azure gcp google ssh rsa"""
+    aws azure gcp google ssh rsa kaggle clearml replicate mistral cohere groq gemini runpod"""
 )
 # Tokens of a text, which are no secrets: numbers of them, and their names.
 _TEXT_TOKENS = _collect_words(

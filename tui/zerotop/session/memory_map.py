@@ -38,7 +38,7 @@ _libc.statfs.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-class _Mapping:
+class Mapping:
     """Mapped memory behind an array, unmapped with the last array that uses it."""
 
     def __init__(self, size: int) -> None:
@@ -51,12 +51,16 @@ class _Mapping:
         """Map a file's bytes from ``offset`` on; ``begin`` and ``offset`` are multiples of the page size."""
         _map_memory(self._address + begin, size, mmap.MAP_SHARED | _MAP_FIXED, descriptor, offset)
 
-    def map_copy(self, begin: int, size: int, other: _Mapping, other_begin: int) -> None:
+    def map_copy(self, begin: int, size: int, other: Mapping, other_begin: int) -> None:
         """Map the same file's bytes as another mapping; the file may have been removed."""
         # A size of 0 leaves the other mapping as it is.
         target = self._address + begin
         if _libc.mremap(other._address + other_begin, 0, size, _REMAP_FIXED, target) == _MAP_FAILED:
             raise OSError(ctypes.get_errno(), "cannot be mapped again")
+
+    def release_files(self) -> None:
+        """Read as zeros from now on: the file system can free files that were removed."""
+        _map_memory(self._address, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0)
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -88,7 +92,7 @@ class MappedFiles(NamedTuple):
     begins: tuple[int, ...]  # index of each file's first byte, as if its header were there
     size: int  # of all files when they were mapped
     array: NDArray[np.uint8]  # longer than the files: zeros follow their end, see :mod:`~zerotop.session.lost_pages`
-    mapping: _Mapping | None  # None if the files were copied
+    mapping: Mapping | None  # None if the files were copied
 
     def covers_files(self, names: tuple[str, ...], last: os.stat_result) -> bool:
         """Return whether this maps all bytes of these files, and not an earlier file of the last one's name."""
@@ -129,7 +133,7 @@ def map_files(
             len(names) > 1 and header_bytes % mmap.PAGESIZE
         ):
             return _copy_files(place, descriptors, header_bytes, record_bytes)
-        mapping = _Mapping(size + room)
+        mapping = Mapping(size + room)
         if kept is not None and kept.mapping is not None:
             for index, (begin, end) in enumerate(pairwise(begins[: count + 1])):
                 offset = header_bytes if index else 0

@@ -174,6 +174,10 @@ class Session:
             for source in sources:
                 source.release_memory()
 
+    def close(self) -> None:
+        """Let go of files that were removed, see :attr:`held_bytes`. Nothing can be read from this session any more."""
+        self._folder.release_files()
+
     @property
     def damaged_records(self) -> int:
         """Number of records that were skipped, of those that were read so far."""

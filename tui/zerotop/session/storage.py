@@ -9,12 +9,13 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.session.headers import SessionError
-from zerotop.session.memory_map import MappedFiles, choose_room, map_files
+from zerotop.session.memory_map import MappedFiles, Mapping, choose_room, map_files
 from zerotop_probe.recording.plain_files import open_plain_file
 from zerotop_probe.recording.segments import PAGE_BYTES, count_records
 
@@ -54,6 +55,9 @@ class Folder(Protocol):
         The object is the same as before if it covers the files. It may be longer: never access bytes after their end.
         """
 
+    def release_files(self) -> None:
+        """Let go of removed files, so that the file system can free them. All views read as zeros from now on."""
+
 
 class Directory:
     """A session directory on disk.
@@ -69,6 +73,7 @@ class Directory:
         self._prefix = os.path.join(path, "")
         self._room_bytes = choose_room(self._prefix)
         self._mapped: dict[str, MappedFiles] = {}
+        self._mappings = WeakSet[Mapping]()  # these, and earlier ones that are still in use
         self._calls = 0
         self.cut_files: set[str] = set()
 
@@ -102,8 +107,15 @@ class Directory:
             return mapped.begins[-1] + status.st_size, mapped.array
         mapped = map_files(self._prefix, names, header_bytes, record_bytes, self._room_bytes, mapped)
         self._mapped[names[0]] = mapped
+        if mapped.mapping is not None:
+            self._mappings.add(mapped.mapping)
         self.cut_files.update(_find_cut(names, np.diff(mapped.begins, append=mapped.size - header_bytes), record_bytes))
         return mapped.size, mapped.array
+
+    def release_files(self) -> None:
+        """Let go of removed files. All views read as zeros from now on."""
+        for mapping in self._mappings:
+            mapping.release_files()
 
     def _check_length(self, mapped: MappedFiles, number: int, header_bytes: int) -> None:
         """Note if a file has become shorter than it is mapped: its lost records read as zeros."""
@@ -163,6 +175,9 @@ class UnpackedFolder:
         if len(names) > 1:
             content += b"".join(self._get_file(name)[header_bytes:] for name in names[1:])
         return len(content), content
+
+    def release_files(self) -> None:
+        """Do nothing: all is in memory."""
 
     def _get_file(self, name: str) -> bytes:
         try:

@@ -21,7 +21,8 @@ from zerotop_probe.recording.tables import FOLDED, TABLES
 
 _NEAR_ROWS = 64  # records before the end that are searched first,
 _SEARCH_FACTOR = 8  # then this many times as many, so that pages far back need not be loaded
-_MANY_ROWS = 10_000  # records that are not checked before they are needed
+_MANY_ROWS = 10_000  # records that are not checked before they are needed,
+_TAIL_ROWS = 4096  # except for so many at the end
 
 
 class Source:
@@ -62,7 +63,7 @@ class Source:
         self._last_checked = b""  # the last of these,
         self._array: NDArray[Any] = self._mapped_rows  # and those of them that are whole
         self._checked_times: NDArray[np.int64] = self._mapped_rows[self._time_column]
-        self._check = RecordCheck(TABLES[self.table], created_ns)
+        self._check = self._make_check()
         self._last_ns: int | None = None  # the last time, once it was read
         self.is_incomplete = False
         """Whether one of its files was removed before it was read."""
@@ -171,6 +172,9 @@ class Source:
 
     def read_last_tick(self, cursor_ns: int, oldest_ns: int = 0) -> NDArray[Any]:
         """Return the records of the last tick up to the cursor, which share one time; none if older than ``oldest_ns``."""
+        if (tick := self._read_tick_at_end(cursor_ns)) is not None:
+            is_old = int(tick[self._time_column][0]) + self.offset_ns < oldest_ns - self.period_ns
+            return tick[:0] if is_old else tick
         end = self.count_until(cursor_ns)
         if not end:
             return self.array[:0]
@@ -185,6 +189,38 @@ class Source:
                 back *= _SEARCH_FACTOR
             begin = bisect_left(self._times, time_ns, max(0, end - back), end)
         return self.array[begin:end]
+
+    @property
+    def has_been_read(self) -> bool:
+        """Whether all records were read and checked."""
+        return self._checked_count == self._count
+
+    def count_written(self, cursor_ns: int) -> int:
+        """Return the number of records written up to the cursor; in a table not read yet, damaged ones may count."""
+        end = self._find_end_near(cursor_ns)
+        return self.count_until(cursor_ns) if end is None else end
+
+    def _find_end_near(self, cursor_ns: int) -> int | None:
+        """Return the number of records up to the cursor if the table is not read yet and the cursor is near its end."""
+        if self._count - self._checked_count <= _MANY_ROWS:
+            return None
+        rows = self._mapped_rows[self._count - _TAIL_ROWS : self._count]
+        if self._make_check().find_damaged(rows) is not None:
+            return None
+        end = int(np.searchsorted(rows[self._time_column], cursor_ns - self.offset_ns, "right"))
+        return self._count - _TAIL_ROWS + end if end else None
+
+    def _read_tick_at_end(self, cursor_ns: int) -> NDArray[Any] | None:
+        """Return the last tick up to the cursor if the table is not read yet and the tick is near its end."""
+        end = self._find_end_near(cursor_ns)
+        if end is None:
+            return None
+        rows = self._mapped_rows[self._count - _TAIL_ROWS : end]
+        begin = int(np.searchsorted(rows[self._time_column], rows[self._time_column][-1]))
+        return rows[begin:] if begin else None
+
+    def _make_check(self) -> RecordCheck:
+        return RecordCheck(TABLES[self.table], self.created_ns - self.offset_ns)
 
     @property
     def last_ns(self) -> int | None:

@@ -120,7 +120,7 @@ def _find_last_rows(tail: NDArray[Any]) -> NDArray[Any]:
 
 def _raise_peaks(highest: dict[ProcessKey, int], source: Source, cursor_ns: int, peaks: Peaks) -> None:
     """Raise ``highest`` to the highest resident memory of each process in one table."""
-    for pid, rss_bytes in peaks.peaks_until(source, "rss_bytes", cursor_ns, by="pid").items():
+    for pid, (rss_bytes,) in peaks.peaks_until(source, ("rss_bytes",), cursor_ns, by="pid").items():
         process = source.host, pid
         highest[process] = max(rss_bytes, highest.get(process, 0))
 

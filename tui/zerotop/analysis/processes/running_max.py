@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,44 +13,51 @@ from zerotop.session.reader import Source
 _BLOCK_ROWS = 4096  # records between cached maxima: the most that a cursor anywhere has to read
 _FEW_ROWS = 32  # up to which a plain loop is faster
 
+_Highest = Mapping[int, tuple[int, ...]]
+
 
 class Peaks:
     """Running maxima of columns. After one pass, a cursor anywhere reads a block, and an advancing one only new records."""
 
     def __init__(self) -> None:
-        self._block_peaks: dict[tuple[Source, str], list[dict[int, int]]] = {}
-        self._last_peaks: dict[tuple[Source, str], tuple[int, dict[int, int]]] = {}
+        self._block_peaks: dict[tuple[Source, tuple[str, ...]], list[_Highest]] = {}
+        self._last_peaks: dict[tuple[Source, tuple[str, ...]], tuple[int, _Highest]] = {}
 
-    def peaks_until(self, source: Source, column: str, cursor_ns: int, *, by: str) -> dict[int, int]:
-        """Return the highest value of an integer column up to the cursor, for each value of the column ``by``."""
+    def peaks_until(self, source: Source, columns: tuple[str, ...], cursor_ns: int, *, by: str) -> _Highest:
+        """Return the highest values of integer columns up to the cursor, for each value of the column ``by``."""
         count = source.count_until(cursor_ns)
-        before = self._block_peaks.setdefault((source, column), [{}])
+        before = self._block_peaks.setdefault((source, columns), [{}])
         fresh = range((len(before) - 1) * _BLOCK_ROWS, count - _BLOCK_ROWS + 1, _BLOCK_ROWS)
         for begin in fresh:
-            before.append(_raise_peaks(before[-1], source.array[begin : begin + _BLOCK_ROWS], column, by))
+            before.append(_raise_peaks(before[-1], source.array[begin : begin + _BLOCK_ROWS], columns, by))
         if len(fresh) > 1:
             source.release_memory()
-        begin, highest = self._last_peaks.get((source, column), (0, {}))
+        begin, highest = self._last_peaks.get((source, columns), (0, {}))
         if not count - _BLOCK_ROWS < begin <= count:
             begin, highest = count // _BLOCK_ROWS * _BLOCK_ROWS, before[count // _BLOCK_ROWS]
-        highest = _raise_peaks(highest, source.array[begin:count], column, by) if begin < count else highest
-        self._last_peaks[source, column] = count, highest
+        highest = _raise_peaks(highest, source.array[begin:count], columns, by) if begin < count else highest
+        self._last_peaks[source, columns] = count, highest
         return highest
 
 
-def _raise_peaks(highest: dict[int, int], rows: NDArray[Any], column: str, by: str) -> dict[int, int]:
+def _raise_peaks(highest: _Highest, rows: NDArray[Any], columns: tuple[str, ...], by: str) -> _Highest:
     """Return a copy of ``highest`` raised by ``rows``."""
-    raised = dict(highest)
-    keys, values = rows[by], rows[column]
     if len(rows) <= _FEW_ROWS:
-        for key, value in zip(keys.tolist(), values.tolist(), strict=True):
-            raised[key] = max(raised.get(key, value), value)
+        raised = dict(highest)
+        for key, *values in zip(rows[by].tolist(), *(rows[name].tolist() for name in columns), strict=True):
+            raised[key] = _find_higher(raised.get(key), tuple(values))
         return raised
+    # Copied, since what follows reads each column several times, and its records fill more than the processor's cache.
+    keys, *values = (np.ascontiguousarray(rows[name]) for name in (by, *columns))
     only = int(keys[0])
     if (keys == only).all():
-        value = int(values.max())
-        return raised | {only: max(raised.get(only, value), value)}
+        return {**highest, only: _find_higher(highest.get(only), tuple(int(column.max()) for column in values))}
+    raised = dict(highest)
     for key in np.unique(keys).tolist():
-        value = int(values[keys == key].max())
-        raised[key] = max(raised.get(key, value), value)
+        own = np.flatnonzero(keys == key)
+        raised[key] = _find_higher(raised.get(key), tuple(int(column[own].max()) for column in values))
     return raised
+
+
+def _find_higher(before: tuple[int, ...] | None, values: tuple[int, ...]) -> tuple[int, ...]:
+    return values if before is None else tuple(map(max, before, values))

@@ -25,9 +25,12 @@ class SearchResult(NamedTuple):
 class Findings:
     """The findings of a session that may grow."""
 
-    def __init__(self, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` gives seconds."""
+    def __init__(
+        self, session: Session, clock: Callable[[], float] = time.monotonic, earlier: tuple[Annotation, ...] = ()
+    ) -> None:
+        """``clock`` gives seconds; ``earlier``: findings of this session that count until the first search is over."""
         self._session = session
+        self._earlier = earlier
         self._annotator: Annotator | None = None  # made by the first search: no picture waits for the detectors' import
         self._clock = clock
         self._due_s = -1.0
@@ -53,8 +56,11 @@ class Findings:
             return SearchResult(has_new, True)
         pause_s = min(max(_MIN_PAUSE_S, _PAUSE_FACTOR * self._took_s), _MAX_PAUSE_S)
         self._due_s, self._took_s, self._until_ns = end + pause_s, 0.0, None
+        self._earlier = ()
         return SearchResult(has_new, False, pause_s)
 
     def findings_at(self, cursor_ns: int) -> tuple[Annotation, ...]:
         """Return the findings known at the cursor (unix nanoseconds), in the order in which they became known."""
+        if self._earlier:
+            return tuple(finding for finding in self._earlier if finding.known_ns <= cursor_ns)
         return () if self._annotator is None else self._annotator.findings_at(cursor_ns)

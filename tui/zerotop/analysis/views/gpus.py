@@ -22,6 +22,7 @@ from zerotop_probe.recording.tables import FRESH_NS, GPUS, UNKNOWN
 _RATE_NS = 1_000_000_000
 # Bytes per second. No link is faster; counters jump when a GPU is reset.
 _FASTEST_LINK = 1e12
+_PEAK_COLUMNS = ("allocated_peak_bytes", "reserved_peak_bytes")
 
 
 def read_gpus(
@@ -92,9 +93,9 @@ def _sum_allocators(
                 held.pop(column, None)
                 if exit_ns is None or exit_ns > cursor_ns:
                     held[column] = int(source.array[count - 1][column])
-            for column in ("allocated_peak_bytes", "reserved_peak_bytes"):
-                highest = max(peaks.peaks_until(source, column, cursor_ns, by="device").values())
-                held[column] = max(highest, find_folded_peak(session, source, column, cursor_ns), held.get(column, 0))
+            devices = peaks.peaks_until(source, _PEAK_COLUMNS, cursor_ns, by="device").values()
+            for column, *highest in zip(_PEAK_COLUMNS, *devices, strict=True):
+                held[column] = max(*highest, find_folded_peak(session, source, column, cursor_ns), held.get(column, 0))
     sums: dict[GpuKey, dict[str, int]] = {}
     for (key, _), held in by_rank.items():
         gpu_sums = sums.setdefault(key, {})

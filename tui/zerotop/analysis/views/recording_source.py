@@ -55,8 +55,18 @@ class _Extent(NamedTuple):
 class RecordingSource:
     """Implements ``zerotop.ui.base.interfaces.Source`` over a session."""
 
-    def __init__(self, session: Session, *, memory: bool = False, price: HourlyPrice | None = None) -> None:
-        """``memory``: read the steps' columns of memory too, which no view shows. ``price``: [the recording's]."""
+    def __init__(
+        self,
+        session: Session,
+        *,
+        memory: bool = False,
+        price: HourlyPrice | None = None,
+        findings: tuple[Annotation, ...] = (),
+    ) -> None:
+        """``memory``: read the steps' columns of memory too, which no view shows. ``price``: [the recording's].
+
+        ``findings``: those that an earlier search has found; they count until the first search is over.
+        """
         self.session = session
         self._price = price or read_price(session.info)
         self._steps = StepTable(session, memory=memory)
@@ -64,7 +74,7 @@ class RecordingSource:
         self._histories = Histories(session)
         self._iterations = IterationTable()
         self._rhythm = RhythmInference(session)
-        self._findings = Findings(session)
+        self._findings = Findings(session, earlier=findings)
         self._transcript, self._older_transcript = Transcript(session), Transcript(session)
         self._last_view: LiveView | None = None  # of what has been read,
         self._is_end_view = False  # and whether it is of the end
@@ -147,6 +157,15 @@ class RecordingSource:
             self._join_steps()
         self._last_view = None
         return True
+
+    def reopen(self) -> RecordingSource:
+        """Return the recording opened anew, without what was deleted since. Any thread may ask. Raise SessionError."""
+        session = type(self.session).open(self.session.path)
+        return RecordingSource(session, price=self._price, findings=self.findings_at(None))
+
+    def close(self) -> None:
+        """Let go of the recording's files. What was shown of them may read as zeros from now on."""
+        self.session.close()
 
     def _update_extent(self, refreshed_ns: int) -> None:
         is_live = self.session.is_live
@@ -281,7 +300,7 @@ class RecordingSource:
         )
 
     def _count_records(self, cursor: int) -> int:
-        return sum(source.count_until(cursor) for sources in self.session.sources.values() for source in sources)
+        return sum(source.count_written(cursor) for sources in self.session.sources.values() for source in sources)
 
 
 def _shorten_command(command: Iterable[Any]) -> tuple[str, ...]:

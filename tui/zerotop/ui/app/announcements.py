@@ -32,7 +32,7 @@ class Announcer:
         news = fresh[0] if fresh and self._was_live else ""
         if self._was_live and not is_live:
             news = frame.view.job.exit_text or news or "The job has ended."
-        self._known, self._was_live = set(errors), is_live
+        self._known, self._was_live = (self._known or set()) | set(errors), is_live
         return f"{frame.view.job.name}: {news}" if news else ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -11,15 +12,20 @@ from textual.app import SystemCommand
 from textual.dom import DOMNode
 from textual.notifications import SeverityLevel
 from textual.screen import Screen
+from textual.worker import Worker
 
 from zerotop.analysis.formatting import format_count
+from zerotop.analysis.views.notices import MUCH_HELD_BYTES
+from zerotop.session.headers import SessionError
 from zerotop.ui.app.announcements import Announcer, write_announcement
+from zerotop.ui.app.monitor import freeze_garbage
 from zerotop.ui.app.navigation import NavigationApp
-from zerotop.ui.base.base_screen import ScreenPicture
+from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture
 from zerotop.ui.base.bindings import RECORDING_ACTIONS
 from zerotop.ui.base.clipboard import collect_copy_text
 from zerotop.ui.base.frame_widget import RowWidget
 from zerotop.ui.base.interfaces import Controller, Leaving
+from zerotop.ui.base.start_interfaces import OpenedRecording
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.dialogs.dialog import Page
 from zerotop.ui.dialogs.quit_dialog import LeaveDialog
@@ -29,6 +35,8 @@ from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
 from zerotop.ui.widgets.textual_private import display_text
 
+LEFT_S = 120.0  # after a key somebody may look at what an old part of the recording shows
+_REOPENING = "reopening"  # the mode in between
 _ANNOUNCEMENTS, _ON, _OFF = "announcements", "on", "off"
 _UNIT_NOTES = {
     units.BINARY.name: "2^30 bytes, as PyTorch and nvidia-smi count",
@@ -43,6 +51,7 @@ class ZerotopApp(NavigationApp):
     """Whether to inject the probe into the ranks right after the start."""
 
     _announcer: Announcer | None = None  # of the recording that is shown
+    _reopening: Worker[None] | None = None
 
     def on_mount(self) -> None:
         if self.enter_on_start:
@@ -59,6 +68,39 @@ class ZerotopApp(NavigationApp):
     ) -> None:
         """Show a notice. It may quote a recording, so ``markup`` is ignored."""
         super().notify(sanitize(message, self.glyphs), title=title, severity=severity, timeout=timeout, markup=False)
+
+    def run_tick(self) -> None:
+        super().run_tick()
+        is_idle = self._reopening is None or self._reopening.is_finished
+        if is_idle and self.is_watching and self.is_running and self._holds_much():
+            self._reopening = self.run_worker(self.reopen_recording(), group="reopen")
+
+    def _holds_much(self) -> bool:
+        """Whether the recording should be opened anew: it keeps much deleted detail, and nobody looks at any."""
+        is_left = self.viewer.playhead.following and time.monotonic() - self._last_key_s > LEFT_S
+        return is_left and isinstance(self.screen, MonitorScreen) and self.viewer.source.session.held_bytes > MUCH_HELD_BYTES
+
+    async def reopen_recording(self) -> None:
+        """Open the recording anew, so that the file system can free what was deleted since; the place stays the same."""
+        old, title = self.viewer, self.title
+        try:
+            source = await asyncio.to_thread(old.source.reopen)
+        except SessionError as error:
+            self.give_up_recording(str(error))
+            return
+        if not (self.is_watching and self.viewer is old and self.is_running):
+            return
+        self.add_mode(_REOPENING, Screen)
+        await self.close_screens(_REOPENING)
+        self.set_recording(OpenedRecording(source, old.controller, title))
+        self.viewer.go_on_from(old)
+        if self._announcer is not None:
+            self._announcer.source = source  # it has told of what it will find again
+        del old
+        await self.switch_mode(self.shown_name)
+        await self.remove_mode(_REOPENING)
+        self.draw_first_frame()
+        freeze_garbage()
 
     def action_leave(self) -> None:
         """Quit, or ask first while the job runs."""

@@ -127,10 +127,18 @@ class Monitor(App[Leaving]):
         """Stop watching. The caller removes the screens."""
         self._worker.close(wait=True)
         self._worker = FrameWorker(self.call_later, self._handle_job_error)
+        self.viewer.source.close()
         self._viewer = self._wanted = None
         self._search_due_s = 0.0
         self._made_screens.clear()
         self.title = "zerotop"
+
+    async def close_screens(self, mode: str) -> None:
+        """Show another mode, and close the recording and its screens."""
+        await self.switch_mode(mode)
+        self.close_recording()
+        for tab in TABS:
+            await self.remove_mode(tab.name)
 
     @property
     def is_watching(self) -> bool:
@@ -192,7 +200,7 @@ class Monitor(App[Leaving]):
         self.set_timer(SETTLED_S, self._finish_startup)
 
     def _finish_startup(self) -> None:
-        _freeze_garbage()
+        freeze_garbage()
         self.set_interval(READY_S, self._preload_screen)
 
     async def on_event(self, event: Event) -> None:
@@ -361,12 +369,13 @@ class Monitor(App[Leaving]):
             super().delay_update(delay)
 
 
-def _freeze_garbage() -> None:
+def freeze_garbage() -> None:
     """Collect garbage rarely, and never in modules, styles and widgets.
 
     A frame makes tens of thousands of small tuples, which reference counting frees. Collections took a fifth of its time,
     with very many ranks 40 ms each; now they run while no key is pressed.
     """
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
     gc.set_threshold(25 * GARBAGE_OBJECTS)

@@ -16,7 +16,6 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.start_interfaces import OpenedRecording, RecordingLibrary, RecordingOpened
-from zerotop.ui.base.tabs import TABS
 from zerotop.ui.start.screen import StartScreen
 
 _START = "start"
@@ -74,10 +73,7 @@ class ListApp(ZerotopApp):
         self.call_next(self._return_to_list)
 
     async def _return_to_list(self) -> None:
-        await self.switch_mode(_START)
-        self.close_recording()
-        for tab in TABS:
-            await self.remove_mode(tab.name)
+        await self.close_screens(_START)
 
     async def action_back(self) -> None:
         """Leave the recording."""

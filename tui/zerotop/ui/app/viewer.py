@@ -113,6 +113,10 @@ class Viewer:
         if shown in ranks:  # before the first sample there are none, and the choice stands
             self._rank = ranks[max(0, min(len(ranks) - 1, ranks.index(shown) + number))]
 
+    def go_on_from(self, other: Viewer) -> None:
+        """Take over the place in time and the rank of another viewer of the same recording."""
+        self.playhead, self._rank = other.playhead, other._rank
+
     def set_rank(self, rank: int) -> None:
         """Choose this rank, for every screen."""
         self._rank = rank

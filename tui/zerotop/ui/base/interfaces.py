@@ -61,6 +61,12 @@ class Source(Protocol):
     def refresh(self) -> bool:
         """Read what was written since the last call. True when there was anything."""
 
+    def reopen(self) -> Source:
+        """Return the recording opened anew, without what was deleted since. Raise SessionError."""
+
+    def close(self) -> None:
+        """Let go of the recording's files; nothing is read any more."""
+
     def search_findings(self) -> SearchResult:
         """Look for findings in one more piece of what was read."""
 
