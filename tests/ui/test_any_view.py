@@ -169,7 +169,7 @@ def test_any_view_is_drawn(whole: live_view.LiveView, width: int, height: int, g
     pictures = {
         "header": draw_header(whole, badge, width, min(height, 2), glyphs),
         "notices": draw_notices(sentences, width, count_notice_rows(sentences, width, 5, glyphs), glyphs),
-        "tabs": [draw_tabs(TABS, "live", whole.cost, 5.0, width, glyphs)[0]],
+        "tabs": [draw_tabs(TABS, "live", whole.cost, width, glyphs)[0]],
         "output": draw_output(Pane(whole.output), width, height, glyphs),
     }
     for draw in (draw_memory, draw_iteration, draw_cpu, draw_gpu):

@@ -150,14 +150,6 @@ def test_a_chosen_rank_stays_where_no_ranks_are_known_yet(clock: Clock) -> None:
     assert watched.make_frame().rank == 3
 
 
-def test_frames_each_second(clock: Clock) -> None:
-    watched = viewer(clock)
-    for _ in range(20):
-        clock.now += 0.2
-        frame = watched.make_frame()
-    assert frame.fps == pytest.approx(5.0)
-
-
 @pytest.mark.parametrize(
     ("text", "place"),
     [

@@ -65,7 +65,7 @@ def test_every_drawing_fills_its_box(name: str, glyphs: Glyphs) -> None:
 
 def test_the_table(tmp_path: Path) -> None:
     lines = text(draw_gpu_ledger(view_of(usual(tmp_path), 29.5), 80, 22, BLOCKS)).splitlines()
-    assert lines[0].split("─")[0] == "GPU 0, rank 0, GiB "
+    assert lines[0].split("─")[0] == "GPU 0, rank 0, GiB +based on "
     assert lines[0].split()[-6:-1] == ["now", "at", "peak", "expected", "difference"]
     rows = {line[:28].strip(" ■"): line[28:].split() for line in lines[1:]}
     assert rows["parameters"] == ["2.00", "2.00", "2.00", "0.00"]

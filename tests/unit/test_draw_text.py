@@ -13,6 +13,8 @@ from textual.color import Color
 
 from zerotop.ui.app.ascii_filter import AsciiFilter
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs, choose_glyphs
+from zerotop.ui.drawing.rows import Row, row_text
+from zerotop.ui.drawing.table import Column, draw_rule, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize, wrap_text
 
 
@@ -95,3 +97,19 @@ def test_wrap_breaks_between_words_and_ends_with_an_ellipsis() -> None:
 )
 def test_glyphs_follow_the_locale(environment: dict[str, str], encoding: str, glyphs: Glyphs) -> None:
     assert choose_glyphs(environment, encoding) is glyphs
+
+
+def test_a_table_says_which_columns_it_left_out() -> None:
+    def column(heading: str, width: int, importance: int) -> Column[str]:
+        return Column(heading, width, importance, lambda item, size: ((item.rjust(size), "text"),))
+
+    columns = [column("", 8, 9), column("now", 5, 9), column("total", 5, 2), column("job", 5, 1)]
+    title: Row = (("GPU", "title"),)
+
+    def draw_title(width: int, first: int) -> str:
+        wide = [column("", first, 9), *columns[1:]]
+        return row_text(draw_rule(title, width, BLOCKS, place_columns(wide, width)))
+
+    assert draw_title(40, 8) == "GPU ────── now total ─ job ─────────────"
+    assert draw_title(24, 18) == "GPU +total, job ──── now"
+    assert draw_title(16, 10) == "GPU +2 ───── now"

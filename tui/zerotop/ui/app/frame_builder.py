@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from zerotop.analysis.annotations import Annotation, link_findings
@@ -18,7 +16,6 @@ from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Controller, Source
 from zerotop.ui.base.tabs import TABS
 
-_FPS_WINDOW_S = 2.0
 _NO_SAMPLER = "The sampler has stopped: CPU, host and GPU figures are old. r restarts it."
 
 
@@ -37,14 +34,12 @@ class FrameRequest:
 class FrameBuilder:
     """Makes frames of one recording. All of it belongs to the thread that reads the recording."""
 
-    def __init__(self, source: Source, controller: Controller | None, clock: Callable[[], float]) -> None:
+    def __init__(self, source: Source, controller: Controller | None) -> None:
         self._source = source
         self._controller = controller
-        self._clock = clock
         self._scrollback = Scrollback(source)
         self._failures = FailureFinder(source.session)
         self._summary: tuple[tuple[int, int], EndSummary] | None = None  # with what it is of
-        self._frame_times: deque[float] = deque()
 
     def build_frame(self, request: FrameRequest) -> Frame:
         """Return the frame at the request's cursor as it is now."""
@@ -59,7 +54,6 @@ class FrameBuilder:
             view,
             moment,
             self._scrollback.make_pane(view.output),
-            self._measure_fps(),
             (_NO_SAMPLER,) if request.sampler_missing else (),
             findings,
             headline,
@@ -85,13 +79,6 @@ class FrameBuilder:
         """Scroll the live screen's output, see :class:`Scrollback`."""
         self._scrollback.follow_seeks(seek_count)
         self._scrollback.scroll_lines(lines, room, cursor_ns)
-
-    def _measure_fps(self) -> float:
-        now, times = self._clock(), self._frame_times
-        times.append(now)
-        while now - times[0] > _FPS_WINDOW_S:
-            times.popleft()
-        return (len(times) - 1) / (now - times[0]) if now > times[0] else 0.0
 
 
 def build_cursor_state(source: Source, head: Playhead, findings: tuple[Annotation, ...]) -> CursorState:

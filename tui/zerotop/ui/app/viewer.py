@@ -23,7 +23,7 @@ class Viewer:
     def __init__(self, source: Source, controller: Controller | None, clock: Callable[[], float]) -> None:
         self.source = source
         self.controller = controller
-        self.builder = FrameBuilder(source, controller, clock)
+        self.builder = FrameBuilder(source, controller)
         self.playhead = Playhead(clock)
         self.can_enter = False  # the probe can be injected into ranks
         self._sampler_alive = True

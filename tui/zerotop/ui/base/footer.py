@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from zerotop.analysis.formatting import pluralize
 from zerotop.analysis.live_view import Cost, LiveView
-from zerotop.ui.drawing.formatting import format_clock, format_fixed, format_grouped, format_number, format_share, is_known
+from zerotop.ui.drawing.formatting import format_clock, format_fixed, format_grouped, format_share, is_known
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import format_ending
 from zerotop.ui.drawing.rows import Row, Span, align_ends, choose_items, fit_row, join_rows, merge_spans, row_width
@@ -35,7 +35,7 @@ class Tab:
 
 
 def draw_tabs(
-    tabs: Sequence[Tab], active: str, cost: Cost, fps: float, width: int, glyphs: Glyphs
+    tabs: Sequence[Tab], active: str, cost: Cost, width: int, glyphs: Glyphs
 ) -> tuple[Row, list[tuple[int, int, str]]]:
     """Return the row, and the clickable parts: begin, end, action. The status stands at the right if it fits."""
     titles = [tab.title for tab in tabs]
@@ -49,12 +49,12 @@ def draw_tabs(
         spans.extend([(f"{number}", key), (f" {title}" if title else "", word), ("  ", "text")])
         places.append((begin, row_width(spans) - 2, f"app.switch('{tab.name}')"))
     room = width - row_width(spans) - 1
-    status = draw_status(cost, fps, room, glyphs) if room >= 8 else ()
+    status = draw_status(cost, room, glyphs) if room >= 8 else ()
     return align_ends(merge_spans(spans), status, width, glyphs), places
 
 
-def draw_status(cost: Cost, fps: float, width: int, glyphs: Glyphs) -> Row:
-    """Draw the probe's cost, records and their rate, losses and frames per second, as far as they fit."""
+def draw_status(cost: Cost, width: int, glyphs: Glyphs) -> Row:
+    """Draw the probe's cost, lost records and errors, as far as they fit."""
     left: list[tuple[int, Row]] = []
     if is_known(cost.probe_share):
         left.append((8, (("watching costs ", "muted"), (format_share(cost.probe_share), "text"))))
@@ -64,11 +64,7 @@ def draw_status(cost: Cost, fps: float, width: int, glyphs: Glyphs) -> Row:
         left.append((9, ((f"{format_grouped(cost.lost_records)} {pluralize(cost.lost_records, 'record')} lost", "alert"),)))
     if cost.errors:
         left.append((9, ((f"{format_grouped(cost.errors)} {pluralize(cost.errors, 'probe error')}", "alert"),)))
-    left.append((5, ((format_grouped(cost.records), "text"), (" records", "muted"))))
-    if is_known(cost.records_per_s):
-        left.append((4, ((format_number(cost.records_per_s).rjust(4), "text"), ("/s", "muted"))))
-    right: Row = ((f"{fps:.0f}", "text"), (" fps ", "muted"))
-    return join_rows([*choose_items(left, width - row_width(right) - 3, 3), right], 3)
+    return (*join_rows(choose_items(left, width - 1, 3), 3), (" ", "text"))
 
 
 def draw_badge(view: LiveView, moment: CursorState, glyphs: Glyphs) -> Row:

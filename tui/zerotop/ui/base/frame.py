@@ -29,7 +29,6 @@ class Frame:
     view: LiveView
     moment: CursorState
     output: Pane
-    fps: float
     problems: tuple[str, ...]  # the viewer's own sentences, such as about a dead sampler
     findings: tuple[Annotation, ...] = ()  # those known at the cursor, by the time they became known
     headline: Annotation | None = None  # the one shown under the header,

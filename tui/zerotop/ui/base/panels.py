@@ -101,7 +101,7 @@ class Tabs(CommonPanel, ClickableRow):
         self.active = active
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        row, places = draw_tabs(frame.tabs, self.active, frame.view.cost, frame.fps, width, self.glyphs)
+        row, places = draw_tabs(frame.tabs, self.active, frame.view.cost, width, self.glyphs)
         self._click_boxes = tuple(places)
         return [row]
 

@@ -29,6 +29,7 @@ class PlacedColumns(Generic[Item]):
     """Columns at their positions."""
 
     columns: tuple[tuple[Column[Item], int, int], ...]  # column, begin, width
+    left_out: tuple[str, ...] = ()  # headings of the columns that do not fit
 
     def draw_row(self, item: Item, width: int, glyphs: Glyphs) -> Row:
         """Return one item's row, exactly ``width`` cells."""
@@ -60,7 +61,15 @@ def place_columns(columns: Sequence[Column[Item]], width: int, gap: int = 1) -> 
         size = column.width + (spare // growing if column.grows else 0)
         placed.append((column, begin, size))
         begin += size + gap
-    return PlacedColumns(tuple(placed))
+    dropped = [_read_heading(column) for column in columns if column not in chosen]
+    return PlacedColumns(tuple(placed), tuple(dict.fromkeys(text for text in dropped if text)))
+
+
+def _read_heading(column: Column[Item]) -> str:
+    """Return the words of a column's heading; empty for one without words of its own."""
+    if callable(column.heading) or isinstance(column.heading, str):
+        return column.heading.strip() if isinstance(column.heading, str) else ""
+    return "".join(text for text, style in column.heading if style == "heading").strip()
 
 
 def _sum_widths(columns: Sequence[Column[Item]], gap: int) -> int:
@@ -68,9 +77,26 @@ def _sum_widths(columns: Sequence[Column[Item]], gap: int) -> int:
 
 
 def draw_rule(title: Row, width: int, glyphs: Glyphs, placed: PlacedColumns[Item] | None = None) -> Row:
-    """Draw a panel's first row: a line with the title, and the headings above their columns."""
-    spans: list[Span] = [*title, (" ", "rule")] if title else []
-    end = row_width(spans)
+    """Draw a panel's first row: a line with the title, and the headings above their columns.
+
+    Where columns were left out, ``+total, job`` says which, or ``+2`` how many, in the first gap that is wide enough.
+    """
+    headings = _draw_headings(title, width, placed)
+    left_out = placed.left_out if placed else ()
+    for text in (f"+{', '.join(left_out)}", f"+{len(left_out)}") if left_out else ():
+        bounds = [*(begin for begin, _ in headings[1:]), width]
+        for index, ((begin, row), bound) in enumerate(zip(headings, bounds, strict=True)):
+            end = begin + row_width(row)
+            if end + len(text) + 2 <= bound:
+                headings.insert(index + 1, (end + 1, ((text, "muted"),)))
+                return _join_headings(headings, width, glyphs)
+    return _join_headings(headings, width, glyphs)
+
+
+def _draw_headings(title: Row, width: int, placed: PlacedColumns[Item] | None) -> list[tuple[int, Row]]:
+    """Return (begin, row) of the title and of each heading for which there is room."""
+    headings: list[tuple[int, Row]] = [(0, title)]
+    end = row_width(title) + 1 if title else 0
     for column, begin, size in placed.columns if placed else ():
         heading = column.heading(size) if callable(column.heading) else column.heading
         row: Row = ((heading, "heading"),) if isinstance(heading, str) else heading
@@ -78,10 +104,20 @@ def draw_rule(title: Row, width: int, glyphs: Glyphs, placed: PlacedColumns[Item
         start = begin if column.left else begin + size - length
         if not length or start < end or start + length > width:
             continue
-        gap = start - end
-        spans.extend([(glyphs.rule * (gap - 1), "rule"), (" " * min(gap, 1), "rule"), *row])
-        end = start + length
-        if end < width:
+        headings.append((start, row))
+        end = min(width, start + length + 1)
+    return headings
+
+
+def _join_headings(headings: Sequence[tuple[int, Row]], width: int, glyphs: Glyphs) -> Row:
+    """Put headings at their places on a line, with a cell of space on both sides."""
+    spans: list[Span] = []
+    end = 0
+    for begin, row in headings:
+        gap = begin - end
+        spans.extend([(glyphs.rule * (gap - 1), "rule"), (" " * min(max(gap, 0), 1), "rule"), *row])
+        end = begin + row_width(row)
+        if row and end < width:
             spans.append((" ", "rule"))
             end += 1
     spans.append((glyphs.rule * (width - end), "rule"))

@@ -81,7 +81,7 @@ def _build_columns(glyphs: Glyphs) -> list[Column[_SampleLine]]:
         return ((format_significant(value).rjust(7), "value"),)
 
     def draw_window(line: _SampleLine) -> Row:
-        text = format_duration(line.signal.window_s) if line.signal.window_s else "moment"
+        text = format_duration(line.signal.window_s) if line.signal.window_s else "instant"
         return ((text.rjust(8), "text" if line.signal.resolved else "warn"),)
 
     def draw_highest_phase(line: _SampleLine) -> Row:
@@ -95,7 +95,7 @@ def _build_columns(glyphs: Glyphs) -> list[Column[_SampleLine]]:
         Column[_SampleLine](
             (("samples", "heading"),), 8, 7, lambda line, width: ((format_grouped(line.signal.samples).rjust(8), "text"),)
         ),
-        Column[_SampleLine]((("each of", "heading"),), 8, 6, lambda line, width: draw_window(line)),
+        Column[_SampleLine]((("averaged", "heading"),), 8, 6, lambda line, width: draw_window(line)),
         Column[_SampleLine](
             (("mean", "heading"),),
             7,
@@ -105,7 +105,7 @@ def _build_columns(glyphs: Glyphs) -> list[Column[_SampleLine]]:
         Column[_SampleLine](
             (("highest", "heading"),), 7, 8, lambda line, width: draw_figure(float(line.signal.median.max()) * line.factor)
         ),
-        Column[_SampleLine]((("mostly in", "heading"),), 11, 5, lambda line, width: draw_highest_phase(line), left=True),
+        Column[_SampleLine]((("peaks in", "heading"),), 11, 5, lambda line, width: draw_highest_phase(line), left=True),
     ]
 
 

@@ -66,7 +66,7 @@ def describe_memory(view: LiveView, width: int, height: int, x: int, y: int) -> 
 
 
 def _draw_title(text: str, width: int, focused: bool) -> Row:
-    return panel_title(f"{text if width >= 46 else 'Memory'} {giga_unit().name}", focused)
+    return panel_title(f"{text if width >= 46 else text.split()[0]} {giga_unit().name}", focused)
 
 
 def _find_fullest(gpus: Sequence[Gpu]) -> Gpu:

@@ -88,7 +88,7 @@ def count_ledger_rows(view: MemoryView, *, host: bool) -> int:
     return 1 + len(view.lines) + len(_build_estimate_lines(view)) + peak_rows + has_exit_note + 2 * has_notes
 
 
-_NO_GPU_TEXT = ("No GPU found: this machine has no NVIDIA driver, or the job uses no GPU. h shows host memory instead.",)
+_NO_GPU_TEXT = ("No GPU found: this machine has no NVIDIA driver, or the job uses no GPU. H shows host memory instead.",)
 _NO_RANK_TEXT = (
     "Waiting for the training to begin: memory can be attributed from then on.",
     "If a rank never reports, the probe is missing there: python -E, -I and -S keep it out.",

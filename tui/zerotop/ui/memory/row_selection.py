@@ -34,7 +34,7 @@ def choose_lines(lines: Sequence[MemoryLine], room: int) -> list[MemoryLine]:
     room = max(0, room)
     while len(chosen) > room:
         chosen.remove(min(chosen, key=rate_line))
-    if any(_is_part(line) and line not in chosen and rate_line(line)[0] > 1 for line in lines):
+    if any(_is_part(line) and line not in chosen for line in lines):
         while len(chosen) > max(0, room - 1):
             chosen.remove(min(chosen, key=rate_line))
         last = next((index for index, line in enumerate(chosen) if line.key in _LAST_SUMS), None)
