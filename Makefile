@@ -13,7 +13,7 @@ PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.1
 CXX_FOUND = command -v $${CXX:-c++} || command -v g++
 HEADER := import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))
 
-.PHONY: install demo lint test test-fast bench pictures clean
+.PHONY: install demo lint test test-fast test-versions bench pictures clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
@@ -52,6 +52,15 @@ test: lint
 test-fast: install
 	$(BIN)/python -m pytest tests/unit tests/ui --numprocesses auto --dist worksteal
 
+# Not a part of `test`: downloads several GB. VERSIONS is the name of a file in tests/versions.
+VERSIONS ?= oldest
+OTHER := .venv-$(VERSIONS)
+test-versions:
+	$(PYTHON) -m venv $(OTHER)
+	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -e . -r tests/versions/$(VERSIONS).txt
+	$(OTHER)/bin/python -m pytest tests/real/test_plain_loops.py tests/real/test_training_libraries.py \
+		tests/real/test_sharded_loops.py tests/real/test_attach_loops.py tests/real/test_hangs.py tests/real/test_slow_lines.py
+
 bench: install
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
@@ -60,4 +69,4 @@ pictures: install
 	$(BIN)/python docs/sweep_pictures.py
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-* dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

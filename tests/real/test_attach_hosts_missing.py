@@ -28,7 +28,7 @@ pytestmark = [
 
 
 @pytest.mark.usefixtures("job")
-def test_nodes_that_cannot_take_part_are_told_in_a_sentence_and_the_others_go_on(
+def test_nodes_that_cannot_take_part_get_a_sentence_and_the_others_go_on(
     cluster: Cluster, zerotop: Zerotop, tmp_path: Path
 ) -> None:
     two = cluster.nodes[1]
@@ -146,7 +146,9 @@ def test_what_names_no_nodes(zerotop: Zerotop, tmp_path: Path, names: str, said:
 
 
 @pytest.mark.usefixtures("job")
-def test_a_launcher_that_names_no_nodes_and_an_ssh_that_is_none(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+def test_a_launcher_that_names_no_nodes_and_an_ssh_that_does_not_exist(
+    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+) -> None:
     with attached(zerotop, cluster, tmp_path, "--hosts", "job") as told:
         assert told[0] == "The job's launcher does not say which nodes it uses. Name them, or give a hostfile as @FILE."
         (session,) = (tmp_path / "zerotop" / "sessions").iterdir()

@@ -173,7 +173,7 @@ def test_one_that_was_asked_to_take_the_probe_in_is_asked_to_let_it_go(tmp_path:
     assert not attaching._may_hold_probe(str(tmp_path), facts, process.pid + 1)
 
 
-def test_nobody_samples_for_a_recording_that_was_removed(job: Job, tmp_path: Path) -> None:
+def test_the_sampler_ends_when_its_recording_was_removed(job: Job, tmp_path: Path) -> None:
     process = job()
     attached, name = recording(tmp_path, str(process.pid))
     session = tmp_path / "zerotop" / "sessions" / name

@@ -28,7 +28,7 @@ from rank_recordings import Rank
         ("print('I never import torch')", 0, None),
     ],
 )
-def test_a_job_that_dies_is_told_of(tmp_path: Path, code: str, exit_code: int, sentence: str | None) -> None:
+def test_a_job_that_dies_is_reported(tmp_path: Path, code: str, exit_code: int, sentence: str | None) -> None:
     session = tmp_path / "sessions" / "mine"
     plain = subprocess.run(python(code), capture_output=True, check=False)
     done = headless(session, python(code))
@@ -101,7 +101,7 @@ def test_nothing_of_ours_comes_into_the_jobs_output_where_standard_error_is_clos
     assert done.stdout == recorded(tmp_path / "s", "stdout") == b"hi\n"
 
 
-def test_output_that_could_not_be_passed_on_is_told_of_and_recorded(tmp_path: Path) -> None:
+def test_output_that_could_not_be_passed_on_is_reported_and_recorded(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = headless(tmp_path / "s", ["echo", "hi"], stdout=full)
     assert done.returncode == 0

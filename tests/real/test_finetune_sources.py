@@ -19,7 +19,7 @@ def test_local_model_and_files(runs_together: dict[str, Run]) -> None:
     assert "after 3 steps" in run.output
 
 
-def test_accelerate_told_to_use_the_cpu_still_uses_deepspeed(tmp_path: Path, job_environment: dict[str, str]) -> None:
+def test_accelerate_set_to_use_the_cpu_still_uses_deepspeed(tmp_path: Path, job_environment: dict[str, str]) -> None:
     plain = finetune_command("python", demo.find_config("zero2_bf16"), ())[1:]
     accelerate = [str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "2"]
     run = run_recorded([*accelerate, "--main_process_port", str(free_port()), *plain], tmp_path, job_environment)

@@ -50,7 +50,7 @@ def test_engines_that_train_in_turn(several: Counted, number: int) -> None:
     assert not rank.event("probe_error")
 
 
-def test_their_memory_is_told_together(several: Counted) -> None:
+def test_their_memory_is_shown_together(several: Counted) -> None:
     session = Session.open(several.session)
     view = MemoryViewBuilder(session).view_at(session.last_written_ns, 1)
     parts = {line.key: line for line in view.host_lines}

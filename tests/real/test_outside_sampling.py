@@ -96,7 +96,7 @@ def test_all_rows_of_a_tick_share_its_time(tmp_path: Path, start: Start) -> None
     assert 0.08 < np.median(steps) < 0.4  # ten a second, fewer on a busy machine
 
 
-def test_compilers_below_a_rank_are_told_of_once(tmp_path: Path, start: Start) -> None:
+def test_compilers_below_a_rank_are_reported_once(tmp_path: Path, start: Start) -> None:
     compiler = tmp_path / "cc1plus"
     compiler.symlink_to("/bin/sleep")
     code = f"import subprocess; subprocess.run(['/bin/sh', '-c', '{compiler} 600; true'])"
@@ -119,7 +119,7 @@ def test_a_rank_that_dies_is_gone(tmp_path: Path, start: Start) -> None:
     assert last["time_ns"][last["rank"] == 0].max() <= gone["time_ns"]
 
 
-def test_a_rank_that_a_signal_stops_is_told_until_it_goes_on(tmp_path: Path, start: Start) -> None:
+def test_a_rank_that_a_signal_stops_is_reported_until_it_goes_on(tmp_path: Path, start: Start) -> None:
     start(*python(LAUNCHER), SLEEP)
     found = wait_for(lambda: len(events(tmp_path, "rank_found")) == 2 and events(tmp_path, "rank_found"))
     rows_of(tmp_path, "processes", 2, rank=1)

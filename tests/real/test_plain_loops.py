@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run
+from loop_runs import Counted, run, torch_version
 from rank_recordings import Rank
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, SKIPPED
 
@@ -203,8 +203,10 @@ def test_the_compiler_makes_the_same_graphs(compiled: Counted, tmp_path: Path) -
     assert not rank.event("probe_error")
     assert sum(event["graphs"] for event in rank.event("compiled")) == sum(own["graphs"].values())
     assert count_iterations(rank) == own["steps"]
-    # A compiled function that calls the model hides its forward.
-    assert len(rank.phase("forward")) == own["steps"] * 4 // 5
+    # A compiled function that calls the model hides its forward. Before PyTorch 2.5 this backend calls its layers.
+    hidden = rank.phase("forward")["step"] >= own["steps"] * 4 // 5
+    assert len(rank.phase("forward")) - np.count_nonzero(hidden) == own["steps"] * 4 // 5
+    assert not np.any(hidden) or torch_version() < (2, 5)
     assert rank.event("engine")[0]["compiled"] is True
 
 
@@ -233,6 +235,7 @@ def test_the_trainer_without_deepspeed(tmp_path: Path) -> None:
         assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(s, m) for s in range(4) for m in range(2)]
         assert rank.phase("eval")["step"].tolist() == [2, 4]
         assert len(rank.phase("checkpoint_save")) == 1
+        assert rank.phase("generate")["step"].tolist() == [3]
         spans = rank.phase("forward")
         assert len(spans[spans["flags"] & EVAL > 0]) == len(own["predictions"])
         total += int(spans["tokens"][spans["flags"] & EVAL == 0].sum())

@@ -78,7 +78,9 @@ def test_the_allocator_at_every_edge_and_in_between(direct: Counted) -> None:
     assert rows["allocated_peak_bytes"].max() == direct.by_rank[0]["memory"]["allocated_bytes.all.peak"]
 
 
-def test_nobody_sees_it(direct: Counted, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_jobs_own_counters_do_not_change(
+    direct: Counted, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """The same allocations, peaks, losses and weights as without a recording."""
     blind = trained(tmp_path_factory, *DIRECT, session=tmp_path / "missing")
     for name in ("memory", "losses", "weights"):

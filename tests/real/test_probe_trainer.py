@@ -67,6 +67,14 @@ def test_evaluations(trained: Counted, number: int) -> None:
 
 
 @BOTH
+def test_generation_is_one_phase(trained: Counted, number: int) -> None:
+    rank, _ = trained.rank(number)
+    (span,) = rank.phase("generate")
+    assert (span["step"], span["depth"]) == (3, 0)
+    assert rank.inside(span) == []
+
+
+@BOTH
 def test_saves_hello_and_nothing_wrong(trained: Counted, number: int) -> None:
     rank, own = trained.rank(number)
     assert set(rank.phase("checkpoint_save")["step"].tolist()) == {4}

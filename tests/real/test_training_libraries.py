@@ -45,11 +45,40 @@ def test_supervised_finetuning_of_trl(tmp_path: Path) -> None:
     rank, own = run("with_trl", tmp_path, str(tmp_path / "output_dir"), launcher="python", ranks=1).rank(0)
     assert not rank.event("probe_error")
     assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(s, m) for s in range(own["steps"]) for m in (0, 1)]
-    # TRL recomputes blocks by default: they are called again within the backward, which are no forwards of their own.
+    # TRL recomputes blocks: they are called again within the backward, which are no forwards of their own.
     assert len(rank.phase("forward")) == 2 * own["steps"]
     (engine,) = rank.event("engine")
     facts = [engine[name] for name in ("library", "model", "micro_batch", "activation_checkpointing")]
-    assert facts == ["Trainer", "PeftModelForCausalLM", 2, True]
+    assert facts == ["Trainer", "PeftModelForCausalLM", 2, own["checkpoints"]]
+
+
+def test_reinforcement_learning_of_trl(tmp_path: Path) -> None:
+    pytest.importorskip("trl", minversion="0.14")  # the first with GRPO
+    rank, own = run("with_grpo", tmp_path, str(tmp_path / "output_dir"), launcher="python", ranks=1).rank(0)
+    assert not rank.event("probe_error")
+    steps = range(own["steps"])
+    assert rank.phase("step")[["step", "flags"]].tolist() == [(step, BOUNDARY) for step in steps]
+    assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(step, m) for step in steps for m in (0, 1)]
+    forwards = rank.phase("forward")
+    trained = forwards[forwards["flags"] & EVAL == 0]
+    assert trained[["step", "micro_step", "rows"]].tolist() == [(step, m, 2) for step in steps for m in (0, 1)]
+    # The first one is before the recording begins. Its many forwards are one phase.
+    assert rank.phase("generate")[["step", "depth"]].tolist() == [(2, 0), (4, 0)]
+    assert own["generated"] == [4, 4, 4]
+    assert all(rank.inside(span) == [] for span in rank.phase("generate"))
+    # Between generation and training both models are asked for probabilities, which is no evaluation.
+    asked = forwards[forwards["flags"] & EVAL > 0]
+    assert set(asked["step"].tolist()) == {2, 4}
+    assert not len(rank.phase("eval"))
+    (engine,) = rank.event("engine")
+    # TRL leaves requires_grad of the reference on; no optimizer updates it.
+    assert engine["trainable_parameters"] == own["trained"]
+    assert engine["parameters"] == own["trained"] + own["reference"]
+    hosts = {event["when"]: event["host"] for event in rank.event("tensors")}
+    assert hosts["before_update"]["frozen_parameters"] == 4 * own["reference"]
+    setup = parse_setup(engine)
+    assert setup is not None
+    assert compute_expected(setup).host["gradients"] == hosts["before_update"]["gradients"] == 4 * own["trained"]
 
 
 def test_lightning(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -30,6 +31,12 @@ class Counted:
     def rank(self, number: int) -> tuple[Rank, dict[str, Any]]:
         """What a rank recorded, and what it counted."""
         return Rank(self.session, number), self.by_rank[number]
+
+
+def torch_version() -> tuple[int, int]:
+    """Major and minor version of the installed PyTorch."""
+    major, minor, *_ = importlib.metadata.version("torch").split(".")
+    return int(major), int(minor)
 
 
 def run(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memory_recording import Recording
+from memory_recording import Recording, record
 from small_recording import BEGIN_NS, S, identity, span
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
@@ -35,6 +35,8 @@ class Stand(NamedTuple):
     call: str = ""
     called: int | None = None  # collectives, for PyTorch's flight recorder
     pending: str = ""  # the one that has not ended, if the stack does not show it
+    cores_used: float = 0.0
+    waiting_cores: float = 0.0
 
 
 def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: Sequence[float] = (25, 30, 40)) -> Session:
@@ -48,11 +50,18 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
         spans = [span(begin + step, begin + step + 1, "step", step, tables.BOUNDARY) for step in range(STEPS)]
         recording.write(tables.SPANS, who, spans, born=1)
         recording.write(tables.BEGINS, who, [], born=1)
+    looks = [(second, rank) for second in range(30) for rank in stands]
+    recording.write(tables.PROCESSES, recording.node, [_use_cores(at_s, rank, stands[rank]) for at_s, rank in looks])
     for second in written_s:
         for rank, stand in stands.items():
             if stand is not None:
                 recording.event(identity(rank), second, events.STACKS, **make_facts(stand))
     return recording.read()
+
+
+def _use_cores(second: float, rank: int, stand: Stand | None) -> tuple[Any, ...]:
+    used, waiting = (stand.cores_used, stand.waiting_cores) if stand is not None else (0.0, 0.0)
+    return record(tables.PROCESSES, second, pid=identity(rank).pid, rank=rank, cores_used=used, waiting_cores=waiting)
 
 
 def make_facts(stand: Stand) -> dict[str, Any]:

@@ -63,6 +63,16 @@ def is_shown(start: Start, id: str | None) -> bool:
     return start.app.screen.id == id
 
 
+async def overviews_read(start: Start, pilot: Pilot[Leaving]) -> None:
+    """Waits until there is a list, and each of its recordings was read."""
+
+    def are_read() -> bool:
+        recordings = start.desk.recordings
+        return len(recordings) > 0 and all(recording.overview is not None for recording in recordings)
+
+    await until(pilot, are_read)
+
+
 async def ready(start: Start, pilot: Pilot[Leaving]) -> None:
-    await until(pilot, lambda: all(recording.overview is not None for recording in start.desk.recordings))
+    await overviews_read(start, pilot)
     await until(pilot, lambda: "exit 0" in start.text() and "reading" not in start.text())

@@ -18,7 +18,8 @@ from zerotop.ui.base.tabs import TABS
 from zerotop.ui.dialogs.text_pages import build_job_page
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text
-from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
+from zerotop.ui.live.cpu import draw_cpu
+from zerotop.ui.live.gpu import draw_gpu
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop.ui.live.memory import draw_memory
 from zerotop.ui.live.output import draw_output

@@ -43,13 +43,13 @@ STORY = offload_story(findings=(SKIPS, REAL, SPIKE, FULL))
 @pytest.mark.parametrize(
     ("at_s", "told"), [(40.0, None), (46.0, SKIPS), (56.0, SPIKE), (71.0, FULL), (700.0, FULL)], ids=str
 )
-def test_the_weightiest_is_told(at_s: float, told: Annotation | None) -> None:
+def test_the_most_serious_finding_is_chosen(at_s: float, told: Annotation | None) -> None:
     cursor_ns = BEGIN_NS + int(at_s * 1e9)
     known = [one for one in (SKIPS, REAL, SPIKE, FULL) if one.known_ns <= cursor_ns]
     assert choose_finding(known, cursor_ns) is told
 
 
-def test_what_explains_passes_and_doubt_is_not_told() -> None:
+def test_explained_and_doubtful_findings_are_not_chosen() -> None:
     assert choose_finding([REAL], REAL.known_ns) is REAL
     assert choose_finding([REAL], REAL.known_ns + 61 * 10**9) is None
     doubtful = finding("double_spike", 1.0, Severity.WARNING, confidence=0.4)
@@ -117,7 +117,7 @@ async def test_the_line_and_the_marks() -> None:
         assert "4 findings" in text
 
 
-async def test_a_failure_is_told_in_full_with_what_to_do() -> None:
+async def test_a_failure_is_shown_in_full_with_what_to_do() -> None:
     seen = Watch(STORY, 75.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
@@ -145,7 +145,7 @@ LEAK = finding("memory_creep", 52.0, Severity.WARNING, step=3, evidence={"bytes_
 GONE = finding("out_of_memory", 70.0, Severity.ERROR, step=11, evidence={"requested_bytes": 5e9, "free_bytes": 1e9})
 
 
-def test_a_cause_is_told_before_what_it_explains() -> None:
+def test_a_cause_is_shown_before_what_it_explains() -> None:
     cursor_ns = BEGIN_NS + int(75e9)
     assert choose_finding([LATE], cursor_ns) is LATE
     assert choose_finding([LATE, DATA], cursor_ns) is DATA

@@ -234,7 +234,7 @@ async def test_before_the_first_iteration_it_waits() -> None:
         assert "Waiting for the training to begin" in screen.text() or "Waiting for the first iterations" in screen.text()
 
 
-async def test_while_the_job_starts_nobody_is_told_to_enter_its_ranks() -> None:
+async def test_entering_is_not_suggested_while_the_job_starts() -> None:
     async with seen(recordings.recording("story")) as screen:
         await screen.press("home", "full_stop")
         frame = screen.screen.frame

@@ -202,7 +202,7 @@ def test_places_do_not_overlap_and_stay_in_the_room() -> None:
     ("name", "what"), [("z2-oom", "Rank 0 ran out of GPU memory"), ("cpu-dead", "was killed by SIGKILL")]
 )
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-async def test_a_death_is_told_on_every_screen(name: str, what: str, size: tuple[int, int]) -> None:
+async def test_a_death_is_shown_on_every_screen(name: str, what: str, size: tuple[int, int]) -> None:
     session = recordings.recording(name)
     app = ZerotopApp(RecordingSource(session), None, title=name)
     async with app.run_test(size=size) as pilot:

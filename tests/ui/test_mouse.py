@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from textual import events
 from textual.pilot import Pilot
@@ -16,12 +18,16 @@ from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.footer import find_track_cell, measure_track
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.panels import Notices, Transport
+from zerotop.ui.base.pointed_panel import PointedPanel
 from zerotop.ui.charts import AXIS_WIDTH
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.iteration.panels import WaveformPanel
 from zerotop.ui.iteration.screen import IterationScreen
-from zerotop.ui.live.panels import Iteration, RankPanel
+from zerotop.ui.live.panels import Gpus, Iteration, Memory, Ranks
+from zerotop.ui.memory.screen import MemoryBars, TraceCurve
+from zerotop.ui.ranks.screen import RankMap
+from zerotop.ui.threads.screen import ThreadList
 from zerotop.ui.timeline.drawing import chart_begin
 from zerotop.ui.timeline.labels import format_moment
 from zerotop.ui.timeline.picture import Picture
@@ -136,11 +142,76 @@ async def test_a_rank_of_live_is_chosen(size: tuple[int, int]) -> None:
     app = make_app()
     async with app.run_test(size=size) as pilot:
         await show(app, pilot, "live", 12)
-        panel = app.screen.query_one(RankPanel)
+        panel = app.screen.query_one(Ranks)
         await until(pilot, lambda: "rank 2" in panel.plain_text())
         row = next(y for y, line in enumerate(panel.plain_text().split("\n")) if line.startswith("rank 2"))
         await pilot.click(panel, offset=(3, row))
         await until(pilot, lambda: app.viewer.make_frame().rank == 2)
+
+
+@pytest.mark.parametrize("size", [SIZE, (200, 50)])
+async def test_a_row_of_a_gpu_chooses_its_rank(size: tuple[int, int]) -> None:
+    app = make_app()
+    async with app.run_test(size=size) as pilot:
+        await show(app, pilot, "live", 12)
+        for panel, rank in ((app.screen.query_one(Gpus), 2), (app.screen.query_one(Memory), 3)):
+            await until(pilot, lambda panel=panel: "GPU 3" in panel.plain_text())  # type: ignore[misc]
+            rows = panel.plain_text().split("\n")
+            await pilot.click(panel, offset=(3, next(y for y, row in enumerate(rows) if row.startswith(f"GPU {rank}"))))
+            await until(pilot, lambda rank=rank: app.viewer.make_frame().rank == rank)  # type: ignore[misc]
+
+
+# Screen, panel, cell of the panel, pattern of what stands in its title then.
+POINTED = [
+    ("live", Memory, (40, 9), r"\d+ s ago: allocated .* GiB, reserved .*used"),
+    ("live", Ranks, (22, 2), r"rank 1, \d+ s ago: \d+\.\d cores, \w+"),
+    ("live", Gpus, (12, 3), r"GPU 2, \d+ s ago: \d+ %"),
+    ("ranks", RankMap, (40, 4), r"rank \d, step \d+: \d\.\d\d s"),
+    ("threads", ThreadList, (60, 14), r"\d:\d\d: \d+\.\d cores used, \d+\.\d runnable"),
+    ("threads", ThreadList, (70, 26), r"\d:\d\d: \S.* \d+\.\d cores"),
+    ("memory", MemoryBars, (8, 8), r"GPU 0: 40\.\d GiB of 140 GiB"),
+]
+
+
+@pytest.mark.parametrize(("screen", "kind", "cell", "pattern"), POINTED)
+async def test_charts_show_values_under_the_mouse(
+    screen: str, kind: type[PointedPanel], cell: tuple[int, int], pattern: str
+) -> None:
+    app = make_app()
+    async with app.run_test(size=SIZE) as pilot:
+        await show(app, pilot, screen, 12)
+        panel = app.screen.query_one(kind)
+        await until(pilot, lambda: bool(panel.plain_text()) and not app.is_busy)
+        before = panel.plain_text().split("\n")[0]
+        assert re.search(pattern, before) is None
+        await pilot.hover(panel, offset=cell)
+        await until(pilot, lambda: re.search(pattern, panel.plain_text().split("\n")[0]) is not None)
+        await pilot.hover("#header")
+        await until(pilot, lambda: panel.plain_text().split("\n")[0] == before)
+
+
+async def test_the_microscope_s_curve_shows_values_under_the_mouse() -> None:
+    app = ZerotopApp(RecordingSource(recording("gpu-microscope")), glyphs=BLOCKS, title="microscope")
+    async with app.run_test(size=SIZE) as pilot:
+        app.action_switch("memory")
+        app.viewer.go_to_step(40)
+        await until(pilot, lambda: bool(app.screen.query(TraceCurve)) and is_shown(app) and not app.is_busy)
+        curve = app.screen.query_one(TraceCurve)
+        await until(pilot, lambda: "rank 0" in curve.plain_text())
+        await pilot.hover(curve, offset=(20, 4))
+        await until(pilot, lambda: re.search(r"ms: [\d.]+ GiB in \w+", curve.plain_text().split("\n")[0]) is not None)
+
+
+async def test_a_click_shows_the_threads_of_a_name() -> None:
+    app = make_app()
+    async with app.run_test(size=SIZE) as pilot:
+        await show(app, pilot, "threads", 12)
+        panel = app.screen.query_one(ThreadList)
+        await until(pilot, lambda: BLOCKS.closed in panel.plain_text())
+        closed = [row for row in panel.plain_text().split("\n") if BLOCKS.closed in row]
+        at = panel.plain_text().split("\n").index(closed[-1])
+        await pilot.click(panel, offset=(3, at))
+        await until(pilot, lambda: any(BLOCKS.opened in row for row in panel.plain_text().split("\n")))
 
 
 async def test_the_iteration_shows_values_under_the_mouse() -> None:

@@ -20,7 +20,8 @@ from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.labels import describe_no_output, format_ending
 from zerotop.ui.drawing.rows import Row, row_text, row_width
 from zerotop.ui.drawing.theme import STYLES
-from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
+from zerotop.ui.live.cpu import draw_cpu
+from zerotop.ui.live.gpu import draw_gpu
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop.ui.live.memory import draw_memory
 from zerotop.ui.live.output import count_visible_lines, draw_output
@@ -293,7 +294,7 @@ def test_output_is_literal_and_scrolls() -> None:
     assert texts(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="No output yet"))[1].strip() == "No output yet"
 
 
-def test_an_alert_is_told_in_full() -> None:
+def test_an_alert_is_shown_in_full() -> None:
     sentences = build_notices(at(killed_story(), 60.0))
     rows = draw_notices(sentences, 80, 4, BLOCKS)
     assert " ".join(row_text(row)[3:].strip() for row in rows[:3]) == sentences[0][1]
@@ -326,7 +327,7 @@ def test_badge(moment: CursorState, seconds: float, badge: str, style: str) -> N
 def test_badge_of_an_ended_job() -> None:
     end = CursorState(60, 60, False, True, False, 1.0)
     assert draw_badge(at(cpu_story(), 500.0), end, BLOCKS) == ((" EXIT 0 ", "badge-good"),)
-    assert draw_badge(at(killed_story(), 500.0), end, BLOCKS) == ((" EXIT 137 ", "badge-bad"),)
+    assert draw_badge(at(killed_story(), 500.0), end, BLOCKS) == ((" KILLED (SIGKILL) ", "badge-bad"),)
 
 
 def test_transport() -> None:
@@ -403,7 +404,7 @@ def test_a_process_that_nobody_numbered_is_the_job() -> None:
         assert "-1" not in text
 
 
-def test_of_ranks_that_are_watched_from_outside_no_phase_is_told() -> None:
+def test_ranks_watched_from_outside_have_no_phase() -> None:
     view = at(offload_story(), 60)
     unseen = [replace(rank, phase="", phase_s=0.0) for rank in view.ranks]
     outside = replace(view, ranks=tuple(unseen), job=replace(view.job, prints_here=False))
@@ -425,6 +426,7 @@ def test_of_ranks_that_are_watched_from_outside_no_phase_is_told() -> None:
     [
         (State.ENDED, 0, ("EXIT 0", "badge-good"), "good", ""),
         (State.ENDED, 3, ("EXIT 3", "badge-bad"), "alert", "!"),
+        (State.ENDED, 247, ("KILLED (SIGKILL)", "badge-bad"), "alert", "!"),  # what DeepSpeed's launcher makes of signal 9
         (State.ENDED, None, ("ENDED", "badge-past"), "warn", "!"),  # another started it: who knows its exit code
         (State.DETACHED, None, ("DETACHED", "badge-past"), "text", ""),
         (State.LOST, None, ("LOST", "badge-bad"), "alert", "!"),

@@ -65,8 +65,8 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
-    monkeypatch.setattr(monitor, "ANSWER_S", 60.0)
-    monkeypatch.setattr(monitor, "FRAME_S", 60.0)
+    for pause in ("ANSWER_S", "FRAME_S", "FIRST_S"):  # no picture but those that are asked for
+        monkeypatch.setattr(monitor, pause, 60.0)
 
     def display(app: ZerotopApp, screen: object, update: object) -> None:
         if isinstance(update, WrittenText):

@@ -13,7 +13,7 @@ from textual.widgets import Input
 
 import recordings
 from settling import until
-from start_list import Start, filled, is_shown, ready
+from start_list import Start, filled, is_shown, overviews_read, ready
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.base.base_screen import MonitorScreen
@@ -287,7 +287,7 @@ async def test_nothing_recorded_yet_says_how_to_begin(tmp_path: Path, monkeypatc
 async def test_any_size_will_do(root: Path, size: tuple[int, int]) -> None:
     start = Start(glyphs=ASCII)
     async with start.app.run_test(size=size) as pilot:
-        await until(pilot, lambda: all(recording.overview is not None for recording in start.desk.recordings))
+        await overviews_read(start, pilot)
         await pilot.press("down", "space", "down", "c")
         await until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
         await pilot.pause()

@@ -100,7 +100,7 @@ async def test_no_size_is_left_in_the_other_unit(name: str) -> None:
             assert sizes(app)[0] == set(), (tab.name, drawn(app))
 
 
-async def test_where_it_died_is_told_in_them_too() -> None:
+async def test_the_post_mortem_uses_them_too() -> None:
     app = watching("z2-oom")
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("end")

@@ -159,7 +159,7 @@ def test_lines_look_like_no_phase_no_memory_and_no_other_line(theme: Theme) -> N
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
-def test_heat_is_told_by_lightness_alone(theme: Theme) -> None:
+def test_heat_can_be_read_by_lightness_alone(theme: Theme) -> None:
     """From what is near the background to what is far from it, in 16 colours too."""
     assert theme.background is not None
     far = [contrast(theme.variables[name], theme.background) for name in HEAT]

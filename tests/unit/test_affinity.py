@@ -49,7 +49,7 @@ def bound() -> Iterator[tuple[int, str]]:
     thread.join()
 
 
-def test_only_what_is_new_is_told(bound: tuple[int, str]) -> None:
+def test_only_what_is_new_is_reported(bound: tuple[int, str]) -> None:
     tid, core = bound
     pid, told = os.getpid(), []
     affinity = AffinityWatcher(pid, lambda *facts: told.append(facts))

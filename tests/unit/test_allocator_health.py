@@ -102,7 +102,7 @@ def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
     assert found.at_peak.unallocated_share == pytest.approx(2 / 7)
 
 
-def test_every_rank_tells(tmp_path: Path) -> None:
+def test_ranks_are_read_apart(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.write(tables.ALLOCATOR, identity(1), [allocator(2, 1, 2, retries=-1)], peaks="window")
     environment = {NEW: "expandable_segments:True,max_split_size_mb:128"}
@@ -149,7 +149,7 @@ def test_what_is_set() -> None:
         "roundup_power2_divisions": "[256:1,512:2,>:4]",
         "garbage_collection_threshold": "0.8",
     }
-    assert (found.backend, found.caching) == ("cudaMallocAsync", True)
+    assert (found.values["backend"], found.caching) == ("cudaMallocAsync", True)
     assert parse_settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "2.8").caching is False
     assert parse_settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}, "2.8").caching is True
 

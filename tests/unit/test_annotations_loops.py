@@ -85,11 +85,13 @@ def test_gradient_buckets(tmp_path: Path, size: float) -> None:
         assert "gradient_as_bucket_view=True" in finding.fix
 
 
+@pytest.mark.parametrize("autocast", [None, "bf16"])
 @pytest.mark.parametrize("trainable", [10, gib(1)])
-def test_activations_by_the_layers_that_made_them(tmp_path: Path, trainable: int) -> None:
+def test_activations_by_the_layers_that_made_them(tmp_path: Path, trainable: int, autocast: str | None) -> None:
     recording = usual(tmp_path)
     dimensions = {"vocabulary": 32_000, "hidden": 4096, "intermediate": 11_008, "heads": 32, "layers": 32}
-    recording.engine(at=1.5, **LOOP | {"dimensions": dimensions, "trainable_parameters": trainable})
+    facts = {"dimensions": dimensions, "trainable_parameters": trainable, "dtype": "fp32", "autocast": autocast}
+    recording.engine(at=1.5, **LOOP | facts)
     sizes = [[4 * 512 * 11_008 * 2, 96], [4 * 512 * 4096 * 4, 128], [4 * 512 * 32_000 * 4, 1], [1000, 9]]
     more: dict[str, Any] = {"output_shape": [4, 512, 32_000], "unclaimed_groups": sizes}
     recording.tensors(12.5, "before_backward", {"parameters": 2}, unclaimed=12.25, **more)
@@ -101,3 +103,5 @@ def test_activations_by_the_layers_that_made_them(tmp_path: Path, trainable: int
         " model's width)."
     )
     assert ("Frozen weights" in finding.details) == (trainable == 10)
+    copies = "Autocast's copies of weights in 16 bits are up to 2.00 GiB of them."
+    assert (copies in finding.details) == ("Autocast" in finding.details) == (trainable > 10 and autocast is not None)

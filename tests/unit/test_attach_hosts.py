@@ -94,7 +94,7 @@ def test_names_and_hostfiles(tmp_path: Path) -> None:
         hostfile.read_file(str(path))
 
 
-def test_the_nodes_that_a_launcher_was_told(tmp_path: Path) -> None:
+def test_the_nodes_that_a_launcher_was_given(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("c slots=1\nd slots=1\n")
     world = base64.urlsafe_b64encode(b'{"a": [0, 1], "b": [0]}').decode()
     wait = "import time; print(flush=True); time.sleep(60)"

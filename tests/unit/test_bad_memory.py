@@ -193,13 +193,13 @@ def test_two_gpus_that_nvml_does_not_show_are_two() -> None:
     assert [devices.find_gpu("node1", pid, 0)[1] for pid in (1, 2, 3)] == [0, 1, 0]
 
 
-def test_a_torch_that_tells_no_uuid() -> None:
+def test_a_torch_without_uuids() -> None:
     made = [engine(1, 0, None, visible="3"), engine(2, 1, None), engine(3, 0, "GPU-bb1")]
     devices = Devices([node("GPU-aa11", "GPU-bb11", "GPU-cc11", "GPU-dd11")], made)
     assert [devices.find_gpu("node1", *which)[1] for which in ((1, 0), (2, 1), (3, 0))] == [3, 1, 1]
 
 
-def test_an_instance_of_which_cuda_tells_the_whole_gpus_uuid() -> None:
+def test_an_instance_for_which_cuda_gives_the_whole_gpus_uuid() -> None:
     small, large = ({"uuid": f"MIG-{size}", "mig_of": "GPU-aa", "total_bytes": gib(size)} for size in (10, 40))
     parts = event("node", gpus=[{"index": 1, **small}, {"index": 2, **large}])
     devices = Devices([parts], [engine(1, 0, "GPU-aa", total_bytes=gib(39.5)), engine(2, 0, "GPU-aa", total_bytes=gib(20))])
@@ -209,7 +209,7 @@ def test_an_instance_of_which_cuda_tells_the_whole_gpus_uuid() -> None:
 # --- a container ---------------------------------------------------------------------------------------------------------
 
 
-def test_in_a_container_the_jobs_own_processes_are_nobody_elses(tmp_path: Path) -> None:
+def test_in_a_container_the_jobs_own_processes_are_not_those_of_others(tmp_path: Path) -> None:
     """NVML calls the rank 99999: neither the ledger nor a finding may call that another process."""
     recording, who = Recording(tmp_path), identity(0)
     recording.node_event()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from zerotop.ui.charts.strips import draw_strip
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text, row_width
-from zerotop.ui.live.cpu_gpu import draw_strip_heading
+from zerotop.ui.live.cpu import draw_strip_heading
 
 
 def load(*values: float, width: int, height: int = 1, glyphs: Glyphs = BLOCKS) -> list[Row]:

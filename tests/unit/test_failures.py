@@ -17,7 +17,7 @@ from zerotop.analysis.failures.diagnosis import FailureFinder, find_failure
 from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, describe_place
 from zerotop.analysis.failures.last_moments import find_largest_batch
 from zerotop.analysis.processes.alive_ranks import identify_process
-from zerotop.analysis.processes.process_exits import ProcessExit
+from zerotop.analysis.processes.process_exits import ProcessExit, describe_exit_code
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import EVAL, FAILED, SPANS
 
@@ -149,8 +149,10 @@ def test_a_job_that_failed_before_any_rank_was_there(tmp_path: Path) -> None:
     ("code", "name"),
     [(None, None), (1, None), (2, None), (137, "SIGKILL"), (247, "SIGKILL"), (241, "SIGTERM"), (255, None)],
 )
-def test_which_signal_an_exit_code_tells_of(code: int | None, name: str | None) -> None:
+def test_which_signal_an_exit_code_means(code: int | None, name: str | None) -> None:
     assert ProcessExit("", 0, exit_code=code).signal_name == name
+    if code is not None:
+        assert describe_exit_code(code) == f"exit code {code}" + (f" ({name})" if name else "")
 
 
 @pytest.mark.parametrize(

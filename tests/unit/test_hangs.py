@@ -73,6 +73,14 @@ def test_a_gpu_that_computes_while_others_wait_is_no_hang(tmp_path: Path) -> Non
     assert find_hung(session, 60) == []
 
 
+@pytest.mark.parametrize(("cores_used", "waiting_cores", "hangs"), [(0.1, 0.6, 0), (0.9, 0.0, 0), (0.1, 0.0, 1)])
+def test_a_rank_that_computes_is_no_hang_even_if_others_take_the_cores(
+    tmp_path: Path, cores_used: float, waiting_cores: float, hangs: int
+) -> None:
+    computing = Stand(SLEEPING, "sum", cores_used=cores_used, waiting_cores=waiting_cores)
+    assert len(find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: computing}), 60)) == hangs
+
+
 def test_a_rank_that_went_on_after_its_collective_waits_in_it(tmp_path: Path) -> None:
     """As with NCCL, where only the GPU waits at first."""
     ahead = Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item", called=61, pending="all_reduce")

@@ -125,7 +125,7 @@ def test_processes_and_gpus_of_a_node_are_told_apart(tmp_path: Path) -> None:
             assert rounded(used / GIB, len(means)) == [mean and key[1] for mean in means]
 
 
-def test_a_piece_is_told_when_it_is_over(session: Session) -> None:
+def test_a_piece_is_published_when_it_is_over(session: Session) -> None:
     histories = Histories(session)
     before, after = at(histories, 1.499), at(histories, 1.501)
     assert before.end_s == BEGIN_NS / S + 1.0
@@ -135,7 +135,7 @@ def test_a_piece_is_told_when_it_is_over(session: Session) -> None:
     assert at(histories, 1.9) is after
 
 
-def test_every_cursor_is_told_the_same_on_whatever_way_it_is_reached(session: Session) -> None:
+def test_a_cursor_shows_the_same_however_it_is_reached(session: Session) -> None:
     cursors = [0.1 * tick for tick in range(1, 60)]
     on, back = Histories(session), Histories(session)
     forth = {cursor: at(on, cursor) for cursor in cursors}

@@ -43,7 +43,7 @@ def busy_for(share: float, period: float) -> Callable[[float], float]:
 
 @pytest.mark.parametrize("period", [0.45, 0.8, 1.37, 2.75, 6.1])
 @pytest.mark.parametrize("share", [0.2, 0.6])
-def test_a_steady_rhythm_is_told_within_3_percent(tmp_path: Path, period: float, share: float) -> None:
+def test_a_steady_rhythm_is_found_within_3_percent(tmp_path: Path, period: float, share: float) -> None:
     found = told(tmp_path, busy_for(share, period), gpu=True)
     assert found is not None
     assert found.iteration_s == pytest.approx(period, rel=0.03)
@@ -53,7 +53,7 @@ def test_a_steady_rhythm_is_told_within_3_percent(tmp_path: Path, period: float,
 
 @pytest.mark.parametrize("period", [0.035, 0.071, 0.11, 0.13, 0.147, 0.19])
 @pytest.mark.parametrize("share", [0.1, 0.5])
-def test_what_is_too_fast_to_be_seen_is_not_told_as_something_slow(tmp_path: Path, period: float, share: float) -> None:
+def test_a_rhythm_too_fast_to_be_seen_is_not_taken_for_a_slow_one(tmp_path: Path, period: float, share: float) -> None:
     assert told(tmp_path, busy_for(share, period)) is None
 
 
@@ -68,7 +68,7 @@ def test_noise_has_no_rhythm_and_a_steady_load_none_either(tmp_path: Path) -> No
         assert told(folder, partial(lambda load, t: float(load()), load)) is None
 
 
-def test_while_the_rhythm_changes_nothing_is_told_and_afterwards_the_new_one(tmp_path: Path) -> None:
+def test_no_rhythm_is_reported_while_it_changes_and_the_new_one_afterwards(tmp_path: Path) -> None:
     before, after = busy_for(0.3, 0.8), busy_for(0.3, 1.4)
     changed = tmp_path / "changed"
     changed.mkdir()
@@ -78,7 +78,7 @@ def test_while_the_rhythm_changes_nothing_is_told_and_afterwards_the_new_one(tmp
     assert found.iteration_s == pytest.approx(1.4, rel=0.03)
 
 
-def test_a_real_job_is_told_right_or_not_at_all() -> None:
+def test_the_rhythm_of_a_real_job_is_right_or_not_reported() -> None:
     session = recording("gpu-offload-4")
     steps = RecordingSource(session).view_at(None).iterations
     answers = 0
@@ -93,7 +93,7 @@ def test_a_real_job_is_told_right_or_not_at_all() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_no_recording_is_told_wrong(name: str) -> None:
+def test_no_recording_has_a_wrong_rhythm(name: str) -> None:
     session = recording(name)
     steps = RecordingSource(session).view_at(None).iterations
     found = infer_iteration(session, session.last_written_ns - 2 * S)

@@ -61,7 +61,7 @@ def test_launchers_by_name(environment: dict[str, str], name: str) -> None:
     assert identity.find_launcher(environment) == name
 
 
-def test_nobody_says_anything() -> None:
+def test_without_a_launcher_the_process_is_rank_0() -> None:
     told = identity.read_identity({"RANK": "", "LOCAL_RANK": "none"})
     assert told | {"launcher": ""} == {
         "rank": 0,
@@ -115,7 +115,7 @@ def test_without_a_session_it_stays_asleep(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_hello_tells_what_matters_and_no_secret(tmp_path: Path) -> None:
+def test_hello_has_what_matters_and_no_secret(tmp_path: Path) -> None:
     code = "from zerotop_probe.inside.hooks.hook_installer import PROBE; PROBE.start_recording()"
     secret = "hf_abcdefghijklmnop"
     more = {"OMP_NUM_THREADS": "3", "HF_TOKEN": secret, "WORLD_SIZE": "1"}

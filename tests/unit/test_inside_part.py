@@ -53,7 +53,7 @@ def test_result_arguments_and_signature_are_unchanged(kind: type[Base]) -> None:
     assert (kind.double.__name__, kind.double.__doc__) == ("double", "Doubles.")
 
 
-def test_an_exception_is_the_same_object_and_the_end_is_told(kind: type[Base]) -> None:
+def test_an_exception_is_the_same_object_and_the_end_is_noted(kind: type[Base]) -> None:
     watch, error = Watch(), KeyboardInterrupt()
 
     def interrupted(self: Any) -> None:

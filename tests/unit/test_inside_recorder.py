@@ -238,7 +238,7 @@ class TestDeviceClock:
         assert rows["time_ns"].tolist() > rows["begin_ns"].tolist()
 
     @pytest.mark.parametrize("change", [{"device": 2}, {"capturing": True}])
-    def test_what_tells_nothing_is_not_asked(
+    def test_a_device_without_answers_is_not_asked(
         self, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
     ) -> None:
         for name, value in change.items():

@@ -87,7 +87,7 @@ def test_circles_end() -> None:
     assert build_inventory(trained(ring=ring)).sum_host_bytes()["buffers"] == 12
 
 
-def test_blocks_on_the_device_that_nobody_claims() -> None:
+def test_blocks_on_the_device_that_belong_to_no_part() -> None:
     found = Inventory()
     for address, category in ((512, "parameters"), (1024, "gradients")):
         storage = SimpleNamespace(nbytes=lambda: 100, data_ptr=lambda address=address: address)

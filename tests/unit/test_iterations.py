@@ -184,7 +184,7 @@ def test_ranks_that_were_entered_at_different_steps_are_joined_by_the_steps_numb
     assert [step for step, _ in shown(source, 9)] == [40, 41, 42, 43, 44]
 
 
-def test_steps_that_nobody_has_told_of_are_left_out(job: Job) -> None:
+def test_steps_that_were_not_recorded_are_left_out(job: Job) -> None:
     one, late = job.process(0, 0), job.process(1, 5)
     one.step, late.step = 40, 70
     one.finish(1, 2)

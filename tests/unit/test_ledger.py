@@ -227,7 +227,7 @@ def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
     assert told(one(recording.read(), 29.5)) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
 
 
-def test_a_probe_that_was_taken_out_tells_no_more_and_is_put_in_again(tmp_path: Path) -> None:
+def test_a_probe_that_was_removed_reports_nothing_until_it_is_entered_again(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.event(identity(0), 29.2, "left", lost=0)
     found = one(recording.read(), 29.5)

@@ -17,6 +17,7 @@ from numpy.lib import recfunctions
 
 import recordings
 from agents import wait_for
+from loop_runs import torch_version
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.session.reader import Session
 from zerotop_probe.outside import procfs
@@ -200,6 +201,9 @@ def test_busy_workers_of_a_real_loader() -> None:
     with start(BUSY_LOADER) as child:
         workers = LoaderWorkers(child.pid)
         first = workers.measure_use(time.monotonic_ns())
+        if torch_version() < (2, 6):
+            assert first.workers == -1  # they have no name of their own: none is not what is said
+            return
         assert first.workers == 2
         assert np.isnan(first.cores)
         time.sleep(0.2)  # the kernel counts their time in ticks of 10 ms

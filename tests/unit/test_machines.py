@@ -173,7 +173,7 @@ def test_the_machine_is_the_one_that_it_is(child: Process) -> None:
 
 @old
 @pytest.mark.parametrize("name", ["riscv64", "ppc64le", "s390x"])
-def test_a_machine_that_nobody_has_seen_yet(child: Process, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_machine_without_samples(child: Process, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(platform, "machine", lambda: name)
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     sentence = (

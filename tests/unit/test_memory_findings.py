@@ -141,7 +141,7 @@ def test_a_leak_waits_for_its_line(leak: tuple[Path, Annotation]) -> None:
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_a_leak_without_a_line_is_told_when_the_job_is_gone(leak: tuple[Path, Annotation], is_seen: bool) -> None:
+def test_a_leak_without_a_line_is_reported_when_the_job_is_gone(leak: tuple[Path, Annotation], is_seen: bool) -> None:
     """The rank is killed a second after the leak is seen, and perhaps the node with it."""
     folder, before = leak
     info = json.loads((folder / "session.json").read_text())

@@ -76,7 +76,7 @@ def rank(tmp_path: Path) -> Rank:
     return Rank(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
 
 
-def test_nobody_asked(rank: Rank) -> None:
+def test_without_a_request_nothing_happens(rank: Rank) -> None:
     rank.step(0, lambda: pytest.fail("recorded") if rank.memory.recording else None)
     assert rank.looks() == ()
 
@@ -155,7 +155,7 @@ NONE = ["", "{", "[]", '{"request": 1e999}', '{"request": "x", "steps": 1}', '{"
 
 
 @pytest.mark.parametrize("text", NONE)
-def test_a_request_that_is_none(rank: Rank, text: str) -> None:
+def test_a_file_that_is_no_request(rank: Rank, text: str) -> None:
     (Path(rank.session) / directory.MICROSCOPE_FILE).write_text(text)
     rank.step(0)
     rank.step(1)

@@ -92,3 +92,16 @@ def test_a_job_that_trains_nothing(tmp_path: Path) -> None:
     source = RecordingSource(recording.read())
     assert source.view_at(BEGIN_NS + S).job.notices == ()
     assert [notice[:15] for notice in source.view_at(None).job.notices] == ["No rank trained"]
+
+
+def test_pinned_memory_that_an_older_pytorch_does_not_count(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    rank = identity(0, 100)
+    recording.event(rank, 1, events.HELLO, torch="2.4.1")
+    recording.event(rank, 2, events.TENSORS, engine=0, step=0, when="init", host={}, host_pinned={}, pinned_allocator=None)
+    pinned = {"optimizer_state": 1 << 30}
+    recording.event(rank, 3, events.TENSORS, engine=0, step=0, when="x", host={}, host_pinned=pinned, pinned_allocator=None)
+    source = RecordingSource(recording.read())
+    assert source.view_at(BEGIN_NS + 2 * S).job.notices == ()
+    (notice,) = source.view_at(None).job.notices
+    assert notice.startswith("PyTorch 2.4.1 does not count pinned memory")

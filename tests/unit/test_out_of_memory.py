@@ -167,7 +167,7 @@ def test_other_output(text: str) -> None:
     assert parse_output(text) is None
 
 
-def test_pytorchs_sentence_tells_more_than_what_followed_from_it() -> None:
+def test_pytorchs_sentence_says_more_than_what_followed_from_it() -> None:
     error = "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 8.00 GiB."
     found = parse_output(f"[rank1]: {error}\nCUDA error: out of memory\nexits with return code = -9\n")
     assert found is not None

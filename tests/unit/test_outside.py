@@ -156,7 +156,7 @@ def test_what_a_program_leaves_is_judged_by_its_command_though_it_has_ended(
         ),
     ],
 )
-def test_how_an_end_is_told(returncode: int | None, kills: int, asked: bool, text: str) -> None:
+def test_how_an_end_is_described(returncode: int | None, kills: int, asked: bool, text: str) -> None:
     assert job.describe_end(returncode, kills, "its control group", stop_requested=asked) == text
 
 
@@ -172,6 +172,13 @@ def test_a_name_with_parentheses_and_spaces() -> None:
     assert (facts.start, facts.processor, facts.is_dead) == (99, 5, False)
     assert procfs.parse_stat(b"12 (torn) S 1 2") is None
     assert procfs.parse_stat(b"") is None
+
+
+def test_files_of_proc_that_are_longer_than_a_page() -> None:
+    libraries = {line.split()[-1] for line in procfs.read_file("/proc/self/maps", 1 << 22).splitlines() if b"/" in line}
+    with open("/proc/self/maps", "rb") as whole:
+        assert libraries == {line.split()[-1] for line in whole if b"/" in line}
+    assert len(procfs.read_file("/proc/self/maps", 5000)) == 5000
 
 
 def test_searches_of_all_processes() -> None:

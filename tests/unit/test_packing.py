@@ -247,7 +247,7 @@ def test_contents_that_lie(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("parquet", [b"", b"PAR1", b"PAR1" * 40, b"PAR1" + bytes(99) + b"\x20\x00\x00\x00PAR1"])
-def test_parquet_that_is_none(tmp_path: Path, parquet: bytes) -> None:
+def test_a_file_that_is_not_parquet(tmp_path: Path, parquet: bytes) -> None:
     file = packed_file(make(tmp_path))
     file.write_bytes(with_contents(file.read_bytes(), lambda about: None, spans=parquet))
     assert "is damaged or was cut short" in refused(file)

@@ -81,7 +81,7 @@ def test_what_a_handler_of_the_job_s_own_raises_reaches_the_job(tmp_path: Path) 
     assert answer == "! SystemExit: 7"
 
 
-def test_an_answer_that_nobody_waits_for_is_dropped(tmp_path: Path) -> None:
+def test_an_answer_that_is_not_awaited_is_dropped(tmp_path: Path) -> None:
     done = entered(tmp_path / "nobody", "pass", stays_s=0)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 

@@ -167,7 +167,7 @@ def test_what_a_rank_held_is_gone_with_it(tmp_path: Path) -> None:
     assert {(gpu.allocated_peak_bytes, gpu.reserved_peak_bytes) for gpu in seen} == {(100, 110)}
 
 
-def test_of_a_rank_whose_probe_was_taken_out_nothing_is_told_until_it_is_put_in_again(tmp_path: Path) -> None:
+def test_a_rank_without_its_probe_has_no_place_until_it_is_entered_again(tmp_path: Path) -> None:
     put(tmp_path, tables.GPUS, SAMPLER, *({"at": at, "gpu": 0, "total_bytes": 99, "used_bytes": 60} for at in range(1, 10)))
     put(tmp_path, tables.PROCESSES, SAMPLER, *(process(at, 5) for at in range(1, 10)))
     for born, size in ((1, 40), (7, 30)):

@@ -161,7 +161,7 @@ def test_a_rank_that_was_interrupted_from_the_keyboard_did_not_die(tmp_path: Pat
     assert _find_dead(_lose_two_ranks(tmp_path, text), 40) == []
 
 
-def test_ranks_of_a_launcher_that_was_told_to_end_did_not_die(tmp_path: Path) -> None:
+def test_ranks_of_a_launcher_that_was_asked_to_end_did_not_die(tmp_path: Path) -> None:
     text = "W1122 20:09:02 43 torch/distributed/elastic/api.py:739] Received 15 death signal, shutting down workers"
     assert _find_dead(_lose_two_ranks(tmp_path, f"{text}\n{TORCHRUN}"), 40) == []
 

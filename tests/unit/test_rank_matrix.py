@@ -100,7 +100,7 @@ def test_what_was_sampled_in_each_step(tmp_path: Path) -> None:
     assert all(samples.is_recorded(metric) for metric in Metric)
 
 
-def test_what_was_told_before_is_kept_as_steps_go_on(tmp_path: Path) -> None:
+def test_earlier_rows_stay_the_same_as_steps_go_on(tmp_path: Path) -> None:
     write_ranks(tmp_path, 3, 8)
     session = read(tmp_path)
     source, matrices = RecordingSource(session), RankMatrices()
@@ -161,7 +161,7 @@ def test_ranks_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
     assert find_skew(matrix(tmp_path, 0.5)) is None
 
 
-def test_one_rank_has_nobody_beside_it(tmp_path: Path) -> None:
+def test_one_rank_has_no_other_to_compare_with(tmp_path: Path) -> None:
     write_ranks(tmp_path, 1, 4, sampled=False)
     assert find_skew(matrix(tmp_path)) is None
 

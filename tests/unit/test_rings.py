@@ -227,7 +227,7 @@ def test_a_full_ring_loses_counts_and_says_why(folder: Path, start: Any) -> None
     assert float(seconds) > 2
 
 
-def test_slots_that_stay_empty_hold_nobody_back(folder: Path) -> None:
+def test_slots_that_stay_empty_delay_no_others(folder: Path) -> None:
     os.mkdir(find_memory(folder), 0o700)
     files = open_rank_files(str(folder), Identity.for_this_process("rank", 0))
     assert isinstance(files, RingFiles)

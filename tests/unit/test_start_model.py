@@ -148,7 +148,7 @@ def test_what_is_seen_follows_the_cursor() -> None:
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
 @pytest.mark.parametrize("width", [10, 40, 60, 80, 100, 120, 200, 300])
-def test_every_row_is_as_wide_as_it_is_told(width: int, glyphs: object) -> None:
+def test_every_row_has_the_width_asked_for(width: int, glyphs: object) -> None:
     damaged = recording("broken", 1, problem="It is damaged: é\x1b[2J.")
     odd = recording("\x1b]0;x\x07name-日本語-" * 9, 2, iterations=(1.0, 0.0, math.nan, 5.0), peak_bytes=1, total_steps=10**9)
     unread = Recording(Path("/x"), True, Stamp(0, 1, 0), False, None)

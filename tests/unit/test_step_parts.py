@@ -48,7 +48,7 @@ def test_the_device_knows_better_what_was_only_launched(tmp_path: Path) -> None:
     assert (row["params_to_gpu_s"], row["gpu_idle_s"]) == (3, 5)
 
 
-def test_where_not_all_moves_are_told_idle_is_what_the_cpu_computes(tmp_path: Path) -> None:
+def test_where_not_all_moves_are_recorded_idle_is_what_the_cpu_computes(tmp_path: Path) -> None:
     (row,) = read_step_parts(recorded(tmp_path, OFFLOADED[1]).read())
     assert row["gpu_idle_s"] == 4
 

@@ -81,7 +81,7 @@ def test_a_thread_has_the_cores_of_each_cell_and_none_of_those_of_others(tmp_pat
     assert group.cores_used == 0.0
 
 
-def test_what_comes_after_the_cursor_is_not_told(tmp_path: Path) -> None:
+def test_what_comes_after_the_cursor_is_not_shown(tmp_path: Path) -> None:
     session = recorded(tmp_path, *[thread(at / 2, 101, at / 20) for at in range(1, 20)])
     before = told(session, 4.1)
     assert before.groups[0].cores_used == pytest.approx(7.5 / 20)  # mean of the last second's two samples

@@ -293,7 +293,7 @@ class Growing:
 
 
 @pytest.mark.parametrize("column_ns", [50 * MS, S, 2 * S, 20 * S])
-def test_a_recording_that_grows_is_told_as_one_that_has_grown(tmp_path: Path, column_ns: int) -> None:
+def test_a_recording_that_grows_gives_what_the_whole_one_gives(tmp_path: Path, column_ns: int) -> None:
     growing = Growing(tmp_path)
     growing.go_on(3)
     session = read(tmp_path)

@@ -30,7 +30,7 @@ def test_lines_at_a_cursor(tmp_path: Path) -> None:
     assert lines(job, first - 1_000_000_000) == ()
 
 
-def test_bytes_that_no_record_tells_of(tmp_path: Path) -> None:
+def test_bytes_without_a_record(tmp_path: Path) -> None:
     job = Printing(tmp_path)
     job.say(b"one\n")
     job.lose(b"two\n" * 3)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from zerotop_probe.inside.guard import now
 
-# TorchDynamo's name for the time of each compilation, backend included.
-_WHOLE_COMPILATION = "_compile.compile_inner"
+# TorchDynamo's name for the time of each compilation, backend included; up to PyTorch 2.5 the second.
+_WHOLE_COMPILATION = ("_compile.compile_inner", "_compile.<locals>.compile_inner")
 
 
 class CompiledGraphs(NamedTuple):
@@ -33,7 +33,7 @@ class CompilationCounter:
         begin_ns, self._looked_ns = self._looked_ns, time_ns
         stats: Mapping[str, int] = getattr(dynamo, "counters", {}).get("stats", {})
         times: Mapping[str, Sequence[float]] = getattr(dynamo, "compilation_time_metrics", {})
-        graphs, seconds = stats.get("unique_graphs", 0), sum(times.get(_WHOLE_COMPILATION, ()))
+        graphs, seconds = stats.get("unique_graphs", 0), sum(sum(times.get(name, ())) for name in _WHOLE_COMPILATION)
         if graphs < self._graphs:  # the job has cleared the counters
             self._graphs, self._seconds = 0, 0.0
         new, spent = graphs - self._graphs, seconds - self._seconds

@@ -78,6 +78,16 @@ def _iter_parameters(modules: Iterable[Any], optimizers: Iterable[Any]) -> Itera
                 yield parameter
 
 
+def _split_parameters(parts: _LoopParts) -> tuple[list[Any], list[Any]]:
+    """Return the parameters that are trained, and the others, each once."""
+    references = tensor_parts.list_reference_parameters(parts.modules, parts.optimizers)
+    trained: list[Any] = []
+    frozen: list[Any] = []
+    for parameter in _iter_parameters(parts.modules, parts.optimizers):
+        (trained if parameter.requires_grad and id(parameter) not in references else frozen).append(parameter)
+    return trained, frozen
+
+
 def _unwrap(module: Any) -> tuple[Any, list[str]]:
     """Return the model inside of wrappers, and the names of the kinds of parallelism around it."""
     kinds = []
@@ -101,15 +111,13 @@ def _find_parallelism(parts: _LoopParts) -> str:
 
 def _count_parameters(parts: _LoopParts) -> dict[str, int]:
     groups = _find_groups(parts)
-    trainable = sum(group.trainable for group in groups)
-    total = trainable + sum(group.frozen for group in groups)
-    kept = sum(-(-(group.trainable + group.frozen) // group.ranks) for group in groups)
-    # With FSDP the parameters of module and optimizer are those of the groups, or parts of them.
-    for parameter in () if groups else _iter_parameters(parts.modules, parts.optimizers):
-        size = tensor_parts.count_elements(parameter)
-        total, kept = total + size, kept + size
-        trainable += size if parameter.requires_grad else 0
-    return dict(zip(PARAMETER_COUNTS, (total, trainable, kept)))
+    if groups:  # the parameters of module and optimizer are those of the groups, or parts of them
+        trained, frozen = sum(group.trainable for group in groups), sum(group.frozen for group in groups)
+        kept = sum(-(-(group.trainable + group.frozen) // group.ranks) for group in groups)
+    else:
+        trained, frozen = (sum(map(tensor_parts.count_elements, parameters)) for parameters in _split_parameters(parts))
+        kept = trained + frozen
+    return dict(zip(PARAMETER_COUNTS, (trained + frozen, trained, kept)))
 
 
 def _find_groups(parts: _LoopParts) -> list[sharding.ShardedGroup]:
@@ -147,8 +155,8 @@ def _count_largest_layer(parts: _LoopParts) -> int:
 def _read_dtype(parts: _LoopParts) -> str | None:
     """Return the dtype of most elements of trainable parameters, else of all."""
     sizes: dict[str, int] = {}
-    trained = [p for p in _iter_parameters(parts.modules, parts.optimizers) if p.requires_grad]
-    for parameter in trained or _iter_parameters(parts.modules, parts.optimizers):
+    trained, frozen = _split_parameters(parts)
+    for parameter in trained or frozen:
         name = _name_dtype(parameter.dtype)
         sizes[name] = sizes.get(name, 0) + parameter.numel()
     return max(sizes, key=lambda name: sizes[name]) if sizes else None
@@ -156,7 +164,7 @@ def _read_dtype(parts: _LoopParts) -> str | None:
 
 def _read_frozen_dtype(parts: _LoopParts) -> str | None:
     """Return the dtype of frozen parameters, if all have the same."""
-    frozen = (p for p in _iter_parameters(parts.modules, []) if not p.requires_grad)
+    _, frozen = _split_parameters(parts)
     names = {_name_dtype(parameter.dtype) for parameter in frozen if not tensor_parts.is_quantized(parameter)}
     return names.pop() if len(names) == 1 else None
 

@@ -28,9 +28,12 @@ def find_groups(module: Any) -> list[ShardedGroup]:
 def _iter_groups(module: Any) -> Iterator[ShardedGroup]:
     for part in module.modules():
         if hasattr(type(part), "_get_fsdp_state"):
-            group = part._get_fsdp_state()._fsdp_param_group
-            if group is not None:
-                yield _read_group(group)
+            state = part._get_fsdp_state()
+            # Newer versions of PyTorch allow several, of parameters on different meshes.
+            groups = getattr(state, "_fsdp_param_groups", None)
+            for group in groups if groups is not None else [state._fsdp_param_group]:
+                if group is not None:
+                    yield _read_group(group)
         flat = getattr(getattr(part, "_handle", None), "flat_param", None)
         # A module inside of the one that FSDP wrapped has no handle of its own.
         if flat is not None and type(part).__name__ == "FullyShardedDataParallel":
@@ -56,8 +59,13 @@ def _read_group(group: Any) -> ShardedGroup:
         gathered=gathered,
         ranks=int(getattr(group.mesh_info, "shard_mesh_size", 1)),
         reshards=group.post_forward_mesh_info is not None,
-        dtype=group.mp_policy.param_dtype,
+        dtype=_find_policy(group).param_dtype,
     )
+
+
+def _find_policy(group: Any) -> Any:
+    """Return the mixed precision of a group of FSDP2; newer versions of PyTorch keep it with each parameter."""
+    return group.mp_policy if hasattr(group, "mp_policy") else group.fsdp_params[0].mp_policy
 
 
 def _read_flat(handle: Any, flat: Any) -> ShardedGroup:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 # Attributes of bitsandbytes' 8-bit parameters: the weights, and their scales.
@@ -16,6 +16,17 @@ def list_parts(tensor: Any) -> list[Any] | None:
         return None
     parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
     return [part for part in parts if hasattr(part, "untyped_storage")]
+
+
+def list_reference_parameters(modules: Iterable[Any], optimizers: Iterable[Any]) -> set[int]:
+    """Return the parameters, by id(), of models of which no optimizer updates anything: teachers, reference models.
+
+    They need no gradients, though ``requires_grad`` may say so. Empty where no optimizer updates any of the models.
+    """
+    updated = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    by_module = [{id(parameter) for parameter in module.parameters()} for module in modules]
+    idle = [parameters for parameters in by_module if updated.isdisjoint(parameters)]
+    return set().union(*idle) if len(idle) < len(by_module) else set()
 
 
 def is_quantized(parameter: Any) -> bool:

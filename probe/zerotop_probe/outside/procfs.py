@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 _LONGEST_PROGRAM = 60
+_PAGE_BYTES = 4096
 
 
 class ProcessStat(NamedTuple):
@@ -39,12 +40,18 @@ def read_file(path: str, limit: int = 1 << 16) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return b""
+    content = b""
     try:
-        return os.read(descriptor, limit)
+        content = chunk = os.read(descriptor, limit)
+        # The kernel gives many files of /proc a page at a time, such as `maps`; most are shorter.
+        while chunk and len(content) < limit > _PAGE_BYTES:
+            chunk = os.read(descriptor, limit - len(content))
+            content += chunk
     except OSError:
-        return b""
+        pass
     finally:
         os.close(descriptor)
+    return content
 
 
 def parse_stat(text: bytes) -> ProcessStat | None:

@@ -1,4 +1,4 @@
-"""Allocation of a file's disk blocks: punching holes, and reserving blocks in case the disk runs full."""
+"""Reserve disk blocks for a file in case the disk runs full."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ctypes
 import os
 from collections.abc import Callable
 
-_KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
+_KEEP_SIZE = 0x01
 
 
 def _load_fallocate() -> Callable[[int, int, int, int], int] | None:
@@ -21,13 +21,6 @@ def _load_fallocate() -> Callable[[int, int, int, int], int] | None:
 
 
 _fallocate = _load_fallocate()
-
-
-def punch_hole(descriptor: int, offset: int, length: int) -> None:
-    """Free the blocks of a range, which then reads as zeros. Without effect if the file system cannot."""
-    # A failure costs space and nothing else, so the result is ignored.
-    if _fallocate is not None:
-        _fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, offset, length)
 
 
 def reserve_blocks(descriptor: int | None, length: int) -> None:

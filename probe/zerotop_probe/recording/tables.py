@@ -74,6 +74,7 @@ PHASES = (
     "eval",
     "checkpoint_save",
     "checkpoint_load",
+    "generate",
 )
 PHASE_CODE = {name: code for code, name in enumerate(PHASES)}
 

@@ -10,7 +10,7 @@ import os
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 ROWS, LENGTH, WORDS, WIDTH = 4, 6, 32, 8
@@ -44,6 +44,8 @@ def shard(version, model):
         wrap = functools.partial(FullyShardedDataParallel, device_id=torch.device("cpu"), use_orig_params=True)
         precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         return wrap(model, auto_wrap_policy=ModuleWrapPolicy({Block}), mixed_precision=precision)
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # from PyTorch 2.6 on
+
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mp_policy=policy, reshard_after_forward=False)

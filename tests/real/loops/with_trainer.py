@@ -8,7 +8,7 @@ import os
 import sys
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 LENGTH = 12
 
@@ -34,6 +34,14 @@ class Counting(Trainer):
         return super().prediction_step(model, inputs, *args, **kwargs)
 
 
+class Sampling(TrainerCallback):
+    """Looks once at what the model writes, as many do."""
+
+    def on_step_end(self, arguments, state, control, model, **_):
+        if state.global_step == 3:
+            model.generate(Rows(2).ids.to(model.device), max_new_tokens=4, do_sample=False)
+
+
 def main():
     config, output = sys.argv[-2:]  # the deepspeed launcher puts --local_rank before them
     arguments = TrainingArguments(
@@ -55,7 +63,7 @@ def main():
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     torch.manual_seed(1)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **shape))
-    trainer = Counting(model, arguments, train_dataset=Rows(64), eval_dataset=Rows(12))
+    trainer = Counting(model, arguments, train_dataset=Rows(64), eval_dataset=Rows(12), callbacks=[Sampling()])
     trainer.train()
     counted = {
         "rank": arguments.process_index,

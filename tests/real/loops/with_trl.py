@@ -3,6 +3,7 @@
 The last thing it prints is a line ``COUNTED {...}``: what it saw itself, to compare a recording with.
 """
 
+import inspect
 import json
 import os
 import sys
@@ -35,12 +36,22 @@ def main():
         use_cpu=True,
         bf16=False,
     )
+    processing = {"processing_class": fast}
+    if "processing_class" not in inspect.signature(SFTTrainer).parameters:  # before TRL 0.12
+        processing = {"tokenizer": fast, "dataset_text_field": "text"}
     data = Dataset.from_list([{"text": "a b c d e f"}, {"text": "g h i j"}] * 8)
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    trainer = SFTTrainer(model, args=arguments, train_dataset=data, processing_class=fast, peft_config=lora)
+    trainer = SFTTrainer(model, args=arguments, train_dataset=data, peft_config=lora, **processing)
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    counted = {"rank": 0, "pid": os.getpid(), "steps": trainer.state.global_step, "losses": losses}
+    counted = {
+        "rank": 0,
+        "pid": os.getpid(),
+        "steps": trainer.state.global_step,
+        "losses": losses,
+        # By default on in newer versions of TRL; transformers has renamed the setting.
+        "checkpoints": getattr(trainer.args, "activation_checkpointing", None) or trainer.args.gradient_checkpointing,
+    }
     os.write(1, f"COUNTED {json.dumps(counted)}\n".encode())
 
 

@@ -86,6 +86,8 @@ class Gpu:
     pcie_rx_bytes_per_s: float
     sample: Mapping[str, float]
     """The last record of GPUS by column; NaN where the recording has no such column."""
+    ranks: tuple[int, ...] = ()
+    """Ranks with an allocator on it."""
 
     @property
     def utilization_percent(self) -> float:

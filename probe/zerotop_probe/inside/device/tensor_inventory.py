@@ -146,18 +146,19 @@ def build_inventory(engine: Any) -> Inventory:
 def build_loop_inventory(modules: Sequence[Any], optimizers: Sequence[Any]) -> Inventory:
     """Return the tensors of a loop's models and optimizers."""
     inventory = Inventory()
+    references = tensor_parts.list_reference_parameters(modules, optimizers)
     for module in modules:
         for group in sharding.find_groups(module):
             _add_group(inventory, group)
         for parameter in module.parameters():
-            _add_parameter(inventory, parameter)
+            _add_parameter(inventory, parameter, trains=parameter.requires_grad and id(parameter) not in references)
         for buffer in module.buffers():
             inventory.add(buffer, PARAMETERS)
         inventory.hidden_sizes.setdefault(GRADIENT_BUCKETS, []).extend(_read_bucket_sizes(module))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                _add_parameter(inventory, parameter)
+                _add_parameter(inventory, parameter, trains=parameter.requires_grad)
         for tensor in _iter_tensors(optimizer.state):
             inventory.add(tensor, OPTIMIZER_STATE)
     return inventory
@@ -171,8 +172,8 @@ def _add_group(inventory: Inventory, group: sharding.ShardedGroup) -> None:
         inventory.add(shard, PARAMETERS if trains else FROZEN_PARAMETERS)
 
 
-def _add_parameter(inventory: Inventory, parameter: Any) -> None:
-    category = PARAMETERS if parameter.requires_grad else FROZEN_PARAMETERS
+def _add_parameter(inventory: Inventory, parameter: Any, *, trains: bool) -> None:
+    category = PARAMETERS if trains else FROZEN_PARAMETERS
     if tensor_parts.is_quantized(parameter):
         category = QUANTIZED_PARAMETERS
         for tensor in tensor_parts.iter_constants(parameter):

@@ -14,6 +14,7 @@ from zerotop_probe.inside.engine_facts import record_engine
 from zerotop_probe.inside.engines import EngineState
 from zerotop_probe.inside.guard import Guard, wrap_method
 from zerotop_probe.inside.hooks import optimizer_step
+from zerotop_probe.inside.hooks.generation import GenerationHooks
 from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
@@ -88,6 +89,7 @@ class EngineHooks(TrainingHooks):
         if probe.entered_late:
             probe.training_thread = threading.get_ident()
             state.recorded_inventories.add("init")  # that moment is past
+        GenerationHooks(probe).install_hooks()
         self._updates.watch_optimizer(engine, state)
         self._updates.inspect_tensors(state, engine, "init")
 
@@ -108,7 +110,7 @@ class EngineHooks(TrainingHooks):
             return None
         if recorder.stack:
             recorder.end_loose_spans(time_ns)
-            if recorder.find_phase("forward"):
+            if recorder.find_phase("forward") or recorder.find_phase("generate"):
                 return None
         if trains:
             self.resume_training(time_ns, state)

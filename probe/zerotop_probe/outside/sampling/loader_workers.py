@@ -10,8 +10,8 @@ from zerotop_probe.outside import procfs
 from zerotop_probe.outside.sampling.thread_sampler import TICK_NS
 from zerotop_probe.recording.tables import UNKNOWN
 
-# PyTorch names its workers since version 2.6.
-_WORKER_NAME = b"pt_data_worker"
+# PyTorch names its workers since version 2.6. Before, they have the name of every process that has loaded it.
+_WORKER_NAME, _OLD_NAME = b"pt_data_worker", b"pt_main_thread"
 
 
 class LoaderUse(NamedTuple):
@@ -38,17 +38,23 @@ class LoaderWorkers:
         self._before_ns = 0
 
     def measure_use(self, now_ns: int) -> LoaderUse:
-        """Return what the workers did since the call before. Unknown where the kernel does not list children."""
+        """Return what the workers did since the call before.
+
+        Unknown where the kernel does not list children, or PyTorch does not name its workers.
+        """
         if not self._is_supported:
             return LoaderUse()
         counters: dict[int, _Counters] = {}
-        blocked = 0
+        blocked, may_be_workers = 0, False
         for pid in map(int, procfs.read_file(self._path).split()):
             stat = procfs.read_stat(pid)
+            may_be_workers |= stat is not None and stat.name == _OLD_NAME
             if stat is not None and stat.name == _WORKER_NAME:
                 fields = procfs.read_file(f"/proc/{pid}/schedstat", 100).split()
                 counters[pid] = _Counters(stat.cpu_ticks * TICK_NS, int(fields[1]) if len(fields) > 1 else 0)
                 blocked += stat.state == "D"
+        if may_be_workers and not counters:
+            return LoaderUse()
         before, elapsed_ns = self._before, now_ns - self._before_ns
         self._before, self._before_ns = counters, now_ns
         both = [(counters[pid], before[pid]) for pid in counters if pid in before]

@@ -14,6 +14,7 @@ from zerotop.analysis.checks.budget import SEVERITIES, Budget
 from zerotop.analysis.checks.pace import MIN_STEPS, compare_paces, measure_pace
 from zerotop.analysis.formatting import format_bytes, format_count, format_seconds
 from zerotop.analysis.live_view import State
+from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.comparison import compare_setup
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop_probe.recording import events
@@ -80,7 +81,7 @@ def _check_end(run: RecordedRun) -> Check:
     if job.state is not State.ENDED:
         text = job.exit_text or "The job still runs."
         return Check("end", Outcome.SKIPPED, text)
-    code = "an unknown exit code" if job.exit_code is None else f"exit code {job.exit_code}"
+    code = "an unknown exit code" if job.exit_code is None else describe_exit_code(job.exit_code)
     if job.exit_code is None:
         return Check("end", Outcome.SKIPPED, f"The job ended with {code}.")
     return _judge("end", job.exit_code == 0, f"The job ended with {code}.")

@@ -32,11 +32,6 @@ class AllocatorSettings:
         """Whether segments grow in place."""
         return self.values.get("expandable_segments", "").strip().lower() == "true"
 
-    @property
-    def backend(self) -> str:
-        """The allocator itself: "native" or "cudaMallocAsync"."""
-        return self.values.get("backend", "native").strip()
-
 
 def parse_version(torch: str) -> tuple[int, int]:
     """Return major and minor of a version like ``2.11.0+cu130``; (0, 0) for other text."""

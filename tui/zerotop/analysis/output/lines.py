@@ -40,23 +40,17 @@ class OutputBuffer:
         """Position of the first line that was not finished at the cursor."""
         self.cursor_ns = 0
         self._unfinished = NO_LINES
-        self._counts: tuple[int, ...] = ()
 
     def refresh_at(self, cursor_ns: int) -> None:
         """Read new output and move the cursor."""
         self.blocks.refresh()
-        self.cursor_ns, self._counts = cursor_ns, self.blocks.count_records(cursor_ns)
-        block = self.blocks.find_block(self._counts)
-        self._unfinished = self.blocks.unfinished_lines(block, self._counts)
+        self.cursor_ns, counts = cursor_ns, self.blocks.count_records(cursor_ns)
+        block = self.blocks.find_block(counts)
+        self._unfinished = self.blocks.unfinished_lines(block, counts)
         self.cursor = LinePosition(block, bisect_right(self._read_block(block).times_ns.tolist(), cursor_ns))
 
     def _read_block(self, block: int) -> OutputLines:
         return self.blocks.finished_lines(block)
-
-    @property
-    def change_key(self) -> object:
-        """Changes when lines do."""
-        return self._counts, self.cursor, self.blocks.sealed_count
 
     @property
     def unfinished_count(self) -> int:

@@ -102,13 +102,23 @@ class ProcessExit(NamedTuple):
         """The signal that ended the command or a rank: DeepSpeed's launcher exits with the rank's negative code."""
         if self.signal or self.exit_code is None:
             return self.signal or None
-        code = self.exit_code
-        # Many programs exit with -1, which arrives as 255: that is no signal.
-        number = code - 128 if 128 < code <= 128 + 64 else 256 - code if 256 - 64 <= code < 255 else 0
-        try:
-            return signal.Signals(number).name
-        except ValueError:
-            return None
+        return find_signal_name(self.exit_code)
+
+
+def find_signal_name(exit_code: int) -> str | None:
+    """Return the signal behind an exit code: 128 + n as shells report it, or 256 - n as DeepSpeed's launcher does."""
+    # Many programs exit with -1, which arrives as 255: that is no signal.
+    number = exit_code - 128 if 128 < exit_code <= 128 + 64 else 256 - exit_code if 256 - 64 <= exit_code < 255 else 0
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return None
+
+
+def describe_exit_code(exit_code: int) -> str:
+    """Return ``exit code 1``, or ``exit code 247 (SIGKILL)`` where a signal is behind it."""
+    name = find_signal_name(exit_code)
+    return f"exit code {exit_code} ({name})" if name else f"exit code {exit_code}"
 
 
 def find_vanished(gone: Iterable[Event], goodbyes: Iterable[Event]) -> Event | None:

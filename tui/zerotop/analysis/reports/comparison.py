@@ -11,6 +11,7 @@ import numpy as np
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.live_view import Floats, State
 from zerotop.analysis.memory.allocator_settings import read_settings
+from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop.session.reader import Session
@@ -205,7 +206,7 @@ def _compare_findings(sides: Sides) -> Iterator[Measure]:
 def _describe_end(side: RecordedRun) -> str:
     job = side.view.job
     if job.state is State.ENDED:
-        return "ended" if job.exit_code is None else f"exit code {job.exit_code}"
+        return "ended" if job.exit_code is None else describe_exit_code(job.exit_code)
     return {State.LOST: "unknown", State.DETACHED: "detached"}.get(job.state, "running")
 
 

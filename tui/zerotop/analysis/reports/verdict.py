@@ -20,6 +20,7 @@ from zerotop.analysis.formatting import (
     format_seconds,
 )
 from zerotop.analysis.live_view import LiveView, State
+from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -93,8 +94,8 @@ def _describe_end(view: LiveView, failure: Failure | None) -> tuple[str, Outcome
         return f"{ran} {elapsed}.", Outcome.GOOD
     if job.state is State.ENDED and job.exit_code is None:
         return f"Ended {after}; the exit code is not known.", Outcome.OPEN
-    if job.state is State.ENDED:
-        return f"Ended with exit code {job.exit_code} {after}.", Outcome.FAILED
+    if job.state is State.ENDED and job.exit_code is not None:
+        return f"Ended with {describe_exit_code(job.exit_code)} {after}.", Outcome.FAILED
     if job.state is State.DETACHED:
         return f"The recording was ended {after}, and the job went on.", Outcome.OPEN
     if job.state is State.LOST:

@@ -54,11 +54,6 @@ class StepTimes:
         """Begin of the first step, then the end of each (unix nanoseconds); empty before the first step is finished."""
         return self._borders.rows
 
-    @property
-    def step_numbers(self) -> Ints:
-        """Number of each step."""
-        return np.asarray(self._process.step_rows["step"])
-
     def read_finished_seconds(self, begin_ns: int, end_ns: int) -> Floats:
         """Return the seconds of each recorded iteration that ended in (begin, end] (unix nanoseconds)."""
         low, high = np.searchsorted(self.step_borders[1:], (begin_ns, end_ns), "right")

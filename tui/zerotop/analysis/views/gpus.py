@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.live_view import Gpu
@@ -39,6 +40,9 @@ def read_gpus(
     held = _sum_allocators(session, cursor_ns, gpu_by_allocator, peaks, exits)
     used_by_job = _sum_job_bytes(session, cursor_ns)
     names = {(node.host, gpu["index"]): str(gpu["name"]) for node in nodes for gpu in node.facts.get("gpus") or []}
+    ranks: dict[GpuKey, set[int]] = {}
+    for place, key in gpu_by_allocator.items():
+        ranks.setdefault(key, set()).add(session.sources["allocator"][place].rank)
     gpus = {}
     for host, (source, tick) in find_last_ticks(session.sources["gpus"], cursor_ns).items():
         time_ns = int(tick["time_ns"][-1]) + source.offset_ns
@@ -49,7 +53,8 @@ def read_gpus(
         for row in unpack_records(tick):
             key = (host, row["gpu"])
             rates = _compute_rates(before.get(row["gpu"]), row)
-            gpus[key] = _build_gpu(key, names.get(key, "GPU"), row, rates, held.get(key, {}), used_by_job.get(key))
+            gpu = _build_gpu(key, names.get(key, "GPU"), row, rates, held.get(key, {}), used_by_job.get(key))
+            gpus[key] = replace(gpu, ranks=tuple(sorted(ranks.get(key, ()))))
     return tuple(gpus[key] for key in sorted(gpus))
 
 

@@ -13,6 +13,7 @@ from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.views.job_exit import Losses, count_losses
 from zerotop.analysis.views.loop_notices import describe_training
 from zerotop.session.reader import Session
+from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import MAX_BYTES
 
 MUCH_HELD_BYTES = MAX_BYTES // 10
@@ -27,6 +28,7 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes
     notices += _describe_not_reached(session, cursor_ns)
     notices += _describe_not_entered(session, cursor_ns)
     notices += describe_training(session, cursor_ns)
+    notices += _describe_uncounted(session, cursor_ns)
     notices += filter(None, [losses.loss_sentence, describe_gaps(session, processes, cursor_ns)])
     notices += _describe_late(session, cursor_ns)
     notices += describe_thinning(session, cursor_ns)
@@ -36,6 +38,16 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes
     for event in (*session.events_named("probe_error", cursor_ns), *session.events_named("sampler_error", cursor_ns)):
         notices.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
     return tuple(dict.fromkeys([*notices, *describe_damage(session)]))
+
+
+def _describe_uncounted(session: Session, cursor_ns: int) -> list[str]:
+    """Return a sentence if ranks hold pinned memory that their version of PyTorch does not count."""
+    counted = session.events_named(events.TENSORS, cursor_ns)
+    pins = any(e.facts.get("host_pinned") and e.facts.get("pinned_allocator", {}) is None for e in counted)
+    versions = {str(e.facts.get("torch")) for e in session.events_named(events.HELLO, cursor_ns)}
+    if not pins or len(versions) != 1:
+        return []
+    return [f"PyTorch {versions.pop()} does not count pinned memory: what it holds beyond tensors is not shown."]
 
 
 def describe_thinning(session: Session, cursor_ns: int) -> list[str]:

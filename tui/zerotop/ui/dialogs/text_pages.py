@@ -12,6 +12,7 @@ from rich.text import Text
 from textual.binding import Binding
 
 from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.ui.base.footer_keys import format_key
 from zerotop.ui.drawing import labels
 from zerotop.ui.drawing.formatting import format_giga
@@ -76,7 +77,7 @@ def build_job_page(view: LiveView, glyphs: Glyphs) -> Group:
         ("name", job.name),
         ("command", shlex.join(job.command)),
         ("launcher", job.launcher),
-        ("state", f"{job.state.value}" + ("" if job.exit_code is None else f", exit code {job.exit_code}")),
+        ("state", f"{job.state.value}" + ("" if job.exit_code is None else f", {describe_exit_code(job.exit_code)}")),
         ("model", labels.format_model(job)),
         ("optimizer" if job.is_loop and not job.parallelism else "training" if job.is_loop else "stage", job.setup_text),
         ("library", job.library),

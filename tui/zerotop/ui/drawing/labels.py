@@ -6,6 +6,7 @@ import math
 
 from zerotop.analysis.formatting import format_count, pluralize
 from zerotop.analysis.live_view import Iterations, Job, LiveView, State
+from zerotop.analysis.processes.process_exits import find_signal_name
 from zerotop.ui.drawing.formatting import MISSING, format_number, format_range
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize
@@ -35,6 +36,7 @@ _PHASE_STYLES = {
     "grads_to_cpu": "phase-transfer",
     "params_to_gpu": "phase-transfer",
     "eval": "phase-eval",
+    "generate": "phase-eval",
     "checkpoint_save": "phase-checkpoint",
     "checkpoint_load": "phase-checkpoint",
 }
@@ -95,12 +97,13 @@ def format_model(job: Job) -> str:
 
 
 def format_ending(job: Job) -> tuple[str, str]:
-    """Return (text, style) for a job that is over: ``EXIT 0`` or ``LOST``; empty while it runs."""
+    """Return (text, style) for a job that is over: ``EXIT 0``, ``KILLED (SIGKILL)`` or ``LOST``; empty while it runs."""
     if not job.state.is_over:
         return "", ""
     word = job.state.value.upper()
     if job.state is State.ENDED and job.exit_code is not None:
-        word = f"EXIT {job.exit_code}"
+        name = find_signal_name(job.exit_code)
+        word = f"KILLED ({name})" if name else f"EXIT {job.exit_code}"
     badges = {"good": "badge-good", "alert": "badge-bad"}
     return word, badges.get(choose_exit_style(job), "badge-past")
 

@@ -15,7 +15,7 @@ from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.drawing.units import giga_unit
-from zerotop.ui.memory.memory_history import MIN_HEIGHT, draw_history
+from zerotop.ui.memory.memory_history import MIN_HEIGHT, describe_history, draw_history
 
 _MIN_SWAP_BYTES = (1 << 30) // 20  # less swap is not shown
 
@@ -32,7 +32,7 @@ def draw_gpu_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, 
     placed = place_columns(_build_gpu_columns(view.gpus, width, glyphs), width)
     rows = [draw_rule(_draw_title("GPU memory", width, focused), width, glyphs, placed)]
     room = height - 1
-    hosts = view.hosts if room >= len(view.gpus) + len(view.hosts) else ()
+    hosts = _choose_hosts(view, height)
     shown, hidden = choose_shown(view.gpus, room - len(hosts), _score_gpus(view.gpus))
     rows.extend(placed.draw_row(gpu, width, glyphs) for gpu in shown)
     if hidden:
@@ -44,6 +44,25 @@ def draw_gpu_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, 
     fullest = _find_fullest(view.gpus)
     name = gpu_name(fullest, len({gpu.host for gpu in view.gpus}) > 1, False, glyphs)
     return _add_history(rows, view, name, fullest, width, height, glyphs)
+
+
+def _choose_hosts(view: LiveView, height: int) -> tuple[Host, ...]:
+    """Return the hosts that are shown under the GPUs: all if all fit."""
+    return tuple(view.hosts) if height - 1 >= len(view.gpus) + len(view.hosts) else ()
+
+
+def find_memory_gpu(view: LiveView, height: int, y: int) -> Gpu | None:
+    """Return the GPU at a row of the panel of memory; None above and below them."""
+    shown, _ = choose_shown(view.gpus, height - 1 - len(_choose_hosts(view, height)), _score_gpus(view.gpus))
+    return shown[y - 1] if 1 <= y <= len(shown) else None
+
+
+def describe_memory(view: LiveView, width: int, height: int, x: int, y: int) -> str:
+    """Return the amounts at a cell of the chart under the bars; empty elsewhere."""
+    items = len(view.gpus) or len(view.ranks)
+    if y <= items + len(view.hosts) or height - 1 - items - len(view.hosts) < MIN_HEIGHT or not items:
+        return ""
+    return describe_history(view, _find_fullest(view.gpus) if view.gpus else None, width, x)
 
 
 def _draw_title(text: str, width: int, focused: bool) -> Row:

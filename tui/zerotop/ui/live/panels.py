@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import abstractmethod
+from collections.abc import Sequence
 
 from textual import events
 from textual.message import Message
@@ -13,40 +14,72 @@ from zerotop.ui.base.clipboard import format_iterations
 from zerotop.ui.base.findings import find_step_marks
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FindingChosen, FrameWidget
-from zerotop.ui.drawing.glyphs import Glyphs
+from zerotop.ui.base.pointed_panel import PointedPanel
 from zerotop.ui.drawing.labels import describe_no_output
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.live.cpu_gpu import find_rank_at
+from zerotop.ui.live.cpu import draw_cpu
+from zerotop.ui.live.gpu import draw_gpu
 from zerotop.ui.live.iteration import draw_iteration, find_step_at
+from zerotop.ui.live.memory import describe_memory, draw_memory, find_memory_gpu
 from zerotop.ui.live.output import count_visible_lines, draw_output
+from zerotop.ui.live.pointing import describe_gpu_at, describe_rank_at, find_gpu_at, find_rank_at
 from zerotop.ui.live.summary import draw_summary
 from zerotop.ui.widgets.scrollable import Scrollable
 
 
-class DrawView(Protocol):
-    """A function that draws a panel from the view."""
+class ViewPanel(PointedPanel, can_focus=True):
+    """A panel that one function draws from the view. The mouse shows values, a click on a row chooses its rank."""
 
-    def __call__(self, view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]: ...
-
-
-class ViewPanel(FrameWidget, can_focus=True):
-    """A panel that one function draws from the view."""
-
-    def __init__(self, glyphs: Glyphs, draw_view: DrawView, *, id: str) -> None:
-        super().__init__(glyphs, id=id)
-        self._draw_view = draw_view
-
-    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
-        return self._draw_view(frame.view, width, height, self.glyphs, focused=self.has_focus)
-
-
-class RankPanel(ViewPanel):
-    """The ranks on Live: a click chooses one, for every screen."""
+    @abstractmethod
+    def find_ranks(self, view: LiveView, y: int) -> Sequence[int]:
+        """Return the ranks that a row is about."""
 
     def on_click(self, event: events.Click) -> None:
-        rank = None if self.frame is None else find_rank_at(self.frame.view, self.size.height, event.y)
-        if rank is not None:
-            self.post_message(MonitorScreen.RankChosen(rank))
+        ranks = () if self.frame is None else self.find_ranks(self.frame.view, event.y)
+        if ranks:
+            self.post_message(MonitorScreen.RankChosen(min(ranks)))
+
+
+class Memory(ViewPanel):
+    """The memory of GPUs, or of the host."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_memory(frame.view, width, height, self.glyphs, focused=self.has_focus)
+
+    def describe_cell(self, frame: Frame, x: int, y: int) -> str:
+        return describe_memory(frame.view, *self.size, x, y)
+
+    def find_ranks(self, view: LiveView, y: int) -> Sequence[int]:
+        gpu = find_memory_gpu(view, self.size.height, y)
+        return gpu.ranks if gpu is not None else ()
+
+
+class Ranks(ViewPanel):
+    """The ranks and the cores that they use."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_cpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
+
+    def describe_cell(self, frame: Frame, x: int, y: int) -> str:
+        return describe_rank_at(frame.view, *self.size, x, y, self.glyphs)
+
+    def find_ranks(self, view: LiveView, y: int) -> Sequence[int]:
+        rank = find_rank_at(view, self.size.height, y)
+        return (rank.rank,) if rank is not None else ()
+
+
+class Gpus(ViewPanel):
+    """The utilization of the GPUs."""
+
+    def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
+        return draw_gpu(frame.view, width, height, self.glyphs, focused=self.has_focus)
+
+    def describe_cell(self, frame: Frame, x: int, y: int) -> str:
+        return describe_gpu_at(frame.view, *self.size, x, y, self.glyphs)
+
+    def find_ranks(self, view: LiveView, y: int) -> Sequence[int]:
+        gpu = find_gpu_at(view, self.size.height, y)
+        return gpu.ranks if gpu is not None else ()
 
 
 class Iteration(FrameWidget, can_focus=True):

@@ -15,8 +15,6 @@ from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.dialogs.help_terms import TERMS
 from zerotop.ui.drawing.layout import Box, PanelCounts, layout_live, replace_with_summary
 from zerotop.ui.live import panels
-from zerotop.ui.live.cpu_gpu import draw_cpu, draw_gpu
-from zerotop.ui.live.memory import draw_memory
 from zerotop.ui.live.summary import MOST_ROWS
 
 
@@ -35,10 +33,10 @@ class LiveScreen(MonitorScreen):
     main_panel = "iteration"
 
     def build_panels(self) -> Iterable[FrameWidget]:
-        yield panels.ViewPanel(self.glyphs, draw_memory, id="memory")
+        yield panels.Memory(self.glyphs, id="memory")
         yield panels.Iteration(self.glyphs, id="iteration")
-        yield panels.RankPanel(self.glyphs, draw_cpu, id="cpu")
-        yield panels.ViewPanel(self.glyphs, draw_gpu, id="gpu")
+        yield panels.Ranks(self.glyphs, id="cpu")
+        yield panels.Gpus(self.glyphs, id="gpu")
         yield panels.Summary(self.glyphs, id="summary")
         yield panels.Output(self.glyphs, id="output")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerotop.analysis.memory.host_ledger import HostLedger
-from zerotop.analysis.memory.ledger_rows import GpuLedger
+from zerotop.analysis.memory.ledger_rows import FREE, GpuLedger
 from zerotop.analysis.memory.tensor_inventory import (
     FROZEN_PARAMETERS,
     GRADIENT_BUCKETS,
@@ -17,6 +17,7 @@ from zerotop.analysis.memory.tensor_inventory import (
 )
 from zerotop.analysis.views.memory_view import MemoryView
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Quantity, Scale, add_axes, choose_scale, plot_stack
+from zerotop.ui.drawing.formatting import format_size
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, fit_height, fit_row, merge_spans, row_width
 from zerotop.ui.drawing.size_unit import choose_unit
@@ -102,13 +103,32 @@ def _choose_visible(names: Sequence[str], chosen: int, room: int) -> tuple[int, 
 
 def find_rank(x: int, view: MemoryView, width: int, *, host: bool) -> int | None:
     """Return the rank whose bar is at a column of the drawing, None where there is none."""
-    ranks = [(ledger.rank,) for ledger in view.hosts] if host else [gpu.ranks for gpu in view.gpus]
-    if not ranks or x < AXIS_WIDTH:
+    index = _find_bar(x, view, width, host=host)
+    if index is None:
         return None
-    room = (width if host else _measure_overview(len(ranks), width)) - AXIS_WIDTH
+    return view.hosts[index].rank if host else min(view.gpus[index].ranks, default=None)
+
+
+def describe_bar(x: int, view: MemoryView, width: int, *, host: bool) -> str:
+    """Return ``GPU 2: 40.4 of 140 GiB`` for the bar at a column of the drawing; empty where there is none."""
+    index = _find_bar(x, view, width, host=host)
+    if index is None:
+        return ""
+    if host:
+        return f"rank {view.hosts[index].rank}: {format_size(view.hosts[index].resident_bytes)}"
+    gpu = view.gpus[index]
+    return f"GPU {gpu.index}: {format_size(gpu.total_bytes - gpu.sum_bytes(FREE))} of {format_size(gpu.total_bytes)}"
+
+
+def _find_bar(x: int, view: MemoryView, width: int, *, host: bool) -> int | None:
+    """Return the index of the GPU or rank whose bar is at a column."""
+    count = len(view.hosts if host else view.gpus)
+    if not count or x < AXIS_WIDTH:
+        return None
+    room = (width if host else _measure_overview(count, width)) - AXIS_WIDTH
     first, end, bar_width = _choose_visible(*_list_names(view, host=host), room)
     index = first + (x - AXIS_WIDTH) // (bar_width + _GAP)
-    return min(ranks[index], default=None) if x - AXIS_WIDTH < room and index < end else None
+    return index if x - AXIS_WIDTH < room and index < end else None
 
 
 def _draw_title(word: str, hidden: int, focused: bool) -> Row:

@@ -12,7 +12,7 @@ from zerotop.analysis.memory.microscope import AllocationTrace
 from zerotop.analysis.processes.phases import phase_name
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Quantity, add_axes, choose_scale, draw_time_axis, plot_grid, plot_stack
 from zerotop.ui.charts.columns import Floats
-from zerotop.ui.drawing.formatting import format_duration, format_grouped
+from zerotop.ui.drawing.formatting import format_duration, format_grouped, format_size
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
@@ -71,6 +71,17 @@ def _draw_chart(trace: AllocationTrace, width: int, height: int, glyphs: Glyphs)
     peak_x = min(canvas.width - 1, int((trace.peak_ns - begin) / length * canvas.width))
     canvas.write_mark(peak_x, 0, glyphs.marked, "warn")
     return add_axes(canvas, axis, draw_time_axis(0.0, length / 1e9, canvas.width, glyphs))
+
+
+def describe_curve(trace: AllocationTrace, width: int, x: int) -> str:
+    """Return the bytes at a column of the chart in a panel of this width; empty beside it."""
+    count = (width - _BLOCKS_WIDTH - 2 if width >= _MIN_CHART_WIDTH + _BLOCKS_WIDTH + 2 else width) - AXIS_WIDTH
+    if trace.refused or not 0 <= x - AXIS_WIDTH < count:
+        return ""
+    highest, phases = resample_curve(trace, count)
+    size, code = float(highest[x - AXIS_WIDTH]), int(phases[x - AXIS_WIDTH])
+    after = (trace.end_ns - trace.begin_ns) / 1e9 * (x - AXIS_WIDTH) / count
+    return f"{format_duration(after)}: {format_size(size)}" + (f" in {phase_name(code)}" if code >= 0 else "")
 
 
 def resample_curve(trace: AllocationTrace, count: int) -> tuple[Floats, NDArray[np.int64]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from zerotop.analysis.live_view import Floats, Gpu, GpuHistory, History, LiveView
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Scale, add_axes, choose_memory_scale, plot_grid, plot_stack
-from zerotop.ui.drawing.formatting import format_rough_time
+from zerotop.ui.drawing.formatting import format_rough_time, format_size
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
 
@@ -30,6 +30,19 @@ def draw_history(view: LiveView, name: str, gpu: Gpu | None, width: int, height:
     scale = choose_memory_scale(max(least, highest), height - 1)
     below = _draw_time_axis(room * view.history.piece_s, name, room, glyphs)
     return [fit_row(row, width, glyphs) for row in _draw_chart(history, scale, below, room, height - 1, glyphs)]
+
+
+def describe_history(view: LiveView, gpu: Gpu | None, width: int, x: int) -> str:
+    """Return the amounts at a column of the chart of this width; empty beside it and where nothing was recorded."""
+    history = view.history.gpus.get((gpu.host, gpu.index)) if gpu is not None else view.history
+    back = width - 1 - x
+    layers = _list_layers(history)
+    if x < AXIS_WIDTH or back < 0 or not layers or back >= len(layers[0][1]):
+        return ""
+    amounts = np.cumsum([amounts[-1 - back] for _, amounts in layers])
+    names = ("allocated", "reserved", "used") if gpu is not None else ("own", "RSS")
+    sizes = ", ".join(f"{name} {format_size(float(amount))}" for name, amount in zip(names, amounts, strict=True))
+    return f"{format_rough_time(back * view.history.piece_s)} ago: {sizes}" if amounts[-1] > 0 else ""
 
 
 @lru_cache(maxsize=16)

@@ -17,6 +17,7 @@ from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source
+from zerotop.ui.base.pointed_panel import PointedPanel
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
@@ -25,12 +26,12 @@ from zerotop.ui.drawing.units import giga_unit
 from zerotop.ui.memory.allocation_lines import count_look_rows, draw_look
 from zerotop.ui.memory.clipboard import format_curve, format_ledger, format_peaks
 from zerotop.ui.memory.help import TERMS
-from zerotop.ui.memory.ledger_bars import draw_gpu_bars, draw_host_bars, find_rank, measure_bars
-from zerotop.ui.memory.ledger_curve import draw_curve
+from zerotop.ui.memory.ledger_bars import describe_bar, draw_gpu_bars, draw_host_bars, find_rank, measure_bars
+from zerotop.ui.memory.ledger_curve import describe_curve, draw_curve
 from zerotop.ui.memory.ledger_estimates import draw_estimates
 from zerotop.ui.memory.ledger_peaks import draw_health, draw_peaks
 from zerotop.ui.memory.ledger_table import count_ledger_rows, draw_gpu_ledger, draw_host_ledger
-from zerotop.ui.memory.memory_history import draw_history
+from zerotop.ui.memory.memory_history import describe_history, draw_history
 from zerotop.ui.memory.model import MemoryModel, can_request_trace, describe_hint
 
 _TABLE_WIDTH = 66  # cells that the ledger needs
@@ -44,8 +45,8 @@ _MIN_HISTORY_ROWS, _HISTORY_WIDTH = (
 _HINT_ROWS = 4  # rows that how to get a look takes
 
 
-class MemoryPanel(FrameWidget, can_focus=True):
-    """A panel of the memory screen."""
+class MemoryPanel(PointedPanel, can_focus=True):
+    """A panel of the memory screen. The mouse shows the values of charts."""
 
     def __init__(self, model: MemoryModel, glyphs: Glyphs, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -59,6 +60,14 @@ class MemoryPanel(FrameWidget, can_focus=True):
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         """Draw a view of the host's memory or a GPU's."""
 
+    def describe_cell(self, frame: Frame, x: int, y: int) -> str:
+        view = self.model.view_at(frame)
+        return self.describe_view(view, frame, self.size.width, x, self.model.shows_host(view))
+
+    def describe_view(self, view: MemoryView, frame: Frame, width: int, x: int, host: bool) -> str:
+        """Return the values at a column of a chart; empty in a table."""
+        return ""
+
     @property
     def memory_view(self) -> MemoryView | None:
         """The view at the current frame."""
@@ -71,6 +80,9 @@ class MemoryBars(MemoryPanel):
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         draw = draw_host_bars if host else draw_gpu_bars
         return draw(view, width, height, self.glyphs, focused=self.has_focus)
+
+    def describe_view(self, view: MemoryView, frame: Frame, width: int, x: int, host: bool) -> str:
+        return describe_bar(x, view, width, host=host)
 
     def on_click(self, event: events.Click) -> None:
         view = self.model.last_view
@@ -100,6 +112,9 @@ class PhasePeaks(MemoryPanel):
             return draw_peaks(view, width, height, self.glyphs, focused=self.has_focus)
         return _draw_ranks_history(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
+    def describe_view(self, view: MemoryView, frame: Frame, width: int, x: int, host: bool) -> str:
+        return describe_history(frame.view, None, width, x) if host else ""
+
     def copy_text(self) -> str:
         """Return every phase, in bytes; for host memory the drawn text."""
         view = self.memory_view
@@ -114,9 +129,7 @@ class MemoryHistory(MemoryPanel):
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         if view.gpu is None:
             return [fit_row((), width, self.glyphs)] * height
-        key = (view.gpu.host, view.gpu.index)
-        gpu = next((other for other in frame.view.gpus if (other.host, other.index) == key), None)
-        left = (width - GAP) // 2 if width >= 2 * _HISTORY_WIDTH + GAP else width
+        gpu, left = _find_gpu(view, frame), _measure_left(width)
         focused, name = self.has_focus, f"GPU {view.gpu.index}"
         rows = _draw_history(f"Memory of {name}", name, gpu, frame.view, left, height, self.glyphs, focused=focused)
         if left == width:
@@ -124,6 +137,13 @@ class MemoryHistory(MemoryPanel):
         right = _draw_ranks_history(frame.view, width - left - GAP, height, self.glyphs, focused=focused)
         gap = (" " * GAP, "text")
         return [(*row, gap, *other) for row, other in zip(rows, right, strict=True)]
+
+    def describe_view(self, view: MemoryView, frame: Frame, width: int, x: int, host: bool) -> str:
+        left = _measure_left(width)
+        if x < left:
+            gpu = _find_gpu(view, frame)
+            return describe_history(frame.view, gpu, left, x) if gpu is not None else ""
+        return describe_history(frame.view, None, width - left - GAP, x - left - GAP)
 
 
 class TraceCurve(MemoryPanel):
@@ -141,6 +161,9 @@ class TraceCurve(MemoryPanel):
             rows = draw_curve(view.trace, hint, width, above, self.glyphs, focused=self.has_focus)
         return fit_height([*rows, *below], width, height, self.glyphs)
 
+    def describe_view(self, view: MemoryView, frame: Frame, width: int, x: int, host: bool) -> str:
+        return describe_curve(view.trace, width, x) if view.trace is not None else ""
+
     def copy_text(self) -> str:
         """Return all allocations and frees."""
         view = self.memory_view
@@ -152,6 +175,17 @@ class AllocatorHealth(MemoryPanel, can_focus=False):
 
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         return [draw_health(view, width, self.glyphs)]
+
+
+def _find_gpu(view: MemoryView, frame: Frame) -> Gpu | None:
+    """Return the chosen GPU as last sampled."""
+    key = (view.gpu.host, view.gpu.index) if view.gpu is not None else None
+    return next((gpu for gpu in frame.view.gpus if (gpu.host, gpu.index) == key), None)
+
+
+def _measure_left(width: int) -> int:
+    """Return the cells of the GPU's chart: half of a wide panel, beside the host's, else all."""
+    return (width - GAP) // 2 if width >= 2 * _HISTORY_WIDTH + GAP else width
 
 
 def _draw_ranks_history(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool) -> list[Row]:

@@ -27,6 +27,11 @@ class MapRows:
 
     rows: list[Row]
     ranks: dict[int, int]
+    sections: tuple[tuple[int, Section], ...] = ()  # (first row of its lines, section)
+
+    def describe_cell(self, x: int, y: int) -> str:
+        """Return ``rank 1, step 23: 512 ms``; empty outside the maps."""
+        return next((text for begin, section in self.sections if (text := section.describe_cell(x, y - begin))), "")
 
 
 def max_shown_steps(width: int) -> int:
@@ -63,6 +68,7 @@ class _MapPanel:
         title: Row = (*panel_title(f"Ranks: {main.metric_label}", self.focused), (f"  {order}", "muted"))
         rows = [main.draw_title(title, self.width), *sentence, *main.draw_rows()]
         ranks = self._find_ranks(1 + len(sentence), self.main_plan)
+        sections = [(1 + len(sentence), main)]
         for metric in self.picture.other_metrics if self.main_plan.tall else ():
             if len(rows) + small.height + 2 > self.height:
                 break
@@ -71,10 +77,11 @@ class _MapPanel:
             section = self._build_section(metric, small)
             rows.append(section.draw_title(((section.metric_label, "title-value"),), self.width))
             ranks |= self._find_ranks(len(rows), small)
+            sections.append((len(rows), section))
             rows += section.draw_rows()
         rows.append(self._draw_axis())
         rows = (rows + [fit_row((), self.width, self.glyphs)] * self.height)[: self.height]
-        return MapRows(rows, {row: rank for row, rank in ranks.items() if row < self.height})
+        return MapRows(rows, {row: rank for row, rank in ranks.items() if row < self.height}, tuple(sections))
 
     def _find_ranks(self, begin: int, plan: MapPlan) -> dict[int, int]:
         ranks = self.picture.matrix.rank_numbers

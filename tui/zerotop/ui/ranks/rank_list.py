@@ -13,7 +13,7 @@ from zerotop.ui.drawing.labels import format_cores_used, rank_name
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
-from zerotop.ui.live.cpu_gpu import build_figure_column, build_runnable_column, draw_busiest_threads, draw_phase_now
+from zerotop.ui.live.cpu import build_figure_column, build_runnable_column, draw_busiest_threads, draw_phase_now
 
 
 def find_first_visible(ranks: Sequence[Rank], chosen: int | None, room: int) -> int:

@@ -16,6 +16,7 @@ from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source
+from zerotop.ui.base.pointed_panel import PointedPanel
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row
@@ -32,8 +33,8 @@ _LEAST_MAP_ROWS = 8  # with fewer rows under the stacks, the map is not shown
 _SIDE_BY_SIDE_WIDTH = 100  # from this width, the table stands beside the map
 
 
-class RankMap(FrameWidget, can_focus=True):
-    """A heatmap of ranks and steps; a click chooses a rank."""
+class RankMap(PointedPanel, can_focus=True):
+    """A heatmap of ranks and steps. The mouse shows values, a click chooses a rank."""
 
     def __init__(self, glyphs: Glyphs, ranking: Ranking, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -47,6 +48,9 @@ class RankMap(FrameWidget, can_focus=True):
         picture = self._ranking.make_picture(frame, max_shown_steps(width))
         self._map = draw_map(picture, width, height, self.glyphs, focused=self.has_focus)
         return self._map.rows
+
+    def describe_cell(self, frame: Frame, x: int, y: int) -> str:
+        return self._map.describe_cell(x, y)
 
     def copy_text(self) -> str:
         """Return all ranks and steps, including those that do not fit."""

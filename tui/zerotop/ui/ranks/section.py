@@ -105,6 +105,21 @@ class Section:
             rows.append(fit_row(spans, self.shape.width, self.glyphs))
         return rows
 
+    def describe_cell(self, x: int, row: int) -> str:
+        """Return the value at a cell, counted from the first row of the lines; empty beside the map."""
+        cell = x - self.shape.label_width - self.shape.lead_width
+        if not (0 <= row < self.plan.height and 0 <= cell < self.shape.shown_steps * self.shape.step_width):
+            return ""
+        place = cell // self.shape.step_width
+        index, _ = self._choose_line(row)
+        line = self.plan.lines[index]
+        steps = self.picture.matrix.steps
+        step = int(steps[len(steps) - self.shape.shown_steps + place])
+        word = "rank " if line.label[:1].isdigit() else ""
+        unit, factor = choose_unit(self.metric, self.heat_range[1])
+        value = format_figure(float(self.line_values[index, place]) * factor, self.heat_range[1] * factor, FIGURE_WIDTH)
+        return f"{word}{line.label}, step {step}: {value.strip()} {unit}".rstrip()
+
     def _draw_heat(self) -> list[Row]:
         levels = compute_levels(self.line_values, *self.heat_range)
         if self.metric is Metric.FREE:  # little free memory gets the strongest colour

@@ -47,8 +47,8 @@ def draw_chart(
 
     The chart's ``size`` columns begin at ``left``; the legend stands before them.
     """
-    used = _resample_columns(threads, threads.cores_used, size)
-    runnable = _resample_columns(threads, threads.runnable, 2 * size)
+    used = resample_columns(threads, threads.cores_used, size)
+    runnable = resample_columns(threads, threads.runnable, 2 * size)
     highest = float(np.nanquantile(np.append(runnable, 0.0), _SHOWN_SHARE))
     highest = max(highest, float(np.nanmax(used, initial=0.0)))
     canvas = Canvas(size, height - 1, glyphs)
@@ -64,7 +64,8 @@ def draw_chart(
     return [fit_row((*fit_row(text, left, glyphs), *row), width, glyphs) for text, row in zip(legend, rows, strict=True)]
 
 
-def _resample_columns(threads: RankThreads, values: Floats, size: int) -> Floats:
+def resample_columns(threads: RankThreads, values: Floats, size: int) -> Floats:
+    """Return the mean of a rank's samples in each column of the chart, shape (size,)."""
     return resample_mean(threads.time_s, values, threads.begin_s, threads.end_s, size, hold=0.5)
 
 

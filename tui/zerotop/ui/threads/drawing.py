@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,13 +16,13 @@ from zerotop.analysis.text_tables import format_tsv
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.ui.charts import AXIS_WIDTH, GrowingScales
 from zerotop.ui.charts.strips import draw_strip
-from zerotop.ui.drawing.formatting import format_fixed
+from zerotop.ui.drawing.formatting import format_clock, format_fixed, is_known
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
-from zerotop.ui.threads.chart import draw_chart
+from zerotop.ui.threads.chart import draw_chart, resample_columns
 
 _WINDOW_PIECES = 120  # half seconds shown at least
 _WINDOWS = (15, 30, 45, 60, 75, 90)  # seconds; few, so that a growing recording is rarely rescaled
@@ -43,6 +45,35 @@ class TableLine:
     @property
     def item(self) -> ThreadGroup | Thread:
         return self.thread if self.thread is not None else self.group
+
+
+class ThreadRows(NamedTuple):
+    """The rows of the panel, and what they show."""
+
+    rows: list[Row]
+    top: int  # the first visible row of the table
+    lines: dict[int, TableLine]  # by row of the panel
+    chart_rows: range
+    columns: range  # cells of the chart and the histories
+
+    def describe_cell(self, threads: RankThreads, recording_begin_s: float, x: int, y: int) -> str:
+        """Return the values at a cell of the chart or of a history; empty beside them."""
+        if x not in self.columns:
+            return ""
+        place = self.columns.index(x)
+        at = format_clock(
+            threads.begin_s + (threads.end_s - threads.begin_s) * place / len(self.columns) - recording_begin_s
+        )
+        if y in self.chart_rows:
+            size = len(self.columns)
+            used, runnable = (
+                resample_columns(threads, values, size)[place] for values in (threads.cores_used, threads.runnable)
+            )
+            phase = f" in {threads.phases[place].replace('_', ' ')}" if threads.phases[place] else ""
+            return f"{at}: {used:.1f} cores used, {runnable:.1f} runnable{phase}" if is_known(used) else ""
+        line = self.lines.get(y)
+        value = float(line.item.cores_history[place]) if line is not None else math.nan
+        return f"{at}: {line.item.name} {value:.1f} cores" if line is not None and is_known(value) else ""
 
 
 DrawCell = Callable[[TableLine, int], Row]
@@ -163,15 +194,15 @@ def draw_threads(
     glyphs: Glyphs,
     *,
     top: int = 0,
-) -> tuple[list[Row], int]:
-    """Draw the panel. Returns its rows and the first visible row of the table: ``top``, or the last possible one.
+) -> ThreadRows:
+    """Draw the panel. The first visible row of the table is ``top``, or the last possible one.
 
     ``nodes`` is the number of NUMA nodes of the host. ``opened`` are the names whose threads are shown one by one;
     None: as many as fit.
     """
     width, height = size
     if height <= 0 or width <= 0:
-        return [], top
+        return ThreadRows([], top, {}, range(0), range(0))
     placed = _layout_table(threads, width, nodes, glyphs)
     rows = [draw_rule(_draw_title(threads, width), width, glyphs, placed)]
     rows += [
@@ -180,13 +211,13 @@ def draw_threads(
     ]
     items = build_lines(threads, opened or (), nodes)
     room = height - len(rows)
-    chart = 0
+    chart, above = 0, len(rows)
+    (_, _, name_size), (_, _, columns) = placed.columns[:2]
     if height >= _MIN_HEIGHT_WITH_CHART:
         chart = max(_MIN_CHART_ROWS, room // 4, min(room - len(items) - 1, _MAX_CHART_ROWS, room * 3 // 5))
         # The chart gets the rows that lines of equal height leave over.
         left = room - chart - 1
         chart += max(0, min(left - len(items) * _choose_line_rows(left, len(items), glyphs), _MAX_CHART_ROWS - chart))
-        (_, _, name_size), (_, _, columns) = placed.columns[:2]
         rows += draw_chart(threads, name_size + 1, columns, watched, begin_s, chart, width, glyphs)
     room -= chart
     tall = _choose_line_rows(room - 1, len(items), glyphs)
@@ -194,16 +225,20 @@ def draw_threads(
     if most:
         items = build_lines(threads, {group.name for group in threads.groups}, nodes, most)
     table: list[Row] = []
+    lines: list[TableLine] = []
     styles = [phase_style(phase) for phase in threads.phases]
     for item in items:
         table += _draw_item(item, styles, placed, 1 if most and item.thread is not None else tall, width, glyphs)
+        lines += [item] * (len(table) - len(lines))
     table.append(fit_row(_draw_rest(threads, glyphs), width, glyphs))
     top = max(0, min(top, len(table) - room))
     shown = table[top : top + room]
     if len(table) > top + room and shown:
         hidden = len(table) - top - room + 1
         shown[-1] = fit_row(((f"{glyphs.ellipsis} {format_count(hidden, 'more row')} below", "muted"),), width, glyphs)
-    return fit_height(rows + shown, width, height, glyphs), top
+    visible = dict(enumerate(lines[top : top + room], len(rows)))
+    rows = fit_height(rows + shown, width, height, glyphs)
+    return ThreadRows(rows, top, visible, range(above, above + chart), range(name_size + 1, name_size + 1 + columns))
 
 
 def _draw_title(threads: RankThreads, width: int) -> Row:

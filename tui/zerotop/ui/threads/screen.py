@@ -17,12 +17,13 @@ from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source
+from zerotop.ui.base.pointed_panel import PointedPanel
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.ranks.rank_list import draw_ranks, find_first_visible
-from zerotop.ui.threads.drawing import draw_threads, measure_history, threads_text
+from zerotop.ui.threads.drawing import ThreadRows, draw_threads, measure_history, threads_text
 from zerotop.ui.widgets.scrollable import Scrollable
 
 _SIDE_BY_SIDE_WIDTH, _LIST_WIDTH = 130, 42  # from this width the ranks stand beside the threads
@@ -131,8 +132,8 @@ class RankList(FrameWidget):
             self.post_message(MonitorScreen.RankChosen(ranks[place].rank))
 
 
-class ThreadList(Scrollable, FrameWidget):
-    """The threads of the chosen rank."""
+class ThreadList(Scrollable, PointedPanel):
+    """The threads of the chosen rank. The mouse shows values, a click on a name shows its threads or hides them."""
 
     def __init__(self, glyphs: Glyphs, table: ThreadTable, source: Source, *, id: str) -> None:
         super().__init__(glyphs, id=id)
@@ -143,6 +144,7 @@ class ThreadList(Scrollable, FrameWidget):
         self._open_groups: set[str] | None = None  # None: chosen by the room there is
         self._top_row = 0
         self._shown_threads: RankThreads | None = None
+        self._drawn: ThreadRows | None = None
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         rank = find_shown_rank(frame)
@@ -163,7 +165,7 @@ class ThreadList(Scrollable, FrameWidget):
             rank, view.cursor_ns, *measure_history(width, length_ns, nodes=nodes, bound=bound)
         )
         cores = {host.name: host.cores for host in view.hosts}
-        rows, self._top_row = draw_threads(
+        self._drawn = draw_threads(
             self._shown_threads,
             describe_crowding([one for one in view.ranks if one.host == rank.host], cores, affinities, view.cursor_ns),
             self._open_groups,
@@ -174,7 +176,19 @@ class ThreadList(Scrollable, FrameWidget):
             self.glyphs,
             top=self._top_row,
         )
-        return rows
+        self._top_row = self._drawn.top
+        return self._drawn.rows
+
+    def describe_cell(self, frame: Frame, x: int, y: int) -> str:
+        if self._shown_threads is None or self._drawn is None:
+            return ""
+        return self._drawn.describe_cell(self._shown_threads, self.source.begin_ns / 1e9, x, y)
+
+    def on_click(self, event: events.Click) -> None:
+        """Expand or collapse the threads of a name."""
+        line = self._drawn.lines.get(event.y) if self._drawn is not None else None
+        if line is not None and len(line.group.threads) > 1:
+            self.request_redraw(partial(self._toggle_group, line.group.name))
 
     def copy_text(self) -> str:
         """Return each thread's figures."""
@@ -188,6 +202,9 @@ class ThreadList(Scrollable, FrameWidget):
         groups = self._shown_threads.groups if self._shown_threads is not None else ()
         self._open_groups = set() if self._open_groups else {group.name for group in groups}
         self._top_row = 0
+
+    def _toggle_group(self, name: str) -> None:
+        self._open_groups = (self._open_groups or set()) ^ {name}
 
     def scroll_rows(self, rows: int) -> None:
         """Scroll down the threads, or up if negative."""

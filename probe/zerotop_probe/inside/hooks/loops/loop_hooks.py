@@ -14,6 +14,7 @@ from typing import Any
 from zerotop_probe.inside import batch_shape
 from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_function, wrap_method
 from zerotop_probe.inside.hooks.dataloader import DataLoaderHooks
+from zerotop_probe.inside.hooks.generation import GenerationHooks
 from zerotop_probe.inside.hooks.loops.checkpoints import CheckpointHooks
 from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
 from zerotop_probe.inside.hooks.loops.lightning import LightningHooks
@@ -26,6 +27,8 @@ from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
 _BACKWARD_FUNCTION = "_engine_run_backward"
 _FORWARD, _BACKWARD = PHASE_CODE["forward"], PHASE_CODE["backward"]
+# Forwards within these are no forwards of their own.
+_PHASES_OF_MODELS = ("forward", "backward", "generate")
 # Forwards of one micro-step that are recorded: a cell of a recurrent network may be called for every token.
 _MAX_FORWARDS = 16
 # Backwards after which a loop without an optimizer is recorded all the same.
@@ -106,6 +109,7 @@ class LoopHooks:
         if not self._is_awake:
             self._is_awake = True
             DataLoaderHooks(self._probe).install_hooks()
+            GenerationHooks(self._probe).install_hooks()
             self._steps.install_scaler_hooks()
             self._checkpoints.install_hooks()
             self._lightning.install_hooks()
@@ -144,7 +148,7 @@ class LoopHooks:
             return None
         self._steps.suspend_step(time_ns)
         recorder.end_loose_spans(time_ns)
-        if recorder.find_phase("forward") or recorder.find_phase("backward") or self._forwards >= _MAX_FORWARDS:
+        if any(map(recorder.find_phase, _PHASES_OF_MODELS)) or self._forwards >= _MAX_FORWARDS:
             return None
         state, evaluation = self._probe.engines.loop, self._probe.evaluation
         self._loop.finder.note_root(module)

@@ -196,6 +196,9 @@ class RootFinder:
         is_tracing = getattr(torch.fx._symbolic_trace, "_is_fx_tracing_flag", False)
         if is_tracing or isinstance(module, (torch.fx.GraphModule, torch.jit.ScriptModule)):
             return False
+        # Before PyTorch 2.5 the compiler calls the layers of a model that it found in a function, to trace them.
+        if torch._guards.TracingContext.try_get() is not None:
+            return False
         if len(self.roots) >= MAX_ROOTS or next(module.parameters(), None) is None:
             return False
         self._hook_module(module)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
@@ -15,7 +16,10 @@ _KIND = FindingKind(
     severity=Severity.INFO,
     confidence=0.9,
     headline="Activations are {share:percent} of the memory peak: backward begins with {activation_bytes:bytes}",
-    details="The peak is {backward_peak_bytes:bytes}. Among the activations are {parts}.{frozen}",
+    details=(
+        "The peak is {backward_peak_bytes:bytes}. Among the activations are {parts}."
+        "[ Autocast's copies of weights in 16 bits are up to {copies:bytes} of them.]{frozen}"
+    ),
     advice="To lower the peak, recompute activations or lower {batch_size}.",
     fix="{recompute_fix}",
 )
@@ -53,8 +57,18 @@ def _find_activations(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]
         evidence | {f"{b.width}_{b.item_bytes}_bytes": b.total_bytes for b in named},
         share=activations / peak,
         parts=_describe_groups(named),
+        copies=copies if (copies := _compute_copies(engine)) > _NAMED_SHARE * peak else None,
         frozen=_FROZEN if trainable < parameters / 2 else "",
     )
+
+
+def _compute_copies(engine: Mapping[str, Any]) -> int:
+    """Return the bytes of weights that autocast keeps in 16 bits until its context ends, if layers cast all of them.
+
+    It keeps trained weights in float32 only: ``cache_enabled`` of https://docs.pytorch.org/docs/stable/amp.html.
+    """
+    casts = engine.get("autocast") in ("bf16", "fp16") and engine.get("dtype") == "fp32"
+    return 2 * (engine.get("trainable_parameters") or 0) if casts and not engine.get("sharding") else 0
 
 
 def _describe_groups(groups: Sequence[BlockGroup]) -> Text:

@@ -44,7 +44,7 @@ SEEN_SECONDS = 10.0
 HANG_SECONDS = 30.0
 # Saving, loading, compiling and computing count as a hang after so long.
 LONGEST_WORK_SECONDS = 600.0
-# Cores in use from which on a rank computes: waiting for a lock, a read or time.sleep takes none.
+# Cores that a rank uses, or waits for, from which on it computes: waiting for a lock, a read or time.sleep takes none.
 BUSY_CORES = 0.2
 
 # Phases that may take long without a sign of life.
@@ -151,8 +151,10 @@ def _works(group: Group, stacks: StackGroup, since_ns: int, time_ns: int) -> boo
 
 
 def _is_busy(process: Process, since_ns: int, time_ns: int) -> bool:
-    samples = process.host_samples.read_window(since_ns, time_ns)
-    return len(samples) > 0 and float(samples.rows["cores_used"].mean()) >= BUSY_CORES
+    rows = process.host_samples.read_window(since_ns, time_ns).rows
+    # Where others take the cores, a rank that computes waits for one. NaN on kernels that do not measure it.
+    wanted = rows["cores_used"] + np.nan_to_num(rows["waiting_cores"])
+    return len(rows) > 0 and float(wanted.mean()) >= BUSY_CORES
 
 
 def _is_explained(recording: Evidence, group: Group, since_ns: int, until_ns: int) -> bool:

@@ -1,4 +1,4 @@
-"""The CPU use of each rank, and the utilization of each GPU."""
+"""The CPU use of each rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from statistics import median
 
 from zerotop.analysis.formatting import format_count
-from zerotop.analysis.live_view import Gpu, GpuHistory, Job, LiveView, Rank, RankHistory, State
+from zerotop.analysis.live_view import GpuHistory, Job, LiveView, Rank, RankHistory, State
 from zerotop.ui.charts import AXIS_WIDTH
 from zerotop.ui.charts.strips import draw_strip
 from zerotop.ui.drawing.formatting import (
@@ -24,7 +24,7 @@ from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import cell_width, fit_text, sanitize
 from zerotop.ui.drawing.units import giga_unit
-from zerotop.ui.live.memory import choose_shown, gpu_name
+from zerotop.ui.live.memory import choose_shown
 
 _BUSIEST_HEADING = "busiest threads"
 
@@ -34,9 +34,9 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
 
     With enough room each rank has a tall strip under its figures, at the same times as the memory chart above it.
     """
-    shown, hidden = choose_shown(view.ranks, height - 1, _score_ranks(view.ranks))
+    shown, hidden = choose_shown_ranks(view, height)
     rows_per_rank = rows_per_strip(height, len(view.ranks))
-    placed = _place_rank_columns(_build_rank_columns(view, width, rows_per_rank, glyphs), width)
+    placed = place_rank_columns(view, width, rows_per_rank, glyphs)
     rows = [draw_rule(_draw_cpu_title(view, width, focused), width, glyphs, placed)]
     has_threads = rows_per_rank < 3 or any(column.heading == _BUSIEST_HEADING for column, _, _ in placed.columns)
     strip_width = width - AXIS_WIDTH
@@ -45,7 +45,7 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
         if rows_per_rank > 1:
             threads = [] if has_threads else [draw_busiest_threads(rank, strip_width, glyphs)]
             strip = _draw_cores_strip(view, rank, strip_width, rows_per_rank - 1 - len(threads), glyphs)
-            rows.extend(_indent_strip([*threads, *strip], width, glyphs))
+            rows.extend(indent_strip([*threads, *strip], width, glyphs))
     if hidden:
         used = format_range((rank.cores_used for rank in hidden), 1)
         text = f"{glyphs.ellipsis} {format_count(len(hidden), 'more rank')}, {used} cores each"
@@ -55,16 +55,14 @@ def draw_cpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused
     return fit_height(rows, width, height, glyphs)
 
 
-def find_rank_at(view: LiveView, height: int, y: int) -> int | None:
-    """Return the rank at a row of the panel that :func:`draw_cpu` draws; None above and below the ranks."""
-    shown, _ = choose_shown(view.ranks, height - 1, _score_ranks(view.ranks))
-    place = (y - 1) // rows_per_strip(height, len(view.ranks)) if y else -1
-    return shown[place].rank if 0 <= place < len(shown) else None
+def choose_shown_ranks(view: LiveView, height: int) -> tuple[list[Rank], list[Rank]]:
+    """Return the (shown, hidden) ranks in a panel of this height."""
+    return choose_shown(view.ranks, height - 1, _score_ranks(view.ranks))
 
 
-def _place_rank_columns(columns: list[Column[Rank]], width: int) -> PlacedColumns[Rank]:
+def place_rank_columns(view: LiveView, width: int, rows_per_rank: int, glyphs: Glyphs) -> PlacedColumns[Rank]:
     """Place the columns; without a growing one, the spare width goes between words and figures."""
-    placed = place_columns(columns, width)
+    placed = place_columns(_build_rank_columns(view, width, rows_per_rank, glyphs), width)
     chosen = [column for column, _, _ in placed.columns]
     last, begin, size = placed.columns[-1]
     if last.left or any(column.grows for column in chosen) or begin + size >= width:
@@ -79,7 +77,7 @@ def rows_per_strip(height: int, count: int) -> int:
     return max(1, (height - 1) // max(1, count))
 
 
-def _indent_strip(strip: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
+def indent_strip(strip: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
     return [fit_row(((" " * AXIS_WIDTH, "text"), *row), width, glyphs) for row in strip]
 
 
@@ -93,15 +91,11 @@ def _draw_cores_strip(view: LiveView, rank: Rank, width: int, height: int, glyph
     """Draw the cores in use on a scale to the rank's fair share of the host's cores."""
     ranks = sum(other.host == rank.host for other in view.ranks)
     cores = sum(host.cores for host in view.hosts if host.name == rank.host)
-    return _draw_strip(view.history.ranks.get(rank.rank), cores / max(1, ranks) or 1.0, width, height, glyphs)
-
-
-def _draw_utilization_strip(view: LiveView, gpu: Gpu, width: int, height: int, glyphs: Glyphs) -> Sequence[Row]:
-    return _draw_strip(view.history.gpus.get((gpu.host, gpu.index)), 100.0, width, height, glyphs)
+    return draw_history_strip(view.history.ranks.get(rank.rank), cores / max(1, ranks) or 1.0, width, height, glyphs)
 
 
 @lru_cache(maxsize=512)  # most frames bring no new sample
-def _draw_strip(
+def draw_history_strip(
     history: RankHistory | GpuHistory | None, top: float, width: int, height: int, glyphs: Glyphs
 ) -> Sequence[Row]:
     """Draw a rank's cores in the colours of its phases, or a GPU's utilization; empty without a history."""
@@ -251,48 +245,3 @@ def _group_threads(busiest: Sequence[tuple[str, float]], glyphs: Glyphs) -> list
         cores.setdefault(name, []).append(used)
     named = {f"{len(each)} {glyphs.times} {name}" if len(each) > 1 else name: sum(each) for name, each in cores.items()}
     return sorted(named.items(), key=lambda item: -item[1])
-
-
-def draw_gpu(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """Draw for each GPU its utilization over the last while, power, temperature and PCIe rates."""
-    shown, hidden = choose_shown(view.gpus, height - 1, [0] * len(view.gpus))
-    rows_per_gpu = rows_per_strip(height, max(len(view.gpus), len(view.ranks)))
-    placed = place_columns(_build_gpu_columns(view, width, rows_per_gpu, glyphs), width)
-    rows = [draw_rule(panel_title("GPU", focused), width, glyphs, placed)]
-    for gpu in shown:
-        rows.append(placed.draw_row(gpu, width, glyphs))
-        if rows_per_gpu > 1:
-            strip = _draw_utilization_strip(view, gpu, width - AXIS_WIDTH, rows_per_gpu - 1, glyphs)
-            rows.extend(_indent_strip(strip, width, glyphs))
-    if hidden:
-        text = f"{glyphs.ellipsis} {len(hidden)} more, {format_range((gpu.utilization_percent for gpu in hidden), 0)} %"
-        rows.append(fit_row(((text, "muted"),), width, glyphs))
-    return fit_height(rows, width, height, glyphs)
-
-
-def _build_gpu_columns(view: LiveView, width: int, rows_per_gpu: int, glyphs: Glyphs) -> list[Column[Gpu]]:
-    has_hosts = len({gpu.host for gpu in view.gpus}) > 1
-    names = {id(gpu): gpu_name(gpu, has_hosts, width < 46, glyphs) for gpu in view.gpus}
-    longest = max([1, *(len(name) for name in names.values())])
-
-    def draw_load(gpu: Gpu, cells: int) -> Row:
-        if rows_per_gpu > 1:
-            return ((fit_text(sanitize(gpu.name, glyphs), cells, glyphs), "muted"),)
-        return _draw_utilization_strip(view, gpu, cells, 1, glyphs)[0]
-
-    def figure(
-        heading: str, cells: int, importance: int, value: Callable[[Gpu], float], decimals: int = 0, style: str = "value"
-    ) -> Column[Gpu]:
-        return Column(heading, cells, importance, lambda gpu, cells: ((format_fixed(value(gpu), decimals, cells), style),))
-
-    is_wide = width >= 56
-    load_heading = "" if rows_per_gpu > 1 else partial(draw_strip_heading, view.history.piece_s)
-    return [
-        Column("", longest, 9, lambda gpu, _: ((names[id(gpu)].rjust(longest), "label"),), left=True),
-        Column(load_heading, 6, 9, draw_load, grows=True, left=True),
-        figure("%", 3, 9, lambda gpu: gpu.utilization_percent),
-        figure("W", 4, 7, lambda gpu: gpu.sample["power_w"]),
-        figure(f"{glyphs.degree}C", 3, 5, lambda gpu: gpu.sample["temperature_c"], style="muted"),
-        figure("D2H GB/s" if is_wide else "D2H", 8 if is_wide else 5, 6, lambda gpu: gpu.pcie_tx_bytes_per_s / 1e9, 1),
-        figure("H2D GB/s" if is_wide else "H2D", 8 if is_wide else 5, 6, lambda gpu: gpu.pcie_rx_bytes_per_s / 1e9, 1),
-    ]
