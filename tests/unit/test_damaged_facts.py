@@ -16,6 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import recordings
+from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.reports.recording_summary import build_overview
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
@@ -123,6 +124,15 @@ def test_missing_and_newer_facts_are_no_damage() -> None:
     before, session = recordings.recording("gpu-microscope"), recordings.rewritten("gpu-microscope", newer)
     assert session.damaged_lines == 0
     assert len(session.events) == len(before.events)
+
+
+@pytest.mark.parametrize("name", ["gpu-long", "held-restart", "x4-z3", "z2-fp16"])
+def test_findings_need_no_process_of_an_event(name: str) -> None:
+    def nameless(line: Facts) -> Facts:
+        return {fact: value for fact, value in line.items() if fact not in ("pid", "start")} if "event" in line else line
+
+    session = recordings.rewritten(name, nameless)
+    assert find_annotations(session, session.end_ns)
 
 
 def test_file_of_invalid_writer_is_skipped() -> None:

@@ -153,3 +153,13 @@ def test_what_no_one_recorded_is_unknown(tmp_path: Path) -> None:
     assert set(told.ranks[0].phase) == {""}
     assert len(told.ranks[0].phase) == PIECES
     assert told.piece_s == PIECE_NS / S
+
+
+def test_samples_out_of_order_are_no_error(tmp_path: Path) -> None:
+    times = [1, 2, 9, 3, 8, 4, 7, 5, 6, 2, 9, 10]
+    rows = [record(PROCESSES, time_ns=t * S, pid=100, rank=0, cores_used=t, rss_bytes=GIB) for t in times]
+    write(tmp_path, PROCESSES, identity(-1), *rows).close()
+    for end in range(1, 11):
+        histories = Histories(read(tmp_path))
+        for second in (end, end + 0.5):
+            assert len(at(histories, second).ranks[0].cores_used) == PIECES

@@ -22,7 +22,7 @@ from zerotop_probe.recording.tables import FOLDED, TABLES
 _NEAR_ROWS = 64  # records before the end that are searched first,
 _SEARCH_FACTOR = 8  # then this many times as many, so that pages far back need not be loaded
 _MANY_ROWS = 10_000  # records that are not checked before they are needed,
-_TAIL_ROWS = 4096  # except for so many at the end
+_TAIL_ROWS = 1024  # except for so many at the end
 
 
 class Source:
@@ -59,7 +59,9 @@ class Source:
         self._is_merged = self.table == FOLDED.name or self.period_ns > 0
         self._mapped_rows: NDArray[Any] = np.empty(0, self._dtype)  # up to the end of the mapping, beyond the file
         self._count = 0  # complete records in the file,
-        self._checked_count = 0  # those of them that were checked,
+        self._tail_count = 0  # as it was when only the last of them were checked,
+        self._is_tail_whole = False  # and whether those were whole
+        self._checked_count = 0  # records that were checked,
         self._last_checked = b""  # the last of these,
         self._array: NDArray[Any] = self._mapped_rows  # and those of them that are whole
         self._checked_times: NDArray[np.int64] = self._mapped_rows[self._time_column]
@@ -205,7 +207,9 @@ class Source:
         if self._count - self._checked_count <= _MANY_ROWS:
             return None
         rows = self._mapped_rows[self._count - _TAIL_ROWS : self._count]
-        if self._make_check().find_damaged(rows) is not None:
+        if self._tail_count != self._count:
+            self._tail_count, self._is_tail_whole = self._count, self._make_check().find_damaged(rows) is None
+        if not self._is_tail_whole:
             return None
         end = int(np.searchsorted(rows[self._time_column], cursor_ns - self.offset_ns, "right"))
         return self._count - _TAIL_ROWS + end if end else None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.engine import measure_batch, parse_engine, read_first_engine
-from zerotop.analysis.live_view import Cost, Job, LiveView, Progress, State
+from zerotop.analysis.live_view import Job, LiveView, Progress, State
 from zerotop.analysis.prices import HourlyPrice, read_price
 from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator, read_hosts, read_ranks
@@ -21,6 +21,7 @@ from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.views.annotation_runner import Findings, SearchResult
+from zerotop.analysis.views.cost_meter import CostMeter
 from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
 from zerotop.analysis.views.iterations import IterationTable
@@ -37,7 +38,6 @@ from zerotop.session.samples import Rows
 _RATE_STEPS = 10
 _OUTPUT_LINES = 200
 _NO_STEPS: Rows = np.empty(0, STEP_DTYPE)
-_RATE_NS = 2_000_000_000
 _LOST = "The recording stops here: nobody saw how the job ended."
 _DETACHED = "The recording was ended here, and the job went on."
 
@@ -78,7 +78,7 @@ class RecordingSource:
         self._transcript, self._older_transcript = Transcript(session), Transcript(session)
         self._last_view: LiveView | None = None  # of what has been read,
         self._is_end_view = False  # and whether it is of the end
-        self._records_before: dict[int, int] = {}  # how many records there were a little before it
+        self._cost_meter = CostMeter(session)
         refreshed_ns = time.time_ns()
         self._steps.update()
         self._exits = read_exits(session)
@@ -215,7 +215,7 @@ class RecordingSource:
             hosts=read_hosts(self.session, cursor),
             ranks=ranks,
             iterations=self._iterations.first_iterations(count),
-            cost=self._measure_cost(cursor, lost),
+            cost=self._cost_meter.measure(cursor, lost),
             output=self._transcript.read_tail(cursor, _OUTPUT_LINES),
             inferred=self._rhythm.infer_at(cursor) if not count and job.state is State.RUNNING else None,
             history=self._histories.history_at(cursor, ranks, gpu_keys, gpu_by_allocator, self._exits),
@@ -275,40 +275,8 @@ class RecordingSource:
             elapsed_s=max(0.0, ((ended[-1].unix_ns if ended else cursor) - self.begin_ns) / 1e9),
         )
 
-    def _measure_cost(self, cursor: int, losses: Losses) -> Cost:
-        shares, once_s, errors = [], [], 0
-        for source in self.session.sources["probe"]:
-            known = source.count_until(cursor)
-            if known:
-                first, last = source.array[max(0, known - 100)], source.array[known - 1]
-                errors += int(last["errors"])
-                span = int(last["time_ns"]) - int(first["time_ns"])
-                if span > 0:
-                    shares.append((int(last["cost_ns"]) - int(first["cost_ns"])) / span)
-                if "one_time_ns" in (source.array.dtype.names or ()):
-                    once_s.append(int(last["one_time_ns"]) / 1e9)
-        records, since_ns = self._count_records(cursor), (cursor - _RATE_NS) // _RATE_NS * _RATE_NS
-        if since_ns not in self._records_before:
-            self._records_before = {since_ns: self._count_records(since_ns)}
-        return Cost(
-            probe_share=_compute_mean(shares),
-            one_time_s=max(once_s, default=math.nan),
-            lost_records=losses.records,
-            errors=errors,
-            records=records,
-            records_per_s=(records - self._records_before[since_ns]) / ((cursor - since_ns) / 1e9),
-        )
-
-    def _count_records(self, cursor: int) -> int:
-        return sum(source.count_written(cursor) for sources in self.session.sources.values() for source in sources)
-
 
 def _shorten_command(command: Iterable[Any]) -> tuple[str, ...]:
     """The command without the folder of its program, which says little and takes the line."""
     words = [str(word) for word in command]
     return tuple(word.rpartition("/")[2] if place == 0 else word for place, word in enumerate(words))
-
-
-def _compute_mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found) if found else math.nan

@@ -136,7 +136,7 @@ def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
     """Return until when to wait for what the process may still write: its end, the recording's, or that of patience."""
     ends = [event.unix_ns for name in _LAST_EVENTS for event in process.events_named(name)]
     for event in process.recording.events_named(events.RANK_GONE):
-        if (event.host, event.facts["pid"]) == process.key:
+        if (event.host, event.facts.get("pid")) == process.key:
             ends.append(event.unix_ns)
     session = process.recording.session
     if not session.is_live:

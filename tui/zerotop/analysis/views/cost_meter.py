@@ -1,0 +1,53 @@
+"""What watching costs at a cursor: the probe's own time, and how many records there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from zerotop.analysis.live_view import Cost
+from zerotop.analysis.views.job_exit import Losses
+from zerotop.session.reader import Session
+
+_RATE_NS = 2_000_000_000
+
+
+class CostMeter:
+    """Measures what watching costs; the number of records a little before the cursor is counted once."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._records_before: dict[int, int] = {}  # by that moment
+
+    def measure(self, cursor: int, losses: Losses) -> Cost:
+        """Return the cost at a cursor in unix time."""
+        shares, once_s, errors = [], [], 0
+        for source in self._session.sources["probe"]:
+            known = source.count_until(cursor)
+            if known:
+                first, last = source.array[max(0, known - 100)], source.array[known - 1]
+                errors += int(last["errors"])
+                span = int(last["time_ns"]) - int(first["time_ns"])
+                if span > 0:
+                    shares.append((int(last["cost_ns"]) - int(first["cost_ns"])) / span)
+                if "one_time_ns" in (source.array.dtype.names or ()):
+                    once_s.append(int(last["one_time_ns"]) / 1e9)
+        records, since_ns = self._count_records(cursor), (cursor - _RATE_NS) // _RATE_NS * _RATE_NS
+        if since_ns not in self._records_before:
+            self._records_before = {since_ns: self._count_records(since_ns)}
+        return Cost(
+            probe_share=_compute_mean(shares),
+            one_time_s=max(once_s, default=math.nan),
+            lost_records=losses.records,
+            errors=errors,
+            records=records,
+            records_per_s=(records - self._records_before[since_ns]) / ((cursor - since_ns) / 1e9),
+        )
+
+    def _count_records(self, cursor: int) -> int:
+        return sum(source.count_written(cursor) for sources in self._session.sources.values() for source in sources)
+
+
+def _compute_mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else math.nan
