@@ -523,7 +523,7 @@ async def test_panels_move_when_there_is_more_or_less_to_say() -> None:
         seen.seconds = 12.0
         await seen.ticked(pilot)
         assert memory.region.y == 4
-        assert seen.text().split("\n")[4].startswith("Memory GiB")
+        assert seen.text().split("\n")[4].startswith("Host GiB")
         await pilot.press("home")  # before there were any ranks
         await pilot.pause()
         assert memory.region.y == 5
@@ -536,7 +536,7 @@ async def test_resizing() -> None:
             await pilot.resize_terminal(*size)
             await pilot.pause()
             assert [len(line) for line in seen.text().split("\n")] == [size[0]] * size[1]
-        assert "Memory GiB" in seen.text()
+        assert "GPU GiB" in seen.text()
         assert "15/616" in seen.text()
 
 

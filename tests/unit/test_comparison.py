@@ -111,7 +111,7 @@ def test_recordings_of_other_kinds_are_compared_too() -> None:
     comparison = compare_sessions(
         [recordings.recording("story"), recordings.recording("cpu-dead"), recordings.recording("z2-oom")]
     )
-    assert row(comparison, "end").values == ("exit code 0", "exit code 247", "exit code 1")
+    assert row(comparison, "end").values == ("exit code 0", "exit code 247 (SIGKILL)", "exit code 1")
     assert row(comparison, "GPU 3, reserved").values[1:] == (None, None)
 
 

@@ -157,5 +157,5 @@ def test_columns_are_dropped_and_headings_are_above_their_columns() -> None:
     assert row_text(draw_rule((("CPU", "title"),), 30, BLOCKS, wide)) == "CPU ─────────────── cores busy"
     assert row_text(wide.draw_row(7, 30, BLOCKS)) == "r7   ##############     7    7"
     narrow = place_columns(columns, 16)
-    assert row_text(draw_rule((("CPU", "title"),), 16, BLOCKS, narrow)) == "CPU ────── cores"
+    assert row_text(draw_rule((("CPU", "title"),), 16, BLOCKS, narrow)) == "CPU +busy  cores"
     assert row_text(narrow.draw_row(7, 16, BLOCKS)) == "r7   #####     7"

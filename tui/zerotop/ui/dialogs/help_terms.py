@@ -1,4 +1,4 @@
-"""The live screen's terms, explained in two lines each."""
+"""The live screen's terms, explained in two lines each, and those of several screens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ SIZES_TERM = (
     "GiB, GB",
     "1 GiB is 2^30 bytes, as in PyTorch and nvidia-smi; 1 GB is 10^9 bytes, as in data sheets. u switches all sizes.\n"
     "DeepSpeed's own lines write GB but mean GiB. PCIe rates are always decimal.",
+)
+LEFT_OUT_TERM = (
+    "+3, +busy",
+    "In a heading: columns that are left out because there is no room for them, by number or by name.",
 )
 PACE_TERM = (
     "s/it, it/s",
@@ -25,6 +29,7 @@ TERMS: tuple[tuple[str, str], ...] = (
         "The product is the number of samples per update.",
     ),
     SIZES_TERM,
+    LEFT_OUT_TERM,
     (
         "allocated, reserved",
         "PyTorch's own figures: bytes allocated to live tensors, and bytes reserved from the driver.\n"

@@ -17,6 +17,7 @@ from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.pointed_panel import PointedPanel
+from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row
@@ -150,6 +151,7 @@ class RanksScreen(MonitorScreen):
             "median",
             "Figures are medians of the last 64 steps; beside them are those of the median rank, of two ranks the other's.",
         ),
+        LEFT_OUT_TERM,
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [

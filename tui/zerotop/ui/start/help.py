@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.ui.dialogs.help_terms import SIZES_TERM
+from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM, SIZES_TERM
 
 START_TERMS: tuple[tuple[str, str], ...] = (
     (
@@ -17,6 +17,7 @@ START_TERMS: tuple[tuple[str, str], ...] = (
     ),
     ("s/it, it/s", "Seconds per iteration, or iterations per second: the median, on the lowest rank. U switches."),
     SIZES_TERM,
+    LEFT_OUT_TERM,
     (
         "peak",
         "The most memory that PyTorch's allocator held on any rank's GPU; host: without GPUs, the largest rank's memory.",

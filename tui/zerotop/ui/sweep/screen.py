@@ -16,6 +16,7 @@ from zerotop.ui.base.bindings import list_bindings
 from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.key_row import KeyRow
 from zerotop.ui.base.start_interfaces import RecordingOpened
+from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.sweep.drawing import draw_sweep
@@ -33,6 +34,7 @@ SWEEP_TERMS: tuple[tuple[str, str], ...] = (
     ("it/s, tokens/s", "Over the intervals between steps after the warm-up; tokens of all ranks together."),
     ("knee", "Up to so many tokens a micro-batch the peak is flat: the optimizer's step owns it, not activations."),
     ("R2", "Share of the variance that the line explains: 1 is exact."),
+    LEFT_OUT_TERM,
 )
 
 

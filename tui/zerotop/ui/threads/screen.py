@@ -19,6 +19,7 @@ from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source
 from zerotop.ui.base.pointed_panel import PointedPanel
 from zerotop.ui.charts import GrowingScales
+from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row, fit_row
@@ -56,6 +57,7 @@ class ThreadsScreen(MonitorScreen):
             "Only the busiest threads of each rank are recorded, twice a second. The others are only counted:\n"
             "most of them are idle, like unused thread pools.",
         ),
+        LEFT_OUT_TERM,
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
