@@ -1,0 +1,18 @@
+"""The strip of host memory in the post-mortem of a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerotop.analysis.processes.host_memory import HostMemory
+from zerotop.ui.base.post_mortem import _draw_memory_strip
+from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
+from zerotop.ui.drawing.rows import row_text
+
+
+@pytest.mark.parametrize("glyphs", [ASCII, BLOCKS], ids=["ascii", "blocks"])
+def test_use_beyond_the_limit_and_below_zero_is_drawn_at_the_ends(glyphs: Glyphs) -> None:
+    used = (-(2**62), 0, 2**30, 2**62)  # as in a damaged recording
+    samples = tuple(HostMemory(second * 10**9, value, 2**30, False) for second, value in enumerate(used))
+    low, top = glyphs.levels[1], glyphs.levels[-1]
+    assert low + low + top + top in row_text(_draw_memory_strip(samples, 80, glyphs))
