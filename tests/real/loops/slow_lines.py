@@ -42,7 +42,7 @@ class Model(torch.nn.Module):
 
 def wait_in_forward() -> None:
     end = time.monotonic() + 0.5
-    # In one line: a thread that samples this one may see any line of a loop.
+    # On one line, because the sampled stack may show any line of a loop.
     any(sorted(range(1000)) and time.monotonic() > end for _ in itertools.count())  # line: forward
 
 

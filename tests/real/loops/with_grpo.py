@@ -7,22 +7,14 @@ import json
 import os
 import sys
 
-import torch
 from datasets import Dataset
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_llama import make_model, make_tokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 
 def main():
-    words = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", *"abcdefghij"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    torch.manual_seed(1)
     path = os.path.join(sys.argv[1], "model")
-    LlamaForCausalLM(LlamaConfig(vocab_size=64, **shape)).save_pretrained(path)  # the reference is loaded from there too
+    make_model().save_pretrained(path)  # the reference is loaded from there too
     arguments = GRPOConfig(
         output_dir=sys.argv[1],
         max_steps=5,
@@ -46,7 +38,7 @@ def main():
         return [float(len(text)) for text in completions]
 
     data = Dataset.from_list([{"prompt": "a b c"}, {"prompt": "g h i j"}] * 8)
-    trainer = GRPOTrainer(path, args=arguments, train_dataset=data, processing_class=fast, reward_funcs=reward)
+    trainer = GRPOTrainer(path, args=arguments, train_dataset=data, processing_class=make_tokenizer(), reward_funcs=reward)
     trainer.train()
     counted = {
         "rank": 0,

@@ -8,22 +8,14 @@ import json
 import os
 import sys
 
-import torch
 from datasets import Dataset
 from peft import LoraConfig
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tiny_llama import make_model, make_tokenizer
 from trl import SFTConfig, SFTTrainer
 
 
 def main():
-    words = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", *"abcdefghij"])}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    torch.manual_seed(1)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **shape))
+    model = make_model()
     arguments = SFTConfig(
         output_dir=sys.argv[1],
         max_steps=3,
@@ -36,9 +28,9 @@ def main():
         use_cpu=True,
         bf16=False,
     )
-    processing = {"processing_class": fast}
+    processing = {"processing_class": make_tokenizer()}
     if "processing_class" not in inspect.signature(SFTTrainer).parameters:  # before TRL 0.12
-        processing = {"tokenizer": fast, "dataset_text_field": "text"}
+        processing = {"tokenizer": make_tokenizer(), "dataset_text_field": "text"}
     data = Dataset.from_list([{"text": "a b c d e f"}, {"text": "g h i j"}] * 8)
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     trainer = SFTTrainer(model, args=arguments, train_dataset=data, peft_config=lora, **processing)

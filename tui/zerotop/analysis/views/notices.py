@@ -34,7 +34,9 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes
     notices += describe_thinning(session, cursor_ns)
     if session.held_bytes > MUCH_HELD_BYTES:
         held = format_bytes(session.held_bytes)
-        notices.append(f"This screen keeps {held} of deleted detail on the disk: at its end, and without keys, it lets go.")
+        notices.append(
+            f"This screen keeps {held} of deleted detail on the disk. Follow the end of the recording, and it is freed soon."
+        )
     for event in (*session.events_named("probe_error", cursor_ns), *session.events_named("sampler_error", cursor_ns)):
         notices.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
     return tuple(dict.fromkeys([*notices, *describe_damage(session)]))

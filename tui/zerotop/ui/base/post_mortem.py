@@ -143,7 +143,7 @@ def _draw_memory_strip(samples: tuple[HostMemory, ...], width: int, glyphs: Glyp
     room = max(0, width - len(label) - len(figures))
     shown = samples[max(0, len(samples) - room) :] if room else ()
     levels = glyphs.levels
-    # A damaged recording may have more in use than there is.
+    # In a damaged recording the memory in use may exceed the limit.
     shares = (min(1.0, max(0.0, sample.used_bytes / max(1, limit))) for sample in shown)
     strip = "".join(levels[max(1, round(share * (len(levels) - 1)))] for share in shares)
     return ((label, "muted"), (strip, "memory-other"), (figures, "text"))
