@@ -9,13 +9,13 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
-from zerotop_probe.inside import batch_shape
 from zerotop_probe.inside.engine_facts import record_engine
 from zerotop_probe.inside.engines import EngineState
 from zerotop_probe.inside.guard import Guard, wrap_method
 from zerotop_probe.inside.hooks import optimizer_step
 from zerotop_probe.inside.hooks.generation import GenerationHooks
 from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
+from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from zerotop_probe.inside import batch_shape
 from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_function, wrap_method
 from zerotop_probe.inside.hooks.dataloader import DataLoaderHooks
 from zerotop_probe.inside.hooks.generation import GenerationHooks
@@ -20,6 +19,7 @@ from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
 from zerotop_probe.inside.hooks.loops.lightning import LightningHooks
 from zerotop_probe.inside.hooks.loops.loop import Loop
 from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks
+from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
