@@ -51,7 +51,7 @@ def layout_below_alone(room: Box, view: MemoryView, *, host: bool) -> dict[str, 
 
 def name_below(view: MemoryView, host: bool) -> str:
     """Return what is left out where there is no room."""
-    return "history" if host or _is_only_watched(view) else "peaks, estimates" if view.estimates else "peaks"
+    return "history" if host or _is_only_watched(view) else "peaks"
 
 
 def _count_rows_below(view: MemoryView, height: int, *, host: bool) -> int:

@@ -74,7 +74,7 @@ def _find_gaps(history: GpuHistory | History | None) -> NDArray[np.bool_]:
         amounts = [rank.rss_bytes for rank in history.ranks.values()] if history is not None else []
     if not amounts:
         return np.zeros(0, np.bool_)
-    known: NDArray[np.bool_] = ~np.isnan(np.array(amounts)).all(axis=0)
+    known = ~np.asarray(np.isnan(amounts).all(axis=0))
     places = np.flatnonzero(known)
     gaps: NDArray[np.bool_] = ~known
     gaps[: places[0] if len(places) else None] = False
