@@ -69,7 +69,8 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
     spends = f"it spends {own} {phase}, {others} {usual}"
     if skew.is_waited_for:
         what = f"Rank {rank} delays {others} by {late}"
-        return f"{what} ({share} of an iteration) in {when}: {spends}.", f"{what} ({share}) {phase}.", True
+        text = f"{what} ({share} of an iteration) in {when}: {spends}."
+        return text, f"{what} ({share}) {phase}.", skew.delays_others
     if skew.is_effect:
         most = _format_percent(skew.longest_delay_s / skew.iteration_s * 100)
         text = (

@@ -10,7 +10,7 @@ from zerotop.analysis.ranks.affinity import Cores, format_cores
 from zerotop.ui.drawing.formatting import MISSING, format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import format_cores_used, rank_name
-from zerotop.ui.drawing.rows import Row, align_ends, fit_height, fit_row
+from zerotop.ui.drawing.rows import Row, align_ends, fit_height, fit_row, row_width
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.live.cpu import build_figure_column, build_runnable_column, draw_busiest_threads, draw_phase_now
@@ -48,7 +48,7 @@ def _draw_title(view: LiveView, first: int, shown: int, placed: PlacedColumns[Ra
     title: Row = (*panel_title("Ranks", False), (part, "title-warn"))
     if not is_wide:
         return draw_rule((*title, *spans), width, glyphs, placed)
-    return align_ends(draw_rule(title, width, glyphs, placed), spans, width, glyphs)
+    return align_ends(draw_rule(title, width - row_width(spans), glyphs, placed), spans, width, glyphs)
 
 
 def _build_columns(
