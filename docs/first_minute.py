@@ -34,8 +34,7 @@ KEYS = (
     (5.0, "3"),
     (5.0, "4"),
     (5.0, "a"),
-    (1.5, "\x1b[B"),
-    (3.5, "y"),  # copies the fix
+    (4.0, "y"),  # copies the fix of the worst finding
     (2.5, "\x1b"),
     (1.0, "q"),
 )

@@ -19,7 +19,8 @@ from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.layout import Box
-from zerotop.ui.memory.screen import MemoryLedger, MemoryScreen, PhasePeaks, TraceCurve, layout_memory
+from zerotop.ui.memory.layout import layout_memory
+from zerotop.ui.memory.screen import MemoryLedger, MemoryScreen, PhasePeaks, TraceCurve
 
 
 @asynccontextmanager
@@ -40,6 +41,17 @@ async def shown(
         app.draw_frame()
         await pilot.pause()
         yield Shown(app, pilot, MemoryScreen)
+
+
+async def test_what_has_no_room_is_named_and_a_key_shows_it() -> None:
+    async with shown(recordings.recording("z2"), size=(80, 24)) as seen:
+        assert "b peaks" in seen.text()
+        assert "Peak by phase" not in seen.text()
+        await seen.press("b")
+        await until(seen.pilot, lambda: "Peak by phase" in seen.text() and "DeepSpeed's estimates" in seen.text())
+        assert "b ledger" in seen.text()
+        await seen.press("b")
+        await until(seen.pilot, lambda: "Peak by phase" not in seen.text())
 
 
 async def test_the_ledger_of_a_gpu() -> None:

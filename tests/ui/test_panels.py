@@ -185,7 +185,7 @@ def test_phases_nobody_recorded_are_not_drawn() -> None:
 
 def test_cpu() -> None:
     assert texts(draw_cpu(at(offload_story(), 75.0), 72, 4, BLOCKS)) == [
-        "CPU 63.4 of 64 cores +1 ─── last 4 s cores runnable threads ─ RSS pinned",
+        "CPU 63.0 of 64 cores +1 ─── last 4 s cores runnable threads ─ RSS pinned",
         "rank 0 ■ cpu optim    1.4 s ▇▇▇▁▁▇▇▇   7.9      8.3     207  61.2   24.1",
         "rank 1 ■ cpu optim    1.4 s ▇▇▇▁▁▇▇▇   7.9      7.9     207  61.2   24.1",
         "… 6 more ranks, 7.9 cores each                                          ",
@@ -216,7 +216,7 @@ def test_the_past_has_the_colours_of_its_phases() -> None:
 
 def test_few_ranks_with_room_show_their_threads_and_have_tall_strips() -> None:
     assert texts(draw_cpu(at(cpu_story(), 12.0), 38, 9, BLOCKS))[:5] == [
-        "CPU 2.0 of 2 ── cores runnable threads",
+        "CPU 2.1 of 2 ── cores runnable threads",
         "0 ■ backward      1.0      1.4      41",
         "     pt_main_thread 1.0               ",
         "                  ▇▆▆▇▇▇▇▇▆▆▇▇▇▇▇▆▇▇▇▇",

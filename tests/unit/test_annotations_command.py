@@ -22,7 +22,7 @@ def test_the_list_has_all_texts(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "     65.7 s  step 11  double_spike  (warning)" in lines
     at = lines.index("     65.7 s  step 11  double_spike  (warning)")
     assert lines[at + 1] == "    GPUs idle 67 % of each 2.67 s iteration while the CPU runs the optimizer"
-    assert lines[at + 2].startswith("    The optimizer takes 1.80 s, in 4 processes x 59 threads")
+    assert lines[at + 2].startswith("    In steps 11 to 13 the optimizer takes 1.80 s, in 4 processes x 59 threads")
     assert "    Cost: about 5.40 s, 23 % of the training time." in lines[at:]
     assert any(line.startswith("    -> Keep the optimizer on the GPU: ") for line in lines[at:])
     assert '       "offload_optimizer": {"device": "none"}' in lines[at:]

@@ -72,9 +72,9 @@ def test_ticks_are_apart_but_not_rare(length: float, width: int) -> None:
 
 
 def test_steps_are_under_their_columns() -> None:
-    assert row_text(draw_step_axis(range(7, 37), 30, BLOCKS)) == "───10───15───20───25───30───35"
-    assert row_text(draw_step_axis(range(5), 20, BLOCKS, step_width=4)) == "0───1───2───3───4───"
-    assert row_text(draw_step_axis([], 4, BLOCKS)) == "────"
+    assert row_text(draw_step_axis(range(7, 37), range(30), 30, BLOCKS)) == "───10───15───20───25───30───35"
+    assert row_text(draw_step_axis(range(5), range(0, 20, 4), 20, BLOCKS)) == "0───1───2───3───4───"
+    assert row_text(draw_step_axis([], [], 4, BLOCKS)) == "────"
 
 
 def test_scales_have_readable_units() -> None:

@@ -448,7 +448,10 @@ def test_the_cause_follows_from_the_numbers(facts: dict[str, Any], cause: str, s
 
 def test_a_request_that_grows_with_the_micro_batch() -> None:
     found = choose_verdict(case(requested_bytes=163840 * 607744, tokens=163840, free_bytes=gib(74), engine=ZERO2))
-    assert found.cause.endswith("That is 607,744 bytes for each of the 163,840 tokens of the micro-batch.")
+    assert "That is 607,744 bytes for each of the 163,840 tokens of the micro-batch" in found.cause
+    assert found.cause.endswith(", as float32 logits over a vocabulary of 151,936 take.")
+    wide = choose_verdict(case(requested_bytes=163840 * 4 * 57344, tokens=163840, free_bytes=gib(9), engine=ZERO2))
+    assert wide.cause.endswith("of the 163,840 tokens of the micro-batch.")  # 56 x 1024: as wide as a layer may be
     assert "tokens" not in choose_verdict(case(requested_bytes=163840 * 607744 + 512, tokens=163840, engine=ZERO2)).cause
 
 

@@ -163,6 +163,8 @@ def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
     assert said.startswith("28 threads compete for 16 cores: 12.0 of them wait. Set OMP_NUM_THREADS=8")
     assert describe_crowding(ranks((0, 8.0, 0.5), (1, 8.0, 0.3)), {"node1": 16}, affinities, BEGIN_NS) == []
     assert describe_crowding(ranks((0, 8.0, math.nan)), {}, affinities, BEGIN_NS) == []
+    # It is other processes that have the cores.
+    assert describe_crowding(ranks((0, 0.3, 0.8), (1, 0.3, 0.7)), {"node1": 2}, affinities, BEGIN_NS) == []
 
 
 def test_ranks_that_share_cores_are_said(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_words_beside_the_lanes() -> None:
     look = Look("story", 12)
     rows = look.rows(80, 18)
     lefts = [row[: chart_begin(80)].rstrip() for row in rows]
-    assert lefts[0] == "2 findings"
+    assert lefts[0] == "2 findings here"
     assert lefts[1].split() == ["rank", "0", "■", "step"]
     begins = [left.split()[0] for left in lefts[1:]]
     assert begins[:4] == ["rank"] * 4

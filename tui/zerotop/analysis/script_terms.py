@@ -47,7 +47,7 @@ _DEEPSPEED_TERMS = {
     "breakdown_fix": ('"wall_clock_breakdown": true', "with torch.profiler.profile() as profile:"),
     "own_cores_fix": ("deepspeed --bind_cores_to_rank", "numactl --physcpubind=CORES"),
     "binding_too": ("; deepspeed --bind_cores_to_rank sets it too", ""),
-    "lower_scale": ('Set "fp16.initial_scale_power" lower', "Give GradScaler a lower init_scale"),
+    "lower_scale": ('set "fp16.initial_scale_power" lower', "give GradScaler a lower init_scale"),
     "rarer_growth": ('raise "fp16.loss_scale_window"', "raise GradScaler's growth_interval"),
 }
 _NVME_FIX = '"offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}'

@@ -15,6 +15,8 @@ from zerotop.analysis.script_terms import read_terms
 _LARGER_RATIO = 1.05
 # Unallocated memory is worth a clause from this size on.
 _NOTABLE_BYTES = 1 << 27
+# Sizes of vocabularies, in words; those of layers are mostly smaller.
+_VOCABULARIES = range(30_000, 300_000)
 
 
 class Verdict(NamedTuple):
@@ -170,7 +172,13 @@ def _describe_per_token(case: OomCase) -> str:
     if not case.requested_bytes or not case.tokens:
         return ""
     size, rest = divmod(case.requested_bytes, case.tokens)
-    return "" if rest or size < 64 else f" That is {size:,} bytes for each of the {case.tokens:,} tokens of the micro-batch."
+    if rest or size < 64:
+        return ""
+    words, rest = divmod(size, 4)
+    # Widths of layers are multiples of 1024, sizes of vocabularies mostly are not.
+    is_vocabulary = not rest and words in _VOCABULARIES and words % 1024
+    logits = f", as float32 logits over a vocabulary of {words:,} take" if is_vocabulary else ""
+    return f" That is {size:,} bytes for each of the {case.tokens:,} tokens of the micro-batch{logits}."
 
 
 # --- the device outside PyTorch's allocator ------------------------------------------------------------------------------

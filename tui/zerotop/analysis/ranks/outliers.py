@@ -63,6 +63,7 @@ class Skew:
     own_s: float
     usual_s: float  # of the median rank, or of the other one of two
     iteration_s: float
+    longest_delay_s: float  # for how long the others usually wait for one rank, at most
 
     @property
     def lag_s(self) -> float:
@@ -83,6 +84,11 @@ class Skew:
     def is_waited_for(self) -> bool:
         """Whether ranks do not communicate in that phase, so that others wait for this one later."""
         return self.metric in _ALONE_METRICS
+
+    @property
+    def is_effect(self) -> bool:
+        """Whether the rank waits for others rather than they for it: ranks meet in that phase, and none is late."""
+        return not self.is_waited_for and self.longest_delay_s < _DELAY_SHARE * self.iteration_s
 
     @property
     def delays_others(self) -> bool:
@@ -121,7 +127,8 @@ def _measure_skew(matrix: RankMatrix, metric: Metric, row: int) -> Skew:
     iteration = float(np.nanmedian(matrix.times[Metric.ITERATION][:, -RECENT_STEPS:][:, onset:]))
     since = int(matrix.steps[-recent.shape[1] :][onset]) if onset else None
     steps = recent.shape[1] - onset
-    return Skew(steps, since, len(matrix.processes), metric, row, float(own[row]), _find_usual(own), iteration)
+    delay = float(np.nanmax(matrix.usual_times[Metric.WAIT], initial=0.0))
+    return Skew(steps, since, len(matrix.processes), metric, row, float(own[row]), _find_usual(own), iteration, delay)
 
 
 def _find_onset(lag: Matrix, least: float) -> int:

@@ -244,6 +244,10 @@ def _find_last_quarter(thread: Thread) -> int:
     return int(4 * ran[-1] // len(thread.cores_history)) if len(ran) else 0
 
 
+# Share of a host's cores that its ranks use where their threads are too many.
+_OWN_SHARE = 0.6
+
+
 def describe_crowding(ranks: Sequence[Rank], cores: dict[str, int], affinities: Affinities, cursor_ns: int) -> list[str]:
     """Return sentences about threads that compete: more busy ones than cores, ranks bound to the same cores."""
     sentences = []
@@ -258,6 +262,8 @@ def describe_crowding(ranks: Sequence[Rank], cores: dict[str, int], affinities: 
 def _describe_overload(ranks: Sequence[Rank], cores: int, place: str) -> list[str]:
     used, waiting = sum(rank.cores_used for rank in ranks), float(np.nansum([rank.waiting_cores for rank in ranks]))
     if not cores or waiting < max(1.0, 0.1 * cores) or used + waiting <= cores:
+        return []
+    if used < _OWN_SHARE * cores:  # it is for other processes that they wait, or they are bound to a few cores
         return []
     share = max(1, cores // len(ranks))
     return [

@@ -118,9 +118,10 @@ def format_tick(seconds: float, distance_s: float) -> str:
     return f"{sign}{format_clock(whole)}{fraction}"
 
 
-def draw_step_axis(steps: Sequence[int], width: int, glyphs: Glyphs, *, step_width: int = 1, x: int = 0) -> Row:
-    """Draw the axis of a chart with ``step_width`` columns for each step, from column ``x`` on, with round numbers."""
+def draw_step_axis(steps: Sequence[int], columns: Sequence[int], width: int, glyphs: Glyphs) -> Row:
+    """Draw the axis of a chart whose steps begin at these columns, about equally far apart, with round numbers."""
     largest = max((abs(int(step)) for step in (steps[0], steps[-1])), default=0) if len(steps) else 0
-    distance = int(_round_up(max(1.0, (len(str(largest)) + 3) / max(1, step_width))))
-    marks = ((x + index * step_width, str(step)) for index, step in enumerate(steps) if int(step) % distance == 0)
+    step_width = (columns[-1] - columns[0]) / (len(columns) - 1) if len(columns) > 1 else 1.0
+    distance = int(_round_up(max(1.0, (len(str(largest)) + 3) / max(1.0, step_width))))
+    marks = ((column, str(step)) for column, step in zip(columns, steps, strict=True) if int(step) % distance == 0)
     return draw_axis(marks, width, glyphs)

@@ -58,6 +58,7 @@ class Glyphs:
     peak: str = "▕"
     swatch: str = "■"
     skipped: str = "×"
+    gap: str = "╱"  # in a chart where nothing was recorded
     missing: str = "?"  # in place of a step that was not recorded
     clipped: str = "▲"
     marked: str = "▼"  # above a step with a finding
@@ -108,6 +109,7 @@ ASCII = Glyphs(
     line="|",
     corner="+",
     tick="+",
+    gap="/",
     grid=" ",
     peak="|",
     swatch="#",

@@ -14,6 +14,8 @@ from zerotop.ui.drawing.text import sanitize
 # Drawing order, from the bottom of a column up.
 ITERATION_PHASES = ("data", "forward", "backward", "step", "other")
 
+# Cores, and share of the hosts', that other processes use at least where that is worth a word.
+_MIN_OTHER_CORES, _MIN_OTHER_SHARE = 0.5, 0.03
 _PHASE_WORDS = {
     "": "starting",
     "other": "outside",
@@ -122,7 +124,19 @@ def find_phases(iterations: Iterations, place: int) -> dict[str, float]:
     return {"other": float(iterations.iteration_s[place]) - sum(known.values()), **known}
 
 
-def format_cores_used(view: LiveView) -> str:
-    """Return ``63.1 of 64``: cores in use on all hosts of the job; empty before the first sample."""
+def format_cores_used(view: LiveView, width: int) -> str:
+    """Return ``15.9 of 64 cores``, those that the ranks use of the hosts'; empty before the first sample.
+
+    Where other processes use some too: ``2.0 of 64 cores, host 16.7``, in a narrow panel ``2.0 host 16.7``.
+    """
     used, total = sum(host.cores_used for host in view.hosts), sum(host.cores for host in view.hosts)
-    return f"{format_range([used], 1)} of {total}" if total else ""
+    ranks = sum(rank.cores_used for rank in view.ranks if rank.alive)
+    if not total:
+        return ""
+    word, host = "host" if len(view.hosts) == 1 else "hosts", format_range([used], 1)
+    if not any(rank.alive for rank in view.ranks):
+        return f"{word} {host} of {total}"
+    text = f"{format_range([ranks], 1)} of {total}{' cores' if width >= 50 else ''}"
+    if not used - ranks >= max(_MIN_OTHER_CORES, _MIN_OTHER_SHARE * total):
+        return text
+    return f"{format_range([ranks], 1)} {word} {host}" if width < 80 else f"{text}, {word} {host}"

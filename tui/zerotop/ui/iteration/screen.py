@@ -63,8 +63,8 @@ class IterationScreen(MonitorScreen):
             "At least: PCIe counters wrap at 4 GiB, and more may flow between two samples.",
         ),
         (
-            "device, idle",
-            "Device: the phase's time on the GPU, from CUDA events. Idle: seconds of the phase in which no kernel ran.\n"
+            "CUDA ms, idle",
+            "CUDA ms: the phase's time on the GPU, from CUDA events. Idle: seconds of the phase in which no kernel ran.\n"
             "Copies are not kernels: a GPU that only copies gradients to the host is idle.",
         ),
         (

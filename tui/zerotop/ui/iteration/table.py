@@ -116,7 +116,9 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
         columns.append(Column((("change", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_change(line)))
     columns.append(Column((("share", *heading),), 12, 3, draw_share, grows=True))
     if any(not math.isnan(row.device_s) for row in fold.phases):
-        columns.append(Column((("device", *heading),), _FIGURE_WIDTH, 4, lambda line, width: draw_figure(line.device_s)))
+        columns.append(
+            Column(((f"CUDA {unit}", *heading),), _FIGURE_WIDTH, 4, lambda line, width: draw_figure(line.device_s))
+        )
     if "utilization" in fold.signals:
         columns.append(Column((("idle", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_figure(line.idle_s)))
     if "cores" in fold.signals:

@@ -108,10 +108,9 @@ def draw_history_strip(
 
 
 def _draw_cpu_title(view: LiveView, width: int, focused: bool) -> Row:
-    """Draw ``CPU 63.1 of 64 cores``; the figure counts all processes of the hosts."""
-    used = format_cores_used(view)
-    text = f" {used}{' cores' if width >= 50 else ''}" if used else ""
-    return (*panel_title("CPU", focused), (text, "title-value"))
+    """Draw ``CPU 63.1 of 64 cores``."""
+    used = format_cores_used(view, width)
+    return (*panel_title("CPU", focused), (f" {used}" if used else "", "title-value"))
 
 
 def _score_ranks(ranks: Sequence[Rank]) -> list[int]:

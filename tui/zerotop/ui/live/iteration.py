@@ -87,7 +87,8 @@ def _draw_chart(
     scale = choose_time_scale(iterations.iteration_s[-4 * canvas.width // step_width :], canvas.height)
     _plot_steps(canvas, iterations, shown, scale, step_width, marks)
     steps = iterations.step[shown].tolist()
-    chart = add_axes(canvas, scale, draw_step_axis(steps, canvas.width, glyphs, step_width=step_width))
+    begins = range(0, len(steps) * step_width, step_width)
+    chart = add_axes(canvas, scale, draw_step_axis(steps, begins, canvas.width, glyphs))
     legend = _draw_legend(view, pointed, scale, legend_width, canvas.height, glyphs) if legend_width else []
     rows = [draw_rule(panel_title(f"Iteration {scale.unit}", focused), width, glyphs)]
     rows += [fit_row((*row, ("  ", "text"), *entry), width, glyphs) for row, entry in zip(chart, legend, strict=False)]

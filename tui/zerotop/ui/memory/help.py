@@ -30,7 +30,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "master weights, state",
         "The optimizer's fp32 copy of the parameters, and its moments: 4 and, with Adam, 8 bytes per parameter,\n"
-        "partitioned among the ranks. With offload they are in host memory, which h shows.",
+        "partitioned among the ranks. With offload they are in host memory, which H shows.",
     ),
     (
         "frozen parameters",

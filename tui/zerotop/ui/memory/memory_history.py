@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Gpu, GpuHistory, History, LiveView
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Scale, add_axes, choose_memory_scale, plot_grid, plot_stack
@@ -42,7 +43,10 @@ def describe_history(view: LiveView, gpu: Gpu | None, width: int, x: int) -> str
     amounts = np.cumsum([amounts[-1 - back] for _, amounts in layers])
     names = ("allocated", "reserved", "used") if gpu is not None else ("own", "RSS")
     sizes = ", ".join(f"{name} {format_size(float(amount))}" for name, amount in zip(names, amounts, strict=True))
-    return f"{format_rough_time(back * view.history.piece_s)} ago: {sizes}" if amounts[-1] > 0 else ""
+    ago = f"{format_rough_time(back * view.history.piece_s)} ago"
+    if _find_gaps(history)[-1 - back]:
+        return f"{ago}: not recorded"
+    return f"{ago}: {sizes}" if amounts[-1] > 0 else ""
 
 
 @lru_cache(maxsize=16)
@@ -61,6 +65,23 @@ def _list_layers(history: GpuHistory | History | None) -> Layers:
     return ("memory-allocated", np.maximum(0.0, resident - shared)), ("memory-reserved", shared)
 
 
+@lru_cache(maxsize=16)
+def _find_gaps(history: GpuHistory | History | None) -> NDArray[np.bool_]:
+    """Return in which pieces nothing was recorded, though there was before and after them."""
+    if isinstance(history, GpuHistory):
+        amounts = [history.used_bytes, history.reserved_bytes, history.allocated_bytes]
+    else:
+        amounts = [rank.rss_bytes for rank in history.ranks.values()] if history is not None else []
+    if not amounts:
+        return np.zeros(0, np.bool_)
+    known = ~np.asarray(np.isnan(amounts).all(axis=0))
+    places = np.flatnonzero(known)
+    gaps: NDArray[np.bool_] = ~known
+    gaps[: places[0] if len(places) else None] = False
+    gaps[places[-1] if len(places) else 0 :] = False
+    return gaps
+
+
 @lru_cache(maxsize=8)  # most frames bring no new sample
 def _draw_chart(
     history: GpuHistory | History | None, scale: Scale, below: Row, width: int, height: int, glyphs: Glyphs
@@ -69,6 +90,8 @@ def _draw_chart(
     rows = scale.count_plot_rows(height)
     layers = [(style, _take_last(amounts, width)) for style, amounts in _list_layers(history)]
     plot_stack(canvas.slice_rows(height - rows, rows), layers, top=scale.highest)
+    gaps = _take_last(_find_gaps(history).astype(np.float64), width) > 0
+    canvas.characters[:, gaps], canvas.fore[:, gaps] = ord(glyphs.gap), canvas.number_style("rule")
     plot_grid(canvas, scale)
     return add_axes(canvas, scale, below)
 

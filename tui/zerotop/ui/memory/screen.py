@@ -26,23 +26,16 @@ from zerotop.ui.drawing.units import giga_unit
 from zerotop.ui.memory.allocation_lines import count_look_rows, draw_look
 from zerotop.ui.memory.clipboard import format_curve, format_ledger, format_peaks
 from zerotop.ui.memory.help import TERMS
-from zerotop.ui.memory.ledger_bars import describe_bar, draw_gpu_bars, draw_host_bars, find_rank, measure_bars
+from zerotop.ui.memory.layout import HINT_ROWS, layout_below_alone, layout_memory, name_below
+from zerotop.ui.memory.ledger_bars import describe_bar, draw_gpu_bars, draw_host_bars, find_rank
 from zerotop.ui.memory.ledger_curve import describe_curve, draw_curve
 from zerotop.ui.memory.ledger_estimates import draw_estimates
 from zerotop.ui.memory.ledger_peaks import draw_health, draw_peaks
-from zerotop.ui.memory.ledger_table import count_ledger_rows, draw_gpu_ledger, draw_host_ledger
+from zerotop.ui.memory.ledger_table import draw_gpu_ledger, draw_host_ledger
 from zerotop.ui.memory.memory_history import describe_history, draw_history
 from zerotop.ui.memory.model import MemoryModel, can_request_trace, describe_hint
 
-_TABLE_WIDTH = 66  # cells that the ledger needs
-_SIDE_BY_SIDE_WIDTH = 78  # from this width, bars stand beside the ledger
-_MIN_ROWS_BELOW = 6  # rows that peaks and the microscope need
-_TWO_BELOW_WIDTH = 96
-_MIN_HISTORY_ROWS, _HISTORY_WIDTH = (
-    8,
-    64,
-)  # rows that a chart under the ledger needs; cells of one from which on there are two
-_HINT_ROWS = 4  # rows that how to get a look takes
+_HISTORY_WIDTH = 64  # cells of a chart under the ledger from which on there are two
 
 
 class MemoryPanel(PointedPanel, can_focus=True):
@@ -152,7 +145,7 @@ class TraceCurve(MemoryPanel):
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
         hint = describe_hint(frame, view)
         look = view.look if view.trace is None else None
-        needed = min(count_look_rows(look), height // 2) if look is not None else _HINT_ROWS
+        needed = min(count_look_rows(look), height // 2) if look is not None else HINT_ROWS
         below = [] if view.trace is not None else draw_estimates(view, width, height - needed, self.glyphs)
         above = needed if below else height
         if look is not None:
@@ -210,6 +203,7 @@ class MemoryScreen(MonitorScreen):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("x", "app.look", "memory.look", "Microscope", "Record every allocation of the next step", 7),
+        bind("b", "below", "memory.below", "Peaks", "Show the panels for which there is no room, or the ledger again", 7),
         bind("H", "host", "memory.host", "Host", "Switch between GPU and host memory", 6),
         *rank_bindings("memory.rank.before", "memory.rank.next", importance=5),
     ]
@@ -219,6 +213,8 @@ class MemoryScreen(MonitorScreen):
     def __init__(self, glyphs: Glyphs, source: Source) -> None:
         super().__init__(glyphs, source)
         self.model = MemoryModel(source)
+        self._lacks_room = False  # panels are left out
+        self._shows_below = False  # in place of the ledger, if so
 
     def build_panels(self) -> Iterable[FrameWidget]:
         yield MemoryBars(self.model, self.glyphs, id="bars")
@@ -230,62 +226,30 @@ class MemoryScreen(MonitorScreen):
 
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         view = self.model.view_at(frame)
-        return layout_memory(room, view, host=self.model.shows_host(view))
+        boxes = layout_memory(room, view, host=self.model.shows_host(view))
+        self._lacks_room = "ledger" in boxes and not boxes.keys() & {"peaks", "curve", "past"}
+        return layout_below_alone(room, view, host=self.model.shows_host(view)) if self._is_below_shown else boxes
+
+    @property
+    def _is_below_shown(self) -> bool:
+        return self._lacks_room and self._shows_below
 
     def label_keys(self, frame: Frame) -> dict[str, str]:
         view = self.model.view_at(frame)
+        is_host = self.model.shows_host(view)
         labels = {} if can_request_trace(frame, view) else {"memory.look": ""}
-        return labels | {"memory.host": "" if not view.gpus else "GPU" if self.model.shows_host(view) else "host"}
+        labels["memory.below"] = "" if not self._lacks_room else "ledger" if self._shows_below else name_below(view, is_host)
+        return labels | {"memory.host": "" if not view.gpus else "GPU" if is_host else "host"}
+
+    def action_below(self) -> None:
+        """Show the panels that are left out in place of the ledger, or the ledger again."""
+        if not self._lacks_room:
+            self.notify("All panels are shown: there is room for them.", timeout=3)
+        self.request_redraw(self._switch_below)
+
+    def _switch_below(self) -> None:
+        self._shows_below = not self._shows_below
 
     def action_host(self) -> None:
         """Switch between the GPU's memory and the host's."""
         self.request_redraw(self.model.toggle_host)
-
-
-def layout_memory(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
-    """Place bars and the ledger above, peaks and the microscope below if they fit, the allocator's line last."""
-    boxes: dict[str, Box] = {}
-    height = room.height
-    if not host and view.health is not None and height >= 12:
-        height -= 1
-        boxes["health"] = Box(room.x, room.y + height, room.width, 1)
-    wanted = max(7, count_ledger_rows(view, host=host))
-    upper = height if height - wanted < _MIN_ROWS_BELOW else max(wanted, height - _count_rows_below(view, height, host=host))
-    if room.width >= _SIDE_BY_SIDE_WIDTH:
-        bars = measure_bars(view, room.width - _TABLE_WIDTH - GAP, host=host)
-        boxes["bars"] = Box(room.x, room.y, bars, upper)
-        ledger = upper if host or upper - wanted < _MIN_HISTORY_ROWS else wanted
-        boxes["ledger"] = Box(room.x + bars + GAP, room.y, room.width - bars - GAP, ledger)
-        if ledger < upper:
-            boxes["past"] = Box(room.x + bars + GAP, room.y + ledger, room.width - bars - GAP, upper - ledger)
-    else:
-        boxes["ledger"] = Box(room.x, room.y, room.width, upper)
-    below = Box(room.x, room.y + upper, room.width, height - upper)
-    return boxes | (_layout_below(below, view, host=host) if below.height else {})
-
-
-def _count_rows_below(view: MemoryView, height: int, *, host: bool) -> int:
-    """Return the rows below the ledger: half of all for a chart, else what the tables need."""
-    if not host and _is_only_watched(view):
-        return height
-    if host or view.trace is not None or not view.gpus:
-        return max(12, height - height // 2)
-    phases = len(view.peaks.phases) if view.peaks is not None else 1
-    return max(12, 1 + phases, _HINT_ROWS + 2 + len(view.estimates))
-
-
-def _is_only_watched(view: MemoryView) -> bool:
-    """Whether there is no data from inside the ranks, so that only the GPU's memory over time can be shown."""
-    return view.gpu is not None and view.peaks is None and view.trace is None and not view.estimates
-
-
-def _layout_below(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
-    if host:
-        return {"peaks": room}
-    if _is_only_watched(view):
-        return {"past": room}
-    if room.width < _TWO_BELOW_WIDTH:
-        return {"curve" if view.trace is not None else "peaks": room}
-    left = min(68, (room.width - GAP) * 2 // 5)
-    right = Box(room.x + left + GAP, room.y, room.width - left - GAP, room.height)
-    return {"peaks": Box(room.x, room.y, left, room.height), "curve": right}

@@ -18,7 +18,7 @@ from zerotop.ui.ranks.section import FIGURE_WIDTH, MapShape, Section
 
 _MAX_LABEL_WIDTH = 12  # cells
 _MAX_LINE_ROWS, _MAX_OTHER_ROWS = 6, 3  # rows of a line in the main map and in the other ones
-_STEP_WIDTHS = (24, 16, 12, 8, 6, 4, 3, 2, 1)  # cells of a step: few widths, so that the map is rescaled seldom
+_MAX_STEP_WIDTH = 24  # cells
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,19 @@ class _MapPanel:
         label = 2 + min(_MAX_LABEL_WIDTH, max((len(line.label) for line in self.main_plan.lines), default=1))
         room = max(1, self.width - label - FIGURE_WIDTH - 1)
         count = len(self.picture.matrix.steps)
-        planned = max(count, min(self.picture.total_steps or 0, room))
-        step_width = next((width for width in _STEP_WIDTHS if planned * width <= room), 1)
-        return MapShape(self.width, label, room, step_width, min(count, room // step_width))
+        planned = max(count, min(self.picture.total_steps or _round_steps_up(count), room))
+        step_width = max(1.0, min(_MAX_STEP_WIDTH, room / max(1, planned)))
+        return MapShape(self.width, label, room, step_width, min(count, room))
 
     def _draw_axis(self) -> Row:
         shape, steps = self.map_shape, self.picture.matrix.steps
         shown = [int(step) for step in steps[len(steps) - shape.shown_steps :]]
-        axis = draw_step_axis(shown, shape.map_width, self.glyphs, step_width=shape.step_width, x=shape.lead_width)
+        axis = draw_step_axis(shown, shape.step_columns[:-1].tolist(), shape.map_width, self.glyphs)
         row: Row = ((" " * (shape.label_width - 1), "axis"), (self.glyphs.corner, "rule"), *axis)
         return fit_row(row, self.width, self.glyphs)
+
+
+def _round_steps_up(count: int) -> int:
+    """Return an eighth of a power of two, or a little more: a map of so many steps is rescaled seldom as it grows."""
+    eighth = 1 << max(0, count.bit_length() - 4)
+    return -(-count // eighth) * eighth

@@ -69,7 +69,15 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
     spends = f"it spends {own} {phase}, {others} {usual}"
     if skew.is_waited_for:
         what = f"Rank {rank} delays {others} by {late}"
-        return f"{what} ({share} of an iteration) in {when}: {spends}.", f"{what} ({share}) {phase}.", True
+        text = f"{what} ({share} of an iteration) in {when}: {spends}."
+        return text, f"{what} ({share}) {phase}.", skew.delays_others
+    if skew.is_effect:
+        most = _format_percent(skew.longest_delay_s / skew.iteration_s * 100)
+        text = (
+            f"No rank delays {others} by more than {most} of an iteration. Rank {rank} is {phase} for {own}, {others} for"
+            f" {usual}: ranks wait for one another there."
+        )
+        return text, f"No rank delays {others}; rank {rank} is longest {phase}.", False
     text = f"Rank {rank} takes {own} {phase} in {when}, {others} {usual}: {share} of an iteration."
     return text, f"Rank {rank}: {own} {phase}, {others} {usual} ({share}).", skew.iteration_share >= WARNING_SHARE
 

@@ -252,10 +252,10 @@ class Ranking:
 
 
 def _choose_row(matrix: RankMatrix, frame: Frame, skew: Skew | None, order: NDArray[np.intp]) -> int | None:
-    """Return the row to compare: of the rank that the user chose, else of one that delays the others."""
+    """Return the row to compare: of the rank that the user chose, else of the one that the sentence is about."""
     if not len(order):
         return None
-    if not frame.is_rank_chosen and skew is not None and skew.delays_others:
+    if not frame.is_rank_chosen and skew is not None and not skew.is_alike:
         return skew.row
     rows = np.flatnonzero(matrix.rank_numbers == frame.rank)
     return int(rows[0]) if len(rows) else int(order[0])

@@ -10,10 +10,12 @@ from zerotop.analysis.ranks.affinity import Cores, format_cores
 from zerotop.ui.drawing.formatting import MISSING, format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import format_cores_used, rank_name
-from zerotop.ui.drawing.rows import Row, fit_height, fit_row
-from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
+from zerotop.ui.drawing.rows import Row, align_ends, fit_height, fit_row, row_width
+from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.live.cpu import build_figure_column, build_runnable_column, draw_busiest_threads, draw_phase_now
+
+_WIDE = 100  # cells from which on the title has room at its right
 
 
 def find_first_visible(ranks: Sequence[Rank], chosen: int | None, room: int) -> int:
@@ -30,22 +32,23 @@ def draw_ranks(
         return []
     placed = place_columns(_build_columns(view, chosen, cores_by_rank, glyphs), width)
     first = find_first_visible(view.ranks, chosen, height - 1)
-    rows = [draw_rule(_draw_title(view, first, height - 1, width), width, glyphs, placed)]
+    rows = [_draw_title(view, first, height - 1, placed, width, glyphs)]
     rows.extend(placed.draw_row(rank, width, glyphs) for rank in view.ranks[first : first + height - 1])
     if not view.ranks:
         rows.append(fit_row((("  Waiting for ranks", "muted"),), width, glyphs))
     return fit_height(rows, width, height, glyphs)
 
 
-def _draw_title(view: LiveView, first: int, shown: int, width: int) -> Row:
-    """Draw the cores in use, and which ranks are shown where there is no room for all."""
-    used, count = format_cores_used(view), len(view.ranks)
+def _draw_title(view: LiveView, first: int, shown: int, placed: PlacedColumns[Rank], width: int, glyphs: Glyphs) -> Row:
+    """Draw the headings, the cores in use, and which ranks are shown where there is no room for all."""
+    count, is_wide = len(view.ranks), width >= _WIDE
     part = f" {first + 1}-{min(count, first + shown)} of {count}" if count > shown else ""
-    return (
-        *panel_title("Ranks", False),
-        (part, "title-warn"),
-        (f" {used} cores" if used and width >= 60 and not part else "", "title-value"),
-    )
+    used = format_cores_used(view, width if is_wide else 0) if width >= 60 and (is_wide or not part) else ""
+    spans: Row = ((f" {used}", "title-value"),) if used else ()
+    title: Row = (*panel_title("Ranks", False), (part, "title-warn"))
+    if not is_wide:
+        return draw_rule((*title, *spans), width, glyphs, placed)
+    return align_ends(draw_rule(title, width - row_width(spans), glyphs, placed), spans, width, glyphs)
 
 
 def _build_columns(

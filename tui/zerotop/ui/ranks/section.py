@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from zerotop.analysis.ranks.matrix import RECENT_STEPS, Matrix, Metric, compute_median
+from zerotop.session.samples import Ints
 from zerotop.ui.charts import HEAT, Canvas, compute_levels, plot_heatmap
 from zerotop.ui.drawing.formatting import choose_ticks
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -22,20 +23,26 @@ FIGURE_WIDTH = 6
 _MIN_SPREAD = 0.25  # share of the usual value that the colours span at least, so that similar values look similar
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MapShape:
     """The horizontal layout of a panel, in cells."""
 
     width: int
     label_width: int  # with a mark and a gap
     map_width: int
-    step_width: int
+    step_width: float  # on average: steps are drawn in whole cells
     shown_steps: int  # number of steps
+
+    @cached_property
+    def step_columns(self) -> Ints:
+        """The first cell of each step and, last, the end of the map, from its left edge: shape (shown_steps + 1,)."""
+        left: Ints = np.rint(np.arange(self.shown_steps, -1, -1) * self.step_width).astype(np.int64)
+        return self.map_width - left
 
     @property
     def lead_width(self) -> int:
         """Empty cells at the left of the map."""
-        return self.map_width - self.shown_steps * self.step_width
+        return int(self.step_columns[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +114,9 @@ class Section:
 
     def describe_cell(self, x: int, row: int) -> str:
         """Return the value at a cell, counted from the first row of the lines; empty beside the map."""
-        cell = x - self.shape.label_width - self.shape.lead_width
-        if not (0 <= row < self.plan.height and 0 <= cell < self.shape.shown_steps * self.shape.step_width):
+        place = int(np.searchsorted(self.shape.step_columns, x - self.shape.label_width, "right")) - 1
+        if not (0 <= row < self.plan.height and 0 <= place < self.shape.shown_steps):
             return ""
-        place = cell // self.shape.step_width
         index, _ = self._choose_line(row)
         line = self.plan.lines[index]
         steps = self.picture.matrix.steps
@@ -124,7 +130,7 @@ class Section:
         levels = compute_levels(self.line_values, *self.heat_range)
         if self.metric is Metric.FREE:  # little free memory gets the strongest colour
             levels = np.where(levels < 0, levels, len(HEAT) - 1 - levels)
-        levels = np.repeat(levels, self.shape.step_width, axis=1)
+        levels = np.repeat(levels, np.diff(self.shape.step_columns), axis=1)
         levels = np.repeat(levels, max(1, self.plan.tall), axis=0)
         canvas = Canvas(levels.shape[1], self.plan.height, self.glyphs)
         plot_heatmap(canvas, levels, halves=self.plan.tall == 0)

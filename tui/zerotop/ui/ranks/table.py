@@ -10,6 +10,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
+from zerotop.ui.ranks.iteration_bars import draw_iteration_bars
 from zerotop.ui.ranks.labels import METRIC_NAMES, METRIC_STYLES, choose_unit, format_figure
 from zerotop.ui.ranks.model import RankPicture
 
@@ -30,15 +31,19 @@ def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *,
         name = panel_title(f"Rank {matrix.rank_numbers[picture.chosen]}", focused)
     rows = [draw_rule(name, width, glyphs, placed), *(placed.draw_row(row, width, glyphs) for row in table)]
     rows += _draw_foot(picture, width, height - len(rows), glyphs)
+    rows += draw_iteration_bars(picture, _name_usual(picture), width, height - len(rows), glyphs)
     return fit_height(rows, width, height, glyphs)
 
 
+def _name_usual(picture: RankPicture) -> str:
+    return "other" if len(picture.matrix.processes) == 2 else "median"
+
+
 def _build_columns(picture: RankPicture, glyphs: Glyphs) -> list[Column[RankComparison]]:
-    usual = "other" if len(picture.matrix.processes) == 2 else "median"
     return [
         Column("", 16, 9, lambda row, _: _draw_name(row, glyphs), grows=True, left=True),
         Column("rank", _FIGURE_WIDTH, 9, lambda row, width: _draw_value(row.own, row, width, "value")),
-        Column(usual, _FIGURE_WIDTH, 5, lambda row, width: _draw_value(row.usual, row, width, "text")),
+        Column(_name_usual(picture), _FIGURE_WIDTH, 5, lambda row, width: _draw_value(row.usual, row, width, "text")),
         Column("diff", 7, 7, lambda row, width: _draw_difference(row, picture.skew, width, glyphs)),
     ]
 
@@ -64,7 +69,7 @@ def _draw_difference(row: RankComparison, skew: Skew | None, width: int, glyphs:
         text = f"{abs(share) * 100:.0f} %" if abs(share) < 9.995 else f"{glyphs.times}{row.own / row.usual:.0f}"
         if abs(share) < 9.995:
             text = ("+" if share >= 0 else glyphs.minus) + text if text != "0 %" else "0 %"
-    is_effect = row.metric in MEETING_METRICS and skew is not None and skew.is_waited_for
+    is_effect = row.metric in MEETING_METRICS and skew is not None and (skew.is_waited_for or skew.is_effect)
     is_less = row.own < row.usual and row.metric is not Metric.FREE
     return ((text.rjust(width), "muted" if row.is_alike else "text" if is_effect or is_less else "warn"),)
 

@@ -186,7 +186,7 @@ def _draw_marks(picture: Picture, canvas: Canvas, width: int) -> Row:
                 mark.style if mark.style != "accent" else "text",
             )
     count = len(marks)
-    words = format_count(count, "finding") if count else "no findings" if width >= 110 else ""
+    words = f"{format_count(count, 'finding')} here" if count else "no findings here" if width >= 110 else ""
     return fit_row(((words, "label"),), chart_begin(width), glyphs)
 
 

@@ -93,7 +93,7 @@ def _build_entries(name: str, picture: Picture) -> list[tuple[tuple[str, ...], s
         return [(("utilization",), f"GPU {gpu[1]}" if gpu else "GPU", "")]
     if name == "cores":
         if several and picture.find_values("all_cores") is not None:
-            return [(("all_cores",), "cores", "load-others"), (("cores",), own, "load")]
+            return [(("all_cores",), "cores of ranks", "load-others"), (("cores",), own, "load")]
         return [(("cores", "host_cores"), "CPU cores", "load")]
     if name == "host memory":
         entries = [(("rss",), f"RAM {own}" if several else "RSS", "memory-allocated")]

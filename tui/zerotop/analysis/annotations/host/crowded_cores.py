@@ -34,6 +34,8 @@ _LONGEST_TICK_NS = 1_000_000_000
 # Phases begin more often than this.
 _LOOK_BACK_NS = 60_000_000_000
 _FOREVER = np.iinfo(np.int64).max
+# Names of phases that are no words.
+_PHASE_WORDS = {"cpu_optimizer": "the CPU optimizer"}
 
 
 @dataclass
@@ -111,4 +113,4 @@ def _find_phase(lead: Process, ticks: Ints) -> str | None:
         return None
     phases, counts = np.unique(begun.rows["phase"][last], return_counts=True)
     most = int(phases[int(np.argmax(counts))])
-    return PHASES[most] if most < len(PHASES) else None
+    return _PHASE_WORDS.get(PHASES[most], PHASES[most]) if most < len(PHASES) else None

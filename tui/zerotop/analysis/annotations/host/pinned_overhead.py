@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.fp16_warmup import count_sharers, find_inventory
+from zerotop.analysis.annotations.support.host_load import is_host_short
 from zerotop.analysis.formatting import GIB
+from zerotop.analysis.memory.allocator_settings import choose_variable, parse_version
 from zerotop.session.reader import Event
 
 _KIND = FindingKind(
@@ -23,9 +25,13 @@ _KIND = FindingKind(
         "It holds {used:bytes} on each rank, where {needed:bytes} would do[. Of {pinned_bytes:bytes} pinned, {spare:bytes}"
         " are rounding to powers of two, or kept for reuse]."
     ),
-    advice="If host memory is short, turn pinning off: copies are slower then.",
+    advice="Turn pinning off: copies are slower then.",
     fix='"offload_optimizer": {"device": "cpu", "pin_memory": false}',
 )
+# From this PyTorch on pinned buffers beyond a size can be left as they are.
+_UNROUNDED_SINCE = (2, 13)
+_UNROUNDED = "Pin without rounding sizes up: copies stay as fast."
+_UNROUNDED_FIX = "export {variable}=pinned_max_round_threshold_mb:64"
 # Bytes of each parameter that are needed, and how much more is worth a finding: both the share and the bytes.
 IDEAL_BYTES = 16
 PINNED_SHARE = 0.15
@@ -55,13 +61,18 @@ def _check_group(group: Group, inventory: Event) -> Annotation | None:
     excess = states + spare - IDEAL_BYTES * updated
     if not states or excess < max(PINNED_BYTES, PINNED_SHARE * IDEAL_BYTES * updated):
         return None
+    kind, torch = _KIND, group.lead.torch
+    if not is_host_short(group.lead, inventory.unix_ns):
+        kind = _KIND.with_changes(advice="", fix="")
+    elif parse_version(torch) >= _UNROUNDED_SINCE:
+        kind = _KIND.with_changes(advice=_UNROUNDED, fix=_UNROUNDED_FIX)
     evidence = {
         "bytes_per_parameter": (states + spare) / updated,
         "states_bytes": states,
         "pinned_spare_bytes": spare,
         "pinned_bytes": held or 0,
     }
-    return _KIND.at(
+    return kind.at(
         group,
         inventory.unix_ns,
         inventory.unix_ns,
@@ -72,4 +83,5 @@ def _check_group(group: Group, inventory: Event) -> Annotation | None:
         used=states + spare,
         needed=IDEAL_BYTES * updated,
         spare=spare or None,
+        variable=choose_variable(torch),
     )

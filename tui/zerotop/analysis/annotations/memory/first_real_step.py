@@ -18,7 +18,7 @@ from zerotop.analysis.annotations.support.fp16_warmup import (
     find_inventory,
     read_state_bytes,
 )
-from zerotop.analysis.annotations.support.host_load import read_memory
+from zerotop.analysis.annotations.support.host_load import is_host_short, read_memory
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.formatting import GIB
 
@@ -84,9 +84,8 @@ def _build_finding(group: Group, skipped: int) -> Annotation | None:
     }
     if isinstance(parameters, int) and parameters > 0:
         evidence["bytes_per_parameter"] = sum(state.values()) / parameters * count_sharers(lead.engine)
-    advice, fix = _choose_advice(lead.engine)
-    if not group.is_memory_short(known_ns) and "host" not in state:
-        advice, fix = "", ""
+    is_short = is_host_short(lead, known_ns) if "host" in state else group.is_memory_short(known_ns)
+    advice, fix = _choose_advice(lead.engine) if is_short else ("", "")
     return _KIND.with_changes(advice=advice, fix=fix).at(
         group,
         begin_ns,

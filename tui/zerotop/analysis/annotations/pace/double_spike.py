@@ -24,8 +24,9 @@ _KIND = FindingKind(
     confidence=0.95,
     headline="GPUs idle {share:percent} of each {iteration_s:seconds} iteration while the CPU runs the optimizer",
     details=(
-        "The optimizer takes {gap_s:seconds}[, in {processes:count process} x {threads_each:.0f} threads on"
-        " {cores_each:.1f} cores each[ of the host's {host_cores:.0f}]]"
+        "In steps {step} to {last_step} the optimizer takes {gap_s:seconds}"
+        "[, in {processes:count process} x {threads_each:.0f} threads on {cores_each:.1f} cores each"
+        "[ of the host's {host_cores:.0f}]]"
         "[. PCIe carries about {to_host:bytes} to the host and {to_gpu:bytes} back]"
         "[. About {copied:bytes} of gradients go to each rank's host memory and as much of parameters back]"
         "[. Without offload each GPU would hold {without_offload_bytes:bytes} more"
@@ -141,7 +142,8 @@ def _build_finding(recording: Evidence, group: Group, rows: Rows, gap: float, sh
     elif cores and threads > 1.5 * cores:
         kind = _FEWER_THREADS
     rank_cores = max(1, int(cores // max(1, len(ranks))))
-    return kind.at_steps(group, rows, evidence, cost=share, threads=threads, rank_cores=rank_cores, **copies)
+    values = {"last_step": int(rows["step"][-1]), "threads": threads, "rank_cores": rank_cores, **copies}
+    return kind.at_steps(group, rows, evidence, cost=share, **values)
 
 
 def _measure_work(group: Group, rows: Rows) -> dict[str, float]:

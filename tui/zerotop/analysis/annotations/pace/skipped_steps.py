@@ -30,7 +30,7 @@ _SKIPPING = FindingKind(
         "Gradients overflowed[ (loss scale {loss_scale_first:.0f}, now {loss_scale_now:.0f})]. Time and memory will change"
         "[: the first real step adds {expected_state_bytes:bytes} of optimizer state to each rank's {place}]."
     ),
-    advice="{lower_scale}, or train in bf16, which needs no loss scale.",
+    advice="Train in bf16, which needs no loss scale, or {lower_scale}.",
     fix="{bf16_fix}",
 )
 _ENDED = FindingKind(
@@ -85,7 +85,7 @@ def _with_advice(kind: FindingKind, config: object, skipped: int) -> FindingKind
     power = fp16.get("initial_scale_power") if isinstance(fp16, dict) else None
     if not isinstance(power, int) or power <= skipped:
         return kind
-    lower = f'Set "fp16.initial_scale_power" to {power - skipped} or less (now {power})'
+    lower = f'set "fp16.initial_scale_power" to {power - skipped} or less (now {power})'
     return kind.with_changes(advice=kind.advice.replace("{lower_scale}", lower))
 
 

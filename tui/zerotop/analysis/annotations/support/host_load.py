@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.annotations.support.session_index import SessionIndex
-from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE, TAKEN_SHARE
+from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE, TAKEN_SHARE, USED_SHARE
 from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
 from zerotop.session.samples import Floats, Ints
 
@@ -16,6 +17,12 @@ def read_memory(recording: SessionIndex, host: str, time_ns: int) -> HostMemory 
     """Return a node's memory at a time; None if it was not sampled."""
     row = recording.get_records("hosts", host).read_last(time_ns)
     return read_host_memory(row, time_ns) if row is not None and row["memory_total_bytes"] > 0 else None
+
+
+def is_host_short(process: Process, time_ns: int) -> bool:
+    """Whether the memory of a rank's node is filled to USED_SHARE or more; true where that is unknown."""
+    memory = read_memory(process.recording, process.host, time_ns)
+    return memory is None or memory.used_bytes >= USED_SHARE * memory.limit_bytes
 
 
 class CoreLoad(NamedTuple):

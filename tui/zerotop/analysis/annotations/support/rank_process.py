@@ -85,6 +85,11 @@ class Process(DetectorState):
         hello = self.events_named("hello")
         return bool(hello) and read_settings(hello[0].facts).has_expandable_segments
 
+    @property
+    def torch(self) -> str:
+        """The version of its PyTorch; empty where that is unknown."""
+        return next((str(event.facts.get("torch") or "") for event in self.events_named("hello")), "")
+
     def step_at(self, time_ns: int) -> int | None:
         """Return the step in progress at a time; None before the first step has finished."""
         if not len(self.steps):

@@ -1,0 +1,69 @@
+"""What findings of real recordings advise: by what each of them shows, and never what would do harm."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+import recordings
+from zerotop.analysis.annotations import Annotation, find_annotations
+
+# Recording, finding, what must be in headline, details, advice and fix together, and what must not.
+ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
+    # What fp16 needs: bf16 comes first, and it is the fix.
+    ("story", "skipping_ended", ("Train in bf16", 'or set "fp16.initial_scale_power"', "bf16=True"), ()),
+    # Every amount says of what it is.
+    ("story", "double_spike", ("each GPU would hold", "with gradients and temporaries", "never used"), ()),
+    ("story", "crowded_cores", ("compete for 64 cores in the CPU optimizer", "1.10 s of the first"), ("cpu_optimizer",)),
+    # The time is in the loop, of which DeepSpeed's timers know nothing.
+    ("gpu-slow", "iteration_shift", ("between the phases", "py-spy dump --pid"), ("wall_clock_breakdown",)),
+    ("cpu-slow", "iteration_shift", ("between the phases", "py-spy dump --pid"), ("wall_clock_breakdown",)),
+    # Twice the tokens in 1.2 times the time is a gain: said, but nothing to mend.
+    ("gpu-long", "iteration_shift", ("8192 tokens instead of 4096",), ("group_by_length", "->")),
+    ("gpu-long", "memory_step", ("sequences are longer", "of the device are left"), ("max_length", "truncat", "Lower")),
+    # The rank is busy between the phases: workers of its loader have no part in it.
+    ("held-straggler", "straggler", ("between the phases", "less often", "py-spy dump --pid"), ("num_workers",)),
+    ("cpu-straggler", "straggler", ("waits that much longer for data", "num_workers"), ("py-spy",)),
+    # PyTorch's error handling is on already, and these ranks have no NCCL.
+    ("cpu-hang", "hung_ranks", ("py-spy dump --pid",), ("TORCH_NCCL", "NCCL")),
+    ("held-hang", "hung_ranks", ("py-spy dump --pid",), ("TORCH_NCCL", "NCCL")),
+    ("cpu-stuck", "hung_ranks", ("train.py:38",), ("TORCH_NCCL",)),
+    # Nobody is told to kill what may be somebody else's.
+    ("gpu-others", "others_on_gpu", ("See whose process it is", "ps -o user,lstart,cmd -p 730"), ("kill",)),
+    ("gpu-offload-4", "others_on_gpu", ("See whose process it is", "ps -o user"), ("kill ",)),
+    # With most of the device free nothing needs less memory.
+    ("gpu-microscope", "peak_owner", ("12.65 GiB of 140 GiB",), ("lower", "Lower", "gradient_checkpointing")),
+    ("z2-oom", "peak_owner", ("per_device_train_batch_size",), ()),
+    ("gpu-clean", "estimate_gap", ("estimates",), ("NCCL_BUFFSIZE",)),
+    ("gpu-clean", "first_real_step", ("1.24 GiB of optimizer state",), ("offload", "nvme")),
+    ("z2-oom", "first_real_step", ('"offload_optimizer": {"device": "cpu"}',), ()),
+    # Nor less host memory while the host has room.
+    ("z2-offload", "first_real_step", ("in host memory",), ("nvme",)),
+    ("gpu-offload-4", "pinned_overhead", ("rounding to powers of two",), ("pin_memory",)),
+    # The request is named by what it holds.
+    ("z2-oom", "out_of_memory", ("as float32 logits over a vocabulary of 151,936 take",), ()),
+    ("cpu-dead", "dead_rank", ("signal 9 (SIGKILL)", "dmesg"), ()),
+    ("held-crowded", "cores_taken", ("Other processes use 0.9 of 2 cores", "top -b"), ("kill",)),
+    ("gpu-leak", "memory_creep", ("32.0 MiB a step on rank 0", "losses.append(loss.item())"), ()),
+]
+
+
+@cache
+def find_all(name: str) -> tuple[Annotation, ...]:
+    """Return the findings of a recording at its end."""
+    session = recordings.recording(name)
+    return find_annotations(session, session.end_ns)
+
+
+@pytest.mark.parametrize(("recording", "name", "said", "unsaid"), ADVICE)
+def test_advice_is_right(recording: str, name: str, said: tuple[str, ...], unsaid: tuple[str, ...]) -> None:
+    finding = next(one for one in find_all(recording) if one.name == name)
+    text = " ".join((finding.headline, finding.details, finding.advice, finding.fix))
+    assert [part for part in said if part not in text] == []
+    assert [part for part in unsaid if part in text] == []
+
+
+def test_one_leak_is_one_finding() -> None:
+    for name in ("gpu-leak", "gpu-lines-leak"):
+        assert sum(finding.name == "memory_creep" for finding in find_all(name)) == 1
