@@ -427,8 +427,8 @@ def test_ranks_without_their_probe_do_not_hang(tmp_path: Path) -> None:
         (
             "blind-request",
             "iteration_shift",
-            "278 ms instead of 103 ms from step 60 on: fit.py:27 | 156 ms of it between the phases, most of that at fit.py:27"
-            " in report (urllib.request.urlopen)",
+            "278 ms instead of 103 ms from step 60 on: fit.py:27 | 156 ms of it between the phases, most of that at"
+            " fit.py:27 in report (urllib.request.urlopen)",
         ),
         ("blind-rows", "iteration_shift", "a rank's steps have 24 rows instead of 12"),
         ("blind-saves", "checkpoint_pause", "Checkpoints take 41 % of the time: one after each step"),
