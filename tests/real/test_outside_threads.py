@@ -6,11 +6,12 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from agents import python, wait_for
-from zerotop_probe.outside.sampling.thread_sampler import DescriptorBudget, ProcessThreads, has_schedstat
+from zerotop_probe.outside.sampling.thread_sampler import DescriptorBudget, ProcessThreads, ThreadCounters, has_schedstat
 
 pytestmark = pytest.mark.alone
 
@@ -149,3 +150,19 @@ def test_a_kernel_without_schedstat() -> None:
     busiest = child.threads.find_busiest(8, 0.001)
     child.close()
     assert sum(thread.ran_ns for thread in busiest) == pytest.approx(ran_ns, rel=0.2)
+
+
+def test_a_thread_waits_no_longer_than_since_it_ran(tmp_path: Path) -> None:
+    """Some kernels add days to the waiting time where the clocks of two cores differ."""
+    path, second = tmp_path / "schedstat", 10**9
+    path.write_text("100 0 1")
+    descriptor = os.open(path, os.O_RDONLY)
+    threads = ProcessThreads(os.getpid(), DescriptorBudget(1000), schedstat=True, now_ns=0)
+    thread, waits = ThreadCounters(1, descriptor, 0), []
+    steps = [(1, "100 0 1"), (2, "200 0 2"), (3, "200 0 2"), (4, f"300 {3 * second} 3"), (5, f"400 {10**15} 4")]
+    for at, text in steps:
+        path.write_text(text)
+        waits.append(threads._read_thread(thread, at * second) / second)
+    threads.close()
+    os.close(descriptor)
+    assert waits == [0, 0, 0, 3, 2]

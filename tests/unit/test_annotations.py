@@ -419,3 +419,24 @@ def test_ranks_without_their_probe_do_not_hang(tmp_path: Path) -> None:
             file.write(json.dumps({"time_ns": silent_ns - source.offset_ns + 1, "event": "left", "lost": 0}) + "\n")
     after = Session.open(folder)
     assert "hung_ranks" not in {finding.name for finding in find_annotations(after, after.end_ns)}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        (
+            "blind-request",
+            "iteration_shift",
+            "278 ms instead of 103 ms from step 60 on: fit.py:27 | 156 ms of it between the phases, most of that at"
+            " fit.py:27 in report (urllib.request.urlopen)",
+        ),
+        ("blind-rows", "iteration_shift", "a rank's steps have 24 rows instead of 12"),
+        ("blind-saves", "checkpoint_pause", "Checkpoints take 41 % of the time: one after each step"),
+        ("blind-slow-forward", "slow_forward", "Rank 0 computes slowly: 50 ms a forward, 7 ms on the others"),
+    ],
+)
+def test_causes_are_named_where_others_have_the_cores(
+    findings: dict[str, tuple[Annotation, ...]], name: str, kind: str, words: str
+) -> None:
+    told = [f"{finding.headline} | {finding.details}" for finding in findings[name] if finding.name == kind]
+    assert any(words in text for text in told), told

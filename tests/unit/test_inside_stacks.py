@@ -137,6 +137,18 @@ def test_what_is_usual_is_not_sampled(sampled: tuple[Recorder, StackSampler], tm
     assert Rank(tmp_path, 0).event("stacks") == []
 
 
+def test_other_events_leave_room_for_the_first_of_a_place(sampled: tuple[Recorder, StackSampler], tmp_path: Path) -> None:
+    """Where computing is slow all the time, a gap that becomes long shows all the same."""
+    recorder, sampler = sampled
+    train(recorder, 20, 40 * MS, time.monotonic_ns() - 2_000 * MS)
+    sampler.look()
+    sampler._events_left = 0.0
+    sampler.look()
+    sampler._write_due(sampler._find_place(), time.monotonic_ns() + 10_000 * MS)  # type: ignore[arg-type]
+    (event,) = Rank(tmp_path, 0).event("stacks")
+    assert event["where"] == "between phases"
+
+
 def test_a_silent_rank_writes_the_stacks_of_all_threads(sampled: tuple[Recorder, StackSampler], tmp_path: Path) -> None:
     import threading
 

@@ -62,7 +62,7 @@ _OWN_THREADS = "zerotop-"
 # which one more may be (ns).
 _WRITE_EVERY_NS = 2_000_000_000
 _MOST_EVENTS = 30
-_ONE_MORE_EVERY_NS = 60_000_000_000
+_ONE_MORE_EVERY_NS = 30_000_000_000
 # The sampler may take this part of the budget, and save up what it may take in this time (ns).
 _BUDGET_PART = 0.5
 _SAVED_NS = 20_000_000_000
@@ -253,15 +253,19 @@ class StackSampler:
     # --- events ---------------------------------------------------------------------------------------------
 
     def _write_due(self, place: Place, time_ns: int) -> None:
-        """Write what was sampled in places that are over, and now and then while they last."""
-        for key, tally in list(self._tallies.items()):
-            where, why = key
+        """Write what was sampled in places that are over, and now and then while they last.
+
+        The first event of a place does not wait for the others, and then each waits as long: where computing is slow all the
+        time, as on cores that others use, it would leave no event for the place that really changes.
+        """
+        for key in sorted(self._tallies, key=lambda key: self._written_ns.get(key, 0)):
+            tally, (where, why) = self._tallies[key], key
             pause_ns = _WRITE_EVERY_NS
             if where == place.name and why == SLOW:
                 pause_ns = max(pause_ns, (time_ns - place.begin_ns) // 4)
             since_ns = max(tally.begin_ns, self._written_ns.get(key, 0))
             is_over = why == SLOW and place.begin_ns > tally.end_ns and self._events_left > _MOST_EVENTS / 2
-            if (is_over or time_ns - since_ns >= pause_ns) and self._events_left >= 1:
+            if (is_over or time_ns - since_ns >= pause_ns) and (self._events_left >= 1 or key not in self._written_ns):
                 self._events_left -= 1
                 self._write(key, time_ns)
 

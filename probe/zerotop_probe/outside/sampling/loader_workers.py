@@ -60,5 +60,7 @@ class LoaderWorkers:
         both = [(counters[pid], before[pid]) for pid in counters if pid in before]
         if not both or elapsed_ns <= 0:
             return LoaderUse(len(counters))
-        ran_ns, waited_ns = (sum(now[at] - then[at] for now, then in both) for at in (0, 1))
+        ran_ns = sum(now.cpu_ns - then.cpu_ns for now, then in both)
+        # A worker waits for one core at a time; a few kernels add days where the clocks of two cores differ.
+        waited_ns = sum(min(now.wait_ns - then.wait_ns, elapsed_ns) for now, then in both)
         return LoaderUse(len(counters), ran_ns / elapsed_ns, waited_ns / elapsed_ns, float(blocked))

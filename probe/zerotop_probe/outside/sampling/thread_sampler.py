@@ -63,6 +63,7 @@ class ThreadCounters:
         "descriptor",
         "has_ended",
         "is_hot",
+        "ran_after_ns",
         "read_at_ns",
         "row_at_ns",
         "row_ns",
@@ -80,6 +81,7 @@ class ThreadCounters:
         self.is_hot = self.has_ended = False
         self.cpu_ns = self.wait_ns = self.before_ns = self.scan_ns = self.row_ns = 0
         self.read_at_ns = self.before_at_ns = self.row_at_ns = born_ns
+        self.ran_after_ns = born_ns  # a time after which it was seen to have run last
 
 
 class ThreadUse(NamedTuple):
@@ -150,11 +152,18 @@ class ProcessThreads:
         return ThreadUse(waited if self._schedstat else None, busy)
 
     def _read_thread(self, thread: ThreadCounters, now_ns: int) -> int:
-        """Read one thread; return how much its waiting time has grown."""
+        """Read one thread; return how much its waiting time has grown.
+
+        The kernel adds the time that a thread waited when it runs again: by at most what has passed since it ran last. A few
+        kernels add days, where the clocks of two cores differ.
+        """
         thread.before_ns, thread.before_at_ns, thread.read_at_ns = thread.cpu_ns, thread.read_at_ns, now_ns
-        waited = thread.wait_ns
+        waited, text = thread.wait_ns, thread.text
         self._read_one(thread)
-        return thread.wait_ns - waited
+        if thread.text is text:
+            return 0
+        longest_ns, thread.ran_after_ns = now_ns - thread.ran_after_ns, thread.before_at_ns
+        return max(0, min(thread.wait_ns - waited, longest_ns))
 
     def _read_cold_thread(self, thread: ThreadCounters, now_ns: int, elapsed_ns: int) -> int:
         """Read a thread that was not read for a while; spread the growth of its waiting time over that while."""

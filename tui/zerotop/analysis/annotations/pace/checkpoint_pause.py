@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
 from zerotop.analysis.annotations.support.thresholds import SPIKE_SIMILAR_SHARE
 
@@ -20,6 +21,13 @@ _KIND = FindingKind(
     advice="Save less often, or without the optimizer's state if training will not be resumed.",
     fix="{saving_fix}",
 )
+_OFTEN = _KIND.with_changes(
+    severity=Severity.WARNING,
+    headline="Checkpoints take {share:percent} of the time: one after {every}[: {place}]",
+    details="{saves:count checkpoint} since step {step} took {pause_s:seconds}[, saved at {line}].",
+)
+# So many checkpoints in a row that take such a share of the time are too many.
+OFTEN_SAVES, OFTEN_SHARE = 8, 0.10
 # A pause longer than so many seconds and than so many iterations is worth a finding.
 PAUSE_SECONDS = 1.0
 PAUSE_ITERATIONS = 2.0
@@ -29,34 +37,78 @@ class _State:
     saves_read = 0
     longest_s = 0.0
 
+    def __init__(self) -> None:
+        self.recent: list[_Save] = []  # at most OFTEN_SAVES
+
+
+class _Save(NamedTuple):
+    """A checkpoint, in unix nanoseconds."""
+
+    begin_ns: int
+    end_ns: int
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return (self.end_ns - self.begin_ns) / 1e9
+
+
+class _Pause(NamedTuple):
+    """What to report: one long checkpoint, or many of them."""
+
+    delay: Delay
+    kind: FindingKind
+    evidence: dict[str, float]
+    step: int
+
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report the first long pause of each attempt, and later ones that are longer by SPIKE_SIMILAR_SHARE."""
+    """Report the first long pause of each attempt, later ones that are longer by SPIKE_SIMILAR_SHARE, and frequent ones."""
     for group in recording.groups:
-        for (delay, step, usual), found in await_lines(group, _KIND.name, _find_pauses(group), _find_delay):
-            pause = (delay.end_ns - delay.begin_ns) / 1e9
-            evidence = {"pause_s": pause, "iteration_s": usual, "iterations": pause / usual}
-            values = line_values(found.line)
-            yield _KIND.at(group, delay.begin_ns, delay.end_ns, evidence, known_ns=found.known_ns, step=step, **values)
-
-
-_Pause = tuple[Delay, int, float]  # the step before it, and the seconds of an iteration
+        for (delay, kind, evidence, step), found in await_lines(group, _KIND.name, _find_pauses(group), _find_delay):
+            period = round(evidence.get("period", 1))
+            values = line_values(found.line) | {"every": f"each {period} steps" if period > 1 else "each step"}
+            yield kind.at(group, delay.begin_ns, delay.end_ns, evidence, known_ns=found.known_ns, step=step, **values)
 
 
 def _find_pauses(group: Group) -> Iterator[_Pause]:
     lead, state = group.lead, group.get_state(_State)
     saves = lead.read_rare_phases("checkpoint_save").skip(state.saves_read)
     state.saves_read += len(saves)
-    for begin_ns, end_ns in zip(lead.compute_begins(saves).tolist(), saves.times.tolist(), strict=True):
-        before = lead.steps_until(begin_ns)
-        pause = (end_ns - begin_ns) / 1e9
-        if not len(before) or pause < PAUSE_SECONDS or pause <= state.longest_s * (1 + SPIKE_SIMILAR_SHARE):
-            continue
-        usual = float(np.median(before["iteration_s"][-20:]))
-        if pause >= PAUSE_ITERATIONS * usual:
-            state.longest_s = pause
-            yield Delay(lead, "checkpoint_save", begin_ns, end_ns, end_ns), int(before["step"][-1]), usual
+    for save in map(_Save, lead.compute_begins(saves).tolist(), saves.times.tolist()):
+        before = lead.steps_until(save.begin_ns)
+        if len(before):
+            state.recent = [*state.recent, save][-OFTEN_SAVES:]
+            yield from _find_long(group, state, save, before)
+            yield from _find_often(group, state.recent, before)
+
+
+def _find_long(group: Group, state: _State, save: _Save, before: Rows) -> Iterator[_Pause]:
+    pause = save.seconds
+    if pause < PAUSE_SECONDS or pause <= state.longest_s * (1 + SPIKE_SIMILAR_SHARE):
+        return
+    usual = float(np.median(before["iteration_s"][-20:]))
+    if pause >= PAUSE_ITERATIONS * usual:
+        state.longest_s = pause
+        evidence = {"pause_s": pause, "iteration_s": usual, "iterations": pause / usual}
+        yield _Pause(_locate(group, save.begin_ns, save), _KIND, evidence, int(before["step"][-1]))
+
+
+def _find_often(group: Group, recent: list[_Save], before: Rows) -> Iterator[_Pause]:
+    total = sum(save.seconds for save in recent)
+    share = total * 1e9 / (recent[-1].end_ns - recent[0].begin_ns)
+    if len(recent) < OFTEN_SAVES or share < OFTEN_SHARE or _OFTEN in group.reported:
+        return
+    group.reported.add(_OFTEN)
+    steps = before["step"][np.searchsorted(before["end_unix_ns"], recent[0].begin_ns) :]
+    period = max(1.0, len(steps) / (OFTEN_SAVES - 1))
+    evidence = {"pause_s": total, "share": share, "period": period, "saves": len(recent)}
+    yield _Pause(_locate(group, recent[0].begin_ns, recent[-1]), _OFTEN, evidence, int(before["step"][-1] - len(steps)))
+
+
+def _locate(group: Group, begin_ns: int, last: _Save) -> Delay:
+    return Delay(group.lead, "checkpoint_save", begin_ns, last.end_ns, last.end_ns)
 
 
 def _find_delay(pause: _Pause) -> Delay:
-    return pause[0]
+    return pause.delay

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.loader_causes import find_loader_cause
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
 from zerotop.analysis.annotations.support.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL_SHARE
-from zerotop.analysis.stats.change_points import SETTLED_STEPS
+from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
 
 _KIND = FindingKind(
     name="data_stall",
@@ -25,66 +26,96 @@ _KIND = FindingKind(
     fix="{workers_fix}",
 )
 
+# The share of an iteration that must be added to the waiting at once.
+_RISE_SHARE = 0.10
+# Where much is slow, samples are written late: for the line a finding waits this long (ns).
+_PATIENCE_NS = 30_000_000_000
+
+
+class _Wait(NamedTuple):
+    """Steps in which a process waited, by their indexes, and when they were known (unix nanoseconds)."""
+
+    first: int
+    last: int
+    process: Process
+    known_ns: int
+    is_rise: bool  # whether it may be too short to matter but for its line
+
+    @property
+    def rows(self) -> Rows:
+        """The steps."""
+        return self.process.steps[self.first : self.last + 1]
+
+    def find_delay(self) -> Delay:
+        """Return where the time is lost."""
+        return Delay(
+            self.process, "data", int(self.rows["begin_unix_ns"][0]), self.known_ns, self.known_ns, patience_ns=_PATIENCE_NS
+        )
+
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report once for each attempt: the first SETTLED_STEPS steps in a row in which a rank waits."""
+    """Report once for each attempt, where a rank waits long in SETTLED_STEPS steps in a row, or begins to wait for good."""
     for group in recording.groups:
-        for (first, process, known_ns), found in await_lines(group, _KIND.name, _find_waits(group), _find_delay):
-            yield _build_finding(group, first, process, known_ns, found)
-
-
-_Wait = tuple[int, Process, int]  # index of the first step, the process, and when it was known
+        for wait, found in await_lines(group, _KIND.name, _find_waits(group), _Wait.find_delay):
+            if _KIND.name not in group.reported and (found.line is not None or not wait.is_rise):
+                group.reported.add(_KIND.name)
+                yield _build_finding(group, wait, found)
 
 
 def _find_waits(group: Group) -> Iterator[_Wait]:
     if _KIND.name not in group.reported:
-        waits = []
-        for process in group.processes:
-            first = _find_first_wait(process)
-            if first is not None:
-                waits.append((int(process.steps["end_unix_ns"][first + SETTLED_STEPS - 1]), first, process))
-        if waits:
-            group.reported.add(_KIND.name)
-            known_ns, first, process = min(waits, key=lambda wait: wait[0])
-            yield first, process, known_ns
+        waits = [
+            _Wait(*found, process, int(process.steps["end_unix_ns"][found[1]]), find is _find_rise)
+            for process in group.processes
+            for find in (_find_first_wait, _find_rise)
+            if (found := find(process)) is not None
+        ]
+        yield from sorted(waits, key=lambda wait: (wait.known_ns, wait.first))
 
 
-def _find_delay(wait: _Wait) -> Delay:
-    first, process, known_ns = wait
-    rows = process.steps[first : first + SETTLED_STEPS]
-    return Delay(process, "data", int(rows["begin_unix_ns"][0]), known_ns, known_ns)
-
-
-def _find_first_wait(process: Process) -> int | None:
-    """The first of SETTLED_STEPS new steps in a row that waited for data."""
+def _find_first_wait(process: Process) -> tuple[int, int] | None:
+    """Return the first SETTLED_STEPS new steps in a row that waited for data, as their first and last index."""
     window = process.next_steps(len(process.steps), _KIND.name, SETTLED_STEPS - 1)
     if window is None:
         return None
     steps = process.steps[window]
     is_waiting = (steps["data_s"] >= STALL_SECONDS) & (steps["data_s"] >= STALL_SHARE * steps["iteration_s"])
     first = find_first_run(is_waiting, SETTLED_STEPS)
-    return None if first is None else window.start + first
+    return None if first is None else (window.start + first, window.start + first + SETTLED_STEPS - 1)
 
 
-def _build_finding(group: Group, first: int, process: Process, known_ns: int, found: FoundLine) -> Annotation:
-    rows = process.steps[first : first + SETTLED_STEPS]
+def _find_rise(process: Process) -> tuple[int, int] | None:
+    """Return the first steps after which a rank waits notably longer than before, although its iterations vary."""
+    steps = process.steps
+    waited = np.maximum(steps["data_s"], STALL_SECONDS)  # the noise in less is no change
+    for shift in process.get_state(ShiftFinder, f"{_KIND.name} rise").find_shifts(waited):
+        before, after = (steps[rows] for rows in (shift.before, slice(shift.first, shift.last + 1)))
+        added = float(np.median(after["data_s"]) - np.median(before["data_s"]))
+        if added >= max(STALL_SECONDS, _RISE_SHARE * float(np.median(after["iteration_s"]))):
+            return shift.first, shift.last
+    return None
+
+
+def _build_finding(group: Group, wait: _Wait, found: FoundLine) -> Annotation:
+    rows = wait.rows
     waited, duration = float(np.median(rows["data_s"])), float(np.median(rows["iteration_s"]))
-    ranks = _find_waiting(group, int(rows["step"][0]), known_ns)
+    ranks = _find_waiting(group, wait)
     evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
     kind = _KIND if found.line is None else _KIND.with_changes(headline=_KIND.headline + ": {place}")
-    loader = find_loader_cause(process, int(rows["begin_unix_ns"][0]), found.known_ns)
+    loader = find_loader_cause(wait.process, int(rows["begin_unix_ns"][0]), found.known_ns)
     if loader is not None and loader.advice is not None:
         kind = kind.with_changes(advice=loader.advice[0], fix=loader.advice[1])
     values = {"waiting": ranks, "workers": loader.text if loader is not None else None, **line_values(found.line)}
     return kind.at_steps(group, rows, evidence, known_ns=found.known_ns, ranks=ranks, cost=waited / duration, **values)
 
 
-def _find_waiting(group: Group, step: int, known_ns: int) -> tuple[int, ...]:
-    """The ranks that waited in most of the steps since ``step`` that they had finished."""
+def _find_waiting(group: Group, wait: _Wait) -> tuple[int, ...]:
+    """The ranks that waited in most of the steps since then that they had finished."""
     ranks = []
     for process in group.processes:
-        steps = process.steps_until(known_ns)[-2 * SETTLED_STEPS :]
-        steps = steps[steps["step"] >= step]
-        if len(steps) and float(np.median(steps["data_s"] / steps["iteration_s"])) >= STALL_SHARE:
+        steps = process.steps_until(wait.known_ns)[-2 * SETTLED_STEPS :]
+        steps = steps[steps["step"] >= wait.rows["step"][0]]
+        is_waiting = len(steps) and float(np.median(steps["data_s"] / steps["iteration_s"])) >= STALL_SHARE
+        if is_waiting or process is wait.process:
             ranks.append(process.rank)
     return tuple(ranks)

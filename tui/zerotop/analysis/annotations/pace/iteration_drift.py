@@ -77,7 +77,7 @@ class _Drift(NamedTuple):
         rows = group.lead.steps[rise.begin : rise.end]
         known_ns = int(rows["end_unix_ns"][-1])
         change = StepChange(group, rows[: rise.block_length], rows[-rise.block_length :], known_ns)
-        changes = change.measure_phases(rise.high - rise.low)
+        changes = change.measure_parts()
         return cls(rise, rows, change, changes, max(changes, key=lambda name: changes[name]))
 
     def find_delay(self) -> Delay:

@@ -13,19 +13,20 @@ from zerotop.analysis.annotations.support.causes.causes import find_cause
 from zerotop.analysis.annotations.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.annotations.support.causes.host_causes import measure_change_loads
 from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, compute_own_seconds, name_part
-from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
     Delay,
     await_lines,
     is_cause,
     line_values,
+    measure_between,
     name_line,
 )
-from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine, find_deadline
-from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
+from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine, StackLine, find_deadline
+from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
-from zerotop.analysis.stats.change_points import ShiftFinder
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_SHARE, ShiftFinder
 
 _KIND = FindingKind(
     name="iteration_shift",
@@ -36,6 +37,8 @@ _KIND = FindingKind(
     advice="{breakdown}",
     fix="{breakdown_fix}",
 )
+# Changes that begin within so many steps of each other are one.
+_SAME_STEPS = 3
 # A cause of less confidence gives way to a line that takes the time.
 CERTAIN = 0.85
 _LINE_HEADLINE = "Iterations take {after_s:seconds} instead of {before_s:seconds} from step {step} on"
@@ -54,6 +57,7 @@ class _Shift(NamedTuple):
     carrier: str
     before_s: float
     after_s: float
+    is_between: bool  # whether it was found in the time between the phases alone
 
     @property
     def is_worse(self) -> bool:
@@ -79,20 +83,27 @@ class _Shift(NamedTuple):
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each change of level."""
+    """Report each change of level of the iterations, and of the time between the phases where a line takes it."""
     for group in recording.groups:
+        reported = group.get_state(list[int], f"{_KIND.name} between")
         for shift, found in await_lines(group, _KIND.name, _find_shifts(group), _Shift.find_delay):
-            yield _build_finding(shift, found)
+            step = int(shift.change.after["step"][0])
+            if not shift.is_between:
+                if not _is_near(step, reported):
+                    yield _build_finding(shift, found)
+            elif _is_line_named(shift, found.line) and group.count_report(_KIND.name):
+                reported.append(step)
+                yield _build_finding(shift, found)
 
 
 def _find_shifts(group: Group) -> Iterator[_Shift]:
-    steps, waiting = group.lead.steps, group.get_state(list[StepChange], f"{_KIND.name} waiting")
-    values = steps["iteration_s"]
-    for shift in group.lead.get_state(ShiftFinder, _KIND.name).find_shifts(values):
-        is_long = max(values[shift.before].max(), values[shift.first]) >= SHORTEST_ITERATION_S
+    waiting = group.get_state(list[StepChange], f"{_KIND.name} waiting")
+    values = group.lead.steps["iteration_s"]
+    steps = group.get_state(list[int], f"{_KIND.name} steps")
+    for change in _find_changes(group, "", values):
+        is_long = max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S
         if is_long and group.count_report(_KIND.name):
-            after = steps[shift.first : shift.last + 1]
-            change = StepChange(group, steps[shift.before], after, int(after["end_unix_ns"][-1]))
+            steps.append(int(change.after["step"][0]))
             if awaits_use(change):
                 waiting.append(change)
             else:
@@ -104,16 +115,48 @@ def _find_shifts(group: Group) -> Iterator[_Shift]:
             yield from _explain_change(replace(change, known_ns=known_ns))
         else:
             waiting.append(change)
+    # Where the phases vary much, as where others use the cores, a change may only show in the time between them.
+    for change in _find_changes(group, " between", _measure_notable_between(group.lead.steps)):
+        if _is_longer_between(change) and not _is_near(int(change.after["step"][0]), steps):
+            yield from _explain_change(change, is_between=True)
 
 
-def _explain_change(change: StepChange) -> Iterator[_Shift]:
+def _find_changes(group: Group, key: str, values: Floats) -> Iterator[StepChange]:
+    steps = group.lead.steps
+    for shift in group.lead.get_state(ShiftFinder, _KIND.name + key).find_shifts(values):
+        after = steps[shift.first : shift.last + 1]
+        yield StepChange(group, steps[shift.before], after, int(after["end_unix_ns"][-1]))
+
+
+def _is_near(step: int, others: list[int]) -> bool:
+    return any(abs(step - other) <= _SAME_STEPS for other in others)
+
+
+def _measure_notable_between(steps: Rows) -> Floats:
+    """Return the seconds of each step between its phases where they are a notable part of the first iterations.
+
+    Less counts as just that much, so that the noise in it is no change. Empty before there are enough steps.
+    """
+    if len(steps) < LEVEL_STEPS:
+        return np.empty(0)
+    least = max(BETWEEN_SECONDS, SHIFT_SHARE * float(np.median(steps["iteration_s"][:LEVEL_STEPS])))
+    return np.maximum(measure_between(steps), least)
+
+
+def _is_longer_between(change: StepChange) -> bool:
+    """Whether the time between the phases grew by a notable part of the iteration."""
+    added = change.measure_parts()["other_s"]
+    return added >= max(BETWEEN_SECONDS, SHIFT_SHARE * float(np.median(change.after["iteration_s"])))
+
+
+def _explain_change(change: StepChange, *, is_between: bool = False) -> Iterator[_Shift]:
     """Yield the change with its cause, unless another finding is about it."""
     cause = find_cause(change)
     if not (cause.has_own_finding if cause is not None else _is_by_others(change)):
         before, after = _compute_medians(change)
-        changes = change.measure_phases(after - before)
+        changes = change.measure_parts()
         carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1))
-        yield _Shift(change, cause, changes, carrier, before, after)
+        yield _Shift(change, cause, changes, carrier, before, after, is_between)
 
 
 def _is_by_others(change: StepChange) -> bool:
@@ -129,15 +172,20 @@ def _compute_medians(change: StepChange) -> tuple[float, float]:
     return float(np.median(change.before["iteration_s"])), float(np.median(change.after["iteration_s"]))
 
 
+def _is_line_named(shift: _Shift, line: StackLine | None) -> bool:
+    """Whether a line explains the change."""
+    if line is None or (shift.is_uncertain and line.known_call is None):
+        return False
+    return is_cause(line, shift.find_delay())
+
+
 def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
-    change, cause, changes, carrier, before, after = shift
+    change, cause, changes, carrier, before, after, _ = shift
     kind = _BETWEEN if carrier in ("data_s", "other_s") else _KIND
     if cause is not None:
         kind = _KIND.with_changes(confidence=cause.confidence, advice=cause.advice, fix=cause.fix)
-    line = found.line
-    is_named = line is not None and is_cause(line, shift.find_delay())
-    if shift.is_uncertain and (line is None or line.known_call is None):
-        line, is_named = None, False
+    is_named = _is_line_named(shift, found.line)
+    line = found.line if is_named or not shift.is_uncertain else None
     if line is not None and is_named:
         kind = name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
     if not shift.is_worse:

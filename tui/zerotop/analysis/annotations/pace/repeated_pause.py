@@ -9,6 +9,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
+from zerotop.analysis.annotations.support.host_load import measure_load
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, is_cause, line_values, measure_between, name_line
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, SLOW, StackLine, find_line
 from zerotop.session.reader import Event
@@ -90,9 +91,15 @@ def _measure_pauses(group: Group, rows: Rows, line: StackLine, known_ns: int) ->
     if not _FEWEST_PAUSES <= pauses <= _MOST_ITERATIONS * len(rows):
         return None
     share = float(longer[is_pause].sum() / rows["iteration_s"].sum())
-    if share < PAUSE_SHARE:
+    if share < PAUSE_SHARE or (line.known_call is None and _is_starved(group, rows)):
         return None
     period = (np.flatnonzero(is_pause)[-1] - np.flatnonzero(is_pause)[0]) / (pauses - 1)
     evidence = {"pause_s": float(np.median(longer[is_pause])), "share": share, "iteration_s": iteration, "period": period}
     kind = name_line(_KIND, line)
     return kind.at_steps(group, rows, evidence | {"pauses": pauses}, known_ns=known_ns, cost=share, **line_values(line))
+
+
+def _is_starved(group: Group, rows: Rows) -> bool:
+    """Whether others use the cores: any line may then wait for one."""
+    load = measure_load(group.lead.recording, group.lead.host, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
+    return load is not None and load.is_starved

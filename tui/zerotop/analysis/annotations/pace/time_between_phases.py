@@ -11,6 +11,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, is_cause, line_values, measure_between, name_line
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, SHARE, find_line, trains
+from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
@@ -21,9 +22,8 @@ _KIND = FindingKind(
     headline="{share:percent} of each {iteration_s:seconds} iteration is spent outside {tool}",
     details="{between_s:seconds} of it between the phases, most of that at {line}, since the first steps.",
 )
-# A part of each iteration that is worth a finding: a share, and seconds.
+# The share of each iteration that is worth a finding.
 BETWEEN_SHARE = 0.15
-BETWEEN_SECONDS = 0.005
 # The first steps, without the very first one.
 _FIRST = slice(1, 21)
 # Samples that show a line.

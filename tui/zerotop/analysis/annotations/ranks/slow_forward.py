@@ -28,7 +28,7 @@ _KIND = FindingKind(
     confidence=0.85,
     headline="Rank {rank} computes slowly: {forward_s:seconds} a forward, {others_s:seconds} on the others",
     details=(
-        "That is for the same number of tokens, {clock}. The others wait for it: an iteration takes"
+        "That is for batches of the same size, {clock}. The others wait for it: an iteration takes"
         " {iteration_s:seconds}[. The SM clock of its GPU is {sm_clock_mhz:.0f} MHz, that of the others"
         " {others_clock_mhz:.0f}][. Its threads wait for {waiting_cores:.1f} cores, those of the others for"
         " {others_waiting:.1f}]."
@@ -45,8 +45,8 @@ SLOW_TIMES = 1.3
 SLOW_SHARE = 0.08
 # Steps in a row that show it.
 SLOW_STEPS = 10
-# Tokens of ranks that have the same to do differ by less.
-_SAME_TOKENS = 0.02
+# Batches of ranks that have the same to do differ by less, in tokens or rows.
+_SAME_SIZE = 0.02
 # A clock below this share of the others', and cores waited for beyond theirs, may be the reason.
 _LOWER_CLOCK, _WAITING_CORES = 0.95, 0.2
 
@@ -151,16 +151,25 @@ def _measure_iterations(rows: Sequence[Rows]) -> Floats:
     return longest
 
 
+def _get_sizes(rows: Rows) -> Ints:
+    """Return the tokens of each step, or its rows where the model takes no tokens."""
+    sizes: Ints = np.where(rows["tokens"] > 0, rows["tokens"], np.maximum(rows["rows"], 0)).astype(np.int64)
+    return sizes
+
+
 def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Ints, Ints]:
     """Return the index of the process that was slow in each step (-1 for none), and the two longest forwards (ns)."""
     rows = [_select_rows(process, steps) for process in group.processes]
-    tokens, total = np.stack([one["tokens"] for one in rows]), forward + np.stack([compute_own_seconds(one) for one in rows])
+    sizes, total = (
+        np.stack([_get_sizes(one) for one in rows]),
+        forward + np.stack([compute_own_seconds(one) for one in rows]),
+    )
     least = np.maximum(STALL_SECONDS, SLOW_SHARE * _measure_iterations(rows))
     index, (second, first) = np.argmax(forward, axis=0), np.partition(forward, (-2, -1), axis=0)[-2:]
     total_second, total_first = np.partition(total, (-2, -1), axis=0)[-2:]
     is_slow = (first >= SLOW_TIMES * second) & (first - second >= least)
     is_slow &= (np.argmax(total, axis=0) == index) & (total_first - total_second >= least)
-    is_slow &= tokens.max(axis=0) - tokens.min(axis=0) <= _SAME_TOKENS * tokens.max(axis=0)
+    is_slow &= sizes.max(axis=0) - sizes.min(axis=0) <= _SAME_SIZE * sizes.max(axis=0)
     # Of a step that was not recorded the forwards are NaN.
     first_ns, second_ns = ((np.nan_to_num(one) * 1e9).astype(np.int64) for one in (first, second))
     return np.where(is_slow, index, -1), first_ns, second_ns

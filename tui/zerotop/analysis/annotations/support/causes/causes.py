@@ -80,21 +80,28 @@ def _check_skipping(change: StepChange) -> Cause | None:
     return None
 
 
-def _check_tokens(change: StepChange) -> Cause | None:
-    before, after = float(np.median(change.before["tokens"])), float(np.median(change.after["tokens"]))
-    if min(before, after) <= 0:
+def _check_batch(change: StepChange) -> Cause | None:
+    """The size of the batches changed: in rows, or in tokens where the model takes tokens."""
+    tokens, rows = (_compute_growth(change, name) for name in ("tokens", "rows"))
+    growth = tokens or rows
+    if growth is None:
         return None
     slower = np.log(np.median(change.after["iteration_s"]) / np.median(change.before["iteration_s"]))
-    larger = np.log(after / before)
+    larger = np.log(growth[1] / growth[0])
     if slower * larger <= 0 or abs(larger) < abs(slower) / 2:
         return None
     is_expected = bool(larger >= slower)
-    rows = float(np.median(change.before["rows"])), float(np.median(change.after["rows"]))
-    if min(rows) > 0 and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
+    if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
         text = f"a rank's steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
         return Cause(text, *_ROWS, 0.9, is_expected=is_expected)
-    text = f"a rank's batches have {after:.0f} tokens instead of {before:.0f}"
+    text = f"a rank's batches have {growth[1]:.0f} tokens instead of {growth[0]:.0f}"
     return Cause(text, *_LENGTH, 0.9, is_expected=is_expected)
+
+
+def _compute_growth(change: StepChange, column: str) -> tuple[float, float] | None:
+    """Return a figure of the batches before and after; None if it is not known."""
+    before, after = (float(np.median(rows[column])) for rows in (change.before, change.after))
+    return (before, after) if before > 0 and after > 0 else None
 
 
 def _check_data(change: StepChange) -> Cause | None:
@@ -203,7 +210,7 @@ def _check_interruption(change: StepChange) -> Cause | None:
 _Check = Callable[[StepChange], Cause | None]
 _CHECKS: tuple[_Check, ...] = (
     _check_skipping,
-    _check_tokens,
+    _check_batch,
     _check_data,
     _check_retries,
     _check_cache_clearing,
@@ -220,7 +227,7 @@ _CHECKS: tuple[_Check, ...] = (
     _check_interruption,
 )
 _DRIFT_CHECKS: tuple[_Check, ...] = (
-    _check_tokens,
+    _check_batch,
     _check_retries,
     _check_collector,
     gpu_causes.check_clocks,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
+from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange, compute_own_seconds
 from zerotop.analysis.annotations.support.evidence import Samples
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
 from zerotop.analysis.annotations.support.record_window import read_column
@@ -15,6 +15,8 @@ from zerotop.analysis.formatting import Text
 _FAULTS_PER_S, _FEW_FAULTS_PER_S = 100.0, 10.0
 # A core's clock that falls by less varies as usual.
 _CORE_CLOCK_SHARE = 0.15
+# With too few cores work takes at most so many times as long; work that takes less than these seconds is not counted on.
+_MOST_STRETCH, _SHORT_S = 5.0, 0.001
 
 _CORES: Advice = ("Give each rank cores of its own, and as many threads as it has cores.", "{own_cores_fix}")
 _OTHERS: Advice = ("See what runs beside the job: the ranks wait for cores.", "top -b -n 1 -o %CPU | head -20")
@@ -27,7 +29,7 @@ def check_crowding(change: StepChange) -> Cause | None:
     if samples is None:
         return None
     before, after = (float(np.nan_to_num(part.rows["waiting_cores"]).mean()) for part in samples)
-    if after < 1 or after < 2 * before:
+    if after < 1 or after < 2 * before or _is_new_work(change):
         return None
     text = f"threads of the rank waited for {after:.1f} cores instead of {before:.1f}"
     return Cause(text, *_CORES, 0.7, finding="crowded_cores")
@@ -43,7 +45,7 @@ def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad 
 
 def check_others(change: StepChange) -> Cause | None:
     before, after = measure_change_loads(change)
-    if before is None or after is None or not after.is_starved:
+    if before is None or after is None or not after.is_starved or _is_new_work(change):
         return None
     if after.others - before.others < TAKEN_SHARE * after.cores:
         return None
@@ -65,6 +67,16 @@ def check_paging(change: StepChange) -> Cause | None:
     values = {"faults": after, "rate": rate if rate > 0 else None}
     text = Text("the lead rank waits for {faults:.0f} pages a second[, and {rate:bytes} a second come from swap]", values)
     return Cause(text, *_PAGING, 0.8, finding="swapping")
+
+
+def _is_new_work(change: StepChange) -> bool:
+    """Whether most of the change is work outside the phases that compute which was not there before.
+
+    Too few cores make what there is take some times as long, and no new work.
+    """
+    before, after = (float(np.median(compute_own_seconds(rows))) for rows in (change.before, change.after))
+    slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
+    return after - before > slower / 2 > 0 and after > _MOST_STRETCH * max(before, _SHORT_S)
 
 
 def _measure_rate(part: Samples, column: str) -> float:

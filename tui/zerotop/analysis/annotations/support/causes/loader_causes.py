@@ -37,11 +37,13 @@ def find_loader_cause(process: Process, begin_ns: int, end_ns: int) -> LoaderCau
         return LoaderCause(Text("it has no loader worker", {}))
     names = ("loader_cores", "loader_waiting_cores", "loader_blocked")
     used, waiting, blocked = (float(np.nan_to_num(read_column(rows, name)).mean()) for name in names)
-    values = {"count": count, "workers": pluralize(round(count), "loader worker"), "used": used, "blocked": blocked}
+    verbs = {"use": "uses", "wait": "waits"} if round(count) == 1 else {"use": "use", "wait": "wait"}
+    values = {"count": count, "workers": pluralize(round(count), "loader worker"), **verbs, "used": used, "blocked": blocked}
     if blocked >= _BLOCKED_SHARE * count:
         return LoaderCause(Text("of {count:.0f} {workers} {blocked:.1f} wait for the disk", values), _DISK)
-    if waiting >= _WAITING_SHARE * count:
-        return LoaderCause(Text("{count:.0f} {workers} use {used:.1f} cores and wait for more", values), _CORES)
+    # One that lacks a core is always runnable; one that sleeps or waits for something else is not.
+    if waiting >= _WAITING_SHARE * count and used + waiting >= _BUSY_SHARE * count:
+        return LoaderCause(Text("{count:.0f} {workers} {use} {used:.1f} cores and {wait} for more", values), _CORES)
     if used >= _BUSY_SHARE * count:
-        return LoaderCause(Text("{count:.0f} {workers} use {used:.1f} cores: each is busy", values))
-    return LoaderCause(Text("{count:.0f} {workers} use {used:.1f} cores", values))
+        return LoaderCause(Text("{count:.0f} {workers} {use} {used:.1f} cores: each is busy", values))
+    return LoaderCause(Text("{count:.0f} {workers} {use} {used:.1f} cores", values))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Records, Rows, Samples
+from zerotop.analysis.annotations.support.lines.line_findings import measure_between
 from zerotop.session.event_files import select_events
 from zerotop_probe.recording import events
 
@@ -58,14 +59,20 @@ class StepChange:
             self._samples[records] = (before, after) if len(before) and len(after) else None
         return self._samples[records]
 
-    def measure_phases(self, change_s: float) -> dict[str, float]:
-        """Return by how much each phase changed, in seconds, and the rest of ``change_s`` as ``other_s``."""
+    def measure_parts(self) -> dict[str, float]:
+        """Return by how much each phase changed, in seconds, and the time between the phases as ``other_s``.
+
+        These are medians, each of its own, and do not add up: where single steps vary much, a rest would be made of noise.
+        """
         changes = {name: float(np.median(self.after[name]) - np.median(self.before[name])) for name in PHASE_COLUMNS}
-        return {**changes, "other_s": change_s - sum(changes.values())}
+        return {
+            **changes,
+            "other_s": float(np.median(measure_between(self.after)) - np.median(measure_between(self.before))),
+        }
 
 
 def name_part(column: str) -> str:
-    """Name where a change of measure_phases() happened: ``in the step phase``."""
+    """Name where a change of measure_parts() happened: ``in the step phase``."""
     return "between the phases" if column == "other_s" else f"in the {column.removesuffix('_s')} phase"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import FindingKind
 from zerotop.analysis.annotations.support.detector_state import DetectorState
-from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, FoundLine, StackLine, await_line
+from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, PATIENCE_NS, FoundLine, StackLine, await_line
 from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.session.samples import Floats, Rows
 
@@ -31,6 +31,7 @@ class Delay(NamedTuple):
     end_ns: int
     known_ns: int  # when the finding is known without the line
     callee: str = ""  # a function that the line must call
+    patience_ns: int = PATIENCE_NS  # how long to wait for samples that are not written yet
 
     def await_line(self) -> FoundLine | None:
         """Return the line of this time; None while it may still become known."""

@@ -28,7 +28,7 @@ _LOADERS = "torch.utils.data."
 # The smallest share of the samples with which a line explains a delay.
 _LINE_SHARE = 0.3
 # Samples are written a moment after they were taken: a finding waits so long for them (ns).
-_PATIENCE_NS = 3_000_000_000
+PATIENCE_NS = 3_000_000_000
 _LAST_EVENTS = ("goodbye", "left")
 
 
@@ -103,7 +103,13 @@ def find_line(
 
 
 def await_line(
-    process: Process, where: str, begin_ns: int, end_ns: int, known_ns: int, callee: str = ""
+    process: Process,
+    where: str,
+    begin_ns: int,
+    end_ns: int,
+    known_ns: int,
+    callee: str = "",
+    patience_ns: int = PATIENCE_NS,
 ) -> FoundLine | None:
     """Return the line as :func:`find_line` does; None while stacks of that time may still be written.
 
@@ -112,7 +118,7 @@ def await_line(
     line = find_line(process, where, begin_ns, end_ns, known_ns, callee=callee) if where else None
     if line is not None or not where or process.recording.session.info.get(STACKS_SETTING) is not True:
         return FoundLine(line, known_ns)
-    deadline_ns = find_deadline(process, known_ns, _PATIENCE_NS)
+    deadline_ns = find_deadline(process, known_ns, patience_ns)
     for event in _select_events(process, where, begin_ns, end_ns, deadline_ns):
         if event.unix_ns > known_ns:
             line = find_line(process, where, begin_ns, end_ns, event.unix_ns, callee=callee)
