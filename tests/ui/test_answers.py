@@ -144,12 +144,12 @@ async def test_an_error_in_the_worker_ends_the_app(monkeypatch: pytest.MonkeyPat
 
 
 async def test_screens_are_made_before_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    frozen = list[int]()
-    monkeypatch.setattr(monitor, "freeze_garbage", lambda: frozen.append(len(app._screen_stacks)))
     monkeypatch.setattr(monitor, "SETTLED_S", 0.01)
     monkeypatch.setattr(monitor, "READY_S", 0.05)
     monkeypatch.setattr(monitor, "KEYED_S", 0.0)
     app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0), title="ready", glyphs=BLOCKS, clock=lambda: 0.0)
+    frozen = list[int]()
+    monkeypatch.setattr(monitor, "freeze_garbage", lambda: frozen.append(len(app._screen_stacks)))
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: all(tab.name in app._screen_stacks for tab in TABS))
         assert frozen == [1]  # once, and before there is more to go through
