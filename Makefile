@@ -42,15 +42,16 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Most tests share nothing, so they run in two workers; a file of tests/real stays in one, for what its tests share. Tests
-# that start DeepSpeed jobs use all cores, and those marked `alone` measure or list what runs: one at a time.
+# Three workers for two cores: many tests wait. A file of tests/real stays in one worker, for what its tests share. Tests
+# that measure time or list what runs are marked `alone`: one at a time, as those with a GPU.
+WORKERS := $(shell echo $$(( ($$(nproc 2>/dev/null || echo 2) * 3 + 1) / 2 )))
 test: lint
-	$(BIN)/python -m pytest tests/unit tests/ui --numprocesses 2 --dist worksteal
-	$(BIN)/python -m pytest tests/real -m "not real and not alone" --numprocesses 2 --dist loadfile
-	$(BIN)/python -m pytest tests/real tests/gpu -m "real or alone or gpu"
+	$(BIN)/python -m pytest tests/unit tests/ui --numprocesses $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest tests/real -m "not alone and not gpu" --numprocesses 3 --dist loadgroup
+	$(BIN)/python -m pytest tests/real tests/gpu -m "alone or gpu"
 
 test-fast: install
-	$(BIN)/python -m pytest tests/unit tests/ui --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest tests/unit tests/ui --numprocesses $(WORKERS) --dist worksteal
 
 # Not a part of `test`: downloads several GB. VERSIONS is the name of a file in tests/versions.
 VERSIONS ?= oldest

@@ -28,6 +28,20 @@ from real_jobs import (
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+SHARING_RUNS = {"finetune_run", "runs_together"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let one worker have all tests of a file, and one those of all files that look at the same runs of finetune.py."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    names = {item: item.path.stem for item in items}
+    sharing = {names[item] for item in items if SHARING_RUNS & set(getattr(item, "fixturenames", ()))}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("finetune" if names[item] in sharing else names[item]))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _shared_memory_given_back() -> Iterator[None]:
     yield

@@ -49,7 +49,7 @@ def list_forwards(rank: Rank) -> list[list[int]]:
 def test_results_are_the_same_to_the_bit_without_the_probe(alone: Counted, together: Counted, tmp_path: Path) -> None:
     for name, options, counted in (("alone", STYLES, alone), ("together", ("accumulate",), together)):
         (tmp_path / name).mkdir()
-        launcher, ranks = ("python", len(STYLES)) if counted is alone else ("torchrun", 2)
+        launcher, ranks = ("python", len(STYLES)) if counted is alone else ("bare", 2)
         blind = run("plain", tmp_path / name, *options, launcher=launcher, ranks=ranks, session=Path(), bootstrap=False)
         for number, own in blind.by_rank.items():
             assert own | {"pid": 0} == counted.by_rank[number] | {"pid": 0}

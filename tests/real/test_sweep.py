@@ -19,6 +19,7 @@ from programs import ZEROTOP, environment, on_terminal, zerotop
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.session.reader import Session
 from zerotop.session.sweeps import Plan, Point, Sweep, Value, read_sweep
+from zerotop_probe.recording.tables import PHASE_CODE
 
 SCRIPT = Path(__file__).with_name("loops") / "swept.py"
 
@@ -96,10 +97,13 @@ def test_a_job_that_hangs_is_stopped(tmp_path: Path) -> None:
 
 
 def test_a_point_measures_pace_without_warm_up(outcomes: tuple[Path, dict[str, Any]]) -> None:
-    _, results = outcomes
+    path, results = outcomes
     row = results["train"]
     assert row["steps"] == 4
-    assert 5 < row["iterations_per_s"] < 20  # each iteration sleeps for 50 ms
+    (spans,) = (source.array for source in Session.open(path / row["session"]).sources["spans"])
+    ends_ns = spans["end_ns"][spans["phase"] == PHASE_CODE["step"]]
+    assert row["iterations_per_s"] == pytest.approx(3e9 / (ends_ns[5] - ends_ns[2]), rel=0.02)
+    assert row["iterations_per_s"] < 20  # each iteration sleeps for 50 ms
     assert row["tokens_per_s"] == pytest.approx(row["iterations_per_s"] * 2 * 32)
     assert row["cost"] == pytest.approx(row["seconds"] * 0.01)
     assert row["host_peak_bytes"] > 50 << 20

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 NAMES = "deepspeed_allreduce_buffer_*"
+# A job beside makes one and maps it a moment later.
+MADE_WITHIN_S = 60.0
 
 
 def remove_leftovers() -> None:
-    """Removes those that no process has mapped: sixty test jobs would leave eight gigabytes of memory behind."""
-    left = set(FOLDER.glob(NAMES))
+    """Remove those that no process has mapped: sixty test jobs would leave eight gigabytes of memory behind."""
+    left = {path for path in FOLDER.glob(NAMES) if _was_made_long_ago(path)}
     if not left:
         return
     for maps in Path("/proc").glob("[0-9]*/maps"):
@@ -21,3 +24,10 @@ def remove_leftovers() -> None:
         left = {path for path in left if str(path) not in text}
     for path in left:
         path.unlink(missing_ok=True)
+
+
+def _was_made_long_ago(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > MADE_WITHIN_S
+    except FileNotFoundError:  # removed by another worker
+        return False

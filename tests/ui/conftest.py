@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from textual.css.stylesheet import Stylesheet
 from recordings import recording
 from settling import until_settled
 from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.ui.app import monitor
+from zerotop.ui.app.monitor import freeze_garbage
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +38,19 @@ def parsed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stylesheet, "_parse_rules", parsed)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def frozen_once() -> Iterator[None]:
+    """Freeze garbage for all apps: each would go through all objects of all tests, which takes a tenth of their time."""
+    thresholds = gc.get_threshold()
+    freeze_garbage()
+    gc.set_threshold(100_000, 5, 5)  # rarely, as in an app, but many apps end here and leave their garbage
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(monitor, "freeze_garbage", lambda: None)
+        yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from zerotop.analysis.ranks.samples import RankSamples
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app import monitor
 from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.app.monitor import freeze_garbage
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.tabs import TABS
@@ -146,8 +148,11 @@ async def test_screens_are_made_before_they_are_asked_for(monkeypatch: pytest.Mo
     monkeypatch.setattr(monitor, "READY_S", 0.05)
     monkeypatch.setattr(monitor, "KEYED_S", 0.0)
     app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0), title="ready", glyphs=BLOCKS, clock=lambda: 0.0)
+    frozen = list[int]()
+    monkeypatch.setattr(monitor, "freeze_garbage", lambda: frozen.append(len(app._screen_stacks)))
     async with app.run_test(size=(120, 40)) as pilot:
         await until(pilot, lambda: all(tab.name in app._screen_stacks for tab in TABS))
+        assert frozen == [1]  # once, and before there is more to go through
         assert app.screen.id == "live"
         assert "Iteration" in text(app)
         for number, tab in enumerate(TABS, 1):
@@ -155,6 +160,18 @@ async def test_screens_are_made_before_they_are_asked_for(monkeypatch: pytest.Mo
             await pilot.pause()
             assert app.screen.id == tab.name
             assert all(panel.plain_text() for panel in app.screen.query(FrameWidget) if panel.display)
+
+
+def test_garbage_of_the_start_is_never_looked_at_again() -> None:
+    thresholds = gc.get_threshold()
+    kept = [object()]
+    assert any(found is kept for found in gc.get_objects())
+    try:
+        freeze_garbage()
+        assert not any(found is kept for found in gc.get_objects())
+        assert gc.get_threshold()[0] > monitor.GARBAGE_OBJECTS
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 async def test_a_screen_that_was_seen_in_a_terminal_of_another_size_fills_that_of_now() -> None:
