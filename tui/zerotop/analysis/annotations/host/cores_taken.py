@@ -10,6 +10,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_loads
+from zerotop.analysis.annotations.support.record_window import read_column
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE
 
 _KIND = FindingKind(
@@ -17,8 +18,11 @@ _KIND = FindingKind(
     severity=Severity.WARNING,
     confidence=0.85,
     headline="Other processes use {others_cores:.1f} of {cores:.0f} cores, and the ranks wait for {waiting_cores:.1f}",
-    details="On {host} the ranks use {ranks_cores:.1f} cores. Waiting for more slows iterations.",
-    advice="See what runs beside the job. DataLoader workers count too: lower {worker_count} if they take the cores.",
+    details="The ranks on {host} get {ranks_cores:.1f} cores, and take longer for what they compute.",
+    advice=(
+        "See what runs beside the job[. The job's {workers:count DataLoader worker} may be among it: lower"
+        " {worker_count} then]."
+    ),
     fix="top -b -n 1 -o %CPU | head -20",
 )
 # For how long (seconds) without a break.
@@ -73,4 +77,14 @@ def _build_finding(group: Group, host: str, when: tuple[int, int, int], loads: l
         sum(getattr(load, name) for load in loads) / len(loads) for name in ("others", "waiting", "ranks")
     )
     evidence = {"others_cores": others, "ranks_cores": ranks, "waiting_cores": waiting, "cores": loads[0].cores}
-    return _KIND.at(group, *when[:2], evidence, known_ns=when[2], ranks=group.ranks_on(host), host=host)
+    workers = _count_workers(group, host, *when[:2])
+    return _KIND.at(
+        group, *when[:2], evidence, known_ns=when[2], ranks=group.ranks_on(host), host=host, workers=workers or None
+    )
+
+
+def _count_workers(group: Group, host: str, begin_ns: int, end_ns: int) -> int:
+    """Return the DataLoader workers of the ranks on a node, as far as they were counted."""
+    samples = [one.host_samples.read_window(begin_ns, end_ns).rows for one in group.processes if one.host == host]
+    counts = [read_column(rows, "loader_workers") for rows in samples]
+    return sum(max(0, int(np.nan_to_num(count, nan=-1).max())) for count in counts if len(count))

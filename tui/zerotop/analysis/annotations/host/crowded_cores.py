@@ -20,7 +20,10 @@ _KIND = FindingKind(
         "More threads were runnable than there are cores for {crowded_s:seconds} of the first {over_s:seconds} of training."
         " OMP_NUM_THREADS is {omp}."
     ),
-    advice="Start with as many threads as each rank has cores{binding_too}.",
+    advice=(
+        "Start with as many threads as each rank has cores{binding_too}; torch.set_num_threads() in the script would"
+        " overrule it."
+    ),
     fix="export OMP_NUM_THREADS={share}",
 )
 # Runnable threads of all ranks per core of the host, over this long in all; 1 is full use.

@@ -164,7 +164,7 @@ def _is_by_others(change: StepChange) -> bool:
     before, after = _compute_medians(change)
     own = float(np.median(compute_own_seconds(change.after)) - np.median(compute_own_seconds(change.before)))
     return own / (after - before) <= 0.5 and any(
-        load is not None and load.is_starved for load in measure_change_loads(change)
+        load is not None and load.is_disturbed for load in measure_change_loads(change)
     )
 
 

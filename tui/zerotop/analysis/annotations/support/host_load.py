@@ -35,9 +35,18 @@ class CoreLoad(NamedTuple):
 
     @property
     def is_starved(self) -> bool:
-        """Whether ranks wait because other processes use the cores."""
+        """Whether ranks wait for much of the node because other processes use the cores."""
+        return self._is_taken and self.waiting >= TAKEN_SHARE * self.cores
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether ranks wait for much of what they want because other processes use the cores."""
+        return self._is_taken and self.waiting >= TAKEN_SHARE * (self.ranks + self.waiting)
+
+    @property
+    def _is_taken(self) -> bool:
         is_full = self.ranks + self.others >= TAKEN_BUSY_SHARE * self.cores
-        return is_full and self.others >= TAKEN_SHARE * self.cores and self.waiting >= TAKEN_SHARE * self.cores
+        return is_full and self.others >= TAKEN_SHARE * self.cores
 
 
 def measure_load(recording: SessionIndex, host: str, begin_ns: int, end_ns: int) -> CoreLoad | None:
