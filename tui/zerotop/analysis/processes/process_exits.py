@@ -91,6 +91,7 @@ class ProcessExit(NamedTuple):
     exit_code: int | None = None  # of the command; None while it runs, and where nobody saw it
     oom_kills: int = 0  # processes that the kernel killed for memory
     is_final: bool = True  # False while the command runs and the kernel has killed nothing
+    launcher: str = ""  # see ``read_launcher``
 
     @property
     def was_killed(self) -> bool:
@@ -99,25 +100,34 @@ class ProcessExit(NamedTuple):
 
     @property
     def signal_name(self) -> str | None:
-        """The signal that ended the command or a rank: DeepSpeed's launcher exits with the rank's negative code."""
+        """The signal that ended the command or a rank."""
         if self.signal or self.exit_code is None:
             return self.signal or None
-        return find_signal_name(self.exit_code)
+        return find_signal_name(self.exit_code, self.launcher)
 
 
-def find_signal_name(exit_code: int) -> str | None:
-    """Return the signal behind an exit code: 128 + n as shells report it, or 256 - n as DeepSpeed's launcher does."""
-    # Many programs exit with -1, which arrives as 255: that is no signal.
-    number = exit_code - 128 if 128 < exit_code <= 128 + 64 else 256 - exit_code if 256 - 64 <= exit_code < 255 else 0
+def read_launcher(session: Session, cursor_ns: int | None = None) -> str:
+    """Return the launcher that the job's command names, else the one that its ranks name; "" for none."""
+    said = (event.facts.get("launcher") for event in session.events_named("hello", cursor_ns)[:1])
+    return str(session.info.get("launcher") or next(said, None) or "")
+
+
+def find_signal_name(exit_code: int, launcher: str = "") -> str | None:
+    """Return the signal behind an exit code: 128 + n as shells report it, or 256 - n where DeepSpeed's launcher does.
+
+    That launcher exits with a rank's negative code. Many programs exit with -1, which arrives as 255: that is no signal.
+    """
+    is_negative = launcher == "deepspeed" and 256 - 64 <= exit_code < 255
+    number = exit_code - 128 if 128 < exit_code <= 128 + 64 else 256 - exit_code if is_negative else 0
     try:
         return signal.Signals(number).name
     except ValueError:
         return None
 
 
-def describe_exit_code(exit_code: int) -> str:
+def describe_exit_code(exit_code: int, launcher: str) -> str:
     """Return ``exit code 1``, or ``exit code 247 (SIGKILL)`` where a signal is behind it."""
-    name = find_signal_name(exit_code)
+    name = find_signal_name(exit_code, launcher)
     return f"exit code {exit_code} ({name})" if name else f"exit code {exit_code}"
 
 
@@ -146,7 +156,9 @@ def find_first_exit(session: Session, cursor_ns: int) -> ProcessExit | None:
     last = vanished or ended
     host = last.host if last is not None else next((source.host for source in session.sources["hosts"]), "")
     rank, pid = (vanished.facts.get(name) if vanished is not None else None for name in ("rank", "pid"))
-    return ProcessExit(host, last.unix_ns if last is not None else cursor_ns, rank, pid, signal_name, code, kills, is_final)
+    launcher = read_launcher(session, cursor_ns)
+    at_ns = last.unix_ns if last is not None else cursor_ns
+    return ProcessExit(host, at_ns, rank, pid, signal_name, code, kills, is_final, launcher)
 
 
 def count_oom_kills(session: Session, cursor_ns: int) -> int:
