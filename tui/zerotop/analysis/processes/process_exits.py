@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import signal
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +30,8 @@ class ProcessExits:
         self._rank_exits: dict[ProcessKey, list[int]] = {}
         self._left_times: dict[ProcessKey, list[int]] = {}
         self._command_exits: dict[str, list[int]] = {}
-        self._commanded_hosts: set[str] = set()
+        self._command_begins: dict[str, int] = {}
+        self._until_ns = math.inf
         for event in events:
             if event.name in _RANK_EVENTS:
                 pid = event.facts.get("pid")
@@ -39,7 +42,13 @@ class ProcessExits:
             elif event.name in _COMMAND_EXITS and (event.name == "job_ended" or "exit_code" in event.facts):
                 self._command_exits.setdefault(event.host, []).append(event.unix_ns)
             elif event.name in _COMMAND_EVENTS:
-                self._commanded_hosts.add(event.host)
+                self._command_begins.setdefault(event.host, event.unix_ns)
+
+    def until(self, cursor_ns: int) -> ProcessExits:
+        """Return the same exits up to the cursor (unix time); takes equally long for any number."""
+        view = copy.copy(self)
+        view._until_ns = cursor_ns
+        return view
 
     def find_exit(self, source: Source) -> int | None:
         """Return when the process that writes ``source`` exited (unix time); None if not recorded."""
@@ -47,15 +56,20 @@ class ProcessExits:
 
     def reported_until(self, source: Source) -> int | None:
         """Return when the process that writes ``source`` exited or the probe left it; None if not recorded."""
-        left = [time for time in self._left_times.get((source.host, source.pid), ()) if time >= source.created_ns]
-        return min([*left, *filter(None, [self.find_exit(source)])], default=None)
+        left = self._find_first(self._left_times.get((source.host, source.pid), ()), source.created_ns)
+        return min(filter(None, [left, self.find_exit(source)]), default=None)
 
     def find_exit_after(self, host: str, pid: int, time_ns: int) -> int | None:
         """Return the first exit of this pid after ``time_ns``: earlier ones are of other processes."""
         own = self._rank_exits.get((host, pid), [])
-        hosts = (host,) if host in self._commanded_hosts else tuple(self._command_exits)
+        begin_ns = self._command_begins.get(host)
+        has_command = begin_ns is not None and begin_ns <= self._until_ns
+        hosts = (host,) if has_command else tuple(self._command_exits)
         ends = [*own, *(end for command_host in hosts for end in self._command_exits.get(command_host, ()))]
-        return min((end for end in ends if end >= time_ns), default=None)
+        return self._find_first(ends, time_ns)
+
+    def _find_first(self, times: Iterable[int], since_ns: int) -> int | None:
+        return min((time_ns for time_ns in times if since_ns <= time_ns <= self._until_ns), default=None)
 
 
 def read_exits(session: Session) -> ProcessExits:
@@ -68,8 +82,7 @@ def read_exits(session: Session) -> ProcessExits:
 
 def read_exits_until(session: Session, cursor_ns: int) -> ProcessExits:
     """Return the exits of a session up to the cursor (unix time)."""
-    names = (*_RANK_EVENTS, _LEFT_EVENT, *_COMMAND_EXITS, *_COMMAND_EVENTS)
-    return ProcessExits(event for name in names for event in session.events_named(name, cursor_ns))
+    return read_exits(session).until(cursor_ns)
 
 
 _SESSION_EXITS: WeakKeyDictionary[Session, tuple[Sequence[Event], ProcessExits]] = WeakKeyDictionary()
