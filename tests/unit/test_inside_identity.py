@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rank_recordings import Rank
-from zerotop_probe.inside import identity
+from zerotop_probe.inside.inspection import identity
 
 DEEPSPEED = {
     "RANK": "5",

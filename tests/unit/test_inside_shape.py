@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zerotop_probe.inside import batch_shape
+from zerotop_probe.inside.inspection import batch_shape
 
 torch = pytest.importorskip("torch")
 

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from zerotop_probe.inside import identity
 from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, AllocatorSampler, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
@@ -19,12 +18,13 @@ from zerotop_probe.inside.device.peak_counters import PeakCounters
 from zerotop_probe.inside.engines import EngineRegistry
 from zerotop_probe.inside.evaluation_detector import EvaluationDetector
 from zerotop_probe.inside.guard import CostMeter, Guard, now, remove_hooks
+from zerotop_probe.inside.inspection import identity
+from zerotop_probe.inside.inspection.training_library import TrainingLibrary
 from zerotop_probe.inside.memory_lines.line_finder import LineFinder
 from zerotop_probe.inside.oom_recorder import OomRecorder
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks import stack_sampler
 from zerotop_probe.inside.ticker import Ticker
-from zerotop_probe.inside.training_library import TrainingLibrary
 from zerotop_probe.recording import directory, events, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 from zerotop_probe.recording.writer import Identity

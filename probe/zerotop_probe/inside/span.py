@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerotop_probe.inside import batch_shape
+from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.recording.tables import UNKNOWN
 
 

@@ -81,7 +81,9 @@ def parse():
     parser.add_argument("--direct", action="store_true", help="loss.backward() instead of engine.backward(loss)")
     parser.add_argument("--evaluate-every", type=int, default=0)
     parser.add_argument("--evaluation-rows", type=int, default=4)
-    parser.add_argument("--checkpoint", help="save after half of the steps, and go back there at the end for one more")
+    parser.add_argument(
+        "--checkpoint", help="save after half of the steps, by PyTorch one step later; at the end go back for one more"
+    )
     parser.add_argument("--stumble", type=int, default=-1, help="the micro-step in which a forward fails and is repeated")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--torch-adam", action="store_true", help="an optimizer that needs no compiler")
@@ -157,6 +159,8 @@ class Loop:
             self.step()
             if options.checkpoint and number + 1 == options.steps // 2:
                 self.engine.save_checkpoint(options.checkpoint)
+            if options.checkpoint and number == options.steps // 2:
+                torch.save(self.engine.module.state_dict(), f"{options.checkpoint}-{self.engine.global_rank}.pt")
             if self.is_to_end():
                 break
         if options.checkpoint:

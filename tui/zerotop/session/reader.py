@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from zerotop.session.event_files import Event, EventBudget, EventFile
+from zerotop.session.event_index import EventIndex, get_event_time
 from zerotop.session.event_schema import drop_invalid_info
 from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, Writer, check_format, read_header
 from zerotop.session.packed.packing import unpack_files
@@ -54,9 +54,7 @@ class Session:
         self._sources_by_stem: dict[str, Source] = {}
         self._sources_by_host: dict[tuple[str, str], list[Source]] = {}
         self._sources_by_process: dict[tuple[str, str, int], list[Source]] = {}
-        self.events: list[Event] = []
-        self._events_by_name: dict[str, list[Event]] = {}
-        self._events_by_writer: dict[tuple[str, str, int, int], list[Event]] = {}
+        self._events = EventIndex()
         self.damaged_files = 0
         self._misses_files = False
         self._event_budget = EventBudget()
@@ -112,9 +110,8 @@ class Session:
             except SessionError as error:
                 self._refuse_newer(error)
         if fresh:
-            self.events = sorted([*self.events, *fresh], key=_get_event_time)
-            self._index_events(fresh)
-            self.last_written_ns = max(self.last_written_ns, self.events[-1].unix_ns)
+            self._events.add(fresh)
+            self.last_written_ns = max(self.last_written_ns, *(event.unix_ns for event in fresh))
         for source in chain.from_iterable(self.sources.values()):
             if source.refresh():
                 new = True
@@ -126,27 +123,13 @@ class Session:
     def _update_last_written(self, source: Source) -> None:
         self.last_written_ns = max(self.last_written_ns, source.last_ns or 0)
 
-    def _index_events(self, fresh: Sequence[Event]) -> None:
-        """Index events by name and writer: with many ranks there are tens of thousands, and a query needs few of them."""
-        changed: dict[int, list[Event]] = {}
-        for event in fresh:
-            by_name = self._events_by_name.setdefault(event.name, [])
-            by_writer = self._events_by_writer.setdefault((event.name, event.host, event.pid, event.rank), [])
-            for index in (by_name, by_writer):
-                index.append(event)
-                changed[id(index)] = index
-        for index in changed.values():
-            index.sort(key=_get_event_time)
-
     def events_named(self, name: str, cursor_ns: int | None = None) -> Sequence[Event]:
         """Return the events of a name up to the cursor (unix time; None: all), by time."""
-        named = self._events_by_name.get(name, [])
-        return named[:] if cursor_ns is None else named[: bisect_right(named, cursor_ns, key=_get_event_time)]
+        return self._events.find_named(name, cursor_ns)
 
     def process_events(self, name: str, host: str, pid: int, rank: int, cursor_ns: int) -> Sequence[Event]:
         """Return the events of a name that a rank's process wrote up to the cursor, by time."""
-        named = self._events_by_writer.get((name, host, pid, rank), [])
-        return named[: bisect_right(named, cursor_ns, key=_get_event_time)]
+        return self._events.find_written(name, host, pid, rank, cursor_ns)
 
     def host_sources(self, table: str, host: str) -> Sequence[Source]:
         """Return the tables of a name that were written on a node."""
@@ -282,6 +265,11 @@ class Session:
         self.damaged_files += 1
 
     @property
+    def events(self) -> list[Event]:
+        """All events by time."""
+        return self._events.ordered
+
+    @property
     def begin_ns(self) -> int:
         """Unix time in nanoseconds at which the session was created."""
         return int(self.info["clock"]["unix_ns"])
@@ -294,17 +282,13 @@ class Session:
     @property
     def is_over(self) -> bool:
         """Whether the end of the job, or of the attachment to it, was recorded."""
-        last = [event for name in _BEGINNINGS + _ENDS for event in self._events_by_name.get(name, ())[-1:]]
-        return bool(last) and max(last, key=_get_event_time).name in _ENDS
+        last = [event for name in _BEGINNINGS + _ENDS for event in self._events.find_named(name)[-1:]]
+        return bool(last) and max(last, key=get_event_time).name in _ENDS
 
     @property
     def is_live(self) -> bool:
         """Whether it is still being written: not packed, without a recorded end, and not silent."""
         return self._folder.can_grow and not self.is_over and time.time_ns() - self.last_written_ns < _SILENCE_NS
-
-
-def _get_event_time(event: Event) -> int:
-    return event.unix_ns
 
 
 def _file_order(name: str) -> tuple[bool, str]:

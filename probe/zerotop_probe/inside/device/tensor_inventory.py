@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from zerotop_probe.inside import sharding, tensor_parts
 from zerotop_probe.inside.device import allocator_snapshot
 from zerotop_probe.inside.device.allocator import NATIVE, find_backend
+from zerotop_probe.inside.inspection import sharding, tensor_parts
 
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"

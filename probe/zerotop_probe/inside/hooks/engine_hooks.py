@@ -9,13 +9,14 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
-from zerotop_probe.inside import batch_shape
 from zerotop_probe.inside.engine_facts import record_engine
 from zerotop_probe.inside.engines import EngineState
 from zerotop_probe.inside.guard import Guard, wrap_method
 from zerotop_probe.inside.hooks import optimizer_step
+from zerotop_probe.inside.hooks.checkpoints import CheckpointHooks
 from zerotop_probe.inside.hooks.generation import GenerationHooks
 from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
+from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED
@@ -89,6 +90,7 @@ class EngineHooks(TrainingHooks):
         if probe.entered_late:
             probe.training_thread = threading.get_ident()
             state.recorded_inventories.add("init")  # that moment is past
+        CheckpointHooks(probe).install_hooks()
         GenerationHooks(probe, lambda model: not model.training).install_hooks()
         self._updates.watch_optimizer(engine, state)
         self._updates.inspect_tensors(state, engine, "init")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerotop_probe.inside import batch_shape
 from zerotop_probe.inside.guard import now, wrap_method
+from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events

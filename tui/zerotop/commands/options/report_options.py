@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
-
-from zerotop.commands.options.option_types import parse_price
-
-AddCommand = Callable[..., argparse.ArgumentParser]
-"""Takes a name, a summary and examples."""
-
-_SESSION_HELP = "name, start of a name, or path"
+from zerotop.commands.options.common_options import JSON_HELP, SESSION_HELP, AddCommand, add_price
 
 
 def add_report_commands(add_command: AddCommand) -> None:
@@ -22,7 +14,7 @@ def add_report_commands(add_command: AddCommand) -> None:
         "zerotop report brisk-otter -o report.html",
         "zerotop report brisk-otter --chart gpu-memory -o memory.png",
     )
-    report.add_argument("session", metavar="SESSION|SWEEP", help=f"{_SESSION_HELP}; of a sweep, its name or folder")
+    report.add_argument("session", metavar="SESSION|SWEEP", help=f"{SESSION_HELP}; of a sweep, its name or folder")
     report.add_argument("-o", "--output", metavar="FILE", help="output file, - for standard output [NAME.html]")
     report.add_argument("--format", choices=("html", "png"), help="file format [by the name of the file, else html]")
     report.add_argument("--chart", metavar="NAME", help="the chart to draw as PNG [iterations]")
@@ -33,11 +25,11 @@ def add_report_commands(add_command: AddCommand) -> None:
         "zerotop check brisk-otter budget.toml --junit check.xml",
         "zerotop check brisk-otter --baseline calm-heron",
     )
-    check.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
+    check.add_argument("session", metavar="SESSION", help=SESSION_HELP)
     check.add_argument("budget", nargs="?", metavar="BUDGET", help="TOML file with [limits], [findings] and [baseline]")
     check.add_argument("--baseline", metavar="SESSION", help="compare with this recording [the budget's]")
     check.add_argument("--junit", metavar="FILE", help="write the outcome as JUnit XML, too")
-    check.add_argument("--json", action="store_true", help="print JSON for programs")
+    check.add_argument("--json", action="store_true", help=JSON_HELP)
 
 
 def _add_export(add_command: AddCommand) -> None:
@@ -48,7 +40,7 @@ def _add_export(add_command: AddCommand) -> None:
         "zerotop export brisk-otter --table all --format parquet -o tables/",
         "zerotop export brisk-otter --format perfetto -o otter.pftrace",
     )
-    export.add_argument("session", metavar="SESSION", help=_SESSION_HELP)
+    export.add_argument("session", metavar="SESSION", help=SESSION_HELP)
     export.add_argument("--table", metavar="NAME", help="table to export, or all [steps]")
     export.add_argument(
         "--format",
@@ -57,10 +49,3 @@ def _add_export(add_command: AddCommand) -> None:
         help="file format, or a trace of everything for ui.perfetto.dev [csv]",
     )
     export.add_argument("-o", "--output", metavar="PATH", help="file or directory [standard output]")
-
-
-def add_price(command: argparse.ArgumentParser) -> None:
-    """Add the option for a price per hour."""
-    command.add_argument(
-        "--price-per-hour", type=parse_price, metavar="PRICE", help="of all hardware of the job, such as 30, $29.50 or 28EUR"
-    )

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
+from zerotop.commands.options.common_options import AddCommand
 from zerotop.commands.options.option_types import parse_count, parse_natural, parse_price, parse_size
-
-AddCommand = Callable[..., argparse.ArgumentParser]
-"""Takes a name, a summary and examples."""
 
 _USAGE = "%(prog)s [-h] [OPTION]... [-- COMMAND with {placeholders}]"
 

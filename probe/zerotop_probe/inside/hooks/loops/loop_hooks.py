@@ -11,15 +11,15 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from zerotop_probe.inside import batch_shape
 from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_function, wrap_method
+from zerotop_probe.inside.hooks.checkpoints import CheckpointHooks
 from zerotop_probe.inside.hooks.dataloader import DataLoaderHooks
 from zerotop_probe.inside.hooks.generation import GenerationHooks
-from zerotop_probe.inside.hooks.loops.checkpoints import CheckpointHooks
 from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
 from zerotop_probe.inside.hooks.loops.lightning import LightningHooks
 from zerotop_probe.inside.hooks.loops.loop import Loop
 from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks
+from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
@@ -44,7 +44,7 @@ class LoopHooks:
         self._install_others = install_others
         self._loop = Loop(probe, self._begin_forward, self._end_forward)
         self._steps = OptimizerStepHooks(self._loop)
-        self._checkpoints = CheckpointHooks(self._loop)
+        self._checkpoints = CheckpointHooks(probe)
         self._lightning = LightningHooks(self._loop)
         self._guard = Guard("loops", probe.meter)
         self._is_installed = self._is_awake = False

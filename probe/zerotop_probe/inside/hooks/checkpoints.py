@@ -1,4 +1,4 @@
-"""The checkpoint phase: the functions with which scripts and libraries save a model without DeepSpeed."""
+"""The checkpoint phase: the functions with which scripts and libraries save, apart from those of DeepSpeed's engine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from zerotop_probe.inside.guard import on_removal, wrap_function, wrap_method
-from zerotop_probe.inside.hooks.loops import lightning
-from zerotop_probe.inside.hooks.loops.loop import Loop
+from zerotop_probe.inside.guard import is_wrapped, on_removal, wrap_function, wrap_method
+from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
 from zerotop_probe.inside.span import Span
 
 # Functions by the modules that have them under that name; they save by their own means or call torch.save many times.
@@ -23,27 +22,24 @@ _METHODS = (
     ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained"),
     ("peft.peft_model", "PeftModel", "save_pretrained"),
     ("accelerate.accelerator", "Accelerator", "save_state"),
-    *((f"{package}.trainer.trainer", "Trainer", "save_checkpoint") for package in lightning.PACKAGES),
+    ("lightning.pytorch.trainer.trainer", "Trainer", "save_checkpoint"),
+    ("pytorch_lightning.trainer.trainer", "Trainer", "save_checkpoint"),
 )
 
 
-class CheckpointHooks:
+class CheckpointHooks(TrainingHooks):
     """Hooks on the functions that save."""
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-
     def install_hooks(self) -> None:
-        """Wrap those functions whose modules are imported."""
-        meter = self._loop.probe.meter
+        """Wrap those functions whose modules are imported, unless they are wrapped already."""
         for module_name, class_name, method in _METHODS:
             owner = getattr(sys.modules.get(module_name), class_name, None)
             if owner is not None:
-                wrap_method(owner, method, self._begin_save, self._loop.end_span, meter)
+                wrap_method(owner, method, self._begin_save, self.end_span, self._probe.meter)
         for module_names, name in _FUNCTIONS:
             modules = [sys.modules[module_name] for module_name in module_names if module_name in sys.modules]
             original = getattr(modules[0], name, None) if modules else None
-            if original is None:
+            if original is None or is_wrapped(original):
                 continue
             wrapper = self._wrap_save(original, f"{module_names[0]}.{name}")
             for module in modules:
@@ -52,24 +48,25 @@ class CheckpointHooks:
                     on_removal(functools.partial(setattr, module, name, original))
 
     def _wrap_save(self, original: Callable[..., Any], where: str) -> Callable[..., Any]:
+        @functools.wraps(original)
         def call_original(subject: None, *args: Any, **kwargs: Any) -> Any:
             return original(*args, **kwargs)
 
-        measured = wrap_function(call_original, where, self._begin_save, self._loop.end_span, self._loop.probe.meter)
+        measured = wrap_function(call_original, where, self._begin_save, self.end_span, self._probe.meter)
 
-        @functools.wraps(original)
+        @functools.wraps(measured)
         def save(*args: Any, **kwargs: Any) -> Any:
             return measured(None, *args, **kwargs)
 
         return save
 
     def _begin_save(self, time_ns: int, subject: Any, args: Any, kwargs: Any) -> Span | None:
-        recorder = self._loop.find_recorder()
-        if recorder is None or not self._loop.is_training_thread(False):
+        recorder = self._probe.recorder
+        if recorder is None or self._probe.engines.current is None or not self.is_training_thread(False):
             return None
         recorder.end_loose_spans(time_ns)
         # Within another phase it is that phase's time: a script may log tensors in its forward.
         if recorder.stack and recorder.find_phase("eval") is None:
             return None
-        self._loop.resume_training(time_ns)
-        return recorder.begin_span(time_ns, "checkpoint_save", self._loop.get_position())
+        self.resume_training(time_ns)
+        return recorder.begin_span(time_ns, "checkpoint_save", self._probe.engines.get_position())

@@ -1,0 +1,21 @@
+"""What several commands share: how a command is added, the words for a session, the price."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from zerotop.commands.options.option_types import parse_price
+
+AddCommand = Callable[..., argparse.ArgumentParser]
+"""Takes a name, a summary and examples."""
+
+SESSION_HELP = "name, start of a name, or path"
+JSON_HELP = "print JSON for programs"
+
+
+def add_price(command: argparse.ArgumentParser) -> None:
+    """Add the option for a price per hour."""
+    command.add_argument(
+        "--price-per-hour", type=parse_price, metavar="PRICE", help="of all hardware of the job, such as 30, $29.50 or 28EUR"
+    )

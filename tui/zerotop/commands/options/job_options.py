@@ -1,0 +1,102 @@
+"""The commands about a job that runs: ``demo``, ``run``, ``attach``, ``detach`` and ``microscope``."""
+
+from __future__ import annotations
+
+import argparse
+
+from zerotop.commands.options.common_options import JSON_HELP, SESSION_HELP, AddCommand, add_price
+from zerotop.commands.options.option_types import parse_count, parse_max_size, parse_percent
+
+_SESSION_DIR_HELP = "record in this folder [a new one in the state directory]"
+
+
+def add_job_commands(add_command: AddCommand) -> None:
+    """Add the commands with their options."""
+    _add_start(add_command)
+    _add_attach(add_command)
+    _add_microscope(add_command)
+
+
+def _add_start(add_command: AddCommand) -> None:
+    demo = add_command("demo", "train a small model with two ranks and watch it", "zerotop demo", "zerotop demo --recorded")
+    demo.add_argument("--steps", type=parse_count, default=24, help="optimizer steps to train [24]")
+    demo.add_argument("--recorded", action="store_true", help="replay a recording of an 8 B model on 4 GPUs instead")
+    run = add_command(
+        "run",
+        "start a job and watch it",
+        "zerotop run deepspeed --num_gpus 8 train.py --deepspeed_config ds.json",
+        "zerotop run --headless -- torchrun --nproc-per-node 8 train.py",
+        usage="%(prog)s [-h] [--session DIR] [--max-size SIZE] [--headless] [--redact-output] [--no-phase-peaks]"
+        " [--no-stacks] [--budget PERCENT] [--report FILE] [--price-per-hour PRICE] [--] COMMAND ...",
+    )
+    run.add_argument("--session", metavar="DIR", help=_SESSION_DIR_HELP)
+    _add_max_size(run)
+    run.add_argument("--headless", action="store_true", help="without the screen; pass output and signals through")
+    run.add_argument("--redact-output", action="store_true", help="replace secrets in the recorded output, too")
+    run.add_argument("--no-phase-peaks", action="store_true", help="do not reset the peak counters of PyTorch's allocator")
+    _add_no_stacks(run)
+    run.add_argument(
+        "--budget",
+        type=parse_percent,
+        metavar="PERCENT",
+        help="largest share of the training time that watching may take; of short steps less is recorded [0.3]",
+    )
+    run.add_argument("--report", metavar="FILE", help="write an HTML report when the job has ended")
+    add_price(run)
+    run.add_argument("first_words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # the command, where no -- precedes it
+
+
+def _add_attach(add_command: AddCommand) -> None:
+    attach = add_command(
+        "attach",
+        "list running jobs, or watch one, even if not started by zerotop",
+        "zerotop attach",
+        "zerotop attach 4711 --enter",
+        "zerotop attach 4711 --hosts worker-2,worker-3 --session /shared/job",
+    )
+    attach.add_argument(
+        "session", nargs="?", metavar="PID|SESSION", help="a process of the job, or a session [list the jobs]"
+    )
+    attach.add_argument("--enter", action="store_true", help="inject the probe into its ranks, for phases and memory")
+    attach.add_argument("--headless", action="store_true", help="without the screen; record until the job ends")
+    attach.add_argument("--json", action="store_true", help="print the list of jobs as JSON for programs")
+    attach.add_argument("--session", dest="folder", metavar="DIR", help=_SESSION_DIR_HELP)
+    _add_max_size(attach)
+    _add_no_stacks(attach)
+    _add_host_options(attach, "other nodes too: HOST,HOST or @HOSTFILE, or the word job for the nodes of its launcher")
+    attach.add_argument("--there", metavar="REQUEST", help=argparse.SUPPRESS)
+    detach = add_command("detach", "remove the probe, stop recording", "zerotop detach 4711")
+    detach.add_argument("session", metavar="PID|SESSION", help="a process of the job, or a session")
+    _add_host_options(detach, "on these nodes [all that attach reached from here]")
+
+
+def _add_microscope(add_command: AddCommand) -> None:
+    microscope = add_command(
+        "microscope",
+        "trace every allocation in a running job's next steps",
+        "zerotop microscope brisk-otter --steps 2",
+    )
+    microscope.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    microscope.add_argument("--steps", type=parse_count, default=1, help="optimizer steps to trace [1]")
+    microscope.add_argument("--stacks", action="store_true", help="record Python stacks for memory_viz, which is slow")
+    microscope.add_argument(
+        "--wait", type=parse_count, default=120, metavar="SECONDS", help="longest wait for the steps [120]"
+    )
+    microscope.add_argument("--json", action="store_true", help=JSON_HELP)
+
+
+def _add_max_size(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--max-size", type=parse_max_size, metavar="SIZE", help="largest size of the recording, such as 500MB or 10GB [2GB]"
+    )
+
+
+def _add_no_stacks(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--no-stacks", action="store_true", help="do not record Python stacks: of slow or silent ranks, and of allocations"
+    )
+
+
+def _add_host_options(command: argparse.ArgumentParser, hosts_help: str) -> None:
+    command.add_argument("--hosts", metavar="HOSTS", help=hosts_help)
+    command.add_argument("--ssh", metavar="COMMAND", help="ssh command for other nodes [$ZEROTOP_SSH, else ssh]")

@@ -1,0 +1,61 @@
+"""The commands about recordings, but for those that pass one on."""
+
+from __future__ import annotations
+
+from zerotop.commands.options.common_options import JSON_HELP, SESSION_HELP, AddCommand, add_price
+from zerotop.commands.options.option_types import parse_age, parse_size
+
+
+def add_recording_commands(add_command: AddCommand) -> None:
+    """Add the commands with their options."""
+    _add_sessions(add_command)
+    replay = add_command(
+        "replay", "replay a recording", "zerotop replay brisk-otter", "zerotop replay otter.zerotop --speed 4"
+    )
+    replay.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    replay.add_argument("--speed", type=float, default=1.0, help="0.25 to 1000 [1]")
+    add_price(replay)
+    notes = add_command("annotations", "list findings and fixes", "zerotop annotations brisk-otter")
+    notes.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    notes.add_argument("--json", action="store_true", help=JSON_HELP)
+    memory = add_command("memory", "show memory: measured vs expected", "zerotop memory brisk-otter --at 24")
+    memory.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    memory.add_argument("--at", type=int, metavar="STEP", help="at the end of this step [the last step, or the failure]")
+    memory.add_argument("--json", action="store_true", help=f"{JSON_HELP}, with sizes in bytes")
+    compare = add_command(
+        "compare", "compare two or more recordings side by side", "zerotop compare brisk-otter calm-heron --json"
+    )
+    compare.add_argument("sessions", nargs="+", metavar="SESSION", help=SESSION_HELP)
+    compare.add_argument("--json", action="store_true", help=f"{JSON_HELP}, with sizes in bytes and times in seconds")
+    pack = add_command("pack", "pack a recording into one small file", "zerotop pack brisk-otter -o otter.zerotop")
+    pack.add_argument("session", metavar="SESSION", help=SESSION_HELP)
+    pack.add_argument("-o", "--output", metavar="FILE", help="output file [SESSION.zerotop in this directory]")
+    _add_serve(add_command)
+
+
+def _add_sessions(add_command: AddCommand) -> None:
+    listing = add_command(
+        "sessions",
+        "list recordings, or delete old ones",
+        "zerotop sessions",
+        "zerotop sessions --prune --older-than 30d --dry-run",
+        "zerotop sessions --prune --total-size 20GB --yes",
+    )
+    listing.add_argument("--json", action="store_true", help=JSON_HELP)
+    listing.add_argument("--prune", action="store_true", help="delete recordings, never one whose job runs; asks first")
+    listing.add_argument("--older-than", type=parse_age, metavar="AGE", help="those last written before, such as 12h or 30d")
+    listing.add_argument(
+        "--total-size", type=parse_size, metavar="SIZE", help="the oldest, until the others fit, as in 20GB"
+    )
+    listing.add_argument("--ended", action="store_true", help="all whose job has ended")
+    listing.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    listing.add_argument("--yes", action="store_true", help="delete without asking")
+
+
+def _add_serve(add_command: AddCommand) -> None:
+    serve = add_command("serve", "use zerotop in a browser", "zerotop serve", "zerotop serve brisk-otter --port 0")
+    serve.add_argument("session", nargs="?", metavar="SESSION", help="only this recording [the list of all]")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on [127.0.0.1]")
+    serve.add_argument("--port", type=int, default=8023, help="port, 0 for any free one [8023]")
+    serve.add_argument("--token", help="access token [$ZEROTOP_TOKEN, else a random one]")
+    serve.add_argument("--no-browser", action="store_true", help="do not open a browser")
