@@ -1,10 +1,10 @@
 """Much output of a job through a pipe: under `zerotop run --headless` and alone, turn by turn, in the same run.
 
-    python benchmarks/output.py [--megabytes 200] [--rounds 5]
+    python benchmarks/output.py [--megabytes 200] [--rounds 15]
 
 Time is measured by the reader of the pipe, from the first byte to the last, without the start of either; the recording is
-written meanwhile. Of the rounds the fastest one counts, since other programs only make one slower. Memory is that of all
-processes of zerotop together, without the job: resident, and with each shared page counted once in all (PSS).
+written meanwhile. Of the rounds the median counts, of both. Memory is that of all processes of zerotop together, without the
+job: resident, and with each shared page counted once in all (PSS).
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 
 TIME_LIMIT, MEMORY_LIMIT_MB = 2.0, 64.0
 LINE = "step 12345 loss 2.3456 grad_norm 0.789 learning_rate 0.0001 tokens 123456 seconds 1.234 memory 12.3".ljust(99)
-# Code that writes SIZE bytes: as a file is copied, as a script prints, and as a log is flushed line by line.
+_PYTHON = (sys.executable, "-S", "-E", "-c")
+# Commands that write SIZE bytes: as fast as a program can, as a file is copied, as a script prints, and as a log is flushed
+# line by line.
 WRITERS = {
-    "blocks of 64 KiB": "piece = bytes(65536)\nfor _ in range(SIZE // 65536 + 1): os.write(1, piece)",
-    "print() of 100 bytes": f"for _ in range(SIZE // 100): print({LINE!r})",
-    "print() and flush": f"for _ in range(SIZE // 100): print({LINE!r}, flush=True)",
+    "blocks of 64 KiB": (*_PYTHON, "import os\npiece = bytes(65536)\nfor _ in range(SIZE // 65536 + 1): os.write(1, piece)"),
+    "head -c 200M /dev/zero": ("head", "-c", "SIZE", "/dev/zero"),
+    "cat of a file": ("cat", "FILE"),
+    "yes | head -c 200M": ("bash", "-c", "yes | head -c SIZE"),
+    "print() of 100 bytes": (*_PYTHON, f"for _ in range(SIZE // 100): print({LINE!r})"),
+    "print() and flush": (*_PYTHON, f"for _ in range(SIZE // 100): print({LINE!r}, flush=True)"),
 }
 _MARK = "OUTPUT_BENCHMARK"
 
@@ -73,9 +79,8 @@ class MemoryWatch(threading.Thread):
         self.join()
 
 
-def pass_output(code: str, folder: Path, *, recorded: bool) -> Passage:
+def pass_output(command: list[str], folder: Path, *, recorded: bool) -> Passage:
     """Run a job and read all of its output."""
-    command = [sys.executable, "-S", "-E", "-c", code]
     if recorded:
         command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder), "--", *command]
     watch = MemoryWatch(str(folder))
@@ -95,28 +100,32 @@ def pass_output(code: str, folder: Path, *, recorded: bool) -> Passage:
     return Passage(size, seconds, watch.resident_mb, watch.pss_mb)
 
 
+def compare_once(command: list[str], *, ours_first: bool) -> dict[bool, Passage]:
+    """Run a job alone and under zerotop, one after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            recorded: pass_output(command, Path(folder, "session"), recorded=recorded)
+            for recorded in (ours_first, not ours_first)
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=200)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     size = options.megabytes * 1_000_000
     print(f"{options.megabytes} MB of output{'':10}{'alone':>9}{'zerotop':>10}{'ratio':>8}{'resident':>11}{'PSS':>9}")
-    for name, code in WRITERS.items():
-        rounds = []
-        for number in range(options.rounds):
-            with tempfile.TemporaryDirectory() as folder:
-                both = {
-                    recorded: pass_output(
-                        f"import os\n{code}".replace("SIZE", str(size)), Path(folder, "session"), recorded=recorded
-                    )
-                    for recorded in ((True, False) if number % 2 else (False, True))
-                }
-            assert both[True].size == both[False].size >= size, "output was lost"
-            rounds.append(both)
-        alone, ours = (min(both[recorded].seconds for both in rounds) for recorded in (False, True))
-        resident, pss = (max(values) for values in zip(*(both[True][2:] for both in rounds), strict=True))
-        print(f"{name:32}{alone:7.2f} s{ours:8.2f} s{ours / alone:8.2f}{resident:8.0f} MB{pss:6.0f} MB", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "output")
+        file.write_bytes((LINE + "\n").encode() * (size // 100))
+        for name, words in WRITERS.items():
+            command = [word.replace("SIZE", str(size)).replace("FILE", str(file)) for word in words]
+            rounds = [compare_once(command, ours_first=bool(number % 2)) for number in range(options.rounds)]
+            alone, ours = (median(both[recorded].seconds for both in rounds) for recorded in (False, True))
+            resident, pss = (max(values) for values in zip(*(both[True][2:] for both in rounds), strict=True))
+            print(f"{name:32}{alone:7.2f} s{ours:8.2f} s{ours / alone:8.2f}{resident:8.0f} MB{pss:6.0f} MB", flush=True)
+            assert all(both[True].size == both[False].size >= size for both in rounds), "output was lost"
     print(f"limits: {TIME_LIMIT:.0f} times as long, {MEMORY_LIMIT_MB:.0f} MB")
 
 

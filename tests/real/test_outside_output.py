@@ -73,6 +73,18 @@ def test_fifty_megabytes_pass_through_little_memory(tmp_path: Path) -> None:
     assert much < little + (8 << 10)
 
 
+@pytest.mark.parametrize(("size", "is_enlarged"), [(100, False), (8 << 20, True)])
+def test_pipes_of_much_output_are_enlarged(tmp_path: Path, size: int, is_enlarged: bool) -> None:
+    """Otherwise 200 MB take three times as long as without us; a job that prints little leaves its reader's pipe alone."""
+    command = [*AGENT, "--foreground", str(tmp_path), "--", sys.executable, "-c", f"import os; os.write(1, bytes({size}))"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        before = fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ)
+        assert len(process.stdout.read()) == size
+        assert (fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ) > before) is is_enlarged
+    assert recorded(tmp_path, "stdout") == bytes(size)
+
+
 def test_a_closed_reader_ends_the_job_as_without_us(tmp_path: Path) -> None:
     """SIGPIPE comes at the first write after the reader has closed, as in a shell's pipeline."""
     code = "import signal, time; signal.signal(13, 0)\nfor i in range(100): print('word', i, flush=True); time.sleep(0.2)"

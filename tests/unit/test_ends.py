@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes
-from zerotop.analysis.processes.process_exits import ProcessExits
+from zerotop.analysis.processes.process_exits import ProcessExits, read_exits
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import BEGINS
@@ -70,6 +70,17 @@ def test_a_launcher_takes_all_nodes_with_it(two: Nodes) -> None:
         RankProcess("n1", 11, 1),
     ]
     assert find_alive_processes(two.session, two.session.begin_ns + 65 * S) == []
+
+
+def test_later_exits_and_commands_are_not_known_yet(two: Nodes) -> None:
+    two.nodes[0].write(two.at(2), "job_ended", exit_code=0)
+    two.nodes[1].write(two.at(6), "job_started", pid=8, start=1)
+    two.own[1].write(two.at(9), "goodbye")
+    two.session.refresh()
+    exits, (_, other) = read_exits(two.session), two.session.sources["begins"]
+    zero = two.session.begin_ns + 60 * S
+    ends = [exits.until(zero + second * S).find_exit(other) for second in (1, 3, 7, 10)]
+    assert [end and round((end - zero) / S) for end in ends] == [None, 2, None, 9]
 
 
 def test_an_end_before_its_beginning_was_another_process_s(two: Nodes) -> None:

@@ -89,6 +89,7 @@ def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> Non
 )
 def test_a_rank_ended_by_a_signal(tmp_path: Path, facts: dict[str, Any], name: str) -> None:
     recording = usual(tmp_path)
+    recording.event(identity(0), 1.5, events.HELLO, rank=0, launcher="deepspeed")
     gone(recording, 26)
     early = must(recording, 26.5)
     assert early.what == "Rank 0 (PID 100) died unexpectedly in backward of step 1."
@@ -146,13 +147,46 @@ def test_a_job_that_failed_before_any_rank_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "name"),
-    [(None, None), (1, None), (2, None), (137, "SIGKILL"), (247, "SIGKILL"), (241, "SIGTERM"), (255, None)],
+    ("code", "launcher", "name"),
+    [
+        (None, "", None),
+        (1, "deepspeed", None),
+        (2, "", None),
+        (137, "", "SIGKILL"),
+        (137, "deepspeed", "SIGKILL"),
+        (247, "deepspeed", "SIGKILL"),
+        (241, "deepspeed", "SIGTERM"),
+        (247, "", None),
+        (250, "torchrun", None),
+        (255, "deepspeed", None),
+    ],
 )
-def test_which_signal_an_exit_code_means(code: int | None, name: str | None) -> None:
-    assert ProcessExit("", 0, exit_code=code).signal_name == name
+def test_which_signal_an_exit_code_means(code: int | None, launcher: str, name: str | None) -> None:
+    assert ProcessExit("", 0, exit_code=code, launcher=launcher).signal_name == name
     if code is not None:
-        assert describe_exit_code(code) == f"exit code {code}" + (f" ({name})" if name else "")
+        assert describe_exit_code(code, launcher) == f"exit code {code}" + (f" ({name})" if name else "")
+
+
+_DEEPSPEED_SAYS = "[launch.py:325:sigkill_handler] ['python', 'train.py', '--local_rank=0'] exits with return code = {}\n"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "printed", "what"),
+    [
+        ("python", "", "Rank 0 failed"),
+        ("deepspeed", "", "was killed by SIGABRT"),
+        ("python", _DEEPSPEED_SAYS.format(-6), "was killed by SIGABRT"),
+        ("deepspeed", _DEEPSPEED_SAYS.format(250), "Rank 0 failed"),
+    ],
+)
+def test_a_program_that_exits_with_250_was_not_killed(tmp_path: Path, launcher: str, printed: str, what: str) -> None:
+    """DeepSpeed's launcher turns signal 6 into 250."""
+    recording = usual(tmp_path)
+    recording.event(identity(0), 1.5, events.HELLO, rank=0, local_rank=0, launcher=launcher)
+    recording.event(identity(0), 29.2, events.GOODBYE)
+    recording.print(29.4, printed or "bye\n")
+    end(recording, 30, exit_code=250, text="The job failed with exit code 250.")
+    assert what in must(recording).what
 
 
 @pytest.mark.parametrize(

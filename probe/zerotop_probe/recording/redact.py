@@ -24,7 +24,10 @@ __all__ = ["HIDDEN", "StreamRedactor", "is_secret_name", "redact_command", "reda
 HIDDEN = "<redacted>"
 
 # What a text contains, in small letters, if a name in it may be that of a secret.
-_NAME_HINTS = ("token", "key", "pass", "pwd", "secret", "cred", "auth", "cookie", "bearer", "sig", "sas")
+_NAME_HINTS = (
+    *("token", "key", "pass", "pw", "psw", "secret", "cred", "auth", "cookie", "bearer", "sig", "sas", "jwt", "webhook"),
+    *("otp", "mfa", "pin", "_pat", "-pat", "_code", "-code"),
+)
 _LOGIN = re.compile(r"(?<=://)(?:[^/\s:@\"'<>]{0,99}:[^/\s@\"'<>]{1,999}|[^/\s:@\"'<>]{20,999})(?=@)")
 _SCHEMES = r"(?:bearer|basic|token|digest|negotiate|apikey)"
 _HEADER = re.compile(

@@ -62,7 +62,9 @@ def _collect_words(text: str) -> frozenset[str]:
 
 
 _SECRET_WORDS = _collect_words("password passwd passphrase pwd secret credential apikey passcode")
-_WHOLE_NAMES = _collect_words("authorization bearer cookie sig sas")
+_PASSWORD_ENDINGS = ("password", "passwd", "sshpass", "userpw")  # also PGPASSWORD, which is one word
+_LAST_WORDS = _collect_words("otp totp jwt pat pw psw passkey cred webhook")
+_WHOLE_NAMES = _collect_words("authorization bearer cookie sig sas pin mfa")
 _SIGNERS = _collect_words("amz goog")  # of URLs
 # What follows those words where the value only says something about a secret.
 _ABOUT = _collect_words(
@@ -72,8 +74,10 @@ _ABOUT = _collect_words(
 _KEY_OWNERS = _collect_words(
     """api access secret private auth account service client db database encryption signing license master session app
     application storage consumer shared subscription admin deploy hub hf huggingface wandb comet neptune openai anthropic
-    aws azure gcp google ssh rsa kaggle clearml replicate mistral cohere groq gemini runpod"""
+    aws azure gcp google ssh rsa kaggle clearml replicate mistral cohere groq gemini runpod together fireworks lambda vast
+    swanlab mlflow dagshub deepseek dashscope perplexity modelscope minio s3"""
 )
+_CODE_OWNERS = _collect_words("mfa otp totp pin security verification auth recovery")
 # Tokens of a text, which are no secrets: numbers of them, and their names.
 _TEXT_TOKENS = _collect_words(
     """pad eos bos unk sep cls mask special new max min num n no image img audio video vision visual boi eoi stop start end
@@ -106,7 +110,9 @@ def is_secret_name(name: str) -> bool:
         return bool(owners) and owners[-1] in _KEY_OWNERS
     if last == "pass":
         return bool(owners) and owners[-1] not in _PASSES
-    if len(words) == 1 and last in _WHOLE_NAMES:
+    if last == "code" and owners:
+        return owners[-1] in _CODE_OWNERS
+    if last in _LAST_WORDS or last.endswith(_PASSWORD_ENDINGS) or (len(words) == 1 and last in _WHOLE_NAMES):
         return True
     found = [place for place, word in enumerate(words) if _make_singular(word) in _SECRET_WORDS]
     if last == "signature":

@@ -23,6 +23,8 @@ _CHUNK_BYTES = 1 << 18
 # that prints this many bytes a second needs to fill the pipe.
 _FAST_RATE = 100e6
 _TERMINAL_BYTES = 4096
+# The size of all pipes of a job that prints faster than it is read: fewer and larger pieces take less time.
+_LARGE_PIPE_BYTES = 1 << 20
 _LITTLE_BYTES = 4096
 FILE_PERIOD_S = 0.05
 
@@ -44,11 +46,12 @@ class Stream:
         self._log = log
         self._state = state
         self._copy, copy_target = os.pipe()
-        capacity = fcntl.fcntl(copy_target, fcntl.F_SETPIPE_SZ, fcntl.fcntl(self._stage, fcntl.F_GETPIPE_SZ))
-        self._pause_s = (capacity if stat.S_ISFIFO(os.fstat(self._source).st_mode) else _TERMINAL_BYTES) / _FAST_RATE
+        self._capacity = _resize_pipe(self._copy, _find_pipe_size(self._stage))
+        _resize_pipe(self._stage, self._capacity)  # the copy must not be the smaller one
+        source_size = self._capacity if stat.S_ISFIFO(os.fstat(self._source).st_mode) else _TERMINAL_BYTES
+        self._pause_s = source_size / _FAST_RATE
         tee = ctypes.CDLL(None, use_errno=True).tee
-        self._tee = partial(tee, self._staged, copy_target, capacity, 0)
-        self._capacity = capacity
+        self._tee = partial(tee, self._staged, copy_target, _LARGE_PIPE_BYTES, 0)
         self._busy = False
 
     def run(self) -> None:
@@ -65,12 +68,20 @@ class Stream:
                 self._busy = False
                 if size < _LITTLE_BYTES:
                     time.sleep(self._pause_s)
+                elif self._capacity < 2 * size and self._capacity < _LARGE_PIPE_BYTES:
+                    self._enlarge_pipes()
         except BrokenPipeError:
             pass
         except OSError as error:
             self.error = error.strerror or str(error)
         finally:
             self._close()
+
+    def _enlarge_pipes(self) -> None:
+        self._capacity = _resize_pipe(self._copy, _LARGE_PIPE_BYTES)
+        for pipe in (self._stage, self._source, self._target):
+            if 0 < _find_pipe_size(pipe) < self._capacity:
+                _resize_pipe(pipe, self._capacity)
 
     def _await_output(self) -> bool:
         """Wait for output; return False when the user's reader has closed, since the job then gets SIGPIPE at once."""
@@ -177,3 +188,18 @@ class FileStream:
     def has_passed_all(self) -> bool:
         """Whether all is recorded, after :meth:`finish`."""
         return self.is_over
+
+
+def _find_pipe_size(descriptor: int) -> int:
+    """Return the size of a pipe in bytes, 0 for what is none."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
+    except OSError:
+        return 0
+
+
+def _resize_pipe(pipe: int, size: int) -> int:
+    """Resize a pipe as far as the user's limits allow; return its size."""
+    with suppress(OSError):
+        return fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
+    return _find_pipe_size(pipe)

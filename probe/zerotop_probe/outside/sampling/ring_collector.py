@@ -123,7 +123,8 @@ class RingCollector(threading.Thread):
 
     def run(self) -> None:
         """Drain until :meth:`finish`; if another process drains this session, wait for its end."""
-        threading.Thread(target=adopt_leftovers, args=(self._folder,), name="leftovers", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # too little memory for another thread; the next sampler adopts them
+            threading.Thread(target=adopt_leftovers, args=(self._folder,), name="leftovers", daemon=True).start()
         is_closing = False
         while not is_closing:
             is_closing = self._is_closing.wait(_PERIOD_S)

@@ -81,7 +81,7 @@ def _check_end(run: RecordedRun) -> Check:
     if job.state is not State.ENDED:
         text = job.exit_text or "The job still runs."
         return Check("end", Outcome.SKIPPED, text)
-    code = "an unknown exit code" if job.exit_code is None else describe_exit_code(job.exit_code)
+    code = "an unknown exit code" if job.exit_code is None else describe_exit_code(job.exit_code, job.launcher)
     if job.exit_code is None:
         return Check("end", Outcome.SKIPPED, f"The job ended with {code}.")
     return _judge("end", job.exit_code == 0, f"The job ended with {code}.")

@@ -16,7 +16,7 @@ from zerotop.analysis.failures.last_moments import (
 from zerotop.analysis.failures.rank_ends import RankEnd, find_last_exception
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
 from zerotop.analysis.processes.host_memory import HostMemory
-from zerotop.analysis.processes.process_exits import ProcessExit
+from zerotop.analysis.processes.process_exits import ProcessExit, find_signal_name
 from zerotop.analysis.script_terms import read_terms
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import FAILED
@@ -51,7 +51,7 @@ def build_signal_failure(session: Session, cursor_ns: int, process_exit: Process
     place = ""
     if rank is not None and pid is not None:
         spans, place = _read_last_place(session, RankProcess(host, pid, rank), at_ns, cursor_ns)
-    name = end.signal_name if end is not None and end.signal_name is not None else process_exit.signal_name
+    name = _find_signal(process_exit, end)
     who = f"Rank {rank} (PID {pid})" if rank is not None else "The job"
     what = f"was killed by {name}" if name else "died unexpectedly"
     advice, setting = _ADVICE.get(name or "", _DEFAULT_ADVICE)
@@ -72,6 +72,13 @@ def build_signal_failure(session: Session, cursor_ns: int, process_exit: Process
         final=process_exit.is_final,
         memory=None,
     )
+
+
+def _find_signal(process_exit: ProcessExit, end: RankEnd | None) -> str | None:
+    """Return the signal that ended the rank or the job; what the launcher printed decides whether one did."""
+    if end is None or end.report is None:
+        return process_exit.signal_name
+    return end.signal_name or process_exit.signal or find_signal_name(end.report.exit_code)
 
 
 def _read_last_place(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> tuple[tuple[LastSpan, ...], str]:

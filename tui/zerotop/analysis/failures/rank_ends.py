@@ -13,7 +13,7 @@ from itertools import chain
 from zerotop.analysis.failures.launcher_reports import LauncherReport, find_stop, parse_reports
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
 from zerotop.analysis.processes.alive_ranks import RankProcess, identify_process
-from zerotop.analysis.processes.process_exits import ProcessExit, read_exits_until
+from zerotop.analysis.processes.process_exits import ProcessExit, read_exits_until, read_launcher
 from zerotop.session.output.tail import read_last_lines
 from zerotop.session.reader import Event, Session, Source
 
@@ -120,7 +120,7 @@ def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> li
             continue
         is_alone = len(sources) == 1 and job_end is not None
         if report is None and is_alone and job_end is not None:
-            report = _read_job_end(job_end)
+            report = _read_job_end(job_end, read_launcher(session, cursor_ns))
         ended_ns = exit_ns if exit_ns is not None else cursor_ns
         traceback = printed.find_traceback(
             process,
@@ -142,10 +142,10 @@ def _read_local_rank(session: Session, process: RankProcess, cursor_ns: int) -> 
     return local_rank if isinstance(local_rank, int) else None
 
 
-def _read_job_end(event: Event) -> LauncherReport | None:
+def _read_job_end(event: Event, launcher: str) -> LauncherReport | None:
     """Return the end of the only rank, which is that of the job."""
     code, name = event.facts.get("exit_code"), event.facts.get("signal")
-    ended = ProcessExit(event.host, event.unix_ns, signal=name, exit_code=code)
+    ended = ProcessExit(event.host, event.unix_ns, signal=name, exit_code=code, launcher=launcher)
     number = signal.Signals.__members__.get(ended.signal_name or "")
     if number is not None:
         return LauncherReport("", event.unix_ns, -number, is_first=True)

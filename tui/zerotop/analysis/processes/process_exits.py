@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import signal
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +30,8 @@ class ProcessExits:
         self._rank_exits: dict[ProcessKey, list[int]] = {}
         self._left_times: dict[ProcessKey, list[int]] = {}
         self._command_exits: dict[str, list[int]] = {}
-        self._commanded_hosts: set[str] = set()
+        self._command_begins: dict[str, int] = {}
+        self._until_ns = math.inf
         for event in events:
             if event.name in _RANK_EVENTS:
                 pid = event.facts.get("pid")
@@ -39,7 +42,13 @@ class ProcessExits:
             elif event.name in _COMMAND_EXITS and (event.name == "job_ended" or "exit_code" in event.facts):
                 self._command_exits.setdefault(event.host, []).append(event.unix_ns)
             elif event.name in _COMMAND_EVENTS:
-                self._commanded_hosts.add(event.host)
+                self._command_begins.setdefault(event.host, event.unix_ns)
+
+    def until(self, cursor_ns: int) -> ProcessExits:
+        """Return the same exits up to the cursor (unix time); takes equally long for any number."""
+        view = copy.copy(self)
+        view._until_ns = cursor_ns
+        return view
 
     def find_exit(self, source: Source) -> int | None:
         """Return when the process that writes ``source`` exited (unix time); None if not recorded."""
@@ -47,15 +56,20 @@ class ProcessExits:
 
     def reported_until(self, source: Source) -> int | None:
         """Return when the process that writes ``source`` exited or the probe left it; None if not recorded."""
-        left = [time for time in self._left_times.get((source.host, source.pid), ()) if time >= source.created_ns]
-        return min([*left, *filter(None, [self.find_exit(source)])], default=None)
+        left = self._find_first(self._left_times.get((source.host, source.pid), ()), source.created_ns)
+        return min(filter(None, [left, self.find_exit(source)]), default=None)
 
     def find_exit_after(self, host: str, pid: int, time_ns: int) -> int | None:
         """Return the first exit of this pid after ``time_ns``: earlier ones are of other processes."""
         own = self._rank_exits.get((host, pid), [])
-        hosts = (host,) if host in self._commanded_hosts else tuple(self._command_exits)
+        begin_ns = self._command_begins.get(host)
+        has_command = begin_ns is not None and begin_ns <= self._until_ns
+        hosts = (host,) if has_command else tuple(self._command_exits)
         ends = [*own, *(end for command_host in hosts for end in self._command_exits.get(command_host, ()))]
-        return min((end for end in ends if end >= time_ns), default=None)
+        return self._find_first(ends, time_ns)
+
+    def _find_first(self, times: Iterable[int], since_ns: int) -> int | None:
+        return min((time_ns for time_ns in times if since_ns <= time_ns <= self._until_ns), default=None)
 
 
 def read_exits(session: Session) -> ProcessExits:
@@ -68,8 +82,7 @@ def read_exits(session: Session) -> ProcessExits:
 
 def read_exits_until(session: Session, cursor_ns: int) -> ProcessExits:
     """Return the exits of a session up to the cursor (unix time)."""
-    names = (*_RANK_EVENTS, _LEFT_EVENT, *_COMMAND_EXITS, *_COMMAND_EVENTS)
-    return ProcessExits(event for name in names for event in session.events_named(name, cursor_ns))
+    return read_exits(session).until(cursor_ns)
 
 
 _SESSION_EXITS: WeakKeyDictionary[Session, tuple[Sequence[Event], ProcessExits]] = WeakKeyDictionary()
@@ -91,6 +104,7 @@ class ProcessExit(NamedTuple):
     exit_code: int | None = None  # of the command; None while it runs, and where nobody saw it
     oom_kills: int = 0  # processes that the kernel killed for memory
     is_final: bool = True  # False while the command runs and the kernel has killed nothing
+    launcher: str = ""  # see ``read_launcher``
 
     @property
     def was_killed(self) -> bool:
@@ -99,25 +113,34 @@ class ProcessExit(NamedTuple):
 
     @property
     def signal_name(self) -> str | None:
-        """The signal that ended the command or a rank: DeepSpeed's launcher exits with the rank's negative code."""
+        """The signal that ended the command or a rank."""
         if self.signal or self.exit_code is None:
             return self.signal or None
-        return find_signal_name(self.exit_code)
+        return find_signal_name(self.exit_code, self.launcher)
 
 
-def find_signal_name(exit_code: int) -> str | None:
-    """Return the signal behind an exit code: 128 + n as shells report it, or 256 - n as DeepSpeed's launcher does."""
-    # Many programs exit with -1, which arrives as 255: that is no signal.
-    number = exit_code - 128 if 128 < exit_code <= 128 + 64 else 256 - exit_code if 256 - 64 <= exit_code < 255 else 0
+def read_launcher(session: Session, cursor_ns: int | None = None) -> str:
+    """Return the launcher that the job's command names, else the one that its ranks name; "" for none."""
+    said = (event.facts.get("launcher") for event in session.events_named("hello", cursor_ns)[:1])
+    return str(session.info.get("launcher") or next(said, None) or "")
+
+
+def find_signal_name(exit_code: int, launcher: str = "") -> str | None:
+    """Return the signal behind an exit code: 128 + n as shells report it, or 256 - n where DeepSpeed's launcher does.
+
+    That launcher exits with a rank's negative code. Many programs exit with -1, which arrives as 255: that is no signal.
+    """
+    is_negative = launcher == "deepspeed" and 256 - 64 <= exit_code < 255
+    number = exit_code - 128 if 128 < exit_code <= 128 + 64 else 256 - exit_code if is_negative else 0
     try:
         return signal.Signals(number).name
     except ValueError:
         return None
 
 
-def describe_exit_code(exit_code: int) -> str:
+def describe_exit_code(exit_code: int, launcher: str) -> str:
     """Return ``exit code 1``, or ``exit code 247 (SIGKILL)`` where a signal is behind it."""
-    name = find_signal_name(exit_code)
+    name = find_signal_name(exit_code, launcher)
     return f"exit code {exit_code} ({name})" if name else f"exit code {exit_code}"
 
 
@@ -146,7 +169,9 @@ def find_first_exit(session: Session, cursor_ns: int) -> ProcessExit | None:
     last = vanished or ended
     host = last.host if last is not None else next((source.host for source in session.sources["hosts"]), "")
     rank, pid = (vanished.facts.get(name) if vanished is not None else None for name in ("rank", "pid"))
-    return ProcessExit(host, last.unix_ns if last is not None else cursor_ns, rank, pid, signal_name, code, kills, is_final)
+    launcher = read_launcher(session, cursor_ns)
+    at_ns = last.unix_ns if last is not None else cursor_ns
+    return ProcessExit(host, at_ns, rank, pid, signal_name, code, kills, is_final, launcher)
 
 
 def count_oom_kills(session: Session, cursor_ns: int) -> int:

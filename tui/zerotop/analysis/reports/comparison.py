@@ -206,7 +206,7 @@ def _compare_findings(sides: Sides) -> Iterator[Measure]:
 def _describe_end(side: RecordedRun) -> str:
     job = side.view.job
     if job.state is State.ENDED:
-        return "ended" if job.exit_code is None else describe_exit_code(job.exit_code)
+        return "ended" if job.exit_code is None else describe_exit_code(job.exit_code, job.launcher)
     return {State.LOST: "unknown", State.DETACHED: "detached"}.get(job.state, "running")
 
 

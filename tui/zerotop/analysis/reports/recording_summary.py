@@ -11,7 +11,7 @@ import numpy as np
 
 from zerotop.analysis.engine import Engine, measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Floats
-from zerotop.analysis.processes.process_exits import find_signal_name
+from zerotop.analysis.processes.process_exits import find_signal_name, read_launcher
 from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import StepTable
@@ -163,7 +163,8 @@ def _describe_failure(session: Session, exit_code: int | None) -> str:
         return "host memory"
     if session.events_named(events.STOP_SENT):
         return "stopped"
-    return str(end.get("signal") or (find_signal_name(exit_code) if exit_code is not None else None) or "")
+    name = find_signal_name(exit_code, read_launcher(session)) if exit_code is not None else None
+    return str(end.get("signal") or name or "")
 
 
 def _find_last(session: Session, name: str) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.engine import measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Job, LiveView, Progress, State
 from zerotop.analysis.prices import HourlyPrice, read_price
-from zerotop.analysis.processes.process_exits import read_exits
+from zerotop.analysis.processes.process_exits import read_exits, read_launcher
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator, read_hosts, read_ranks
 from zerotop.analysis.processes.running_max import Peaks
 from zerotop.analysis.steps.missing_steps import find_recorded
@@ -228,7 +228,7 @@ class RecordingSource:
         return Job(
             name=self.session.name,
             command=_shorten_command(info.get("command") or ()),
-            launcher=str(info.get("launcher") or ""),
+            launcher=read_launcher(self.session, cursor),
             state=state,
             exit_code=code,
             exit_text=text,

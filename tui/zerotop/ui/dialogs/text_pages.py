@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding
 
-from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.live_view import Job, LiveView
 from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.ui.base.footer_keys import format_key
 from zerotop.ui.drawing import labels
@@ -77,7 +77,7 @@ def build_job_page(view: LiveView, glyphs: Glyphs) -> Group:
         ("name", job.name),
         ("command", shlex.join(job.command)),
         ("launcher", job.launcher),
-        ("state", f"{job.state.value}" + ("" if job.exit_code is None else f", {describe_exit_code(job.exit_code)}")),
+        ("state", _describe_state(job)),
         ("model", labels.format_model(job)),
         ("optimizer" if job.is_loop and not job.parallelism else "training" if job.is_loop else "stage", job.setup_text),
         ("library", job.library),
@@ -90,6 +90,12 @@ def build_job_page(view: LiveView, glyphs: Glyphs) -> Group:
             facts.add_row(label, Text(sanitize_lines(value, glyphs)))
     notices = (Text("\n" + sanitize_lines(sentence, glyphs)) for sentence in (job.exit_text, *job.notices) if sentence)
     return Group(facts, *notices)
+
+
+def _describe_state(job: Job) -> str:
+    if job.exit_code is None:
+        return job.state.value
+    return f"{job.state.value}, {describe_exit_code(job.exit_code, job.launcher)}"
 
 
 def _format_batch(view: LiveView) -> str:

@@ -104,7 +104,7 @@ def format_ending(job: Job) -> tuple[str, str]:
         return "", ""
     word = job.state.value.upper()
     if job.state is State.ENDED and job.exit_code is not None:
-        name = find_signal_name(job.exit_code)
+        name = find_signal_name(job.exit_code, job.launcher)
         word = f"KILLED ({name})" if name else f"EXIT {job.exit_code}"
     badges = {"good": "badge-good", "alert": "badge-bad"}
     return word, badges.get(choose_exit_style(job), "badge-past")
