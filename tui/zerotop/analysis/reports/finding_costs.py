@@ -1,8 +1,8 @@
 """What findings cost in seconds and bytes, and findings ranked by it.
 
 Seconds are those that training lost to the cause: the share of an iteration that the finding says, over the iterations that
-it concerns, which is an estimate. Bytes are what the cause holds at its most, on one GPU or on one node. A finding that only
-explains costs nothing.
+it concerns, which is an estimate; where iterations became longer, what each took more than those before. Bytes are what the
+cause holds at its most, on one GPU or on one node. A finding that only explains costs nothing.
 """
 
 from __future__ import annotations
@@ -124,6 +124,10 @@ def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps:
     if name in GROWING:  # its cost is what it puts at risk
         return 0.0
     later = _select_steps(finding, findings, steps)
+    if name == "iteration_shift" and finding.cost:  # those that took no longer than before lost nothing
+        before, after = finding.evidence["before_s"], finding.evidence["after_s"]
+        lost = np.clip(later["iteration_s"] - before, 0.0, after - before)
+        return float(np.nansum(lost * later["steps"]))
     return finding.cost * float(np.nansum(later["iteration_s"] * later["steps"]))
 
 

@@ -9,11 +9,17 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes.causes import find_cause
+from zerotop.analysis.annotations.support.causes.causes import check_batch, find_cause
 from zerotop.analysis.annotations.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.annotations.support.causes.host_causes import measure_change_loads
-from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, compute_own_seconds, name_part
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
+from zerotop.analysis.annotations.support.causes.step_change import (
+    Cause,
+    StepChange,
+    compute_own_seconds,
+    get_batch_sizes,
+    name_part,
+)
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
     Delay,
@@ -39,6 +45,8 @@ _KIND = FindingKind(
 )
 # Changes that begin within so many steps of each other are one.
 _SAME_STEPS = 3
+# What a change may show in besides the iterations.
+_BETWEEN_PHASES, _SIZE = " between phases", " size"
 # A cause of less confidence gives way to a line that takes the time.
 CERTAIN = 0.85
 _LINE_HEADLINE = "Iterations take {after_s:seconds} instead of {before_s:seconds} from step {step} on"
@@ -57,7 +65,7 @@ class _Shift(NamedTuple):
     carrier: str
     before_s: float
     after_s: float
-    is_between: bool  # whether it was found in the time between the phases alone
+    found_in: str  # what showed it where the iterations did not, else empty
 
     @property
     def is_worse(self) -> bool:
@@ -83,15 +91,15 @@ class _Shift(NamedTuple):
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each change of level of the iterations, and of the time between the phases where a line takes it."""
+    """Report each change of level of the iterations, and those that show only in what causes them."""
     for group in recording.groups:
-        reported = group.get_state(list[int], f"{_KIND.name} between")
+        reported = group.get_state(list[int], f"{_KIND.name} by cause")
         for shift, found in await_lines(group, _KIND.name, _find_shifts(group), _Shift.find_delay):
             step = int(shift.change.after["step"][0])
-            if not shift.is_between:
+            if not shift.found_in:
                 if not _is_near(step, reported):
                     yield _build_finding(shift, found)
-            elif _is_line_named(shift, found.line) and group.count_report(_KIND.name):
+            elif (shift.found_in == _SIZE or _is_line_named(shift, found.line)) and group.count_report(_KIND.name):
                 reported.append(step)
                 yield _build_finding(shift, found)
 
@@ -115,13 +123,16 @@ def _find_shifts(group: Group) -> Iterator[_Shift]:
             yield from _explain_change(replace(change, known_ns=known_ns))
         else:
             waiting.append(change)
-    # Where the phases vary much, as where others use the cores, a change may only show in the time between them.
-    for change in _find_changes(group, " between", _measure_notable_between(group.lead.steps)):
+    # Where the phases vary much, as where others use the cores, a change may only show in its cause.
+    for change in _find_changes(group, _BETWEEN_PHASES, _measure_notable_between(group.lead.steps)):
         if _is_longer_between(change) and not _is_near(int(change.after["step"][0]), steps):
-            yield from _explain_change(change, is_between=True)
+            yield from _explain_change(change, _BETWEEN_PHASES)
+    for change in _find_changes(group, _SIZE, get_batch_sizes(group.lead.steps)):
+        if _is_notable(change) and check_batch(change) is not None and not _is_near(int(change.after["step"][0]), steps):
+            yield from _explain_change(change, _SIZE)
 
 
-def _find_changes(group: Group, key: str, values: Floats) -> Iterator[StepChange]:
+def _find_changes(group: Group, key: str, values: Floats | Ints) -> Iterator[StepChange]:
     steps = group.lead.steps
     for shift in group.lead.get_state(ShiftFinder, _KIND.name + key).find_shifts(values):
         after = steps[shift.first : shift.last + 1]
@@ -149,14 +160,20 @@ def _is_longer_between(change: StepChange) -> bool:
     return added >= max(BETWEEN_SECONDS, SHIFT_SHARE * float(np.median(change.after["iteration_s"])))
 
 
-def _explain_change(change: StepChange, *, is_between: bool = False) -> Iterator[_Shift]:
+def _is_notable(change: StepChange) -> bool:
+    """Whether iterations take notably another time."""
+    before, after = _compute_medians(change)
+    return abs(after - before) >= SHIFT_SHARE * before and max(before, after) >= SHORTEST_ITERATION_S
+
+
+def _explain_change(change: StepChange, found_in: str = "") -> Iterator[_Shift]:
     """Yield the change with its cause, unless another finding is about it."""
     cause = find_cause(change)
     if not (cause.has_own_finding if cause is not None else _is_by_others(change)):
         before, after = _compute_medians(change)
         changes = change.measure_parts()
         carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1))
-        yield _Shift(change, cause, changes, carrier, before, after, is_between)
+        yield _Shift(change, cause, changes, carrier, before, after, found_in)
 
 
 def _is_by_others(change: StepChange) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds
+from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, get_batch_sizes
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Records, Rows
 from zerotop.analysis.annotations.support.record_window import read_column
 from zerotop.analysis.annotations.support.runs import find_first_run
@@ -151,17 +151,11 @@ def _measure_iterations(rows: Sequence[Rows]) -> Floats:
     return longest
 
 
-def _get_sizes(rows: Rows) -> Ints:
-    """Return the tokens of each step, or its rows where the model takes no tokens."""
-    sizes: Ints = np.where(rows["tokens"] > 0, rows["tokens"], np.maximum(rows["rows"], 0)).astype(np.int64)
-    return sizes
-
-
 def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Ints, Ints]:
     """Return the index of the process that was slow in each step (-1 for none), and the two longest forwards (ns)."""
     rows = [_select_rows(process, steps) for process in group.processes]
     sizes, total = (
-        np.stack([_get_sizes(one) for one in rows]),
+        np.stack([get_batch_sizes(one) for one in rows]),
         forward + np.stack([compute_own_seconds(one) for one in rows]),
     )
     least = np.maximum(STALL_SECONDS, SLOW_SHARE * _measure_iterations(rows))

@@ -80,8 +80,8 @@ def _check_skipping(change: StepChange) -> Cause | None:
     return None
 
 
-def _check_batch(change: StepChange) -> Cause | None:
-    """The size of the batches changed: in rows, or in tokens where the model takes tokens."""
+def check_batch(change: StepChange) -> Cause | None:
+    """Return the cause that batches have another size: in tokens where the model takes tokens, else in rows."""
     tokens, rows = (_compute_growth(change, name) for name in ("tokens", "rows"))
     growth = tokens or rows
     if growth is None:
@@ -210,7 +210,7 @@ def _check_interruption(change: StepChange) -> Cause | None:
 _Check = Callable[[StepChange], Cause | None]
 _CHECKS: tuple[_Check, ...] = (
     _check_skipping,
-    _check_batch,
+    check_batch,
     _check_data,
     _check_retries,
     _check_cache_clearing,
@@ -227,7 +227,7 @@ _CHECKS: tuple[_Check, ...] = (
     _check_interruption,
 )
 _DRIFT_CHECKS: tuple[_Check, ...] = (
-    _check_batch,
+    check_batch,
     _check_retries,
     _check_collector,
     gpu_causes.check_clocks,

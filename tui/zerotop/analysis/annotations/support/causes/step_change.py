@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Records, Rows, Samples
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Ints, Process, Records, Rows, Samples
 from zerotop.analysis.annotations.support.lines.line_findings import measure_between
 from zerotop.session.event_files import select_events
 from zerotop_probe.recording import events
@@ -112,3 +112,9 @@ def _spread_over(process: Process, name: str, field: str, steps: Rows) -> float:
         if shared_ns >= 0:
             total += (event.facts.get(field) or 0.0) * (shared_ns / (last_ns - first_ns) if last_ns > first_ns else 1.0)
     return total
+
+
+def get_batch_sizes(rows: Rows) -> Ints:
+    """Return the tokens of each step, or its rows where the model takes no tokens; 0 where neither is known."""
+    sizes: Ints = np.where(rows["tokens"] > 0, rows["tokens"], np.maximum(rows["rows"], 0)).astype(np.int64)
+    return sizes
