@@ -42,7 +42,7 @@ def parsed_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def frozen_once() -> Iterator[None]:
-    """Freeze garbage for all apps: each would go through all objects of all tests, which takes a tenth of their time."""
+    """Freeze garbage for all apps: each would go through all objects of all tests."""
     thresholds = gc.get_threshold()
     freeze_garbage()
     gc.set_threshold(100_000, 5, 5)  # rarely, as in an app, but many apps end here and leave their garbage
