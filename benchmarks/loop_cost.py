@@ -20,7 +20,7 @@ import probe_cost
 def main() -> None:
     options = parse()
     if "RANK" not in os.environ:
-        raise SystemExit(probe_cost.start_rank())
+        raise SystemExit(probe_cost.start_rank(options.budget))
     probe_cost.measure_blocks(options, Loop(options), switch)
 
 
@@ -33,6 +33,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu or cuda [cpu]")
     parser.add_argument("--cold", action="store_true", help="evict the probe from the processor's caches before every phase")
     parser.add_argument("--cpu-time", action="store_true", help="of the training thread: for a busy machine without a GPU")
+    parser.add_argument("--budget", default="100", help="in percent; 100: every step in full detail [100]")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     return parser.parse_args()
 

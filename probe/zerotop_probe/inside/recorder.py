@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from zerotop_probe.inside.budget import COUNTED as COUNTED_DETAIL
 from zerotop_probe.inside.budget import DetailBudget, read_budget
 from zerotop_probe.inside.collector_clock import CollectorClock
 from zerotop_probe.inside.compiled_graphs import CompilationCounter
+from zerotop_probe.inside.counting import StepCounting
 from zerotop_probe.inside.device.gpu import RankDevice
-from zerotop_probe.inside.engines import TrainingState
+from zerotop_probe.inside.engines import LoopState, TrainingState
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.rings.ring_files import RingFiles, open_rank_files
-from zerotop_probe.recording.tables import BOUNDARY, FAILED, INCOMPLETE, LIGHT, PHASE_CODE
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, FAILED, INCOMPLETE, LIGHT, PHASE_CODE, UNKNOWN
 from zerotop_probe.recording.writer import Identity
 
 # After these the steps are worth looking at.
@@ -34,7 +36,12 @@ _ENDED_SPANS = 64
 class Recorder:
     """The files of this process and the stack of phases in progress, outermost first."""
 
-    def __init__(self, session: str, identity: Identity, meter: CostMeter) -> None:
+    def __init__(self, session: str, identity: Identity, meter: CostMeter, counting: StepCounting | None = None) -> None:
+        """``counting``: shared with the hooks, which may leave out phases; without it they never do."""
+        self._counting = counting if counting is not None else StepCounting()
+        self._may_count = counting is not None
+        self._counting.stop()
+        self._counting.was_on = False
         self.stack: list[Span] = []
         # The last outermost phases, in the order of their ends.
         self.ended: deque[Span] = deque(maxlen=_ENDED_SPANS)
@@ -70,6 +77,8 @@ class Recorder:
 
         ``brief``: the phase is so short that its begin is not written and the device is not read.
         """
+        if self._counting.is_on:
+            self._counting.stop()
         span = Span(time_ns, PHASE_CODE[phase], len(self.stack), position, loose)
         span.is_brief = brief
         if brief:
@@ -81,6 +90,8 @@ class Recorder:
 
     def expect_span(self, time_ns: int, phase: str, position: tuple[int, int, int]) -> Span:
         """Begin a phase that is recorded only if :meth:`confirm_span` is called, or if it fails."""
+        if self._counting.is_on:
+            self._counting.stop()
         span = Span(time_ns, PHASE_CODE[phase], len(self.stack), position, loose=False)
         span.is_confirmed = False
         self.stack.append(span)
@@ -137,7 +148,8 @@ class Recorder:
                 self.device.end_span(time_ns, span)
             stack.pop()
             span.end_ns = time_ns
-            if not span.depth:
+            # What lies between phases of a step that began as a counted one is unknown.
+            if not span.depth and (not self._counting.was_on or (span.flags | flags) & BOUNDARY):
                 self.ended.append(span)
         span.flags |= flags
         if span.is_confirmed or flags & FAILED:
@@ -157,12 +169,14 @@ class Recorder:
         spans, self._unwritten = self._unwritten, []
         writer = self._span_writer
         for span in spans:
+            ends_step = span.flags & BOUNDARY and not span.engine
+            if ends_step and self._counting.was_on:
+                span.flags |= COUNTED
             flags = span.flags
-            ends_step = flags & BOUNDARY and not span.engine
             if ends_step:
                 if self._lost_spans != self._lost_at_step:
                     flags |= INCOMPLETE
-                if self.device is not None and not self.device.is_full:
+                if self.device is not None and not self.device.is_full and not flags & COUNTED:
                     flags |= LIGHT
             elif span.phase in _PAUSES:
                 self._budget.wish_detail()
@@ -183,14 +197,18 @@ class Recorder:
             )
             if ends_step:
                 self.last_step = span.step
-            lost = writer.lost
-            if lost == self._lost_spans:
-                self._is_losing_spans = False
-                if ends_step:
-                    self._lost_at_step = lost
-            else:
-                self._lost_spans = lost
-                self._note_loss(span.end_ns, span.step)
+            self._follow_losses(span.end_ns, span.step, ends_step=bool(ends_step))
+
+    def _follow_losses(self, time_ns: int, step: int, *, ends_step: bool) -> None:
+        """Note after a span whether it was lost."""
+        lost = self._span_writer.lost
+        if lost == self._lost_spans:
+            self._is_losing_spans = False
+            if ends_step:
+                self._lost_at_step = lost
+        else:
+            self._lost_spans = lost
+            self._note_loss(time_ns, step)
 
     def _note_loss(self, time_ns: int, step: int) -> None:
         if self.is_open and not self._is_losing_spans and self._loss_events < _MOST_LOSS_EVENTS:
@@ -216,17 +234,96 @@ class Recorder:
                 return span
         return None
 
-    def end_step(self, span: Span, time_ns: int) -> None:
-        """Finish an optimizer step after its span was written."""
+    def end_step(self, span: Span, time_ns: int, loop: LoopState | None = None, *, can_count: bool = False) -> None:
+        """Finish an optimizer step after its span was written.
+
+        ``can_count``: nothing speaks against leaving out the phases of the next steps, of ``loop`` or of an engine.
+        """
         device = self.device
         if device is not None:
             device.end_step(span.step, is_main=span.engine == 0)
-            if span.engine == 0:
-                self._budget.end_step(time_ns, self._meter.total_ns)
+        if span.engine == 0:
+            counting, last_ns, steps = self._counting, 0, 1
+            if counting.was_on:
+                last_ns, steps = time_ns - counting.begin_ns, span.step + 1 - counting.first_step
+                counting.stop()
+                counting.was_on = False
+            can_count = can_count and self._may_count and not self.stack and (device is None or device.is_idle)
+            next_step = span.step + 1
+            self._budget.end_step(
+                time_ns, self._meter.total_ns, next_step=next_step if can_count else None, steps=steps, last_ns=last_ns
+            )
+            if device is not None:
                 device.is_full = self._budget.is_full
+            if self._budget.detail == COUNTED_DETAIL:
+                self._count_steps(time_ns, next_step)
+                counting.loop = loop
         self.is_quick = self._phases is not None and (device is None or not device.is_full)
         if time_ns - self._last_cost_ns >= _COST_EVERY_NS:
             self.write_cost(time_ns)
+
+    def _count_steps(self, time_ns: int, next_step: int) -> None:
+        """Leave out the phases of the steps from ``next_step`` on, which begins now."""
+        counting, budget = self._counting, self._budget
+        counting.first_step, counting.begin_ns = next_step, time_ns
+        counting.uncounted_step = budget.find_uncounted(next_step)
+        counting.shortest_ns, counting.longest_ns = budget.like_ns
+        counting.is_on = counting.was_on = True
+
+    def end_counted_step(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int) -> None:
+        """Record the end of a counted step, of which only the optimizer's step was noted; ``flags`` is SKIPPED or 0."""
+        counting, writer = self._counting, self._span_writer
+        flags |= BOUNDARY | COUNTED
+        if self._lost_spans != self._lost_at_step:
+            flags |= INCOMPLETE
+        writer.write(begin_ns, time_ns, UNKNOWN, step, UNKNOWN, UNKNOWN, UNKNOWN, _STEP_PHASE, flags, 0, engine, 0)
+        self.last_step = step
+        duration_ns, counting.begin_ns = time_ns - counting.begin_ns, time_ns
+        if writer.lost != self._lost_spans or self._lost_spans != self._lost_at_step:
+            self._follow_losses(time_ns, step, ends_step=True)
+        if (
+            step + 1 == counting.uncounted_step
+            or not counting.shortest_ns <= duration_ns <= counting.longest_ns
+            or not counting.is_on
+        ):
+            self._end_counted_steps(begin_ns, time_ns, step, engine, flags, duration_ns)
+
+    def _end_counted_steps(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int, duration_ns: int) -> None:
+        """Decide after several counted steps whether to go on."""
+        counting, budget, device = self._counting, self._budget, self.device
+        steps = step + 1 - counting.first_step
+        self._meter.boundaries += steps
+        next_step = step + 1 if counting.is_on else None
+        budget.end_step(time_ns, self._meter.total_ns, next_step=next_step, steps=steps, last_ns=duration_ns)
+        if budget.detail == COUNTED_DETAIL:
+            self._count_steps(time_ns, next_step or 0)
+        else:
+            counting.stop()
+            counting.was_on = False
+            span = Span(begin_ns, _STEP_PHASE, 0, (engine, step, UNKNOWN), loose=False)
+            span.end_ns, span.flags = time_ns, flags
+            self.ended.append(span)
+            if device is not None:
+                device.end_counted_steps(time_ns, span)
+                device.is_full = budget.is_full
+            self.is_quick = self._phases is not None and (device is None or not device.is_full)
+        if time_ns - self._last_cost_ns >= _COST_EVERY_NS:
+            self.write_cost(time_ns)
+
+    def read_counted_peak(self, time_ns: int) -> None:
+        """Read the peak of the last steps if they were only counted, because the recording ends."""
+        if self._counting.was_on and self.device is not None and self.last_step is not None:
+            self.device.restart_window(time_ns, Span(time_ns, _STEP_PHASE, 0, (0, self.last_step + 1, UNKNOWN), loose=False))
+
+    @property
+    def counted_since(self) -> tuple[int, int] | None:
+        """The begin of the step in progress and its number, if phases of it may have been left out; else None."""
+        counting, last_step = self._counting, self.last_step
+        return (counting.begin_ns, last_step + 1) if counting.was_on and last_step is not None else None
+
+    def resume_phases(self) -> None:
+        """Leave out no more phases of the step in progress. Any thread may call this."""
+        self._counting.stop()
 
     def write_cost(self, time_ns: int) -> None:
         """Record the probe's cost so far, the time of garbage collections, and what was compiled."""
@@ -261,6 +358,7 @@ class Recorder:
     def close(self) -> None:
         """Close every file; later records count as lost."""
         self.is_open = self.is_quick = False
+        self._counting.stop()
         self.collector.stop()
         if self.device:
             self.device.close()

@@ -29,7 +29,7 @@ _SCALERS = (
 class _ScaledStep(NamedTuple):
     """A call of ``scaler.step(optimizer)``."""
 
-    span: Span
+    span: Span | None  # None in a counted step
     scale: LossScale | None
     optimizer: Any
 
@@ -37,10 +37,12 @@ class _ScaledStep(NamedTuple):
 class _Step:
     """A step in progress."""
 
-    __slots__ = ("depth", "found_inf", "has_closure", "is_scaled", "owner", "span", "was_called")
+    __slots__ = ("backwards", "begin_ns", "depth", "found_inf", "has_closure", "is_scaled", "owner", "span", "was_called")
 
     def __init__(self, optimizer: Any, *, is_scaled: bool = False, has_closure: bool = False) -> None:
         self.owner = id(optimizer)
+        self.begin_ns = 0  # of one in a counted step
+        self.backwards = 0  # likewise: those before it
         self.span: Span | None = None
         self.is_scaled = is_scaled
         self.has_closure = has_closure
@@ -66,6 +68,7 @@ class OptimizerStepHooks:
         self._only: Callable[[], Any] = lambda: None
         self._only_number = self._known_optimizers = 0
         self._meter = self._probe.meter
+        self._counting = self._probe.counting
         self._guard = Guard("optimizer steps", self._meter)
 
     def install_hooks(self, module: Any) -> None:
@@ -96,7 +99,10 @@ class OptimizerStepHooks:
         if self._guard.is_on and not self._probe.engines.belongs_to_deepspeed:
             begin_ns = now()
             try:
-                self._begin_step(begin_ns, optimizer, args, kwargs)
+                if self._counting.loop is None or not self._begin_counted(
+                    begin_ns, optimizer, len(args) > 1 or bool(kwargs)
+                ):
+                    self._begin_step(begin_ns, optimizer, args, kwargs)
             except Exception as error:
                 self._guard.switch_off(error)
             self._meter.cost_ns += now() - begin_ns
@@ -105,7 +111,11 @@ class OptimizerStepHooks:
         if self._guard.is_on and not self._probe.engines.belongs_to_deepspeed:
             begin_ns = now()
             try:
-                self._end_step(begin_ns, optimizer)
+                step = self.step
+                if step is not None and step.begin_ns and not step.is_scaled:
+                    self._end_counted(begin_ns, optimizer, step)
+                else:
+                    self._end_step(begin_ns, optimizer)
             except Exception as error:
                 self._guard.switch_off(error)
             self._meter.cost_ns += now() - begin_ns
@@ -131,6 +141,7 @@ class OptimizerStepHooks:
             return
         if recorder.find_phase("backward") is not None:
             self.stepped_in_backward = True
+            self._loop.can_count = False  # without the backward such a step would look like any other
             return
         step = self.step
         if step is not None and step.span is not None and step.span in recorder.stack:
@@ -144,7 +155,9 @@ class OptimizerStepHooks:
             return
         self._loop.resume_training(time_ns, self._probe.engines.loop)
         has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
-        if not has_closure:
+        if has_closure:
+            self._loop.can_count = False  # its phases show to which optimizer the steps within it belong
+        else:
             self._loop.prepare_update()
         self.step = step = _Step(optimizer, has_closure=has_closure)
         step.depth = 1
@@ -154,6 +167,56 @@ class OptimizerStepHooks:
             step.span.loose = True
         else:
             step.span = recorder.begin_span(now(), "step", position, loose=True)
+
+    # In counted steps an update has no span until its end.
+
+    def _begin_counted(self, time_ns: int, optimizer: Any, is_unusual: bool) -> bool:
+        """Note the begin of an update in a counted step; return False if it must be recorded as in any other step."""
+        counting, step = self._counting, self.step
+        if is_unusual or get_ident() != self._probe.training_thread:
+            counting.stop()
+            self.step = None
+            return False
+        # If a backward followed, an exception has ended the step before.
+        if step is not None and step.begin_ns and step.backwards == counting.backwards:
+            if step.owner == id(optimizer):
+                step.depth += 1
+                step.was_called = True
+                if step.is_scaled:
+                    step.found_inf = _read_found_inf(optimizer)
+            return True
+        self.step = step = _Step(optimizer)
+        step.depth = 1
+        step.begin_ns, step.backwards = time_ns, counting.backwards
+        return True
+
+    def _end_counted(self, time_ns: int, optimizer: Any, step: _Step) -> None:
+        if step.owner == id(optimizer):
+            step.depth -= 1
+            if not step.depth:
+                self.step = None
+                self._finish_counted(step.begin_ns, time_ns, optimizer, 0)
+
+    def _finish_counted(self, begin_ns: int, time_ns: int, optimizer: Any, flags: int) -> None:
+        """Record the end of a counted step if this update ends it; ``flags`` is SKIPPED if nothing was updated."""
+        loop, recorder, state = self._loop, self._probe.recorder, self._probe.engines.loop
+        if recorder is None or state is None:
+            return
+        self._take_backwards()
+        if self._is_only(optimizer):
+            ends_iteration = self._rule.finish_step(self._only_number, loop.backward_total)
+        else:
+            ends_iteration = self._count_step(optimizer)
+        if ends_iteration:
+            step = state.finished_steps
+            state.finished_steps = step + 1
+            state.backward_count = 0
+            recorder.end_counted_step(begin_ns, time_ns, step, state.index, flags)
+        self._report_counting()
+
+    def _take_backwards(self) -> None:
+        backwards, self._counting.backwards = self._counting.backwards, 0
+        self._loop.backward_total += backwards
 
     def suspend_step(self, time_ns: int) -> None:
         """Leave the step in progress, whose closure now calls the model."""
@@ -193,15 +256,24 @@ class OptimizerStepHooks:
 
     def _finish_step(self, recorder: Recorder, span: Span, optimizer: Any, time_ns: int, flags: int) -> None:
         """Record a whole step; ``flags`` is SKIPPED if nothing was updated."""
-        # Nearly all loops have one optimizer.
-        is_only = self._only() is optimizer and self._known_optimizers == self._loop.optimizer_count
+        if self._counting.backwards:
+            self._take_backwards()
         ends_iteration = (
-            self._rule.finish_step(self._only_number, self._loop.backward_total) if is_only else self._count_step(optimizer)
+            self._rule.finish_step(self._only_number, self._loop.backward_total)
+            if self._is_only(optimizer)
+            else self._count_step(optimizer)
         )
         recorder.end_span(span, time_ns, flags | (BOUNDARY if ends_iteration else 0))
         if ends_iteration:
             self._loop.finish_iteration(recorder, span, time_ns)
-        if not is_only and self._rule.counting != self._reported_counting and len(self._loop.list_optimizers()) > 1:
+        self._report_counting()
+
+    def _is_only(self, optimizer: Any) -> bool:
+        # Nearly all loops have one optimizer.
+        return self._only() is optimizer and self._known_optimizers == self._loop.optimizer_count
+
+    def _report_counting(self) -> None:
+        if self._rule.counting != self._reported_counting and len(self._loop.list_optimizers()) > 1:
             self.record_optimizers()
 
     def _count_step(self, optimizer: Any) -> bool:
@@ -254,6 +326,10 @@ class OptimizerStepHooks:
         recorder = self._loop.find_recorder(adopt=True) if scaler.is_enabled() else None
         if recorder is None or not self._loop.is_training_thread(True) or recorder.find_phase("step"):
             return None
+        if self._counting.loop is not None:
+            self.step = step = _Step(optimizer, is_scaled=True)
+            step.begin_ns, step.backwards = time_ns, self._counting.backwards
+            return _ScaledStep(None, self._find_scale(scaler), optimizer)
         self._loop.resume_training(time_ns, self._probe.engines.loop)
         self._loop.prepare_update()
         self.step = step = _Step(optimizer, is_scaled=True)
@@ -270,17 +346,21 @@ class OptimizerStepHooks:
     def _end_scaled(self, token: _ScaledStep, time_ns: int, flags: int, result: Any) -> None:
         step, self.step = self.step, None
         recorder = self._probe.recorder
-        if step is None or recorder is None or token.span not in recorder.stack:
+        if step is None or recorder is None or not (step.begin_ns or token.span in recorder.stack):
             return
         if flags & FAILED:
-            recorder.end_span(token.span, time_ns, flags)
+            if token.span is not None:
+                recorder.end_span(token.span, time_ns, flags)
             return
         skipped = not step.was_called or step.found_inf
         if token.scale is not None:
             token.scale.was_skipped |= bool(skipped)
             token.scale.is_unclear |= step.was_called and step.found_inf is None
             if skipped:
-                self._overflow = token.span.step, token.scale.value
+                self._overflow = self._loop.get_position()[1], token.scale.value
+        if token.span is None:
+            self._finish_counted(step.begin_ns, time_ns, token.optimizer, SKIPPED if skipped else 0)
+            return
         self._finish_step(recorder, token.span, token.optimizer, time_ns, SKIPPED if skipped else 0)
 
     def _begin_update(self, time_ns: int, scaler: Any, args: Any, kwargs: Any) -> tuple[LossScale, Any] | None:
