@@ -14,12 +14,19 @@ class StepCounting:
     __slots__ = (
         "backwards",
         "begin_ns",
+        "cost_ns",
+        "depth",
         "first_step",
         "is_on",
         "longest_ns",
         "loop",
+        "optimizer",
+        "seen_backwards",
         "shortest_ns",
         "uncounted_step",
+        "update_backwards",
+        "update_ns",
+        "updates",
         "was_on",
     )
 
@@ -31,7 +38,21 @@ class StepCounting:
         self.was_on = False
         """Whether phases of the step in progress may have been left out."""
         self.backwards = 0
-        """Backwards in counted steps since the last step of an optimizer."""
+        """Backwards that the loop does not know of yet."""
+        self.seen_backwards = 0
+        """How many of these came before the last update."""
+        self.optimizer = 0
+        """The loop's only optimizer, by id(); 0 if it has several, or its updates need more than their end."""
+        self.updates = 0
+        """Updates of this optimizer that the loop does not know of yet."""
+        self.update_ns = 0
+        """Begin of its update in progress; 0 without one."""
+        self.update_backwards = 0
+        """Backwards before that."""
+        self.depth = 0
+        """Further calls of its ``step()`` within it, as from a subclass."""
+        self.cost_ns = 0
+        """What the hooks have cost in counted steps, and the meter does not know of yet."""
         self.begin_ns = 0
         """Begin of the step in progress, if it began as a counted one."""
         self.first_step = 0

@@ -248,6 +248,7 @@ class Recorder:
                 last_ns, steps = time_ns - counting.begin_ns, span.step + 1 - counting.first_step
                 counting.stop()
                 counting.was_on = False
+                self._take_cost()
             can_count = can_count and self._may_count and not self.stack and (device is None or device.is_idle)
             next_step = span.step + 1
             self._budget.end_step(
@@ -291,6 +292,7 @@ class Recorder:
     def _end_counted_steps(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int, duration_ns: int) -> None:
         """Decide after several counted steps whether to go on."""
         counting, budget, device = self._counting, self._budget, self.device
+        self._take_cost()
         steps = step + 1 - counting.first_step
         self._meter.boundaries += steps
         next_step = step + 1 if counting.is_on else None
@@ -309,6 +311,10 @@ class Recorder:
             self.is_quick = self._phases is not None and (device is None or not device.is_full)
         if time_ns - self._last_cost_ns >= _COST_EVERY_NS:
             self.write_cost(time_ns)
+
+    def _take_cost(self) -> None:
+        self._meter.cost_ns += self._counting.cost_ns
+        self._counting.cost_ns = 0
 
     def read_counted_peak(self, time_ns: int) -> None:
         """Read the peak of the last steps if they were only counted, because the recording ends."""

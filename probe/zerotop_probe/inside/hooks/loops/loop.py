@@ -53,6 +53,8 @@ class Loop(TrainingHooks):
 
     def add_optimizer(self, optimizer: Any) -> int:
         """Add an optimizer, and search the models that it trains; return its number."""
+        self.probe.counting.stop()
+        self.probe.counting.optimizer = 0
         number = self.optimizer_count
         self.optimizer_count += 1
         self._optimizers = {other: reference for other, reference in self._optimizers.items() if reference() is not None}

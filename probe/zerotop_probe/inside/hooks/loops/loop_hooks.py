@@ -273,6 +273,8 @@ class LoopHooks:
         if not self._forwards and not self._probe.counting.was_on:
             loop.search_roots()
         self._forwards = self._first_root = 0
+        if self._probe.counting.backwards:
+            self._steps.take_counts()
         if not flags & FAILED:
             loop.backward_total += 1
             state.backward_count += 1
