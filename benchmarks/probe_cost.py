@@ -161,14 +161,16 @@ def measure_blocks(options: argparse.Namespace, engine: Any, make_switch: Callab
 
 def pause_budget(probe: Any, turn: Callable[[bool], None]) -> Callable[[bool], None]:
     """Return ``turn``, after which steps without the probe are no time that it may spend."""
-    begin = [time.monotonic_ns(), probe.meter.total_ns]
+    paused: list[tuple[int, int]] = []  # time and cost when the probe was taken out
 
     def turn_and_pause(on: bool) -> None:
         turn(on)
         now, cost = time.monotonic_ns(), probe.meter.total_ns
-        if on:
-            shift_clock(probe.recorder, now - begin[0], cost - begin[1])
-        begin[:] = now, cost
+        if on and paused:
+            begin_ns, cost_before = paused.pop()
+            shift_clock(probe.recorder, now - begin_ns, cost - cost_before)
+        elif not on and not paused:
+            paused.append((now, cost))
 
     return turn_and_pause
 
