@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from zerotop_probe.inside.budget import COUNTED, FULL, LIGHT, DetailBudget, read_budget
@@ -134,7 +136,7 @@ def test_one_in_sixteen_steps_has_phases_however_short_they_are() -> None:
     uncounted = [step for step in training.list_uncounted() if 256 <= step < 3328]
     assert len(uncounted) == (3328 - 256) // 16
     assert len({step % 16 for step in uncounted}) == 16  # whatever the job does in every 16th step is seen
-    assert all(later - earlier <= 27 for earlier, later in zip(uncounted, uncounted[1:], strict=False))
+    assert all(later - earlier <= 27 for earlier, later in itertools.pairwise(uncounted))
 
 
 def test_ranks_with_different_costs_look_at_the_same_steps() -> None:
