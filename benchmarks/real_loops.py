@@ -218,15 +218,27 @@ class Zerotop:
         time_ns, cost_ns = time.monotonic_ns(), self._read_cost(meter)
         if is_on and not self._is_on:  # steps without the probe are no time that it may spend
             self._shift_clock(recorder, time_ns - self._turned_ns, cost_ns - self._cost_before)
+            self._shift_stacks(time_ns - self._turned_ns)
         self._is_on, self._cost_before, self._turned_ns = is_on, cost_ns, time_ns
         device = recorder.device if recorder is not None else None
-        for ticker in getattr(device, "_tickers", None) or filter(None, [getattr(device, "_ticker", None)]):
+        tickers = getattr(device, "_tickers", None) or [getattr(device, "_ticker", None)]
+        for ticker in filter(None, [*tickers, getattr(self._probe, "_stack_ticker", None)]):
             guards = [guard for _, guard in ticker._tasks] if hasattr(ticker, "_tasks") else []
             for guard in guards:
                 guard.is_on = is_on
             if not guards:
                 task = vars(ticker).setdefault("benchmarked_task", ticker._task)
-                ticker._task = task if is_on else lambda *position: 0.1
+                ticker._task = task if is_on else lambda *position: 0.02
+
+    def _shift_stacks(self, passed_ns: int) -> None:
+        """Let the sampler of stacks forget a time without the probe, which it would take for a pause."""
+        sampler = getattr(self._probe, "_stack_sampler", None)
+        if sampler is not None:
+            for span in self._probe.recorder.ended:
+                span.begin_ns += passed_ns
+                span.end_ns += passed_ns
+            sampler._seen_end_ns += passed_ns
+            sampler._last_look_ns += passed_ns
 
     @staticmethod
     def _read_cost(meter: Any) -> int:
