@@ -14,7 +14,7 @@ import struct
 from typing import NamedTuple
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 4
+FORMAT_MINOR = 5
 
 UNKNOWN = -1
 
@@ -356,7 +356,9 @@ FOLDED = Table(
         Field("step", "i", "number of the last step", since=2),
         Field("steps", "i", "number of steps", since=2),
         Field("skipped_steps", "i", "number of them whose update was skipped", since=2),
-        Field("micro_steps", "i", "micro-steps of all of them", since=2),
+        Field("micro_steps", "i", "micro-steps of all of them that were not counted, as other sums", since=2),
+        Field("counted_steps", "i", "number of them that were only counted: no phases, rows and tokens", since=5),
+        Field("pad", "I", "0", since=5),
     ),
 )
 

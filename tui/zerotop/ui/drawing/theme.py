@@ -42,6 +42,7 @@ DARK = Theme(
         "phase-checkpoint": "#d4d3da",
         "phase-init": "#2d3db1",
         "phase-other": "#5f6679",
+        "phase-unknown": "#3d4252",
         "memory-allocated": "#cb80fd",
         "memory-reserved": "#8c41af",
         "memory-other": "#5797b2",
@@ -117,6 +118,7 @@ LIGHT = Theme(
         "phase-checkpoint": "#475366",
         "phase-init": "#1b1a67",
         "phase-other": "#a8b3bf",
+        "phase-unknown": "#cdd4db",
         "memory-allocated": "#7a2eb8",
         "memory-reserved": "#d48ded",
         "memory-other": "#4278a1",
@@ -172,8 +174,8 @@ _STYLE_NAMES = """
     skipped load load-others load-free strip memory-allocated memory-reserved memory-other memory-free memory-parameters
     memory-gradients memory-master memory-optimizer memory-buffers memory-workspaces memory-activations
     memory-unexplained memory-others phase-data phase-forward phase-backward phase-step phase-transfer
-    phase-communication phase-eval phase-checkpoint phase-init phase-other ground word cursor cursor-ground tint-data
-    tint-forward tint-backward tint-step tint-transfer tint-communication tint-other spread
+    phase-communication phase-eval phase-checkpoint phase-init phase-other phase-unknown ground word cursor cursor-ground
+    tint-data tint-forward tint-backward tint-step tint-transfer tint-communication tint-other spread
 """
 STYLES = (
     *_STYLE_NAMES.split(),

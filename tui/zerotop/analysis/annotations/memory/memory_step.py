@@ -47,7 +47,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _find_steps(group: Group) -> Iterator[_Step]:
-    steps = group.lead.steps
+    steps = group.lead.phased_steps  # of several counted steps only the highest peak is known
     peaks = steps["allocated_peak_bytes"]
     for shift in group.lead.get_state(ShiftFinder, _KIND.name).find_shifts(peaks):
         before, after = steps[shift.before], steps[shift.first : shift.last + 1]
@@ -83,7 +83,7 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Annotation:
         for column in ("allocated_peak_bytes", "rows", "tokens")
     }
     before_bytes, after_bytes = medians["allocated_peak_bytes"]
-    kind, cause = _find_cause(medians["rows"], medians["tokens"], after)
+    kind, cause = _find_cause(medians["rows"], medians["tokens"], _select_between(group.lead, before, after))
     evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes}
     for name in ("rows", "tokens"):
         if min(medians[name]) > 0:
@@ -97,12 +97,20 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Annotation:
     return kind.at_steps(group, after, evidence, known_ns=found.known_ns, **values)
 
 
-def _find_cause(rows: tuple[float, float], tokens: tuple[float, float], after: Rows) -> tuple[FindingKind, str]:
+def _select_between(lead: Process, before: Rows, after: Rows) -> Rows:
+    """Return the first step after the change with the counted ones before it, in which it may have begun."""
+    steps = lead.steps
+    low, high = np.searchsorted(steps["end_unix_ns"], (before["end_unix_ns"][-1], after["end_unix_ns"][0]), "right")
+    between: Rows = steps[low:high]
+    return between
+
+
+def _find_cause(rows: tuple[float, float], tokens: tuple[float, float], first: Rows) -> tuple[FindingKind, str]:
     if min(rows) > 0 and rows[1] > 1.05 * rows[0]:
         return _ROWS, f"A rank's steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
     if min(tokens) > 0 and tokens[1] > 1.05 * tokens[0]:
         return _LENGTH, f"A rank's sequences are longer: {tokens[1]:.0f} tokens a step instead of {tokens[0]:.0f}"
     for column, name in (("eval_s", "An evaluation"), ("checkpoint_s", "A checkpoint")):
-        if after[0][column] > 0:
+        if (first[column] > 0).any():
             return _AFTER_PAUSE, f"{name} came just before"
     return _KIND, "No other change was recorded"
