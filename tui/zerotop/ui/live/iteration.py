@@ -167,8 +167,10 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
         rows.append(
             ((f"{glyphs.find_sample(style)} ", style), (words.get(name, name).ljust(width - 8), "text"), (figure, "value"))
         )
+    counted = int(np.count_nonzero(iterations.phase_s.get("unknown", np.empty(0)) > 0))
     for name, count, glyph, style in (
         ("skipped", skipped, glyphs.skipped, "warn"),
+        ("counted", counted, glyphs.find_sample("phase-unknown"), "phase-unknown"),
         ("missing", missing, glyphs.missing, "muted"),
     ):
         if count and len(rows) < height:
