@@ -14,6 +14,7 @@ from loop_runs import LOOPS
 from rank_recordings import Rank
 from real_jobs import run_recorded
 from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.annotations.support.lines.stack_lines import UNSEEN
 from zerotop.session.reader import Session
 
 _LAST = range(220, 250)
@@ -38,10 +39,13 @@ def slow_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str
 
 
 def find_top(rank: Rank, where: str, why: str, steps: range) -> tuple[str, int, str, float]:
-    """File, line and called function where samples of a place at these steps stand for the most time, and the seconds."""
+    """File, line and called function where samples of a place at these steps stand for the most time, and the seconds.
+
+    In a counted step the place is unknown.
+    """
     seconds: Counter[tuple[str, int, str]] = Counter()
     for event in rank.event("stacks"):
-        is_asked = (event["where"], event["why"]) == (where, why)
+        is_asked = event["where"] in (where, UNSEEN) and event["why"] == why
         if is_asked and event["step"] < steps.stop and event["last_step"] >= steps.start:
             for stack in event["stacks"]:
                 frames = [event["frames"][number] for number in stack["frames"]]
