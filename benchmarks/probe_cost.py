@@ -177,7 +177,7 @@ def pause_budget(probe: Any, turn: Callable[[bool], None]) -> Callable[[bool], N
 
 def shift_clock(recorder: Any, passed_ns: int, cost_ns: int) -> None:
     """Let a recorder of any version forget a time without the probe, and what its threads have cost meanwhile."""
-    budget, counting = getattr(recorder, "_budget", None), getattr(recorder, "_counting", None)
+    budget, counting = getattr(recorder, "budget", getattr(recorder, "_budget", None)), getattr(recorder, "_counting", None)
     if budget is not None:
         budget._last_end_ns += passed_ns
         budget._last_cost_ns += cost_ns

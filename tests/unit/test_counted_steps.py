@@ -28,7 +28,7 @@ class Job:
         self.session = session
         self.meter, self.counting = CostMeter(), StepCounting()
         self.recorder = Recorder(str(session), ME, self.meter, self.counting)
-        self.recorder._budget = DetailBudget(0.003)
+        self.recorder.budget = DetailBudget(0.003)
         self.time_ns, self.step = 1_000_000_000, 0
 
     def run_step(self, flags: int = 0, step_ms: float = 10) -> None:
@@ -36,7 +36,7 @@ class Job:
         self.time_ns += int(step_ms * MS)
         if self.counting.is_on:
             self.meter.cost_ns += 20_000
-            self.recorder.end_counted_step(self.time_ns - MS, self.time_ns, self.step, 0, flags)
+            self.recorder.counted.end_step(self.time_ns - MS, self.time_ns, self.step, 0, flags)
         else:
             self.meter.cost_ns += 300_000
             if not self.counting.was_on:
@@ -106,8 +106,8 @@ def test_what_is_no_training_is_recorded_and_its_step_counts_as_counted(job: Job
 def test_after_a_step_unlike_the_others_it_is_decided_anew(job: Job) -> None:
     job.run_until_counted()
     asked: list[int] = []
-    decide: Callable[..., None] = job.recorder._budget.end_step
-    job.recorder._budget.end_step = lambda *args, **kwargs: (asked.append(job.step), decide(*args, **kwargs))[1]  # type: ignore
+    decide: Callable[..., None] = job.recorder.budget.end_step
+    job.recorder.budget.end_step = lambda *args, **kwargs: (asked.append(job.step), decide(*args, **kwargs))[1]  # type: ignore
     job.run_step()
     assert not asked
     job.run_step(step_ms=40)

@@ -163,7 +163,7 @@ class Probe:
         if self.evaluation is not None:
             self.evaluation.close()
         recorder.write_spans()
-        recorder.read_counted_peak(now())
+        recorder.counted.read_peak(now())
         recorder.write_cost(now())
         recorder.write_event(now(), events.GOODBYE, lost=recorder.lost_records, step=recorder.last_step)
         recorder.files.finish()
@@ -189,7 +189,7 @@ class Probe:
             self.evaluation.close()
             self.evaluation = None
         recorder.write_spans()
-        recorder.read_counted_peak(now())
+        recorder.counted.read_peak(now())
         recorder.write_cost(now())
         for error in errors:
             recorder.write_event(now(), events.PROBE_ERROR, where="leaving", error=_format_error(error))

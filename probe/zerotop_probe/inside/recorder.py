@@ -7,16 +7,17 @@ from typing import Any
 
 from zerotop_probe.inside.budget import COUNTED as COUNTED_DETAIL
 from zerotop_probe.inside.budget import DetailBudget, read_budget
-from zerotop_probe.inside.collector_clock import CollectorClock
-from zerotop_probe.inside.compiled_graphs import CompilationCounter
+from zerotop_probe.inside.cost_records import CostRecords
+from zerotop_probe.inside.counted_steps import CountedSteps
 from zerotop_probe.inside.counting import StepCounting
 from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.engines import LoopState, TrainingState
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording import events, tables
+from zerotop_probe.inside.span_losses import SpanLosses
+from zerotop_probe.recording import tables
 from zerotop_probe.recording.rings.ring_files import RingFiles, open_rank_files
-from zerotop_probe.recording.tables import BOUNDARY, COUNTED, FAILED, INCOMPLETE, LIGHT, PHASE_CODE, UNKNOWN
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, FAILED, INCOMPLETE, LIGHT, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
 
 # After these the steps are worth looking at.
@@ -26,9 +27,6 @@ _PAUSES = frozenset(PHASE_CODE[name] for name in ("eval", "checkpoint_save", "ch
 _QUICK_PHASES = frozenset(PHASE_CODE[name] for name in ("data", "forward", "backward", "step"))
 _MOST_UNWRITTEN = 15
 _STEP_PHASE = PHASE_CODE["step"]
-_COST_EVERY_NS = 200_000_000
-# Reports of lost spans, so that a disk that is full again and again does not use that room up.
-_MOST_LOSS_EVENTS = 20
 # Outermost phases that are remembered: those of several iterations.
 _ENDED_SPANS = 64
 
@@ -46,8 +44,6 @@ class Recorder:
         # The last outermost phases, in the order of their ends.
         self.ended: deque[Span] = deque(maxlen=_ENDED_SPANS)
         self.device: RankDevice | None = None
-        self.collector = CollectorClock()
-        self._compilations = CompilationCounter()
         self.is_open = True
         self.is_quick = False
         """Whether phases of the step in progress may be recorded at its end."""
@@ -63,12 +59,10 @@ class Recorder:
         self._phases = files.phases if isinstance(files, RingFiles) else None
         self._unwritten: list[Span] = []  # and not yet recorded
         self._announced_ns = 0  # begin of the last phase with a record of it
-        self._cost_writer = files.open_table(tables.PROBE)
-        self._last_cost_ns = -_COST_EVERY_NS
-        self._budget = DetailBudget(read_budget())
-        self._is_losing_spans = False
-        self._lost_spans = self._lost_at_step = 0  # in all, and when a step's end was recorded last
-        self._loss_events = 0
+        self.costs = CostRecords(files, meter)
+        self.budget = DetailBudget(read_budget())
+        self._losses = SpanLosses(self._span_writer, self.write_event)
+        self.counted = CountedSteps(self, self._counting, self._span_writer, self._losses, meter)
 
     def begin_span(
         self, time_ns: int, phase: str, position: tuple[int, int, int], *, loose: bool = False, brief: bool = False
@@ -174,12 +168,12 @@ class Recorder:
                 span.flags |= COUNTED
             flags = span.flags
             if ends_step:
-                if self._lost_spans != self._lost_at_step:
+                if self._losses.has_gap:
                     flags |= INCOMPLETE
                 if self.device is not None and not self.device.is_full and not flags & COUNTED:
                     flags |= LIGHT
             elif span.phase in _PAUSES:
-                self._budget.wish_detail()
+                self.budget.wish_detail()
             self._meter.boundaries += 1 + (span.is_quick and not span.is_brief)
             writer.write(
                 span.begin_ns,
@@ -197,24 +191,7 @@ class Recorder:
             )
             if ends_step:
                 self.last_step = span.step
-            self._follow_losses(span.end_ns, span.step, ends_step=bool(ends_step))
-
-    def _follow_losses(self, time_ns: int, step: int, *, ends_step: bool) -> None:
-        """Note after a span whether it was lost."""
-        lost = self._span_writer.lost
-        if lost == self._lost_spans:
-            self._is_losing_spans = False
-            if ends_step:
-                self._lost_at_step = lost
-        else:
-            self._lost_spans = lost
-            self._note_loss(time_ns, step)
-
-    def _note_loss(self, time_ns: int, step: int) -> None:
-        if self.is_open and not self._is_losing_spans and self._loss_events < _MOST_LOSS_EVENTS:
-            self._loss_events += 1
-            self.write_event(time_ns, events.RECORDS_LOST, step=step, why=self._span_writer.last_error)
-        self._is_losing_spans = True
+            self._losses.follow(span.end_ns, span.step, ends_step=bool(ends_step))
 
     def end_loose_spans(self, time_ns: int) -> None:
         """End the loose phases on top of the stack, which an exception left open, as failed."""
@@ -248,124 +225,43 @@ class Recorder:
                 last_ns, steps = time_ns - counting.begin_ns, span.step + 1 - counting.first_step
                 counting.stop()
                 counting.was_on = False
-                self._take_cost()
+                self.counted.take_cost()
             can_count = can_count and self._may_count and not self.stack and (device is None or device.is_idle)
             next_step = span.step + 1
-            self._budget.end_step(
+            self.budget.end_step(
                 time_ns, self._meter.total_ns, next_step=next_step if can_count else None, steps=steps, last_ns=last_ns
             )
             if device is not None:
-                device.is_full = self._budget.is_full
-            if self._budget.detail == COUNTED_DETAIL:
-                self._count_steps(time_ns, next_step)
+                device.is_full = self.budget.is_full
+            if self.budget.detail == COUNTED_DETAIL:
+                self.counted.begin_steps(time_ns, next_step)
                 counting.loop = loop
+        self.follow_detail(time_ns)
+
+    def follow_detail(self, time_ns: int) -> None:
+        """Record the next step in the detail that was chosen for it, and the cost so far if that is due."""
+        device = self.device
         self.is_quick = self._phases is not None and (device is None or not device.is_full)
-        if time_ns - self._last_cost_ns >= _COST_EVERY_NS:
+        if self.costs.are_due(time_ns):
             self.write_cost(time_ns)
-
-    def _count_steps(self, time_ns: int, next_step: int) -> None:
-        """Leave out the phases of the steps from ``next_step`` on, which begins now."""
-        counting, budget = self._counting, self._budget
-        counting.first_step, counting.begin_ns = next_step, time_ns
-        counting.uncounted_step = budget.find_uncounted(next_step)
-        counting.shortest_ns, counting.longest_ns = budget.like_ns
-        counting.is_on = counting.was_on = True
-
-    def end_counted_step(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int) -> None:
-        """Record the end of a counted step, of which only the optimizer's step was noted; ``flags`` is SKIPPED or 0."""
-        counting, writer = self._counting, self._span_writer
-        flags |= BOUNDARY | COUNTED
-        if self._lost_spans != self._lost_at_step:
-            flags |= INCOMPLETE
-        writer.write(begin_ns, time_ns, UNKNOWN, step, UNKNOWN, UNKNOWN, UNKNOWN, _STEP_PHASE, flags, 0, engine, 0)
-        self.last_step = step
-        duration_ns, counting.begin_ns = time_ns - counting.begin_ns, time_ns
-        if writer.lost != self._lost_spans or self._lost_spans != self._lost_at_step:
-            self._follow_losses(time_ns, step, ends_step=True)
-        if (
-            step + 1 == counting.uncounted_step
-            or not counting.shortest_ns <= duration_ns <= counting.longest_ns
-            or not counting.is_on
-        ):
-            self._end_counted_steps(begin_ns, time_ns, step, engine, flags, duration_ns)
-
-    def _end_counted_steps(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int, duration_ns: int) -> None:
-        """Decide after several counted steps whether to go on."""
-        counting, budget, device = self._counting, self._budget, self.device
-        self._take_cost()
-        steps = step + 1 - counting.first_step
-        self._meter.boundaries += steps
-        next_step = step + 1 if counting.is_on else None
-        budget.end_step(time_ns, self._meter.total_ns, next_step=next_step, steps=steps, last_ns=duration_ns)
-        if budget.detail == COUNTED_DETAIL:
-            self._count_steps(time_ns, next_step or 0)
-        else:
-            counting.stop()
-            counting.was_on = False
-            span = Span(begin_ns, _STEP_PHASE, 0, (engine, step, UNKNOWN), loose=False)
-            span.end_ns, span.flags = time_ns, flags
-            self.ended.append(span)
-            if device is not None:
-                device.end_counted_steps(time_ns, span)
-                device.is_full = budget.is_full
-            self.is_quick = self._phases is not None and (device is None or not device.is_full)
-        if time_ns - self._last_cost_ns >= _COST_EVERY_NS:
-            self.write_cost(time_ns)
-
-    def _take_cost(self) -> None:
-        self._meter.cost_ns += self._counting.cost_ns
-        self._counting.cost_ns = 0
-
-    def read_counted_peak(self, time_ns: int) -> None:
-        """Read the peak of the last steps if they were only counted, because the recording ends."""
-        if self._counting.was_on and self.device is not None and self.last_step is not None:
-            self.device.restart_window(time_ns, Span(time_ns, _STEP_PHASE, 0, (0, self.last_step + 1, UNKNOWN), loose=False))
-
-    @property
-    def counted_since(self) -> tuple[int, int] | None:
-        """The begin of the step in progress and its number, if phases of it may have been left out; else None."""
-        counting, last_step = self._counting, self.last_step
-        return (counting.begin_ns, last_step + 1) if counting.was_on and last_step is not None else None
-
-    def resume_phases(self) -> None:
-        """Leave out no more phases of the step in progress. Any thread may call this."""
-        self._counting.stop()
 
     def write_cost(self, time_ns: int) -> None:
         """Record the probe's cost so far, the time of garbage collections, and what was compiled."""
-        self._last_cost_ns = time_ns
-        meter = self._meter
-        self._cost_writer.write(
-            time_ns, meter.total_ns, meter.boundaries, self.lost_records, meter.errors, meter.one_time_ns
-        )
-        if self.last_step is not None:
-            self._write_collections(time_ns)
-            self._write_compiled(time_ns)
+        self.costs.write(time_ns, self.lost_records, self.last_step)
         self.files.poll(time_ns)
-
-    def _write_collections(self, time_ns: int) -> None:
-        # Not before the first step: what is loaded before it is collected once.
-        self.collector.start()
-        if (done := self.collector.take_collections(time_ns)) is not None:
-            facts = {"seconds": done.spent_ns / 1e9, "collections": done.collections}
-            self.write_event(time_ns, events.GARBAGE, step=self.last_step, begin_ns=done.begin_ns, **facts)
-
-    def _write_compiled(self, time_ns: int) -> None:
-        if (done := self._compilations.take_graphs(time_ns)) is not None:
-            facts = {"begin_ns": done.begin_ns, "graphs": done.graphs, "seconds": done.seconds}
-            self.write_event(time_ns, events.COMPILED, step=self.last_step, **facts)
 
     @property
     def lost_records(self) -> int:
         """Number of records lost so far, in all files."""
-        lost = sum(writer.lost for writer in (self.files.events, self._span_writer, self._begin_writer, self._cost_writer))
-        return lost + (self.device.lost_records if self.device else 0)
+        lost = sum(writer.lost for writer in (self.files.events, self._span_writer, self._begin_writer))
+        return lost + self.costs.lost_records + (self.device.lost_records if self.device else 0)
 
     def close(self) -> None:
         """Close every file; later records count as lost."""
         self.is_open = self.is_quick = False
         self._counting.stop()
-        self.collector.stop()
+        self._losses.stop_reporting()
+        self.costs.stop()
         if self.device:
             self.device.close()
         self.files.close()

@@ -255,7 +255,7 @@ class EngineHooks(TrainingHooks):
         elif engine.global_steps > step.step:
             step.state.backward_count = 0
             skipped = SKIPPED if engine.skipped_steps > step.skipped_steps else 0
-            recorder.end_counted_step(step.begin_ns, time_ns, step.step, step.state.index, skipped)
+            recorder.counted.end_step(step.begin_ns, time_ns, step.step, step.state.index, skipped)
 
     # --- shared by all hooks --------------------------------------------------------------------------------
 

@@ -150,7 +150,7 @@ class StackSampler:
             return Place(PlaceKey(span.phase), span.begin_ns, span.step)
         except IndexError:
             pass
-        counted = self._recorder.counted_since
+        counted = self._recorder.counted.since
         if counted is not None:
             return Place(PlaceKey(UNSEEN), *counted)
         try:
@@ -177,7 +177,7 @@ class StackSampler:
             return ""
         if age_ns > limit_ns:
             if place.key.kind == UNSEEN:
-                self._recorder.resume_phases()  # what follows may be worth seeing
+                self._recorder.counted.resume_phases()  # what follows may be worth seeing
             return SLOW
         kind = place.key.kind
         return SHARE if kind in self._usual.notable and self._samples_left[kind] and self._wants_shares() else ""

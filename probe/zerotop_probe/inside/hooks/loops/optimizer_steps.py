@@ -254,7 +254,7 @@ class OptimizerStepHooks:
         counting.updates += 1
         step = state.finished_steps
         state.finished_steps = step + 1
-        recorder.end_counted_step(begin_ns, time_ns, step, state.index, 0)
+        recorder.counted.end_step(begin_ns, time_ns, step, state.index, 0)
 
     def _finish_counted(self, begin_ns: int, time_ns: int, optimizer: Any, flags: int) -> None:
         """Record the end of a counted step if this update ends it; ``flags`` is SKIPPED if nothing was updated."""
@@ -263,7 +263,7 @@ class OptimizerStepHooks:
             step = state.finished_steps
             state.finished_steps = step + 1
             state.backward_count = 0
-            recorder.end_counted_step(begin_ns, time_ns, step, state.index, flags)
+            recorder.counted.end_step(begin_ns, time_ns, step, state.index, flags)
 
     def take_counts(self) -> None:
         """Learn what was counted."""
