@@ -17,7 +17,7 @@ from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.annotations.support.lines.stack_lines import UNSEEN
 from zerotop.session.reader import Session
 
-_LAST = range(220, 250)
+_LAST = range(720, 750)
 
 
 class SlowRun(NamedTuple):
@@ -60,7 +60,7 @@ def find_top(rank: Rank, where: str, why: str, steps: range) -> tuple[str, int, 
     [
         ("pause", "between phases", "slow", range(100, 101), "time.sleep"),
         ("collect", "between phases", "slow", range(150, 220), "gc.collect"),
-        ("always", "between phases", "share", range(100), "time.sleep"),
+        ("always", "between phases", "share", range(_LAST.start), "time.sleep"),
         ("forward", "forward", "slow", range(120, 121), None),
         ("slower", "between phases", "slow", _LAST, "time.sleep"),
     ],

@@ -19,6 +19,7 @@ from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
 from zerotop_probe.inside.hooks.loops.lightning import LightningHooks
 from zerotop_probe.inside.hooks.loops.loop import Loop
 from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks
+from zerotop_probe.inside.hooks.loops.scaler_steps import ScalerHooks
 from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.recorder import Recorder
@@ -44,6 +45,7 @@ class LoopHooks:
         self._install_others = install_others
         self._loop = Loop(probe, self._begin_forward, self._end_forward)
         self._steps = OptimizerStepHooks(self._loop)
+        self._scalers = ScalerHooks(self._steps)
         self._checkpoints = CheckpointHooks(probe)
         self._lightning = LightningHooks(self._loop)
         self._guard = Guard("loops", probe.meter)
@@ -126,7 +128,7 @@ class LoopHooks:
             self._is_awake = True
             DataLoaderHooks(self._probe).install_hooks()
             GenerationHooks(self._probe, self._evaluates).install_hooks()
-            self._steps.install_scaler_hooks()
+            self._scalers.install_hooks()
             self._checkpoints.install_hooks()
             self._lightning.install_hooks()
             self._loop.finder.follow_evaluations(self._loop.is_trained)
@@ -274,7 +276,7 @@ class LoopHooks:
             loop.search_roots()
         self._forwards = self._first_root = 0
         if self._probe.counting.backwards:
-            self._steps.take_counts()
+            self._steps.counter.take_counts()
         if not flags & FAILED:
             loop.backward_total += 1
             state.backward_count += 1
