@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.causes.step_change import measure_distance
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look, find_growth, read_looks
@@ -55,8 +56,16 @@ def _find_steps(group: Group) -> Iterator[_Step]:
             continue
         is_first_real = bool(before["skipped"].mean() > 0.5 > after["skipped"].mean())
         is_jump = peaks[shift.first] - np.median(peaks[shift.before]) >= JUMP_BYTES and not is_first_real
-        if is_jump and group.count_report(_KIND.name):
+        if is_jump and not _grows_on(before, after) and group.count_report(_KIND.name):
             yield _Step(before, after)
+
+
+def _grows_on(before: Rows, after: Rows) -> bool:
+    """Whether memory grows from step to step by so much that a few counted steps in between look like a jump."""
+    peaks, steps = after["allocated_peak_bytes"], after["step"]
+    slope = float(peaks[-1] - peaks[0]) / max(1, int(steps[-1] - steps[0]))
+    jump = float(peaks[0] - np.median(before["allocated_peak_bytes"]))
+    return len(measure_distance(before)) > 0 and slope * float(steps[0] - np.median(before["step"])) >= jump / 2
 
 
 def _await_look(lead: Process, step: _Step) -> FoundLook | None:

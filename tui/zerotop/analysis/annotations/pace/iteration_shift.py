@@ -185,8 +185,9 @@ def _explain_change(change: StepChange, found_in: str = "") -> Iterator[_Shift]:
 def _is_by_others(change: StepChange) -> bool:
     """Whether other processes, which use the cores, may be the reason: the phases that compute vary then."""
     before, after = _compute_medians(change)
-    own_before, own_after = change.measure_own()  # a comparison with NaN, for unknown, is false
-    return (own_after - own_before) / (after - before) <= 0.5 and any(
+    own_before, own_after = change.measure_own()
+    is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
+    return not is_own and any(
         load is not None and load.is_disturbed for load in measure_change_loads(change)
     )
 

@@ -29,6 +29,8 @@ PAUSE_SHARE = 0.05
 _LONGER_SECONDS, _LONGER_SHARE, _LONGER_TIMES = 0.02, 0.25, 3.0
 # After so many more pauses at a line they are measured again, as a share: the work stays in proportion to the recording.
 _MORE_PAUSES = 1 / 8
+# Steps since the first pause, if some are counted: before that it may be a change for good.
+_FEWEST_COUNTED = 20
 # Steps that show how long phases usually are.
 _USUAL_STEPS = 50
 # If more of the iterations are so long, they have become slower.
@@ -83,7 +85,7 @@ def _check_event(group: Group, state: _State, event: Event) -> Iterator[Annotati
 
 def _measure_pauses(group: Group, rows: Rows, line: StackLine, known_ns: int) -> Annotation | None:
     between = _estimate_between(group, rows, known_ns)
-    if len(rows) < _FEWEST_PAUSES or between is None:
+    if len(rows) < (_FEWEST_COUNTED if rows["counted"].any() else _FEWEST_PAUSES) or between is None:
         return None
     iteration = float(np.median(rows["iteration_s"]))
     usual = float(np.median(between))
@@ -93,7 +95,7 @@ def _measure_pauses(group: Group, rows: Rows, line: StackLine, known_ns: int) ->
     if not _FEWEST_PAUSES <= pauses <= _MOST_ITERATIONS * len(rows):
         return None
     share = float(longer[is_pause].sum() / rows["iteration_s"].sum())
-    if share < PAUSE_SHARE or (line.known_call is None and _is_starved(group, rows)):
+    if share < PAUSE_SHARE or _may_be_load(group, rows, line):
         return None
     period = (np.flatnonzero(is_pause)[-1] - np.flatnonzero(is_pause)[0]) / (pauses - 1)
     evidence = {"pause_s": float(np.median(longer[is_pause])), "share": share, "iteration_s": iteration, "period": period}
@@ -113,7 +115,9 @@ def _estimate_between(group: Group, rows: Rows, known_ns: int) -> Floats | None:
     return between
 
 
-def _is_starved(group: Group, rows: Rows) -> bool:
-    """Whether others use the cores: any line may then wait for one."""
+def _may_be_load(group: Group, rows: Rows, line: StackLine) -> bool:
+    """Whether others use the cores: any line may then wait for one, and the unknown phases of counted steps take longer."""
     load = measure_load(group.lead.recording, group.lead.host, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
-    return load is not None and load.is_starved
+    if load is None:
+        return False
+    return (line.known_call is None and load.is_starved) or (bool(rows["counted"].any()) and load.is_disturbed)
