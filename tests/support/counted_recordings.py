@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from zerotop_probe.inside.budget import DetailBudget
-from zerotop_probe.recording.tables import BOUNDARY, COUNTED, END, LIGHT, PHASE_CODE, SKIPPED, TICK, UNKNOWN
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, END, PHASE_CODE, SKIPPED, TICK, UNKNOWN
 
 Rows = np.ndarray[Any, Any]
 _KEPT = [PHASE_CODE[name] for name in ("init", "eval", "checkpoint_save", "checkpoint_load", "generate")]

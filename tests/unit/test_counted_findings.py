@@ -13,7 +13,15 @@ from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
 
-CLEAN = ("cpu-clean", "held-clean-offload", "held-clean-uneven", "held-clean-z0", "held-clean-z3", "unseen-clean", "gpu-clean")
+CLEAN = (
+    "cpu-clean",
+    "held-clean-offload",
+    "held-clean-uneven",
+    "held-clean-z0",
+    "held-clean-z3",
+    "unseen-clean",
+    "gpu-clean",
+)
 # Findings that need phases or readings of steps that are not in a row, and the step in which each begins.
 LASTING = (
     ("cpu-straggler", "straggler", 15),

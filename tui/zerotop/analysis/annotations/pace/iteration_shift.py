@@ -187,9 +187,7 @@ def _is_by_others(change: StepChange) -> bool:
     before, after = _compute_medians(change)
     own_before, own_after = change.measure_own()
     is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
-    return not is_own and any(
-        load is not None and load.is_disturbed for load in measure_change_loads(change)
-    )
+    return not is_own and any(load is not None and load.is_disturbed for load in measure_change_loads(change))
 
 
 def _compute_medians(change: StepChange) -> tuple[float, float]:
