@@ -43,6 +43,12 @@ def describe_with_name(finding: Annotation) -> str:
     return f"{format_name(finding)}: {describe_finding(finding)}"
 
 
+def describe_step(finding: Annotation) -> str:
+    """Return ``step 15``, where it begins; "" if it has no step or its headline says the step."""
+    is_said = re.search(rf"\bstep {finding.step}\b|\b{finding.step} steps?\b", finding.headline)
+    return "" if finding.step is None or is_said else f"step {finding.step}"
+
+
 def describe_cause(cause: Annotation) -> str:
     """Return ``Because of: Rank 1 ...``, of a finding that explains another one."""
     return f"Because of: {describe_finding(cause)}"
