@@ -30,8 +30,10 @@ def draw_summary(
     if not summary.findings:
         rows.append(((f"  {_NO_FINDINGS}", "good"),))
     sentences = (summary.pace, *describe_memory(view, get_units().sizes[:3]), _describe_watching(view), view.cost_sentence)
-    for sentence in filter(None, sentences):
-        rows += [((f"  {line}", "text"),) for line in wrap_sentence(sentence, max(1, width - 2), 1, glyphs)]
+    said = [sentence for sentence in sentences if sentence]
+    for number, sentence in enumerate(said):
+        most = max(1, height - len(rows) - (len(said) - number - 1))
+        rows += [((f"  {line}", "text"),) for line in wrap_sentence(sentence, max(1, width - 2), most, glyphs)]
     return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
