@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from settling import until
 from watching import Watch
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.ui.base.findings import choose_finding, find_step_marks, format_evidence, format_evidence_rows, wrap_sentence
-from zerotop.ui.base.header import build_notices, draw_notices
+from zerotop.ui.base.header import build_notices, count_notice_rows, draw_notices
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text
@@ -222,3 +223,12 @@ def test_the_header_says_in_which_step_a_finding_begins_where_it_fits() -> None:
 
 def test_growth_of_each_step_is_a_size() -> None:
     assert format_evidence("bytes_per_step", float(32 << 20)) == ("each step", "0.03 GiB")
+
+
+def test_beside_a_finding_on_a_low_terminal_a_notice_keeps_to_one_row() -> None:
+    view = FakeSource(offload_story(), lambda: 70.0).view_at(BEGIN_NS + 70 * 10**9)
+    view = replace(view, job=replace(view.job, notices=("Nothing is known of the GPUs: " + "no driver answered " * 4,)))
+    found = finding("creep", 60, Severity.WARNING)
+    assert count_notice_rows(build_notices(view, (), found, roomy=False), 80, 9, BLOCKS) == 2
+    assert count_notice_rows(build_notices(view, (), None, roomy=False), 80, 9, BLOCKS) == 2
+    assert count_notice_rows(build_notices(view, (), found, roomy=True), 80, 9, BLOCKS) == 4

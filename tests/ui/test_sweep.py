@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,6 +101,15 @@ async def test_a_point_without_a_recording_is_said() -> None:
     app = SweepApp(SweepModel(Progress(16)), glyphs=BLOCKS)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("home", "enter")
+        assert [note.message for note in app._notifications] == ["This point has no recording yet."]
+
+
+async def test_a_search_that_begins_has_nothing_to_open() -> None:
+    model = make_search(0)
+    model.progress.sweep = replace(model.sweep, points=())  # type: ignore[misc]
+    app = SweepApp(model, glyphs=BLOCKS)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("down", "up", "end", "enter")
         assert [note.message for note in app._notifications] == ["This point has no recording yet."]
 
 

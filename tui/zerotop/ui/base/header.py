@@ -157,7 +157,9 @@ def build_notices(
     result.extend(Notice("!", sentence, "warn") for sentence in problems)
     if finding is not None:
         result.extend(_build_finding_notices(finding, cause, view.cursor_ns, 2 if roomy else 1))
-    result.extend(Notice("", sentence, "muted") for sentence in job.notices)
+    # Beside a finding on a low terminal they keep to a row each; ``i`` shows them whole.
+    most = 1 if finding is not None and not roomy else 5
+    result.extend(Notice("", sentence, "muted", max_rows=most) for sentence in job.notices)
     return result
 
 

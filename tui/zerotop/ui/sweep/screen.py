@@ -81,9 +81,9 @@ class SweepScreen(Screen[None]):
         self.sheet.repaint()
 
     def action_open(self) -> None:
-        points = self.model.sweep.points
+        points = self.model.sweep.points[self.model.cursor_row :][:1]  # of a search that begins there are none
         try:
-            opened = self.model.progress.open_point(points[self.model.cursor_row].number)
+            opened = self.model.progress.open_point(points[0].number) if points else None
         except SessionError as error:
             self.notify(str(error), severity="error")
             return
