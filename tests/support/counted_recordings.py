@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +23,19 @@ def count_steps(folder: Path, *, interval: int = 4, first: int = 20) -> int:
     """
     counted = 0
     for path in sorted(folder.glob("spans-rank*.rec")):
-        windows, times = _change(path, lambda rows: _count_spans(rows, interval, first))
+        windows, pauses = _change(path, lambda rows: _count_spans(rows, interval, first))
         counted += len(windows)
-        for table in ("begins", "device_times", "allocator"):
+        for table, drop in _DROPS.items():
             for other in folder.glob(path.name.replace("spans", table, 1)):
-                _change(other, lambda rows, table=table: (_DROPS[table](rows, windows, times), None))
+                _change(other, partial(drop, windows=windows, pauses=pauses))
     return counted
 
 
 def _change(path: Path, change: Any) -> Any:
     header, _, records = path.read_bytes().partition(b"\n")
     rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()
-    rows, *found = change(rows)
+    changed = change(rows)
+    rows, *found = changed if isinstance(changed, tuple) else (changed,)
     path.write_bytes(header + b"\n" + rows.tobytes())
     return found
 
@@ -94,7 +96,8 @@ def _drop_readings(rows: Rows, windows: list[tuple[int, int]], pauses: list[tupl
             for name in ("allocated_peak_bytes", "reserved_peak_bytes"):
                 rows[name][index] = rows[name][since : index + 1].max() if dropped[since:index].any() else rows[name][index]
             since = index + 1
-    return rows[~dropped]
+    left: Rows = rows[~dropped]
+    return left
 
 
 _DROPS = {"begins": _drop_begins, "device_times": _drop_times, "allocator": _drop_readings}
