@@ -31,7 +31,9 @@ def read_kept_memory(source: Source, cursor_ns: int) -> KeptMemory:
     ends = edges[(edges["edge"] == END) & (edges["phase"] == PHASE_CODE["step"])]
     if not len(ends):
         return KeptMemory(False, 0)
-    growth = np.diff(ends["allocated_bytes"][-_STEPS:])
+    ends = ends[-_STEPS:]
+    # After several counted steps there is one reading.
+    growth = np.diff(ends["allocated_bytes"]) / np.maximum(1, np.diff(ends["step"]))
     grows = len(growth) >= _MIN_STEPS and bool((growth > 0).all())
     median = int(np.median(growth)) if grows else 0
     return KeptMemory(bool(edges["time_ns"][-1] == ends["time_ns"][-1]), median if median >= _MIN_GROWTH else 0)

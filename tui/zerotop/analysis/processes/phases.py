@@ -19,7 +19,7 @@ UNSEEN_NAME = "unknown"
 
 # Begins to search for the phases in progress: usually of one step, in an evaluation of all of it.
 _TAIL_ROWS = (8, 64, 4096)
-_RECENT_SPANS = 32  # spans to search for the ends of those phases
+_RECENT_SPANS = 64  # spans to search for the ends of those phases: there may be 27 of counted steps after them
 
 
 class OpenPhase(NamedTuple):
