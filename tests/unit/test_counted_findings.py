@@ -63,6 +63,19 @@ def test_what_lasts_is_found(tmp_path: Path, name: str, kind: str, step: int | N
     assert step is None or any(step - 1 <= (one or 0) <= step + 8 for one in found)
 
 
+def test_what_a_change_is_made_of_may_be_known_later(tmp_path: Path) -> None:
+    """The steps after a change are counted: their phases are those of later ones."""
+    folder = recordings.as_directory("cpu-slow", tmp_path)
+    count_steps(folder, interval=16, first=18)
+    session = Session.open(folder)
+    (steps, *_) = read_rank_steps(session)
+    assert steps["counted"][20:25].all()
+    (shift,) = [finding for finding in find_annotations(session, session.end_ns) if finding.name == "iteration_shift"]
+    assert shift.known_ns > steps["end_unix_ns"][steps["step"] == 25][0]
+    assert "between the phases" in shift.details
+    assert not [value for value in shift.evidence.values() if np.isnan(value)]
+
+
 def test_times_and_peaks_stay_those_of_the_steps(tmp_path: Path) -> None:
     folder = recordings.as_directory("gpu-lines-leak", tmp_path)
     (whole,) = read_rank_steps(Session.open(folder))
