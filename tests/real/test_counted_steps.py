@@ -20,6 +20,7 @@ from zerotop_probe.recording.tables import UNKNOWN
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 _SLOW, _EVALUATED, _SAVED, _LATE_FROM = 130, 157, 179, 60
+_SKIPPED = 120, 149
 
 
 class ShortRun(NamedTuple):
@@ -53,14 +54,21 @@ def planted(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str,
 
 
 @pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
+    """With a loss scaler that skips two updates, and two micro-steps in each step."""
+    options = ["--overflow", *map(str, _SKIPPED)]
+    return _run(tmp_path_factory.mktemp("scaled"), job_environment, [sys.executable, str(LOOPS / "short.py"), *options])
+
+
+@pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
     """Two ranks of which the second is late from a step on."""
     command = launch("torchrun", [str(LOOPS / "short.py"), f"--late-from={_LATE_FROM}", "--steps=400"])
     return _run(tmp_path_factory.mktemp("late"), job_environment, command)
 
 
-def test_counted_steps_have_exact_numbers_and_times(clean: ShortRun, planted: ShortRun) -> None:
-    for run in (clean, planted):
+def test_counted_steps_have_exact_numbers_and_times(clean: ShortRun, planted: ShortRun, scaled: ShortRun) -> None:
+    for run in (clean, planted, scaled):
         (steps,), moments = run.steps, run.moments[0]
         assert steps["step"].tolist() == list(range(200))
         assert steps["counted"].sum() > 100
@@ -97,6 +105,17 @@ def test_a_slow_step_an_evaluation_and_a_checkpoint_are_found_at_their_steps(pla
     (pause,) = [finding for finding in planted.findings if finding.name == "checkpoint_pause"]
     assert pause.step == _SAVED
     assert {finding.name for finding in planted.findings} <= {"time_between_phases", "checkpoint_pause"}
+
+
+def test_skipped_updates_and_micro_steps(scaled: ShortRun) -> None:
+    (steps,) = scaled.steps
+    assert np.flatnonzero(steps["skipped"]).tolist() == [*_SKIPPED]
+    overflows = [event.facts for event in scaled.session.events_named("overflow")]
+    assert [(one["step"], one["loss_scale_before"], one["loss_scale_after"]) for one in overflows] == [
+        (_SKIPPED[0], 2.0**16, 2.0**15),
+        (_SKIPPED[1], 2.0**15, 2.0**14),
+    ]
+    assert set(steps["micro_steps"][~steps["counted"]]) == {2}
 
 
 def test_a_straggler_is_found(late: ShortRun) -> None:

@@ -16,6 +16,7 @@ parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--slow", type=int, default=-1)
 parser.add_argument("--evaluate", type=int, default=-1)
 parser.add_argument("--save", type=int, default=-1)
+parser.add_argument("--overflow", type=int, nargs="*", help="steps that a loss scaler skips; each has two micro-steps")
 parser.add_argument("--late-from", type=int, default=10**9)
 
 
@@ -29,18 +30,28 @@ def main():
         torch.distributed.init_process_group("gloo")
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16) if options.overflow else None
     moments = []
     for step in range(options.steps):
+        if scaler is not None:
+            scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
         loss = model(torch.randn(4, 8)).square().mean()
         time.sleep(0.01)
         if step == options.slow:
             time.sleep(0.5)
         if rank == 1 and step >= options.late_from:
             time.sleep(0.03)
+        if scaler is not None:
+            loss = scaler.scale(loss) * (float("inf") if step in options.overflow else 1.0)
         loss.backward()
         before_ns = time.monotonic_ns()
-        optimizer.step()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
         moments.append((before_ns, time.monotonic_ns()))
+        if scaler is not None:
+            scaler.update()
         optimizer.zero_grad()
         if step == options.evaluate:
             model.eval()
