@@ -93,7 +93,7 @@ def _find_silences(recording: Evidence, group: Group, state: _State) -> Iterator
     times = []
     for process in group.processes:
         times += [process.read_new(records, _KIND.name).times for records in (process.begins, process.spans)]
-    fresh = np.sort(np.concatenate(times))
+    fresh = np.sort(np.concatenate(times), kind="stable")  # fast where parts are in order
     heard = np.concatenate([[state.last_heard_ns], fresh[fresh >= state.last_heard_ns]])
     state.last_heard_ns = int(heard[-1])
     ends = np.append(heard[1:], recording.cursor_ns)
