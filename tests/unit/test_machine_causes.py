@@ -100,6 +100,22 @@ def test_a_process_that_computes_as_much_as_before_is_no_cause(tmp_path: Path) -
     assert "3343" not in planted.find_named("iteration_shift")[0].details
 
 
+def test_a_process_that_begins_to_compute_where_the_loop_waits_for_the_gpu_between_the_phases(tmp_path: Path) -> None:
+    shift = find_one(recordings.as_directory("gpu-neighbour", tmp_path), "iteration_shift")
+    assert "of it between the phases; at the same time process 2042 (python3 of root) uses 20 % of GPU 0" in shift.details
+
+
+def test_a_process_that_computed_before_is_no_cause_of_time_between_the_phases(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-neighbour", tmp_path)
+    (path,) = folder.glob("gpu_processes-node-*.rec")
+    header, _, records = path.read_bytes().partition(b"\n")
+    rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()
+    others = rows["pid"] == 2042
+    rows["sm_percent"][others] = np.maximum(rows["sm_percent"][others], 10)
+    path.write_bytes(header + b"\n" + rows.tobytes())
+    assert "2042" not in find_one(folder, "iteration_shift").details
+
+
 def test_pages_that_come_back_from_swap(tmp_path: Path) -> None:
     planted = Planted("gpu-offload-110", tmp_path)
     planted.add_columns("processes", major_faults=(0, 3000))

@@ -292,6 +292,25 @@ def test_no_ring_where_memory_is_scarce(folder: Path, monkeypatch: pytest.Monkey
     assert isinstance(open_rank_files(str(folder), Identity.for_this_process("rank", 0)), DiskFiles)
 
 
+def test_records_are_written_where_only_one_thread_can_be_started(folder: Path, start: Any) -> None:
+    limited = """
+import threading
+start = threading.Thread.start
+def refuse(self):
+    if self.name != "rings":
+        raise RuntimeError("can't start new thread")
+    start(self)
+threading.Thread.start = refuse
+"""
+    sampler = start(limited + SAMPLER, folder)
+    assert answer(sampler) == "ready"
+    rank = start(RANK, folder, 100, 0.0, 1 << 20)
+    assert answer(rank) == "0"
+    finish(rank)
+    finish(sampler)
+    assert read_numbers(folder) == list(range(100))
+
+
 def test_damaged_rings_are_left_alone(folder: Path) -> None:
     collector = RingCollector(str(folder), Report(print, print))
     memory = Path(find_memory(folder))

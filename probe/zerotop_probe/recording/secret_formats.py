@@ -47,6 +47,7 @@ _FORMATS = {
     "gsk_": r"gsk_[A-Za-z0-9]{20,}",
     "r8_": r"r8_[A-Za-z0-9]{30,}",
     "wandb login": r"(?<=wandb login )[0-9a-f]{40}",
+    "--wandb": r"(?<=--wandb[ =])[0-9a-f]{40}",
     "lin_api_": r"lin_api_[A-Za-z0-9]{40}",
     "hvs.": r"hvs\.[\w-]{24,}",
     "tskey-": r"tskey-[\w-]{16,}",
@@ -77,6 +78,8 @@ _KEY_OWNERS = _collect_words(
     aws azure gcp google ssh rsa kaggle clearml replicate mistral cohere groq gemini runpod together fireworks lambda vast
     swanlab mlflow dagshub deepseek dashscope perplexity modelscope minio s3"""
 )
+# Variables of the environment that end in KEY hold secrets, except these.
+_PLAIN_KEYS = _collect_words("primary foreign public sort cache group partition join index text image label row column")
 _CODE_OWNERS = _collect_words("mfa otp totp pin security verification auth recovery")
 # Tokens of a text, which are no secrets: numbers of them, and their names.
 _TEXT_TOKENS = _collect_words(
@@ -107,7 +110,7 @@ def is_secret_name(name: str) -> bool:
     if last == "token":
         return not owners or owners[-1] not in _TEXT_TOKENS
     if last == "key":
-        return bool(owners) and owners[-1] in _KEY_OWNERS
+        return bool(owners) and (owners[-1] in _KEY_OWNERS or (name.isupper() and owners[-1] not in _PLAIN_KEYS))
     if last == "pass":
         return bool(owners) and owners[-1] not in _PASSES
     if last == "code" and owners:

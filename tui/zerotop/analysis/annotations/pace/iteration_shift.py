@@ -100,37 +100,42 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             if not shift.found_in:
                 if not _is_near(step, reported):
                     yield _build_finding(shift, found)
-            elif (shift.found_in == _SIZE or _is_line_named(shift, found.line)) and group.count_report(_KIND.name):
+            elif _is_explained(shift, found.line) and group.count_report(_KIND.name):
                 reported.append(step)
                 yield _build_finding(shift, found)
 
 
 def _find_shifts(group: Group) -> Iterator[_Shift]:
-    waiting = group.get_state(list[StepChange], f"{_KIND.name} waiting")
-    values = group.lead.steps["iteration_s"]
-    steps = group.get_state(list[int], f"{_KIND.name} steps")
-    for change in _find_changes(group, "", values):
+    waiting = group.get_state(list[tuple[StepChange, str]], f"{_KIND.name} waiting")
+    held, waiting[:] = waiting[:], []
+    for change, found_in in _list_changes(group):
+        if awaits_use(change):
+            held.append((change, found_in))
+        else:
+            yield from _explain_change(change, found_in)
+    for change, found_in in held:
+        known_ns = find_deadline(group.lead, change.known_ns, USE_NS)
+        if known_ns <= group.lead.recording.cursor_ns:
+            yield from _explain_change(replace(change, known_ns=known_ns), found_in)
+        else:
+            waiting.append((change, found_in))
+
+
+def _list_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
+    """Yield each change of the iterations, or of what may change them, with what showed it."""
+    lead_steps, steps = group.lead.steps, group.get_state(list[int], f"{_KIND.name} steps")
+    for change in _find_changes(group, "", lead_steps["iteration_s"]):
         is_long = max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S
         if is_long and group.count_report(_KIND.name):
             steps.append(int(change.after["step"][0]))
-            if awaits_use(change):
-                waiting.append(change)
-            else:
-                yield from _explain_change(change)
-    held, waiting[:] = waiting[:], []
-    for change in held:
-        known_ns = find_deadline(group.lead, change.known_ns, USE_NS)
-        if known_ns <= group.lead.recording.cursor_ns:
-            yield from _explain_change(replace(change, known_ns=known_ns))
-        else:
-            waiting.append(change)
+            yield change, ""
     # Where the phases vary much, as where others use the cores, a change may only show in its cause.
-    for change in _find_changes(group, _BETWEEN_PHASES, _list_notable_between(group.lead.steps)):
+    for change in _find_changes(group, _BETWEEN_PHASES, _list_notable_between(lead_steps)):
         if _is_longer_between(change) and not _is_near(int(change.after["step"][0]), steps):
-            yield from _explain_change(change, _BETWEEN_PHASES)
-    for change in _find_changes(group, _SIZE, StepValues(group.lead.steps, get_batch_sizes)):
+            yield change, _BETWEEN_PHASES
+    for change in _find_changes(group, _SIZE, StepValues(lead_steps, get_batch_sizes)):
         if _is_notable(change) and check_batch(change) is not None and not _is_near(int(change.after["step"][0]), steps):
-            yield from _explain_change(change, _SIZE)
+            yield change, _SIZE
 
 
 def _find_changes(group: Group, key: str, values: Values) -> Iterator[StepChange]:
@@ -195,6 +200,12 @@ def _is_line_named(shift: _Shift, line: StackLine | None) -> bool:
     if line is None or (shift.is_uncertain and line.known_call is None):
         return False
     return is_cause(line, shift.find_delay())
+
+
+def _is_explained(shift: _Shift, line: StackLine | None) -> bool:
+    """Whether a change that the iterations do not show is known to be one."""
+    has_certain_cause = shift.is_worse and shift.cause is not None and not shift.is_uncertain
+    return shift.found_in == _SIZE or has_certain_cause or _is_line_named(shift, line)
 
 
 def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:

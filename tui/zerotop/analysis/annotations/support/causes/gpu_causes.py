@@ -60,16 +60,21 @@ def awaits_use(change: StepChange) -> bool:
 
 
 def check_neighbours(change: StepChange) -> Cause | None:
-    """Another process on a rank's GPU computes there, or may: the phases that use the GPU take longer then."""
+    """Another process on a rank's GPU computes there, or may: whatever waits for the GPU takes longer then.
+
+    Usually the phases do. Where the time between them grew, as where a batch is copied to the GPU there, the other process
+    must have begun to compute: one that computed before may use more of the GPU just because the job uses less.
+    """
     own = compute_own_seconds(change.after), compute_own_seconds(change.before)
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
-    if slower <= 0 or float(np.median(own[0]) - np.median(own[1])) > slower / 2:
+    if slower <= 0:
         return None
+    must_begin = float(np.median(own[0]) - np.median(own[1])) > slower / 2
     found = [
         cause
         for process in change.group.processes
         for pid in _find_others(change, process)
-        if (cause := _describe_other(change, process, pid)) is not None
+        if (cause := _describe_other(change, process, pid, must_begin)) is not None
     ]
     return max(found, key=lambda cause: cause.confidence, default=None)
 
@@ -98,18 +103,23 @@ def _read_uses(process: Process, begin_ns: int, end_ns: int) -> Samples:
     return process.recording.get_records("gpu_processes", host, "gpu", gpu).read_window(begin_ns, end_ns)
 
 
-def _describe_other(change: StepChange, process: Process, pid: int) -> Cause | None:
-    """Return what another process on a rank's GPU does there; None if it is known not to compute more than before."""
+def _describe_other(change: StepChange, process: Process, pid: int, must_begin: bool) -> Cause | None:
+    """Return what another process on a rank's GPU does there; None if it is known not to compute more than before.
+
+    ``must_begin``: None too unless it is known to compute now and not to have computed before.
+    """
     _, gpu = process.gpu_key or ("", -1)
     changed_ns = int(change.after["begin_unix_ns"][0])
-    # A sample is of the second before it.
+    # A sample is of the second before it, and there may be none in a few short steps.
     parts = (
-        _read_uses(process, int(change.before["begin_unix_ns"][0]), changed_ns),
+        _read_uses(process, min(int(change.before["begin_unix_ns"][0]), changed_ns - USE_NS), changed_ns),
         _read_uses(process, changed_ns + _SAMPLED_NS, change.known_ns),
     )
     uses = [read_column(part.rows[part.rows["pid"] == pid], "sm_percent") if len(part) else np.empty(0) for part in parts]
     before, after = (use[~np.isnan(use)] for use in uses)
     name, fix = f"process {pid}{_name_program(process, pid)}", f"ps -o user,lstart,cmd -p {pid}"
+    if must_begin and (not len(after) or (len(before) and before.mean() >= _COMPUTING_PERCENT)):
+        return None
     if not len(after):
         return Cause(f"{name} is on GPU {gpu} too", _MAY_COMPUTE, fix, 0.5)
     used, rise = float(after.mean()), float(after.mean() - (before.mean() if len(before) else 0.0))
