@@ -47,5 +47,5 @@ def test_waiting_for_the_gpu_is_no_finding(tmp_path: Path) -> None:
 def test_the_line_is_named(tmp_path: Path, kind: str, call: str) -> None:
     found, counted = watch(kind, tmp_path)
     shift = next(one for one in found if one.name == "iteration_shift")
-    assert abs((shift.step or 0) - counted["first"]) <= 2
+    assert 0 <= (shift.step or 0) - counted["first"] <= 3  # what the first does is felt in the step after it
     assert f"slow_on_gpu.py:{counted['lines'][kind]} in clean_up ({call})" in shift.details

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 
-from programs import environment, zerotop
+from programs import environment, on_terminal, zerotop
 from recordings import FOLDER
 from zerotop.demo.finetune import PRESETS
 from zerotop.session.sweeps import read_sweep
@@ -34,6 +35,16 @@ def test_never_more_runs_than_asked_for(tmp_path: Path) -> None:
     done = zerotop(tmp_path, "fit", *options, *JOB)
     assert len(read_sweep(tmp_path / "fit").points) == 3
     assert "the limit of 3 runs is reached" in done.stdout.decode()
+
+
+def test_the_screen_shows_what_fits(tmp_path: Path) -> None:
+    options = ["fit", "--seq-length", "8:64:8", "--set", "longest=20,44", "-o", str(tmp_path / "fit")]
+    with closing(on_terminal(tmp_path, *options, *JOB, rows=30, columns=110)) as terminal:
+        terminal.wait_for("Largest sequence length", "found", "done")
+        terminal.type("q")
+        terminal.wait_for("largest seq-length", "48 does not fit", "results.csv")  # printed when the screen has gone
+        assert terminal.exit_code() == 0
+    assert "[run 1]" not in terminal.text
 
 
 def test_what_to_maximize_must_be_said(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_sampler_that_died_is_replaced_from_the_screen(start: Start) -> None:
     work = start()
     work.kill_sampler()
     work.terminal.watch(7)
-    assert "nobody saw how the job ended" not in work.terminal.text
+    assert "exit status is unknown" not in work.terminal.text
     work.terminal.wait_for("The sampler has stopped")
     work.terminal.type("r")
     wait_for(lambda: job_control.is_sampler_alive(str(work.session)))
@@ -214,7 +214,7 @@ def test_a_job_that_ended_unseen_is_no_success(start: Start) -> None:
     work.kill_sampler()
     work.end()
     wait_for(lambda: not job_control.is_job_alive(str(work.session)))
-    work.terminal.wait_for("nobody saw how the job ended")
+    work.terminal.wait_for("exit status is unknown")
     work.terminal.type("q")
     assert work.terminal.exit_code() == 1
     assert "Exit status unknown: the job's end was not recorded." in work.terminal.text

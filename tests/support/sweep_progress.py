@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from zerotop.analysis.memory.expected.model_shape import ModelShape
+from zerotop.analysis.sweeps.search import LargestResult
 from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep, Value
 from zerotop.ui.base.start_interfaces import OpenedRecording
 from zerotop.ui.sweep.model import SweepModel
@@ -51,6 +52,53 @@ class Progress:
 
     def open_point(self, number: int) -> OpenedRecording | None:
         return None
+
+
+class FitProgress(Progress):
+    """A search of two stages: ``done`` of its runs have results, the next one runs."""
+
+    searched = "seq_length"
+    series_count = 2
+    most_runs = 20
+
+    def __init__(self, done: int = 6) -> None:
+        tried = [(2, 4096), (2, 8192), (2, 6144), (2, 7168), (3, 7168), (3, 16384), (3, 12288), (3, 10240), (3, 11264)]
+        plan = Plan(settings={"stage": [2, 3], "seq_length": list(range(1024, 16385, 1024))}, model="qwen-0.5b")
+        settings: list[dict[str, Value]] = [{"stage": stage, "seq_length": length} for stage, length in tried]
+        points = [
+            Point(number, one, measure_search(*tried[number]) if number < done else None)
+            for number, one in enumerate(settings[: done + 1])
+        ]
+        self.sweep = Sweep(Path("/sweeps/20261122-180000-qwen-0.5b"), plan, tuple(points))
+        self.is_over = done == len(tried)
+        self.attempts = {} if self.is_over else {done: StartedAttempt()}
+        self.stopped = False
+        self.runs = done
+        self.results: tuple[LargestResult, ...] = ()
+        for stage in (2, 3) if done >= 4 else (2,):
+            own = [point for point in points if point.settings["stage"] == stage and point.result is not None]
+            fits = [int(point.settings["seq_length"]) for point in own if point.result and point.result.outcome == OK]
+            fails = [int(point.settings["seq_length"]) for point in own if point.result and point.result.outcome != OK]
+            largest, failing = max(fits, default=None), min(fails, default=None)
+            size = 60 * GIB if largest else None
+            is_final = bool(largest and failing and failing - largest <= 1024)
+            predicted, expected = 4400.0 + 3000 * (stage - 2), 7300.0 * (stage - 1)
+            found = LargestResult({"stage": stage}, largest, failing, is_final, predicted, size, len(own), "", expected)
+            self.results = (*self.results, found)
+
+    def estimate_left_s(self) -> float | None:
+        return None
+
+
+def measure_search(stage: int, length: int) -> Result:
+    if length > (7168 if stage == 2 else 10240):
+        return Result(OUT_OF_MEMORY, REASON, attempts=1, seconds=19.0)
+    return measure("expandable_segments:True", length)
+
+
+def make_search(done: int = 6) -> SweepModel:
+    progress = FitProgress(done)
+    return SweepModel(progress, SHAPE, progress)
 
 
 def make_model(done: int = 11) -> SweepModel:

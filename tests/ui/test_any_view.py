@@ -23,6 +23,7 @@ from zerotop.ui.live.gpu import draw_gpu
 from zerotop.ui.live.iteration import draw_iteration
 from zerotop.ui.live.memory import draw_memory
 from zerotop.ui.live.output import draw_output
+from zerotop.ui.memory.memory_history import describe_history, draw_history
 
 sizes = st.integers(0, 2**50)
 numbers = st.one_of(st.floats(min_value=0, max_value=1e12), st.just(float("nan")), st.just(float("inf")))
@@ -175,6 +176,10 @@ def test_any_view_is_drawn(whole: live_view.LiveView, width: int, height: int, g
     for draw in (draw_memory, draw_iteration, draw_cpu, draw_gpu):
         pictures[draw.__name__] = draw(whole, width, height, glyphs)
         assert len(pictures[draw.__name__]) == height
+    for gpu in (None, *whole.gpus[:1]):
+        pictures[f"history of {gpu}"] = draw_history(whole, "it", gpu, width, height, glyphs, fills=True)
+        for x in range(0, width, 7):
+            describe_history(whole, gpu, width, x, fills=True)
     for name, rows in pictures.items():
         assert {cell_len(row_text(row)) for row in rows} <= {width}, name
     build_job_page(whole, glyphs)

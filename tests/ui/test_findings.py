@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from textual.widgets import OptionList
 
-from fake_source import BEGIN_NS, offload_story
+from fake_source import BEGIN_NS, FakeSource, offload_story
 from settling import until
 from watching import Watch
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.ui.base.findings import choose_finding, find_step_marks, format_evidence, format_evidence_rows, wrap_sentence
+from zerotop.ui.base.header import build_notices, count_notice_rows, draw_notices
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.drawing.rows import row_text
 
 
 def finding(name: str, at_s: float, severity: Severity, **changes: object) -> Annotation:
@@ -201,3 +204,31 @@ async def test_an_empty_feed_says_so() -> None:
 
 def test_the_feed_s_picture(snap_compare: Any) -> None:
     assert snap_compare(Watch(STORY, 75.0).app, terminal_size=(80, 24), press=["p", "p", "a"])
+
+
+def test_the_header_says_in_which_step_a_finding_begins_where_it_fits() -> None:
+    view = FakeSource(offload_story(), lambda: 70.0).view_at(BEGIN_NS + 70 * 10**9)
+    found = finding("creep", 60, Severity.WARNING, headline="Memory grows, full near step 4346", step=16)
+    notices = build_notices(view, (), found)
+    assert row_text(draw_notices(notices, 80, 2, BLOCKS)[0]).rstrip() == (
+        " ! Memory grows, full near step 4346 · begins in step 16"
+    )
+    assert "begins" not in row_text(draw_notices(notices, 45, 2, BLOCKS)[0])
+    for told in ("Slower from step 16 on", "Killed after 16 steps"):
+        said = finding("shift", 60, Severity.WARNING, headline=told, step=16)
+        assert "begins" not in row_text(draw_notices(build_notices(view, (), said), 80, 2, BLOCKS)[0])
+    without = finding("others", 60, Severity.WARNING, headline="GPU 0 was in use before", step=None)
+    assert "step" not in row_text(draw_notices(build_notices(view, (), without), 80, 2, BLOCKS)[0])
+
+
+def test_growth_of_each_step_is_a_size() -> None:
+    assert format_evidence("bytes_per_step", float(32 << 20)) == ("each step", "0.03 GiB")
+
+
+def test_beside_a_finding_on_a_low_terminal_a_notice_keeps_to_one_row() -> None:
+    view = FakeSource(offload_story(), lambda: 70.0).view_at(BEGIN_NS + 70 * 10**9)
+    view = replace(view, job=replace(view.job, notices=("Nothing is known of the GPUs: " + "no driver answered " * 4,)))
+    found = finding("creep", 60, Severity.WARNING)
+    assert count_notice_rows(build_notices(view, (), found, roomy=False), 80, 9, BLOCKS) == 2
+    assert count_notice_rows(build_notices(view, (), None, roomy=False), 80, 9, BLOCKS) == 2
+    assert count_notice_rows(build_notices(view, (), found, roomy=True), 80, 9, BLOCKS) == 4

@@ -227,6 +227,13 @@ async def test_every_key_is_explained_and_the_bottom_row_names_what_works() -> N
             assert len(means.splitlines()) <= 2
 
 
+async def test_a_tall_screen_has_the_chart_of_steps_below_the_tables() -> None:
+    async with seen(recordings.recording("story"), step=12, size=(200, 50)) as screen:
+        assert "Iteration s" in screen.text()
+    async with seen(recordings.recording("story"), step=12, size=(120, 40)) as screen:
+        assert "Iteration s" not in screen.text()
+
+
 async def test_before_the_first_iteration_it_waits() -> None:
     session = recordings.recording("z2-offload")
     async with seen(session) as screen:

@@ -17,9 +17,12 @@ from watching import FakeJob
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.charts import AXIS_WIDTH
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.layout import Box
+from zerotop.ui.drawing.rows import row_text
 from zerotop.ui.memory.layout import layout_memory
+from zerotop.ui.memory.memory_history import describe_history, draw_history
 from zerotop.ui.memory.screen import MemoryLedger, MemoryScreen, PhasePeaks, TraceCurve
 
 
@@ -61,6 +64,19 @@ async def test_the_ledger_of_a_gpu() -> None:
             assert words in said
         assert "allocator  0 cache flushes" in said
         assert "None recorded" in said
+
+
+@pytest.mark.parametrize("name", ["cpu-straggler", "gpu-leak"])
+async def test_a_short_recording_fills_the_chart_of_its_memory(name: str) -> None:
+    async with shown(recordings.recording(name), size=(200, 50)) as screen:
+        await screen.press("end")
+        view = screen.app.viewer.make_frame().view
+        gpu = view.gpus[0] if view.gpus else None
+        for width in (40, 98, 196):
+            rows = [row_text(row) for row in draw_history(view, "it", gpu, width, 12, BLOCKS, fills=True)]
+            drawn = rows[-2][AXIS_WIDTH:].replace("▔", " ").rstrip()
+            assert len(drawn) - len(drawn.lstrip()) < width / 2 + 1
+            assert describe_history(view, gpu, width, width // 2 + 6, fills=True)
 
 
 async def test_h_shows_host_memory_and_the_gpu_again() -> None:

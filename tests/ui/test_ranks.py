@@ -8,6 +8,7 @@ import pytest
 from textual.pilot import Pilot
 
 from recordings import recording
+from settling import until
 from small_recording import read
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.ranks.matrix import Metric
@@ -210,3 +211,14 @@ async def test_a_thousand_ranks(tmp_path: Path) -> None:
         assert any("Rank 700 delays the others by" in line for line in text(app))
         await pilot.press("up")
         assert rank_of(screen) == 700
+
+
+async def test_a_rank_alone_is_compared_with_nobody() -> None:
+    app = ZerotopApp(RecordingSource(recording("gpu-leak")), title="alone", glyphs=BLOCKS)
+    async with app.run_test(size=(120, 40)) as pilot:
+        screen = await shown(app, pilot)
+        await pilot.press("end")
+        table = screen.query_one(RankTable)
+        await until(pilot, lambda: "iteration" in table.plain_text())
+        for words in ("median", "diff", "delays others"):
+            assert words not in table.plain_text().replace("medians of", "")

@@ -32,6 +32,7 @@ async def test_what_cost_most_is_said_at_the_end(size: tuple[int, int]) -> None:
         assert any("GPUs idle" in row for row in rows[2:4])
         for words in ("An iteration takes", "GPU memory peaked at", "Watching cost"):
             assert any(words in row for row in rows), words
+        assert "tokens per second." in panel.plain_text()  # whole, also where it takes two rows
         await pilot.press("left")
         await until(pilot, lambda: not panel.region.height)
         await pilot.press("end")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from textual import events
+from textual.widgets import Static
 
-from sweep_progress import REASON, Progress, make_model
+from settling import until
+from sweep_progress import REASON, FitProgress, Progress, make_model, make_search
+from zerotop.analysis.sweeps.series import TOKENS
 from zerotop.ui.app.sweep_app import SweepApp
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.rows import row_text, row_width
@@ -17,6 +22,32 @@ from zerotop.ui.sweep.model import SweepModel
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
 def test_picture(snap_compare: Any, size: tuple[int, int]) -> None:
     assert snap_compare(SweepApp(make_model(), glyphs=BLOCKS), terminal_size=size)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
+def test_picture_of_a_search(snap_compare: Any, size: tuple[int, int]) -> None:
+    assert snap_compare(SweepApp(make_search(), glyphs=BLOCKS), terminal_size=size)
+
+
+@pytest.mark.parametrize("glyphs", [BLOCKS, ASCII], ids=["blocks", "ascii"])
+@pytest.mark.parametrize("done", [0, 1, 4, 9])
+def test_a_search_of_any_size_is_filled_exactly(done: int, glyphs: Any) -> None:
+    for width in (20, 40, 79, 133, 250):
+        for height in (3, 6, 10, 23, 33, 60):
+            rows = draw_sweep(make_search(done), width, height, glyphs)
+            assert len(rows) == height
+            assert {row_width(row) for row in rows} == {width}
+
+
+def test_a_search_says_what_fits_and_how_many_runs_are_left() -> None:
+    rows = [" ".join(row_text(row).split()) for row in draw_sweep(make_search(6), 120, 40, BLOCKS)]
+    assert "6 runs, 14 more at most" in rows[1]
+    assert "Largest sequence length" in rows[2]
+    assert "stage 2 7,168 8,192 4,400 7,300 60.00 4 found" in rows[3]
+    assert "stage 3 7,168 16,384 7,400 14,600 60.00 2 8 values left" in rows[4]
+    ended = [" ".join(row_text(row).split()) for row in draw_sweep(make_search(9), 120, 40, BLOCKS)]
+    assert "9 runs done" in ended[1]
+    assert "stage 3 10,240 11,264 7,400 14,600 60.00 5 found" in ended[4]
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII], ids=["blocks", "ascii"])
@@ -73,6 +104,15 @@ async def test_a_point_without_a_recording_is_said() -> None:
         assert [note.message for note in app._notifications] == ["This point has no recording yet."]
 
 
+async def test_a_search_that_begins_has_nothing_to_open() -> None:
+    model = make_search(0)
+    model.progress.sweep = replace(model.sweep, points=())  # type: ignore[misc]
+    app = SweepApp(model, glyphs=BLOCKS)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("down", "up", "end", "enter")
+        assert [note.message for note in app._notifications] == ["This point has no recording yet."]
+
+
 async def test_keys_move_the_cursor() -> None:
     model = SweepModel(Progress(16))
     app = SweepApp(model, glyphs=BLOCKS)
@@ -84,3 +124,45 @@ async def test_keys_move_the_cursor() -> None:
     assert rows[:6] == [15, 0, 1, 2, 1, 0]
     assert rows[6] > 1
     assert rows[7] == 0
+
+
+async def test_leaving_a_search_asks_in_its_own_words() -> None:
+    progress = FitProgress()
+    app = SweepApp(SweepModel(progress, None, progress), glyphs=BLOCKS)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("q")
+        assert "Stop the search?" in str(app.screen.query_one("#text", Static).content)
+        await pilot.press("s")
+    assert progress.stopped
+
+
+async def test_the_mouse_on_a_chart_shows_values_and_its_wheel_zooms() -> None:
+    model = make_model(16)
+    app = SweepApp(model, glyphs=BLOCKS)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: bool(model.placed_charts))
+        placed = next(one for one in model.placed_charts if one.measurement == TOKENS)
+        column, row = placed.left + placed.width - 3, placed.top + 3
+        await pilot.hover("#sweep-sheet", offset=(column, row))
+        assert model.pointed == (column, row)
+        title = row_text(draw_sweep(model, 120, 39, BLOCKS)[placed.top])
+        assert title.rstrip().endswith("4096  ■ 25.4k")  # only one of both ran there
+        for direction, count in ((1, 6), (1, 5), (-1, 6), (-1, 8)):
+            turn_wheel(app, column, row, direction)
+            await pilot.pause()
+            assert len(model.shown_values) == count
+            assert model.shown_values[-1] == 4096
+        before = model.cursor_row
+        turn_wheel(app, 10, model.table_top, -1)
+        await pilot.pause()
+        assert model.cursor_row == before
+        turn_wheel(app, 10, model.table_top, 1)
+        await pilot.pause()
+        assert model.cursor_row == before - 1
+        assert len(model.shown_values) == 8
+
+
+def turn_wheel(app: SweepApp, x: int, y: int, direction: int) -> None:
+    """Turn the wheel up, or down where ``direction`` is negative."""
+    kind = events.MouseScrollUp if direction > 0 else events.MouseScrollDown
+    app.screen.post_message(kind(None, x, y, 0, 0, 0, False, False, False, screen_x=x, screen_y=y))

@@ -14,6 +14,7 @@ from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
+from zerotop.ui.threads.drawing import measure_history
 from zerotop.ui.threads.screen import RankList, ThreadList, ThreadsScreen
 from zerotop_probe.recording import tables
 
@@ -115,6 +116,11 @@ async def test_a_recording_shorter_than_what_is_usually_seen_has_the_width_to_it
         (axis,) = [line for line in text(app) if "30 s" in line and "40 s" in line]
         assert axis.index("10 s") < 0.4 * 300
         assert any("last 75 s" in line for line in text(app))
+
+
+def test_at_80_columns_the_charts_keep_a_third_of_the_width() -> None:
+    for nodes in (1, 2):
+        assert measure_history(80, 60 * 10**9, nodes=nodes, bound=True)[0] >= 28
 
 
 async def test_the_numbers_are_copied() -> None:

@@ -86,6 +86,14 @@ def test_factors_are_of_what_has_one() -> None:
         assert math.isnan(Measure("", "", unit, values).compute_factor(1))
 
 
+@pytest.mark.parametrize(("second", "told"), [(8.3, "8.30×"), (1.4, "+40 %"), (0.12, "−88 %"), (0.001, "−99 %")])
+def test_a_change_is_said_in_percent_or_as_a_multiple(second: float, told: str) -> None:
+    comparison = Comparison(("a", "b"), (Measure("Time", "step", Unit.SECONDS, (1.0, second)),))
+    text = row_text(draw_rows(comparison, 50, BLOCKS)[-1])
+    assert told in text
+    assert len(text) == 50
+
+
 def test_one_row_has_one_unit() -> None:
     assert format_values(Measure("", "", Unit.SECONDS, (0.0007, 0.3))) == ["0.70 ms", "300 ms"]
     assert format_values(Measure("", "", Unit.SECONDS, (0.1, 2.75))) == ["0.10 s", "2.75 s"]

@@ -95,6 +95,17 @@ def test_words_beside_the_lanes() -> None:
     assert next(left for left in lefts if left.startswith("GPU 0 %")).split()[3] in f"{used:.1f} {used:.2f}"
 
 
+def test_what_is_too_slow_to_be_seen_in_the_window_is_named_above_it() -> None:
+    look = Look("gpu-leak", 37)
+    marks = look.rows(120, 30)[0]
+    assert marks.startswith("no findings here")
+    assert "◂ step 16: memory creep: GPU memory grows 32.0 MiB a step" in marks
+    picture = look.picture(120, 30)
+    assert picture.find_mark(5) == picture.hidden_headline
+    look.view.toggle_whole()
+    assert "◂" not in look.rows(120, 30)[0]
+
+
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
 def test_one_cursor_through_all_lanes(glyphs: Glyphs) -> None:
     look = Look("story", 12)

@@ -9,14 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from zerotop.analysis.formatting import format_bytes, format_count
+from zerotop.analysis.sweeps.search import LargestResult
 from zerotop.analysis.sweeps.series import choose_axis
 from zerotop.analysis.sweeps.settings import MICRO_BATCH, SEQ_LENGTH, build_points, describe_settings
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import FAILED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.model_config import find_shape
+from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.training_machine import read_gpu_bytes
-from zerotop.commands.sweeping.fit_runner import FitRunner, LargestResult
+from zerotop.commands.sweeping.fit_runner import FitRunner
 from zerotop.commands.sweeping.progress_lines import describe_cost, describe_result
 from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, stop_on_signals
 from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits
@@ -37,31 +39,37 @@ def fit(options: argparse.Namespace) -> int:
     folder = make_folder(options.output, plan)
     if sweeps.is_sweep(folder):
         raise Problem(f"{folder} already holds a sweep. Choose another folder with -o DIR")
-    results: list[LargestResult] = []
     with lock_folder(folder):
-        runner = _make_runner(Sweep(folder, plan, ()), searched, options)
+        runner = _make_runner(Sweep(folder, plan, ()), _list_series(plan, searched, limits), options)
         with stop_on_signals(runner.stop):
-            for series in _list_series(plan, searched, limits):
-                if not runner.was_interrupted:
-                    results.append(_search(runner, series))
-    _print_results(results, searched, runner, options)
+            if options.headless or options.json or not has_terminal():
+                runner.run()
+            else:
+                from zerotop.commands.sweeping.beside_screen import run_beside_screen
+
+                run_beside_screen(runner, runner, runner)
+    _print_results(runner, options)
     if runner.was_interrupted:
         return _EXIT_INTERRUPTED
-    return FAILED if any(result.largest is None for result in results) else 0
+    if runner.problem:
+        raise Problem(runner.problem)
+    return FAILED if any(result.largest is None for result in runner.results) else 0
 
 
-def _make_runner(sweep: Sweep, searched: str, options: argparse.Namespace) -> FitRunner:
+def _make_runner(sweep: Sweep, series: Sequence[Point], options: argparse.Namespace) -> FitRunner:
     stream = sys.stderr if options.json else sys.stdout
+    is_shown = has_terminal() and not (options.headless or options.json)
 
     def print_result(point: Point) -> None:
-        if point.result is not None:
+        if point.result is not None and not is_shown:
             line = f"[run {runner.runs}] {describe_settings(sweep.plan, point.settings)}: {describe_result(point.result)}"
             print(escape_unprintable(line), file=stream, flush=True)
 
     write_sweep(sweep)
     runner = FitRunner(
         sweep,
-        searched,
+        series,
+        choose_axis(sweep.plan),
         most_runs=options.most_runs,
         gpu_bytes=options.gpu_memory or read_gpu_bytes(),
         shape=find_shape(sweep.plan.model),
@@ -87,13 +95,8 @@ def _list_series(plan: Plan, searched: str, limits: Mapping[str, int]) -> Sequen
     return points
 
 
-def _search(runner: FitRunner, series: Point) -> LargestResult:
-    if series.result is not None:
-        return LargestResult(series.settings, None, None, True, None, None, 0, series.result.reason)
-    return runner.find_largest(series.settings)
-
-
-def _print_results(results: list[LargestResult], searched: str, runner: FitRunner, options: argparse.Namespace) -> None:
+def _print_results(runner: FitRunner, options: argparse.Namespace) -> None:
+    results, searched = runner.results, runner.searched
     if options.json:
         content = {"path": str(runner.sweep.path), "searched": searched, "runs": runner.runs}
         print(json.dumps({**content, "series": [asdict(result) for result in results]}, indent=1))

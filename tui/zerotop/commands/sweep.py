@@ -41,7 +41,9 @@ def sweep(options: argparse.Namespace) -> int:
             if options.headless or options.json or not has_terminal():
                 _run_with_lines(runner, quiet=options.json)
             else:
-                _run_with_screen(runner)
+                from zerotop.commands.sweeping.beside_screen import run_beside_screen
+
+                run_beside_screen(runner, runner)
     if options.json:
         print(json.dumps(build_json(runner.sweep), indent=1))
     elif runner.sweep.finished:
@@ -146,21 +148,6 @@ def _check_size(count: int, options: argparse.Namespace) -> None:
         answer = ""
     if answer.strip().lower() not in ("y", "yes"):
         raise Problem("Not started")
-
-
-def _run_with_screen(runner: SweepRunner) -> None:
-    """Run the sweep in a thread beside its screen; leaving the screen stops it."""
-    from zerotop.commands.common.user_settings import load_settings
-    from zerotop.ui.app.sweep_app import SweepApp
-    from zerotop.ui.sweep.model import SweepModel
-
-    thread = threading.Thread(target=runner.run, name="sweep")
-    thread.start()
-    try:
-        SweepApp(SweepModel(runner, find_shape(runner.sweep.plan.model)), settings=load_settings()).run()
-    finally:
-        runner.stop()
-        thread.join()
 
 
 def _run_with_lines(runner: SweepRunner, *, quiet: bool) -> None:

@@ -99,7 +99,7 @@ def _describe_end(view: LiveView, failure: Failure | None) -> tuple[str, Outcome
     if job.state is State.DETACHED:
         return f"The recording was ended {after}, and the job went on.", Outcome.OPEN
     if job.state is State.LOST:
-        return f"The recording stops {after}: nobody saw how the job ended.", Outcome.OPEN
+        return f"The recording stops {after}. The job's exit status is unknown.", Outcome.OPEN
     return f"Still running {after}.", Outcome.OPEN
 
 

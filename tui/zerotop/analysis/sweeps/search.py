@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from zerotop.analysis.stats.knee import KneeFit, fit_knee
+from zerotop.session.sweeps import Value
 
 # A line through two points in the flat part would predict far too much: so many times the largest measured at most.
 _FARTHEST = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class LargestResult:
+    """The largest value of one series, as far as it is known."""
+
+    settings: Mapping[str, Value]  # of the series
+    largest: int | None  # that is known to fit
+    failing: int | None  # smallest that is known not to fit
+    is_final: bool  # no value between the two is left
+    predicted: float | None  # before anything was measured
+    allocated_bytes: int | None  # at the largest
+    runs: int
+    problem: str = ""  # why the search ended early
+    expected: float | None = None  # value at which memory is full, by what was measured so far
 
 
 @dataclass

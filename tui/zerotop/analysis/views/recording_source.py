@@ -38,7 +38,7 @@ from zerotop.session.samples import Rows
 _RATE_STEPS = 10
 _OUTPUT_LINES = 200
 _NO_STEPS: Rows = np.empty(0, STEP_DTYPE)
-_LOST = "The recording stops here: nobody saw how the job ended."
+_LOST = "The recording stops here. The job's exit status is unknown."
 _DETACHED = "The recording was ended here, and the job went on."
 
 

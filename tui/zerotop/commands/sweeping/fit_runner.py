@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.zero_model import compute_expected
 from zerotop.analysis.sweeps.estimates import Hardware, TrainedModel, build_setup
-from zerotop.analysis.sweeps.search import LargestSearch
+from zerotop.analysis.sweeps.search import LargestResult, LargestSearch
 from zerotop.analysis.sweeps.settings import CHECKPOINTING, GPUS, MICRO_BATCH, OFFLOAD, SEQ_LENGTH, STAGE
 from zerotop.commands.sweeping.point_run import Interrupted, run_point
+from zerotop.commands.sweeping.point_runner import PointRunner
 from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Point, Result, Sweep, Value, write_sweep
 
 # What a process takes besides PyTorch's memory, until one has been measured: CUDA's context and libraries.
@@ -20,96 +20,104 @@ _OTHER_BYTES = 1 << 30
 _DEFAULTS = {SEQ_LENGTH: 256, MICRO_BATCH: 4}
 
 
-@dataclass(frozen=True, slots=True)
-class LargestResult:
-    """The largest value of one series."""
-
-    settings: Mapping[str, Value]  # of the series
-    largest: int | None  # that is known to fit
-    failing: int | None  # smallest that is known not to fit
-    is_final: bool  # no value between the two is left
-    predicted: float | None  # before anything was measured
-    allocated_bytes: int | None  # at the largest
-    runs: int
-    problem: str = ""  # why the search ended early
-
-
-class FitRunner:
-    """Searches the series one after another. Points are added to the sweep as they are tried."""
+class FitRunner(PointRunner):
+    """Searches series one after another. Points are added to the sweep as they are tried."""
 
     def __init__(
         self,
         sweep: Sweep,
+        series: Sequence[Point],
         searched: str,
         *,
         most_runs: int,
         gpu_bytes: int | None,
         shape: ModelShape | None,
-        on_result: Callable[[Point], None],
+        on_result: Callable[[Point], None] = lambda point: None,
     ) -> None:
-        """``searched``: the setting to maximize; ``gpu_bytes``: memory of one GPU, None without one."""
-        self.sweep = sweep
+        """``series``: the combinations of the other settings, impossible ones with a result; ``searched``: the setting to
+        maximize; ``gpu_bytes``: memory of one GPU, None without one.
+        """
+        super().__init__(sweep)
+        self.searched = searched
+        self.most_runs = most_runs
         self.runs = 0
-        self.was_interrupted = False
-        self._searched = searched
-        self._most_runs = most_runs
+        self.results: tuple[LargestResult, ...] = ()  # one for each series so far, the one that is searched now included
+        self.series_count = len(series)
+        self._series = series
         self._gpu_bytes = gpu_bytes
         self._other_bytes = _OTHER_BYTES
         self._shape = shape
         self._on_result = on_result
         self._slope: float | None = None  # bytes for each unit of the searched setting, of the series before
-        self._stopping = threading.Event()
 
-    def stop(self) -> None:
-        """Stop the job that runs now, and the search."""
-        self._stopping.set()
+    def estimate_left_s(self) -> float | None:
+        """Return None: how many runs a search takes is known at its end."""
+        return None
 
-    def find_largest(self, settings: Mapping[str, Value]) -> LargestResult:
-        """Search one series. Raises OSError if nothing can be written."""
-        values = sorted({int(value) for value in self.sweep.plan.settings[self._searched]})
+    def _run_points(self) -> None:
+        for series in self._series:
+            if series.result is not None:
+                impossible = LargestResult(series.settings, None, None, True, None, None, 0, series.result.reason)
+                self.results = (*self.results, impossible)
+            else:
+                self._find_largest(series.settings)
+
+    def _find_largest(self, settings: Mapping[str, Value]) -> None:
+        """Search one series. Raises Interrupted, and OSError if nothing can be written."""
+        values = sorted({int(value) for value in self.sweep.plan.settings[self.searched]})
         limit = None if self._gpu_bytes is None else float(self._gpu_bytes - self._other_bytes)
         search = LargestSearch(values, limit, self._predict(settings, limit))
-        predicted, before = search.predicted, self.runs
-        sizes: dict[int, int | None] = {}
-        problem = ""
-        while not problem and (value := search.choose_next()) is not None:
-            if self.runs >= self._most_runs:
-                problem = f"the limit of {self._most_runs} runs is reached"
-                break
-            try:
-                result = self._run({**settings, self._searched: value})
-            except Interrupted:
-                self.was_interrupted = True
-                problem = "interrupted"
-                break
-            if result.outcome == OUT_OF_MEMORY:
-                search.note_failing(value)
-            elif result.outcome == OK:
-                sizes[value] = result.allocated_peak_bytes
-                search.note_fitting(value, result.allocated_peak_bytes)
-                if self._gpu_bytes is not None and result.nvml_peak_bytes and result.reserved_peak_bytes:
-                    self._other_bytes = max(0, result.nvml_peak_bytes - result.reserved_peak_bytes)
-                    search.limit_bytes = float(self._gpu_bytes - self._other_bytes)
-            else:
-                problem = f"{self._searched.replace('_', '-')} {value} {result.outcome}: {result.reason}"
+        before, done = self.results, self.runs
+        result = LargestResult(settings, None, None, False, search.predicted, None, 0)
+        try:
+            while not result.problem and (value := search.choose_next()) is not None:
+                result = replace(result, expected=search.predict_largest())
+                self.results = (*before, result)
+                if self.runs >= self.most_runs:
+                    result = replace(result, problem=f"the limit of {self.most_runs} runs is reached")
+                else:
+                    result = self._try_value(search, result, value)
+                result = replace(result, runs=self.runs - done)
+        except Interrupted:
+            result = replace(result, problem="interrupted")
+            raise
+        finally:
+            result = replace(result, is_final=search.is_over, expected=search.predict_largest())
+            self.results = (*before, result)
         fit = search.fit
         self._slope = fit.slope if fit is not None and fit.slope > 0 else self._slope
-        largest = values[search.largest_fitting] if search.largest_fitting >= 0 else None
-        failing = values[search.smallest_failing] if search.smallest_failing >= 0 else None
-        size = sizes.get(largest) if largest is not None else None
-        return LargestResult(settings, largest, failing, search.is_over, predicted, size, self.runs - before, problem)
+
+    def _try_value(self, search: LargestSearch, result: LargestResult, value: int) -> LargestResult:
+        """Run one value; return what is known then."""
+        tried = self._run({**result.settings, self.searched: value})
+        if tried.outcome == OUT_OF_MEMORY:
+            search.note_failing(value)
+            return replace(result, failing=search.values[search.smallest_failing])
+        if tried.outcome != OK:
+            return replace(result, problem=f"{self.searched.replace('_', '-')} {value} {tried.outcome}: {tried.reason}")
+        search.note_fitting(value, tried.allocated_peak_bytes)
+        if self._gpu_bytes is not None and tried.nvml_peak_bytes and tried.reserved_peak_bytes:
+            self._other_bytes = max(0, tried.nvml_peak_bytes - tried.reserved_peak_bytes)
+            search.limit_bytes = float(self._gpu_bytes - self._other_bytes)
+        is_largest = value == search.values[search.largest_fitting]
+        return replace(result, largest=value, allocated_bytes=tried.allocated_peak_bytes) if is_largest else result
 
     def _run(self, settings: Mapping[str, Value]) -> Result:
         """Run one value; its attempts count as runs."""
-        ordered = {name: settings[name] for name in self.sweep.plan.settings}
-        point = Point(len(self.sweep.points), ordered)
-        left = self._most_runs - self.runs
-        plan = replace(self.sweep.plan, retries=min(self.sweep.plan.retries, left - 1))
-        result = run_point(self.sweep.path, plan, point, is_stopping=self._stopping.is_set)
+        before = self.sweep
+        point = Point(len(before.points), {name: settings[name] for name in before.plan.settings})
+        self.sweep = replace(before, points=(*before.points, point))
+        plan = replace(before.plan, retries=min(before.plan.retries, self.most_runs - self.runs - 1))
+        try:
+            result = run_point(before.path, plan, point, is_stopping=self.is_stopping, on_attempt=self.note_attempt)
+        except Interrupted:
+            self.sweep = before
+            raise
+        self.forget_attempt(point.number)
         self.runs += result.attempts
-        self.sweep = replace(self.sweep, points=(*self.sweep.points, replace(point, result=result)))
+        self.sweep = self.sweep.with_result(point.number, result)
         write_sweep(self.sweep)
-        self._on_result(self.sweep.points[-1])
+        self._on_result(self.sweep.points[point.number])
         return result
 
     def _predict(self, settings: Mapping[str, Value], limit: float | None) -> float | None:
@@ -123,7 +131,7 @@ class FitRunner:
         room = limit - sum(compute_expected(setup).gpu.values())
         slope = self._slope
         if slope is None:
-            other = MICRO_BATCH if self._searched == SEQ_LENGTH else SEQ_LENGTH
+            other = MICRO_BATCH if self.searched == SEQ_LENGTH else SEQ_LENGTH
             each = shape.estimate_activations(0, recompute=settings.get(CHECKPOINTING) == "on")
             slope = each * int(settings.get(other, _DEFAULTS[other]))
         return max(0.0, room / slope)

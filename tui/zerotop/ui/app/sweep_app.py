@@ -42,7 +42,9 @@ class SweepApp(ListApp):
         elif isinstance(self.screen, StopDialog) or self._model.progress.is_over:
             self._leave(True)
         else:
-            self.push_screen(StopDialog(self.glyphs), self._leave)
+            sweep = "Stop the sweep? Its results are kept, and it can go on later where it stops now."
+            search = "Stop the search? What was measured so far is kept."
+            self.push_screen(StopDialog(search if self._model.search else sweep, self.glyphs), self._leave)
 
     def _leave(self, yes: bool | None) -> None:
         if yes:

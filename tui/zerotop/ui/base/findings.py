@@ -43,6 +43,12 @@ def describe_with_name(finding: Annotation) -> str:
     return f"{format_name(finding)}: {describe_finding(finding)}"
 
 
+def describe_step(finding: Annotation) -> str:
+    """Return ``begins in step 15``; "" if it has no step or its headline says the step."""
+    is_said = re.search(rf"\bstep {finding.step}\b|\b{finding.step} steps?\b", finding.headline)
+    return "" if finding.step is None or is_said else f"begins in step {finding.step}"
+
+
 def describe_cause(cause: Annotation) -> str:
     """Return ``Because of: Rank 1 ...``, of a finding that explains another one."""
     return f"Because of: {describe_finding(cause)}"
@@ -125,7 +131,8 @@ def find_time_marks(findings: Iterable[Annotation], begin_ns: int) -> tuple[tupl
 def format_evidence(key: str, value: float) -> tuple[str, str]:
     """Return (name, formatted value) of a piece of evidence; the key's suffix names the unit."""
     suffix, format_value = next((entry for entry in _FORMATS if key.endswith(entry[0])), ("", _format_number))
-    return key.removesuffix(suffix).replace("_", " "), format_value(value) if math.isfinite(value) else MISSING
+    name = key.removesuffix(suffix).replace("_", " ") or "each step"
+    return name, format_value(value) if math.isfinite(value) else MISSING
 
 
 def _format_number(value: float) -> str:
@@ -141,6 +148,7 @@ def _format_size(value: float) -> str:
 
 
 _FORMATS: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("bytes_per_step", _format_size),
     ("_bytes_per_s", lambda value: f"{_format_size(value)}/s"),
     ("_bytes", _format_size),
     ("_percent", lambda value: f"{value:.0f} %"),

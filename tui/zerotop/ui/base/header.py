@@ -15,6 +15,7 @@ from zerotop.ui.base.findings import (
     describe_cause,
     describe_details,
     describe_finding,
+    describe_step,
     wrap_sentence,
 )
 from zerotop.ui.charts.bars import draw_stacked_bar
@@ -35,6 +36,7 @@ class Notice(NamedTuple):
     style: str
     max_rows: int = 5  # a longer sentence is cut at the end of a clause
     needs_all_rows: bool = False  # takes all of its rows before the next notices get any
+    step_text: str = ""  # the step of a finding, shown after a sentence of one row where it fits
 
 
 def draw_header(view: LiveView, badge: Row, width: int, height: int, glyphs: Glyphs) -> list[Row]:
@@ -155,7 +157,9 @@ def build_notices(
     result.extend(Notice("!", sentence, "warn") for sentence in problems)
     if finding is not None:
         result.extend(_build_finding_notices(finding, cause, view.cursor_ns, 2 if roomy else 1))
-    result.extend(Notice("", sentence, "muted") for sentence in job.notices)
+    # Beside a finding on a low terminal they keep to a row each; ``i`` shows them whole.
+    most = 1 if finding is not None and not roomy else 5
+    result.extend(Notice("", sentence, "muted", max_rows=most) for sentence in job.notices)
     return result
 
 
@@ -163,7 +167,8 @@ def _build_finding_notices(finding: Annotation, cause: Annotation | None, cursor
     style = choose_sentence_style(finding, cursor_ns)
     advice = describe_advice(finding)
     if finding.severity is not Severity.ERROR:
-        notices = [Notice("" if finding.severity is Severity.INFO else "!", describe_finding(finding), style)]
+        mark = "" if finding.severity is Severity.INFO else "!"
+        notices = [Notice(mark, describe_finding(finding), style, step_text=describe_step(finding))]
         if cause is not None and max_rows > 1:
             notices.append(Notice("", describe_cause(cause), style))
         elif advice and max_rows > 1:
@@ -196,6 +201,9 @@ def draw_notices(notices: Sequence[Notice], width: int, height: int, glyphs: Gly
         lead = f" {glyphs.to_plain(notice.mark)[:1] or glyphs.bullet} "
         lines = _wrap_notice(notice, width, most, glyphs)
         rows.extend(((lead if number == 0 else "   ", style), (line, style)) for number, line in enumerate(lines))
+        step = glyphs.to_plain(f" · {notice.step_text}")
+        if notice.step_text and len(lines) == 1 and row_width(rows[-1]) + len(step) <= width:
+            rows[-1] = (*rows[-1], (step, "muted"))
         drawn += 1
     hidden = len(notices) - drawn
     if hidden and rows:

@@ -88,9 +88,14 @@ def _align_right(text: str, width: int) -> str:
 
 
 def _format_factor(measure: Measure, place: int, glyphs: Glyphs) -> str:
-    """Return the factor to the first recording's value; "" if there is none."""
+    """Return the change from the first recording's value: ``4.15×`` from twice as much on, else ``−88 %``; "" if unknown."""
     factor = measure.compute_factor(place) if place else math.nan
-    return "" if math.isnan(factor) else f"{format_significant(factor)}{glyphs.times}"
+    if math.isnan(factor):
+        return ""
+    if factor >= 2:
+        return f"{format_significant(factor)}{glyphs.times}"
+    percent = round(min(99.0, abs(factor - 1) * 100))  # two digits have room beside the narrowest value
+    return f"{'+' if factor >= 1 else glyphs.minus}{percent} %"
 
 
 def format_values(measure: Measure) -> list[str]:

@@ -53,6 +53,8 @@ class FindingsDialog(Dialog[Annotation]):
         self.shown_findings = self.all_findings  # those with the searched words
         self.begin_ns = begin_ns
         self.cursor_ns = frame.view.cursor_ns
+        places = [self._format_place(linked.finding) for linked in self.all_findings]
+        self._time_width, self._step_width = (max((len(place[at]) for place in places), default=0) for at in (0, 1))
         current = frame.headline or (frame.findings[-1] if frame.findings else None)
         self.current_index = next((at for at, linked in enumerate(self.all_findings) if linked.finding == current), 0)
 
@@ -127,16 +129,20 @@ class FindingsDialog(Dialog[Annotation]):
         finding = linked.finding
         muted = finding.known_ns > self.cursor_ns
         colour = self._find_colour("muted" if muted else findings.choose_style(finding))
-        step = "" if finding.step is None else f"step {finding.step}"
+        time, step = self._format_place(finding)
         text = Text(no_wrap=True, overflow="ellipsis")
-        text.append(f"{format_clock((finding.known_ns - self.begin_ns) / 1e9):>8}  ", self._find_colour("muted"))
-        text.append(f"{step:<10}  ", self._find_colour("muted"))
+        text.append(f"{time:>{self._time_width}}  {step:<{self._step_width}}  ", self._find_colour("muted"))
         text.append(f"{_MARKS[finding.severity]} ", colour)
         if linked.depth:
             text.append(f"{'  ' * linked.depth}{self.glyphs.corner} ", self._find_colour("muted"))
         style = self._find_colour("muted") if muted else "" if finding.severity is Severity.INFO else colour
         text.append(sanitize(findings.describe_finding(finding), self.glyphs), style)
         return text
+
+    def _format_place(self, finding: Annotation) -> tuple[str, str]:
+        """Return its time and step."""
+        step = "" if finding.step is None else f"step {finding.step}"
+        return format_clock((finding.known_ns - self.begin_ns) / 1e9), step
 
     def _find_colour(self, style: str) -> str:
         variables = self.app.theme_variables

@@ -1,4 +1,4 @@
-"""Asks before a running sweep is left."""
+"""Asks before a running sweep or search is left."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class StopDialog(Dialog[bool]):
     """Returns whether to stop. The first choice goes on."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        bind("s,y", "choose(True)", "stop.yes", "Stop", "Stop the running point and the sweep"),
-        bind("c,n,q", "choose(False)", "stop.no", "Go on", "Back to the sweep"),
+        bind("s,y", "choose(True)", "stop.yes", "Stop", "Stop the running point and all others"),
+        bind("c,n,q", "choose(False)", "stop.no", "Go on", "Back to the points"),
     ]
 
-    def __init__(self, glyphs: Glyphs) -> None:
+    def __init__(self, question: str, glyphs: Glyphs) -> None:
         super().__init__("Stop", glyphs)
+        self._question = question
 
     def compose_box(self) -> ComposeResult:
-        text = "Stop the sweep? Its results are kept, and it can go on later where it stops now."
-        yield Static(Text(text), id="text", markup=False)
+        yield Static(Text(self._question), id="text", markup=False)
         yield OptionList(Option(Text("c  Go on"), id="go"), Option(Text("s  Stop it"), id="stop"), markup=False)
 
     def on_mount(self) -> None:

@@ -63,6 +63,8 @@ class Glyphs:
     clipped: str = "▲"
     marked: str = "▼"  # above a step with a finding
     mark: str = "◆"  # the same on a time line
+    earlier: str = "◂"  # before what is further left on a time line
+    later: str = "▸"
     times: str = "×"
     arrow: str = "→"
     sent: str = "↑"
@@ -126,6 +128,8 @@ ASCII = Glyphs(
     play=">",
     pause="||",
     knob="O",
+    earlier="<",
+    later=">",
     closed="+",
     opened="-",
     track="=",

@@ -29,9 +29,11 @@ from zerotop.ui.iteration.overlay_dialog import OverlayDialog
 from zerotop.ui.iteration.panels import PhaseTable, SampleTable, WaveformPanel
 from zerotop.ui.iteration.samples import count_sample_rows
 from zerotop.ui.iteration.table import FULL_WIDTH, build_lines
+from zerotop.ui.live.panels import Iteration
 
 _SIDE_BY_SIDE_WIDTH = 82  # cells of the chart from which the table stands beside it
 _MIN_CHART_ROWS = 9  # rows
+_MIN_STEP_ROWS, _MAX_STEP_ROWS = 8, 20
 _COUNT = in_footer(7, "iterations", label_index=1)
 
 
@@ -102,6 +104,7 @@ class IterationScreen(MonitorScreen):
         yield WaveformPanel(self.glyphs, self.folding, id="waves")
         yield PhaseTable(self.glyphs, self.folding, id="phases")
         yield SampleTable(self.glyphs, self.folding, id="samples")
+        yield Iteration(self.glyphs, id="steps")
 
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         shown = self.folding.find_shown(frame)
@@ -187,11 +190,14 @@ class IterationScreen(MonitorScreen):
 
 
 def _layout_tables(fold: WaveformFold, room: Box, count: int) -> dict[str, Box]:
-    """Place the table of phases, and the table of samples below it if there is room."""
+    """Place the table of phases, and below it, if there is room, the table of samples and the chart of steps."""
+    samples = count_sample_rows(fold)
     below = room.height - count - 1
-    if below < count_sample_rows(fold):
+    if below < samples:
         return {"phases": room}
-    return {
-        "phases": Box(room.x, room.y, room.width, count),
-        "samples": Box(room.x, room.y + count + 1, room.width, below),
-    }
+    boxes = {"phases": Box(room.x, room.y, room.width, count)}
+    steps = min(_MAX_STEP_ROWS, below - samples - 1)
+    if steps >= _MIN_STEP_ROWS:
+        below -= steps + 1
+        boxes["steps"] = Box(room.x, room.y + count + 1 + below + 1, room.width, steps)
+    return boxes | {"samples": Box(room.x, room.y + count + 1, room.width, below)}

@@ -9,7 +9,7 @@ from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.end_summary import EndSummary
 from zerotop.analysis.reports.finding_costs import FindingCost
 from zerotop.analysis.reports.verdict import describe_memory
-from zerotop.ui.base.findings import choose_style, describe_finding
+from zerotop.ui.base.findings import choose_style, describe_finding, wrap_sentence
 from zerotop.ui.drawing.formatting import is_known
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, align_ends, fit_height, fit_row, row_width
@@ -30,8 +30,10 @@ def draw_summary(
     if not summary.findings:
         rows.append(((f"  {_NO_FINDINGS}", "good"),))
     sentences = (summary.pace, *describe_memory(view, get_units().sizes[:3]), _describe_watching(view), view.cost_sentence)
-    for sentence in filter(None, sentences):
-        rows.append(((f"  {fit_text(sanitize(sentence, glyphs), width - 2, glyphs)}", "text"),))
+    said = [sentence for sentence in sentences if sentence]
+    for number, sentence in enumerate(said):
+        most = max(1, height - len(rows) - (len(said) - number - 1))
+        rows += [((f"  {line}", "text"),) for line in wrap_sentence(sentence, max(1, width - 2), most, glyphs)]
     return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
 

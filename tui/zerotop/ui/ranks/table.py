@@ -21,6 +21,8 @@ _MAX_WIDTH = 52  # wider tables are hard to read across
 def draw_table(picture: RankPicture, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """Draw a row for each metric with this rank, the median rank and the difference, and a note on the figures."""
     table = picture.table_rows
+    if len(picture.matrix.processes) == 1:  # there is no other rank to wait for it
+        table = tuple(row for row in table if row.metric is not Metric.WAIT)
     if picture.chosen is None or not table:
         return fit_height([draw_rule(panel_title("Rank", focused), width, glyphs)], width, height, glyphs)
     matrix = picture.matrix
@@ -40,12 +42,13 @@ def _name_usual(picture: RankPicture) -> str:
 
 
 def _build_columns(picture: RankPicture, glyphs: Glyphs) -> list[Column[RankComparison]]:
-    return [
+    columns: list[Column[RankComparison]] = [
         Column("", 16, 9, lambda row, _: _draw_name(row, glyphs), grows=True, left=True),
         Column("rank", _FIGURE_WIDTH, 9, lambda row, width: _draw_value(row.own, row, width, "value")),
         Column(_name_usual(picture), _FIGURE_WIDTH, 5, lambda row, width: _draw_value(row.usual, row, width, "text")),
         Column("diff", 7, 7, lambda row, width: _draw_difference(row, picture.skew, width, glyphs)),
     ]
+    return columns if len(picture.matrix.processes) > 1 else columns[:2]
 
 
 def _draw_name(row: RankComparison, glyphs: Glyphs) -> Row:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.sweeps.series import ALLOCATED, HOST, ITERATIONS, RESERVED, TOKENS, Series, read_measurement
 from zerotop.session.samples import Floats
 from zerotop.session.sweeps import Value
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Quantity, add_axes, choose_scale, draw_axis, plot_grid, plot_line
+from zerotop.ui.drawing.formatting import format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, Span, choose_items, fit_row, join_rows
+from zerotop.ui.drawing.rows import Row, Span, choose_items, fit_row, join_rows, row_width
+from zerotop.ui.drawing.table import draw_rule
 from zerotop.ui.drawing.text import sanitize
-from zerotop.ui.sweep.model import SERIES_STYLES, SweepModel
+from zerotop.ui.sweep.model import SERIES_STYLES, PlacedChart, SweepModel, is_numeric
 
 TITLES = {
     ALLOCATED: "Peak allocated",
@@ -23,39 +27,78 @@ TITLES = {
     TOKENS: "Tokens per second",
 }
 _QUANTITIES = {ALLOCATED: Quantity.BYTES, RESERVED: Quantity.BYTES, HOST: Quantity.BYTES}
+_FORMS = {ITERATIONS: format_significant, TOKENS: format_number}
 _UNIT_WORDS = {"k": "thousands", "M": "millions", "G": "billions"}
 _EDGE = 2  # cells left free at both ends of the axis
 
 
-def draw_chart(model: SweepModel, measurement: str, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """Draw one chart with its title and axes, ``height`` rows of ``width`` cells."""
+def draw_chart(model: SweepModel, placed: PlacedChart, glyphs: Glyphs) -> list[Row]:
+    """Draw one chart with its title and axes; the title has the values under the mouse."""
+    measurement, _, _, width, height = placed
     plot_height = max(1, height - 2)
-    series = model.series
-    values = [read_measurement(one, measurement) for one in series]
+    columns = _AxisColumns(model.shown_values, width - AXIS_WIDTH)
+    shown = [_choose_points(one, model) for one in model.series]
+    values = [read_measurement(one, measurement) for one in shown]
     largest = max((float(np.nanmax(one)) for one in values if len(one) and not np.isnan(one).all()), default=0.0)
     scale = choose_scale(_QUANTITIES.get(measurement, Quantity.NUMBER), largest, plot_height)
     canvas = Canvas(width - AXIS_WIDTH, plot_height, glyphs)
-    columns = _AxisColumns(model.sweep.plan.settings[model.axis], canvas.width)
     if measurement in _QUANTITIES and measurement != HOST:
-        _mark_failures(canvas, columns, model, glyphs)
-    for number, (one, numbers) in enumerate(zip(series, values, strict=True)):
+        _mark_failures(canvas, columns, model.axis, shown, glyphs)
+    for number, (one, numbers) in enumerate(zip(shown, values, strict=True)):
         _plot_series(canvas, columns, model.axis, one, numbers, SERIES_STYLES[number % len(SERIES_STYLES)], scale.highest)
     plot_grid(canvas, scale)
     below = draw_axis(columns.list_labels(), canvas.width, glyphs)
     unit = _UNIT_WORDS.get(scale.unit, scale.unit)
     title = f"{TITLES[measurement]}, {unit}" if unit else TITLES[measurement]
-    rule: list[Span] = [(title, "title"), (" ", "rule"), (glyphs.rule * max(0, width - len(title) - 1), "rule")]
-    rows = [fit_row(tuple(rule), width, glyphs), *add_axes(canvas, scale, below)]
-    return [fit_row(row, width, glyphs) for row in rows[:height]]
+    head = _draw_title(model, placed, title, columns, shown, values, glyphs)
+    return [fit_row(row, width, glyphs) for row in [head, *add_axes(canvas, scale, below)][:height]]
+
+
+def _choose_points(series: Series, model: SweepModel) -> Series:
+    """Return the points of a series that are on the axis."""
+    on_axis = set(model.shown_values)
+    measured, failed = (
+        tuple(point for point in points if point.settings[model.axis] in on_axis)
+        for points in (series.points, series.out_of_memory)
+    )
+    return replace(series, points=measured, out_of_memory=failed)
+
+
+def _draw_title(
+    model: SweepModel,
+    placed: PlacedChart,
+    title: str,
+    columns: _AxisColumns,
+    shown: Sequence[Series],
+    values: Sequence[Floats],
+    glyphs: Glyphs,
+) -> Row:
+    """Draw the title, and at its right the values nearest to the mouse in the colours of their series."""
+    if model.pointed is None or not placed.holds(*model.pointed):
+        return draw_rule(((title, "title"),), placed.width, glyphs)
+    nearest = columns.find_nearest(model.pointed[0] - placed.left - AXIS_WIDTH)
+    form = _FORMS.get(placed.measurement, format_bytes)
+    spans: list[Span] = [(f" {nearest}", "accent")]
+    for number, (one, numbers) in enumerate(zip(shown, values, strict=True)):
+        style = SERIES_STYLES[number % len(SERIES_STYLES)]
+        for point, value in zip(one.points, numbers.tolist(), strict=True):
+            if point.settings[model.axis] == nearest and value == value:
+                spans += [(f"  {glyphs.swatch} ", style), (form(value), "value")]
+    room = placed.width - row_width(tuple(spans))
+    return fit_row((*draw_rule(((title, "title"),), room, glyphs), *spans), placed.width, glyphs)
 
 
 class _AxisColumns:
     """Columns of the values of the horizontal axis: numbers at their distances, words evenly."""
 
     def __init__(self, values: Sequence[Value], width: int) -> None:
-        self._is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        self._values = sorted(values, key=float) if self._is_numeric else list(values)
+        self._is_numeric = is_numeric(values)
+        self._values = values
         self._width = width
+
+    def find_nearest(self, column: int) -> Value:
+        """Return the value that is nearest to a column."""
+        return min(self._values, key=lambda value: abs(self.find_position(value) - column))
 
     def find_position(self, value: Value) -> float:
         """Return the position of a value in cells."""
@@ -103,12 +146,12 @@ def _plot_series(
         canvas.write_mark(round(position), row, canvas.glyphs.dot, style)
 
 
-def _mark_failures(canvas: Canvas, columns: _AxisColumns, model: SweepModel, glyphs: Glyphs) -> None:
+def _mark_failures(canvas: Canvas, columns: _AxisColumns, axis: str, shown: Sequence[Series], glyphs: Glyphs) -> None:
     """Mark points that ran out of memory at the upper edge, one below the other."""
     used: dict[int, int] = {}
-    for number, series in enumerate(model.series):
+    for number, series in enumerate(shown):
         for point in series.out_of_memory:
-            column = round(columns.find_position(point.settings[model.axis]))
+            column = round(columns.find_position(point.settings[axis]))
             row = used.get(column, 0)
             used[column] = row + 1
             canvas.write_mark(column, row, glyphs.skipped, SERIES_STYLES[number % len(SERIES_STYLES)])

@@ -13,7 +13,8 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, align_ends, choose_items, fit_row, join_rows, merge_spans, row_width
 from zerotop.ui.drawing.text import sanitize, wrap_text
 from zerotop.ui.sweep.charts import draw_chart, draw_legend
-from zerotop.ui.sweep.model import SweepModel
+from zerotop.ui.sweep.model import PlacedChart, SweepModel
+from zerotop.ui.sweep.searches import count_rows, draw_searches, measure_progress
 from zerotop.ui.sweep.table import draw_table
 
 _MIN_CHART_WIDTH = 38
@@ -25,6 +26,11 @@ _GAP = 2
 def draw_sweep(model: SweepModel, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """Draw ``height`` rows without the keys."""
     head = [_draw_head(model, width, glyphs), _draw_progress(model, width, glyphs)]
+    if model.search is not None:
+        most = min(count_rows(model.search), max(2, height // 4))
+        head += draw_searches(model, model.search, width, most, glyphs)
+    model.table_top = len(head) + 1
+    model.placed_charts = []
     room = height - len(head)
     sentences = _draw_sentences(model, width, 2 if height < 30 else 4, glyphs)
     grid = _choose_grid(model.charts, width, room - len(sentences) - _MIN_TABLE - 1) if model.series else []
@@ -38,7 +44,7 @@ def draw_sweep(model: SweepModel, width: int, height: int, glyphs: Glyphs) -> li
     table = room - len(sentences) - 1 - chart_height * len(grid)
     rows = [*head, *draw_table(model, width, table, glyphs)]
     for line in grid:
-        rows += _draw_chart_row(model, line, width, chart_height, glyphs)
+        rows += _draw_chart_row(model, line, len(rows), width, chart_height, glyphs)
     return [*rows, draw_legend(model, width, glyphs), *sentences][:height]
 
 
@@ -55,25 +61,36 @@ def _choose_grid(charts: Sequence[str], width: int, height: int) -> list[list[st
     return [shown[begin : begin + columns] for begin in range(0, len(shown), columns)]
 
 
-def _draw_chart_row(model: SweepModel, charts: Sequence[str], width: int, height: int, glyphs: Glyphs) -> list[Row]:
+def _draw_chart_row(
+    model: SweepModel, charts: Sequence[str], top: int, width: int, height: int, glyphs: Glyphs
+) -> list[Row]:
     each = (width - _GAP * (len(charts) - 1)) // len(charts)
-    sizes = [each] * (len(charts) - 1) + [width - (each + _GAP) * (len(charts) - 1)]
-    drawn = [draw_chart(model, name, size, height, glyphs) for name, size in zip(charts, sizes, strict=True)]
-    return [join_rows(parts, _GAP) for parts in zip(*drawn, strict=True)]
+    lefts = [number * (each + _GAP) for number in range(len(charts))]
+    ends = [left + each for left in lefts[:-1]] + [width]
+    placed = [PlacedChart(name, left, top, end - left, height) for name, left, end in zip(charts, lefts, ends, strict=True)]
+    model.placed_charts += placed
+    return [join_rows(parts, _GAP) for parts in zip(*(draw_chart(model, one, glyphs) for one in placed), strict=True)]
 
 
 def _draw_head(model: SweepModel, width: int, glyphs: Glyphs) -> Row:
     sweep = model.sweep
     what = sweep.plan.model or next((word for word in sweep.plan.command if word.endswith(".py")), "")
-    left: Row = ((" ", "band"), ("zerotop sweep", "brand"), ("  ", "band"), (sanitize(what, glyphs), "name"))
+    left: Row = (
+        (" ", "band"),
+        (f"zerotop {'fit' if model.search else 'sweep'}", "brand"),
+        ("  ", "band"),
+        (sanitize(what, glyphs), "name"),
+    )
     return align_ends(left, ((sanitize(sweep.name, glyphs), "band-muted"), (" ", "band")), width, glyphs, "band")
 
 
 def _draw_progress(model: SweepModel, width: int, glyphs: Glyphs) -> Row:
     """Draw how far the sweep is, and how long and how much the rest takes."""
     progress, sweep = model.progress, model.sweep
-    done, total = len(sweep.finished), len(sweep.points)
-    texts = _describe_progress(model, done, total)
+    done, total = float(len(sweep.finished)), float(len(sweep.points))
+    if model.search is not None:
+        done, total = measure_progress(model, model.search), 1.0
+    texts = _describe_progress(model)
     parts = join_rows(choose_items([(importance, ((text, style),)) for importance, text, style in texts], width - 24, 3), 3)
     bar = max(10, width - row_width(parts) - 5)
     filled = round(bar * done / max(1, total))
@@ -87,16 +104,17 @@ def _draw_progress(model: SweepModel, width: int, glyphs: Glyphs) -> Row:
     return fit_row(merge_spans((*spans, *parts)), width, glyphs)
 
 
-def _describe_progress(model: SweepModel, done: int, total: int) -> list[tuple[int, str, str]]:
+def _describe_progress(model: SweepModel) -> list[tuple[int, str, str]]:
     """Return (importance, text, style)."""
     progress, price = model.progress, model.price
     elapsed, left = progress.elapsed_s, progress.estimate_left_s()
-    texts = [(9, f"{done} of {format_count(total, 'point')}", "value")]
+    texts = [(9, _count_runs(model), "value")]
     if progress.is_over:
         texts.append((8, progress.problem or "done", "warn" if progress.problem else "good"))
     else:
         texts.append((4, f"{format_clock(elapsed)} elapsed", "muted"))
-        texts.append((8, f"{format_clock(left)} left" if left is not None else "measuring the first point", "value"))
+        waiting = "measuring the first point" if model.search is None else ""
+        texts += [(8, text, "value") for text in (f"{format_clock(left)} left" if left is not None else waiting,) if text]
     if price is not None:
         if progress.is_over:  # the elapsed time is that since the sweep went on, if it was interrupted
             cost = price.format_cost(sum(point.result.machine_seconds for point in model.sweep.points if point.result))
@@ -105,6 +123,14 @@ def _describe_progress(model: SweepModel, done: int, total: int) -> list[tuple[i
             cost = f"{price.format_cost(elapsed)}{total_cost}"
         texts.append((7, cost, "value"))
     return texts
+
+
+def _count_runs(model: SweepModel) -> str:
+    search, sweep = model.search, model.sweep
+    if search is None:
+        return f"{len(sweep.finished)} of {format_count(len(sweep.points), 'point')}"
+    runs = format_count(search.runs, "run")
+    return runs if model.progress.is_over else f"{runs}, {search.most_runs - search.runs} more at most"
 
 
 def _draw_sentences(model: SweepModel, width: int, most: int, glyphs: Glyphs) -> list[Row]:

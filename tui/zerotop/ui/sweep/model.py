@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.sweep_verdict import read_sweep_price
 from zerotop.analysis.sweeps.line_report import LineReport, report_lines
+from zerotop.analysis.sweeps.search import LargestResult
 from zerotop.analysis.sweeps.series import Series, build_series, choose_axis, list_charts
-from zerotop.session.sweeps import Point, Sweep
+from zerotop.session.sweeps import Sweep, Value
 from zerotop.ui.base.start_interfaces import OpenedRecording
 
 SERIES_STYLES = tuple(f"series-{number}" for number in (1, 2, 4, 0, 3, 5))
+
+
+def is_numeric(values: Sequence[Value]) -> bool:
+    """Return whether values have distances on an axis."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 class RunningAttempt(Protocol):
@@ -70,16 +76,59 @@ class SweepProgress(Protocol):
         """Open the session of a point; None if it has none. Raises SessionError."""
 
 
+class SearchProgress(Protocol):
+    """The search for the largest values that fit, which ``zerotop fit`` runs as a sweep."""
+
+    @property
+    def searched(self) -> str:
+        """The setting to maximize."""
+
+    @property
+    def results(self) -> Sequence[LargestResult]:
+        """What is known of each series that was begun, the one that is searched now last."""
+
+    @property
+    def series_count(self) -> int:
+        """How many series are searched in all."""
+
+    @property
+    def runs(self) -> int:
+        """Runs so far, attempts after a crash included."""
+
+    @property
+    def most_runs(self) -> int:
+        """Runs at most."""
+
+
+class PlacedChart(NamedTuple):
+    """Where the last picture has a chart; its title is in the first row."""
+
+    measurement: str
+    left: int
+    top: int
+    width: int
+    height: int
+
+    def holds(self, x: int, y: int) -> bool:
+        """Return whether a cell is on the chart."""
+        return 0 <= x - self.left < self.width and 0 <= y - self.top < self.height
+
+
 @dataclass
 class SweepModel:
     """The state of the screen."""
 
     progress: SweepProgress
     shape: ModelShape | None = None  # of the model
+    search: SearchProgress | None = None  # of ``zerotop fit``
     cursor_row: int = 0
     top_row: int = 0
     visible_rows: int = 0
     is_following: bool = True  # the cursor stays at the point that runs
+    table_top: int = 0  # row of the first point in the last picture
+    placed_charts: list[PlacedChart] = field(default_factory=list)  # in the last picture
+    pointed: tuple[int, int] | None = None  # cell under the mouse
+    zoomed: tuple[int, int] | None = None  # begin and end among the axis' values; None shows all
     _derived_from: Sweep | None = field(default=None, repr=False)
     _series: list[Series] = field(default_factory=list, repr=False)
     _reports: list[LineReport] = field(default_factory=list, repr=False)
@@ -93,6 +142,34 @@ class SweepModel:
     def axis(self) -> str:
         """The setting of the charts' horizontal axis."""
         return choose_axis(self.sweep.plan)
+
+    @property
+    def shown_values(self) -> Sequence[Value]:
+        """The values on the horizontal axis: numbers ascending, words in their order."""
+        values = self._list_values()
+        begin, end = self.zoomed or (0, len(values))
+        return values[begin:end] or values
+
+    def _list_values(self) -> Sequence[Value]:
+        """Return all values of the axis; of a search only those that it tried."""
+        values = list(self.sweep.plan.settings[self.axis])
+        if self.search is not None:
+            tried = {point.settings[self.axis] for point in self.sweep.points}
+            values = [value for value in values if value in tried] or values
+        return sorted(values, key=float) if is_numeric(values) else values
+
+    def zoom(self, direction: int, share: float) -> None:
+        """Show fewer values of the axis, or more where ``direction`` is negative, around a share of the width."""
+        most = len(self._list_values())
+        begin, end = self.zoomed or (0, most)
+        count = end - begin
+        wanted = max(2, count - max(1, count // 4)) if direction > 0 else min(most, count + max(1, count // 3))
+        begin = max(0, min(most - wanted, round(begin + (count - wanted) * share)))
+        self.zoomed = (begin, begin + wanted) if wanted < most else None
+
+    def find_chart(self, x: int, y: int) -> PlacedChart | None:
+        """Return the chart at a cell of the last picture."""
+        return next((placed for placed in self.placed_charts if placed.holds(x, y)), None)
 
     @property
     def charts(self) -> tuple[str, ...]:
@@ -124,10 +201,10 @@ class SweepModel:
             self._reports = report_lines(sweep, self.shape)
             self._derived_from = sweep
 
-    def find_style(self, point: Point) -> str:
-        """Return the style of the series that a point belongs to; "muted" for one that has not run."""
+    def find_style(self, settings: Mapping[str, Value]) -> str:
+        """Return the style of the series to which settings belong; "muted" for one that has not run."""
         for number, series in enumerate(self.series):
-            if all(point.settings[name] == value for name, value in series.settings.items()):
+            if all(settings[name] == value for name, value in series.settings.items()):
                 return SERIES_STYLES[number % len(SERIES_STYLES)]
         return "muted"
 

@@ -16,6 +16,7 @@ from zerotop.ui.base.bindings import list_bindings
 from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.key_row import KeyRow
 from zerotop.ui.base.start_interfaces import RecordingOpened
+from zerotop.ui.charts import AXIS_WIDTH
 from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
@@ -34,6 +35,8 @@ SWEEP_TERMS: tuple[tuple[str, str], ...] = (
     ("it/s, tokens/s", "Over the intervals between steps after the warm-up; tokens of all ranks together."),
     ("knee", "Up to so many tokens a micro-batch the peak is flat: the optimizer's step owns it, not activations."),
     ("R2", "Share of the variance that the line explains: 1 is exact."),
+    ("fits, too large", "Of `zerotop fit`: the largest value that ran, and the smallest that ran out of memory."),
+    ("predicted, by the line", "Value at which a GPU is full: before the first run, and by the runs so far."),
     LEFT_OUT_TERM,
 )
 
@@ -42,7 +45,10 @@ class SweepScreen(Screen[None]):
     """Shows a sweep while it runs and when it has ended."""
 
     TITLE = "Sweep"
-    HELP = "Every combination of settings, one after another. Enter opens the recording of a point; Esc returns here."
+    HELP = (
+        "Every combination of settings, one after another. Enter opens the recording of a point; Esc returns here. On a"
+        " chart the mouse shows values, and its wheel zooms."
+    )
     TERMS = SWEEP_TERMS
     ALLOW_SELECT = False
     AUTO_FOCUS = "#sweep-sheet"
@@ -75,9 +81,9 @@ class SweepScreen(Screen[None]):
         self.sheet.repaint()
 
     def action_open(self) -> None:
-        points = self.model.sweep.points
+        points = self.model.sweep.points[self.model.cursor_row :][:1]  # of a search that begins there are none
         try:
-            opened = self.model.progress.open_point(points[self.model.cursor_row].number)
+            opened = self.model.progress.open_point(points[0].number) if points else None
         except SessionError as error:
             self.notify(str(error), severity="error")
             return
@@ -88,7 +94,7 @@ class SweepScreen(Screen[None]):
 
 
 class SweepSheet(Scrollable, KeyRow, can_focus=True):
-    """The whole screen as one picture."""
+    """The whole screen as one picture. On a chart the mouse shows values, and its wheel zooms."""
 
     wheel_rows = 1
 
@@ -107,9 +113,36 @@ class SweepSheet(Scrollable, KeyRow, can_focus=True):
         self.repaint()
 
     def on_click(self, event: events.Click) -> None:
-        row = event.y - 3  # below head, progress and headings
+        row = event.y - self._model.table_top
         if 0 <= row < self._model.visible_rows:
             self._model.move_cursor(self._model.top_row + row - self._model.cursor_row)
+            self.repaint()
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        self._point_at((event.x, event.y))
+
+    def on_leave(self) -> None:
+        self._point_at(None)
+
+    def _point_at(self, cell: tuple[int, int] | None) -> None:
+        before, self._model.pointed = self._model.pointed, cell
+        if any(one is not None and self._model.find_chart(*one) for one in (before, cell)):
+            self.repaint()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._turn_wheel(event, 1)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._turn_wheel(event, -1)
+
+    def _turn_wheel(self, event: events.MouseEvent, direction: int) -> None:
+        """Zoom the charts if the mouse is on one; elsewhere the wheel scrolls."""
+        placed = self._model.find_chart(event.x, event.y)
+        if placed is not None:
+            event.stop()
+            event.prevent_default()
+            share = (event.x - placed.left - AXIS_WIDTH) / max(1, placed.width - AXIS_WIDTH)
+            self._model.zoom(direction, max(0.0, share))
             self.repaint()
 
     def copy_text(self) -> str:

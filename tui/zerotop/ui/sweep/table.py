@@ -44,11 +44,11 @@ def draw_table(model: SweepModel, width: int, height: int, glyphs: Glyphs) -> li
     model.scroll_to_cursor(rows)
     points = model.sweep.points[model.top_row : model.top_row + rows]
     lines = [
-        PointLine(point, model.progress.attempts.get(point.number), model.find_style(point), at == model.cursor_row)
+        PointLine(point, model.progress.attempts.get(point.number), model.find_style(point.settings), at == model.cursor_row)
         for at, point in enumerate(points, model.top_row)
     ]
     placed = place_columns(_build_columns(model, glyphs), width)
-    drawn = [draw_rule((("Points", "title"),), width, glyphs, placed)]
+    drawn = [draw_rule((("Runs" if model.search else "Points", "title"),), width, glyphs, placed)]
     for line in lines:
         row = placed.draw_row(line, width, glyphs)
         drawn.append(_highlight_row(row) if line.is_chosen and glyphs.smooth else row)

@@ -25,7 +25,7 @@ from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.threads.chart import draw_chart, resample_columns
 
 _WINDOW_PIECES = 120  # half seconds shown at least
-_WINDOWS = (15, 30, 45, 60, 75, 90)  # seconds; few, so that a growing recording is rarely rescaled
+_WINDOWS = (15, 20, 25, 30, 45, 60, 75, 90)  # seconds; few, so that a growing recording is rarely rescaled
 _MIN_HEIGHT_WITH_CHART = 12  # with fewer rows there is no chart
 _MIN_CHART_ROWS, _MAX_CHART_ROWS = 5, 24
 _MAX_HISTORY_ROWS = 4  # of one history
@@ -98,7 +98,8 @@ def _layout_columns(width: int, name: DrawCell, history: DrawCell, *, nodes: int
     return place_columns(
         [
             Column((), AXIS_WIDTH + (15 if width < 100 else 19 if width < 180 else 27), 9, name, left=True),
-            Column((), 8, 9, history, grows=True, left=True),
+            # Where no more than this is left, the cores that threads may use and the nodes are left out.
+            Column((), 8 if width < 72 else 28, 9, history, grows=True, left=True),
             Column((("cores", "heading"),), 5, 9, _draw_cores),
             Column((("runnable", "heading"),), 8, 7, _draw_runnable),
             Column((("ran on cores", "heading"),), 12 if width < 110 else 16, 6, _draw_ran_on),

@@ -19,7 +19,7 @@ from zerotop.ui.drawing.text import cell_width, fit_text, sanitize, wrap_text
 from zerotop.ui.timeline.labels import draw_last_row, draw_legend, format_moment
 from zerotop.ui.timeline.lane_charts import draw_charts
 from zerotop.ui.timeline.lanes import LANES_BY_NAME, MARKS, RIBBONS, STEPS, SUMMARY, TIME, LaneBox
-from zerotop.ui.timeline.picture import Picture
+from zerotop.ui.timeline.picture import Mark, Picture
 from zerotop_probe.recording.tables import PHASES
 
 MIN_WIDTH = 30
@@ -175,6 +175,9 @@ def _draw_marks(picture: Picture, canvas: Canvas, width: int) -> Row:
         key=lambda mark: mark.at_ns,
     )
     begins = [picture.find_cell(mark.at_ns) for mark in marks]
+    hidden = picture.hidden_headline
+    if hidden is not None:
+        _write_hidden_headline(hidden, picture, min([canvas.width, *begins]), canvas)
     for mark, begin, end in zip(marks, begins, [*begins, picture.cell_count][1:], strict=True):
         canvas.write_mark(begin, 0, glyphs.mark, mark.style)
         room = end - begin - 3
@@ -188,6 +191,17 @@ def _draw_marks(picture: Picture, canvas: Canvas, width: int) -> Row:
     count = len(marks)
     words = f"{format_count(count, 'finding')} here" if count else "no findings here" if width >= 110 else ""
     return fit_row(((words, "label"),), chart_begin(width), glyphs)
+
+
+def _write_hidden_headline(mark: Mark, picture: Picture, room: int, canvas: Canvas) -> None:
+    """Write which finding the header shows, with an arrow to it: its cause may be too slow to be seen in the window."""
+    glyphs, is_before = canvas.glyphs, mark.at_ns < picture.begin
+    step = f"step {mark.finding.step}: " if mark.finding.step is not None else ""
+    arrow = glyphs.earlier if is_before else glyphs.later
+    text = fit_text(sanitize(f"{step}{mark.text}", glyphs), room - 4, glyphs) if room >= 24 else ""
+    if text:
+        canvas.write_text(0, 0, arrow, mark.style)
+        canvas.write_text(2, 0, text, mark.style if mark.style != "accent" else "text")
 
 
 def _draw_steps(picture: Picture, width: int, glyphs: Glyphs) -> Row:

@@ -91,6 +91,7 @@ class PictureBuilder:
                 recorded, "" if shown else _NO_ENGINE if frame.view.job.state is State.STARTING else _NO_PROBE
             ),
             scales=self._scales,
+            headline=next((mark for mark in marks if mark.finding == frame.headline), None),
         )
         return self.last_picture
 

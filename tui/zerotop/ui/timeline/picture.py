@@ -40,6 +40,13 @@ class Picture:
     host_cores: int  # of the host
     missing_notes: tuple[str, ...]  # sentences about missing data
     scales: GrowingScales
+    headline: Mark | None = None  # of the finding under the header
+
+    @property
+    def hidden_headline(self) -> Mark | None:
+        """The mark of the finding under the header, if the window does not show it."""
+        is_hidden = self.headline is not None and not 0 <= self.find_cell(self.headline.at_ns) < self.cell_count
+        return self.headline if is_hidden else None
 
     @property
     def cell_ns(self) -> int:
@@ -63,7 +70,7 @@ class Picture:
     def find_mark(self, cell: int) -> Mark | None:
         """Return the mark at a cell of the row of marks, or the one whose words are there."""
         before = [mark for mark in self.marks if 0 <= self.find_cell(mark.at_ns) <= cell]
-        return max(before, key=lambda mark: mark.at_ns, default=None)
+        return max(before, key=lambda mark: mark.at_ns, default=self.hidden_headline)
 
     def find_values(self, name: str) -> ColumnValues | None:
         """Return a lane's values, None if there are none."""
