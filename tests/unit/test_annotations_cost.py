@@ -10,14 +10,17 @@ import pstats
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import long_recording
 from planted_troubles import MIXTURES
 from zerotop.analysis.annotations import Annotation, Detector, Evidence, load_detectors
+from zerotop.analysis.annotations.pace import data_stall, iteration_shift
 from zerotop.analysis.annotations.support import annotator
 from zerotop.analysis.annotations.support.record_window import Records, Samples
+from zerotop.analysis.annotations.support.step_values import StepValues
 from zerotop.session.reader import Session
 
 STEPS = 2000
@@ -78,3 +81,21 @@ def test_twice_the_length_is_twice_the_work(
     assert {
         detector: (half[detector], whole[detector]) for detector in examined if whole[detector] > 2.5 * half[detector]
     } == {}
+
+
+def test_values_of_steps_are_computed_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each piece for the last steps only: NumPy's work on all of them is no call, but takes ever longer."""
+    computed = Counter[str]()
+    select = StepValues.__getitem__
+
+    def count(self: StepValues, index: Any) -> Any:
+        values = select(self, index)
+        computed[self.compute.__qualname__] += values.size
+        return values
+
+    monkeypatch.setattr(StepValues, "__getitem__", count)
+    monkeypatch.setattr(annotator, "_PIECE", 64)  # ten steps
+    session = Session.open(long_recording.write(tmp_path / "session", STEPS))
+    annotator.Annotator(session, [iteration_shift.detect, data_stall.detect]).update()
+    assert len(computed) == 3
+    assert all(STEPS < count < 20 * STEPS for count in computed.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import os
 import tempfile
@@ -42,8 +43,18 @@ def process(at: float, rss: int, *, rank: int = 0, pid: int = 100) -> dict[str, 
     return {"at": at, "rss_bytes": rss, "rank": rank, "pid": pid}
 
 
+_PIDS = st.integers(0, 3)
+_VALUES = st.lists(st.integers(-1, 50), max_size=60)
+
+
+@st.composite
+def draw_ticks(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """Draw samples of the same processes again and again, as a sampler writes them."""
+    return list(zip(itertools.cycle(draw(st.lists(_PIDS, min_size=1, max_size=5))), draw(_VALUES), strict=False))
+
+
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 50)), max_size=60),
+    st.lists(st.tuples(_PIDS, st.integers(-1, 50)), max_size=60) | draw_ticks(),
     st.integers(1, 9),
     st.integers(0, 9),
     st.lists(st.integers(-1, 70), max_size=8),

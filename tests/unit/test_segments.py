@@ -7,10 +7,12 @@ import mmap
 import os
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from zerotop.analysis.views.notices import describe_damage
+from zerotop.session import memory_map, storage
 from zerotop.session.packed.packing import pack_folder
 from zerotop.session.reader import Session, SessionError
 from zerotop.session.storage import Directory
@@ -74,6 +76,15 @@ def test_one_array_while_it_grows(folder: Path) -> None:
     assert not session.refresh()
     assert writer.lost == 0
     assert len(list(folder.glob("probe-*.rec"))) == end // each + 1
+
+
+def test_opening_maps_a_table_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 2 * count_records(tables.PROBE.record_struct.size) + 5
+    write(RecordWriter(str(folder), tables.PROBE, WHO), 0, count)
+    map_files = Mock(wraps=memory_map.map_files)
+    monkeypatch.setattr(storage, "map_files", map_files)
+    assert read(Session.open(folder)) == list(range(count))
+    assert map_files.call_count == 1
 
 
 def test_first_segments_deleted(folder: Path) -> None:

@@ -245,7 +245,6 @@ class Session:
                 source = Source(self._folder, name, header, len(line), self._clocks.find_offset(header))
                 self.sources[source.table].append(source)
                 self._sources_by_stem[stem] = source
-                self._update_last_written(source)
                 self._sources_by_host.setdefault((source.table, source.host), []).append(source)
                 self._sources_by_process.setdefault((source.table, source.host, source.pid), []).append(source)
                 return True

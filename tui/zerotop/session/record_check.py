@@ -50,10 +50,9 @@ class RecordCheck:
         for begin in range(0, len(rows), _CHUNK_ROWS):
             chunk = rows[begin : begin + _CHUNK_ROWS]
             times = np.ascontiguousarray(chunk[self._table.time_column])
-            newest = np.maximum.accumulate(times)
-            in_order = times[0] >= newest_ns - _TOLERANCE_NS and bool((times >= newest - _TOLERANCE_NS).all())
-            newest_ns = max(newest_ns, int(newest[-1]))
             lowest_ns = int(times.min())
+            in_order = times[0] >= newest_ns - _TOLERANCE_NS and _is_ordered(times)
+            newest_ns = max(newest_ns, int(times.max()))
             if not in_order or lowest_ns < self._lowest_ns or newest_ns > self._highest_ns:
                 break
             if lowest_ns == 0 and not self._may_be_zero:
@@ -98,6 +97,11 @@ class RecordCheck:
             kept = np.flatnonzero(~damaged)
             damaged[kept[_find_unordered(times[kept], self._newest_ns)[0]]] = True
         return damaged
+
+
+def _is_ordered(times: NDArray[np.int64]) -> bool:
+    ascending = (times[1:] >= times[:-1]).all()
+    return bool(ascending or (times >= np.maximum.accumulate(times) - _TOLERANCE_NS).all())
 
 
 class _Disorder(NamedTuple):

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
@@ -109,7 +109,7 @@ class Directory:
         self._mapped[names[0]] = mapped
         if mapped.mapping is not None:
             self._mappings.add(mapped.mapping)
-        self.cut_files.update(_find_cut(names, np.diff(mapped.begins, append=mapped.size - header_bytes), record_bytes))
+        self.cut_files.update(_find_cut(mapped, header_bytes, record_bytes))
         return mapped.size, mapped.array
 
     def release_files(self) -> None:
@@ -131,13 +131,14 @@ class Directory:
         return _check_holes(status)
 
 
-def _find_cut(names: Sequence[str], sizes: NDArray[np.int64], record_bytes: int) -> list[str]:
-    """Return the segments of a table that have lost records, by the bytes of records of each: all but the last are full.
+def _find_cut(mapped: MappedFiles, header_bytes: int, record_bytes: int) -> list[str]:
+    """Return the segments of a table that have lost records: all but the last are full.
 
     A cut at the end of a page is not noticed where no other segment is longer.
     """
-    full = min(int(sizes.max()), count_records(record_bytes) * record_bytes)
-    return [name for name, size in zip(names[:-1], sizes.tolist(), strict=False) if size < full or size % PAGE_BYTES]
+    sizes = [end - begin for begin, end in pairwise((*mapped.begins, mapped.size - header_bytes))]  # of their records
+    full = min(max(sizes), count_records(record_bytes) * record_bytes)
+    return [name for name, size in zip(mapped.names, sizes[:-1], strict=False) if size < full or size % PAGE_BYTES]
 
 
 def _check_holes(status: os.stat_result) -> os.stat_result:

@@ -26,7 +26,7 @@ _TAIL_ROWS = 1024  # except for so many at the end
 
 
 class Source:
-    """A table of one writer: complete records, memory-mapped, growing with :meth:`refresh`.
+    """A table of one writer: complete records, memory-mapped, as of the last :meth:`refresh`.
 
     Records are checked when they are first used. Damaged ones are left out and counted. ``first_segment`` is the number of
     the first of its files that still exists; those before it were folded.
@@ -69,7 +69,6 @@ class Source:
         self._last_ns: int | None = None  # the last time, once it was read
         self.is_incomplete = False
         """Whether one of its files was removed before it was read."""
-        self.refresh()
 
     def add_segment(self, name: str) -> None:
         """Add the next file of this table."""

@@ -32,7 +32,7 @@ from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.memory.block_lines import read_last_look
 from zerotop.analysis.memory.gpu_holders import find_holders, read_gpu_by_allocator
-from zerotop.analysis.memory.gpu_ledger import read_ledgers
+from zerotop.analysis.memory.gpu_ledger import read_ledger
 from zerotop.analysis.memory.host_ledger import PINNED_SPARE, read_host_ledgers
 from zerotop.analysis.memory.ledger_rows import OTHERS
 from zerotop.analysis.memory.tensor_inventory import CATEGORIES, read_inventory
@@ -260,10 +260,12 @@ def _sum_others(session: Session, scene: FailureScene, text: ErrorText | None) -
     if text is not None and text.process_bytes is not None:
         return sum(size for _, size in text.others)
     key = _find_gpu_key(session, scene)
-    ledger = next(iter(read_ledgers(session, scene.at_ns, [key])), None) if key is not None else None
-    if key is None or ledger is None or ledger.job_bytes is None:
+    if key is None:
         return None
-    holders = find_holders(session, scene.at_ns, [key]).get(key, ())
+    holders = find_holders(session, scene.at_ns, [key]).get(key, [])
+    ledger = read_ledger(session, key, scene.at_ns, holders)
+    if ledger is None or ledger.job_bytes is None:
+        return None
     return ledger.sum_bytes(OTHERS) + sum(h.reserved_bytes for h in holders if h.process != scene.process)
 
 

@@ -86,6 +86,14 @@ def read_ledgers(session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] 
     )
 
 
+def read_ledger(session: Session, gpu_key: GpuKey, cursor_ns: int, holders: Sequence[Holder]) -> GpuLedger | None:
+    """Return the ledger of one GPU with these allocators on it; None if neither they nor NVML show it."""
+    if not holders and gpu_key not in _find_gpu_keys(session, cursor_ns, [gpu_key]):
+        return None
+    engines = [engine for engine in session.events_named("engine", cursor_ns) if engine.host == gpu_key[0]]
+    return build_ledger(session, gpu_key, cursor_ns, holders, engines)
+
+
 def _find_gpu_keys(session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] | None) -> set[GpuKey]:
     """Return the GPUs that NVML showed on the nodes of ``gpu_keys``, or on all nodes."""
     hosts = None if gpu_keys is None else {host for host, _ in gpu_keys}

@@ -26,14 +26,16 @@ class KeptMemory:
 def read_kept_memory(source: Source, cursor_ns: int) -> KeptMemory:
     """Read it from an allocator's table at a cursor."""
     rows = source.until(cursor_ns)[-_TAIL_ROWS:]
-    rows = rows[rows["device"] == rows["device"][-1]] if len(rows) else rows
-    edges = rows[rows["edge"] != TICK]
-    ends = edges[(edges["edge"] == END) & (edges["phase"] == PHASE_CODE["step"])]
+    if not len(rows):
+        return KeptMemory(False, 0)
+    edges = np.flatnonzero((rows["edge"] != TICK) & (rows["device"] == rows["device"][-1]))
+    ends = edges[(rows["edge"][edges] == END) & (rows["phase"][edges] == PHASE_CODE["step"])]
     if not len(ends):
         return KeptMemory(False, 0)
-    ends = ends[-_STEPS:]
+    last = rows[ends[-_STEPS:]]
     # After several counted steps there is one reading.
-    growth = np.diff(ends["allocated_bytes"]) / np.maximum(1, np.diff(ends["step"]))
+    growth = np.diff(last["allocated_bytes"]) / np.maximum(1, np.diff(last["step"]))
     grows = len(growth) >= _MIN_STEPS and bool((growth > 0).all())
     median = int(np.median(growth)) if grows else 0
-    return KeptMemory(bool(edges["time_ns"][-1] == ends["time_ns"][-1]), median if median >= _MIN_GROWTH else 0)
+    is_between_steps = rows["time_ns"][edges[-1]] == rows["time_ns"][ends[-1]]
+    return KeptMemory(bool(is_between_steps), median if median >= _MIN_GROWTH else 0)

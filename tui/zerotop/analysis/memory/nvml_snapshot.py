@@ -113,8 +113,9 @@ def _measure_outside(
     ``readings``: (unix time, the job's bytes), latest first.
     """
     approximate = None
+    counts = [source.count_until(cursor_ns) for source in allocators]
     for time_ns, job in readings:
-        reserved = [_read_reserved(source, time_ns, cursor_ns) for source in allocators]
+        reserved = [_read_reserved(source, time_ns, count) for source, count in zip(allocators, counts, strict=True)]
         sizes = [size for size, _ in reserved if size is not None]
         if len(sizes) == len(reserved) and job >= sum(sizes):
             if all(is_unchanged for _, is_unchanged in reserved):
@@ -135,9 +136,9 @@ def _find_unchanged_times(readings: Source, gpu: int, time_ns: int, cursor_ns: i
     return [int(own_ns) + readings.offset_ns for own_ns in same["time_ns"][::-1]]
 
 
-def _read_reserved(source: Source, time_ns: int, cursor_ns: int) -> tuple[int | None, bool]:
-    """Return an allocator's reserved bytes at a moment, and whether the readings before and after agree."""
-    after, count = source.count_until(time_ns), source.count_until(cursor_ns)
+def _read_reserved(source: Source, time_ns: int, count: int) -> tuple[int | None, bool]:
+    """Return an allocator's reserved bytes at a moment, and whether the readings before and after, of ``count``, agree."""
+    after = source.count_until(time_ns)
     sizes = source.array["reserved_bytes"][max(0, after - 1) : min(after + 1, count)]
     if not len(sizes):
         return None, False
@@ -176,5 +177,5 @@ def _iter_process_ticks(source: Source, cursor_ns: int, gpu: int) -> Iterator[An
 
 def _sum_used(tick: Any, pids: set[int] | None) -> int:
     """Return the bytes of the processes ``pids``, or of all; unknown figures count as 0."""
-    rows = tick if pids is None else tick[np.isin(tick["pid"], list(pids))]
-    return int(np.maximum(rows["used_bytes"], 0).sum())
+    processes = zip(tick["pid"].tolist(), tick["used_bytes"].tolist(), strict=True)
+    return sum(max(0, used) for pid, used in processes if pids is None or pid in pids)

@@ -49,14 +49,18 @@ def _raise_peaks(highest: _Highest, rows: NDArray[Any], columns: tuple[str, ...]
         return raised
     # Copied, since what follows reads each column several times, and its records fill more than the processor's cache.
     keys, *values = (np.ascontiguousarray(rows[name]) for name in (by, *columns))
-    only = int(keys[0])
-    if (keys == only).all():
-        return {**highest, only: _find_higher(highest.get(only), tuple(int(column.max()) for column in values))}
     raised = dict(highest)
-    for key in np.unique(keys).tolist():
-        own = np.flatnonzero(keys == key)
+    for key, own in _find_places(keys):
         raised[key] = _find_higher(raised.get(key), tuple(int(column[own].max()) for column in values))
     return raised
+
+
+def _find_places(keys: NDArray[Any]) -> list[tuple[int, Any]]:
+    """Return keys and where they are, as an index; a key may appear twice."""
+    period = int(np.append(keys[1:] == keys[0], True).argmax()) + 1
+    if (keys[period:] == keys[:-period]).all():  # at each of its ticks a sampler writes the same processes
+        return [(key, slice(place, None, period)) for place, key in enumerate(keys[:period].tolist())]
+    return [(key, keys == key) for key in np.unique(keys).tolist()]
 
 
 def _find_higher(before: tuple[int, ...] | None, values: tuple[int, ...]) -> tuple[int, ...]:

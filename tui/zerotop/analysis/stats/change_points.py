@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Values = NDArray[Any]  # any numbers
 
 # Values that have to agree before a level counts. Steps vary by 10 % on a busy machine, single ones by much more.
 SETTLED_STEPS = 5
@@ -36,6 +35,14 @@ SHIFT_SUDDEN_SHARE = 0.5
 
 # Values that are examined together: few after a change, as the next one may be near, then twice as many each time.
 _FIRST_CHUNK, _LAST_CHUNK = 128, 8192
+
+
+class Values(Protocol):
+    """A series of numbers, of which a part is read by a slice or by indices."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any, /) -> NDArray[Any]: ...
 
 
 class Shift(NamedTuple):
@@ -96,7 +103,7 @@ class ShiftFinder:
         return None
 
 
-def _as_floats(values: Values) -> Floats:
+def _as_floats(values: NDArray[Any]) -> Floats:
     return np.asarray(values, np.float64)
 
 

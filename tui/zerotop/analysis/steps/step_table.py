@@ -60,7 +60,7 @@ class RankSteps:
         self._folded = folded
         self._used_folded = 0
         if len(folded):
-            self.used_spans = int(np.searchsorted(spans.array["end_ns"], folded["end_ns"][-1], "right"))
+            self.used_spans = spans.count_until(int(folded["end_ns"][-1]) + spans.offset_ns)
 
     @property
     def step_rows(self) -> Rows:

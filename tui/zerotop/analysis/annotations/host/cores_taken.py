@@ -9,8 +9,9 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_loads
+from zerotop.analysis.annotations.support.host_load import measure_loads
 from zerotop.analysis.annotations.support.record_window import read_column
+from zerotop.analysis.annotations.support.runs import find_run_begins
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE
 
 _KIND = FindingKind(
@@ -35,7 +36,7 @@ _LONGEST_TICK_NS = 2_000_000_000
 class _State:
     last_ns: int = 0  # a node's samples were read up to here
     since_ns: int | None = None  # its cores are taken since then
-    loads: list[CoreLoad] = field(default_factory=list)
+    loads: list[list[float]] = field(default_factory=list)  # of others, waited for, of ranks: in each interval since then
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
@@ -55,28 +56,32 @@ def _check_host(recording: Evidence, group: Group, host: str, state: _State) -> 
         return None
     used, edges = samples.rows["cores_used"], np.concatenate([[state.last_ns], samples.times])
     state.last_ns = int(edges[-1])
-    if not (used >= TAKEN_BUSY_SHARE * cores).any():
+    is_busy = (used >= TAKEN_BUSY_SHARE * cores).any()
+    loads = measure_loads(recording, host, edges, used) if is_busy else None
+    if loads is None:
         state.since_ns, state.loads = None, []
         return None
-    for index, load in enumerate(measure_loads(recording, host, edges, used)):
-        begin_ns, end_ns = int(edges[index]), int(edges[index + 1])
-        if load is None or not load.is_starved or end_ns - begin_ns > _LONGEST_TICK_NS:
-            state.since_ns, state.loads = None, []
-            continue
-        state.since_ns = begin_ns if state.since_ns is None else state.since_ns
-        state.loads.append(load)
-        if end_ns - state.since_ns >= TAKEN_SECONDS * 1e9:
-            group.reported.add((_KIND.name, host))
-            known_ns = int(ends[int(np.searchsorted(ends, end_ns))])
-            return _build_finding(group, host, (state.since_ns, end_ns, known_ns), state.loads)
-    return None
+    is_taken = loads.is_starved & (np.diff(edges) <= _LONGEST_TICK_NS)
+    begins = find_run_begins(is_taken)
+    since = edges[begins]
+    if state.since_ns is not None:
+        since[begins == 0] = state.since_ns
+    long = np.flatnonzero(is_taken & (edges[1:] - since >= TAKEN_SECONDS * 1e9))
+    last = int(long[0]) if len(long) else len(used) - 1
+    fresh = np.stack([loads.others, loads.waiting, loads.ranks], axis=1)[begins[last] : last + 1]
+    state.loads = (state.loads if begins[last] == 0 else []) + fresh.tolist()
+    state.since_ns = int(since[last]) if is_taken[last] else None
+    if not len(long):
+        return None
+    end_ns = int(edges[last + 1])
+    group.reported.add((_KIND.name, host))
+    known_ns = int(ends[int(np.searchsorted(ends, end_ns))])
+    return _build_finding(group, host, (int(since[last]), end_ns, known_ns), state.loads, cores)
 
 
-def _build_finding(group: Group, host: str, when: tuple[int, int, int], loads: list[CoreLoad]) -> Annotation:
-    others, waiting, ranks = (
-        sum(getattr(load, name) for load in loads) / len(loads) for name in ("others", "waiting", "ranks")
-    )
-    evidence = {"others_cores": others, "ranks_cores": ranks, "waiting_cores": waiting, "cores": loads[0].cores}
+def _build_finding(group: Group, host: str, when: tuple[int, int, int], loads: list[list[float]], cores: int) -> Annotation:
+    others, waiting, ranks = (sum(values) / len(loads) for values in zip(*loads, strict=True))
+    evidence = {"others_cores": others, "ranks_cores": ranks, "waiting_cores": waiting, "cores": cores}
     workers = _count_workers(group, host, *when[:2])
     return _KIND.at(
         group, *when[:2], evidence, known_ns=when[2], ranks=group.ranks_on(host), host=host, workers=workers or None

@@ -14,6 +14,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group, Proce
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
 from zerotop.analysis.annotations.support.runs import find_first_run
+from zerotop.analysis.annotations.support.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
 
@@ -88,7 +89,8 @@ def _find_first_wait(process: Process) -> tuple[int, int] | None:
 def _find_rise(process: Process) -> tuple[int, int] | None:
     """Return the first steps after which a rank waits notably longer than before, although its iterations vary."""
     steps = process.phased_steps
-    waited = np.maximum(steps["data_s"], STALL_SECONDS)  # the noise in less is no change
+    # The noise in less than a stall is no change.
+    waited = StepValues(steps, lambda rows: np.maximum(rows["data_s"], STALL_SECONDS))
     for shift in process.get_state(ShiftFinder, f"{_KIND.name} rise").find_shifts(waited):
         before, after = (steps[rows] for rows in (shift.before, slice(shift.first, shift.last + 1)))
         added = float(np.median(after["data_s"]) - np.median(before["data_s"]))

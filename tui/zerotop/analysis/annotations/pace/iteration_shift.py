@@ -18,7 +18,7 @@ from zerotop.analysis.annotations.support.causes.step_change import (
     get_batch_sizes,
     name_part,
 )
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Rows
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
     Delay,
@@ -29,9 +29,10 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     name_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine, StackLine, find_deadline
+from zerotop.analysis.annotations.support.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
-from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_SHARE, ShiftFinder
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_SHARE, ShiftFinder, Values
 
 _KIND = FindingKind(
     name="iteration_shift",
@@ -129,15 +130,15 @@ def _list_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
             yield change, ""
     # Where the phases vary much, as where others use the cores, a change may only show in its cause.
     rows = group.lead.phased_steps
-    for change in _find_changes(group, _BETWEEN_PHASES, rows, _measure_notable_between(rows)):
+    for change in _find_changes(group, _BETWEEN_PHASES, rows, _list_notable_between(rows)):
         if _is_longer_between(change) and not _is_near(change, steps):
             yield change, _BETWEEN_PHASES
-    for change in _find_changes(group, _SIZE, rows, get_batch_sizes(rows)):
+    for change in _find_changes(group, _SIZE, rows, StepValues(rows, get_batch_sizes)):
         if _is_notable(change) and check_batch(change) is not None and not _is_near(change, steps):
             yield change, _SIZE
 
 
-def _find_changes(group: Group, key: str, steps: Rows, values: Floats | Ints) -> Iterator[StepChange]:
+def _find_changes(group: Group, key: str, steps: Rows, values: Values) -> Iterator[StepChange]:
     for shift in group.lead.get_state(ShiftFinder, _KIND.name + key).find_shifts(values):
         after = steps[shift.first : shift.last + 1]
         yield StepChange(group, steps[shift.before], after, int(after["end_unix_ns"][-1]))
@@ -149,7 +150,7 @@ def _is_near(change: StepChange, others: list[int]) -> bool:
     return any(first <= other <= last for other in others)
 
 
-def _measure_notable_between(steps: Rows) -> Floats:
+def _list_notable_between(steps: Rows) -> Values:
     """Return the seconds of each step between its phases where they are a notable part of the first iterations.
 
     Less counts as just that much, so that the noise in it is no change. Empty before there are enough steps.
@@ -157,7 +158,7 @@ def _measure_notable_between(steps: Rows) -> Floats:
     if len(steps) < LEVEL_STEPS:
         return np.empty(0)
     least = max(BETWEEN_SECONDS, SHIFT_SHARE * float(np.median(steps["iteration_s"][:LEVEL_STEPS])))
-    return np.maximum(measure_between(steps), least)
+    return StepValues(steps, lambda rows: np.maximum(measure_between(rows), least))
 
 
 def _is_longer_between(change: StepChange) -> bool:

@@ -14,6 +14,7 @@ from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import advise, describe_collectives, describe_group, describe_odd
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 from zerotop.analysis.hangs.waits import LONG_WORK
+from zerotop.session.event_files import select_events
 from zerotop_probe.recording.tables import COUNTED, PHASES
 
 _KIND = FindingKind(
@@ -102,7 +103,7 @@ def _find_silences(recording: Evidence, group: Group, state: _State) -> Iterator
     times = []
     for process in group.processes:
         times += [process.read_new(records, _KIND.name).times for records in (process.begins, process.spans)]
-    fresh = np.sort(np.concatenate(times))
+    fresh = np.sort(np.concatenate(times), kind="stable")  # fast where parts are in order
     heard = np.concatenate([[state.last_heard_ns], fresh[fresh >= state.last_heard_ns]])
     state.last_heard_ns = int(heard[-1])
     ends = np.append(heard[1:], recording.cursor_ns)
@@ -180,18 +181,18 @@ def _is_busy(process: Process, since_ns: int, time_ns: int) -> bool:
 def _is_explained(recording: Evidence, group: Group, since_ns: int, until_ns: int) -> bool:
     """Whether a rank could not write its phases, for example to a full disk, or was stopped by a signal."""
     keys = {process.key for process in group.processes}
-    causes = [event for process in group.processes for event in process.events_named("records_lost")]
-    causes += [event for event in recording.events_named("rank_stopped") if (event.host, event.facts.get("pid")) in keys]
-    return any(since_ns <= event.unix_ns <= until_ns for event in causes)
+    stopped = select_events(recording.events_named("rank_stopped"), since_ns, until_ns)
+    return any((event.host, event.facts.get("pid")) in keys for event in stopped) or any(
+        select_events(process.events_named("records_lost"), since_ns, until_ns) for process in group.processes
+    )
 
 
 def _find_end(recording: Evidence, group: Group) -> int:
     """When the first rank that ended in good order, the last rank, or the job ended or reported nothing more."""
     created_ns = group.lead.source.created_ns
     ends = [event.unix_ns for event in recording.events_named("job_ended") if event.unix_ns > created_ns]
-    gone = {(event.host, event.facts.get("pid")): event.unix_ns for event in recording.events_named("rank_gone")}
-    if all(process.key in gone for process in group.processes):
-        ends.append(max(gone[process.key] for process in group.processes))
+    if all(process.key in recording.gone_ns for process in group.processes):
+        ends.append(max(recording.gone_ns[process.key] for process in group.processes))
     ends += [
         event.unix_ns
         for process in group.processes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,27 +26,27 @@ def is_host_short(process: Process, time_ns: int) -> bool:
 
 
 class CoreLoad(NamedTuple):
-    """Cores of a node over some time, on average."""
+    """Cores of a node on average: numbers of one interval, or arrays of many, with NaN where the load is unknown."""
 
-    ranks: float  # used by the job's ranks
-    waiting: float  # that runnable threads of the ranks waited for
-    others: float  # used by all other processes, DataLoader workers included
+    ranks: Any  # used by the job's ranks
+    waiting: Any  # that runnable threads of the ranks waited for
+    others: Any  # used by all other processes, DataLoader workers included
     cores: int
 
     @property
-    def is_starved(self) -> bool:
+    def is_starved(self) -> Any:
         """Whether ranks wait for much of the node because other processes use the cores."""
-        return self._is_taken and self.waiting >= TAKEN_SHARE * self.cores
+        return self._is_taken & (self.waiting >= TAKEN_SHARE * self.cores)
 
     @property
-    def is_disturbed(self) -> bool:
+    def is_disturbed(self) -> Any:
         """Whether ranks wait for much of what they want because other processes use the cores."""
-        return self._is_taken and self.waiting >= TAKEN_SHARE * (self.ranks + self.waiting)
+        return self._is_taken & (self.waiting >= TAKEN_SHARE * (self.ranks + self.waiting))
 
     @property
-    def _is_taken(self) -> bool:
+    def _is_taken(self) -> Any:
         is_full = self.ranks + self.others >= TAKEN_BUSY_SHARE * self.cores
-        return is_full and self.others >= TAKEN_SHARE * self.cores
+        return is_full & (self.others >= TAKEN_SHARE * self.cores)
 
 
 def measure_load(recording: SessionIndex, host: str, begin_ns: int, end_ns: int) -> CoreLoad | None:
@@ -57,30 +57,27 @@ def measure_load(recording: SessionIndex, host: str, begin_ns: int, end_ns: int)
     used = used[~np.isnan(used)]
     if not len(used):
         return None
-    return measure_loads(recording, host, np.array([begin_ns, end_ns]), np.array([used.mean()]))[0]
+    loads = measure_loads(recording, host, np.array([begin_ns, end_ns]), np.array([used.mean()]))
+    if loads is None or np.isnan(loads.ranks[0]):
+        return None
+    return CoreLoad(float(loads.ranks[0]), float(loads.waiting[0]), float(loads.others[0]), loads.cores)
 
 
-def measure_loads(recording: SessionIndex, host: str, edges: Ints, cores_used: Floats) -> list[CoreLoad | None]:
-    """Return the load of a node between consecutive times ``edges``; None where it is unknown.
+def measure_loads(recording: SessionIndex, host: str, edges: Ints, cores_used: Floats) -> CoreLoad | None:
+    """Return the load of a node between consecutive times ``edges``, shape (n + 1,); None if it was not sampled.
 
-    ``cores_used``: by all processes of the node, in each interval.
+    ``cores_used``: by all processes of the node, in each interval, shape (n,).
     """
     cores = recording.count_cores(host)
     sampled = recording.get_records("processes", host).read_window(int(edges[0]), int(edges[-1]))
     if cores is None or not len(sampled):
-        return [None] * len(cores_used)
+        return None
     indices = np.searchsorted(sampled.times, edges, "right")
     ticks = np.concatenate([[0], np.cumsum(np.diff(sampled.times, prepend=-1) != 0)])[indices]
     count = np.diff(ticks)
-    columns = (np.nan_to_num(sampled.rows[name]).astype(np.float64) for name in ("cores_used", "waiting_cores"))
-    used, waiting = (
-        np.diff(np.concatenate([[0.0], np.cumsum(column)])[indices]) / np.maximum(count, 1) for column in columns
-    )
     # More than all cores: the job may use some of the machine's only, and the load of the others on those is unknown.
     is_known = (count > 0) & (cores_used <= 1.1 * cores)
-    return [
-        CoreLoad(float(used[at]), float(waiting[at]), max(0.0, float(cores_used[at] - used[at])), cores)
-        if is_known[at]
-        else None
-        for at in range(len(cores_used))
-    ]
+    count = np.where(is_known, count, np.nan)
+    columns = (np.nan_to_num(sampled.rows[name]).astype(np.float64) for name in ("cores_used", "waiting_cores"))
+    used, waiting = (np.diff(np.concatenate([[0.0], np.cumsum(column)])[indices]) / count for column in columns)
+    return CoreLoad(used, waiting, np.maximum(0.0, cores_used - used), cores)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.support.detector_state import DetectorState
 from zerotop.analysis.annotations.support.record_window import Records, Samples
@@ -23,7 +24,18 @@ from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 # Rare phases, which are collected for each process.
 _RARE = ("eval", "checkpoint_save", "checkpoint_load")
-_RARE_MASK = np.isin(np.arange(len(PHASES) + 1), [PHASE_CODE[name] for name in _RARE])
+
+
+@cache
+def _mask_codes(names: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Return for each code whether it is of one of these phases; the last entry stands for unknown newer ones."""
+    return np.isin(np.arange(len(PHASES) + 1), [PHASE_CODE[name] for name in names])
+
+
+def _mask_phases(rows: Rows, *names: str) -> NDArray[np.bool_]:
+    """Return which rows are of these phases; ten times as fast as ``np.isin`` for the few rows of a step."""
+    is_phase: NDArray[np.bool_] = _mask_codes(names).take(np.minimum(rows["phase"], len(PHASES)))
+    return is_phase
 
 
 class Process(DetectorState):
@@ -124,12 +136,12 @@ class Process(DetectorState):
     def read_phases(self, begin_ns: int, end_ns: int, *names: str) -> Samples:
         """Return its phases with these names that ended within a time window, ordered by their ends."""
         spans = self.spans.read_window(begin_ns, end_ns)
-        return spans.select_rows(np.isin(spans.rows["phase"], [PHASE_CODE[name] for name in names])) if len(spans) else spans
+        return spans.select_rows(_mask_phases(spans.rows, *names)) if len(spans) else spans
 
     def read_rare_phases(self, name: str) -> Samples:
         """Return all finished outermost phases of a name (evaluation, checkpoint saved or loaded), by their ends."""
         fresh = self.spans.read_new(self._rare_counts)
-        if len(fresh) and (is_rare := _RARE_MASK.take(np.minimum(fresh.rows["phase"], len(PHASES)))).any():
+        if len(fresh) and (is_rare := _mask_phases(fresh.rows, *_RARE)).any():
             rare = fresh.select_rows(is_rare & (fresh.rows["depth"] == 0))
             for phase in _RARE:
                 chosen = rare.rows["phase"] == PHASE_CODE[phase]

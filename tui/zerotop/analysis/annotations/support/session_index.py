@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from zerotop.analysis.annotations.support.detector_state import DetectorState
 from zerotop.analysis.annotations.support.record_window import Cursor, Records
-from zerotop.analysis.keys import GpuKey
+from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.session.reader import Event, Session, Source
+from zerotop_probe.recording.events import RANK_GONE
 
 _WriterKey = tuple[str, int, int]  # host, pid, rank
 
@@ -31,6 +32,8 @@ class SessionIndex(DetectorState):
         self._indexed_count = 0
         self._events_by_name: dict[str, list[Event]] = {}
         self._events_by_process: dict[tuple[str, str, int], list[Event]] = {}
+        self.gone_ns: dict[ProcessKey, int] = {}
+        """When a sampler missed a rank's process, by host and pid."""
 
     @property
     def cursor_ns(self) -> int:
@@ -47,11 +50,14 @@ class SessionIndex(DetectorState):
         if events is not self._events:
             # Events that were read late may be older than those already indexed.
             self._events, self._indexed_count, self._events_by_name, self._events_by_process = events, 0, {}, {}
+            self.gone_ns = {}
         end = bisect_right(events, self.cursor_ns, key=lambda event: event.unix_ns)
         for event in events[self._indexed_count : end]:
             self._events_by_name.setdefault(event.name, []).append(event)
             if event.role == "rank":
                 self._events_by_process.setdefault((event.name, event.host, event.pid), []).append(event)
+            if event.name == RANK_GONE and isinstance(pid := event.facts.get("pid"), int):
+                self.gone_ns[event.host, pid] = event.unix_ns
         self._indexed_count = max(self._indexed_count, end)
 
     def events_named(self, name: str) -> Sequence[Event]:

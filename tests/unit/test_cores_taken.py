@@ -1,0 +1,47 @@
+"""Cores that others take for long enough without a break, in long made-up recordings that are read in pieces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import long_recording
+from long_recording import CORES, Trouble
+from planted_troubles import set_values
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.annotations.host import cores_taken
+from zerotop.analysis.annotations.support import annotator
+from zerotop.session.reader import Session
+
+PERIOD_S = 20.0
+
+
+def find_taken(path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Annotation, ...]:
+    """Return the findings of this kind, read so many phases at a time."""
+    monkeypatch.setattr(annotator, "_PIECE", piece)
+    session = Session.open(path)
+    runner = annotator.Annotator(session, [cores_taken.detect])
+    runner.update()
+    return runner.findings_at(session.end_ns)
+
+
+@pytest.mark.parametrize("seconds", [1.5, 3.0])
+def test_pieces_make_no_difference(tmp_path: Path, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From second 60 on they are taken for so long in each PERIOD_S; a node is sampled twice a second."""
+    share = seconds / PERIOD_S
+    changes = {
+        "hosts": set_values(PERIOD_S, share, cores_used=float(CORES)),
+        "processes": set_values(PERIOD_S, share, waiting_cores=CORES / 2),
+    }
+    path = long_recording.write(tmp_path / "session", 500, Trouble(tables=changes))
+    whole, *others = (find_taken(path, piece, monkeypatch) for piece in (16384, 50, 7, 3))
+    assert all(found == whole for found in others)
+    if seconds < cores_taken.TAKEN_SECONDS:
+        assert whole == ()
+        return
+    (finding,) = whole
+    assert finding.end_ns - finding.begin_ns == 2 * 10**9
+    assert finding.evidence["others_cores"] == pytest.approx(CORES - 4)
+    assert finding.evidence["waiting_cores"] == pytest.approx(CORES / 2)
+    assert finding.evidence["cores"] == CORES
