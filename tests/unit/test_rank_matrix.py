@@ -35,6 +35,15 @@ def test_steps_stand_under_one_another_by_their_number(tmp_path: Path) -> None:
     assert found.times[Metric.ITERATION][0, 2] == pytest.approx(PERIOD_S)
 
 
+def test_steps_of_a_damaged_recording_may_go_back(tmp_path: Path) -> None:
+    steps = (2**31 - 1, 3, 4, 2)
+    spans = [span(at, at + 0.5, "step", step, BOUNDARY) for at, step in enumerate(steps)]
+    write(tmp_path, SPANS, identity(0), *spans).close()
+    assert matrix(tmp_path, columns=1).steps.tolist() == [2]
+    assert matrix(tmp_path, columns=3).steps.tolist() == [2]
+    assert matrix(tmp_path, columns=4).steps.tolist() == [2]
+
+
 def test_only_what_is_over_at_the_cursor_is_known(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 6, sampled=False)
     assert matrix(tmp_path, 2.5).steps.tolist() == [0, 1]

@@ -127,6 +127,7 @@ def _build_matrix(
         return replace(EMPTY_MATRIX, processes=processes, counts=counts)
     last = max(int(process.step_rows["step"][count - 1]) for process, count in known)
     first = max(last - columns + 1, min(int(process.step_rows["step"][max(0, count - columns)]) for process, count in known))
+    first = min(first, last)  # in a damaged recording the last step may not have the highest number
     shape = (len(processes), last - first + 1)
     times = {metric: np.full(shape, np.nan, np.float32) for metric in _RECORDED_METRICS}
     begins, ends, counted = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
@@ -135,8 +136,8 @@ def _build_matrix(
         if not (recorded := find_recorded(tail)).all():
             tail = tail[recorded]
         column = tail["step"] - first
-        if len(column) and column[0] < 0:
-            tail, column = tail[column >= 0], column[column >= 0]
+        if not (shown := (column >= 0) & (column < shape[1])).all():
+            tail, column = tail[shown], column[shown]
         if not len(column):
             continue
         # Steps are consecutive, except after loading a checkpoint and where some were not recorded.
