@@ -20,7 +20,7 @@ import probe_cost
 def main() -> None:
     options = parse()
     if "RANK" not in os.environ:
-        raise SystemExit(probe_cost.start_rank())
+        raise SystemExit(probe_cost.start_rank(options.budget))
     probe_cost.measure_blocks(options, Loop(options), switch)
 
 
@@ -32,7 +32,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=256, help="of the model's layers [256]")
     parser.add_argument("--device", default="cpu", help="cpu or cuda [cpu]")
     parser.add_argument("--cold", action="store_true", help="evict the probe from the processor's caches before every phase")
+    parser.add_argument("--megabytes", type=int, default=50, help="that --cold walks over: less makes shorter steps [50]")
     parser.add_argument("--cpu-time", action="store_true", help="of the training thread: for a busy machine without a GPU")
+    parser.add_argument("--budget", default="100", help="in percent; 100: every step in full detail [100]")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     return parser.parse_args()
 
@@ -50,8 +52,8 @@ class Loop:
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self._accumulation = options.accumulation
         self._micro_steps = 0
-        self._memory = torch.zeros((50 << 20) // 4 if options.cold else 0)
-        self._objects = [[number] for number in range(20_000 if options.cold else 0)]
+        self._memory = torch.zeros((options.megabytes << 20) // 4 if options.cold else 0)
+        self._objects = [[number] for number in range(options.megabytes * 400 if options.cold else 0)]
 
     def _evict_caches(self) -> None:
         self._memory.add_(1)

@@ -32,7 +32,7 @@ BUDGET_MICRO_STEP_US = 150.0
 def main() -> None:
     options = parse()
     if "RANK" not in os.environ:
-        raise SystemExit(start_rank())
+        raise SystemExit(start_rank(options.budget))
     measure(options)
 
 
@@ -46,17 +46,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--offload", action="store_true", help="the optimizer to the CPU")
     parser.add_argument("--torch-adam", action="store_true", help="an optimizer that needs no compiler")
     parser.add_argument("--cpu-time", action="store_true", help="of the training thread: for a busy machine without a GPU")
+    parser.add_argument("--budget", default="100", help="in percent; 100: every step in full detail [100]")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     return parser.parse_args()
 
 
-def start_rank() -> int:
-    """Run this file again as the only rank of a recorded job, with every step in full detail."""
+def start_rank(budget: str) -> int:
+    """Run this file again as the only rank of a recorded job, with a budget in percent."""
     with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
         session = directory.create_session(["python", *sys.argv], path=str(Path(folder) / "session"))
         probe.bind(("127.0.0.1", 0))
         rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        variables = {"MASTER_PORT": str(probe.getsockname()[1]), directory.BUDGET_VARIABLE: "100"}
+        variables = {"MASTER_PORT": str(probe.getsockname()[1]), directory.BUDGET_VARIABLE: budget}
         probe.close()
         agent = [sys.executable, "-m", "zerotop_probe.outside", "--foreground", session, "--"]
         return subprocess.run([*agent, sys.executable, *sys.argv], env=os.environ | rank | variables, check=False).returncode
@@ -139,9 +140,9 @@ def measure_blocks(options: argparse.Namespace, engine: Any, make_switch: Callab
     from zerotop_probe.inside.hooks.hook_installer import PROBE
 
     source, meter = batches(options, engine), PROBE.meter
-    for _ in range(3):
+    for _ in range(10):
         block(engine, source, options)
-    turn = make_switch(engine)
+    turn = pause_budget(PROBE, make_switch(engine))
     without, differences, cost, boundaries = [], [], 0, 0
     for number in range(max(2, options.steps // options.block // 2)):
         times = {}
@@ -156,6 +157,32 @@ def measure_blocks(options: argparse.Namespace, engine: Any, make_switch: Callab
         differences.append(times[True] - times[False])
     turn(True)
     show(figures(without, differences, cost, boundaries, options), options)
+
+
+def pause_budget(probe: Any, turn: Callable[[bool], None]) -> Callable[[bool], None]:
+    """Return ``turn``, after which steps without the probe are no time that it may spend."""
+    paused: list[tuple[int, int]] = []  # time and cost when the probe was taken out
+
+    def turn_and_pause(on: bool) -> None:
+        turn(on)
+        now, cost = time.monotonic_ns(), probe.meter.total_ns
+        if on and paused:
+            begin_ns, cost_before = paused.pop()
+            shift_clock(probe.recorder, now - begin_ns, cost - cost_before)
+        elif not on and not paused:
+            paused.append((now, cost))
+
+    return turn_and_pause
+
+
+def shift_clock(recorder: Any, passed_ns: int, cost_ns: int) -> None:
+    """Let a recorder of any version forget a time without the probe, and what its threads have cost meanwhile."""
+    budget, counting = getattr(recorder, "budget", getattr(recorder, "_budget", None)), getattr(recorder, "_counting", None)
+    if budget is not None:
+        budget._last_end_ns += passed_ns
+        budget._last_cost_ns += cost_ns
+    if counting is not None:
+        counting.begin_ns += passed_ns
 
 
 def figures(

@@ -38,8 +38,8 @@ def main() -> None:
     if options.child:
         train(options)
         return
-    print("| | a step, us | felt, us | of it | median, us | +-, us | measured by itself, us | in full detail |")
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    print("| | a step, us | felt, us | of it | median, us | +-, us | measured by itself, us | in full detail | counted |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
     run_product("after", "after", options, HERE.parents[1] / "probe", options.targets)
     # Every step in full: what a full step costs.
     run_product(
@@ -97,7 +97,9 @@ def run_product(
 def show(name: str, row: dict[str, float]) -> None:
     felt, base = row["felt_us"], row["step_us"]
     cells = [f"{base:.0f}", f"{felt:.0f}", f"{felt / base:.2%}", f"{row['median_us']:.0f}", f"{row['error_us']:.0f}"]
-    cells += [f"{row['measured_us']:.0f}", f"{row['full']:.0%}"] if "measured_us" in row else ["", ""]
+    cells += (
+        [f"{row['measured_us']:.0f}", f"{row['full']:.0%}", f"{row['counted']:.0%}"] if "measured_us" in row else [""] * 3
+    )
     print(f"| {' | '.join([name, *cells])} |", flush=True)
 
 
@@ -190,12 +192,15 @@ class Zerotop:
 
     def __init__(self, loop: Loop) -> None:
         from loop_cost import switch
+        from probe_cost import shift_clock
 
         from zerotop_probe.inside.hooks.hook_installer import PROBE
 
         self._probe = PROBE
+        self._shift_clock = shift_clock
         self._switch = switch(SimpleNamespace(model=loop.model))
         self._is_on = True
+        self._turned_ns = 0
         self.reset()
 
     def reset(self) -> None:
@@ -210,18 +215,30 @@ class Zerotop:
         recorder, meter = self._probe.recorder, self._probe.meter
         if self._is_on:
             self._cost_ns += self._read_cost(meter) - self._cost_before
-        self._is_on, self._cost_before = is_on, self._read_cost(meter)
-        budget = getattr(recorder, "_budget", None)
-        if is_on and budget is not None:  # steps without the probe are no time that it may spend
-            budget._last_end_ns, budget._last_cost_ns = time.monotonic_ns(), self._cost_before
+        time_ns, cost_ns = time.monotonic_ns(), self._read_cost(meter)
+        if is_on and not self._is_on:  # steps without the probe are no time that it may spend
+            self._shift_clock(recorder, time_ns - self._turned_ns, cost_ns - self._cost_before)
+            self._shift_stacks(time_ns - self._turned_ns)
+        self._is_on, self._cost_before, self._turned_ns = is_on, cost_ns, time_ns
         device = recorder.device if recorder is not None else None
-        for ticker in getattr(device, "_tickers", None) or filter(None, [getattr(device, "_ticker", None)]):
+        tickers = getattr(device, "_tickers", None) or [getattr(device, "_ticker", None)]
+        for ticker in filter(None, [*tickers, getattr(self._probe, "_stack_ticker", None)]):
             guards = [guard for _, guard in ticker._tasks] if hasattr(ticker, "_tasks") else []
             for guard in guards:
                 guard.is_on = is_on
             if not guards:
                 task = vars(ticker).setdefault("benchmarked_task", ticker._task)
-                ticker._task = task if is_on else lambda *position: 0.1
+                ticker._task = task if is_on else lambda *position: 0.02
+
+    def _shift_stacks(self, passed_ns: int) -> None:
+        """Let the sampler of stacks forget a time without the probe, which it would take for a pause."""
+        sampler = getattr(self._probe, "_stack_sampler", None)
+        if sampler is not None:
+            for span in self._probe.recorder.ended:
+                span.begin_ns += passed_ns
+                span.end_ns += passed_ns
+            sampler._seen_end_ns += passed_ns
+            sampler._last_look_ns += passed_ns
 
     @staticmethod
     def _read_cost(meter: Any) -> int:
@@ -231,23 +248,25 @@ class Zerotop:
         return contextlib.nullcontext()  # to look at the probe here would bring it into the processor's caches
 
     def read_figures(self) -> dict[str, float]:
-        """Return the cost as the probe measures itself, a step, and the share of steps in full detail."""
+        """Return the cost as the probe measures itself, a step, and the shares of steps in full detail and with phases."""
         time.sleep(1.0)  # until the sampler has written the records
         details = self._read_details()
         self._switch(True)
-        return {"measured_us": self._cost_ns / 1000 / len(details), "full": details.count(0) / len(details)}
+        shares = {name: details.count(flag) / len(details) for name, flag in (("full", 0), ("counted", self._counted))}
+        return {"measured_us": self._cost_ns / 1000 / len(details), **shares}
 
     def _read_details(self) -> list[int]:
-        """Return of each recorded step since :meth:`reset` whether it is light."""
+        """Return of each recorded step since :meth:`reset` its flags LIGHT and COUNTED."""
         from zerotop_probe.recording import tables
 
-        is_light = getattr(tables, "LIGHT", 0)  # older versions record all steps in full
+        self._counted = getattr(tables, "COUNTED", -1)
+        less = getattr(tables, "LIGHT", 0) | max(0, self._counted)  # older versions record all steps in full
         steps = []
         for path in sorted(Path(os.environ["PYTHONZEROTOP_SESSION"]).glob("spans-*.rec")):
             data = path.read_bytes().partition(b"\n")[2]
             data = data[: len(data) // tables.SPANS.record_struct.size * tables.SPANS.record_struct.size]
             steps += [record for record in tables.SPANS.record_struct.iter_unpack(data) if record[8] & tables.BOUNDARY]
-        return [record[8] & is_light for record in steps if record[1] > self._begin_ns]
+        return [record[8] & less for record in steps if record[1] > self._begin_ns]
 
 
 class TraceMl:

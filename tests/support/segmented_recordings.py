@@ -25,12 +25,13 @@ def unpack_segmented(
     lost_steps: Sequence[int] = (),
     incomplete_step: int | None = None,
 ) -> Path:
-    """Unpack a recording with segments of a page or a few.
+    """Unpack a recording, or copy a directory, with segments of a page or a few.
 
     ``lost_steps``: leave out the spans of these; ``incomplete_step``: say that spans of this one were lost.
     """
     folder.mkdir()
-    for name, content in unpack_files(packed).items():
+    files = {path.name: path.read_bytes() for path in packed.iterdir()} if packed.is_dir() else unpack_files(packed)
+    for name, content in files.items():
         line, _, records = content.partition(b"\n")
         header = json.loads(line) if name.endswith(".rec") else {}
         if name == "session.json":

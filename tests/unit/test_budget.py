@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from zerotop_probe.inside.budget import DetailBudget, read_budget
+from zerotop_probe.inside.budget import COUNTED, FULL, LIGHT, DetailBudget, read_budget
 
 US, MS = 1_000, 1_000_000
 
@@ -88,6 +90,83 @@ def test_an_interrupted_process_is_no_cost_of_detail() -> None:
     training.run(100, 60)
     training.run(100, 60)
     assert sum(training.details[-100:]) == pytest.approx(before, abs=3)
+
+
+class ShortSteps:
+    """A training whose steps may be counted; like the recorder it asks the budget only at the ends of counted runs."""
+
+    def __init__(self, *, full_us: int = 350, light_us: int = 300, counted_us: int = 25) -> None:
+        self.budget = DetailBudget(0.003)
+        self.costs = {FULL: full_us * US, LIGHT: light_us * US, COUNTED: counted_us * US}
+        self.time_ns = self.cost_ns = self.step = 0
+        self.details: list[int] = []
+
+    def run(self, steps: int, step_ms: float) -> float:
+        begin_ns, cost_before = self.time_ns, self.cost_ns
+        run = 0
+        for _ in range(steps):
+            detail = self.budget.detail
+            self.details.append(detail)
+            self.cost_ns += self.costs[detail]
+            self.time_ns += int(step_ms * MS)
+            self.step += 1
+            run += 1
+            if detail != COUNTED or self.step == self.budget.find_uncounted(self.step):
+                last_ns = int(step_ms * MS) if run > 1 else 0
+                self.budget.end_step(self.time_ns, self.cost_ns, next_step=self.step, steps=run, last_ns=last_ns)
+                run = 0
+        return (self.cost_ns - cost_before) / (self.time_ns - begin_ns)
+
+    def list_uncounted(self) -> list[int]:
+        return [step for step, detail in enumerate(self.details) if detail != COUNTED]
+
+
+@pytest.mark.parametrize(("step_ms", "most"), [(60, 0.003), (20, 0.003), (15, 0.0033), (10, 0.0048)])
+def test_where_light_detail_is_dear_most_steps_are_counted(step_ms: float, most: float) -> None:
+    training = ShortSteps()
+    training.run(100, step_ms)
+    assert training.run(3200, step_ms) <= most
+    assert training.details[:20] == [FULL] * 20
+    assert COUNTED in training.details[20:30]
+
+
+def test_one_in_sixteen_steps_has_phases_however_short_they_are() -> None:
+    training = ShortSteps()
+    training.run(3400, 2)
+    uncounted = [step for step in training.list_uncounted() if 256 <= step < 3328]
+    assert len(uncounted) == (3328 - 256) // 16
+    assert len({step % 16 for step in uncounted}) == 16  # whatever the job does in every 16th step is seen
+    assert all(later - earlier <= 27 for earlier, later in itertools.pairwise(uncounted))
+
+
+def test_ranks_with_different_costs_look_at_the_same_steps() -> None:
+    dear, cheap = ShortSteps(light_us=700), ShortSteps(light_us=150)
+    for training in (dear, cheap):
+        training.run(1000, 20)
+    dear_steps, cheap_steps = (set(training.list_uncounted()[100:]) for training in (dear, cheap))
+    assert len(dear.list_uncounted()) < len(cheap.list_uncounted())
+    assert {step for step in dear_steps if step > min(cheap_steps)} <= cheap_steps
+
+
+def test_steps_after_a_pause_have_phases_even_without_credit() -> None:
+    training = ShortSteps(light_us=1000)
+    training.run(400, 5)
+    training.run(1, 5)
+    while training.budget.detail != COUNTED:
+        training.run(1, 5)
+    training.budget.wish_detail()
+    while training.step != training.budget.find_uncounted(training.step):
+        training.run(1, 5)
+    begin = len(training.details)
+    training.run(4, 5)
+    assert training.details[begin : begin + 2].count(COUNTED) == 0
+
+
+def test_an_unlimited_budget_counts_no_step() -> None:
+    budget = DetailBudget(1.0)
+    for step in range(1, 200):
+        budget.end_step(step * 5 * MS, step * 2 * MS, next_step=step)
+        assert budget.detail == FULL
 
 
 @pytest.mark.parametrize(("text", "share"), [("0.3", 0.003), ("5", 0.05), ("-1", 0.0), ("much", 0.003), (None, 0.003)])

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import recordings
+from counted_recordings import count_steps
 from segmented_recordings import fold_at, unpack_segmented
 from zerotop.analysis.processes.thinned import is_thinned_at
 from zerotop.analysis.steps.step_blocks import align_blocks, merge_before
@@ -145,6 +147,43 @@ def test_blocks_of_the_oldest_steps(tmp_path: Path) -> None:
     view = RecordingSource(Session.open(folder)).view_at(None)
     assert view.progress.finished_steps == 16
     assert view.iterations.step.tolist() == rows["step"][rows["rank"] == 0].tolist()
+
+
+def test_counted_steps_stay_counted(tmp_path: Path, few_notable: None) -> None:
+    counted = recordings.as_directory("gpu-gpt2", tmp_path)
+    count_steps(counted, interval=8)
+    folder = unpack_segmented(counted, tmp_path / "session", full_detail_s=5)
+    session = Session.open(folder)
+    expected = read_steps(session)
+    assert expected["counted"].sum() > 50
+    for now_ns in find_times(session, 5):
+        fold_at(folder, now_ns)
+        assert_same(read_steps(Session.open(folder)), expected)
+
+
+def test_blocks_have_the_mean_phases_of_steps_with_phases(tmp_path: Path) -> None:
+    counted = recordings.as_directory("gpu-gpt2", tmp_path)
+    count_steps(counted, interval=8)
+    folder = unpack_segmented(counted, tmp_path / "session", full_detail_s=2, max_bytes=60_000)
+    session = Session.open(folder)
+    steps = read_steps(session)
+    for now_ns in find_times(session, 6):
+        fold_at(folder, now_ns)
+    rows = read_steps(Session.open(folder))
+    block = rows["steps"] > 1
+    assert block.any()
+    ends = np.cumsum(rows["steps"])
+    for row, begin, end in zip(rows, ends - rows["steps"], ends, strict=True):
+        own = steps[begin:end]
+        phased = own[~own["counted"]]
+        assert row["iteration_s"] == pytest.approx(own["iteration_s"].mean())
+        assert row["counted"] == (not len(phased))
+        assert row["allocated_peak_bytes"] == own["allocated_peak_bytes"].max()
+        for name in ("forward_s", "backward_s", "step_s"):
+            assert row[name] == pytest.approx(phased[name].mean() if len(phased) else math.nan, nan_ok=True)
+        for name in ("micro_steps", "rows", "tokens"):
+            assert row[name] == (np.rint(phased[name].mean()) if len(phased) else -1)
+    assert (block & rows["counted"]).any() or not rows["counted"][block].all()
 
 
 @given(st.integers(0, 60), st.integers(0, 60), st.sampled_from([2, 4, 8]), st.sampled_from([1, 4, 16]), st.integers(0, 9))

@@ -245,6 +245,21 @@ def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
     assert "Evaluation requested 30.00 GiB with a micro-batch of 160 x 512 tokens; 20.00 GiB of 79" in found.cause
 
 
+def test_in_a_counted_step_the_failed_call_tells_the_phase(tmp_path: Path) -> None:
+    recording, who = Recording(tmp_path), identity(0)
+    recording.engine(micro_batch=4)
+    recording.write(tables.BEGINS, who, [record(tables.BEGINS, 1, phase=PHASE_CODE["step"])])
+    counted = tables.BOUNDARY | tables.COUNTED
+    spans = [span(1, 2, "step", flags=tables.BOUNDARY), span(3, 4, "step", 1, flags=counted)]
+    recording.write(tables.SPANS, who, [*spans, span(5.0001, 5.0001, "forward", 2, flags=tables.FAILED)])
+    unknown = {"phase": "", "step": 2, "micro_step": None, "rows": None, "sequence": None, "tokens": None}
+    recording.event(who, 5, events.OUT_OF_MEMORY, **(OOM | unknown))
+    found = told(recording, 8)
+    assert (found.phase, found.outer_phase, found.step) == ("forward", "forward", 2)
+    assert "The forward requested 30.00 GiB" in found.cause
+    assert told(recording, 5.00005).phase == ""
+
+
 def test_nothing_went_wrong(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.print(20, "{'loss': 0.1}\n")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from zerotop.analysis.processes.phases import find_current, find_innermost, phase_name
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording import directory
-from zerotop_probe.recording.tables import BEGINS, PHASE_CODE, PHASES, SPANS
+from zerotop_probe.recording.tables import BEGINS, BOUNDARY, COUNTED, PHASE_CODE, PHASES, SPANS
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
 Phase = tuple[str, int, int, int]  # name, depth, begin, end (ns since the test's own begin)
@@ -99,3 +99,33 @@ def test_a_long_evaluation_is_not_forgotten_for_all_that_is_within(tmp_path: Pat
 
 def test_a_phase_of_a_newer_version_is_some_other() -> None:
     assert phase_name(len(PHASES) + 3) == "other"
+
+
+def test_in_counted_steps_the_phase_is_unknown(tmp_path: Path) -> None:
+    """Between two counted steps there is an evaluation; after them comes a step with phases."""
+    path = directory.create_session(["train.py"], path=str(tmp_path / "session"))
+    identity = Identity.for_this_process("rank", 0)
+    begins, spans = RecordWriter(path, BEGINS, identity), RecordWriter(path, SPANS, identity)
+    at = time.monotonic_ns()
+    for name, begin, end, flags in (
+        ("forward", 0, 10, 0),
+        ("step", 10, 20, BOUNDARY),
+        ("step", 40, 45, BOUNDARY | COUNTED),
+        ("eval", 50, 60, 0),
+        ("step", 70, 75, BOUNDARY | COUNTED),
+        ("forward", 80, 85, 0),
+        ("step", 90, 95, BOUNDARY),
+    ):
+        if not flags & COUNTED:
+            begins.write(at + begin, 3, 0, PHASE_CODE[name], 0, 0, 0)
+        spans.write(at + begin, at + end, -1, 3, 0, -1, -1, PHASE_CODE[name], flags, 0, 0, 0)
+    session = Session.open(Path(path))
+    (read,), (ended,) = session.sources["begins"], session.sources["spans"]
+    now = at + read.offset_ns
+    moments = np.array([5, 15, 30, 42, 47, 55, 65, 72, 78, 82, 88, 92, 98]) + now
+    codes = find_innermost(read, ended, moments, now + 100).tolist()
+    expected = ["forward", "step", *["unknown"] * 3, "eval", *["unknown"] * 2, "other", "forward", "other", "step", "other"]
+    assert [phase_name(code) for code in codes] == expected
+    assert [find_current(read, ended, now + moment)[0] for moment in (5, 48, 55, 76, 82, 97)] == [
+        *("forward", "unknown", "eval", "unknown", "forward", "other"),
+    ]

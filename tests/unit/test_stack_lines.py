@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import recordings
+from counted_recordings import count_steps
 from declared_events import check_event
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.session.reader import Session
@@ -212,9 +213,11 @@ def change(folder: Path, table: str, write: Callable[[Any], None]) -> None:
     path.write_bytes(header + b"\n" + rows.tobytes())
 
 
-@pytest.mark.parametrize(("period", "expected"), [(5, [10]), (1, [])])
-def test_a_repeated_pause(tmp_path: Path, period: int, expected: list[int]) -> None:
-    """Before each fifth step from 10 on the rank pauses; a pause in each step is no pause."""
+@pytest.mark.parametrize(
+    ("period", "counted", "expected"), [(5, False, [10]), (1, False, []), (5, True, [10]), (1, True, [])]
+)
+def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: list[int]) -> None:
+    """Before each fifth step from 10 on the rank pauses; a pause in each step is no pause. So in counted steps."""
     folder = recordings.as_directory("gpu-clean", tmp_path)
     begins: list[int] = []
 
@@ -232,8 +235,11 @@ def test_a_repeated_pause(tmp_path: Path, period: int, expected: list[int]) -> N
             times = {"time_ns": begin + 110_000_000, "begin_ns": begin, "end_ns": begin + 90_000_000}
             frames = [dict(zip(("file", "line", "function", "own"), COLLECT[0][0], strict=True))]
             stacks = [{"seconds": 0.09, "call": COLLECT[1], "frames": [0]}]
-            facts = {"where": "between phases", "why": "slow", "frames": frames, "stacks": stacks}
+            where = "unknown phase" if counted else "between phases"
+            facts = {"where": where, "why": "slow", "frames": frames, "stacks": stacks}
             file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
+    if counted:
+        count_steps(folder, first=9)
     session = Session.open(folder)
     found = [one for one in find_annotations(session, session.end_ns) if one.name == "repeated_pause"]
     assert [one.step for one in found] == expected

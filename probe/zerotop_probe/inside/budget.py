@@ -2,7 +2,7 @@
 
 A step in full detail has readings of the device at the edges of its phases; one in light detail has the same phases and a
 single reading, at its end. Steps that are long enough for full detail always get it; of shorter ones as many as the budget
-allows.
+allows. Where even light detail costs more than the budget, most steps are only counted: they have an end and no phases.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ _MOST_TIMES = 4.0
 _MEMORY_NS = 1_000_000_000
 # Even where light detail alone exceeds the budget, one step in this time is recorded in full.
 _LONGEST_LIGHT_NS = 2_000_000_000
+# Of counted steps, one in so many has phases; the last number even where that costs more than the budget.
+_INTERVALS = (2, 4, 8, 16)
+# The steps with phases move by so many steps in each longest interval: a job may do something in every 16th step.
+_SHIFT = 5
+# Steps from one evaluation or checkpoint after which steps have phases to the next.
+_STEPS_BETWEEN_WISHES = 16
+
+COUNTED, LIGHT, FULL = range(3)
+"""The levels of detail."""
 
 
 def read_budget(environment: Mapping[str, str] = os.environ) -> float:
@@ -41,53 +50,103 @@ class DetailBudget:
 
     def __init__(self, share: float) -> None:
         self.share = share
-        self.is_full = True
-        """Whether the step in progress is recorded in full detail."""
+        self.detail = FULL
+        """The detail of the step in progress."""
         self._steps = 0
         self._credit_ns = 0.0
         self._usual_ns = 0.0
-        # The usual costs of a step in light and in full detail; 0 while unknown.
-        self._costs_ns = [0.0, 0.0]
-        self._wished = 0
+        # The usual costs of a step by detail; 0 while unknown.
+        self._costs_ns = [0.0, 0.0, 0.0]
+        self._interval = _INTERVALS[0]
+        self._wished = self._asked = 0
+        self._last_wish = -_STEPS_BETWEEN_WISHES
         self._last_end_ns = self._last_cost_ns = self._last_full_ns = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the step in progress is recorded in full detail."""
+        return self.detail == FULL
 
     def wish_detail(self) -> None:
         """Record the next steps in full if the budget allows: there was an evaluation or a checkpoint."""
         self._wished = _STEPS_AFTER_PAUSE
+        if self._steps - self._last_wish >= _STEPS_BETWEEN_WISHES:
+            self._last_wish, self._asked = self._steps, _STEPS_AFTER_PAUSE
 
-    def end_step(self, time_ns: int, cost_ns: int) -> None:
-        """Choose the detail of the next step; ``cost_ns`` is the probe's cost so far, without one-time costs."""
-        duration_ns, spent_ns = time_ns - self._last_end_ns, cost_ns - self._last_cost_ns
+    @property
+    def like_ns(self) -> tuple[float, float]:
+        """The shortest and the longest duration that are not unlike those of the steps so far."""
+        return self._usual_ns / _UNLIKE_FACTOR, self._usual_ns * _UNLIKE_FACTOR
+
+    def end_step(
+        self, time_ns: int, cost_ns: int, *, next_step: int | None = None, steps: int = 1, last_ns: int = 0
+    ) -> None:
+        """Choose the detail of the next step.
+
+        Args:
+            time_ns: the end of a step.
+            cost_ns: the probe's cost so far, without one-time costs.
+            next_step: number of the next step; None if it must have phases.
+            steps: steps since the last call, if they were counted.
+            last_ns: duration of the last of several.
+        """
+        elapsed_ns, spent_ns = time_ns - self._last_end_ns, cost_ns - self._last_cost_ns
         self._last_end_ns, self._last_cost_ns = time_ns, cost_ns
-        self._steps += 1
+        self._steps += steps
         if self._steps == 1:  # it began before the first measurement
             self._usual_ns, self._last_full_ns = 0.0, time_ns
             return
-        is_unlike = not self._usual_ns / _UNLIKE_FACTOR <= duration_ns <= self._usual_ns * _UNLIKE_FACTOR
-        self._learn(duration_ns, spent_ns)
-        if self.is_full:
+        shortest_ns, longest_ns = self.like_ns
+        is_unlike = not shortest_ns <= (last_ns or elapsed_ns) <= longest_ns
+        self._learn(elapsed_ns, spent_ns, steps)
+        if self.detail == FULL:
             self._last_full_ns = time_ns
-            self._wished -= self._wished > 0
+        if self.detail != COUNTED:
+            self._wished -= self._wished > 0 and self.detail == FULL
+            self._asked -= self._asked > 0
         if is_unlike and self._steps > _FIRST_STEPS:
             self._wished = max(self._wished, 1)
-        self.is_full = self._choose_full(time_ns)
+        self.detail = self._choose_detail(time_ns, next_step)
 
-    def _learn(self, duration_ns: int, spent_ns: int) -> None:
+    def _learn(self, elapsed_ns: int, spent_ns: int, steps: int) -> None:
+        duration_ns = elapsed_ns / steps
         # The usual duration falls quickly: the first steps may have taken a hundred times as long.
         weight = 0.5 if duration_ns < self._usual_ns else _WEIGHT
         self._usual_ns += (duration_ns - self._usual_ns) * weight if self._usual_ns else duration_ns
-        usual_ns = self._costs_ns[self.is_full]
-        probable_ns = min(spent_ns, _MOST_TIMES * usual_ns) if usual_ns else spent_ns
-        self._costs_ns[self.is_full] += (probable_ns - usual_ns) * _WEIGHT if usual_ns else probable_ns
+        step_ns, usual_ns = spent_ns / steps, self._costs_ns[self.detail]
+        probable_ns = min(step_ns, _MOST_TIMES * usual_ns) if usual_ns else step_ns
+        self._costs_ns[self.detail] += (probable_ns - usual_ns) * _WEIGHT if usual_ns else probable_ns
         limit_ns = self.share * max(_MEMORY_NS, 2 * duration_ns)
-        self._credit_ns = min(limit_ns, max(-limit_ns, self._credit_ns + self.share * duration_ns - spent_ns))
+        self._credit_ns = min(limit_ns, max(-limit_ns, self._credit_ns + self.share * elapsed_ns - spent_ns))
 
-    def _choose_full(self, time_ns: int) -> bool:
-        light_ns, full_ns = self._costs_ns
-        if self._steps < _FIRST_STEPS or full_ns <= self.share * self._usual_ns:
-            return True
+    def _choose_detail(self, time_ns: int, next_step: int | None) -> int:
+        _, light_ns, full_ns = self._costs_ns
+        allowed_ns = self.share * self._usual_ns
+        if self._steps < _FIRST_STEPS or full_ns <= allowed_ns:
+            return FULL
         if self._steps == _FIRST_STEPS:
             self._credit_ns = 0.0  # the first steps were granted
+        if next_step is not None and light_ns > allowed_ns:
+            self._choose_interval(allowed_ns)
+            is_wished = self._asked > 0 or (self._wished > 0 and self._credit_ns >= 0)
+            if not is_wished and self.find_uncounted(next_step) > next_step:
+                return COUNTED
         if time_ns - self._last_full_ns > _LONGEST_LIGHT_NS:
-            return True
-        return self._credit_ns >= (0.0 if self._wished else full_ns - light_ns)
+            return FULL
+        return FULL if self._credit_ns >= (0.0 if self._wished else full_ns - light_ns) else LIGHT
+
+    def _choose_interval(self, allowed_ns: float) -> None:
+        counted_ns, light_ns, _ = self._costs_ns
+        more_ns = max(0.0, light_ns - counted_ns)
+        fitting = (interval for interval in _INTERVALS if counted_ns + more_ns / interval <= allowed_ns)
+        self._interval = next(fitting, _INTERVALS[-1])
+
+    def find_uncounted(self, step: int) -> int:
+        """Return the number of the first step from ``step`` on that has phases.
+
+        All ranks choose the same steps, as they are compared; of ranks with different intervals those of the longer one.
+        """
+        longest = _INTERVALS[-1]
+        while (step + step // longest * _SHIFT) % self._interval:
+            step += 1
+        return step

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from zerotop_probe.inside.counting import StepCounting
 from zerotop_probe.recording.tables import FAILED
 
 now: Callable[[], int] = time.monotonic_ns
@@ -21,6 +22,7 @@ BeforeHook = Callable[[int, Any, tuple[Any, ...], dict[str, Any]], Any]
 AfterHook = Callable[[Any, int, int, Any], None]
 
 _WRAPPER_MARK = "__zerotop__"
+_NEVER = StepCounting()
 
 # Functions that undo changes to the job, in the order of the changes.
 _removals: list[Callable[[], object]] = []
@@ -111,15 +113,23 @@ def is_wrapped(function: Any) -> bool:
     return hasattr(function, _WRAPPER_MARK)
 
 
-def wrap_method(owner: Any, name: str, before: BeforeHook, after: AfterHook, meter: CostMeter) -> bool:
+def wrap_method(
+    owner: Any,
+    name: str,
+    before: BeforeHook,
+    after: AfterHook,
+    meter: CostMeter,
+    counting: StepCounting | None = None,
+) -> bool:
     """Wrap a method of the class ``owner`` in ``before`` and ``after``. Return False if the class does not define it itself.
 
-    The arguments are passed on unchanged, and ``after`` also runs when the method raises.
+    The arguments are passed on unchanged, and ``after`` also runs when the method raises. ``counting``: neither is called in
+    counted steps.
     """
     original = vars(owner).get(name)
     if original is None or is_wrapped(original):
         return False
-    wrapper = wrap_function(original, f"{owner.__name__}.{name}", before, after, meter)
+    wrapper = wrap_function(original, f"{owner.__name__}.{name}", before, after, meter, counting)
     setattr(owner, name, wrapper)
     on_removal(lambda: _restore_method(owner, name, wrapper, original))
     return True
@@ -132,14 +142,35 @@ def _restore_method(owner: Any, name: str, wrapper: Any, original: Any) -> None:
 
 
 def wrap_function(
-    original: Callable[..., Any], where: str, before: BeforeHook, after: AfterHook, meter: CostMeter
+    original: Callable[..., Any],
+    where: str,
+    before: BeforeHook,
+    after: AfterHook,
+    meter: CostMeter,
+    counting: StepCounting | None = None,
 ) -> Callable[..., Any]:
-    """Return ``original`` wrapped in ``before`` and ``after``."""
+    """Return ``original`` wrapped in ``before`` and ``after``, which are left out in the steps that ``counting`` counts."""
     guard = Guard(where, meter)
+    counts = counting if counting is not None else _NEVER
+
+    def note_failure(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record a call that failed in a counted step, as one that took no time: its begin is unknown."""
+        counts.stop()
+        token = guard.run(before, now(), subject, args, kwargs)
+        if token is not None:
+            guard.run(after, token, now(), FAILED, None)
 
     # Not split into functions: this runs at every boundary, and each further call would add to its cost.
     @functools.wraps(original)
     def call_original(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if counts.is_on:
+            try:
+                return original(self, *args, **kwargs)
+            except StopIteration:
+                raise
+            except BaseException:
+                note_failure(self, args, kwargs)
+                raise
         if not guard.is_on:
             return original(self, *args, **kwargs)
         begin_ns = now()

@@ -40,7 +40,10 @@ class OomRecorder:
 
     def _record_failure(self, device: int, requested: int, limit: int, free: int) -> None:
         recorder, span = self._recorder, self._recorder.current_span()
-        forward = recorder.last_forward
+        counted = recorder.counted.since
+        step = span.step if span else counted[1] if counted else None
+        # In a counted step it is that of an earlier step.
+        forward = None if counted else recorder.last_forward
         if forward is not None:
             forward.measure_batch()
         recorder.write_event(
@@ -51,7 +54,7 @@ class OomRecorder:
             limit_bytes=limit,
             free_bytes=free,
             phase=PHASES[span.phase] if span else "",
-            step=span.step if span else None,
+            step=step,
             micro_step=span.micro_step if span else None,
             rows=forward.rows if forward else None,
             sequence=forward.sequence if forward else None,

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from zerotop_probe.inside.counting import StepCounting
 from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, AllocatorSampler, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
@@ -38,6 +39,7 @@ class Probe:
     def __init__(self) -> None:
         self.meter = CostMeter()
         self.meter.report_error = self._report_error
+        self.counting = StepCounting()
         self.engines = EngineRegistry()
         self.library = TrainingLibrary()
         # Called as soon as the process makes a DeepSpeed engine: the hooks on other loops remove themselves.
@@ -72,7 +74,7 @@ class Probe:
         self._session, self._identity = session, Identity.for_this_process("rank", place["rank"])
         self.entered_late, self.leaving = late, False
         self.training_thread = 0 if late else threading.get_ident()
-        recorder = Recorder(session, self._identity, self.meter)
+        recorder = Recorder(session, self._identity, self.meter, self.counting)
         self.evaluation = EvaluationDetector(recorder)
         self.recorder = recorder
         recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software())
@@ -124,6 +126,7 @@ class Probe:
         finder = LineFinder(device, memory, microscope.history, write_event, self.meter) if can_find else None
         self.recorder.device = RankDevice(allocator, clock, microscope, finder)
         self.recorder.is_quick = False
+        self.counting.stop()
         if kind == NATIVE and self.peaks is not None:
             Guard("out of memory", self.meter).run(OomRecorder(self.recorder, self.peaks, self.meter).start_listening)
         self.recorder.device.start_tickers(self.recorder.stack, self.meter)
@@ -144,6 +147,7 @@ class Probe:
         if self.recorder is not None:
             # The hook that would end an outer phase may be disabled now: start again with an empty stack.
             self.recorder.stack.clear()
+            self.counting.stop()
             self.recorder.last_forward = None
             self.recorder.write_event(now(), events.PROBE_ERROR, where=where, error=_format_error(error))
         if os.environ.get("PYTHONZEROTOP_DEBUG") == "1":
@@ -159,6 +163,7 @@ class Probe:
         if self.evaluation is not None:
             self.evaluation.close()
         recorder.write_spans()
+        recorder.counted.read_peak(now())
         recorder.write_cost(now())
         recorder.write_event(now(), events.GOODBYE, lost=recorder.lost_records, step=recorder.last_step)
         recorder.files.finish()
@@ -174,6 +179,7 @@ class Probe:
         The replaced peak counters stay: the probe has reset the allocator's, so that the job still needs the correction.
         """
         recorder, self.recorder = self.recorder, None
+        self.counting.stop()
         errors = remove_hooks()
         self.leaving, self.engines = False, EngineRegistry()
         if recorder is None:
@@ -183,6 +189,7 @@ class Probe:
             self.evaluation.close()
             self.evaluation = None
         recorder.write_spans()
+        recorder.counted.read_peak(now())
         recorder.write_cost(now())
         for error in errors:
             recorder.write_event(now(), events.PROBE_ERROR, where="leaving", error=_format_error(error))

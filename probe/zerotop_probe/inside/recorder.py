@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from zerotop_probe.inside.budget import COUNTED as COUNTED_DETAIL
 from zerotop_probe.inside.budget import DetailBudget, read_budget
-from zerotop_probe.inside.collector_clock import CollectorClock
-from zerotop_probe.inside.compiled_graphs import CompilationCounter
+from zerotop_probe.inside.cost_records import CostRecords
+from zerotop_probe.inside.counted_steps import CountedSteps
+from zerotop_probe.inside.counting import StepCounting
 from zerotop_probe.inside.device.gpu import RankDevice
-from zerotop_probe.inside.engines import TrainingState
+from zerotop_probe.inside.engines import LoopState, TrainingState
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording import events, tables
+from zerotop_probe.inside.span_losses import SpanLosses
+from zerotop_probe.recording import tables
 from zerotop_probe.recording.rings.ring_files import RingFiles, open_rank_files
-from zerotop_probe.recording.tables import BOUNDARY, FAILED, INCOMPLETE, LIGHT, PHASE_CODE
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, FAILED, INCOMPLETE, LIGHT, PHASE_CODE
 from zerotop_probe.recording.writer import Identity
 
 # After these the steps are worth looking at.
@@ -24,9 +27,6 @@ _PAUSES = frozenset(PHASE_CODE[name] for name in ("eval", "checkpoint_save", "ch
 _QUICK_PHASES = frozenset(PHASE_CODE[name] for name in ("data", "forward", "backward", "step"))
 _MOST_UNWRITTEN = 15
 _STEP_PHASE = PHASE_CODE["step"]
-_COST_EVERY_NS = 200_000_000
-# Reports of lost spans, so that a disk that is full again and again does not use that room up.
-_MOST_LOSS_EVENTS = 20
 # Outermost phases that are remembered: those of several iterations.
 _ENDED_SPANS = 64
 
@@ -34,13 +34,16 @@ _ENDED_SPANS = 64
 class Recorder:
     """The files of this process and the stack of phases in progress, outermost first."""
 
-    def __init__(self, session: str, identity: Identity, meter: CostMeter) -> None:
+    def __init__(self, session: str, identity: Identity, meter: CostMeter, counting: StepCounting | None = None) -> None:
+        """``counting``: shared with the hooks, which may leave out phases; without it they never do."""
+        self._counting = counting if counting is not None else StepCounting()
+        self._may_count = counting is not None
+        self._counting.stop()
+        self._counting.was_on = False
         self.stack: list[Span] = []
         # The last outermost phases, in the order of their ends.
         self.ended: deque[Span] = deque(maxlen=_ENDED_SPANS)
         self.device: RankDevice | None = None
-        self.collector = CollectorClock()
-        self._compilations = CompilationCounter()
         self.is_open = True
         self.is_quick = False
         """Whether phases of the step in progress may be recorded at its end."""
@@ -56,12 +59,10 @@ class Recorder:
         self._phases = files.phases if isinstance(files, RingFiles) else None
         self._unwritten: list[Span] = []  # and not yet recorded
         self._announced_ns = 0  # begin of the last phase with a record of it
-        self._cost_writer = files.open_table(tables.PROBE)
-        self._last_cost_ns = -_COST_EVERY_NS
-        self._budget = DetailBudget(read_budget())
-        self._is_losing_spans = False
-        self._lost_spans = self._lost_at_step = 0  # in all, and when a step's end was recorded last
-        self._loss_events = 0
+        self.costs = CostRecords(files, meter)
+        self.budget = DetailBudget(read_budget())
+        self._losses = SpanLosses(self._span_writer, self.write_event)
+        self.counted = CountedSteps(self, self._counting, self._span_writer, self._losses, meter)
 
     def begin_span(
         self, time_ns: int, phase: str, position: tuple[int, int, int], *, loose: bool = False, brief: bool = False
@@ -70,6 +71,8 @@ class Recorder:
 
         ``brief``: the phase is so short that its begin is not written and the device is not read.
         """
+        if self._counting.is_on:
+            self._counting.stop()
         span = Span(time_ns, PHASE_CODE[phase], len(self.stack), position, loose)
         span.is_brief = brief
         if brief:
@@ -81,6 +84,8 @@ class Recorder:
 
     def expect_span(self, time_ns: int, phase: str, position: tuple[int, int, int]) -> Span:
         """Begin a phase that is recorded only if :meth:`confirm_span` is called, or if it fails."""
+        if self._counting.is_on:
+            self._counting.stop()
         span = Span(time_ns, PHASE_CODE[phase], len(self.stack), position, loose=False)
         span.is_confirmed = False
         self.stack.append(span)
@@ -137,7 +142,8 @@ class Recorder:
                 self.device.end_span(time_ns, span)
             stack.pop()
             span.end_ns = time_ns
-            if not span.depth:
+            # What lies between phases of a step that began as a counted one is unknown.
+            if not span.depth and (not self._counting.was_on or (span.flags | flags) & BOUNDARY):
                 self.ended.append(span)
         span.flags |= flags
         if span.is_confirmed or flags & FAILED:
@@ -157,15 +163,17 @@ class Recorder:
         spans, self._unwritten = self._unwritten, []
         writer = self._span_writer
         for span in spans:
+            ends_step = span.flags & BOUNDARY and not span.engine
+            if ends_step and self._counting.was_on:
+                span.flags |= COUNTED
             flags = span.flags
-            ends_step = flags & BOUNDARY and not span.engine
             if ends_step:
-                if self._lost_spans != self._lost_at_step:
+                if self._losses.has_gap:
                     flags |= INCOMPLETE
-                if self.device is not None and not self.device.is_full:
+                if self.device is not None and not self.device.is_full and not flags & COUNTED:
                     flags |= LIGHT
             elif span.phase in _PAUSES:
-                self._budget.wish_detail()
+                self.budget.wish_detail()
             self._meter.boundaries += 1 + (span.is_quick and not span.is_brief)
             writer.write(
                 span.begin_ns,
@@ -183,20 +191,7 @@ class Recorder:
             )
             if ends_step:
                 self.last_step = span.step
-            lost = writer.lost
-            if lost == self._lost_spans:
-                self._is_losing_spans = False
-                if ends_step:
-                    self._lost_at_step = lost
-            else:
-                self._lost_spans = lost
-                self._note_loss(span.end_ns, span.step)
-
-    def _note_loss(self, time_ns: int, step: int) -> None:
-        if self.is_open and not self._is_losing_spans and self._loss_events < _MOST_LOSS_EVENTS:
-            self._loss_events += 1
-            self.write_event(time_ns, events.RECORDS_LOST, step=step, why=self._span_writer.last_error)
-        self._is_losing_spans = True
+            self._losses.follow(span.end_ns, span.step, ends_step=bool(ends_step))
 
     def end_loose_spans(self, time_ns: int) -> None:
         """End the loose phases on top of the stack, which an exception left open, as failed."""
@@ -216,52 +211,57 @@ class Recorder:
                 return span
         return None
 
-    def end_step(self, span: Span, time_ns: int) -> None:
-        """Finish an optimizer step after its span was written."""
+    def end_step(self, span: Span, time_ns: int, loop: LoopState | None = None, *, can_count: bool = False) -> None:
+        """Finish an optimizer step after its span was written.
+
+        ``can_count``: nothing speaks against leaving out the phases of the next steps, of ``loop`` or of an engine.
+        """
         device = self.device
         if device is not None:
             device.end_step(span.step, is_main=span.engine == 0)
-            if span.engine == 0:
-                self._budget.end_step(time_ns, self._meter.total_ns)
-                device.is_full = self._budget.is_full
+        if span.engine == 0:
+            counting, last_ns, steps = self._counting, 0, 1
+            if counting.was_on:
+                last_ns, steps = time_ns - counting.begin_ns, span.step + 1 - counting.first_step
+                counting.stop()
+                counting.was_on = False
+                self.counted.take_cost()
+            can_count = can_count and self._may_count and not self.stack and (device is None or device.is_idle)
+            next_step = span.step + 1
+            self.budget.end_step(
+                time_ns, self._meter.total_ns, next_step=next_step if can_count else None, steps=steps, last_ns=last_ns
+            )
+            if device is not None:
+                device.is_full = self.budget.is_full
+            if self.budget.detail == COUNTED_DETAIL:
+                self.counted.begin_steps(time_ns, next_step)
+                counting.loop = loop
+        self.follow_detail(time_ns)
+
+    def follow_detail(self, time_ns: int) -> None:
+        """Record the next step in the detail that was chosen for it, and the cost so far if that is due."""
+        device = self.device
         self.is_quick = self._phases is not None and (device is None or not device.is_full)
-        if time_ns - self._last_cost_ns >= _COST_EVERY_NS:
+        if self.costs.are_due(time_ns):
             self.write_cost(time_ns)
 
     def write_cost(self, time_ns: int) -> None:
         """Record the probe's cost so far, the time of garbage collections, and what was compiled."""
-        self._last_cost_ns = time_ns
-        meter = self._meter
-        self._cost_writer.write(
-            time_ns, meter.total_ns, meter.boundaries, self.lost_records, meter.errors, meter.one_time_ns
-        )
-        if self.last_step is not None:
-            self._write_collections(time_ns)
-            self._write_compiled(time_ns)
+        self.costs.write(time_ns, self.lost_records, self.last_step)
         self.files.poll(time_ns)
-
-    def _write_collections(self, time_ns: int) -> None:
-        # Not before the first step: what is loaded before it is collected once.
-        self.collector.start()
-        if (done := self.collector.take_collections(time_ns)) is not None:
-            facts = {"seconds": done.spent_ns / 1e9, "collections": done.collections}
-            self.write_event(time_ns, events.GARBAGE, step=self.last_step, begin_ns=done.begin_ns, **facts)
-
-    def _write_compiled(self, time_ns: int) -> None:
-        if (done := self._compilations.take_graphs(time_ns)) is not None:
-            facts = {"begin_ns": done.begin_ns, "graphs": done.graphs, "seconds": done.seconds}
-            self.write_event(time_ns, events.COMPILED, step=self.last_step, **facts)
 
     @property
     def lost_records(self) -> int:
         """Number of records lost so far, in all files."""
-        lost = sum(writer.lost for writer in (self.files.events, self._span_writer, self._begin_writer, self._cost_writer))
-        return lost + (self.device.lost_records if self.device else 0)
+        lost = sum(writer.lost for writer in (self.files.events, self._span_writer, self._begin_writer))
+        return lost + self.costs.lost_records + (self.device.lost_records if self.device else 0)
 
     def close(self) -> None:
         """Close every file; later records count as lost."""
         self.is_open = self.is_quick = False
-        self.collector.stop()
+        self._counting.stop()
+        self._losses.stop_reporting()
+        self.costs.stop()
         if self.device:
             self.device.close()
         self.files.close()

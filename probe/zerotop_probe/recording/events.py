@@ -302,7 +302,7 @@ MICROSCOPE = _declare(
 # of its iterations; of all threads while it was silent.
 STACKS = _declare(
     "stacks",
-    Field("where", str, 'the outermost phase, or "between phases"', required=True),
+    Field("where", str, 'the outermost phase, "between phases", or "unknown phase" in a counted step', required=True),
     Field(
         "why",
         str,

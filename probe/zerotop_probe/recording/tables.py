@@ -14,7 +14,7 @@ import struct
 from typing import NamedTuple
 
 FORMAT_MAJOR = 1
-FORMAT_MINOR = 4
+FORMAT_MINOR = 5
 
 UNKNOWN = -1
 
@@ -85,6 +85,7 @@ EVAL = 4  # a forward of an evaluation, not of a training step
 FAILED = 8  # an exception ended the phase
 INCOMPLETE = 16  # a step span: spans were lost since the last recorded end of a step of engine 0
 LIGHT = 32  # a step span: since the last end of a step of engine 0 the device was read only at the end of this one
+COUNTED = 64  # a step span: phases of training since the last end of a step of engine 0 are missing, and so are readings
 
 # ``edge`` of an allocator sample.
 TICK, BEGIN, END = 0, 1, 2
@@ -105,7 +106,7 @@ STREAMS = ("output", "stdout", "stderr")
 
 _STEP_FIELDS = (
     Field("step", "i", "optimizer step in progress, the engine's global_steps"),
-    Field("micro_step", "i", "micro-batch within that step, counted from 0"),
+    Field("micro_step", "i", "micro-batch within that step, counted from 0; -1 unknown"),
 )
 
 SPANS = Table(
@@ -119,7 +120,7 @@ SPANS = Table(
         Field("rows", "i", "rows (samples) of the micro-batch; -1 outside of a forward"),
         Field("sequence", "i", "sequence length of the micro-batch in tokens; -1 if unknown"),
         Field("phase", "H", "index into PHASES"),
-        Field("flags", "H", "BOUNDARY | SKIPPED | EVAL | FAILED | INCOMPLETE | LIGHT"),
+        Field("flags", "H", "BOUNDARY | SKIPPED | EVAL | FAILED | INCOMPLETE | LIGHT | COUNTED"),
         Field("depth", "B", "nesting depth, 0 outermost; the innermost span of lower depth around it is its parent"),
         Field("engine", "B", "number of the DeepSpeed engine in this process, in order of creation"),
         Field("pad", "H", "0"),
@@ -355,7 +356,9 @@ FOLDED = Table(
         Field("step", "i", "number of the last step", since=2),
         Field("steps", "i", "number of steps", since=2),
         Field("skipped_steps", "i", "number of them whose update was skipped", since=2),
-        Field("micro_steps", "i", "micro-steps of all of them", since=2),
+        Field("micro_steps", "i", "micro-steps of all of them that were not counted, as other sums", since=2),
+        Field("counted_steps", "i", "number of them that were only counted: no phases, rows and tokens", since=5),
+        Field("pad", "I", "0", since=5),
     ),
 )
 

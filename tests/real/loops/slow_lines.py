@@ -13,7 +13,7 @@ import torch
 
 STEPS = int(sys.argv[1])
 # Steps in which something is slow.
-PAUSE, FORWARD, COLLECTIONS, SLOWER = 100, 120, range(150, 220, 10), range(220, 250)
+PAUSE, FORWARD, COLLECTIONS, SLOWER = 100, 120, range(150, 220, 10), range(720, 750)
 
 
 def build_batch(step: int) -> torch.Tensor:

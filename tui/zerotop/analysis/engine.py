@@ -12,6 +12,8 @@ from zerotop.analysis.formatting import format_count
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import events
 
+# Steps from the end among which one with phases is searched.
+_MOST_SEARCHED = 64
 _DEVICES = {"cpu": "CPU", "nvme": "NVMe"}
 _TEXTS = {
     "kind": "",
@@ -164,14 +166,16 @@ def parse_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, Any]:
-    """Return micro-batch and accumulation of a loop that states neither, as counted in its last step (STEP_DTYPE).
+    """Return micro-batch and accumulation of a loop that states neither, as in its last step with phases (STEP_DTYPE).
 
     Empty where a library states them, before the first step, with several optimizers, each of which may have backwards of
     its own, and where the micro-batches of a step differ.
     """
-    if engine.get("kind") != LOOP or len(engine.get("optimizers") or ()) != 1 or not len(steps):
+    known = steps[-_MOST_SEARCHED:]
+    known = known[known["micro_steps"] > 0]
+    if engine.get("kind") != LOOP or len(engine.get("optimizers") or ()) != 1 or not len(known):
         return {}
-    rows, count = int(steps[-1]["rows"]), int(steps[-1]["micro_steps"])
+    rows, count = int(known[-1]["rows"]), int(known[-1]["micro_steps"])
     measured: dict[str, int] = {}
     if engine.get("gradient_accumulation") is None and count > 0:
         measured["gradient_accumulation"] = count

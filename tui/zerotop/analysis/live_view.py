@@ -142,13 +142,14 @@ class Host:
 class Iterations:
     """The finished steps up to the cursor on the slowest rank of each, oldest first; all arrays have shape (n,).
 
-    ``phase_s`` has the seconds of each phase, in drawing order; "other" is the rest of ``iteration_s``.
+    ``phase_s`` has the seconds of each phase, in drawing order; "other" is the rest of ``iteration_s``. In counted steps
+    they are NaN and all of the time is "unknown", which is only there if there are such steps.
     """
 
     step: NDArray[np.int64]
     begin_s: Floats  # unix time
     iteration_s: Floats
-    phase_s: dict[str, Floats]  # data, forward, backward, step, other
+    phase_s: dict[str, Floats]  # data, forward, backward, step, other, unknown
     skipped: NDArray[np.bool_]
 
 

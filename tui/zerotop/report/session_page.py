@@ -22,6 +22,7 @@ from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.finding_costs import FindingCost, measure_training_s
 from zerotop.analysis.reports.measures import Unit
 from zerotop.analysis.reports.session_report import SessionReport
+from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.report.charts import build_charts
 from zerotop.report.elements import Element, element, table
 from zerotop.report.ledger import build_memory
@@ -71,9 +72,9 @@ def _iter_figures(report: SessionReport) -> Iterator[tuple[str, str, str]]:
         spread = np.nanpercentile(seconds, [5, 95])
         note = f"median; 90 % take {format_seconds(spread[0])} to {format_seconds(spread[1])}"
         yield "Iteration", format_seconds(float(np.nanmedian(seconds))), note
-        known = ~np.isnan(seconds) & (tokens > 0)
-        if known.any():
-            rate = float((tokens * rows["steps"])[known].sum() / (seconds * rows["steps"])[known].sum())
+        known = ~np.isnan(seconds) & ((tokens > 0) | rows["counted"])
+        if (tokens[known] > 0).any():
+            rate = estimate_tokens(rows[known], tokens[known]) / float((seconds * rows["steps"])[known].sum())
             yield "Tokens per second", f"{rate:,.0f}", "all ranks, mean"
     yield from _iter_memory_figures(view)
     if not math.isnan(load := _measure_load(report)):

@@ -27,6 +27,9 @@ _INNER_PHASES = frozenset(
 class MemoryListener(Protocol):
     """What is told of the memory of steps and evaluations, and of the end of the recording."""
 
+    @property
+    def is_looking(self) -> bool: ...
+
     def end_step(self, step: int, memory: StepMemory | None) -> None: ...
 
     def begin_evaluation(self, step: int, memory: StepMemory | None) -> None: ...
@@ -113,6 +116,17 @@ class RankDevice:
         """End the allocator's peak window within ``span`` and begin the next one."""
         if self._allocator is not None:
             self._allocator.sample_edge(time_ns, span, END)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is recorded that needs the ends of all steps."""
+        return not (self._microscope.is_busy or (self._line_finder is not None and self._line_finder.is_looking))
+
+    def end_counted_steps(self, time_ns: int, span: Span) -> None:
+        """Read the peak of several counted steps, of which ``span`` is the last one's end."""
+        if self._allocator is not None:
+            self._allocator.sample_edge(time_ns, span, END)
+        self.end_step(span.step)
 
     def end_step(self, step: int, *, is_main: bool = True) -> None:
         """Write the device times that are known after an optimizer step; ``is_main``: it ends an iteration."""

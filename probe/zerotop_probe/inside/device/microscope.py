@@ -62,6 +62,11 @@ class Microscope:
         self._writer: RecordWriter | None = None
 
     @property
+    def is_busy(self) -> bool:
+        """Whether a request waits or a trace is in progress."""
+        return self._trace is not None or self._request is not None
+
+    @property
     def lost_records(self) -> int:
         """Number of records lost so far."""
         return self._writer.lost if self._writer is not None else 0

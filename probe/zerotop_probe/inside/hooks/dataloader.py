@@ -25,7 +25,8 @@ class DataLoaderHooks:
         module = sys.modules.get("torch.utils.data.dataloader")
         iterator = getattr(module, "_BaseDataLoaderIter", None)
         if iterator is not None:
-            wrap_method(iterator, "__next__", self._begin_fetch, self._end_fetch, self._probe.meter)
+            probe = self._probe
+            wrap_method(iterator, "__next__", self._begin_fetch, self._end_fetch, probe.meter, probe.counting)
 
     def _begin_fetch(self, time_ns: int, iterator: Any, args: Any, kwargs: Any) -> Span | None:
         recorder = self._probe.recorder

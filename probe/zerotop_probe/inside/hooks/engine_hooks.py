@@ -19,9 +19,19 @@ from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
 from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED
+from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE, SKIPPED, UNKNOWN
 
 _SAVE_METHODS = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "_zero3_consolidated_16bit_state_dict")
+
+
+class _CountedStep(NamedTuple):
+    """A call of step() of which only an update is recorded, and the state before it."""
+
+    begin_ns: int
+    engine: Any
+    state: EngineState
+    step: int
+    skipped_steps: int
 
 
 class _UnknownStep(NamedTuple):
@@ -46,16 +56,16 @@ class EngineHooks(TrainingHooks):
 
     def install_hooks(self, engine_class: type) -> None:
         """Wrap the methods that this version of DeepSpeed has."""
-        meter, updates = self._probe.meter, self._updates
+        meter, counting, updates = self._probe.meter, self._probe.counting, self._updates
         wrap_method(engine_class, "__init__", self._begin_construction, self._end_construction, meter)
         wrap_method(engine_class, "forward", self._begin_forward, self._end_forward, meter)
-        wrap_method(engine_class, "backward", self.begin_backward, self.end_backward, meter)
-        wrap_method(engine_class, "_backward_prologue", self._begin_direct, self._end_failed_direct, meter)
-        wrap_method(engine_class, "_backward_epilogue", self._find_direct, self._end_direct, meter)
-        wrap_method(engine_class, "allreduce_gradients", self._begin_reduce, self.end_span, meter)
+        wrap_method(engine_class, "backward", self.begin_backward, self.end_backward, meter, counting)
+        wrap_method(engine_class, "_backward_prologue", self._begin_direct, self._end_failed_direct, meter, counting)
+        wrap_method(engine_class, "_backward_epilogue", self._find_direct, self._end_direct, meter, counting)
+        wrap_method(engine_class, "allreduce_gradients", self._begin_reduce, self.end_span, meter, counting)
         wrap_method(engine_class, "step", self.begin_step, self.end_step, meter)
         wrap_method(engine_class, "_take_model_step", updates.begin_update, updates.end_update, meter)
-        wrap_method(engine_class, "train", self._change_mode, self.end_span, meter)
+        wrap_method(engine_class, "train", self._change_mode, self.end_span, meter, counting)
         for name in _SAVE_METHODS:
             wrap_method(engine_class, name, self.make_phase_hook("checkpoint_save"), self.end_span, meter)
         wrap_method(engine_class, "load_checkpoint", self.make_phase_hook("checkpoint_load"), self.end_span, meter)
@@ -99,6 +109,10 @@ class EngineHooks(TrainingHooks):
 
     def _begin_forward(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | None:
         probe, recorder = self._probe, self._probe.recorder
+        if probe.counting.is_on:
+            if engine.module.training or self._is_muted(engine):
+                return None
+            probe.counting.stop()  # an evaluation begins
         if probe.entered_late:
             self._claim_unknown(engine)
         if recorder is not None and (probe.entered_late or probe.leaving) and not recorder.stack:
@@ -123,6 +137,11 @@ class EngineHooks(TrainingHooks):
         recorder.last_forward = span
         span.flags = 0 if trains else EVAL
         return span
+
+    def _is_muted(self, engine: Any) -> bool:
+        """Return whether a forward in evaluation mode is no evaluation."""
+        state = self._probe.engines.find_state(engine)
+        return state is None or not state.has_optimizer
 
     def _claim_unknown(self, engine: Any) -> None:
         """Tell the hooks on loops that an engine trains, which is older than the probe."""
@@ -186,8 +205,13 @@ class EngineHooks(TrainingHooks):
 
     # --- step -----------------------------------------------------------------------------------------------
 
-    def begin_step(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | _UnknownStep | None:
+    def begin_step(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> Span | _CountedStep | _UnknownStep | None:
         """Before step(), which updates only at a gradient-accumulation boundary."""
+        if self._probe.counting.is_on:
+            state = self._probe.engines.find_state(engine)
+            if state is not None and threading.get_ident() == self._probe.training_thread:
+                return _CountedStep(time_ns, engine, state, engine.global_steps, engine.skipped_steps)
+            self._probe.counting.stop()
         if self._probe.entered_late and self._probe.engines.find_state(engine) is None:
             self._probe.claim_for_deepspeed()
             return _UnknownStep(engine, engine.global_steps)
@@ -197,17 +221,41 @@ class EngineHooks(TrainingHooks):
         # Between two boundaries the call does nothing; the update confirms the span.
         return self._probe.recorder.expect_span(time_ns, "step", state.get_position(after_backward=True))
 
-    def end_step(self, span: Span | _UnknownStep, time_ns: int, flags: int, result: Any) -> None:
+    def end_step(self, span: Span | _CountedStep | _UnknownStep, time_ns: int, flags: int, result: Any) -> None:
         """After step(); an optimizer step also records the probe's cost."""
+        if isinstance(span, _CountedStep):
+            self._end_counted(span, time_ns, flags)
+            return
         if isinstance(span, _UnknownStep):
             if span.engine.global_steps > span.step:
                 self._leave_or_adopt(span.engine, stepped=True)
             return
         self.end_span(span, time_ns, flags, result)
         if span.flags & BOUNDARY and self._probe.recorder is not None:
-            self._probe.recorder.end_step(span, time_ns)
+            self._probe.recorder.end_step(span, time_ns, can_count=self._can_count())
         if self._probe.leaving and self._probe.recorder is not None and not self._probe.recorder.stack:
             self._probe.leave_process()
+
+    def _can_count(self) -> bool:
+        """Return whether the only engine has nothing left to show but its steps."""
+        engines = self._probe.engines
+        if engines.engine_count != 1 or engines.current is None or self._probe.leaving:
+            return False
+        return engines.current.recorded_inventories.issuperset(("before_update", "after_update"))
+
+    def _end_counted(self, step: _CountedStep, time_ns: int, flags: int) -> None:
+        recorder, engine = self._probe.recorder, step.engine
+        if recorder is None:
+            return
+        if flags & FAILED:
+            self._probe.counting.stop()
+            span = Span(step.begin_ns, PHASE_CODE["step"], 0, (step.state.index, step.step, UNKNOWN), loose=False)
+            span.flags = flags
+            recorder.write_span(span, time_ns)
+        elif engine.global_steps > step.step:
+            step.state.backward_count = 0
+            skipped = SKIPPED if engine.skipped_steps > step.skipped_steps else 0
+            recorder.counted.end_step(step.begin_ns, time_ns, step.step, step.state.index, skipped)
 
     # --- shared by all hooks --------------------------------------------------------------------------------
 

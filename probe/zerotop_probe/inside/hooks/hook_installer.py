@@ -93,6 +93,7 @@ def leave() -> str:
         PROBE.leave_process()
         return "left"
     PROBE.leaving = True
+    PROBE.counting.stop()  # the next step's end must have all of its hooks
     return "leaving"
 
 

@@ -52,7 +52,7 @@ class UpdateHooks:
     def begin_update(self, time_ns: int, engine: Any, args: Any, kwargs: Any) -> _Update | None:
         """Before ``_take_model_step``, which every version calls only at a gradient-accumulation boundary."""
         recorder, state = self._probe.recorder, self._probe.engines.find_state(engine)
-        if recorder is None or state is None:
+        if recorder is None or state is None or (self._probe.counting.is_on and not state.uses_loss_scale):
             return None
         span = recorder.find_phase("step")
         if span is not None:
@@ -121,7 +121,7 @@ class UpdateHooks:
     def _begin_part(self, time_ns: int, optimizer: Any, phase: str, *, loose: bool = False) -> Span | None:
         """Begin a part of the update in progress, if it belongs to this optimizer."""
         update, recorder = self._update, self._probe.recorder
-        if update is None or recorder is None or update.engine.optimizer is not optimizer:
+        if update is None or recorder is None or update.span is None or update.engine.optimizer is not optimizer:
             return None
         position = update.state.get_position(after_backward=True)
         return recorder.begin_span(time_ns, phase, position, loose=loose, brief=not update.state.offloads_optimizer)
@@ -185,7 +185,7 @@ class UpdateHooks:
             handle.remove()
 
     def _before_inner(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._update is not None:
+        if self._update is not None and self._update.span is not None:
             self._hook_guard.run(self._begin_inner, optimizer, self._update)
 
     def _begin_inner(self, optimizer: Any, update: _Update) -> None:

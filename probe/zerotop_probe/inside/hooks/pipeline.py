@@ -23,6 +23,7 @@ def install_pipeline(engine_class: Any, hooks: EngineHooks, probe: Probe) -> Non
         if instruction.__name__ in around_instruction and not is_wrapped(function):
             before, after = around_instruction[instruction.__name__]
             where = f"{engine_class.__name__}.{instruction.__name__}"
-            instructions[instruction] = wrap_function(function, where, before, after, probe.meter)
+            counting = None if instruction.__name__ == "OptimizerStep" else probe.counting
+            instructions[instruction] = wrap_function(function, where, before, after, probe.meter, counting)
             on_removal(functools.partial(instructions.__setitem__, instruction, function))
     wrap_method(engine_class, "eval_batch", hooks.make_phase_hook("eval"), hooks.end_span, probe.meter)

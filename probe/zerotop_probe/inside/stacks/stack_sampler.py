@@ -22,13 +22,14 @@ from zerotop_probe.inside.stacks.collectives import read_collectives
 from zerotop_probe.inside.stacks.frames import Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.tally import Tally, format_stacks
-from zerotop_probe.inside.stacks.usual_times import DATA, GAP, SLOW_NS, PlaceKey, UsualTimes
+from zerotop_probe.inside.stacks.usual_times import DATA, GAP, SLOW_NS, UNSEEN, PlaceKey, UsualTimes
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, PHASES
 
 NAME = "stacks"
 """The sampler's name in the probe's cost and errors."""
 BETWEEN = "between phases"
+UNSEEN_PHASE = "unknown phase"
 SLOW, SHARE, SILENT = "slow", "share", "silent"
 
 # Seconds between looks while all is well: a share of an iteration, within these limits.
@@ -69,7 +70,10 @@ _SAVED_NS = 20_000_000_000
 
 
 class Place(NamedTuple):
-    """A phase in progress, or a gap between phases. ``begin_ns`` tells it from others of its kind."""
+    """A phase in progress, a gap between phases, or a step with unknown phases.
+
+    ``begin_ns`` tells it from others of its kind.
+    """
 
     key: PlaceKey
     begin_ns: int
@@ -78,7 +82,8 @@ class Place(NamedTuple):
     @property
     def name(self) -> str:
         """Its name in events."""
-        return BETWEEN if self.key.kind == GAP else PHASES[self.key.kind]
+        kind = self.key.kind
+        return PHASES[kind] if kind >= 0 else BETWEEN if kind == GAP else UNSEEN_PHASE
 
 
 class StackSampler:
@@ -145,6 +150,9 @@ class StackSampler:
             return Place(PlaceKey(span.phase), span.begin_ns, span.step)
         except IndexError:
             pass
+        counted = self._recorder.counted.since
+        if counted is not None:
+            return Place(PlaceKey(UNSEEN), *counted)
         try:
             last = self._recorder.ended[-1]
         except IndexError:
@@ -168,6 +176,8 @@ class StackSampler:
         if limit_ns is None:
             return ""
         if age_ns > limit_ns:
+            if place.key.kind == UNSEEN:
+                self._recorder.counted.resume_phases()  # what follows may be worth seeing
             return SLOW
         kind = place.key.kind
         return SHARE if kind in self._usual.notable and self._samples_left[kind] and self._wants_shares() else ""

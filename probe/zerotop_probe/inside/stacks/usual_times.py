@@ -7,10 +7,12 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, PHASE_CODE
 
 GAP = -1
 """The kind of place that is no phase."""
+UNSEEN = -2
+"""The kind of a place in a counted step, whose phases are unknown."""
 DATA = PHASE_CODE["data"]
 
 # A place is slow once it lasts so many times as long as usual, and so much longer (ns).
@@ -55,6 +57,9 @@ class UsualTimes:
         if not is_complete:
             self._previous, self._iteration_begin_ns = None, 0
         for span in ended:
+            if span.flags & COUNTED:
+                self._follow_counted(span)
+                continue
             self._add_duration(PlaceKey(span.phase), span.end_ns - span.begin_ns)
             if self._previous is not None:
                 gap_ns = span.begin_ns - self._previous.end_ns
@@ -75,6 +80,13 @@ class UsualTimes:
             last = {kind: _compute_median(list(parts)[-_FEWEST_ITERATIONS:]) for kind, parts in self._parts.items()}
             least_ns = max(_NOTABLE_NS, _NOTABLE_SHARE * self.iteration_ns)
             self.notable = {kind: part for kind, part in last.items() if part >= least_ns}
+
+    def _follow_counted(self, span: Span) -> None:
+        """Begin an iteration after a counted step, of which nothing but its end is known."""
+        self._previous = span
+        if span.engine == 0:
+            self._iteration_begin_ns = span.end_ns
+            self._spent = {GAP: 0, DATA: 0}
 
     def _add_duration(self, key: PlaceKey, duration_ns: int) -> None:
         self._durations.setdefault(key, deque(maxlen=_REMEMBERED)).append(duration_ns)

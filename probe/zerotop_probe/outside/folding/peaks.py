@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from zerotop_probe.outside.folding.span_sums import FoldedStep
 from zerotop_probe.outside.folding.table_files import TableFiles
-from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, FRESH_NS, UNKNOWN
+from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, FRESH_NS, TICK, UNKNOWN
 
 _TIME, _ALLOCATED, _ALLOCATED_PEAK, _RESERVED, _RESERVED_PEAK, _EDGE = (
     [column.name for column in ALLOCATOR.fields].index(name)
@@ -53,6 +53,8 @@ def find_allocator_peaks(allocator: TableFiles | None, steps: Sequence[FoldedSte
     records = list(allocator.iter_records(steps[0].previous_ns - FRESH_NS, steps[-1].end_ns))
     is_exact = allocator.header.get("peaks") == "window"
     times = [record[_TIME] for record in records]
+    # After counted steps the peak of all of them is read at the end of the last one.
+    readings = Series([record[_TIME] for record in records if record[_EDGE] != TICK], [])
     found = []
     for column, peak_column in ((_ALLOCATED, _ALLOCATED_PEAK), (_RESERVED, _RESERVED_PEAK)):
         sampled = Series(times, [record[column] for record in records])
@@ -61,7 +63,14 @@ def find_allocator_peaks(allocator: TableFiles | None, steps: Sequence[FoldedSte
         first = allocator.segments[0]
         if is_exact and times and first.number == 0 and times[0] == first.first_ns and records[0][_EDGE] == BEGIN:
             peaks.values[0] = sampled.values[0]
-        found.append([max(sampled.find_highest(step), _find_peak(peaks, step, is_exact=is_exact)) for step in steps])
+        found.append(
+            [
+                max(sampled.find_highest(step), _find_peak(peaks, step, is_exact=is_exact))
+                if not step.counted or readings.has_values(step)
+                else UNKNOWN
+                for step in steps
+            ]
+        )
     return list(zip(*found, strict=True))
 
 

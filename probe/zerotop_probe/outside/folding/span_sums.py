@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from zerotop_probe.outside.folding.table_files import Record
 from zerotop_probe.recording.tables import (
     BOUNDARY,
+    COUNTED,
     EVAL,
     INCOMPLETE,
     OUTERMOST_PHASES,
@@ -20,6 +21,7 @@ from zerotop_probe.recording.tables import (
 
 _NAMES = tuple(STEP_SUMS)
 _FORWARD, _BACKWARD = _NAMES.index("forward"), _NAMES.index("backward")
+_PAUSES = ("eval", "checkpoint")  # recorded in every step
 _STEP = PHASE_CODE["step"]
 _BEGIN, _END, _TOKENS, _NUMBER, _ROWS, _PHASE, _FLAGS, _DEPTH, _ENGINE = (
     [column.name for column in SPANS.fields].index(name)
@@ -47,6 +49,7 @@ class FoldedStep:
     micro_steps: int
     rows: int
     tokens: int
+    counted: bool = False  # only its end was recorded
 
     @property
     def iteration_ns(self) -> int:
@@ -114,6 +117,9 @@ def _finish_step(current: _OpenStep, closing: Record, previous_ns: int | None, p
     if previous_ns is None:
         previous_ns = begin_ns
         loading_ns = sum(end_ns - load_ns for load_ns, end_ns in current.loads if end_ns <= begin_ns)
+    if closing[_FLAGS] & COUNTED:  # of its phases at most a part was recorded
+        current.micro_steps, current.rows, current.tokens = 0, UNKNOWN, UNKNOWN
+        current.sums_ns = [sum_ns if name in _PAUSES else 0 for name, sum_ns in zip(_NAMES, current.sums_ns, strict=True)]
     # Numbers also jump when a checkpoint is loaded.
     is_next = closing[_NUMBER] <= previous_step + 1 or current.sums_ns[_NAMES.index("checkpoint")] > 0
     return FoldedStep(
@@ -128,4 +134,5 @@ def _finish_step(current: _OpenStep, closing: Record, previous_ns: int | None, p
         micro_steps=current.micro_steps,
         rows=current.rows,
         tokens=current.tokens,
+        counted=bool(closing[_FLAGS] & COUNTED),
     )

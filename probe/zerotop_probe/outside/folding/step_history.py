@@ -112,7 +112,8 @@ class StepHistory:
 def _make_record(step: FoldedStep, bytes_of: tuple[int, ...]) -> Record:
     duration_ns = step.iteration_ns if step.is_complete else UNKNOWN
     times = (step.end_ns, step.begin_ns, *step.sums_ns, step.loading_ns, duration_ns, duration_ns)
-    return (*times, step.rows, step.tokens, *bytes_of, step.step, 1, int(step.skipped), step.micro_steps)
+    counts = (1, int(step.skipped), step.micro_steps, int(step.counted))
+    return (*times, step.rows, step.tokens, *bytes_of, step.step, *counts, 0)
 
 
 def _differs(record: Record, before: Sequence[Record]) -> bool:

@@ -223,6 +223,7 @@ class DiskFiles:
             table.close()
 
 
+TableWriter = Union[RingTable, writer.RecordWriter]
 RankFiles = Union[RingFiles, DiskFiles]
 
 

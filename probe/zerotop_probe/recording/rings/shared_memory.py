@@ -22,7 +22,7 @@ import struct
 from typing import Any, NamedTuple
 
 from zerotop_probe.recording.directory import SESSION_FILE
-from zerotop_probe.recording.tables import BEGINS, TABLES
+from zerotop_probe.recording.tables import BEGINS, FOLDED, TABLES
 
 MEMORY_ROOT = "/dev/shm"
 RING_SUFFIX = ".ring"
@@ -34,7 +34,9 @@ OWNER_FILE = "session"
 _PAGE = 4096
 DECLARATIONS_AT = _PAGE
 SLOTS_AT = 16 * _PAGE
-SLOT = struct.Struct(f"<{-(-max(table.record_struct.size for table in TABLES.values()) // 8) * 8}sQ")
+# Room for the longest record of a table that a rank writes: folded ones are written by the folder.
+_LONGEST = max(table.record_struct.size for table in TABLES.values() if table is not FOLDED)
+SLOT = struct.Struct(f"<{-(-_LONGEST // 8) * 8}sQ")
 PAYLOAD_BYTES = SLOT.size - 8
 
 # Half a minute of the most records that a rank makes; less on a machine with little shared memory, as in a container with
@@ -42,7 +44,7 @@ PAYLOAD_BYTES = SLOT.size - 8
 _RING_BYTES, _LEAST_BYTES = 8 << 20, 256 << 10
 _SHARE = 64
 
-MAGIC = b"ztring\x00\x02"
+MAGIC = b"ztring\x00\x03"
 VOID = 255  # the tag's declaration of a slot without a record
 _MAX_DECLARATIONS = 16
 

@@ -17,6 +17,7 @@ from zerotop.analysis.live_view import State
 from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.comparison import compare_setup
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
+from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop_probe.recording import events
 
 # Rows of a setup that change what an iteration costs.
@@ -132,9 +133,9 @@ def _check_speed(run: RecordedRun, budget: Budget) -> Iterator[Check]:
         else:
             yield Check("iteration_seconds", Outcome.FAILED, unknown)
     if (least := budget.tokens_per_second) is not None:
-        known &= tokens > 0
-        if known.any():
-            rate = float(tokens[known].sum() / rows["iteration_s"][known].sum())
+        known &= (tokens > 0) | rows["counted"]
+        if (tokens[known] > 0).any():
+            rate = estimate_tokens(rows[known], tokens[known]) / float(rows["iteration_s"][known].sum())
             yield _judge(
                 "tokens_per_second", rate >= least, f"{rate:,.0f} tokens per second, at least {least:,.0f} required."
             )

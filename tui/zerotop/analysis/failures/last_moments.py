@@ -18,6 +18,8 @@ from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
 # A failure is recorded before Python unwinds its phases: spans that end as failed within this time belong to it.
 _UNWINDING_NS = 2_000_000_000
+# A phase that is shorter was not seen to begin.
+_NO_DURATION_NS = 1_000_000
 # Spans to look back through; a step has a few for each micro-step.
 _TAIL = 512
 _MOST_SPANS = 12
@@ -72,13 +74,18 @@ def is_memory_short(samples: Sequence[HostMemory]) -> bool:
 
 
 def read_last_spans(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> tuple[LastSpan, ...]:
-    """Return the phases that had ended at a moment, and those in progress then that have failed by the cursor."""
+    """Return the phases that had ended at a moment, and those in progress then that have failed by the cursor.
+
+    In a counted step a phase is recorded only when it fails, and has no duration.
+    """
     source = find_table(session, "spans", process, at_ns)
     if source is None:
         return ()
     own_ns = at_ns - source.offset_ns
     rows = source.until(min(cursor_ns, at_ns + _UNWINDING_NS))[-_TAIL:]
-    rows = rows[(rows["end_ns"] <= own_ns) | ((rows["flags"] & FAILED != 0) & (rows["begin_ns"] <= own_ns))]
+    is_unseen = rows["end_ns"] - rows["begin_ns"] < _NO_DURATION_NS
+    was_begun = (rows["begin_ns"] <= own_ns) | is_unseen
+    rows = rows[(rows["end_ns"] <= own_ns) | ((rows["flags"] & FAILED != 0) & was_begun)]
     spans = [_build_span(row, source.offset_ns) for row in rows[-_MOST_SPANS:]]
     return tuple(sorted(spans, key=lambda span: span.begin_ns))
 

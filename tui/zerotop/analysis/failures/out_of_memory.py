@@ -15,6 +15,7 @@ from zerotop.analysis.engine import add_library
 from zerotop.analysis.failures.last_moments import (
     FailureScene,
     LastSpan,
+    find_failed_spans,
     find_largest_batch,
     find_last_scene,
     find_outermost,
@@ -133,6 +134,8 @@ def _explain_error(
     phase = str(error.facts.get("phase") or "")
     outer_phase = find_outermost(session, process, error.unix_ns) or phase
     spans = read_last_spans(session, process, error.unix_ns, cursor_ns)
+    if not phase and (failed := find_failed_spans([span for span in spans if span.begin_ns >= error.unix_ns])) is not None:
+        phase, outer_phase = failed[0].phase, failed[1].phase  # in a counted step
     scene = FailureScene(process, error.unix_ns, phase, outer_phase, facts, spans)
     return _build_post_mortem(session, "rank", CUDA, scene, facts, text, job_exit, survived=survived, failures=failures)
 

@@ -17,6 +17,7 @@ from zerotop.analysis.memory.phase_peaks import read_peaks
 from zerotop.analysis.processes.alive_ranks import identify_process, read_events
 from zerotop.analysis.processes.phases import phase_name
 from zerotop.analysis.steps.missing_steps import find_recorded
+from zerotop.analysis.steps.step_dtype import has_phases
 from zerotop.session.reader import Session, Source
 
 _MOST_FLUSHES = 100
@@ -125,7 +126,8 @@ def _build_flush(source: Source, index: int, steps: NDArray[Any] | None, usual_s
     row, before = source.array[index], source.array[index - 1] if index else None
     step = int(row["step"])
     freed = int(before["reserved_bytes"]) - int(row["reserved_bytes"]) if before is not None else 0
-    seconds = steps["iteration_s"][(steps["step"] == step) & find_recorded(steps)].tolist() if steps is not None else []
+    # A flush in one of several counted steps is read after the last of them.
+    seconds = steps["iteration_s"][(steps["step"] == step) & has_phases(steps)].tolist() if steps is not None else []
     return Flush(
         unix_ns=int(row["time_ns"]) + source.offset_ns,
         step=step,

@@ -32,7 +32,9 @@ def read_kept_memory(source: Source, cursor_ns: int) -> KeptMemory:
     ends = edges[(rows["edge"][edges] == END) & (rows["phase"][edges] == PHASE_CODE["step"])]
     if not len(ends):
         return KeptMemory(False, 0)
-    growth = np.diff(rows["allocated_bytes"][ends[-_STEPS:]])
+    last = rows[ends[-_STEPS:]]
+    # After several counted steps there is one reading.
+    growth = np.diff(last["allocated_bytes"]) / np.maximum(1, np.diff(last["step"]))
     grows = len(growth) >= _MIN_STEPS and bool((growth > 0).all())
     median = int(np.median(growth)) if grows else 0
     is_between_steps = rows["time_ns"][edges[-1]] == rows["time_ns"][ends[-1]]

@@ -10,14 +10,16 @@ from numpy.typing import NDArray
 
 from zerotop.session.reader import Source
 from zerotop.session.samples import Ints
-from zerotop_probe.recording.tables import PHASES
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, PHASES
 
 NOT_YET = -1  # before the rank's first phase
 OTHER = 0
+UNSEEN = -2  # in a counted step
+UNSEEN_NAME = "unknown"
 
 # Begins to search for the phases in progress: usually of one step, in an evaluation of all of it.
 _TAIL_ROWS = (8, 64, 4096)
-_RECENT_SPANS = 32  # spans to search for the ends of those phases
+_RECENT_SPANS = 64  # spans to search for the ends of those phases: there may be 27 of counted steps after them
 
 
 class OpenPhase(NamedTuple):
@@ -40,12 +42,16 @@ def find_current(begins: Source, spans: Source | None, cursor_ns: int) -> tuple[
         return phase_name(open_phases[-1].phase), (now - open_phases[-1].time_ns) / 1e9, step
     latest_ns = int(last["time_ns"][0])
     if spans is not None and len(ended := spans.until(cursor_ns)):
-        latest_ns = int(ended["end_ns"][-1])
+        latest_ns = max(latest_ns, int(ended["end_ns"][-1]))
+        if ended["flags"][-1] & COUNTED and ended["end_ns"][-1] == latest_ns:
+            return UNSEEN_NAME, (now - latest_ns) / 1e9, int(ended["step"][-1]) + 1
     return phase_name(OTHER), (now - latest_ns) / 1e9, step
 
 
 def phase_name(phase: int) -> str:
-    """Return the name of a phase code; codes of newer versions are OTHER."""
+    """Return the name of a phase code; codes of newer versions are OTHER, that of NOT_YET is empty."""
+    if phase < 0:
+        return UNSEEN_NAME if phase == UNSEEN else ""
     return PHASES[phase] if phase < len(PHASES) else PHASES[OTHER]
 
 
@@ -78,7 +84,7 @@ def _find_latest_begins(begins: NDArray[Any]) -> list[OpenPhase]:
 
 
 def find_innermost(begins: Source, spans: Source | None, moments: Ints, cursor_ns: int) -> NDArray[np.int16]:
-    """Return the innermost phase (index into PHASES) at each moment, as known at the cursor; see NOT_YET and OTHER.
+    """Return the innermost phase (index into PHASES) at each moment, as known at the cursor; see NOT_YET, OTHER and UNSEEN.
 
     ``moments``: unix nanoseconds, ascending, shape (n,).
     """
@@ -92,7 +98,7 @@ def find_innermost(begins: Source, spans: Source | None, moments: Ints, cursor_n
 def vote_phases(
     begins: Source | None, spans: Source | None, bins: range, bin_ns: int, votes: int, cursor_ns: int, exit_ns: int | None
 ) -> NDArray[np.intp]:
-    """Return the phase that a rank was in for most of each bin, as known at the cursor; see NOT_YET and OTHER.
+    """Return the phase that a rank was in for most of each bin, as known at the cursor; see NOT_YET, OTHER and UNSEEN.
 
     Args:
         bins: numbers of the bins; bin 0 begins at the epoch.
@@ -106,11 +112,11 @@ def vote_phases(
     codes = find_innermost(begins, spans, moments, cursor_ns)
     if exit_ns is not None:
         codes[moments > exit_ns] = NOT_YET
-    kinds = len(PHASES) - NOT_YET
-    known = np.where((codes >= NOT_YET) & (codes < len(PHASES)), codes, OTHER) - NOT_YET
+    kinds = len(PHASES) - UNSEEN
+    known = np.where((codes >= UNSEEN) & (codes < len(PHASES)), codes, OTHER) - UNSEEN
     cells = known.reshape(len(bins), -1) + np.arange(0, len(bins) * kinds, kinds)[:, None]
     counts = np.bincount(cells.ravel(), minlength=len(bins) * kinds).reshape(len(bins), kinds)
-    return np.asarray(counts.argmax(axis=1) + NOT_YET)
+    return np.asarray(counts.argmax(axis=1) + UNSEEN)
 
 
 def resolve_innermost(
@@ -120,6 +126,9 @@ def resolve_innermost(
     own_ns = moments - begins.offset_ns
     codes = np.full(len(own_ns), NOT_YET, np.int16)
     codes[own_ns.searchsorted(begins.array["time_ns"][0]) :] = OTHER
+    if ended is not None and (counted := ended["flags"] & COUNTED != 0).any():
+        _paint_counted(codes, own_ns, ended, counted)
+        ended = ended[~counted]
     count = len(ended) if ended is not None else 0
     layers = np.empty((4, count + len(open_phases)), np.int64)
     depth, low, high, phase = layers
@@ -134,6 +143,15 @@ def resolve_innermost(
     ends = sizes.cumsum()
     codes[np.arange(sizes.sum()) + np.repeat(low - ends + sizes, sizes)] = np.repeat(phase, sizes)
     return codes
+
+
+def _paint_counted(codes: NDArray[np.int16], own_ns: Ints, ended: NDArray[Any], counted: NDArray[np.bool_]) -> None:
+    """Mark the moments in counted steps; after a counted step the phases of the next are not known before its end either."""
+    closing = (ended["flags"] & BOUNDARY != 0) & (ended["engine"] == 0)
+    ends = np.append(ended["end_ns"][closing], np.iinfo(np.int64).max)
+    are_counted = np.append(counted[closing], counted[closing][-1:])
+    step = ends.searchsorted(own_ns)
+    codes[(codes == OTHER) & are_counted[np.minimum(step, len(are_counted) - 1)]] = UNSEEN
 
 
 def read_closed_spans(spans: Source | None, from_ns: int, cursor_ns: int) -> NDArray[Any] | None:

@@ -51,6 +51,7 @@ class RankMatrix:
     steps: Ints  # number of each column's step, ascending by one
     begins: Ints  # ranks x steps, unix ns; 0 where the rank has not finished the step
     ends: Ints
+    counted: NDArray[np.bool_]  # ranks x steps: only the end was recorded
     times: dict[Metric, Matrix]
 
     @cached_property
@@ -69,7 +70,9 @@ class RankMatrix:
         return {metric: compute_median(values[:, -RECENT_STEPS:], 1) for metric, values in self.times.items()}
 
 
-EMPTY_MATRIX = RankMatrix((), (), np.empty(0, np.int64), np.empty((0, 0), np.int64), np.empty((0, 0), np.int64), {})
+EMPTY_MATRIX = RankMatrix(
+    (), (), np.empty(0, np.int64), np.empty((0, 0), np.int64), np.empty((0, 0), np.int64), np.empty((0, 0), np.bool_), {}
+)
 
 
 class RankMatrices:
@@ -127,7 +130,7 @@ def _build_matrix(
     first = min(first, last)  # in a damaged recording the last step may not have the highest number
     shape = (len(processes), last - first + 1)
     times = {metric: np.full(shape, np.nan, np.float32) for metric in _RECORDED_METRICS}
-    begins, ends = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    begins, ends, counted = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
     for row, (process, count) in enumerate(zip(processes, counts, strict=True)):
         tail = process.step_rows[max(0, count - shape[1]) : count]
         if not (recorded := find_recorded(tail)).all():
@@ -141,10 +144,11 @@ def _build_matrix(
         is_run = int(column[-1] - column[0]) + 1 == len(column)
         cells = slice(int(column[0]), int(column[-1]) + 1) if is_run else column
         begins[row, cells], ends[row, cells] = tail["begin_unix_ns"], tail["end_unix_ns"]
+        counted[row, cells] = tail["counted"]
         for metric in _RECORDED_METRICS:
             times[metric][row, cells] = tail[f"{metric.value}_s"]
     _derive_times(times, meets_in_forward)
-    return RankMatrix(processes, counts, np.arange(first, last + 1), begins, ends, times)
+    return RankMatrix(processes, counts, np.arange(first, last + 1), begins, ends, counted, times)
 
 
 def _derive_times(times: dict[Metric, Matrix], meets_in_forward: bool) -> None:

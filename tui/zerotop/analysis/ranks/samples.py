@@ -64,6 +64,7 @@ class RankSamples:
             process = matrix.processes[row].source
             steps = np.zeros(int(missing[row].sum()), matrix.processes[row].step_rows.dtype)
             steps["begin_unix_ns"], steps["end_unix_ns"] = matrix.begins[row, missing[row]], matrix.ends[row, missing[row]]
+            steps["counted"] = matrix.counted[row, missing[row]]
             for column in MEMORY_COLUMNS:
                 steps[column] = UNKNOWN
             for source in by_process.get((process.host, process.pid, process.rank), ()):

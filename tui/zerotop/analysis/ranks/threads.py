@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Rank
-from zerotop.analysis.processes.phases import NOT_YET, vote_phases
+from zerotop.analysis.processes.phases import NOT_YET, phase_name, vote_phases
 from zerotop.analysis.processes.recent_means import find_window
 from zerotop.analysis.processes.thinned import mask_moments
 from zerotop.analysis.ranks.affinity import NO_CORES, Affinities, Cores
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import iter_samples, merge_columns
-from zerotop_probe.recording.tables import PHASES
 
 _NUMBERED = re.compile(r"^(.*?)[-_:#/]?\d+$")
 MAIN_NAME = "main thread"
@@ -200,7 +199,7 @@ class ThreadTable:
         codes = vote_phases(begins, spans, range(*cells), cell_ns, _VOTES_PER_CELL, cursor_ns, None)
         if begins is not None:
             codes[mask_moments(self._session, begins, np.arange(*cells) * cell_ns)] = NOT_YET
-        return tuple("" if code < 0 else PHASES[code] for code in codes.tolist())
+        return tuple(phase_name(code) for code in codes.tolist())
 
 
 def _fill_gaps(history: Floats, max_cells: int) -> Floats:

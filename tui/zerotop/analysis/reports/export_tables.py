@@ -37,6 +37,7 @@ _FLAG_BITS = {
     "failed": tables.FAILED,
     "incomplete": tables.INCOMPLETE,
     "light": tables.LIGHT,
+    "counted": tables.COUNTED,
 }
 _CODE_NAMES = {"phase": tables.PHASES, "edge": ("tick", "begin", "end")}
 Columns = dict[str, tuple[type[polars.DataType], Callable[[Any], Any]]]

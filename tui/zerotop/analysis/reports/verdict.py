@@ -23,6 +23,7 @@ from zerotop.analysis.live_view import LiveView, State
 from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
+from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.samples import Ints, Rows
 
@@ -114,7 +115,7 @@ def describe_pace(rows: Rows, token_counts: Ints) -> Iterator[str]:
     text = f"An iteration takes {format_seconds(float(np.nanmedian(seconds)))} (median)"
     if seconds[slowest] > 1.5 * np.nanmedian(seconds):
         text += f", the slowest {format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
-    total_s, tokens = float(np.nansum(seconds * rows["steps"])), int((token_counts * rows["steps"])[recorded].sum())
+    total_s, tokens = float(np.nansum(seconds * rows["steps"])), estimate_tokens(rows, token_counts)
     if tokens and total_s:
         text += f"; {tokens / total_s:,.0f} tokens per second"
     yield f"{text}."

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from zerotop.analysis.steps.span_sums import DURATION_COLUMNS, add_times
-from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS
+from zerotop.analysis.steps.step_dtype import COUNT_COLUMNS, MEMORY_COLUMNS, PHASE_COLUMNS, erase_phases
 from zerotop.session.reader import Source
-from zerotop.session.samples import Rows
+from zerotop.session.samples import Ints, Rows
 from zerotop_probe.recording.tables import FOLDED, UNKNOWN
 
 FOLDED_DTYPE = np.dtype([(field.name, field.dtype) for field in FOLDED.fields])
-
-_PER_STEP = ("rows", "tokens", "micro_steps")
 
 
 def has_gaps(folded: Rows, last_step: int) -> bool:
@@ -30,16 +28,26 @@ def fill_rows(rows: Rows, folded: Rows, previous_ns: int, process: Source) -> No
     rows["begin_unix_ns"], rows["end_unix_ns"] = begins + process.offset_ns, ends + process.offset_ns
     sums = {column: folded[f"{column[:-2]}_ns"] for column in DURATION_COLUMNS}
     add_times(rows, ends - begins, folded["loading_ns"], sums)
-    for name in (*_PER_STEP, *MEMORY_COLUMNS):
+    for name in (*COUNT_COLUMNS, *MEMORY_COLUMNS):
         rows[name] = folded[name]
     rows["iteration_s"][folded["longest_ns"] == UNKNOWN] = np.nan
     steps = rows["steps"] = folded["steps"]
-    rows["light"] = False
+    phased = steps - _count_counted(folded)
+    rows["light"], rows["counted"] = False, phased == 0
     rows["skipped"] = 2 * folded["skipped_steps"] > steps
     block = np.flatnonzero(steps > 1)
     if len(block):
+        phased = np.maximum(1, phased[block])
         for name in ("iteration_s", *DURATION_COLUMNS):
-            rows[name][block] /= steps[block]
-        for name in _PER_STEP:
+            rows[name][block] /= phased if name in PHASE_COLUMNS else steps[block]
+        for name in COUNT_COLUMNS:
             values = folded[name][block]
-            rows[name][block] = np.where(values == UNKNOWN, UNKNOWN, np.rint(values / steps[block]))
+            rows[name][block] = np.where(values == UNKNOWN, UNKNOWN, np.rint(values / phased))
+    erase_phases(rows)
+
+
+def _count_counted(folded: Rows) -> Ints:
+    """Return how many of the steps of each record were only counted; older recordings have none."""
+    names = folded.dtype.names or ()
+    counts: Ints = folded["counted_steps"] if "counted_steps" in names else np.zeros(len(folded), np.int64)
+    return counts

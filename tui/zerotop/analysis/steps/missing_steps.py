@@ -15,7 +15,7 @@ from zerotop_probe.recording.tables import UNKNOWN
 
 # Rows that a process gets for missing steps: damaged step numbers must not fill the memory.
 MOST_MISSING = 100_000
-_KEPT_COLUMNS = ("rank", "step", "steps", "skipped", "light", "begin_unix_ns", "end_unix_ns")
+_KEPT_COLUMNS = ("rank", "step", "steps", "skipped", "light", "counted", "begin_unix_ns", "end_unix_ns")
 
 
 def find_recorded(rows: Rows) -> NDArray[np.bool_]:
@@ -46,6 +46,7 @@ def insert_missing_steps(rows: Rows, last_step: int, most: int = MOST_MISSING) -
     filled["steps"][left > 0] = 1
     filled["skipped"] &= left == 0
     filled["light"] &= left == 0
+    filled["counted"] &= left == 0
     return filled
 
 

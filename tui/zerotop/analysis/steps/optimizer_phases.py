@@ -1,7 +1,7 @@
 """The parts of ``step()``: moving gradients and parameters, computing, gathering, and GPU idle time.
 
 Times are the device's where recorded, else the host's, which misses kernels that are only launched. The two are not mixed:
-of a rank with a GPU, updates in light detail are left out. The GPU is idle while
+of a rank with a GPU, updates in light detail are left out, and of all ranks those of counted steps. The GPU is idle while
 the optimizer computes on the CPU, and between parts where transfers both ways are recorded (stage 3 does some transfers
 outside any part). Where the GPU computes the update, gaps between its kernels are unknown.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.processes.alive_ranks import find_sibling_table
 from zerotop.session.reader import Session, Source
-from zerotop_probe.recording.tables import BOUNDARY, FAILED, LIGHT, PHASE_CODE, SKIPPED
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, FAILED, LIGHT, PHASE_CODE, SKIPPED
 
 PARTS = ("grads_to_cpu", "cpu_optimizer", "params_to_gpu", "optimizer", "allgather", "reduce")
 _ON_CPU = "cpu_optimizer"
@@ -41,7 +41,8 @@ def read_step_parts(session: Session) -> NDArray[Any]:
 
 def _build_parts(session: Session, source: Source) -> NDArray[Any]:
     spans = source.array
-    steps = spans[(spans["phase"] == PHASE_CODE["step"]) & (spans["flags"] & (BOUNDARY | FAILED | LIGHT) == BOUNDARY)]
+    flags = spans["flags"] & (BOUNDARY | FAILED | LIGHT | COUNTED)
+    steps = spans[(spans["phase"] == PHASE_CODE["step"]) & (flags == BOUNDARY)]
     rows = np.zeros(len(steps), PARTS_DTYPE)
     rows["rank"] = source.rank
     rows["step"] = steps["step"]

@@ -8,10 +8,10 @@ import numpy as np
 
 from zerotop.analysis.steps.missing_steps import erase_measures, find_recorded
 from zerotop.analysis.steps.span_sums import DURATION_COLUMNS
-from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS
+from zerotop.analysis.steps.step_dtype import COUNT_COLUMNS, MEMORY_COLUMNS, PHASE_COLUMNS, erase_phases, has_phases
 from zerotop.session.samples import Rows
 
-_MEANS = ("iteration_s", *DURATION_COLUMNS, "micro_steps", "rows", "tokens", "skipped")
+_MEANS = ("iteration_s", *DURATION_COLUMNS, *COUNT_COLUMNS, "skipped")
 
 
 def align_blocks(ranks: Sequence[Rows]) -> list[Rows]:
@@ -42,15 +42,19 @@ def merge_before(rows: Rows, end: int, size: int) -> Rows:
     merged = rows[lasts].copy()
     recorded = find_recorded(rows[:count])
     merged["steps"] = np.add.reduceat(rows["steps"][:count], firsts)
-    weights = rows["steps"][:count] * recorded
-    counts = np.add.reduceat(weights, firsts)
+    phased = has_phases(rows[:count])
+    counts = np.add.reduceat(rows["steps"][:count] * recorded, firsts)
+    merged["counted"] = (counts > 0) & (np.add.reduceat(phased.astype(np.int64), firsts) == 0)
     for name in _MEANS:
-        sums = np.add.reduceat(np.where(recorded, rows[name][:count], 0) * weights, firsts)
-        means = sums / np.maximum(counts, 1)
+        known = phased if name in PHASE_COLUMNS or name in COUNT_COLUMNS else recorded
+        weights = rows["steps"][:count] * known
+        sums = np.add.reduceat(np.where(known, rows[name][:count], 0) * weights, firsts)
+        means = sums / np.maximum(np.add.reduceat(weights, firsts), 1)
         merged[name] = means > 0.5 if name == "skipped" else means if rows[name].dtype.kind == "f" else np.rint(means)
     merged["iteration_s"][counts == 0] = np.nan
     for name in MEMORY_COLUMNS:
         merged[name] = np.maximum.reduceat(rows[name][:count], firsts)
     merged["begin_unix_ns"] = rows["begin_unix_ns"][firsts]
+    erase_phases(merged)
     erase_measures(merged)
     return np.concatenate([merged, rows[count:]])

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
+
+from zerotop_probe.recording.tables import UNKNOWN
 
 STEP_DTYPE = np.dtype(
     [
@@ -19,14 +24,18 @@ STEP_DTYPE = np.dtype(
         ("eval_s", "<f8"),
         ("checkpoint_s", "<f8"),
         ("micro_steps", "<i4"),
-        # Of all its micro-batches; UNKNOWN where not recorded.
+        # Of all its micro-batches; UNKNOWN where not recorded, as "micro_steps".
         ("rows", "<i8"),
         ("tokens", "<i8"),
         ("skipped", "?"),
         # The device was read only at its end, for a short step would pay too much for more: its peaks are exact, those of
         # its phases and the device's times are not recorded. False where folded.
         ("light", "?"),
-        # Exact where the allocator's own peak belongs to this step, else its highest sample.
+        # Only its end was recorded: iteration_s, eval_s and checkpoint_s are as of any step, the times of all other phases
+        # are NaN, counts and sizes UNKNOWN. A row for many steps is counted if all of them are.
+        ("counted", "?"),
+        # Exact where the allocator's own peak belongs to this step, else its highest sample. After counted steps the
+        # peak of all of them is read once: the last one has it, the others are UNKNOWN.
         ("allocated_peak_bytes", "<i8"),
         ("reserved_peak_bytes", "<i8"),
         ("host_rss_bytes", "<i8"),  # the highest sampled
@@ -34,9 +43,31 @@ STEP_DTYPE = np.dtype(
         ("begin_unix_ns", "<i8"),
         ("end_unix_ns", "<i8"),
         # Of very old steps, see `folded_steps`: the row stands for this many steps, of which "step" is the last one. Times,
-        # rows, tokens and micro-steps are those of the mean step; "skipped": the updates of most steps were.
+        # rows, tokens and micro-steps are those of the mean step (of phases and counts: of those that were not counted);
+        # "skipped": the updates of most steps were.
         ("steps", "<i4"),
     ]
 )
 
 MEMORY_COLUMNS = ("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes")
+"""The columns of bytes."""
+PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s", "optimizer_s")
+"""The columns that are NaN in a counted step."""
+COUNT_COLUMNS = ("micro_steps", "rows", "tokens")
+"""The columns that are UNKNOWN in a counted step."""
+
+
+def has_phases(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return of which steps the phases were recorded (STEP_DTYPE)."""
+    known: NDArray[np.bool_] = ~rows["counted"] & ~np.isnan(rows["iteration_s"])
+    return known
+
+
+def erase_phases(rows: NDArray[Any]) -> None:
+    """Make the phases of counted steps unknown, and what is measured in them (STEP_DTYPE)."""
+    counted = rows["counted"]
+    if counted.any():
+        for name in PHASE_COLUMNS:
+            rows[name][counted] = np.nan
+        for name in COUNT_COLUMNS:
+            rows[name][counted] = UNKNOWN

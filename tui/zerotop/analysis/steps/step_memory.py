@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Rows, Windows, iter_samples, merge_columns
-from zerotop_probe.recording.tables import BEGIN, FRESH_NS, UNKNOWN
+from zerotop_probe.recording.tables import BEGIN, FRESH_NS, TICK, UNKNOWN
 
 # Records read before the first step, so that a step shorter than a tick has the sample before.
 _EARLIER_ROWS = 512
@@ -39,6 +40,8 @@ def add_allocator(rows: Rows, source: Source) -> None:
     samples = source.between(int(begins[0]), int(ends[-1]), rows_before=_EARLIER_ROWS)
     windows = Windows(source.unix_times(samples), begins, ends, max_age_ns=FRESH_NS)
     exact = _find_window_peaks if source.header.get("peaks") == "window" else _find_raised_peaks
+    # After counted steps the peak of all of them is read at the end of the last one.
+    is_read = ~rows["counted"] | _has_readings(samples, source, begins, ends)
     # The first reading's peak, at the begin of a phase, covers all the process's life before.
     is_first = len(samples) and samples["time_ns"][0] == source.array["time_ns"][0] and samples["edge"][0] == BEGIN
     for kind in ("allocated", "reserved"):
@@ -46,7 +49,15 @@ def add_allocator(rows: Rows, source: Source) -> None:
         sampled, peaks = windows.find_highest(samples[f"{kind}_bytes"]), samples[column].astype(np.int64)
         if is_first and exact is _find_window_peaks:
             peaks[0] = samples[f"{kind}_bytes"][0]
-        rows[column] = np.maximum.reduce([rows[column], sampled, exact(windows, peaks)])
+        highest = np.maximum.reduce([rows[column], sampled, exact(windows, peaks)])
+        rows[column] = np.where(is_read, highest, rows[column])
+
+
+def _has_readings(samples: Rows, source: Source, begins: Ints, ends: Ints) -> NDArray[np.bool_]:
+    """Return whether the allocator was read in each step for its peak, and not only by the ticker."""
+    times = source.unix_times(samples[samples["edge"] != TICK])
+    read: NDArray[np.bool_] = np.searchsorted(times, ends, "right") > np.searchsorted(times, begins, "right")
+    return read
 
 
 def _find_window_peaks(windows: Windows, peaks: Ints) -> Ints:

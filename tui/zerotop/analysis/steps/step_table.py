@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.analysis.steps.folded_steps import FOLDED_DTYPE, fill_rows, has_gaps
 from zerotop.analysis.steps.growable_array import GrowingArray
 from zerotop.analysis.steps.missing_steps import MOST_MISSING, erase_measures, find_recorded, insert_missing_steps
 from zerotop.analysis.steps.span_sums import SIZE_COLUMNS, SUM_COLUMNS, add_times, sum_spans
-from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS, STEP_DTYPE
+from zerotop.analysis.steps.step_dtype import MEMORY_COLUMNS, STEP_DTYPE, erase_phases, has_phases
 from zerotop.analysis.steps.step_memory import add_memory
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Rows
-from zerotop_probe.recording.tables import BOUNDARY, INCOMPLETE, LIGHT, PHASE_CODE, SKIPPED, UNKNOWN
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, INCOMPLETE, LIGHT, PHASE_CODE, SKIPPED, UNKNOWN
 
 _STEP_CODE = PHASE_CODE["step"]
 _SPANS_AT_ONCE = 16384  # so that intermediate arrays stay in the processor's cache
 _PROCESSES_AT_ONCE = 8
+
+
+class _Selection:
+    """Those of a growing number of steps that a mask selects; they are copied once some are left out."""
+
+    def __init__(self, mask: Callable[[Rows], NDArray[np.bool_]]) -> None:
+        self._mask = mask
+        self._copies: GrowingArray | None = None
+        self._sorted_count = 0  # rows of which the selected ones are copied
+
+    def select(self, rows: Rows) -> Rows:
+        """Return the selected ones of these rows, which begin with those of the last call."""
+        if self._sorted_count < len(rows):
+            selected = self._mask(fresh := rows[self._sorted_count :])
+            if self._copies is None and not selected.all():
+                self._copies = GrowingArray(STEP_DTYPE)
+                self._copies.add_rows(self._sorted_count)[:] = rows[: self._sorted_count]
+            if self._copies is not None:
+                self._copies.add_rows(int(selected.sum()))[:] = fresh[selected]
+            self._sorted_count = len(rows)
+        return rows if self._copies is None else self._copies.rows
 
 
 class RankSteps:
@@ -33,8 +55,8 @@ class RankSteps:
         self.last_step = 0  # number of the last finished step; at first of the one before its first phase
         self.missing_count = 0  # rows of steps that were not recorded
         self._rows = GrowingArray(STEP_DTYPE)
-        self._recorded: GrowingArray | None = None  # copies of the recorded rows, once some are missing
-        self._sorted_count = 0  # rows whose recorded ones are copied
+        self._recorded = _Selection(find_recorded)
+        self._phased = _Selection(has_phases)
         self._folded = folded
         self._used_folded = 0
         if len(folded):
@@ -48,16 +70,12 @@ class RankSteps:
     @property
     def recorded_steps(self) -> Rows:
         """All finished steps that were recorded completely, oldest first."""
-        if self._sorted_count < len(self._rows):
-            rows = self.step_rows
-            recorded = find_recorded(fresh := rows[self._sorted_count :])
-            if self._recorded is None and not recorded.all():
-                self._recorded = GrowingArray(STEP_DTYPE)
-                self._recorded.add_rows(self._sorted_count)[:] = rows[: self._sorted_count]
-            if self._recorded is not None:
-                self._recorded.add_rows(int(recorded.sum()))[:] = fresh[recorded]
-            self._sorted_count = len(rows)
-        return self.step_rows if self._recorded is None else self._recorded.rows
+        return self._recorded.select(self.step_rows)
+
+    @property
+    def phased_steps(self) -> Rows:
+        """All finished steps whose phases were recorded completely, oldest first: those that were not only counted."""
+        return self._phased.select(self.step_rows)
 
     def reserve_steps(self, count: int) -> None:
         """Allocate room for so many more steps."""
@@ -139,6 +157,7 @@ def _take_spans(pieces: Sequence[_ProcessSpans]) -> list[_ProcessSpans]:
         rows["step"] = spans["step"][closing]
         rows["skipped"] = spans["flags"][closing] & SKIPPED != 0
         rows["light"] = spans["flags"][closing] & LIGHT != 0
+        rows["counted"] = spans["flags"][closing] & COUNTED != 0
         rows["steps"] = 1
         offsets = np.array([source.offset_ns for source in sources])[closing_process]
         rows["begin_unix_ns"] = begins + offsets
@@ -148,6 +167,7 @@ def _take_spans(pieces: Sequence[_ProcessSpans]) -> list[_ProcessSpans]:
         rows["micro_steps"] = columns["micro_steps"]
         for name in SIZE_COLUMNS:
             rows[name] = np.where(columns[f"{name} known"] > 0, columns[name], UNKNOWN)
+        erase_phases(rows)
         rows["iteration_s"][spans["flags"][closing] & INCOMPLETE != 0] = np.nan
     return taken
 

@@ -16,6 +16,7 @@ from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.failures.failure import MEMORY
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
+from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.reader import Session
@@ -107,7 +108,7 @@ def _measure_pace(measured: Sequence[Rows]) -> dict[str, float | None]:
     count = max((len(rows) - 1 for rows in measured), default=0)
     if count < 1 or seconds <= 0:
         return {"iterations_per_s": None, "tokens_per_s": None}
-    tokens = sum(int(np.maximum(rows["tokens"][1:], 0).sum()) for rows in measured)
+    tokens = sum(round(estimate_tokens(rows[1:], rows["tokens"][1:])) for rows in measured)
     return {"iterations_per_s": count / seconds, "tokens_per_s": tokens / seconds if tokens else None}
 
 

@@ -145,6 +145,7 @@ def _measure_innermost(begins: Source, spans: Source | None, edges: Ints) -> Flo
     for begin_ns, end_ns in evaluations:
         codes[begun_ns.searchsorted(begin_ns) : begun_ns.searchsorted(end_ns)] = _EVAL
     # The last row collects the time before the first phase, and is dropped.
+    # In counted steps no phase is known either.
     rows = np.where(codes < 0, len(PHASES), np.minimum(codes, len(PHASES) - 1)).astype(np.intp)
     cells = rows * columns + edges.searchsorted(begun_ns, "right") - 1
     sums = np.bincount(cells, seconds, (len(PHASES) + 1) * columns)[: len(PHASES) * columns]

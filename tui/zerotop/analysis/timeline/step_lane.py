@@ -79,7 +79,7 @@ class StepTimes:
     def measure_phases(self, edges: Ints) -> Floats:
         """Return the seconds in each phase between each two edges (unix nanoseconds), shape (phases, columns).
 
-        Steps that were not recorded are in no phase.
+        Steps that were not recorded are in no phase, counted ones only in evaluations and checkpoints.
         """
         seconds = np.zeros((len(PHASES), len(edges) - 1))
         if len(self.step_borders) < 2:
@@ -118,8 +118,9 @@ class StepTimes:
 
 
 def _measure_columns(rows: Rows) -> Floats:
-    """Return the seconds of each step in each of _COLUMNS, and in all; 0 where it was not recorded. Adds a last axis."""
+    """Return the seconds of each step in each of _COLUMNS, and in all; 0 where these are unknown. Adds a last axis."""
     whole = (rows["end_unix_ns"] - rows["begin_unix_ns"]) / 1e9
+    whole = np.where(rows["counted"], rows["eval_s"] + rows["checkpoint_s"], whole)
     columns = [*(rows[column] for column in _COLUMNS.values()), np.where(find_recorded(rows), whole, 0.0)]
     return np.asarray(np.nan_to_num(np.stack(columns, axis=-1)), np.float64)
 

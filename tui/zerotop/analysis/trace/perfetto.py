@@ -92,12 +92,13 @@ class _TraceWriter:
         track = self._define_track(_name_rank(rank, host), "steps")
         begin, end = (self._make_event(track, kind) for kind in (TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_SLICE_END))
         origin_ns = self._session.begin_ns
-        numbers, counts, begins, ends = (rows[name].tolist() for name in ("step", "steps", "begin_unix_ns", "end_unix_ns"))
-        for number, count, begin_ns, end_ns in zip(numbers, counts, begins, ends, strict=True):
+        names = ("step", "steps", "begin_unix_ns", "end_unix_ns", "counted")
+        for number, count, begin_ns, end_ns, counted in zip(*(rows[name].tolist() for name in names), strict=True):
             if end_ns <= begin_ns or begin_ns < origin_ns:
                 continue
             begin.timestamp, end.timestamp = begin_ns - origin_ns, end_ns - origin_ns
-            begin.track_event.name = f"step {number}" if count == 1 else f"steps {number - count + 1} to {number}"
+            name = f"step {number}" if count == 1 else f"steps {number - count + 1} to {number}"
+            begin.track_event.name = f"{name} (counted)" if counted else name
             self._write(begin)
             self._write(end)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.live_view import GpuHistory, History, Rank, RankHistory
-from zerotop.analysis.processes.phases import NOT_YET, vote_phases
+from zerotop.analysis.processes.phases import NOT_YET, UNSEEN_NAME, vote_phases
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.thinned import mask_moments
 from zerotop.session.reader import Session, Source
@@ -86,7 +86,7 @@ class SampledTable(NamedTuple):
     highest_columns: tuple[str, ...]
 
 
-_PHASE_NAMES = (*PHASES, "")  # NOT_YET is -1: the last one
+_PHASE_NAMES = (*PHASES, UNSEEN_NAME, "")  # NOT_YET is -1: the last one, and UNSEEN the one before
 _PROCESSES = SampledTable("processes", "pid", "cores_used", ("rss_bytes", "shared_bytes"))
 _GPUS = SampledTable("gpus", "gpu", "utilization_percent", ("used_bytes",))
 

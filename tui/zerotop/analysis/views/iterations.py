@@ -38,7 +38,7 @@ class IterationTable:
 
     @property
     def token_counts(self) -> NDArray[np.int64]:
-        """Tokens of each step over the ranks that recorded it, 0 where unknown."""
+        """Tokens of each step over the ranks that recorded it, 0 where unknown, as in steps that a rank only counted."""
         return self._token_counts.rows
 
     @property
@@ -59,7 +59,7 @@ class IterationTable:
             return
         slowest = np.empty(end - self._joined_count, STEP_DTYPE)
         slowest["iteration_s"] = -np.inf
-        tokens = np.zeros(len(slowest), np.int64)
+        tokens, counted = np.zeros(len(slowest), np.int64), np.zeros(len(slowest), np.bool_)
         known_ns = np.full(len(slowest), max(self.known_ns[-1:], default=0), np.int64)
         for member in members:
             rows = member.read_steps(self._joined_count, end)
@@ -69,10 +69,11 @@ class IterationTable:
             slower = np.flatnonzero(~(rows["iteration_s"] <= known_s) & (find_recorded(rows) | (known_s < 0)))
             slowest[begin + slower] = rows[slower]
             tokens[own] += np.maximum(rows["tokens"], 0)
+            counted[own] |= rows["counted"]
             known_ns[own] = np.maximum(known_ns[own], rows["end_unix_ns"])
             known_ns[own.stop :] = np.maximum(known_ns[own.stop :], member.gone_ns or 0)
         self._rows.add_rows(len(slowest))[:] = slowest
-        self._token_counts.add_rows(len(tokens))[:] = tokens
+        self._token_counts.add_rows(len(tokens))[:] = np.where(counted, 0, tokens)
         self._known_ns.add_rows(len(known_ns))[:] = np.maximum.accumulate(known_ns)
         self._joined_count = end
 
@@ -97,4 +98,6 @@ def _build_iterations(rows: Rows) -> Iterations:
     total: Floats = rows["iteration_s"]
     phases: dict[str, Floats] = {name: rows[column] for name, column in _PHASE_COLUMNS.items()}
     phases["other"] = np.maximum(0.0, total - sum(phases.values(), np.zeros(len(rows))))
+    if rows["counted"].any():
+        phases["unknown"] = np.where(rows["counted"], total, 0.0)
     return Iterations(rows["step"], rows["begin_unix_ns"] / 1e9, total, phases, rows["skipped"])

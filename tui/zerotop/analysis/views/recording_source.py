@@ -20,6 +20,7 @@ from zerotop.analysis.processes.running_max import Peaks
 from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
+from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.analysis.views.annotation_runner import Findings, SearchResult
 from zerotop.analysis.views.cost_meter import CostMeter
 from zerotop.analysis.views.gpus import read_gpus
@@ -259,7 +260,8 @@ class RecordingSource:
         rows = self._iterations.rows[:count]
         recorded = find_recorded(last := rows[-_RATE_STEPS:])
         seconds = float(last["iteration_s"][recorded].mean()) if recorded.any() else math.nan
-        tokens = float(self._iterations.token_counts[:count][-_RATE_STEPS:][recorded].mean()) if recorded.any() else math.nan
+        counts = self._iterations.token_counts[:count][-_RATE_STEPS:]
+        tokens = estimate_tokens(last, counts) / int(last["steps"][recorded].sum()) if recorded.any() else math.nan
         planned = self.session.events_named("total_steps", cursor)
         total = int(planned[-1].facts["steps"]) if planned else None
         step = int(rows["step"][-1]) if len(rows) else None

@@ -34,7 +34,7 @@ class ChosenIterations:
     """The iterations to fold, and why others in between were left out."""
 
     indices: Ints  # among the rank's steps, ascending
-    # "skipped" (or "updated", where skipped ones are folded), "evaluation", "checkpoint", "unrecorded", "long"
+    # "skipped" (or "updated", where skipped ones are folded), "evaluation", "checkpoint", "unrecorded", "counted", "long"
     left_out: dict[str, int]
     skipped: bool  # whether the folded ones are those whose update was skipped
 
@@ -63,6 +63,7 @@ def _find_reasons(rows: Rows, skipped: bool) -> NDArray[np.str_]:
     """Return why each step is left out; empty where it is folded."""
     reasons = np.full(len(rows), "", "<U12")
     reasons[rows["skipped"] != skipped] = "updated" if skipped else "skipped"
+    reasons[rows["counted"]] = "counted"
     reasons[rows["checkpoint_s"] > 0] = "checkpoint"
     reasons[rows["eval_s"] > 0] = "evaluation"
     reasons[~find_recorded(rows)] = "unrecorded"

@@ -55,6 +55,11 @@ TERMS: tuple[tuple[str, str], ...] = (
         "The slowest rank is shown. ▲ marks a column taller than the chart.",
     ),
     (
+        "counted",
+        "Of very short steps most are only counted, to keep to the budget: their times are exact, their phases unknown.\n"
+        "They are blank in charts of phases. zerotop run --budget 100 records each step in full.",
+    ),
+    (
         "outside DeepSpeed",
         "The rest of an iteration: logging, callbacks, evaluation, checkpoints, and waiting for data outside the engine.\n"
         "For loops without DeepSpeed it is called outside PyTorch, in narrow columns outside.",
@@ -92,7 +97,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "watching costs",
         "The share of the training time that zerotop takes, as it measures itself, and the seconds that it took once, as\n"
-        "to take stock of all tensors. Short steps are recorded in light detail to keep to the budget (--budget).\n"
+        "to take stock of all tensors. Short steps are recorded in less detail to keep to the budget (--budget).\n"
         "Lost records could not be written, for example because the disk was full.",
     ),
     (

@@ -30,6 +30,7 @@ _PARTS = {
     "phase-checkpoint": "KK",
     "phase-init": "ii",
     "phase-other": ":.",
+    "phase-unknown": "?.",
     "progress": "█#",
     "progress-rest": "░.",
     "load": "█#",

@@ -12,7 +12,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize
 
 # Drawing order, from the bottom of a column up.
-ITERATION_PHASES = ("data", "forward", "backward", "step", "other")
+ITERATION_PHASES = ("data", "forward", "backward", "step", "other", "unknown")
 
 # Cores, and share of the hosts', that other processes use at least where that is worth a word.
 _MIN_OTHER_CORES, _MIN_OTHER_SHARE = 0.5, 0.03
@@ -39,6 +39,7 @@ _PHASE_STYLES = {
     "params_to_gpu": "phase-transfer",
     "eval": "phase-eval",
     "generate": "phase-eval",
+    "unknown": "phase-unknown",
     "checkpoint_save": "phase-checkpoint",
     "checkpoint_load": "phase-checkpoint",
 }

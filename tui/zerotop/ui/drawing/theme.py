@@ -172,8 +172,8 @@ _STYLE_NAMES = """
     skipped load load-others load-free strip memory-allocated memory-reserved memory-other memory-free memory-parameters
     memory-gradients memory-master memory-optimizer memory-buffers memory-workspaces memory-activations
     memory-unexplained memory-others phase-data phase-forward phase-backward phase-step phase-transfer
-    phase-communication phase-eval phase-checkpoint phase-init phase-other ground word cursor cursor-ground tint-data
-    tint-forward tint-backward tint-step tint-transfer tint-communication tint-other spread
+    phase-communication phase-eval phase-checkpoint phase-init phase-other phase-unknown ground word cursor cursor-ground
+    tint-data tint-forward tint-backward tint-step tint-transfer tint-communication tint-other spread
 """
 STYLES = (
     *_STYLE_NAMES.split(),

@@ -18,6 +18,7 @@ _REASONS = {
     "evaluation": "with evaluation",
     "checkpoint": "with a checkpoint",
     "unrecorded": "not recorded",
+    "counted": "only counted",
     "long": "outlier",
     "other": "with other phases",
 }

@@ -18,6 +18,8 @@ from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import draw_rule, panel_title
 
 LEGEND_WIDTH, _WIDE_LEGEND = 17, 25  # the wide one has room for whole names
+# Steps from the end among which the legend looks for one with phases.
+_FAR_STEPS = 32
 _WIDE_FROM = 76  # cells of the panel
 _MAX_STEP_WIDTH = 12  # cells of a step
 _PLANNED_STEPS = (16, 24, 32, 48, 64, 96, 128, 192, 256)  # of a run whose length is unknown
@@ -149,12 +151,11 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
     """Draw ``height`` rows: a step's time and its phases, in the order of its column."""
     iterations = view.iterations
     places = np.flatnonzero(iterations.step == (-1 if pointed is None else pointed))
-    place = int(places[0]) if len(places) else len(iterations.step) - 1
+    place = int(places[0]) if len(places) else _find_last(iterations)
     words = {"other": view.job.outside_text if width >= _WIDE_LEGEND else "outside"}
     last = find_phases(iterations, place)
-    names = [
-        name for name in reversed(ITERATION_PHASES) if name in ("forward", "backward", "step") or last.get(name, 0.0) > 0
-    ]
+    usual = () if last.get("unknown") else ("forward", "backward", "step")
+    names = [name for name in reversed(ITERATION_PHASES) if name in usual or last.get(name, 0.0) > 0]
     skipped, missing = int(iterations.skipped.sum()), int(np.isnan(iterations.iteration_s).sum())
     rows: list[Row] = []
     if height > len(names):
@@ -166,13 +167,23 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
         rows.append(
             ((f"{glyphs.find_sample(style)} ", style), (words.get(name, name).ljust(width - 8), "text"), (figure, "value"))
         )
+    counted = int(np.count_nonzero(iterations.phase_s.get("unknown", np.empty(0)) > 0))
     for name, count, glyph, style in (
         ("skipped", skipped, glyphs.skipped, "warn"),
+        ("counted", counted, glyphs.find_sample("phase-unknown"), "phase-unknown"),
         ("missing", missing, glyphs.missing, "muted"),
     ):
         if count and len(rows) < height:
             rows.append(((f"{glyph} ", style), (name.ljust(width - 8), "text"), (str(count).rjust(6), "value")))
     return (rows + [()] * height)[:height]
+
+
+def _find_last(iterations: Iterations) -> int:
+    """Return the place of the last step, if possible one whose phases are known and that is not far from the end."""
+    last = len(iterations.step) - 1
+    unknown = iterations.phase_s.get("unknown")
+    known = np.flatnonzero(unknown[-_FAR_STEPS:] == 0) if unknown is not None else np.empty(0, np.intp)
+    return int(known[-1]) + max(0, last + 1 - _FAR_STEPS) if len(known) else last
 
 
 def _choose_longest(names: list[str], last: dict[str, float], most: int) -> list[str]:

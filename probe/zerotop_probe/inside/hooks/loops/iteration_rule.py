@@ -59,6 +59,11 @@ class IterationRule:
         self._stepped.clear()
         return True
 
+    def add_steps(self, number: int, steps: int, backwards: int) -> None:
+        """Add earlier steps of the only optimizer, the last of them after so many ``backwards``; each ended an iteration."""
+        self.step_counts[number] += steps
+        self._last_backward[number] = backwards
+
     def _choose_counting(self, number: int) -> None:
         """Stop waiting for optimizers that lag behind; follow the one that steps if nobody else does."""
         self.counting -= {other for other in self.counting if self._missed[other] >= self._patience[other]}

@@ -31,7 +31,7 @@ class Loop(TrainingHooks):
     def __init__(self, probe: Probe, before_forward: BeforeHook, after_forward: AfterHook) -> None:
         super().__init__(probe)
         self.probe = probe
-        self.finder = RootFinder(before_forward, after_forward, probe.meter)
+        self.finder = RootFinder(before_forward, after_forward, probe.meter, probe.counting)
         self.backward_total = 0
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self.optimizer_count = 0
@@ -41,6 +41,8 @@ class Loop(TrainingHooks):
         self._armed_until = 0
         self.settled: LoopState | None = None
         """The state of a loop whose facts are all recorded, so that only its steps are left; None before."""
+        self.can_count = True
+        """Whether its hooks can do without the phases of a step."""
         self._expects_tensors = False
         self._has_facts = False
         self._saw_update = False  # since the probe entered this process
@@ -51,6 +53,8 @@ class Loop(TrainingHooks):
 
     def add_optimizer(self, optimizer: Any) -> int:
         """Add an optimizer, and search the models that it trains; return its number."""
+        self.probe.counting.stop()
+        self.probe.counting.optimizer = 0
         number = self.optimizer_count
         self.optimizer_count += 1
         self._optimizers = {other: reference for other, reference in self._optimizers.items() if reference() is not None}
@@ -192,7 +196,8 @@ class Loop(TrainingHooks):
         state: LoopState | None = self.probe.engines.loop
         if state is None:
             return
-        recorder.end_step(span, time_ns)
+        can_count = self.can_count and self.settled is state and not self.probe.leaving
+        recorder.end_step(span, time_ns, state, can_count=can_count)
         state.finished_steps += 1
         state.backward_count = 0
         if not span.flags & SKIPPED and "after_update" not in state.recorded_inventories:

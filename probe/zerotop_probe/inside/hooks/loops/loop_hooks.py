@@ -19,6 +19,7 @@ from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
 from zerotop_probe.inside.hooks.loops.lightning import LightningHooks
 from zerotop_probe.inside.hooks.loops.loop import Loop
 from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks
+from zerotop_probe.inside.hooks.loops.scaler_steps import ScalerHooks
 from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.recorder import Recorder
@@ -44,6 +45,7 @@ class LoopHooks:
         self._install_others = install_others
         self._loop = Loop(probe, self._begin_forward, self._end_forward)
         self._steps = OptimizerStepHooks(self._loop)
+        self._scalers = ScalerHooks(self._steps)
         self._checkpoints = CheckpointHooks(probe)
         self._lightning = LightningHooks(self._loop)
         self._guard = Guard("loops", probe.meter)
@@ -85,10 +87,26 @@ class LoopHooks:
             original = getattr(owner, _BACKWARD_FUNCTION, None)
             if original is None:
                 continue
-            wrapper = wrap_function(original, "backward", self._begin_backward, self._end_backward, self._probe.meter)
+            wrapper = self._wrap_backward(original)
             hide_from_compiler(wrapper, with_callees=False)
             setattr(owner, _BACKWARD_FUNCTION, wrapper)
             on_removal(functools.partial(setattr, owner, _BACKWARD_FUNCTION, original))
+
+    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        counting, meter = self._probe.counting, self._probe.meter
+        wrapper = wrap_function(original, "backward", self._begin_backward, self._end_backward, meter, counting)
+        hide_from_compiler(wrapper, with_callees=False)
+
+        @functools.wraps(wrapper)
+        def call_original(*args: Any, **kwargs: Any) -> Any:
+            is_counted = counting.is_on
+            result = wrapper(*args, **kwargs)
+            if is_counted:
+                counting.backwards += 1  # what an update needs to know
+            return result
+
+        call_original.__wrapped__ = original
+        return call_original
 
     # --- optimizers -----------------------------------------------------------------------------------------
 
@@ -110,7 +128,7 @@ class LoopHooks:
             self._is_awake = True
             DataLoaderHooks(self._probe).install_hooks()
             GenerationHooks(self._probe, self._evaluates).install_hooks()
-            self._steps.install_scaler_hooks()
+            self._scalers.install_hooks()
             self._checkpoints.install_hooks()
             self._lightning.install_hooks()
             self._loop.finder.follow_evaluations(self._loop.is_trained)
@@ -138,6 +156,10 @@ class LoopHooks:
                 self._first_root = id(module)
                 recorder.last_forward = span
             return span
+        if self._probe.counting.is_on:
+            if self._is_muted(module):
+                return None
+            self._probe.counting.stop()  # an evaluation begins
         gradients = self._is_grad_enabled()
         trains = gradients and (_is_training(module) or self._trains_in_eval_mode)
         recorder = self._loop.find_recorder(adopt=trains and bool(self._loop.list_optimizers()))
@@ -168,6 +190,11 @@ class LoopHooks:
         span.flags = 0 if trains else EVAL
         self._unproven_forward = gradients and not trains and self._loop.owns_parameters(module)
         return span
+
+    def _is_muted(self, module: Any) -> bool:
+        """Return whether a forward in a counted step is no evaluation."""
+        trains = self._is_grad_enabled() and (_is_training(module) or self._trains_in_eval_mode)
+        return trains or not self._evaluates(module)
 
     def _evaluates(self, module: Any) -> bool:
         """Return whether a forward without training is an evaluation, not a teacher's or a reference model's."""
@@ -245,9 +272,11 @@ class LoopHooks:
         recorder.end_span(span, time_ns, flags)
         if state is None:
             return
-        if not self._forwards:
+        if not self._forwards and not self._probe.counting.was_on:
             loop.search_roots()
         self._forwards = self._first_root = 0
+        if self._probe.counting.backwards:
+            self._steps.counter.take_counts()
         if not flags & FAILED:
             loop.backward_total += 1
             state.backward_count += 1

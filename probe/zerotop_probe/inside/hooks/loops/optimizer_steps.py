@@ -1,46 +1,31 @@
-"""The steps of PyTorch's optimizers: their phase, the end of an iteration, and updates that a loss scaler skips."""
+"""The steps of PyTorch's optimizers: their phase, and the end of an iteration."""
 
 from __future__ import annotations
 
-import sys
-import weakref
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any
 
-from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_method
+from zerotop_probe.inside.guard import Guard, now, on_removal
 from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
-from zerotop_probe.inside.hooks.loops.iteration_rule import IterationRule
+from zerotop_probe.inside.hooks.loops.iteration_counter import IterationCounter
 from zerotop_probe.inside.hooks.loops.loop import Loop
-from zerotop_probe.inside.hooks.loops.loss_scale import LossScale
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording import events
-from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE, SKIPPED
+from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 
 _STEP = PHASE_CODE["step"]
 
-_SCALERS = (
-    ("torch.amp.grad_scaler", "GradScaler"),
-    ("torch.distributed.fsdp.sharded_grad_scaler", "ShardedGradScaler"),
-)
 
-
-class _ScaledStep(NamedTuple):
-    """A call of ``scaler.step(optimizer)``."""
-
-    span: Span
-    scale: LossScale | None
-    optimizer: Any
-
-
-class _Step:
+class StepInProgress:
     """A step in progress."""
 
-    __slots__ = ("depth", "found_inf", "has_closure", "is_scaled", "owner", "span", "was_called")
+    __slots__ = ("backwards", "begin_ns", "depth", "found_inf", "has_closure", "is_scaled", "owner", "span", "was_called")
 
     def __init__(self, optimizer: Any, *, is_scaled: bool = False, has_closure: bool = False) -> None:
         self.owner = id(optimizer)
+        self.begin_ns = 0  # of one in a counted step
+        self.backwards = 0  # likewise: those before it
         self.span: Span | None = None
         self.is_scaled = is_scaled
         self.has_closure = has_closure
@@ -53,40 +38,60 @@ class OptimizerStepHooks:
     """Hooks on all optimizers and scalers of one process."""
 
     def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+        self.loop = loop
         self._probe = loop.probe
-        self.step: _Step | None = None
-        self._rule = IterationRule()
-        self._reported_counting: set[int] = set()
-        self._scales: weakref.WeakKeyDictionary[Any, LossScale] = weakref.WeakKeyDictionary()
-        # (step, loss scale before) of a skipped step whose scaler is not updated yet.
-        self._overflow: tuple[int, float | None] | None = None
+        self.step: StepInProgress | None = None
+        self.counter = IterationCounter(loop)
         self.stepped_in_backward = False
-        # The optimizer that was the only one when its step was counted last, its number, and how many there had been.
-        self._only: Callable[[], Any] = lambda: None
-        self._only_number = self._known_optimizers = 0
         self._meter = self._probe.meter
+        self._counting = self._probe.counting
         self._guard = Guard("optimizer steps", self._meter)
 
     def install_hooks(self, module: Any) -> None:
         """Listen to all optimizers; ``module`` is ``torch.optim.optimizer``."""
-        hide_from_compiler(self._before_step)
-        hide_from_compiler(self._after_step)
+        before, after = self._make_hooks()
+        hide_from_compiler(before)
+        hide_from_compiler(after)
         for handle in (
-            module.register_optimizer_step_pre_hook(self._before_step),
-            module.register_optimizer_step_post_hook(self._after_step),
+            module.register_optimizer_step_pre_hook(before),
+            module.register_optimizer_step_post_hook(after),
         ):
             on_removal(handle.remove)
 
-    def install_scaler_hooks(self) -> None:
-        """Wrap the methods of PyTorch's loss scalers; that of FSDP1 has some of its own."""
-        meter = self._probe.meter
-        for module_name, class_name in _SCALERS:
-            scaler_class = getattr(sys.modules.get(module_name), class_name, None)
-            if scaler_class is not None:
-                wrap_method(scaler_class, "step", self._begin_scaled, self._end_scaled, meter)
-                wrap_method(scaler_class, "update", self._begin_update, self._end_update, meter)
-                wrap_method(scaler_class, "load_state_dict", self._begin_load, self._end_load, meter)
+    def _make_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Return the functions to call before and after each step of an optimizer.
+
+        In counted steps of a loop with a single optimizer they do everything themselves and touch few objects: each that has
+        left the processor's caches costs a microsecond.
+        """
+        counting, guard = self._counting, self._guard
+        before_step, after_step, finish_update = self._before_step, self._after_step, self._finish_update
+
+        def before(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if (
+                counting.loop is not None
+                and counting.optimizer == id(optimizer)
+                and not counting.update_ns
+                and len(args) == 1
+                and not kwargs
+            ):
+                counting.update_backwards = counting.backwards
+                counting.update_ns = now()
+            else:
+                before_step(optimizer, args, kwargs)
+
+        def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not counting.update_ns or counting.optimizer != id(optimizer):
+                after_step(optimizer, args, kwargs)
+                return
+            time_ns = now()
+            try:
+                finish_update(time_ns, optimizer)
+            except Exception as error:
+                guard.switch_off(error)
+            counting.cost_ns += now() - time_ns
+
+        return before, after
 
     # --- steps ----------------------------------------------------------------------------------------------
 
@@ -96,7 +101,10 @@ class OptimizerStepHooks:
         if self._guard.is_on and not self._probe.engines.belongs_to_deepspeed:
             begin_ns = now()
             try:
-                self._begin_step(begin_ns, optimizer, args, kwargs)
+                if self._counting.loop is None or not self._begin_counted(
+                    begin_ns, optimizer, len(args) > 1 or bool(kwargs)
+                ):
+                    self._begin_step(begin_ns, optimizer, args, kwargs)
             except Exception as error:
                 self._guard.switch_off(error)
             self._meter.cost_ns += now() - begin_ns
@@ -105,13 +113,18 @@ class OptimizerStepHooks:
         if self._guard.is_on and not self._probe.engines.belongs_to_deepspeed:
             begin_ns = now()
             try:
-                self._end_step(begin_ns, optimizer)
+                step = self.step
+                if step is not None and step.begin_ns and not step.is_scaled:
+                    self._end_counted(begin_ns, optimizer, step)
+                else:
+                    self._end_step(begin_ns, optimizer)
             except Exception as error:
                 self._guard.switch_off(error)
             self._meter.cost_ns += now() - begin_ns
 
     def _begin_step(self, time_ns: int, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        recorder, settled = self._probe.recorder, self._loop.settled
+        self._counting.update_ns = self._counting.depth = 0  # an exception has ended it
+        recorder, settled = self._probe.recorder, self.loop.settled
         if (
             settled is not None
             and recorder is not None
@@ -122,15 +135,16 @@ class OptimizerStepHooks:
             and not kwargs
             and get_ident() == self._probe.training_thread
         ):
-            self.step = quick = _Step(optimizer)
+            self.step = quick = StepInProgress(optimizer)
             quick.depth = 1
             quick.span = recorder.begin_quick(time_ns, _STEP, settled, loose=True)
             return
-        recorder = self._loop.find_recorder(adopt=True)
+        recorder = self.loop.find_recorder(adopt=True)
         if recorder is None:
             return
         if recorder.find_phase("backward") is not None:
             self.stepped_in_backward = True
+            self.loop.can_count = False  # without the backward such a step would look like any other
             return
         step = self.step
         if step is not None and step.span is not None and step.span in recorder.stack:
@@ -140,20 +154,82 @@ class OptimizerStepHooks:
                 if step.is_scaled:
                     step.found_inf = _read_found_inf(optimizer)
             return
-        if not self._loop.is_training_thread(True):
+        if not self.loop.is_training_thread(True):
             return
-        self._loop.resume_training(time_ns, self._probe.engines.loop)
+        self.loop.resume_training(time_ns, self._probe.engines.loop)
         has_closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
-        if not has_closure:
-            self._loop.prepare_update()
-        self.step = step = _Step(optimizer, has_closure=has_closure)
+        if has_closure:
+            self.loop.can_count = False  # its phases show to which optimizer the steps within it belong
+        else:
+            self.loop.prepare_update()
+        self.step = step = StepInProgress(optimizer, has_closure=has_closure)
         step.depth = 1
-        position = self._loop.get_position(after_backward=True)
+        position = self.loop.get_position(after_backward=True)
         if has_closure:
             step.span = recorder.expect_span(now(), "step", position)
             step.span.loose = True
         else:
             step.span = recorder.begin_span(now(), "step", position, loose=True)
+
+    # In counted steps an update has no span until its end.
+
+    def _begin_counted(self, time_ns: int, optimizer: Any, is_unusual: bool) -> bool:
+        """Note the begin of an update in a counted step; return False if it must be recorded as in any other step."""
+        counting, step = self._counting, self.step
+        if counting.update_ns:
+            if counting.backwards == counting.update_backwards:  # within the update in progress
+                counting.depth += counting.optimizer == id(optimizer)
+                return True
+            counting.update_ns = counting.depth = 0
+        if is_unusual or get_ident() != self._probe.training_thread:
+            counting.stop()
+            self.step = None
+            return False
+        # If a backward followed, an exception has ended the step before.
+        if step is not None and step.begin_ns and step.backwards == counting.backwards:
+            if step.owner == id(optimizer):
+                step.depth += 1
+                step.was_called = True
+                if step.is_scaled:
+                    step.found_inf = _read_found_inf(optimizer)
+            return True
+        self.step = step = StepInProgress(optimizer)
+        step.depth = 1
+        step.begin_ns, step.backwards = time_ns, counting.backwards
+        return True
+
+    def _end_counted(self, time_ns: int, optimizer: Any, step: StepInProgress) -> None:
+        if step.owner == id(optimizer):
+            step.depth -= 1
+            if not step.depth:
+                self.step = None
+                self.finish_counted(step.begin_ns, time_ns, optimizer, 0)
+
+    def _finish_update(self, time_ns: int, optimizer: Any) -> None:
+        """Record the end of a counted step after an update of the only optimizer."""
+        counting, recorder = self._counting, self._probe.recorder
+        if counting.depth:
+            counting.depth -= 1
+            return
+        begin_ns, counting.update_ns = counting.update_ns, 0
+        state, backwards = counting.loop, counting.backwards
+        if state is None or recorder is None or backwards == counting.seen_backwards:
+            self.finish_counted(begin_ns, time_ns, optimizer, 0)
+            return
+        counting.seen_backwards = backwards
+        counting.updates += 1
+        step = state.finished_steps
+        state.finished_steps = step + 1
+        recorder.counted.end_step(begin_ns, time_ns, step, state.index, 0)
+
+    def finish_counted(self, begin_ns: int, time_ns: int, optimizer: Any, flags: int) -> None:
+        """Record the end of a counted step if this update ends it; ``flags`` is SKIPPED if nothing was updated."""
+        recorder, state = self._probe.recorder, self._probe.engines.loop
+        if recorder is not None and state is not None and self.counter.finish_step(optimizer):
+            step = state.finished_steps
+            state.finished_steps = step + 1
+            state.backward_count = 0
+            recorder.counted.end_step(begin_ns, time_ns, step, state.index, flags)
 
     def suspend_step(self, time_ns: int) -> None:
         """Leave the step in progress, whose closure now calls the model."""
@@ -171,13 +247,13 @@ class OptimizerStepHooks:
         if failed:
             self.step = None
         elif step.span is None:
-            self._loop.prepare_update()
-            step.span = recorder.begin_span(time_ns, "step", self._loop.get_position(after_backward=True), loose=True)
+            self.loop.prepare_update()
+            step.span = recorder.begin_span(time_ns, "step", self.loop.get_position(after_backward=True), loose=True)
 
     def _end_step(self, time_ns: int, optimizer: Any) -> None:
         step, recorder = self.step, self._probe.recorder
-        if self._loop.settled is None:
-            self._loop.note_update(optimizer)
+        if self.loop.settled is None:
+            self.loop.note_update(optimizer)
         if step is None or recorder is None or step.owner != id(optimizer):
             return
         step.depth -= 1
@@ -185,127 +261,28 @@ class OptimizerStepHooks:
             return
         self.step = None
         if step.span is None:  # the closure called the model, but no backward() followed
-            step.span = recorder.begin_span(time_ns, "step", self._loop.get_position(after_backward=True))
+            step.span = recorder.begin_span(time_ns, "step", self.loop.get_position(after_backward=True))
         if step.span in recorder.stack:
             if not step.span.is_confirmed:
                 recorder.confirm_span(step.span, step.span.begin_ns)
-            self._finish_step(recorder, step.span, optimizer, time_ns, 0)
+            self.finish_step(recorder, step.span, optimizer, time_ns, 0)
 
-    def _finish_step(self, recorder: Recorder, span: Span, optimizer: Any, time_ns: int, flags: int) -> None:
+    def finish_step(self, recorder: Recorder, span: Span, optimizer: Any, time_ns: int, flags: int) -> None:
         """Record a whole step; ``flags`` is SKIPPED if nothing was updated."""
-        # Nearly all loops have one optimizer.
-        is_only = self._only() is optimizer and self._known_optimizers == self._loop.optimizer_count
-        ends_iteration = (
-            self._rule.finish_step(self._only_number, self._loop.backward_total) if is_only else self._count_step(optimizer)
-        )
+        ends_iteration = self.counter.finish_step(optimizer)
         recorder.end_span(span, time_ns, flags | (BOUNDARY if ends_iteration else 0))
         if ends_iteration:
-            self._loop.finish_iteration(recorder, span, time_ns)
-        if not is_only and self._rule.counting != self._reported_counting and len(self._loop.list_optimizers()) > 1:
-            self.record_optimizers()
-
-    def _count_step(self, optimizer: Any) -> bool:
-        number = self._loop.find_number(optimizer)
-        alive = self._loop.list_optimizers()
-        if len(alive) == 1:
-            self._only, self._only_number = weakref.ref(optimizer), number
-            self._known_optimizers = self._loop.optimizer_count
-        if alive.keys() != self._rule.step_counts.keys():
-            for gone in self._rule.step_counts.keys() - alive.keys():
-                self._rule.remove(gone)
-            for other in alive.keys() - self._rule.step_counts.keys():
-                if alive[other] is optimizer or any(group["params"] for group in alive[other].param_groups):
-                    self._rule.add(other)
-        return self._rule.finish_step(number, self._loop.backward_total)
+            self.loop.finish_iteration(recorder, span, time_ns)
 
     def end_backward(self, recorder: Recorder, time_ns: int) -> None:
         """End an iteration whose optimizers step during the backward, each as soon as its gradients are ready."""
         if not self.stepped_in_backward:
             return
         self.stepped_in_backward = False
-        self._loop.record_facts(at_update=True)
-        span = recorder.begin_span(time_ns, "step", self._loop.get_position(after_backward=True), brief=True)
+        self.loop.record_facts(at_update=True)
+        span = recorder.begin_span(time_ns, "step", self.loop.get_position(after_backward=True), brief=True)
         recorder.end_span(span, time_ns, BOUNDARY)
-        self._loop.finish_iteration(recorder, span, time_ns)
-
-    def record_optimizers(self) -> None:
-        """Record the ``optimizers`` event: which there are, and whose steps make an iteration."""
-        recorder = self._probe.recorder
-        if recorder is None:
-            return
-        counting = self._reported_counting = set(self._rule.counting)
-        optimizers = [
-            {
-                "number": number,
-                "class": type(optimizer).__name__,
-                "parameters": sum(p.numel() for group in optimizer.param_groups for p in group["params"]),
-                "steps": self._rule.step_counts.get(number, 0),
-                "counts": number in counting,
-            }
-            for number, optimizer in self._loop.list_optimizers().items()
-        ]
-        engine, step, _ = self._loop.get_position()
-        recorder.write_event(now(), events.OPTIMIZERS, engine=engine, step=step, optimizers=optimizers)
-
-    # --- the loss scaler ------------------------------------------------------------------------------------
-
-    def _begin_scaled(self, time_ns: int, scaler: Any, args: Any, kwargs: Any) -> _ScaledStep | None:
-        optimizer = kwargs.get("optimizer", args[0] if args else None)
-        recorder = self._loop.find_recorder(adopt=True) if scaler.is_enabled() else None
-        if recorder is None or not self._loop.is_training_thread(True) or recorder.find_phase("step"):
-            return None
-        self._loop.resume_training(time_ns, self._probe.engines.loop)
-        self._loop.prepare_update()
-        self.step = step = _Step(optimizer, is_scaled=True)
-        step.span = recorder.begin_span(now(), "step", self._loop.get_position(after_backward=True))
-        scale = self._find_scale(scaler)
-        return _ScaledStep(step.span, scale, optimizer)
-
-    def _find_scale(self, scaler: Any) -> LossScale:
-        scale = self._scales.get(scaler)
-        if scale is None:
-            scale = self._scales[scaler] = LossScale(scaler, is_new=not self._probe.entered_late)
-        return scale
-
-    def _end_scaled(self, token: _ScaledStep, time_ns: int, flags: int, result: Any) -> None:
-        step, self.step = self.step, None
-        recorder = self._probe.recorder
-        if step is None or recorder is None or token.span not in recorder.stack:
-            return
-        if flags & FAILED:
-            recorder.end_span(token.span, time_ns, flags)
-            return
-        skipped = not step.was_called or step.found_inf
-        if token.scale is not None:
-            token.scale.was_skipped |= bool(skipped)
-            token.scale.is_unclear |= step.was_called and step.found_inf is None
-            if skipped:
-                self._overflow = token.span.step, token.scale.value
-        self._finish_step(recorder, token.span, token.optimizer, time_ns, SKIPPED if skipped else 0)
-
-    def _begin_update(self, time_ns: int, scaler: Any, args: Any, kwargs: Any) -> tuple[LossScale, Any] | None:
-        scale = self._scales.get(scaler)
-        return None if scale is None else (scale, kwargs.get("new_scale", args[0] if args else None))
-
-    def _end_update(self, token: tuple[LossScale, Any], time_ns: int, flags: int, result: Any) -> None:
-        scale, new_scale = token
-        if flags & FAILED:
-            return
-        scale.update(new_scale)
-        overflow, self._overflow = self._overflow, None
-        if overflow is not None and self._probe.recorder is not None:
-            step, before = overflow
-            facts = {"engine": self._loop.get_position()[0], "loss_scale_before": before, "loss_scale_after": scale.value}
-            self._probe.recorder.write_event(time_ns, events.OVERFLOW, step=step, **facts)
-
-    def _begin_load(self, time_ns: int, scaler: Any, args: Any, kwargs: Any) -> tuple[LossScale, Any] | None:
-        scale = self._scales.get(scaler)
-        return None if scale is None else (scale, kwargs.get("state_dict", args[0] if args else {}))
-
-    def _end_load(self, token: tuple[LossScale, Any], time_ns: int, flags: int, result: Any) -> None:
-        scale, state = token
-        if not flags & FAILED:
-            scale.load(state)
+        self.loop.finish_iteration(recorder, span, time_ns)
 
 
 def _read_found_inf(optimizer: Any) -> bool | None:

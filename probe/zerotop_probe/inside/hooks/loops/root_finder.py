@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from zerotop_probe.inside.counting import StepCounting
 from zerotop_probe.inside.guard import AfterHook, BeforeHook, CostMeter, Guard, on_removal, wrap_function, wrap_method
 from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
 
@@ -40,8 +41,14 @@ class RootCall:
         self._call_original = call_original
         before, after = finder.hooks
         self._call = wrap_function(call_original, "forward", before, after, finder.meter)
+        self._counting = finder.counting
+        self._call_counted = wrap_function(call_original, "forward", before, after, finder.meter, finder.counting)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._counting.is_on:  # then the finder is not armed
+            caller = sys._getframe(1).f_locals["self"]
+            if caller.training and caller is self._reference():
+                return self._call_counted(caller, *args, **kwargs)
         if self._is_compiling():
             return self._call_original(self._reference(), *args, **kwargs)
         # Replicas of DataParallel, and modules that copy their attributes, have taken this object along.
@@ -82,8 +89,9 @@ class RootCall:
 class RootFinder:
     """The roots of one process."""
 
-    def __init__(self, before: BeforeHook, after: AfterHook, meter: CostMeter) -> None:
+    def __init__(self, before: BeforeHook, after: AfterHook, meter: CostMeter, counting: StepCounting) -> None:
         """``before`` and ``after`` are called around each forward of a root."""
+        self.counting = counting
         self.roots: list[weakref.ref[Any]] = []
         self._compiled: list[weakref.ref[Any]] = []  # modules that may be roots: they do not call the finder
         self._training_roots: list[weakref.ref[Any]] | None = None  # while armed for an evaluation
@@ -139,6 +147,7 @@ class RootFinder:
 
     def arm(self) -> None:
         """Begin to see the outermost call of a module."""
+        self.counting.stop()
         if not self.is_armed and len(self.list_modules()) < MAX_ROOTS and self._guard.is_on:
             self.is_armed = True
             self.show_calls()
@@ -156,6 +165,7 @@ class RootFinder:
 
     def begin_evaluation(self) -> None:
         """See calls of other modules too, until a root trains: many evaluate the model inside of its wrapper."""
+        self.counting.stop()
         if not self.is_armed:
             self.arm()
             self._training_roots = list(self.roots) if self.is_armed else None

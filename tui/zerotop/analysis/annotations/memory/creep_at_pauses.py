@@ -34,7 +34,7 @@ CREEP_PAUSES = 4
 
 
 class Pause(NamedTuple):
-    """The index of the first step after a checkpoint or evaluation, and the bytes after the step before and after it."""
+    """The index of the first step with phases after a pause, and the bytes after the step before and after it."""
 
     step_index: int
     before: int
@@ -58,13 +58,13 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
 def _check_phase(group: Group, phase: str) -> Annotation | None:
     lead, state = group.lead, group.get_state(_State, phase)
     for end_ns in lead.read_rare_phases(phase).times[state.pause_count :].tolist():
-        index = len(lead.steps_until(end_ns))
-        if index >= len(lead.steps):
+        index = len(lead.phased_steps_until(end_ns))
+        if index >= len(lead.phased_steps):
             return None
         state.pause_count += 1
         if not index:
             continue
-        before, after = read_held_bytes(lead, lead.steps[index - 1 : index + 1]).tolist()
+        before, after = read_held_bytes(lead, lead.phased_steps[index - 1 : index + 1]).tolist()
         state.last_pauses = [*state.last_pauses[1 - CREEP_PAUSES :], Pause(index, before, after)]
         if len(state.last_pauses) == CREEP_PAUSES and _is_growing(state.last_pauses):
             group.reported.add(phase)
@@ -81,9 +81,9 @@ def _is_growing(pauses: list[Pause]) -> bool:
 
 def _build_finding(group: Group, phase: str, pauses: list[Pause]) -> Annotation:
     lead, first, last = group.lead, pauses[0], pauses[-1]
-    rows = lead.steps[first.step_index : last.step_index + 1]
+    rows = lead.phased_steps[first.step_index : last.step_index + 1]
     growth = float(np.median([pause.after - pause.before for pause in pauses]))
-    peak, distance = int(rows["allocated_peak_bytes"][-1]), (last.step_index - first.step_index) / (len(pauses) - 1)
+    peak, distance = int(rows["allocated_peak_bytes"][-1]), int(rows["step"][-1] - rows["step"][0]) / (len(pauses) - 1)
     last_step = None
     if lead.device_bytes and peak > 0:
         last_step = int(rows["step"][-1]) + int((lead.device_bytes - peak) / growth * distance)

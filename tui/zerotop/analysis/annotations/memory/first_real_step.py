@@ -29,7 +29,7 @@ _KIND = FindingKind(
     headline="The first update allocated {state_bytes:bytes} of optimizer state {place}",
     details=(
         "Each rank holds so much from step {step} on[: {bytes_per_parameter:.1f} bytes for each parameter that it keeps"
-        "[, {expected_bytes:bytes} expected]]. step() took {step_s:seconds}."
+        "[, {expected_bytes:bytes} expected]].[ step() took {step_s:seconds}.]"
     ),
     advice="Judge whether a batch fits only after this step.",
 )
@@ -76,7 +76,7 @@ def _build_finding(group: Group, skipped: int) -> Annotation | None:
     evidence = {
         **{f"optimizer_state_{place}_bytes": float(size) for place, size in state.items()},
         "skipped_before": float(skipped),
-        "step_s": float(first["step_s"]),
+        "step_s": None if first["counted"] else float(first["step_s"]),
         "expected_bytes": estimate_state_bytes(lead.engine) or None,
         "bytes_per_parameter": None,
         "allocated_growth_bytes": after.rows["allocated_bytes"][-1] - before["allocated_bytes"] if is_sampled else None,

@@ -37,10 +37,10 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
     for process in recording.processes:
         if _KIND.name in process.reported or not (device := process.device_bytes):
             continue
-        window = process.next_steps(len(process.steps), _KIND.name, PLATEAU_STEPS - 1)
+        window = process.next_steps(len(process.phased_steps), _KIND.name, PLATEAU_STEPS - 1)
         if window is None:
             continue
-        steps = process.steps[window]
+        steps = process.phased_steps[window]
         held, used = steps["reserved_peak_bytes"], steps["allocated_peak_bytes"]
         is_split = (used >= 0) & (held - used > FRAGMENTED_SHARE * held) & (held > NEARLY_FULL_SHARE * device)
         first = find_first_run(is_split, PLATEAU_STEPS)

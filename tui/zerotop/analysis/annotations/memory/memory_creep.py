@@ -47,15 +47,25 @@ CREEP_STEPS = 12
 
 
 class _Stretch(NamedTuple):
-    """Steps of a process in each of which its memory grew; ``held``: bytes after the step before and after each."""
+    """Steps of a process, those with phases, in each of which its memory grew.
+
+    ``held``: bytes after the step before and after each.
+    """
 
     process: Process
+    before_step: int
     rows: Rows
     held: Ints
 
     @property
     def slope(self) -> float:
-        return float(np.median(np.diff(self.held)))
+        steps = np.concatenate([[self.before_step], self.rows["step"]])
+        return float(np.median(np.diff(self.held) / np.maximum(1, np.diff(steps))))
+
+    @property
+    def step_count(self) -> int:
+        """The steps in which it grew, also those that were only counted."""
+        return int(self.rows["step"][-1]) - self.before_step
 
     @property
     def last_step(self) -> int | None:
@@ -68,7 +78,7 @@ class _Stretch(NamedTuple):
     @property
     def left_ns(self) -> float:
         """The time until then."""
-        last_step, duration_ns = self.last_step, (self.end_ns - self.begin_ns) / len(self.rows)
+        last_step, duration_ns = self.last_step, (self.end_ns - self.begin_ns) / self.step_count
         return inf if last_step is None else duration_ns * max(0, last_step - int(self.rows["step"][-1]))
 
     @property
@@ -141,12 +151,13 @@ def _await_look(group: Group, creep: _Creep) -> FoundLook | None:
 def _read_stretches(process: Process) -> list[_Stretch]:
     state = process.get_state(_State)
     stretches = []
-    if len(process.steps) > state.steps_read:
-        held = read_held_bytes(process, process.steps[state.steps_read :])
+    steps = process.phased_steps  # what counted steps leave behind is not read
+    if len(steps) > state.steps_read:
+        held = read_held_bytes(process, steps[state.steps_read :])
         for begin, end in _find_stretches(held, state):
-            rows = process.steps[begin : end + 1]
-            stretches.append(_Stretch(process, rows[1:], read_held_bytes(process, rows)))
-        state.steps_read = len(process.steps)
+            rows = steps[begin : end + 1]
+            stretches.append(_Stretch(process, int(rows["step"][0]), rows[1:], read_held_bytes(process, rows)))
+        state.steps_read = len(steps)
     return stretches
 
 
@@ -154,11 +165,11 @@ def _grows_alike(process: Process, stretch: _Stretch) -> bool:
     """Whether a rank's memory grew in the same steps, as far as it had finished them, by about as much a step."""
     if process is stretch.process:
         return True
-    rows = process.steps_until(stretch.end_ns)
+    rows = process.phased_steps_until(stretch.end_ns)
     rows = rows[rows["step"] >= stretch.rows["step"][0]]
     if len(rows) < len(stretch.rows) - 1:
         return False
-    growth = np.diff(read_held_bytes(process, rows))
+    growth = np.diff(read_held_bytes(process, rows)) / np.maximum(1, np.diff(rows["step"]))
     return bool((growth > 0).all() and stretch.slope / 2 < np.median(growth) < stretch.slope * 2)
 
 
@@ -180,11 +191,11 @@ def _find_stretches(held: Ints, state: _State) -> Iterator[tuple[int, int]]:
 
 
 def _build_finding(creep: _Creep, found: FoundLook) -> Annotation:
-    (process, rows, held), ranks = creep.stretch, creep.ranks
+    (process, _, rows, held), ranks = creep.stretch, creep.ranks
     evidence = {
         "bytes_per_step": creep.stretch.slope,
         "grown_bytes": held[-1] - held[0],
-        "steps": len(rows),
+        "steps": creep.stretch.step_count,
         "held_bytes": held[-1],
         "last_step": creep.stretch.last_step,
     }

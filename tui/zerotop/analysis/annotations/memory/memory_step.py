@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.causes.step_change import measure_distance
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look, find_growth, read_looks
@@ -47,7 +48,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _find_steps(group: Group) -> Iterator[_Step]:
-    steps = group.lead.steps
+    steps = group.lead.phased_steps  # of several counted steps only the highest peak is known
     peaks = steps["allocated_peak_bytes"]
     for shift in group.lead.get_state(ShiftFinder, _KIND.name).find_shifts(peaks):
         before, after = steps[shift.before], steps[shift.first : shift.last + 1]
@@ -55,8 +56,16 @@ def _find_steps(group: Group) -> Iterator[_Step]:
             continue
         is_first_real = bool(before["skipped"].mean() > 0.5 > after["skipped"].mean())
         is_jump = peaks[shift.first] - np.median(peaks[shift.before]) >= JUMP_BYTES and not is_first_real
-        if is_jump and group.count_report(_KIND.name):
+        if is_jump and not _grows_on(before, after) and group.count_report(_KIND.name):
             yield _Step(before, after)
+
+
+def _grows_on(before: Rows, after: Rows) -> bool:
+    """Whether memory grows from step to step by so much that a few counted steps in between look like a jump."""
+    peaks, steps = after["allocated_peak_bytes"], after["step"]
+    slope = float(peaks[-1] - peaks[0]) / max(1, int(steps[-1] - steps[0]))
+    jump = float(peaks[0] - np.median(before["allocated_peak_bytes"]))
+    return len(measure_distance(before)) > 0 and slope * float(steps[0] - np.median(before["step"])) >= jump / 2
 
 
 def _await_look(lead: Process, step: _Step) -> FoundLook | None:
@@ -83,7 +92,7 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Annotation:
         for column in ("allocated_peak_bytes", "rows", "tokens")
     }
     before_bytes, after_bytes = medians["allocated_peak_bytes"]
-    kind, cause = _find_cause(medians["rows"], medians["tokens"], after)
+    kind, cause = _find_cause(medians["rows"], medians["tokens"], _select_between(group.lead, before, after))
     evidence = {"before_bytes": before_bytes, "after_bytes": after_bytes}
     for name in ("rows", "tokens"):
         if min(medians[name]) > 0:
@@ -97,12 +106,20 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Annotation:
     return kind.at_steps(group, after, evidence, known_ns=found.known_ns, **values)
 
 
-def _find_cause(rows: tuple[float, float], tokens: tuple[float, float], after: Rows) -> tuple[FindingKind, str]:
+def _select_between(lead: Process, before: Rows, after: Rows) -> Rows:
+    """Return the first step after the change with the counted ones before it, in which it may have begun."""
+    steps = lead.steps
+    low, high = np.searchsorted(steps["end_unix_ns"], (before["end_unix_ns"][-1], after["end_unix_ns"][0]), "right")
+    between: Rows = steps[low:high]
+    return between
+
+
+def _find_cause(rows: tuple[float, float], tokens: tuple[float, float], first: Rows) -> tuple[FindingKind, str]:
     if min(rows) > 0 and rows[1] > 1.05 * rows[0]:
         return _ROWS, f"A rank's steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
     if min(tokens) > 0 and tokens[1] > 1.05 * tokens[0]:
         return _LENGTH, f"A rank's sequences are longer: {tokens[1]:.0f} tokens a step instead of {tokens[0]:.0f}"
     for column, name in (("eval_s", "An evaluation"), ("checkpoint_s", "A checkpoint")):
-        if after[0][column] > 0:
+        if (first[column] > 0).any():
             return _AFTER_PAUSE, f"{name} came just before"
     return _KIND, "No other change was recorded"

@@ -63,17 +63,17 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _await_look(lead: Process, owner: _Owner) -> FoundLook | None:
-    rows = lead.steps[owner.indices]
+    rows = lead.phased_steps[owner.indices]
     begin_ns = int(rows["begin_unix_ns"][0])
     return await_look(lead, PEAK, lambda look: look.end_ns > begin_ns, int(rows["end_unix_ns"][-1]))
 
 
 def _find_changes(group: Group) -> Iterator[_Owner]:
     state, lead = group.get_state(_State), group.lead
-    window = group.next_steps(len(lead.steps), _KIND.name)
+    window = group.next_steps(len(lead.phased_steps), _KIND.name)
     if window is None:
         return
-    steps = lead.steps[window]
+    steps = lead.phased_steps[window]
     real = np.flatnonzero(~steps["skipped"])
     # The first real step creates the optimizer state. In light detail the peaks of phases are not recorded.
     fresh = real[0 if state.has_real_step else 1 :]
@@ -107,8 +107,8 @@ def _find_owners(peaks: Ints) -> Ints:
 
 def _build_finding(group: Group, found: _Owner, look: FoundLook) -> Annotation:
     lead, (indices, peaks, owner, has_changed) = group.lead, found
-    rows = lead.steps[indices]
-    held = int(read_held_bytes(lead, lead.steps[indices[0] : indices[-1] + 1])[indices - indices[0]].max())
+    rows = lead.phased_steps[indices]
+    held = int(read_held_bytes(lead, rows).max())
     second, third = (index for index in range(len(PARTS)) if index != owner)
     is_kept = held > _STATES_SHARE * peaks[owner]
     evidence = {f"{part}_peak_bytes": peak for part, peak in zip(PARTS, peaks, strict=True)}

@@ -109,7 +109,7 @@ def _measure_left_bytes(lead: Process, before: int, during: Samples) -> int:
 def _measure_shapes(lead: Process, begin_ns: int, end_ns: int) -> dict[str, float]:
     """Micro-batches of the evaluation and of the training before it; empty if they are unknown."""
     forwards = lead.read_phases(begin_ns, end_ns, "forward")
-    before = lead.steps_until(begin_ns)[-10:]
+    before = lead.phased_steps_until(begin_ns)[-10:]
     if not len(forwards) or not len(before):
         return {}
     training = lead.read_phases(int(before["begin_unix_ns"][0]), begin_ns, "forward")

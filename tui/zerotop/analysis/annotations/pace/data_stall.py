@@ -9,6 +9,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.loader_causes import find_loader_cause
+from zerotop.analysis.annotations.support.causes.step_change import measure_distance
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
@@ -34,7 +35,7 @@ _PATIENCE_NS = 30_000_000_000
 
 
 class _Wait(NamedTuple):
-    """Steps in which a process waited, by their indexes, and when they were known (unix nanoseconds)."""
+    """Steps with phases in which a process waited, by their indexes, and when they were known (unix nanoseconds)."""
 
     first: int
     last: int
@@ -45,7 +46,7 @@ class _Wait(NamedTuple):
     @property
     def rows(self) -> Rows:
         """The steps."""
-        return self.process.steps[self.first : self.last + 1]
+        return self.process.phased_steps[self.first : self.last + 1]
 
     def find_delay(self) -> Delay:
         """Return where the time is lost."""
@@ -66,7 +67,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
 def _find_waits(group: Group) -> Iterator[_Wait]:
     if _KIND.name not in group.reported:
         waits = [
-            _Wait(*found, process, int(process.steps["end_unix_ns"][found[1]]), find is _find_rise)
+            _Wait(*found, process, int(process.phased_steps["end_unix_ns"][found[1]]), find is _find_rise)
             for process in group.processes
             for find in (_find_first_wait, _find_rise)
             if (found := find(process)) is not None
@@ -75,11 +76,11 @@ def _find_waits(group: Group) -> Iterator[_Wait]:
 
 
 def _find_first_wait(process: Process) -> tuple[int, int] | None:
-    """Return the first SETTLED_STEPS new steps in a row that waited for data, as their first and last index."""
-    window = process.next_steps(len(process.steps), _KIND.name, SETTLED_STEPS - 1)
+    """Return the first SETTLED_STEPS new steps with phases in a row that waited for data, as first and last index."""
+    window = process.next_steps(len(process.phased_steps), _KIND.name, SETTLED_STEPS - 1)
     if window is None:
         return None
-    steps = process.steps[window]
+    steps = process.phased_steps[window]
     is_waiting = (steps["data_s"] >= STALL_SECONDS) & (steps["data_s"] >= STALL_SHARE * steps["iteration_s"])
     first = find_first_run(is_waiting, SETTLED_STEPS)
     return None if first is None else (window.start + first, window.start + first + SETTLED_STEPS - 1)
@@ -87,7 +88,7 @@ def _find_first_wait(process: Process) -> tuple[int, int] | None:
 
 def _find_rise(process: Process) -> tuple[int, int] | None:
     """Return the first steps after which a rank waits notably longer than before, although its iterations vary."""
-    steps = process.steps
+    steps = process.phased_steps
     # The noise in less than a stall is no change.
     waited = StepValues(steps, lambda rows: np.maximum(rows["data_s"], STALL_SECONDS))
     for shift in process.get_state(ShiftFinder, f"{_KIND.name} rise").find_shifts(waited):
@@ -103,6 +104,7 @@ def _build_finding(group: Group, wait: _Wait, found: FoundLine) -> Annotation:
     waited, duration = float(np.median(rows["data_s"])), float(np.median(rows["iteration_s"]))
     ranks = _find_waiting(group, wait)
     evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
+    evidence |= measure_distance(rows)
     kind = _KIND if found.line is None else _KIND.with_changes(headline=_KIND.headline + ": {place}")
     loader = find_loader_cause(wait.process, int(rows["begin_unix_ns"][0]), found.known_ns)
     if loader is not None and loader.advice is not None:
@@ -115,7 +117,7 @@ def _find_waiting(group: Group, wait: _Wait) -> tuple[int, ...]:
     """The ranks that waited in most of the steps since then that they had finished."""
     ranks = []
     for process in group.processes:
-        steps = process.steps_until(wait.known_ns)[-2 * SETTLED_STEPS :]
+        steps = process.phased_steps_until(wait.known_ns)[-2 * SETTLED_STEPS :]
         steps = steps[steps["step"] >= wait.rows["step"][0]]
         is_waiting = len(steps) and float(np.median(steps["data_s"] / steps["iteration_s"])) >= STALL_SHARE
         if is_waiting or process is wait.process:

@@ -63,7 +63,7 @@ class CpuUse(NamedTuple):
 @dataclass
 class _State:
     has_real_step: bool = False
-    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # the lead's last real steps
+    indices: Ints = field(default_factory=lambda: np.empty(0, np.int64))  # the lead's last real steps with phases
     gaps: Floats = field(default_factory=lambda: np.empty(0, np.float64))  # and their gaps
     reported_gap: float | None = None
     gpu_read_ns: int = 0  # the lead's GPU was read up to here
@@ -80,10 +80,10 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
     lead, state = group.lead, group.get_state(_State)
-    window = group.next_steps(len(lead.steps), _KIND.name)
+    window = group.next_steps(len(lead.phased_steps), _KIND.name)
     if window is None:
         return
-    fresh = lead.steps[window]
+    fresh = lead.phased_steps[window]
     real = np.flatnonzero(~fresh["skipped"])
     begin = 0 if state.has_real_step else 1
     indices = np.concatenate([state.indices, window.start + real])[begin:]
@@ -94,7 +94,9 @@ def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
         return
     windows = np.lib.stride_tricks.sliding_window_view(gaps, SPIKE_STEPS)
     middle = np.median(windows, axis=1)
-    usual = np.median(np.lib.stride_tricks.sliding_window_view(lead.steps["iteration_s"][indices], SPIKE_STEPS), axis=1)
+    usual = np.median(
+        np.lib.stride_tricks.sliding_window_view(lead.phased_steps["iteration_s"][indices], SPIKE_STEPS), axis=1
+    )
     similar = (np.abs(windows - middle[:, None]) <= SPIKE_SIMILAR_SHARE * middle[:, None]).all(axis=1)
     shares = middle / np.maximum(usual, 1e-9)
     for at in np.flatnonzero(similar & (middle >= SPIKE_GAP_S) & (shares >= SPIKE_SHARE)).tolist():
@@ -102,7 +104,9 @@ def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
         if state.reported_gap is None or not 1 / SPIKE_REPEAT_FACTOR < gap / state.reported_gap < SPIKE_REPEAT_FACTOR:
             state.reported_gap = gap
             if group.count_report(_KIND.name):
-                yield _build_finding(recording, group, lead.steps[indices[at : at + SPIKE_STEPS]], gap, float(shares[at]))
+                yield _build_finding(
+                    recording, group, lead.phased_steps[indices[at : at + SPIKE_STEPS]], gap, float(shares[at])
+                )
 
 
 def _measure_gaps(lead: Process, rows: Rows) -> Floats:

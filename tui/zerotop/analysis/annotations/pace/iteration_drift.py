@@ -30,7 +30,7 @@ _KIND = FindingKind(
     confidence=0.6,
     headline="Each iteration takes {pace} longer: {before_s:seconds} became {after_s:seconds} in {steps:.0f} steps",
     details=(
-        "{growth:change} from about step {step} on, {carried:seconds} of it {part}[, most of that at {line}][; {cause}]."
+        "{growth:change} from about step {step} on[, {carried:seconds} of it {part}][, most of that at {line}][; {cause}]."
     ),
     advice="{breakdown}",
     fix="{breakdown_fix}",
@@ -69,7 +69,7 @@ class _Drift(NamedTuple):
     rows: Rows
     change: StepChange
     changes: dict[str, float]  # of the phases, in seconds
-    carrier: str
+    carrier: str  # empty where the phases are unknown
 
     @classmethod
     def measure(cls, group: Group, rise: Rise) -> _Drift:
@@ -78,13 +78,14 @@ class _Drift(NamedTuple):
         known_ns = int(rows["end_unix_ns"][-1])
         change = StepChange(group, rows[: rise.block_length], rows[-rise.block_length :], known_ns)
         changes = change.measure_parts()
-        return cls(rise, rows, change, changes, max(changes, key=lambda name: changes[name]))
+        return cls(rise, rows, change, changes, max(changes, key=lambda name: changes[name], default=""))
 
     def find_delay(self) -> Delay:
         """Return where the time is lost."""
         last = self.change.after
         end_ns = int(last["end_unix_ns"][-1])
-        return Delay(self.change.process, PLACES[self.carrier], int(last["begin_unix_ns"][0]), end_ns, end_ns)
+        where = PLACES[self.carrier] if self.carrier else ""
+        return Delay(self.change.process, where, int(last["begin_unix_ns"][0]), end_ns, end_ns)
 
 
 def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
@@ -111,8 +112,8 @@ def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
         known_ns=found.known_ns,
         pid=change.process.source.pid,
         measured_cause=cause.finding if cause is not None else "",
-        carried=changes[carrier],
-        part=name_part(carrier),
+        carried=changes[carrier] if carrier else None,
+        part=name_part(carrier) if carrier else None,
         cause=Text("meanwhile {text}", {"text": cause.text}) if cause else unexplained,
         **line_values(line),
     )

@@ -15,7 +15,6 @@ from zerotop.analysis.annotations.support.causes.host_causes import measure_chan
 from zerotop.analysis.annotations.support.causes.step_change import (
     Cause,
     StepChange,
-    compute_own_seconds,
     get_batch_sizes,
     name_part,
 )
@@ -44,6 +43,7 @@ _KIND = FindingKind(
     advice="{breakdown}",
     fix="{breakdown_fix}",
 )
+_UNPHASED_DETAILS = "The phases of these steps were not recorded[; {cause}[: {cause_line}]]."
 # Changes that begin within so many steps of each other are one.
 _SAME_STEPS = 3
 # What a change may show in besides the iterations.
@@ -63,7 +63,7 @@ class _Shift(NamedTuple):
     change: StepChange
     cause: Cause | None
     changes: dict[str, float]  # of the phases, in seconds
-    carrier: str
+    carrier: str  # empty where the phases are unknown
     before_s: float
     after_s: float
     found_in: str  # what showed it where the iterations did not, else empty
@@ -81,7 +81,7 @@ class _Shift(NamedTuple):
     def find_delay(self) -> Delay:
         """Return where the time is lost."""
         rows, cause = self.change.after, self.cause
-        process, where = self.change.process, PLACES[self.carrier]
+        process, where = self.change.process, PLACES[self.carrier] if self.carrier else ""
         if cause is not None and cause.where:
             process, where = cause.culprit or process, cause.where
         elif not self.is_worse or (cause is not None and not self.is_uncertain):
@@ -96,12 +96,11 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     for group in recording.groups:
         reported = group.get_state(list[int], f"{_KIND.name} by cause")
         for shift, found in await_lines(group, _KIND.name, _find_shifts(group), _Shift.find_delay):
-            step = int(shift.change.after["step"][0])
             if not shift.found_in:
-                if not _is_near(step, reported):
+                if not _is_near(shift.change, reported):
                     yield _build_finding(shift, found)
             elif _is_explained(shift, found.line) and group.count_report(_KIND.name):
-                reported.append(step)
+                reported.append(int(shift.change.after["step"][0]))
                 yield _build_finding(shift, found)
 
 
@@ -109,7 +108,7 @@ def _find_shifts(group: Group) -> Iterator[_Shift]:
     waiting = group.get_state(list[tuple[StepChange, str]], f"{_KIND.name} waiting")
     held, waiting[:] = waiting[:], []
     for change, found_in in _list_changes(group):
-        if awaits_use(change):
+        if awaits_use(change) or change.lacks_phases:
             held.append((change, found_in))
         else:
             yield from _explain_change(change, found_in)
@@ -123,30 +122,32 @@ def _find_shifts(group: Group) -> Iterator[_Shift]:
 
 def _list_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
     """Yield each change of the iterations, or of what may change them, with what showed it."""
-    lead_steps, steps = group.lead.steps, group.get_state(list[int], f"{_KIND.name} steps")
-    for change in _find_changes(group, "", lead_steps["iteration_s"]):
+    rows, steps = group.lead.steps, group.get_state(list[int], f"{_KIND.name} steps")
+    for change in _find_changes(group, "", rows, rows["iteration_s"]):
         is_long = max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S
         if is_long and group.count_report(_KIND.name):
             steps.append(int(change.after["step"][0]))
             yield change, ""
     # Where the phases vary much, as where others use the cores, a change may only show in its cause.
-    for change in _find_changes(group, _BETWEEN_PHASES, _list_notable_between(lead_steps)):
-        if _is_longer_between(change) and not _is_near(int(change.after["step"][0]), steps):
+    rows = group.lead.phased_steps
+    for change in _find_changes(group, _BETWEEN_PHASES, rows, _list_notable_between(rows)):
+        if _is_longer_between(change) and not _is_near(change, steps):
             yield change, _BETWEEN_PHASES
-    for change in _find_changes(group, _SIZE, StepValues(lead_steps, get_batch_sizes)):
-        if _is_notable(change) and check_batch(change) is not None and not _is_near(int(change.after["step"][0]), steps):
+    for change in _find_changes(group, _SIZE, rows, StepValues(rows, get_batch_sizes)):
+        if _is_notable(change) and check_batch(change) is not None and not _is_near(change, steps):
             yield change, _SIZE
 
 
-def _find_changes(group: Group, key: str, values: Values) -> Iterator[StepChange]:
-    steps = group.lead.steps
+def _find_changes(group: Group, key: str, steps: Rows, values: Values) -> Iterator[StepChange]:
     for shift in group.lead.get_state(ShiftFinder, _KIND.name + key).find_shifts(values):
         after = steps[shift.first : shift.last + 1]
         yield StepChange(group, steps[shift.before], after, int(after["end_unix_ns"][-1]))
 
 
-def _is_near(step: int, others: list[int]) -> bool:
-    return any(abs(step - other) <= _SAME_STEPS for other in others)
+def _is_near(change: StepChange, others: list[int]) -> bool:
+    """Whether a change begins near one of some steps; it may have begun in a counted step before its first step."""
+    first, last = int(change.before["step"][-1]) + 1 - _SAME_STEPS, int(change.after["step"][0]) + _SAME_STEPS
+    return any(first <= other <= last for other in others)
 
 
 def _list_notable_between(steps: Rows) -> Values:
@@ -178,17 +179,16 @@ def _explain_change(change: StepChange, found_in: str = "") -> Iterator[_Shift]:
     if not (cause.has_own_finding if cause is not None else _is_by_others(change)):
         before, after = _compute_medians(change)
         changes = change.measure_parts()
-        carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1))
+        carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1), default="")
         yield _Shift(change, cause, changes, carrier, before, after, found_in)
 
 
 def _is_by_others(change: StepChange) -> bool:
     """Whether other processes, which use the cores, may be the reason: the phases that compute vary then."""
     before, after = _compute_medians(change)
-    own = float(np.median(compute_own_seconds(change.after)) - np.median(compute_own_seconds(change.before)))
-    return own / (after - before) <= 0.5 and any(
-        load is not None and load.is_disturbed for load in measure_change_loads(change)
-    )
+    own_before, own_after = change.measure_own()
+    is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
+    return not is_own and any(load is not None and load.is_disturbed for load in measure_change_loads(change))
 
 
 def _compute_medians(change: StepChange) -> tuple[float, float]:
@@ -211,8 +211,11 @@ def _is_explained(shift: _Shift, line: StackLine | None) -> bool:
 def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
     change, cause, changes, carrier, before, after, _ = shift
     kind = _BETWEEN if carrier in ("data_s", "other_s") else _KIND
+    if not carrier:
+        kind = kind.with_changes(details=_UNPHASED_DETAILS)
     if cause is not None:
-        kind = _KIND.with_changes(confidence=cause.confidence, advice=cause.advice, fix=cause.fix)
+        details = kind.details
+        kind = _KIND.with_changes(confidence=cause.confidence, details=details, advice=cause.advice, fix=cause.fix)
     is_named = _is_line_named(shift, found.line)
     line = found.line if is_named or not shift.is_uncertain else None
     if line is not None and is_named:
@@ -229,8 +232,8 @@ def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
         change.after,
         evidence | {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()},
         known_ns=found.known_ns,
-        carried=abs(changes[carrier]),
-        part=name_part(carrier),
+        carried=abs(changes[carrier]) if carrier else None,
+        part=name_part(carrier) if carrier else None,
         cost=1 - before / after if shift.is_worse else 0.0,
         pid=change.process.source.pid,
         measured_cause=cause.finding if cause is not None and shift.is_worse else "",

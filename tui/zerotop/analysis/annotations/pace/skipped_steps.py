@@ -20,6 +20,7 @@ from zerotop.analysis.annotations.support.fp16_warmup import (
     read_state_bytes,
 )
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
+from zerotop.analysis.stats.medians import compute_known_median
 
 _SKIPPING = FindingKind(
     name="steps_skipped",
@@ -39,7 +40,7 @@ _ENDED = FindingKind(
     confidence=0.95,
     headline="Iterations take {iteration_real_s:seconds}, not {iteration_skipped_s:seconds}, since fp16 stopped skipping",
     details=(
-        "step() takes {step_real_s:seconds} instead of {step_skipped_s:seconds}. Step {step} was the first real one"
+        "[step() takes {step_real_s:seconds} instead of {step_skipped_s:seconds}. ]Step {step} was the first real one"
         " ({iteration_first_real_s:seconds}), after {skipped_steps:count skipped step}[ in which the loss scale fell from"
         " {first_scale:.0f} to {last_scale:.0f}][; the allocated peak grew from {allocated_before:bytes} to"
         " {allocated_after:bytes}][; each rank's host memory grew from {host_rss_before:bytes} to {host_rss_after:bytes}]"
@@ -89,6 +90,12 @@ def _with_advice(kind: FindingKind, config: object, skipped: int) -> FindingKind
     return kind.with_changes(advice=kind.advice.replace("{lower_scale}", lower))
 
 
+def _measure_update(skipped: Rows, real: Rows) -> dict[str, float]:
+    """Return the seconds of step() in skipped and in real steps; empty where they are unknown."""
+    seconds = [compute_known_median(rows["step_s"]) for rows in (skipped, real)]
+    return {} if np.isnan(seconds).any() else dict(zip(("step_skipped_s", "step_real_s"), seconds, strict=True))
+
+
 def _build_end_finding(group: Group, steps: int, real: Rows) -> Annotation:
     """``real``: the first real step and those after it that count."""
     lead = group.lead
@@ -100,8 +107,7 @@ def _build_end_finding(group: Group, steps: int, real: Rows) -> Annotation:
         "iteration_skipped_s": float(np.median(usual["iteration_s"])),
         "iteration_first_real_s": float(real["iteration_s"][0]),
         "iteration_real_s": float(np.median(real["iteration_s"][1:])),
-        "step_skipped_s": float(np.median(usual["step_s"])),
-        "step_real_s": float(np.median(real["step_s"][1:])),
+        **_measure_update(usual, real[1:]),
     }
     growth: dict[str, int] = {}
     for column in ("allocated_peak_bytes", "host_rss_bytes", "nvml_process_bytes"):

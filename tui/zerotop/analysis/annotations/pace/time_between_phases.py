@@ -57,7 +57,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 def _check_event(group: Group, event: Event) -> Iterator[Annotation]:
     lead, known_ns = group.lead, event.unix_ns
-    rows = lead.steps_until(known_ns)
+    rows = lead.phased_steps_until(known_ns)
     if len(rows) < 2 or not all(_spends_time(one, known_ns) for one in group.processes):
         return
     begin_ns = int(rows["begin_unix_ns"][0])
@@ -74,7 +74,7 @@ def _check_event(group: Group, event: Event) -> Iterator[Annotation]:
 
 
 def _spends_time(process: Process, known_ns: int) -> bool:
-    rows = process.steps_until(known_ns)
+    rows = process.phased_steps_until(known_ns)
     return all(
         len(part) > 0
         and float(np.median(measure_between(part))) >= BETWEEN_SECONDS

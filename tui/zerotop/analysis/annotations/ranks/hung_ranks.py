@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from zerotop.analysis.hangs.sentences import advise, describe_collectives, descr
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 from zerotop.analysis.hangs.waits import LONG_WORK
 from zerotop.session.event_files import select_events
-from zerotop_probe.recording.tables import PHASES
+from zerotop_probe.recording.tables import COUNTED, PHASES
 
 _KIND = FindingKind(
     name="hung_ranks",
@@ -50,12 +51,21 @@ BUSY_CORES = 0.2
 
 # Phases that may take long without a sign of life.
 _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
+# In a counted step phases are not recorded.
+_UNKNOWN_PHASE = "an unknown phase"
 # Events of a rank that ends, and of one whose probe is removed.
 _LAST_EVENTS = ("goodbye", "left")
 # Records of other ranks and nodes may be read so much later.
 _LATE_NS = 3 * 10**9
 # A phase in progress began at most so long before the last sign of life.
 _LOOK_BACK_NS = 3600 * 10**9
+
+
+class _Last(NamedTuple):
+    """The phase that a process has begun last, and when (unix nanoseconds)."""
+
+    begin_ns: int
+    phase: str
 
 
 class _State:
@@ -106,8 +116,8 @@ def _find_silences(recording: Evidence, group: Group, state: _State) -> Iterator
 
 def _check_silence(recording: Evidence, group: Group, silence: _Silence, state: _State) -> Annotation | None:
     """Return the finding about a silence, as soon as one of the times at which ranks have written stacks shows it."""
-    last = [process.begins.read_window(silence.since_ns - _LOOK_BACK_NS, silence.since_ns) for process in group.processes]
-    if any(len(part) and _name_phase(part) in _SILENT_PHASES for part in last):
+    last = [_find_last(process, silence.since_ns) for process in group.processes]
+    if any(one.phase in _SILENT_PHASES for one in last):
         return None
     end_ns = min(silence.until_ns, _find_end(recording, group))
     sources = [process.source for process in group.processes]
@@ -128,6 +138,16 @@ def _check_silence(recording: Evidence, group: Group, silence: _Silence, state: 
             state.reported_ns = silence.since_ns
             return _build_unseen(group, last, silence, known_ns)
     return None
+
+
+def _find_last(process: Process, since_ns: int) -> _Last:
+    """Return the phase that a process has begun last."""
+    begins = process.begins.read_window(since_ns - _LOOK_BACK_NS, since_ns)
+    spans = process.spans.read_window(since_ns - _LOOK_BACK_NS, since_ns)
+    begin_ns = int(begins.times[-1]) if len(begins) else 0
+    if len(spans) and spans.rows["flags"][-1] & COUNTED and spans.times[-1] >= begin_ns:
+        return _Last(int(spans.times[-1]), _UNKNOWN_PHASE)
+    return _Last(begin_ns, _name_phase(begins))
 
 
 def _list_times(silence: _Silence, written_ns: list[int], end_ns: int) -> list[int]:
@@ -203,14 +223,14 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
     )
 
 
-def _build_unseen(group: Group, last: list[Samples], silence: _Silence, known_ns: int) -> Annotation:
-    """``last``: the phases that each process has begun, the last one in progress."""
-    reached: Ints = np.array([part.times[-1] if len(part) else 0 for part in last])
+def _build_unseen(group: Group, last: list[_Last], silence: _Silence, known_ns: int) -> Annotation:
+    """``last``: the phase of each process that is in progress."""
+    reached: Ints = np.array([one.begin_ns for one in last])
     slowest = int(np.argmin(reached))
     behind_s = float(np.median(reached) - reached[slowest]) / 1e9
     is_behind = len(reached) > 1 and behind_s > 0
     rank = group.processes[slowest].rank
-    others = sorted({_name_phase(part) for index, part in enumerate(last) if index != slowest})
+    others = sorted({one.phase for index, one in enumerate(last) if index != slowest})
     return _KIND.with_changes(confidence=0.8 if is_behind else 0.6).at(
         group,
         silence.since_ns,
@@ -219,7 +239,7 @@ def _build_unseen(group: Group, last: list[Samples], silence: _Silence, known_ns
         ranks=[rank] if is_behind else None,
         count=len(last),
         hung_rank=rank if is_behind else None,
-        phase=_name_phase(last[slowest]),
+        phase=last[slowest].phase,
         others=" and ".join(others) if others and is_behind else None,
         hung="the rank that is behind" if is_behind else "each rank",
         pid=group.processes[slowest].source.pid,

@@ -120,6 +120,7 @@ def _join(before: _Forwards, after: _Forwards) -> _Forwards:
 def _read_forwards(process: Process) -> _Forwards:
     window = process.next_steps(len(process.aligned_steps), _KIND.name)
     rows = process.aligned_steps[window] if window is not None else process.aligned_steps[:0]
+    rows = rows[~rows["counted"]]
     return _Forwards(rows["step"].astype(np.int64), rows["forward_s"].astype(np.float64), rows["end_unix_ns"])
 
 

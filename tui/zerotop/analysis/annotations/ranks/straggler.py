@@ -1,6 +1,7 @@
 """One rank's own work takes longer, and the others wait for it where ranks synchronize.
 
-A rank's own work is data and the time between phases, not the phases in which ranks wait for each other.
+A rank's own work is data and the time between phases, not the phases in which ranks wait for each other. It is known of the
+steps whose phases all ranks have recorded; counted steps between them are left out.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds
+from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, measure_distance
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values, name_line
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, FoundLine
@@ -41,22 +43,30 @@ _DATA = _KIND.with_changes(
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt: the first rank that was the last one in SETTLED_STEPS steps in a row."""
+    """Report once for each attempt: the first rank that was the last one in SETTLED_STEPS steps with phases in a row."""
     for group in recording.groups:
-        for (index, window, delay), found in await_lines(group, _KIND.name, _find_late(group), partial(_find_delay, group)):
-            yield _build_finding(group, index, window, delay, found)
+        for (index, steps, delay), found in await_lines(group, _KIND.name, _find_late(group), partial(_find_delay, group)):
+            yield _build_finding(group, index, steps, delay, found)
 
 
-_Late = tuple[int, slice, float]  # index of the process, its steps, and the seconds of each
+_Late = tuple[int, Ints, float]  # index of the process, the indices of its steps, and the seconds of each
+
+
+class _State:
+    def __init__(self) -> None:
+        self.indices: Ints = np.empty(0, np.int64)  # the last steps that no rank has only counted
 
 
 def _find_late(group: Group) -> Iterator[_Late]:
     if _KIND.name not in group.reported and len(group.processes) > 1:
         count = min(len(process.aligned_steps) for process in group.processes)
-        window = group.next_steps(count, _KIND.name, SETTLED_STEPS - 1)
+        window = group.next_steps(count, _KIND.name)
         if window is None:
             return
-        slowest, late = _measure_lateness(group, window)
+        state = group.get_state(_State, _KIND.name)
+        indices = np.concatenate([state.indices, window.start + np.flatnonzero(~_find_counted(group, window))])
+        state.indices = indices[len(indices) - SETTLED_STEPS + 1 :] if len(indices) >= SETTLED_STEPS else indices
+        slowest, late = _measure_lateness(group, indices)
         runs = [
             (first, index)
             for index in np.unique(slowest[slowest >= 0]).tolist()
@@ -65,38 +75,43 @@ def _find_late(group: Group) -> Iterator[_Late]:
         if runs:
             group.reported.add(_KIND.name)
             first, index = min(runs)
-            begin = window.start + first
-            delay = float(np.median(late[first : first + SETTLED_STEPS]))
-            yield index, slice(begin, begin + SETTLED_STEPS), delay
+            steps = slice(first, first + SETTLED_STEPS)
+            yield index, indices[steps], float(np.median(late[steps]))
 
 
-def _measure_lateness(group: Group, window: slice) -> tuple[Ints, Floats]:
+def _find_counted(group: Group, window: slice) -> NDArray[np.bool_]:
+    counted: NDArray[np.bool_] = np.any([process.aligned_steps["counted"][window] for process in group.processes], axis=0)
+    return counted
+
+
+def _measure_lateness(group: Group, indices: Ints) -> tuple[Ints, Floats]:
     """The index of the process that the others waited for in each step, -1 for none, and for how long (seconds)."""
-    own = np.stack([compute_own_seconds(process.aligned_steps[window]) for process in group.processes])
+    own = np.stack([compute_own_seconds(process.aligned_steps[indices]) for process in group.processes])
     late = own.max(axis=0) - np.partition(own, -2, axis=0)[-2]
-    is_late = (late >= STALL_SECONDS) & (late >= STRAGGLER_SHARE * _measure_iterations(group, window))
+    is_late = (late >= STALL_SECONDS) & (late >= STRAGGLER_SHARE * _measure_iterations(group, indices))
     return np.where(is_late, np.argmax(own, axis=0), -1), late
 
 
-def _measure_iterations(group: Group, window: slice) -> Floats:
-    longest: Floats = np.max([process.aligned_steps["iteration_s"][window] for process in group.processes], axis=0)
+def _measure_iterations(group: Group, indices: Ints) -> Floats:
+    longest: Floats = np.max([process.aligned_steps["iteration_s"][indices] for process in group.processes], axis=0)
     return longest
 
 
 def _find_delay(group: Group, late: _Late) -> Delay:
-    index, window, delay = late
+    index, steps, delay = late
     process = group.processes[index]
-    rows = process.aligned_steps[window]
-    known_ns = max(int(other.aligned_steps["end_unix_ns"][window][-1]) for other in group.processes)
+    rows = process.aligned_steps[steps]
+    known_ns = max(int(other.aligned_steps["end_unix_ns"][steps][-1]) for other in group.processes)
     where = "data" if float(np.median(rows["data_s"])) >= delay / 2 else BETWEEN
     return Delay(process, where, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), known_ns)
 
 
-def _build_finding(group: Group, index: int, window: slice, late: float, found: FoundLine) -> Annotation:
+def _build_finding(group: Group, index: int, steps: Ints, late: float, found: FoundLine) -> Annotation:
     process = group.processes[index]
-    rows = process.aligned_steps[window]
-    usual, data = float(np.median(_measure_iterations(group, window))), float(np.median(rows["data_s"]))
+    rows = process.aligned_steps[steps]
+    usual, data = float(np.median(_measure_iterations(group, steps))), float(np.median(rows["data_s"]))
     kind, evidence = _DATA if data >= late / 2 else _KIND, {"late_s": late, "iteration_s": usual, "data_s": data}
+    evidence |= measure_distance(rows)
     if found.line is not None:
         kind = name_line(kind, found.line)
     return kind.at_steps(

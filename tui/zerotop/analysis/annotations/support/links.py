@@ -103,7 +103,8 @@ def _begins_before(effect: Annotation, cause: Annotation) -> bool:
 def _begins_together(effect: Annotation, cause: Annotation) -> bool:
     if effect.step is None or cause.step is None:
         return False
-    return abs(effect.step - cause.step) <= _SAME_CHANGE_STEPS
+    apart = max(finding.evidence.get("steps_apart", 1.0) for finding in (effect, cause))
+    return abs(effect.step - cause.step) < _SAME_CHANGE_STEPS + apart
 
 
 def _waits_for_data(effect: Annotation, cause: Annotation) -> bool:

@@ -66,6 +66,11 @@ class Process(DetectorState):
         return self.rank_steps.recorded_steps
 
     @property
+    def phased_steps(self) -> Rows:
+        """Those of ``steps`` whose phases were recorded. Between them may be counted ones: they are not in a row."""
+        return self.rank_steps.phased_steps
+
+    @property
     def aligned_steps(self) -> Rows:
         """All finished steps, also those that were not recorded, so that ranks have the same steps in the same rows."""
         return self.rank_steps.step_rows
@@ -73,6 +78,10 @@ class Process(DetectorState):
     def steps_until(self, time_ns: int) -> Rows:
         """Return the steps that were finished at a time."""
         return self.steps[: bisect_right(self.steps["end_unix_ns"], time_ns)]
+
+    def phased_steps_until(self, time_ns: int) -> Rows:
+        """Return those of ``phased_steps`` that were finished at a time."""
+        return self.phased_steps[: bisect_right(self.phased_steps["end_unix_ns"], time_ns)]
 
     def events_named(self, name: str) -> Sequence[Event]:
         """Return its own events of a name, in order of time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange
+from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, count_iterations
 from zerotop.analysis.annotations.support.evidence import Samples
 
 # Calls in a step that settled training does not make, and those that it hardly notices.
@@ -17,7 +17,7 @@ def count_calls(change: StepChange) -> tuple[float, float] | None:
     if samples is None:
         return None
     before, after = (
-        _count_calls(part, len(rows)) for part, rows in zip(samples, (change.before, change.after), strict=True)
+        _count_calls(part, count_iterations(rows)) for part, rows in zip(samples, (change.before, change.after), strict=True)
     )
     return (before, after) if before is not None and after is not None else None
 

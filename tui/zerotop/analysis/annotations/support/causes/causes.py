@@ -13,6 +13,7 @@ from zerotop.analysis.annotations.support.causes.step_change import (
     Cause,
     StepChange,
     compute_own_seconds,
+    count_iterations,
     measure_collecting,
     measure_compiling,
 )
@@ -29,6 +30,7 @@ from zerotop.analysis.annotations.support.thresholds import (
     STRAGGLER_SHARE,
 )
 from zerotop.analysis.formatting import Text, format_count, format_seconds
+from zerotop.analysis.stats.medians import compute_known_median
 from zerotop_probe.recording import events
 
 # Bytes of reserved memory returned to the driver at once: more than a segment or two.
@@ -100,15 +102,16 @@ def check_batch(change: StepChange) -> Cause | None:
 
 def _compute_growth(change: StepChange, column: str) -> tuple[float, float] | None:
     """Return a figure of the batches before and after; None if it is not known."""
-    before, after = (float(np.median(rows[column])) for rows in (change.before, change.after))
+    before, after = (float(np.median(rows[column])) if len(rows) else 0.0 for rows in change.phased)
     return (before, after) if before > 0 and after > 0 else None
 
 
 def _check_data(change: StepChange) -> Cause | None:
-    data, iteration = float(np.median(change.after["data_s"])), float(np.median(change.after["iteration_s"]))
-    waited = data - float(np.median(change.before["data_s"]))
+    before, data = (compute_known_median(rows["data_s"]) for rows in change.phased)
+    waited, iteration = data - before, float(np.median(change.after["iteration_s"]))
     slower = iteration - float(np.median(change.before["iteration_s"]))
-    if slower <= 0 or waited < slower / 2 or data < max(STALL_SECONDS, STALL_SHARE * iteration):
+    # Unknown times are NaN, which compares false.
+    if slower <= 0 or not waited >= slower / 2 or not data >= max(STALL_SECONDS, STALL_SHARE * iteration):
         return None
     return Cause("iterations began to wait for data", "", "", 0.95, has_own_finding=True)
 
@@ -118,7 +121,7 @@ def _check_retries(change: StepChange) -> Cause | None:
     if samples is None:
         return None
     flushes = int(samples[1].rows["retries"][-1]) - int(samples[0].rows["retries"][-1])
-    if flushes < len(change.after):
+    if flushes < count_iterations(change.after):
         return None
     text = f"PyTorch's allocator had to flush its cache {flushes} times"
     return Cause(text, *_RETRY, 0.9, finding="allocator_retries")
@@ -132,7 +135,9 @@ def _check_cache_clearing(change: StepChange) -> Cause | None:
     falls = []
     for part, rows in zip(samples, (change.before, change.after), strict=True):
         reserved = part.rows["reserved_bytes"].astype(np.int64)
-        falls.append(np.count_nonzero(-np.diff(reserved) >= _CLEARED_BYTES) / len(rows))
+        # The allocator is read at the end of a step with phases, and after counted ones.
+        phased = max(1, int(np.count_nonzero(~rows["counted"])))
+        falls.append(np.count_nonzero(-np.diff(reserved) >= _CLEARED_BYTES) / phased)
     if falls[0] > FEW_SHARE or falls[1] < MOST_SHARE:
         return None
     text = f"the allocator's cache was emptied in each step{describe_calls(change)}"
@@ -156,9 +161,10 @@ def _check_compiling(change: StepChange) -> Cause | None:
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     before, after = (measure_compiling(change.process, rows) for rows in (change.before, change.after))
     if after.seconds - before.seconds >= slower / 2 > 0:
-        rows, tokens = change.after, change.after["tokens"]
+        tokens = change.phased[1]["tokens"]
         shapes = " for batches of other shapes" if len(np.unique(tokens)) > 1 else ""
-        text = f"torch.compile compiled {format_count(after.graphs, 'graph')} in {len(rows)} steps{shapes}"
+        steps = count_iterations(change.after)
+        text = f"torch.compile compiled {format_count(after.graphs, 'graph')} in {steps} steps{shapes}"
         return Cause(text, *_COMPILING, 0.9)
     if after.seconds - before.seconds <= slower / 2 < 0:
         return Cause(f"torch.compile had compiled {format_count(before.graphs, 'graph')} before", "", "", 0.9)
@@ -168,10 +174,12 @@ def _check_compiling(change: StepChange) -> Cause | None:
 def _check_late_rank(change: StepChange) -> Cause | None:
     """Another rank's own work takes longer, and the lead waits for it where ranks synchronize."""
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
-    known_ns, delays = int(change.after["end_unix_ns"][-1]), []
+    known_ns, delays = max(change.known_ns, int(change.after["end_unix_ns"][-1])), []
+    if not all(len(part) for part in change.phased):
+        return None
     for process in change.group.processes:
-        rows = process.steps_until(known_ns)
-        own = [compute_own_seconds(rows[_match_steps(rows, part)]) for part in (change.before, change.after)]
+        rows = process.phased_steps_until(known_ns)
+        own = [compute_own_seconds(rows[_match_steps(rows, part)]) for part in change.phased]
         if min(len(part) for part in own) > 0:
             delays.append((float(np.median(own[1]) - np.median(own[0])), process))
     if len(delays) < 2 or slower <= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange, compute_own_seconds
+from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
 from zerotop.analysis.annotations.support.evidence import Process, Samples
 from zerotop.analysis.annotations.support.record_window import read_column
 from zerotop.analysis.annotations.support.thresholds import FEW_SHARE, MOST_SHARE, OTHERS_BYTES, SLOWED_MASK
@@ -65,11 +65,11 @@ def check_neighbours(change: StepChange) -> Cause | None:
     Usually the phases do. Where the time between them grew, as where a batch is copied to the GPU there, the other process
     must have begun to compute: one that computed before may use more of the GPU just because the job uses less.
     """
-    own = compute_own_seconds(change.after), compute_own_seconds(change.before)
+    before, after = change.measure_own()
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     if slower <= 0:
         return None
-    must_begin = float(np.median(own[0]) - np.median(own[1])) > slower / 2
+    must_begin = not after - before <= slower / 2  # also where it is unknown
     found = [
         cause
         for process in change.group.processes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange, compute_own_seconds
+from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
 from zerotop.analysis.annotations.support.evidence import Samples
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
 from zerotop.analysis.annotations.support.record_window import read_column
@@ -74,7 +74,7 @@ def _is_new_work(change: StepChange) -> bool:
 
     Too few cores make what there is take some times as long, and no new work.
     """
-    before, after = (float(np.median(compute_own_seconds(rows))) for rows in (change.before, change.after))
+    before, after = change.measure_own()  # a comparison with NaN, for unknown, is false
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     return after - before > slower / 2 > 0 and after > _MOST_STRETCH * max(before, _SHORT_S)
 

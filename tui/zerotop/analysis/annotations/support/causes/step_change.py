@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Floats, Group, Ints, Process, Records, Rows, Samples
 from zerotop.analysis.annotations.support.lines.line_findings import measure_between
+from zerotop.analysis.stats.medians import compute_known_median
+from zerotop.analysis.steps.step_dtype import has_phases
 from zerotop.session.event_files import select_events
 from zerotop_probe.recording import events
 
-PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
+_PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
 
+# So many steps with phases show what a change is made of.
+_ENOUGH_STEPS, _MOST_STEPS = 3, 5
 
 # Advice and fix: templates of Text.
 Advice = tuple[str, str]
@@ -36,7 +41,10 @@ class Cause(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepChange:
-    """Steps of a group's lead before and after a change."""
+    """Steps of a group's lead before and after a change.
+
+    Of short steps most may only be counted: what a change is made of is then read off the nearest steps with phases.
+    """
 
     group: Group
     before: Rows
@@ -59,21 +67,54 @@ class StepChange:
             self._samples[records] = (before, after) if len(before) and len(after) else None
         return self._samples[records]
 
+    @cached_property
+    def phased(self) -> tuple[Rows, Rows]:
+        """The steps with phases before and after; empty where there are none."""
+        before, after = (rows[has_phases(rows)] for rows in (self.before, self.after))
+        if len(before) < _ENOUGH_STEPS:
+            before = self.process.phased_steps_until(int(self.before["end_unix_ns"][-1]))[-_MOST_STEPS:]
+        if len(after) < _ENOUGH_STEPS:
+            known = self.process.phased_steps_until(max(self.known_ns, int(self.after["end_unix_ns"][-1])))
+            after = known[np.searchsorted(known["step"], self.after["step"][0]) :][:_MOST_STEPS]
+        return before, after
+
+    @property
+    def lacks_phases(self) -> bool:
+        """Whether steps with phases after it would say more."""
+        return len(self.phased[1]) < _ENOUGH_STEPS
+
     def measure_parts(self) -> dict[str, float]:
         """Return by how much each phase changed, in seconds, and the time between the phases as ``other_s``.
 
         These are medians, each of its own, and do not add up: where single steps vary much, a rest would be made of noise.
+        Empty where they are unknown.
         """
-        changes = {name: float(np.median(self.after[name]) - np.median(self.before[name])) for name in PHASE_COLUMNS}
-        return {
-            **changes,
-            "other_s": float(np.median(measure_between(self.after)) - np.median(measure_between(self.before))),
-        }
+        before, after = self.phased
+        if not len(before) or not len(after):
+            return {}
+        changes = {name: float(np.median(after[name]) - np.median(before[name])) for name in _PHASE_COLUMNS}
+        return {**changes, "other_s": float(np.median(measure_between(after)) - np.median(measure_between(before)))}
+
+    def measure_own(self) -> tuple[float, float]:
+        """Return the median of :func:`compute_own_seconds` before and after; NaN where it is unknown."""
+        before, after = (compute_known_median(compute_own_seconds(rows)) for rows in self.phased)
+        return before, after
 
 
 def name_part(column: str) -> str:
     """Name where a change of measure_parts() happened: ``in the step phase``."""
     return "between the phases" if column == "other_s" else f"in the {column.removesuffix('_s')} phase"
+
+
+def count_iterations(rows: Rows) -> int:
+    """Return how many iterations there are from the first of these steps to the last, also those that are left out."""
+    return int(rows["step"][-1]) - int(rows["step"][0]) + int(rows["steps"][0])
+
+
+def measure_distance(rows: Rows) -> dict[str, float]:
+    """Return ``steps_apart``, the usual distance of steps between which others were counted; empty if there are none."""
+    distance = float(np.median(np.diff(rows["step"]))) if len(rows) > 1 else 1.0
+    return {"steps_apart": distance} if distance > 1 else {}
 
 
 def compute_own_seconds(rows: Rows) -> Floats:
@@ -84,7 +125,7 @@ def compute_own_seconds(rows: Rows) -> Floats:
 
 def measure_collecting(process: Process, steps: Rows) -> float:
     """Return the seconds for each iteration in which Python's garbage collector ran, of steps that follow each other."""
-    return _spread_over(process, events.GARBAGE, "seconds", steps) / len(steps)
+    return _spread_over(process, events.GARBAGE, "seconds", steps) / count_iterations(steps)
 
 
 class Compiled(NamedTuple):
@@ -97,7 +138,7 @@ class Compiled(NamedTuple):
 def measure_compiling(process: Process, steps: Rows) -> Compiled:
     """Return what was compiled in steps that follow each other."""
     graphs, seconds = (_spread_over(process, events.COMPILED, name, steps) for name in ("graphs", "seconds"))
-    return Compiled(round(graphs), seconds / len(steps))
+    return Compiled(round(graphs), seconds / count_iterations(steps))
 
 
 def _spread_over(process: Process, name: str, field: str, steps: Rows) -> float:

@@ -17,12 +17,15 @@ from zerotop_probe.recording.directory import STACKS_SETTING
 BETWEEN = "between phases"
 """The place of stacks that are in no phase."""
 
+UNSEEN = "unknown phase"
+"""The place of stacks in counted steps."""
+
 SLOW, SHARE = "slow", "share"
 """Why stacks were sampled: the place took longer than usual, or usually takes a notable share."""
 
 # A line that calls these only says that the job trains, in each place, in the phases that compute, and in data loading.
 _LIBRARIES = ("deepspeed.", "accelerate.", "transformers.", "trl.", "peft.", "lightning.", "pytorch_lightning.")
-_COMPUTING = ("forward", "backward", "step")
+_COMPUTING = ("forward", "backward", "step", UNSEEN)
 _LOADERS = "torch.utils.data."
 
 # The smallest share of the samples with which a line explains a delay.
@@ -159,7 +162,7 @@ def trains(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
         name.startswith(_LIBRARIES)
         or (is_computing and name.startswith("torch."))
         or (is_computing and "." not in name and name not in vars(builtins))  # a method, perhaps of a tensor
-        or (where == "data" and name.startswith(_LOADERS))
+        or (where in ("data", UNSEEN) and name.startswith(_LOADERS))
         for name in callees
     )
 

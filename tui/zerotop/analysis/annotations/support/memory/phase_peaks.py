@@ -29,7 +29,7 @@ _PART_CODES = np.array([PARTS.index(_PART_BY_PHASE[name]) if name in _PART_BY_PH
 
 
 def read_phase_peaks(process: Process, steps: Rows) -> Ints:
-    """Return bytes by step and part (steps, PARTS) of consecutive steps; -1 where not sampled, as in light detail."""
+    """Return bytes by step and part (steps, PARTS) of steps in order; -1 where not sampled, as in light detail."""
     peaks = np.full((len(steps), len(PARTS)), -1, np.int64)
     if not process.has_exact_peaks or not len(steps):
         return peaks
@@ -40,7 +40,8 @@ def read_phase_peaks(process: Process, steps: Rows) -> Ints:
     step = np.searchsorted(steps["end_unix_ns"], samples.times, "left")
     # Not counted: samples at a begin, which are about the time before; forwards of an evaluation; damaged times.
     inside = (part >= 0) & (samples.rows["edge"] != BEGIN) & ~_is_evaluating(process, samples.times) & (step < len(steps))
-    inside[inside] &= ~steps["light"][step[inside]]
+    # Between these steps others may have been counted.
+    inside[inside] &= ~steps["light"][step[inside]] & (samples.times[inside] > steps["begin_unix_ns"][step[inside]])
     np.maximum.at(peaks, (step[inside], part[inside]), samples.rows["allocated_peak_bytes"][inside])
     return peaks
 
@@ -56,7 +57,7 @@ def _is_evaluating(process: Process, times: Ints) -> NDArray[np.bool_]:
 
 
 def read_held_bytes(process: Process, steps: Rows) -> Ints:
-    """Return the bytes allocated at the end of each of some consecutive steps; -1 where the step was not sampled."""
+    """Return the bytes allocated at the end of each of some steps in order; -1 where the step was not sampled."""
     held = np.full(len(steps), -1, np.int64)
     if not len(steps):
         return held
@@ -79,9 +80,9 @@ class SettledPeaks:
 
 def find_settled_peaks(process: Process) -> SettledPeaks | None:
     """Return the peaks of the first step after the first that is recorded in full; None before it, or without peaks."""
-    settled = np.flatnonzero(~process.steps["light"][1:_MOST_SEARCHED]) + 1
+    settled = np.flatnonzero(~process.phased_steps["light"][1:_MOST_SEARCHED]) + 1
     if not len(settled):
         return None
-    steps = process.steps[settled[0] : settled[0] + 1]
+    steps = process.phased_steps[settled[0] : settled[0] + 1]
     peaks = read_phase_peaks(process, steps)[0]
     return SettledPeaks(steps, PARTS[int(peaks.argmax())], int(peaks.max())) if peaks.max() > 0 else None

@@ -1,0 +1,57 @@
+"""What the probe has cost, and what else ran in the process: garbage collections and compilations."""
+
+from __future__ import annotations
+
+from zerotop_probe.inside.collector_clock import CollectorClock
+from zerotop_probe.inside.compiled_graphs import CompilationCounter
+from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.recording import events, tables
+from zerotop_probe.recording.rings.ring_files import RankFiles
+
+_EVERY_NS = 200_000_000
+
+
+class CostRecords:
+    """Writes the table PROBE, and the events about collections and compilations."""
+
+    def __init__(self, files: RankFiles, meter: CostMeter) -> None:
+        self._writer = files.open_table(tables.PROBE)
+        self._events = files.events
+        self._meter = meter
+        self._last_ns = -_EVERY_NS
+        self._collector = CollectorClock()
+        self._compilations = CompilationCounter()
+
+    @property
+    def lost_records(self) -> int:
+        """Number of records lost so far."""
+        return self._writer.lost
+
+    def are_due(self, time_ns: int) -> bool:
+        """Whether the last records are old enough for the next."""
+        return time_ns - self._last_ns >= _EVERY_NS
+
+    def write(self, time_ns: int, lost_records: int, last_step: int | None) -> None:
+        """Record what there is; ``lost_records``: of the whole process, ``last_step``: the last finished one, if any."""
+        self._last_ns = time_ns
+        meter = self._meter
+        self._writer.write(time_ns, meter.total_ns, meter.boundaries, lost_records, meter.errors, meter.one_time_ns)
+        if last_step is not None:
+            self._write_collections(time_ns, last_step)
+            self._write_compiled(time_ns, last_step)
+
+    def _write_collections(self, time_ns: int, step: int) -> None:
+        # Not before the first step: what is loaded before it is collected once.
+        self._collector.start()
+        if (done := self._collector.take_collections(time_ns)) is not None:
+            facts = {"seconds": done.spent_ns / 1e9, "collections": done.collections}
+            self._events.write(time_ns, events.GARBAGE, step=step, begin_ns=done.begin_ns, **facts)
+
+    def _write_compiled(self, time_ns: int, step: int) -> None:
+        if (done := self._compilations.take_graphs(time_ns)) is not None:
+            facts = {"begin_ns": done.begin_ns, "graphs": done.graphs, "seconds": done.seconds}
+            self._events.write(time_ns, events.COMPILED, step=step, **facts)
+
+    def stop(self) -> None:
+        """Look at no more collections."""
+        self._collector.stop()

@@ -1,0 +1,112 @@
+"""Record the ends of counted steps, of which nothing else is recorded."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from zerotop_probe.inside.budget import COUNTED as COUNTED_DETAIL
+from zerotop_probe.inside.budget import DetailBudget
+from zerotop_probe.inside.counting import StepCounting
+from zerotop_probe.inside.device.gpu import RankDevice
+from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.span import Span
+from zerotop_probe.inside.span_losses import SpanLosses
+from zerotop_probe.recording.rings.ring_files import TableWriter
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, INCOMPLETE, PHASE_CODE, UNKNOWN
+
+_STEP = PHASE_CODE["step"]
+
+
+class StepRecorder(Protocol):
+    """What is needed of the recorder, see there."""
+
+    budget: DetailBudget
+    device: RankDevice | None
+    ended: deque[Span]
+    last_step: int | None
+
+    def follow_detail(self, time_ns: int) -> None: ...
+
+
+class CountedSteps:
+    """The counted steps of one rank; the recorder begins them."""
+
+    def __init__(
+        self, recorder: StepRecorder, counting: StepCounting, writer: TableWriter, losses: SpanLosses, meter: CostMeter
+    ) -> None:
+        """``writer``: of spans."""
+        self._recorder = recorder
+        self._counting = counting
+        self._writer = writer
+        self._losses = losses
+        self._meter = meter
+
+    def begin_steps(self, time_ns: int, next_step: int) -> None:
+        """Leave out the phases of the steps from ``next_step`` on, which begins now."""
+        counting, budget = self._counting, self._recorder.budget
+        counting.first_step, counting.begin_ns = next_step, time_ns
+        counting.uncounted_step = budget.find_uncounted(next_step)
+        counting.shortest_ns, counting.longest_ns = budget.like_ns
+        counting.is_on = counting.was_on = True
+
+    def end_step(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int) -> None:
+        """Record the end of a counted step, of which only the optimizer's step was noted; ``flags`` is SKIPPED or 0."""
+        counting, writer, losses = self._counting, self._writer, self._losses
+        flags |= BOUNDARY | COUNTED
+        if losses.count != losses.count_at_step:
+            flags |= INCOMPLETE
+        writer.write(begin_ns, time_ns, UNKNOWN, step, UNKNOWN, UNKNOWN, UNKNOWN, _STEP, flags, 0, engine, 0)
+        self._recorder.last_step = step
+        duration_ns, counting.begin_ns = time_ns - counting.begin_ns, time_ns
+        if writer.lost != losses.count or losses.count != losses.count_at_step:
+            losses.follow(time_ns, step, ends_step=True)
+        if (
+            step + 1 == counting.uncounted_step
+            or not counting.shortest_ns <= duration_ns <= counting.longest_ns
+            or not counting.is_on
+        ):
+            self._end_steps(begin_ns, time_ns, step, engine, flags, duration_ns)
+
+    def _end_steps(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int, duration_ns: int) -> None:
+        """Decide after several counted steps whether to go on."""
+        counting, recorder = self._counting, self._recorder
+        budget, device = recorder.budget, recorder.device
+        self.take_cost()
+        steps = step + 1 - counting.first_step
+        self._meter.boundaries += steps
+        next_step = step + 1 if counting.is_on else None
+        budget.end_step(time_ns, self._meter.total_ns, next_step=next_step, steps=steps, last_ns=duration_ns)
+        if budget.detail == COUNTED_DETAIL:
+            self.begin_steps(time_ns, next_step or 0)
+        else:
+            counting.stop()
+            counting.was_on = False
+            span = Span(begin_ns, _STEP, 0, (engine, step, UNKNOWN), loose=False)
+            span.end_ns, span.flags = time_ns, flags
+            recorder.ended.append(span)
+            if device is not None:
+                device.end_counted_steps(time_ns, span)
+                device.is_full = budget.is_full
+        recorder.follow_detail(time_ns)
+
+    def take_cost(self) -> None:
+        """Add what the hooks have cost in counted steps to the probe's cost."""
+        self._meter.cost_ns += self._counting.cost_ns
+        self._counting.cost_ns = 0
+
+    def read_peak(self, time_ns: int) -> None:
+        """Read the peak of the last steps if they were only counted, because the recording ends."""
+        device, last_step = self._recorder.device, self._recorder.last_step
+        if self._counting.was_on and device is not None and last_step is not None:
+            device.restart_window(time_ns, Span(time_ns, _STEP, 0, (0, last_step + 1, UNKNOWN), loose=False))
+
+    @property
+    def since(self) -> tuple[int, int] | None:
+        """The begin of the step in progress and its number, if phases of it may have been left out; else None."""
+        counting, last_step = self._counting, self._recorder.last_step
+        return (counting.begin_ns, last_step + 1) if counting.was_on and last_step is not None else None
+
+    def resume_phases(self) -> None:
+        """Leave out no more phases of the step in progress. Any thread may call this."""
+        self._counting.stop()

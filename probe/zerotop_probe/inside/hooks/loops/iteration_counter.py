@@ -1,0 +1,82 @@
+"""Which steps of a loop's optimizers end its iterations, also of those steps that were only counted."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from zerotop_probe.inside.guard import now
+from zerotop_probe.inside.hooks.loops.iteration_rule import IterationRule
+from zerotop_probe.inside.hooks.loops.loop import Loop
+from zerotop_probe.recording import events
+
+
+class IterationCounter:
+    """The iteration rule, applied to the optimizers of one loop."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._rule = IterationRule()
+        self._counting = loop.probe.counting
+        self._reported_counting: set[int] = set()
+        # The optimizer that was the only one when its step was counted last, its number, and how many there had been.
+        self._only: Callable[[], Any] = lambda: None
+        self._only_number = self._known_optimizers = 0
+        self.has_scalers = False
+        """Whether a loss scaler may skip updates."""
+
+    def finish_step(self, optimizer: Any) -> bool:
+        """Count a step of an optimizer, and return whether it ends an iteration."""
+        if self._counting.backwards:
+            self.take_counts()
+        # Nearly all loops have one optimizer.
+        if self._only() is optimizer and self._known_optimizers == self._loop.optimizer_count:
+            return self._rule.finish_step(self._only_number, self._loop.backward_total)
+        ends_iteration = self._count_step(optimizer)
+        if self._rule.counting != self._reported_counting and len(self._loop.list_optimizers()) > 1:
+            self.record_optimizers()
+        return ends_iteration
+
+    def _count_step(self, optimizer: Any) -> bool:
+        number = self._loop.find_number(optimizer)
+        alive = self._loop.list_optimizers()
+        self._counting.optimizer = id(optimizer) if len(alive) == 1 and not self.has_scalers else 0
+        if len(alive) == 1:
+            self._only, self._only_number = weakref.ref(optimizer), number
+            self._known_optimizers = self._loop.optimizer_count
+        if alive.keys() != self._rule.step_counts.keys():
+            for gone in self._rule.step_counts.keys() - alive.keys():
+                self._rule.remove(gone)
+            for other in alive.keys() - self._rule.step_counts.keys():
+                if alive[other] is optimizer or any(group["params"] for group in alive[other].param_groups):
+                    self._rule.add(other)
+        return self._rule.finish_step(number, self._loop.backward_total)
+
+    def take_counts(self) -> None:
+        """Learn what was counted."""
+        counting, loop = self._counting, self._loop
+        if counting.updates:
+            seen = loop.backward_total + counting.seen_backwards
+            self._rule.add_steps(self._only_number, counting.updates, seen)
+        loop.backward_total += counting.backwards
+        counting.updates = counting.backwards = counting.seen_backwards = 0
+
+    def record_optimizers(self) -> None:
+        """Record the ``optimizers`` event: which there are, and whose steps make an iteration."""
+        recorder = self._loop.probe.recorder
+        if recorder is None:
+            return
+        counting = self._reported_counting = set(self._rule.counting)
+        optimizers = [
+            {
+                "number": number,
+                "class": type(optimizer).__name__,
+                "parameters": sum(p.numel() for group in optimizer.param_groups for p in group["params"]),
+                "steps": self._rule.step_counts.get(number, 0),
+                "counts": number in counting,
+            }
+            for number, optimizer in self._loop.list_optimizers().items()
+        ]
+        engine, step, _ = self._loop.get_position()
+        recorder.write_event(now(), events.OPTIMIZERS, engine=engine, step=step, optimizers=optimizers)

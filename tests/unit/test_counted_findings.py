@@ -1,0 +1,95 @@
+"""Findings of real recordings of which most steps are made counted ones: none is made up, and those that last are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import recordings
+from counted_recordings import count_steps
+from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.steps.step_table import read_rank_steps
+from zerotop.session.reader import Session
+
+CLEAN = (
+    "cpu-clean",
+    "held-clean-offload",
+    "held-clean-uneven",
+    "held-clean-z0",
+    "held-clean-z3",
+    "unseen-clean",
+    "gpu-clean",
+)
+# Findings that need phases or readings of steps that are not in a row, and the step in which each begins.
+LASTING = (
+    ("cpu-straggler", "straggler", 15),
+    ("cpu-stall", "data_stall", 15),
+    ("cpu-slow", "iteration_shift", 20),
+    ("held-straggler", "straggler", 12),
+    ("held-stall", "data_stall", 26),
+    ("unseen-late-data", "straggler", 22),
+    ("blind-slow-forward", "slow_forward", 59),
+    ("gpu-lines-leak", "memory_creep", 301),
+    ("gpu-lines-jump", "memory_step", 300),
+    ("gpu-offload-4", "double_spike", None),
+    ("blind-saves", "checkpoint_pause", 64),
+    ("cpu-hang", "hung_ranks", 20),
+)
+
+
+def read_names(session: Session) -> set[str]:
+    return {finding.name for finding in find_annotations(session, session.end_ns)}
+
+
+@pytest.mark.parametrize("interval", [4, 16])
+@pytest.mark.parametrize("name", CLEAN)
+def test_counted_steps_of_a_clean_job_are_no_finding(tmp_path: Path, name: str, interval: int) -> None:
+    folder = recordings.as_directory(name, tmp_path)
+    before = read_names(Session.open(folder))
+    assert count_steps(folder, interval=interval, first=10) > 10
+    assert read_names(Session.open(folder)) <= before
+
+
+@pytest.mark.parametrize(("name", "kind", "step"), LASTING)
+def test_what_lasts_is_found(tmp_path: Path, name: str, kind: str, step: int | None) -> None:
+    folder = recordings.as_directory(name, tmp_path)
+    assert count_steps(folder, interval=4, first=10) > 10
+    session = Session.open(folder)
+    found = [finding.step for finding in find_annotations(session, session.end_ns) if finding.name == kind]
+    assert found
+    # It may have begun in one of the counted steps before the first with phases.
+    assert step is None or any(step - 1 <= (one or 0) <= step + 8 for one in found)
+
+
+def test_what_a_change_is_made_of_may_be_known_later(tmp_path: Path) -> None:
+    """The steps after a change are counted: their phases are those of later ones."""
+    folder = recordings.as_directory("cpu-slow", tmp_path)
+    count_steps(folder, interval=16, first=18)
+    session = Session.open(folder)
+    (steps, *_) = read_rank_steps(session)
+    assert steps["counted"][20:25].all()
+    (shift,) = [finding for finding in find_annotations(session, session.end_ns) if finding.name == "iteration_shift"]
+    assert shift.known_ns > steps["end_unix_ns"][steps["step"] == 25][0]
+    assert "between the phases" in shift.details
+    assert not [value for value in shift.evidence.values() if np.isnan(value)]
+
+
+def test_times_and_peaks_stay_those_of_the_steps(tmp_path: Path) -> None:
+    folder = recordings.as_directory("gpu-lines-leak", tmp_path)
+    (whole,) = read_rank_steps(Session.open(folder))
+    count_steps(folder, interval=8)
+    (steps,) = read_rank_steps(Session.open(folder))
+    counted = steps["counted"]
+    assert counted.sum() > 100
+    for name in ("step", "iteration_s", "eval_s", "checkpoint_s", "end_unix_ns", "skipped"):
+        np.testing.assert_array_equal(steps[name], whole[name])
+    for name in ("data_s", "forward_s", "backward_s", "step_s", "rows", "tokens", "allocated_peak_bytes"):
+        np.testing.assert_array_equal(steps[name][~counted], whole[name][~counted])
+    # The peak of several counted steps is that of the last one.
+    ends = np.flatnonzero(counted & ~np.append(counted[1:], True))
+    begins = np.flatnonzero(counted & ~np.append(False, counted[:-1]))[: len(ends)]
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        assert steps["allocated_peak_bytes"][end] == whole["allocated_peak_bytes"][begin : end + 1].max()
+        assert (steps["allocated_peak_bytes"][begin:end] == -1).all()

@@ -1,0 +1,135 @@
+"""Counted steps: of most short steps only the end is recorded, and nothing that is unusual in them is missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rank_recordings import Rank
+from zerotop_probe.inside.budget import DetailBudget
+from zerotop_probe.inside.counting import StepCounting
+from zerotop_probe.inside.guard import CostMeter, wrap_function
+from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.recording import directory
+from zerotop_probe.recording.tables import BOUNDARY, COUNTED, PHASES, SKIPPED, UNKNOWN
+from zerotop_probe.recording.writer import Identity
+
+ME = Identity.for_this_process("rank", 0)
+MS = 1_000_000
+
+
+class Job:
+    """A rank whose steps take 10 ms, and in detail more than the budget."""
+
+    def __init__(self, session: Path) -> None:
+        self.session = session
+        self.meter, self.counting = CostMeter(), StepCounting()
+        self.recorder = Recorder(str(session), ME, self.meter, self.counting)
+        self.recorder.budget = DetailBudget(0.003)
+        self.time_ns, self.step = 1_000_000_000, 0
+
+    def run_step(self, flags: int = 0, step_ms: float = 10) -> None:
+        begin_ns = self.time_ns
+        self.time_ns += int(step_ms * MS)
+        if self.counting.is_on:
+            self.meter.cost_ns += 20_000
+            self.recorder.counted.end_step(self.time_ns - MS, self.time_ns, self.step, 0, flags)
+        else:
+            self.meter.cost_ns += 300_000
+            if not self.counting.was_on:
+                forward = self.recorder.begin_span(begin_ns + MS, "forward", (0, self.step, 0))
+                self.recorder.end_span(forward, begin_ns + 2 * MS)
+            span = self.recorder.begin_span(self.time_ns - MS, "step", (0, self.step, 0))
+            self.recorder.end_span(span, self.time_ns, flags | BOUNDARY)
+            self.recorder.end_step(span, self.time_ns, can_count=True)
+        self.step += 1
+
+    def run_until_counted(self) -> None:
+        while not self.counting.is_on or self.counting.uncounted_step - self.step < 3:
+            self.run_step()
+
+    def read_spans(self) -> Any:
+        return Rank(self.session, 0).spans
+
+    def read_steps(self) -> Any:
+        spans = self.read_spans()
+        return spans[spans["flags"] & BOUNDARY != 0]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    path = directory.create_session(["python", "train.py"], path=str(tmp_path / "session"))
+    started = Job(Path(path))
+    yield started
+    started.recorder.close()
+
+
+def test_every_step_has_its_number_and_its_end(job: Job) -> None:
+    for _ in range(200):
+        job.run_step()
+    steps = job.read_steps()
+    assert steps["step"].tolist() == list(range(200))
+    assert steps["end_ns"].tolist() == [1_000_000_000 + (step + 1) * 10 * MS for step in range(200)]
+    counted = steps["flags"] & COUNTED != 0
+    assert not counted[:20].any()
+    assert 0.85 < counted[30:].mean() < 1
+    assert set(steps["micro_step"][counted]) == {UNKNOWN}
+    forwards = job.read_spans()
+    forwards = forwards[forwards["phase"] == PHASES.index("forward")]
+    assert forwards["step"].tolist() == steps["step"][~counted].tolist()
+
+
+def test_a_skipped_update_is_seen(job: Job) -> None:
+    job.run_until_counted()
+    job.run_step(SKIPPED)
+    last = job.read_steps()[-1]
+    assert last["flags"] == BOUNDARY | COUNTED | SKIPPED
+
+
+@pytest.mark.parametrize("phase", ["eval", "checkpoint_save", "generate"])
+def test_what_is_no_training_is_recorded_and_its_step_counts_as_counted(job: Job, phase: str) -> None:
+    job.run_until_counted()
+    span = job.recorder.begin_span(job.time_ns + MS, phase, (0, job.step, 0))
+    assert not job.counting.is_on
+    job.recorder.end_span(span, job.time_ns + 2 * MS)
+    job.run_step()
+    recorded = job.read_spans()[-2:]
+    assert [PHASES[row["phase"]] for row in recorded] == [phase, "step"]
+    assert recorded["flags"].tolist() == [0, BOUNDARY | COUNTED]
+    job.run_step()
+    assert not job.read_steps()[-1]["flags"] & COUNTED or phase == "generate"
+
+
+def test_after_a_step_unlike_the_others_it_is_decided_anew(job: Job) -> None:
+    job.run_until_counted()
+    asked: list[int] = []
+    decide: Callable[..., None] = job.recorder.budget.end_step
+    job.recorder.budget.end_step = lambda *args, **kwargs: (asked.append(job.step), decide(*args, **kwargs))[1]  # type: ignore
+    job.run_step()
+    assert not asked
+    job.run_step(step_ms=40)
+    assert asked == [job.step - 1]
+
+
+def test_a_failed_call_is_recorded_although_its_begin_is_unknown() -> None:
+    counting, ended = StepCounting(), []
+
+    def fail(subject: object, error: Exception) -> None:
+        raise error
+
+    def end(token: Any, time_ns: int, flags: int, result: Any) -> None:
+        ended.append((token, flags))
+
+    wrapped = wrap_function(fail, "forward", lambda *_: "token", end, CostMeter(), counting)
+    counting.is_on = True
+    with pytest.raises(StopIteration):
+        wrapped(None, StopIteration())
+    assert counting.is_on
+    assert not ended
+    with pytest.raises(KeyError):
+        wrapped(None, KeyError())
+    assert not counting.is_on
+    assert ended == [("token", 8)]

@@ -1,0 +1,13 @@
+"""Medians of values of which some are unknown."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zerotop.session.samples import Floats
+
+
+def compute_known_median(values: Floats) -> float:
+    """Return the median of the values that are not NaN; NaN where there is none."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else float("nan")

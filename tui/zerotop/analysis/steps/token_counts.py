@@ -1,0 +1,19 @@
+"""Tokens of many steps, of which some were only counted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zerotop.analysis.steps.missing_steps import find_recorded
+from zerotop.session.samples import Ints, Rows
+
+
+def estimate_tokens(rows: Rows, tokens: Ints) -> float:
+    """Return the tokens of all recorded ones of some steps (STEP_DTYPE), of which each has ``tokens``.
+
+    A counted step, whose tokens are unknown, is taken to have as many as the others have on average.
+    """
+    weights = rows["steps"] * find_recorded(rows)
+    known = weights[tokens > 0].sum()
+    total = float((np.maximum(tokens, 0) * weights).sum())
+    return total * float(weights.sum() / known) if known and rows["counted"].any() else total
