@@ -10,6 +10,7 @@ import pytest
 
 from loop_runs import Counted, run, torch_version
 from rank_recordings import Rank
+from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, SKIPPED
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -124,6 +125,9 @@ def test_what_trains(together: Counted, number: int) -> None:
     # Two moments for each parameter, and a step count for each of five tensors.
     assert hosts["next_forward"] == {"parameters": weights, "optimizer_state": 2 * weights + 5 * 4}
     assert hosts["after_update"] == hosts["next_forward"] | {"gradients": weights}
+    setup = parse_setup(engine)
+    assert setup is not None
+    assert compute_expected(setup).host == hosts["after_update"]
 
 
 def test_an_iteration_of_two_optimizers_ends_when_both_have_stepped(alone: Counted) -> None:

@@ -75,5 +75,5 @@ def test_shards_and_what_is_gathered(sharded: tuple[int, Counted]) -> None:
     assert setup is not None
     expected = compute_expected(setup).host
     for category in ("parameters", "gradients", "optimizer_state"):
-        # Optimizers also keep a step count of 4 bytes for each tensor.
-        assert hosts["after_update"][category] == pytest.approx(expected[category], abs=4 * 16)
+        # A step count of 4 bytes for each tensor is not expected of FSDP1's flat parameters.
+        assert hosts["after_update"][category] == pytest.approx(expected[category], abs=4 * 16 if version == 1 else 0)

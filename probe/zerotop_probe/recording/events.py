@@ -166,7 +166,20 @@ ENGINE = _declare(
         [
             (
                 Field("class", str, "class name"),
+                Field("package", str, "the package of its class: torch, transformers, bitsandbytes"),
                 Field("parameters", int, "elements that it updates"),
+                Field(
+                    "tensors",
+                    [
+                        (
+                            Field("shape", [int], "of a parameter, also where ranks share it", required=True),
+                            Field("dtype", str, "as that of the event", required=True),
+                            Field("count", int, "parameters of that kind", required=True),
+                            Field("state_bits", int, "of an element of state in bitsandbytes; null elsewhere"),
+                        )
+                    ],
+                    "what it updates, by kind; null of FSDP1's flat parameters, and if there are too many kinds",
+                ),
                 Field("settings", dict, "its defaults: numbers, truth values and words"),
             )
         ],
