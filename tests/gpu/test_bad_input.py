@@ -190,7 +190,7 @@ def test_an_engine_without_optimizer(tmp_path: Path) -> None:
     rank = found.rank()
     (engine,) = rank.event("engine")
     assert engine["optimizer"] == ""
-    assert [event["when"] for event in rank.event("tensors")] == ["init"]
+    assert [event["when"] for event in rank.event("tensors")] == ["init", "before_forward"]
     forwards = rank.phase("forward")
     assert (len(forwards), set(forwards["flags"])) == (4, {EVAL})
     gpu = found.gpu()

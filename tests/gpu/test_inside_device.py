@@ -68,7 +68,7 @@ def test_whose_bytes_the_allocated_ones_are(tmp_path_factory: pytest.TempPathFac
     rank, _ = trained(tmp_path_factory, "--steps", "2").rank(0)
     (engine,) = rank.event("engine")
     found = {event["when"]: event for event in rank.event("tensors")}
-    assert list(found) == ["init", "before_update", "after_update"]
+    assert list(found) == ["init", "before_forward", "before_update", "after_update"]
     for event in found.values():
         assert sum(event["device"].values()) + event["unclaimed_bytes"] == event["allocated_bytes"]
     held = found["after_update"]["device"]

@@ -46,7 +46,9 @@ def test_engines_that_train_in_turn(several: Counted, number: int) -> None:
     assert steps[["engine", "step"]].tolist() == [(engine, step) for step in range(4) for engine in range(2)]
     assert (steps["flags"] & BOUNDARY == BOUNDARY).all()
     told = [(event["engine"], event["when"]) for event in rank.event("tensors")]
-    assert sorted(told) == [(e, when) for e in (0, 1) for when in ("after_update", "before_update", "init")]
+    assert sorted(told) == [
+        (e, when) for e in (0, 1) for when in ("after_update", "before_forward", "before_update", "init")
+    ]
     assert not rank.event("probe_error")
 
 
@@ -68,7 +70,7 @@ def test_an_engine_without_optimizer(looking: Counted, number: int) -> None:
     assert own["steps"] == [0]
     (engine,) = rank.event("engine")
     assert (engine["optimizer"], engine["trainable_parameters"]) == ("", PARAMETERS)
-    assert [event["when"] for event in rank.event("tensors")] == ["init"]
+    assert [event["when"] for event in rank.event("tensors")] == ["init", "before_forward"]
     forwards = rank.phase("forward")
     assert (len(forwards), set(forwards["flags"])) == (4, {EVAL})
     assert not len(rank.phase("step", "backward"))

@@ -101,7 +101,7 @@ def test_whose_bytes(offloaded: Counted, number: int) -> None:
     rank, _ = offloaded.rank(number)
     (engine,) = rank.event("engine")
     found = {event["when"]: event["host"] for event in rank.event("tensors")}
-    assert list(found) == ["init", "before_update", "after_update"]
+    assert list(found) == ["init", "before_forward", "before_update", "after_update"]
     share = engine["parameters"] / engine["world_size"]
     for host in found.values():
         assert host["master_weights"] == pytest.approx(4 * share, rel=0.05)

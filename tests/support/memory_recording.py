@@ -177,6 +177,7 @@ def usual(folder: Path) -> Recording:
     recording.write(tables.BEGINS, who, begins, born=1)
     recording.write(tables.ALLOCATOR, who, readings, born=1, peaks="window")
     recording.tensors(2, "init", {"parameters": 2, "master_weights": 4, "buffers": 0.5})
+    recording.tensors(10, "before_forward", {"parameters": 2, "master_weights": 4, "buffers": 0.5}, unclaimed=0.25)
     before = {"parameters": 2, "master_weights": 4, "buffers": 0.5, "gradients": 2}
     recording.tensors(17, "before_update", before, unclaimed=0.25)
     recording.tensors(18.5, "after_update", PARTS, unclaimed=0.125)

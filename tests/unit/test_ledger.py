@@ -215,6 +215,34 @@ def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: 
     assert found.unexplained_largest == (gib(0.0625), 512)
 
 
+def test_what_is_there_only_since_the_first_forward_is_the_scripts_output(tmp_path: Path) -> None:
+    """As logits that a variable of the loop holds until the next forward."""
+    recording = usual(tmp_path)
+    recording.tensors(18.6, "after_update", PARTS, unclaimed=0.25 + 0.1875)
+    found = one(recording.read(), 23.5)
+    assert (found.sum_bytes("unexplained"), found.unexplained_largest) == (gib(0.25), ())
+    assert found.sum_bytes("activations") == gib(17 - 14.5 - 0.25)
+
+
+def test_older_recordings_tell_that_from_the_making_of_the_engine(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.tensors(3, "init", {"parameters": 2}, rank=1, unclaimed=0.125)
+    recording.tensors(18.6, "after_update", PARTS, rank=1, unclaimed=0.4375)
+    recording.engine(rank=1)
+    recording.write(tables.ALLOCATOR, identity(1), [allocator(at, 20, 22) for at in range(2, 30)], born=1)
+    found = one(recording.read(), 19.5)
+    # Rank 0 has the other 0.125 GiB.
+    assert found.sum_bytes("unexplained") == gib(0.125 + 0.125)
+
+
+def test_of_a_rank_that_was_entered_late_nothing_is_told_from_that(tmp_path: Path) -> None:
+    recording = usual(tmp_path)
+    recording.engine(rank=1)
+    recording.tensors(18.6, "after_update", PARTS, rank=1, unclaimed=0.4375)
+    recording.write(tables.ALLOCATOR, identity(1), [allocator(at, 20, 22) for at in range(2, 30)], born=1)
+    assert one(recording.read(), 19.5).sum_bytes("unexplained") == gib(0.125 + 0.4375)
+
+
 def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: Path) -> None:
     recording = usual(tmp_path)
     recording.tensors(19.2, "after_update", {"parameters": 70})
@@ -311,7 +339,9 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
         recording.write(
             tables.SPANS, identity(rank), [span(max(0, e - 1), e, p, 0, flags) for e, p in zip(ends, phases, strict=False)]
         )
-        for when in draw(st.lists(st.sampled_from(["init", "before_update", "after_update"]), unique=True)):
+        for when in draw(
+            st.lists(st.sampled_from(["init", "before_forward", "before_update", "after_update"]), unique=True)
+        ):
             parts = draw(st.dictionaries(st.sampled_from(CATEGORIES), amounts))
             host = draw(st.dictionaries(st.sampled_from(CATEGORIES), amounts))
             recording.tensors(draw(seconds), when, parts, rank=rank, unclaimed=draw(amounts), host=host)

@@ -255,9 +255,9 @@ TENSORS = _declare(
     Field(
         "when",
         str,
-        "init, before_update or after_update: the first of each; the last of an update that was not skipped. Of a loop also"
-        " next_forward, after that update: zero_grad() may have freed gradients; before_backward, the first; and init is"
-        " before the first forward",
+        "init, before_forward, before_update or after_update: the first of each; the last of an update that was not skipped."
+        " Of a loop init is before the first forward, and there are next_forward, after that update: zero_grad() may have"
+        " freed gradients; and before_backward, the first",
     ),
     Field("output_shape", [int], "of what the model returned, of its logits if it has some (before_backward only)"),
     Field("output_item_bytes", int, "bytes of an element of that"),
