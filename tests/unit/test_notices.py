@@ -64,9 +64,11 @@ def test_which_optimizers_make_an_iteration(tmp_path: Path) -> None:
     recording.event(rank, 2, events.OPTIMIZERS, engine=0, step=0, optimizers=both)
     one = [both[0], both[1] | {"counts": False}]
     recording.event(rank, 3, events.OPTIMIZERS, engine=0, step=9, optimizers=one)
-    recording.event(rank, 4, events.GOODBYE, lost=0)
+    empty = [both[0], both[1] | {"counts": False, "parameters": 0}]
+    recording.event(rank, 4, events.OPTIMIZERS, engine=0, step=10, optimizers=empty)
+    recording.event(rank, 5, events.GOODBYE, lost=0)
     source = RecordingSource(recording.read())
-    said = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 4)]
+    said = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 5)]
     assert said == [
         (),
         ("An iteration ends when Adam (2,000 parameters) and SGD (1 parameter) have each stepped since the last one.",),
@@ -74,6 +76,7 @@ def test_which_optimizers_make_an_iteration(tmp_path: Path) -> None:
             "An iteration is a step of Adam (2,000 parameters). SGD (1 parameter) does not count: the others have stepped"
             " many times meanwhile.",
         ),
+        (),
     ]
 
 

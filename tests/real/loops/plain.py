@@ -276,7 +276,51 @@ def reload(counter, rank):
     return model
 
 
-STYLES = {style.__name__: style for style in (accumulate, alternate, search, fuse, misbehave, descend, infer, share, reload)}
+def mend(counter, rank):
+    """An optimizer without parameters that steps now and then, a backward that fails, and a layer that is replaced."""
+    model, ids = Model(), Ids(ROWS, 1).ids
+    optimizer, empty = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD([{"params": []}], lr=0.1)
+
+    def fail(gradient):
+        raise ValueError("a bad gradient")
+
+    failures = 0
+    for index in range(8):
+        optimizer.zero_grad()
+        if index == 5:
+            model.layer = nn.Linear(8, 8)
+            optimizer.add_param_group({"params": model.layer.parameters()})
+        loss = compute_loss(model(ids), ids)
+        counter.note(loss, ids)
+        if index == 3:
+            loss.register_hook(fail)
+        try:
+            loss.backward()
+        except ValueError:
+            failures += 1
+            continue
+        optimizer.step()
+        if index % 2:
+            empty.step()
+    counter.facts |= {"steps": 7, "failures": failures}
+    return model
+
+
+def idle(counter, rank):
+    """The only optimizer has no parameters."""
+    model, ids = Model(), Ids(ROWS, 1).ids
+    empty = torch.optim.SGD([{"params": []}], lr=0.1)
+    for _ in range(6):
+        loss = compute_loss(model(ids), ids)
+        counter.note(loss, ids)
+        loss.backward()
+        empty.step()
+    counter.facts |= {"steps": 6}
+    return model
+
+
+FUNCTIONS = (accumulate, alternate, search, fuse, misbehave, descend, infer, share, reload, mend, idle)
+STYLES = {function.__name__: function for function in FUNCTIONS}
 
 
 def train(style, rank):
