@@ -108,3 +108,13 @@ def test_pinned_memory_that_an_older_pytorch_does_not_count(tmp_path: Path) -> N
     assert source.view_at(BEGIN_NS + 2 * S).job.notices == ()
     (notice,) = source.view_at(None).job.notices
     assert notice.startswith("PyTorch 2.4.1 does not count pinned memory")
+
+
+def test_sharding_by_an_unknown_version_of_pytorch_is_said_once(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    for rank in (identity(0, 100), identity(1, 101)):
+        recording.event(rank, 1, events.HELLO, torch="9.9.0")
+        facts = {"kind": "loop", "model": "Net", "optimizer": "SGD", "unread": {"sharding": "AttributeError: fsdp_params"}}
+        recording.event(rank, 2, events.ENGINE, engine=0, **facts)
+    (notice,) = RecordingSource(recording.read()).view_at(None).job.notices
+    assert notice.startswith("PyTorch 9.9.0 keeps FSDP's parameters in a way that zerotop does not know")

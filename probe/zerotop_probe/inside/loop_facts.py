@@ -121,12 +121,21 @@ def _count_parameters(parts: _LoopParts) -> dict[str, int]:
 
 
 def _find_groups(parts: _LoopParts) -> list[sharding.ShardedGroup]:
+    try:
+        return _read_groups(parts)
+    except Exception:
+        if _find_parallelism(parts) != "FSDP2":
+            raise
+        return []  # its parameters know their whole size
+
+
+def _read_groups(parts: _LoopParts) -> list[sharding.ShardedGroup]:
     return [group for module in parts.modules for group in sharding.find_groups(module)]
 
 
 def _describe_sharding(parts: _LoopParts) -> dict[str, Any] | None:
     """Return how FSDP shards the models; None without."""
-    groups = _find_groups(parts)
+    groups = _read_groups(parts)
     if not groups:
         return None
     sizes = [group.trainable + group.frozen for group in groups]
