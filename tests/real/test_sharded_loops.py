@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run, torch_version
+from loop_runs import Counted, run
 from zerotop.analysis.engine import Engine, parse_engine
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop_probe.recording.tables import BOUNDARY, FAILED
@@ -20,8 +20,6 @@ NAMES = {1: "FSDP", 2: "FSDP2"}
 @pytest.fixture(scope="module", params=[1, 2])
 def sharded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Counted]:
     version = request.param
-    if version == 2 and torch_version() < (2, 6):
-        pytest.skip("before PyTorch 2.6 fully_shard is private, and needs a GPU")
     return version, run("sharded", tmp_path_factory.mktemp("fsdp"), str(version), launcher="torchrun")
 
 
