@@ -52,7 +52,7 @@ def main() -> None:
         began = time.perf_counter()
         found = [(finding.name, finding.step) for finding in find_annotations(session, session.end_ns)]
         took = time.perf_counter() - began
-        right, wrong, missed = recordings.compare(labels, found)
+        right, wrong, missed = recordings.compare_findings(labels, found)
         for group in ("all", name.partition("-")[0]):
             for into, kinds in zip(counts.get(group, {}).values(), (right, wrong, missed), strict=False):
                 into.update(kinds)
@@ -64,9 +64,9 @@ def main() -> None:
 
 def _sessions() -> Iterator[tuple[str, Session, list[recordings.Label]]]:
     """Each recording, and of those with a GPU also what samplers alone saw of it."""
-    outside, missed = recordings.labels("outside"), recordings.labels("missed")
-    for name, labels in recordings.labels().items():
-        session = recordings.recording(name)
+    outside, missed = recordings.read_labels("outside"), recordings.read_labels("missed")
+    for name, labels in recordings.read_labels().items():
+        session = recordings.open_recording(name)
         yield name, session, labels + missed[name]
         if session.sources["gpus"]:
             with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +116,7 @@ def _search_long(steps: int, trouble: Trouble) -> tuple[float, Counter[str]]:
         return run
 
     with tempfile.TemporaryDirectory() as folder:
-        session = Session.open(long_recording.write(Path(folder) / "session", steps, trouble))
+        session = Session.open(long_recording.write_recording(Path(folder) / "session", steps, trouble))
         annotator = DetectorRunner(session, [time_detector(*item) for item in load_detectors().items()])
         began = time.process_time()
         annotator.update()
@@ -126,7 +126,7 @@ def _search_long(steps: int, trouble: Trouble) -> tuple[float, Counter[str]]:
 def _print_live() -> None:
     """Print the time for each second of a live job that has made a million steps."""
     with tempfile.TemporaryDirectory() as folder:
-        session = Session.open(long_recording.write(Path(folder) / "session", 1_000_000))
+        session = Session.open(long_recording.write_recording(Path(folder) / "session", 1_000_000))
         annotator, pieces, end_ns = Annotator(session), [], session.end_ns
         annotator.update(end_ns - 60 * 10**9)
         for second in range(60):

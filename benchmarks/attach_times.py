@@ -34,8 +34,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from programs import ZEROTOP, environment, on_terminal
-from rank_recordings import events, table
+from programs import ZEROTOP, make_environment, on_terminal
+from rank_recordings import read_event_file, read_table_file
 from terminals import Terminal
 
 FIRST_PICTURE_S, ENTERED_S = 0.5, 1.0
@@ -96,7 +96,7 @@ def training(ranks: int, width: int) -> Iterator[int]:
         with open(Path(folder, "output"), "w+b") as output:
             job = subprocess.Popen(
                 [*command, str(script), folder, str(width)],
-                env=environment(Path(folder), **own), stdout=output, stderr=output, start_new_session=True,
+                env=make_environment(Path(folder), **own), stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
             try:
                 wait_for(lambda: job.poll() is not None or len(list(Path(folder).glob("trains-*"))) == ranks, START_S)
@@ -133,7 +133,9 @@ class Attached:
 
     def __exit__(self, *_: object) -> None:
         self.terminal.close()
-        subprocess.run([*ZEROTOP, "detach", str(self._job)], env=environment(self._state), check=True, capture_output=True)
+        subprocess.run(
+            [*ZEROTOP, "detach", str(self._job)], env=make_environment(self._state), check=True, capture_output=True
+        )
 
     def _listed(self) -> set[Path]:
         return set(self._sessions.iterdir()) if self._sessions.is_dir() else set()
@@ -157,12 +159,12 @@ class Attached:
     def told(self, role: str, name: str) -> float:
         """When its control or node first wrote an event of that name; seconds since the command."""
         (path,) = self.session.glob(f"events-{role}-*.jsonl")
-        return next(event["time_ns"] for event in events(path) if event["event"] == name) / 1e9 - self.began_s
+        return next(event["time_ns"] for event in read_event_file(path) if event["event"] == name) / 1e9 - self.began_s
 
     def sampled(self) -> float:
         """When the first reading of a process was taken."""
         (path,) = self.session.glob("processes-*.rec")
-        return float(table(path)["time_ns"].min()) / 1e9 - self.began_s
+        return float(read_table_file(path)["time_ns"].min()) / 1e9 - self.began_s
 
     def entered(self, since_s: float) -> tuple[list[float], list[float]]:
         """Waits until all ranks were entered and have recorded: when that was, and when they first recorded."""
@@ -181,21 +183,21 @@ class Attached:
         """Of its first record of the allocator, or of a phase where there is none; 0 so far."""
         for name, field in (("allocator", "time_ns"), ("spans", "end_ns")):
             for path in self.session.glob(f"{name}-rank{rank}-*.rec"):
-                rows = table(path)
+                rows = read_table_file(path)
                 if len(rows):
                     return int(rows[field][0])
         return 0
 
     def iterations(self) -> list[float]:
         """Seconds that each rank's iterations took."""
-        spans = [table(path) for path in self.session.glob("spans-rank*.rec")]
+        spans = [read_table_file(path) for path in self.session.glob("spans-rank*.rec")]
         starts = [sorted(rows["begin_ns"][(rows["phase"] == 3) & (rows["depth"] == 0)]) for rows in spans]  # forward
         return [float(after - before) / 1e9 for found in starts for before, after in pairwise(found)]
 
 
 def _entered_ns(path: Path) -> int:
     with contextlib.suppress(json.JSONDecodeError):  # a line that is being written
-        return next((int(event["time_ns"]) for event in events(path) if event["event"] == "entered"), 0)
+        return next((int(event["time_ns"]) for event in read_event_file(path) if event["event"] == "entered"), 0)
     return 0
 
 
@@ -212,7 +214,7 @@ def first_pictures(seconds: Seconds, state: Path, job: int, ranks: int, tries: i
 def lists(seconds: Seconds, state: Path, job: int, tries: int) -> None:
     for _ in range(tries):
         began_s = time.monotonic()
-        done = subprocess.run([*ZEROTOP, "attach"], env=environment(state), check=True, capture_output=True, text=True)
+        done = subprocess.run([*ZEROTOP, "attach"], env=make_environment(state), check=True, capture_output=True, text=True)
         seconds.add("list of jobs printed", time.monotonic() - began_s)
         assert str(job) in done.stdout, done.stdout
 

@@ -34,7 +34,7 @@ def list_cases(options: argparse.Namespace) -> list[tuple[int, str, Path]]:
     import recordings
     from fuzzing import KINDS
 
-    packs = [recordings.packed(name) for name in recordings.names()]
+    packs = [recordings.find_packed_file(name) for name in recordings.list_recordings()]
     for folder in options.folders:
         packs += sorted(Path(folder).glob("*.zerotop"))
     kinds = [kind for kind in KINDS if options.only in (None, kind)]

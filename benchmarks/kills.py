@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 import programs
 import real_jobs
-from agents import table
+from agents import read_table_file
 from terminals import Terminal
 from zerotop import demo
 from zerotop_probe.recording.directory import SESSION_VARIABLE
@@ -57,8 +57,8 @@ class Training:
         self._printed = folder / "printed"
         options = ["--model", "tiny", "--steps", str(steps), "--seq-length", "32", "--micro-batch", "1"]
         script = [str(demo.SCRIPT_PATH), *options, "--deepspeed", str(demo.find_config("zero1_bf16"))]
-        command = ["bash", "-c", SCRIPT.format(EXIT_CODE), "bash", *real_jobs.launch("bare", script)]
-        self._variables = real_jobs.environment() | {_MARK: str(folder), "PRINTED": str(self._printed)}
+        command = ["bash", "-c", SCRIPT.format(EXIT_CODE), "bash", *real_jobs.build_launch_command("bare", script)]
+        self._variables = real_jobs.make_environment() | {_MARK: str(folder), "PRINTED": str(self._printed)}
         self.viewer = self._open("run", "--session", str(self.session), "--", *command)
 
     def _open(self, *arguments: str) -> Terminal:
@@ -107,7 +107,7 @@ class Training:
             # Without a terminal this only replaces the sampler.
             subprocess.run(
                 [*programs.ZEROTOP, "attach", str(self.session)],
-                env=programs.environment(self.folder, **self._variables),
+                env=programs.make_environment(self.folder, **self._variables),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
@@ -196,7 +196,7 @@ def read_output(session: Path) -> bytes:
     for index in sorted(session.glob("output-node-*.rec")):
         if index.stat().st_size:
             text = index.with_suffix(".log").read_bytes()
-            rows = table(index)
+            rows = read_table_file(index)
             pieces += [(int(row["time_ns"]), text[row["offset"] : row["offset"] + row["length"]]) for row in rows]
     return b"".join(text for _, text in sorted(pieces, key=lambda piece: piece[0]))
 
@@ -212,7 +212,7 @@ def main() -> int:
     # Jobs whose sampler was killed become our children, and so their exit codes are known.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     chooser = random.Random(options.seed)
-    real_jobs.remove_stale_locks(real_jobs.environment())
+    real_jobs.remove_stale_locks(real_jobs.make_environment())
     share, killed, wrong, jobs = -(-options.kills // options.jobs), Counter[str](), 0, 0
     while sum(killed.values()) < options.kills:
         jobs += 1

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from small_recording import read
+from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.ranks.matrix import Metric
 from zerotop.analysis.ranks.samples import RankSamples
@@ -46,7 +46,7 @@ def median_ms(work: Callable[[], object]) -> float:
 
 async def measure(folder: Path, width: int, height: int) -> dict[str, float]:
     """The figures of one recording."""
-    source = RecordingSource(read(folder))
+    source = RecordingSource(read_recording(folder))
     app = ZerotopApp(source, title="ranks", glyphs=BLOCKS)
     found: dict[str, float] = {}
     async with app.run_test(size=(width, height)) as pilot:

@@ -25,7 +25,7 @@ import zerotop.analysis.waveform.samples as samples  # first, before NumPy: see 
 import numpy as np  # isort: skip
 
 from sensed_job import PLAN, Job
-from small_recording import read
+from small_recording import read_recording
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.alignment import align_iterations, choose_iterations
 from zerotop.analysis.waveform.fold_cache import WaveformCache
@@ -124,7 +124,7 @@ def main() -> None:
             job = Job(given.iterations, scale=seconds / sum(lasts for lasts, *_ in PLAN.values()))
             with tempfile.TemporaryDirectory() as folder:
                 job.write(Path(folder), ranks=ranks)
-                found = measured(read(Path(folder)), width, height)
+                found = measured(read_recording(Path(folder)), width, height)
             figures = "  ".join(f"{name} {value:.1f}" for name, value in found.items())
             against = found["fold"] / found["plain"]
             print(f"{ranks} ranks, {given.iterations} of {seconds} s, ms: {figures}  fold/plain {against:.1f}", flush=True)

@@ -14,10 +14,10 @@ import pytest
 
 from agents import wait_for
 from loop_runs import LOOPS
-from programs import ZEROTOP, zerotop
-from programs import environment as own_environment
+from programs import ZEROTOP, run_zerotop
+from programs import make_environment as own_environment
 from rank_recordings import Rank
-from real_jobs import TIMEOUT_S, environment, launch
+from real_jobs import TIMEOUT_S, build_launch_command, make_environment
 from zerotop_probe.outside.attaching import jobs
 
 torch = pytest.importorskip("torch")
@@ -36,11 +36,11 @@ TRAINS_S = 9.0
 def started(folder: Path) -> subprocess.Popen[bytes]:
     """The loop, started by somebody who has never heard of us."""
     folder.mkdir()
-    variables = environment() | {"DS_ACCELERATOR": "cuda"}
+    variables = make_environment() | {"DS_ACCELERATOR": "cuda"}
     del variables["CUDA_VISIBLE_DEVICES"]
     with open(folder / "output", "wb") as output:
         return subprocess.Popen(
-            launch("deepspeed", [str(LOOPS / "hand_written.py"), *OPTIONS], ranks=1),
+            build_launch_command("deepspeed", [str(LOOPS / "hand_written.py"), *OPTIONS], ranks=1),
             cwd=folder,
             env=variables,
             stdout=output,
@@ -89,7 +89,7 @@ def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_
     (session,) = (state / "zerotop" / "sessions").glob("*/session.json")
     first = int(Rank(session.parent, 0).phase("step")["step"][0])
     assert 0 < first < 5000
-    told = zerotop(state, "memory", str(session.parent), "--json")
+    told = run_zerotop(state, "memory", str(session.parent), "--json")
     assert told.returncode == 0, told.stderr.decode()
     (gpu,) = [gpu for gpu in json.loads(told.stdout)["gpus"] if gpu["ranks"]]  # the machine may have others
     rows = {row["key"]: row["bytes"] for row in gpu["rows"]}

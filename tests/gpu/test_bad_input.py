@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from loop_runs import LOOPS
-from rank_recordings import Rank, events, table
-from real_jobs import environment, free_port
+from rank_recordings import Rank, read_event_file, read_table_file
+from real_jobs import free_port, make_environment
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures import oom_log_parser
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
@@ -69,7 +69,7 @@ class Odd:
 def recorded(folder: Path, command: list[str], **variables: str) -> tuple[Path, str]:
     """Runs a command to its end under ``zerotop run``."""
     session = folder / "session"
-    inherited = {name: value for name, value in environment().items() if name != "CUDA_VISIBLE_DEVICES"}
+    inherited = {name: value for name, value in make_environment().items() if name != "CUDA_VISIBLE_DEVICES"}
     own = {"DS_ACCELERATOR": "cuda", "PYTHONZEROTOP_DEBUG": "1", **variables}
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(
@@ -100,7 +100,7 @@ def odd(folder: Path, *options: str, ranks: int = 1, **variables: str) -> Odd:
     lines = [json.loads(line[8:]) for line in text.splitlines() if line.startswith("COUNTED ")]
     assert len(lines) == ranks, text
     for path in session.glob("events-*.jsonl"):
-        assert not [event for event in events(path) if event["event"] in ("probe_error", "sampler_error")]
+        assert not [event for event in read_event_file(path) if event["event"] in ("probe_error", "sampler_error")]
     return Odd(session, text, {line["rank"]: line for line in lines})
 
 
@@ -118,7 +118,7 @@ def test_cuda_malloc_async(tmp_path: Path) -> None:
     (engine,) = rank.event("engine")
     assert engine["allocator"] == "cudaMallocAsync"
     (path,) = found.session.glob("allocator-*.rec")
-    rows = table(path)
+    rows = read_table_file(path)
     assert set(rows["segments"]) == set(rows["requested_peak_bytes"]) == {-1}
     assert (rows["allocated_bytes"] <= rows["reserved_bytes"]).all()
     # We have begun the peaks anew at every boundary, and the job has not seen it.
@@ -180,7 +180,7 @@ def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
     gpu = found.gpu()
     assert gpu.ranks == (0, 1)
     assert gpu.sum_bytes("parameters") >= 2 * 4 * PARAMETERS
-    last = [table(path)["reserved_bytes"][-1] for path in found.session.glob("allocator-*.rec")]
+    last = [read_table_file(path)["reserved_bytes"][-1] for path in found.session.glob("allocator-*.rec")]
     assert (len(last), gpu.reserved_bytes) == (2, sum(last))
     assert gpu.sum_bytes("outside_pytorch") > 100 << 20  # two contexts
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from loop_runs import Counted, run
-from rank_recordings import table
+from loop_runs import Counted, run_loop
+from rank_recordings import read_table_file
 from zerotop_probe.recording.tables import TICK
 
 torch = pytest.importorskip("torch")
@@ -25,14 +25,14 @@ PHASES = ("forward", "backward", "step")
 def trained(factory: pytest.TempPathFactory, *options: str, recorded: bool = True) -> Counted:
     folder = factory.mktemp("measuring")
     session = None if recorded else Path()
-    return run("measuring", folder, *options, ranks=1, session=session, accelerator="cuda", bootstrap=recorded)
+    return run_loop("measuring", folder, *options, ranks=1, session=session, accelerator="cuda", bootstrap=recorded)
 
 
 def recorded_peaks(counted: Counted, field: str) -> list[list[Any]]:
     """(phase, highest of that field in its windows) of every phase of the loop, by time."""
     rank, _ = counted.rank(0)
     (path,) = counted.session.glob("allocator-*.rec")
-    rows = table(path)
+    rows = read_table_file(path)
     rows = rows[rows["edge"] != TICK]
     found: list[list[Any]] = []
     for name in PHASES:
@@ -94,7 +94,7 @@ def test_the_gpus_own_times(tmp_path_factory: pytest.TempPathFactory) -> None:
     counted = trained(tmp_path_factory, "--steps", "6")
     rank, _ = counted.rank(0)
     (path,) = counted.session.glob("device_times-*.rec")
-    times = {int(row["begin_ns"]): int(row["device_ns"]) for row in table(path)}
+    times = {int(row["begin_ns"]): int(row["device_ns"]) for row in read_table_file(path)}
     for name in PHASES:
         spans = rank.phase(name)[1:-1]  # the last step's are learnt too late, the first are no measure
         assert len(spans) == 4

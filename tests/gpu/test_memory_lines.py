@@ -13,7 +13,7 @@ import pytest
 
 from loop_runs import LOOPS
 from rank_recordings import Rank
-from real_jobs import environment, run_recorded
+from real_jobs import make_environment, run_recorded
 from zerotop_probe.recording.directory import DEFAULT_BUDGET
 
 torch = pytest.importorskip("torch")
@@ -51,8 +51,8 @@ def make_command(kind: str, steps: int) -> list[str]:
     return [sys.executable, str(LOOPS / SCRIPT), kind, str(steps), "cuda"]
 
 
-def make_environment() -> dict[str, str]:
-    inherited = environment() | {"DS_ACCELERATOR": "cuda"}
+def make_cuda_environment() -> dict[str, str]:
+    inherited = make_environment() | {"DS_ACCELERATOR": "cuda"}
     del inherited["CUDA_VISIBLE_DEVICES"]
     return inherited
 
@@ -63,7 +63,7 @@ def read_counted(output: str) -> dict[str, Any]:
 
 
 def watch(kind: str, folder: Path, *options: str, steps: int = STEPS) -> Watched:
-    run = run_recorded(make_command(kind, steps), folder, make_environment(), options)
+    run = run_recorded(make_command(kind, steps), folder, make_cuda_environment(), options)
     assert run.returncode == 0, run.output
     rank = Rank(run.session, 0)
     assert not rank.event("probe_error")
@@ -92,7 +92,7 @@ def test_a_clean_run_is_looked_at_once_and_comes_out_the_same(tmp_path: Path) ->
     total_s = sum(watched.counted["seconds"])
     assert sum(look["seconds"] for look in watched.looks) <= DEFAULT_BUDGET * (total_s + ADVANCE_S)
     alone = subprocess.run(
-        make_command("nothing", STEPS), env=make_environment(), capture_output=True, text=True, timeout=300, check=True
+        make_command("nothing", STEPS), env=make_cuda_environment(), capture_output=True, text=True, timeout=300, check=True
     )
     assert read_counted(alone.stdout)["losses"] == watched.counted["losses"]
     lines = watched.counted["lines"]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from loop_runs import LOOPS, Counted, run
-from rank_recordings import Rank, table
-from real_jobs import environment
+from loop_runs import LOOPS, Counted, run_loop
+from rank_recordings import Rank, read_table_file
+from real_jobs import make_environment
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.memory.expected.zero_model import compare_ledger, compute_expected, parse_setup
@@ -38,7 +38,7 @@ PHASES = ("forward", "backward", "step")
 def train(factory: pytest.TempPathFactory, *options: str, recorded: bool = True) -> Counted:
     """Run a story with the probe alone, or without it."""
     folder, session = factory.mktemp("story"), None if recorded else Path()
-    return run(
+    return run_loop(
         "stories",
         folder,
         *options,
@@ -52,7 +52,7 @@ def train(factory: pytest.TempPathFactory, *options: str, recorded: bool = True)
 
 def watch(folder: Path, *options: str) -> tuple[Session, dict[str, Any]]:
     """Run a story under ``zerotop run``; return its recording, and what it counted itself."""
-    inherited = environment()
+    inherited = make_environment()
     del inherited["CUDA_VISIBLE_DEVICES"]
     session = folder / "session"
     script = [sys.executable, str(LOOPS / "stories.py"), *options, "--linger", "2.5", "--output", str(folder / "output")]
@@ -90,7 +90,7 @@ def test_peaks_are_torchs_own_to_the_byte(tmp_path_factory: pytest.TempPathFacto
     assert counted.by_rank[0] == blind.by_rank[0]
     rank, own = counted.rank(0)
     (path,) = counted.session.glob("allocator-*.rec")
-    rows = table(path)
+    rows = read_table_file(path)
     rows = rows[rows["edge"] != TICK]
     found: list[tuple[int, str, int]] = []
     for name in PHASES:
@@ -119,7 +119,7 @@ def test_the_ledger_of_a_linear_layer(linear: tuple[Session, dict[str, Any]]) ->
 def test_device_times_of_every_phase(linear: tuple[Session, dict[str, Any]]) -> None:
     session, _ = linear
     (path,) = session.path.glob("device_times-*.rec")
-    assert {int(phase) for phase in table(path)["phase"]} == {
+    assert {int(phase) for phase in read_table_file(path)["phase"]} == {
         int(s["phase"][0]) for s in map(Rank(session.path, 0).phase, PHASES)
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loop_runs import LOOPS
-from real_jobs import environment, run_recorded
+from real_jobs import make_environment, run_recorded
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.session.reader import Session
 
@@ -28,7 +28,7 @@ KINDS = ("iteration_shift", "time_between_phases", "repeated_pause", "data_stall
 
 def watch(kind: str, folder: Path) -> tuple[list[Annotation], dict[str, Any]]:
     """Run the loop; return its findings about lines, and what it counted itself."""
-    inherited = environment() | {"DS_ACCELERATOR": "cuda"}
+    inherited = make_environment() | {"DS_ACCELERATOR": "cuda"}
     del inherited["CUDA_VISIBLE_DEVICES"]
     run = run_recorded([sys.executable, str(LOOPS / "slow_on_gpu.py"), kind, str(STEPS), "cuda"], folder, inherited)
     assert run.returncode == 0, run.output

@@ -12,13 +12,13 @@ import local_model
 import nodes
 import shared_memory
 from config_runs import OWN_MODEL, RUNS, SAVE, TOGETHER, WITHOUT_DEEPSPEED, why_impossible_here
-from node_jobs import Zerotop, caller, rank_on
+from node_jobs import Zerotop, bind_zerotop, rank_on
 from nodes import Cluster
 from real_jobs import (
     Run,
-    environment,
     finetune_command,
     finetunes_in_turn,
+    make_environment,
     prepared_config,
     remove_stale_locks,
     run_recorded,
@@ -51,7 +51,7 @@ def _shared_memory_given_back() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def job_environment() -> dict[str, str]:
     """The environment of a real run: CPU, one thread a rank, no network, the tools of this Python on PATH."""
-    found = environment()
+    found = make_environment()
     remove_stale_locks(found)
     return found
 
@@ -103,7 +103,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def zerotop(cluster: Cluster, tmp_path: Path) -> Zerotop:
     """The program on the first of them."""
-    return caller(cluster, tmp_path)
+    return bind_zerotop(cluster, tmp_path)
 
 
 @pytest.fixture

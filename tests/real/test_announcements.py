@@ -66,7 +66,7 @@ def test_text_of_a_job_cannot_write_escape_sequences() -> None:
 
 
 def test_a_failure_is_announced_once_and_only_while_the_job_runs() -> None:
-    session = recordings.recording("cpu-hang")
+    session = recordings.open_recording("cpu-hang")
     frame = Viewer(RecordingSource(session), None, time.monotonic).make_frame()
     found = find_annotations(session, session.end_ns)
     before, after = replace(frame, all_findings=()), replace(frame, all_findings=found)

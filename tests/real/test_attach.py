@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from agents import wait_for
-from loop_runs import LOOPS, run
-from programs import zerotop
+from loop_runs import LOOPS, run_loop
+from programs import run_zerotop
 from rank_recordings import Rank
-from real_jobs import TIMEOUT_S, environment, launch
+from real_jobs import TIMEOUT_S, build_launch_command, make_environment
 from zerotop_probe.outside.attaching import jobs
 from zerotop_probe.outside.attaching.probe_entry import enter_processes, leave_processes
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED
@@ -34,7 +34,7 @@ STEPS = 5000
 @pytest.fixture(scope="module", autouse=True)
 def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The first start of DeepSpeed on a machine compiles for minutes; a job that is killed then leaves its lock for ever."""
-    run(
+    run_loop(
         "hand_written",
         tmp_path_factory.mktemp("built"),
         *OPTIONS,
@@ -50,10 +50,10 @@ def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
 def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The loop, started by somebody who has never heard of us; it ends soon after the file "enough" appears."""
     script = [str(LOOPS / "hand_written.py"), *OPTIONS, "--steps", str(STEPS), "--until", str(folder / "enough")]
-    command = launch("deepspeed", script)
+    command = build_launch_command("deepspeed", script)
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment(), stdout=output, stderr=output, start_new_session=True
+            command, cwd=folder, env=make_environment(), stdout=output, stderr=output, start_new_session=True
         )
         try:
             yield process
@@ -128,7 +128,7 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
         for phase in ("forward", "backward"):
             assert rank.phase(phase)["step"].tolist() == np.repeat(with_phases, 2).tolist()
     done = ("--steps", str(own[0]["global_steps"]))
-    bare = run("hand_written", alone, *OPTIONS, *done, launcher="bare", session=Path(), bootstrap=False).by_rank
+    bare = run_loop("hand_written", alone, *OPTIONS, *done, launcher="bare", session=Path(), bootstrap=False).by_rank
     for number in (0, 1):
         assert own[number]["losses"] == bare[number]["losses"]
         assert own[number]["weights"] == bare[number]["weights"]
@@ -160,7 +160,7 @@ def test_a_rank_that_is_left_trains_on_and_can_be_entered_again(tmp_path: Path) 
 def test_a_process_that_is_no_python_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
-            done = zerotop(tmp_path, "attach", str(process.pid), "--headless")
+            done = run_zerotop(tmp_path, "attach", str(process.pid), "--headless")
         finally:
             process.kill()
     assert done.returncode == 2

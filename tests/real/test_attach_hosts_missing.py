@@ -12,9 +12,9 @@ import pytest
 import nodes
 import zerotop_probe
 from agents import wait_for
-from node_jobs import Zerotop, attached, bound, first_pid, hidden, rank_on, samplers, wait_for_both
+from node_jobs import Zerotop, attach_zerotop, bind_file, first_pid, hide_folder, list_samplers, rank_on, wait_for_both
 from nodes import Cluster
-from programs import ZEROTOP, environment
+from programs import ZEROTOP, make_environment
 from real_jobs import TIMEOUT_S
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
@@ -41,7 +41,7 @@ def test_nodes_that_cannot_take_part_get_a_sentence_and_the_others_go_on(
     odd.write_text(lost + refused + stranger + locked + settings.read_text())
     ssh = ("--ssh", f"ssh -F {odd}")
     names = "refused,stranger,locked,zt-node-2,silent"
-    with attached(zerotop, cluster, tmp_path, *ssh, "--hosts", names) as told:
+    with attach_zerotop(zerotop, cluster, tmp_path, *ssh, "--hosts", names) as told:
         (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
         assert told[0].startswith("refused takes no part: ssh cannot connect (connect to host 10.231.77.2 port 23: ")
         assert told[1] == "stranger takes no part: ssh does not know its host key. Connect once by hand and accept it."
@@ -58,20 +58,20 @@ def test_a_folder_that_is_not_shared(cluster: Cluster, zerotop: Zerotop, tmp_pat
     state = tmp_path / "zerotop"
     state.mkdir()
     with (
-        hidden(cluster.nodes[1], state),
-        attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
+        hide_folder(cluster.nodes[1], state),
+        attach_zerotop(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
     ):
         assert "takes no part: it does not see the recording's folder" in told[0]
         assert "choose such a one with --session" in told[0]
-        assert samplers(cluster.nodes[1]) == ""
+        assert list_samplers(cluster.nodes[1]) == ""
 
 
 @pytest.mark.usefixtures("job")
 def test_a_node_without_zerotop(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
     package = Path(zerotop_probe.__file__).parent / "outside" / "attaching"
     with (
-        hidden(cluster.nodes[1], package),
-        attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
+        hide_folder(cluster.nodes[1], package),
+        attach_zerotop(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
     ):
         assert told[0] == (
             f"zt-node-2 takes no part: zerotop is installed neither for {sys.executable} nor on the PATH there. "
@@ -84,7 +84,7 @@ def test_zerotop_at_another_place_is_found_by_the_path(cluster: Cluster, zerotop
     one, two = cluster.nodes
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "bin").mkdir(parents=True)
-    with hidden(one, elsewhere):
+    with hide_folder(one, elsewhere):
         prefix = Path(sys.executable).parent.parent
         for name in ("lib", "pyvenv.cfg"):
             if (prefix / name).exists():
@@ -95,13 +95,13 @@ def test_zerotop_at_another_place_is_found_by_the_path(cluster: Cluster, zerotop
         program = tmp_path / "program"
         program.write_text(f'#!/bin/sh\ntouch {tmp_path}/asked\nexec {sys.executable} -m zerotop "$@"\n')
         program.chmod(0o755)
-        with bound(two, program, Path("/usr/bin/zerotop")):
+        with bind_file(two, program, Path("/usr/bin/zerotop")):
             options = ("--hosts", "zt-node-2", "--session", f"{tmp_path}/session")
-            with attached(zerotop, cluster, tmp_path, *options, program=[str(python), "-m", "zerotop"]) as told:
+            with attach_zerotop(zerotop, cluster, tmp_path, *options, program=[str(python), "-m", "zerotop"]) as told:
                 assert told == [f"recording in {tmp_path}/session"]
                 assert (tmp_path / "asked").exists()
                 wait_for_both(tmp_path / "session")
-    assert samplers(two) == ""
+    assert list_samplers(two) == ""
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.231.77.1"])
@@ -110,19 +110,19 @@ def test_another_job_that_meets_at_the_same_port_is_not_taken_for_this_one(
 ) -> None:
     one, two = cluster.nodes
     with rank_on(one, 0, tmp_path, MASTER_ADDR=address), rank_on(two, 0, tmp_path, MASTER_ADDR=address):  # noqa: SIM117
-        with attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
+        with attach_zerotop(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
             assert told[0] == "zt-node-2 takes no part: no rank of this job runs there."
-    assert samplers(two) == ""
+    assert list_samplers(two) == ""
 
 
 @pytest.mark.usefixtures("job")
 def test_another_format_of_recordings_is_said(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
     two = cluster.nodes[1]
-    with attached(zerotop, cluster, tmp_path) as told:
+    with attach_zerotop(zerotop, cluster, tmp_path) as told:
         session = told[-1].partition("recording in ")[2]
         assert (Path(session) / SESSION_FILE).exists()
         request = {"from": ["elsewhere", ""], "format": [99, 0], "session": session, "action": "join"}
-        done = two.run(*ZEROTOP, "attach", "--there", json.dumps(request), env=environment(tmp_path))
+        done = two.run(*ZEROTOP, "attach", "--there", json.dumps(request), env=make_environment(tmp_path))
     answer = json.loads(done.stdout)["zerotop_there"]
     assert "zerotop there records in format 1." in answer["why_not"]
     assert "this session has format 99.0. Install the same version on both nodes" in answer["why_not"]
@@ -149,7 +149,7 @@ def test_what_names_no_nodes(zerotop: Zerotop, tmp_path: Path, names: str, said:
 def test_a_launcher_that_names_no_nodes_and_an_ssh_that_does_not_exist(
     cluster: Cluster, zerotop: Zerotop, tmp_path: Path
 ) -> None:
-    with attached(zerotop, cluster, tmp_path, "--hosts", "job") as told:
+    with attach_zerotop(zerotop, cluster, tmp_path, "--hosts", "job") as told:
         assert told[0] == "The job's launcher does not say which nodes it uses. Name them, or give a hostfile as @FILE."
         (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
         said = zerotop("attach", session.name, "--hosts", "zt-node-2", "--ssh", "no-such-ssh").stderr.splitlines()
@@ -162,7 +162,7 @@ def test_a_launcher_that_names_no_nodes_and_an_ssh_that_does_not_exist(
 def test_a_job_of_one_node_asks_no_other(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
     with (
         rank_on(cluster.nodes[0], 0, tmp_path, WORLD_SIZE="1"),
-        attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
+        attach_zerotop(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
     ):
         assert told[0] == "All ranks of the job run on this node: no other node was asked."
 
@@ -174,17 +174,17 @@ def test_a_connection_that_breaks_leaves_nothing_that_detach_does_not_end(
     two, breaking = cluster.nodes[1], tmp_path / "ssh"
     breaking.write_text(f'#!/bin/sh\n{cluster.ssh} "$@" | head -2\nexit 255\n')  # it has begun there, and no more is heard
     breaking.chmod(0o755)
-    with attached(zerotop, cluster, tmp_path, "--ssh", str(breaking), "--hosts", "zt-node-2") as told:
+    with attach_zerotop(zerotop, cluster, tmp_path, "--ssh", str(breaking), "--hosts", "zt-node-2") as told:
         assert told[0] == (
             "zt-node-2 may or may not take part: the connection broke before it answered. Attach again with --hosts to ask"
             " it again; detach ends its part too."
         )
-        wait_for(lambda: samplers(two))
+        wait_for(lambda: list_samplers(two))
         session = told[-1].partition("recording in ")[2]
         notices = RecordingSource(Session.open(Path(session))).view_at(None).job.notices
         assert "zt-node-2 takes no part: the connection broke before it answered." in notices
         assert zerotop("detach", session).returncode == 0
-        assert samplers(two) == ""
+        assert list_samplers(two) == ""
 
 
 @pytest.mark.usefixtures("job")
@@ -198,7 +198,7 @@ def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, zer
     wrong.write_text(f'#!/bin/sh\nexec {cluster.ssh} "$@" -c "\'PYTHONPATH={shift} exec sh\'"\n')
     wrong.chmod(0o755)
     try:
-        with attached(zerotop, cluster, tmp_path, "--ssh", str(wrong), "--hosts", "zt-node-2") as told:
+        with attach_zerotop(zerotop, cluster, tmp_path, "--ssh", str(wrong), "--hosts", "zt-node-2") as told:
             session = Path(told[-1].partition("recording in ")[2])
             assert told[0] == (
                 "The clock of zt-node-2 is 5 min ahead of this one: its times are corrected to about a second."
@@ -215,4 +215,4 @@ def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, zer
             assert alive == [True, True]
     finally:
         two.run("umount", "/proc/sys/kernel/random/boot_id", check=True)
-    assert samplers(two) == ""
+    assert list_samplers(two) == ""

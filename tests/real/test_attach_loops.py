@@ -15,9 +15,9 @@ import pytest
 
 from agents import wait_for
 from loop_runs import LOOPS
-from programs import environment, zerotop
+from programs import make_environment, run_zerotop
 from rank_recordings import Rank
-from real_jobs import environment as quiet
+from real_jobs import make_environment as quiet
 from zerotop_probe.outside.attaching.probe_entry import enter_processes, leave_processes
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, FAILED
@@ -117,7 +117,7 @@ class Kernel:
 
     def __init__(self, folder: Path, state: Path) -> None:
         self.manager = jupyter_client.KernelManager(kernel_name="python3")
-        variables = quiet() | environment(state) | {"JPY_SESSION_NAME": "lora.ipynb"}
+        variables = quiet() | make_environment(state) | {"JPY_SESSION_NAME": "lora.ipynb"}
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         self.manager.kernel_spec.argv[:] = command
         self.manager.start_kernel(env=variables, cwd=str(folder))
@@ -156,7 +156,7 @@ def test_an_idle_kernel_is_listed_and_entered_by_its_next_cell(kernel: Kernel, t
     state, session = tmp_path / "state", tmp_path / "session"
     session.mkdir()
     assert kernel.run(IMPORTS + TRAIN) == ""
-    rows = json.loads(zerotop(state, "attach", "--json").stdout)
+    rows = json.loads(run_zerotop(state, "attach", "--json").stdout)
     (row,) = (row for row in rows if row["pid"] == kernel.process.pid)
     assert (row["launcher"], row["script"], row["session"]) == ("jupyter", "lora.ipynb", None)
     (entry,) = enter_processes([kernel.process], str(session), patience_s=0.5)
@@ -177,7 +177,7 @@ def test_an_extension_records_a_notebook_without_a_terminal(kernel: Kernel, tmp_
     said = kernel.run("%load_ext zerotop_probe")
     assert "zerotop attach" in said
     assert kernel.run(IMPORTS + TRAIN) == ""
-    (row,) = json.loads(zerotop(state, "sessions", "--json").stdout)
+    (row,) = json.loads(run_zerotop(state, "sessions", "--json").stdout)
     assert row["state"] == "live"
     session = Path(said.split("recorded to ")[1].split(".\n")[0].strip())
     assert has_reported(session)
@@ -191,4 +191,4 @@ def test_an_extension_records_a_notebook_without_a_terminal(kernel: Kernel, tmp_
     assert len(rank.phase("step")) == 5
     assert rank.events[-1]["event"] == "left"
     assert os.path.isfile(session / "session.json")
-    assert json.loads(zerotop(state, "sessions", "--json").stdout)[0]["state"] != "live"
+    assert json.loads(run_zerotop(state, "sessions", "--json").stdout)[0]["state"] != "live"

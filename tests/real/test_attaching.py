@@ -22,7 +22,7 @@ import pytest
 import zerotop_probe
 from agents import wait_for
 from machine import small_disk
-from programs import ZEROTOP, environment, on_terminal, zerotop
+from programs import ZEROTOP, make_environment, on_terminal, run_zerotop
 from zerotop_probe.outside.attaching import jobs, payload
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.injector import State, plant_code
@@ -80,13 +80,13 @@ def job() -> Iterator[Job]:
 
 def listed(state: Path) -> list[tuple[str, str]]:
     """(name, state) of each session."""
-    return [(row["name"], row["state"]) for row in json.loads(zerotop(state, "sessions", "--json").stdout)]
+    return [(row["name"], row["state"]) for row in json.loads(run_zerotop(state, "sessions", "--json").stdout)]
 
 
 def recording(state: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
     """``zerotop attach`` without a screen, and the name of the session that it records in."""
     attached = subprocess.Popen(
-        [*ZEROTOP, "attach", *arguments, "--headless"], env=environment(state), stderr=subprocess.PIPE, text=True
+        [*ZEROTOP, "attach", *arguments, "--headless"], env=make_environment(state), stderr=subprocess.PIPE, text=True
     )
     assert attached.stderr is not None
     said = attached.stderr.readline()
@@ -113,13 +113,13 @@ def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(job: Job,
     attached, name = recording(tmp_path, str(process.pid))
     assert listed(tmp_path) == [(name, "live")]
     for called in (str(process.pid), name):
-        done = zerotop(tmp_path, "detach", called)
+        done = run_zerotop(tmp_path, "detach", called)
         assert done.returncode == 0, done.stderr
         assert f"Recorded in {tmp_path}" in done.stdout.decode()
         _, said = attached.communicate(timeout=30)
         assert (attached.returncode, said) == (0, "")
         assert listed(tmp_path) == [(name, "ended")]
-        assert f"{name}  detached" in zerotop(tmp_path, "sessions").stdout.decode()
+        assert f"{name}  detached" in run_zerotop(tmp_path, "sessions").stdout.decode()
         assert process.poll() is None
         attached, again = recording(tmp_path, name)
         assert again == name
@@ -130,7 +130,7 @@ def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(job: Job,
     assert job_control.is_sampler_alive(str(tmp_path / "zerotop" / "sessions" / name))
     process.kill()
     wait_for(lambda: listed(tmp_path) == [(name, "ended")])
-    assert zerotop(tmp_path, "attach", name, "--headless").stderr.decode() == (
+    assert run_zerotop(tmp_path, "attach", name, "--headless").stderr.decode() == (
         f"zerotop: The job of {name} has ended; watch the recording with: zerotop replay {name}\n"
     )
 
@@ -142,7 +142,7 @@ def test_where_nothing_can_be_recorded_nothing_is_left(job: Job, tmp_path: Path,
         (disk / "filler").write_bytes(bytes(4096))
         if existed:
             (disk / "s").mkdir()
-        done = zerotop(tmp_path, "attach", str(job().pid), "--headless", "--session", str(disk / "s"))
+        done = run_zerotop(tmp_path, "attach", str(job().pid), "--headless", "--session", str(disk / "s"))
         said = f"zerotop: Cannot record to {disk}/s: No space left on device. Choose another folder with --session DIR\n"
         assert (done.returncode, done.stderr.decode()) == (1, said)
         assert (disk / "s").exists() == existed
@@ -152,7 +152,7 @@ def test_where_nothing_can_be_recorded_nothing_is_left(job: Job, tmp_path: Path,
 def test_one_that_was_seen_from_outside_only_is_left_alone(job: Job, tmp_path: Path) -> None:
     process = job("import time; print('ready', flush=True); time.sleep(600)")
     attached, name = recording(tmp_path, str(process.pid))
-    done = zerotop(tmp_path, "detach", name)
+    done = run_zerotop(tmp_path, "detach", name)
     assert done.stdout.decode() == f"Recorded in {tmp_path}/zerotop/sessions/{name}\n"
     attached.communicate(timeout=30)
 
@@ -234,7 +234,7 @@ def test_entering_from_the_screen(job: Job, tmp_path: Path) -> None:
         terminal.close()
     ((name, state),) = listed(tmp_path)
     assert state == "live"
-    assert zerotop(tmp_path, "detach", name).returncode == 0
+    assert run_zerotop(tmp_path, "detach", name).returncode == 0
     assert process.poll() is None
 
 
@@ -245,7 +245,7 @@ def test_a_number_that_is_no_process(tmp_path: Path, number: str, command: str) 
         with subprocess.Popen([sys.executable, "-c", ""]) as process:
             number = str(process.pid)
     options = ["--headless"] if command == "attach" else []
-    done = zerotop(tmp_path, command, number, *options)
+    done = run_zerotop(tmp_path, command, number, *options)
     assert done.returncode == 2
     words = "is not a Python process of a job here" if command == "attach" else f"PID {number} is not being recorded"
     assert words in done.stderr.decode()
@@ -253,7 +253,7 @@ def test_a_number_that_is_no_process(tmp_path: Path, number: str, command: str) 
 
 
 def test_without_a_terminal_nothing_is_begun(job: Job, tmp_path: Path) -> None:
-    done = zerotop(tmp_path, "attach", str(job().pid))
+    done = run_zerotop(tmp_path, "attach", str(job().pid))
     assert done.returncode == 1
     assert done.stderr == b"zerotop: The live screen needs a terminal; --headless records without one\n"
     assert listed(tmp_path) == []

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import recordings
-from agents import table, wait_for
+from agents import read_table_file, wait_for
 from machine import make_read_only, small_disk
-from programs import zerotop
+from programs import run_zerotop
 from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
@@ -39,7 +39,7 @@ def small_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def rows_of_each(session: Path) -> dict[str, int]:
     """How many records each table has."""
     begun = [path for path in session.glob("*.rec") if path.stat().st_size]
-    return {path.name.partition("-")[0]: len(table(path)) for path in begun}
+    return {path.name.partition("-")[0]: len(read_table_file(path)) for path in begun}
 
 
 def newer(session: Path) -> None:
@@ -154,5 +154,5 @@ def test_a_recording_on_a_read_only_disk_is_read(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         session = recordings.as_directory("cpu-clean", folder)
         make_read_only(disk)
-        assert zerotop(disk, "export", str(session)).stdout.startswith(b"rank,step,")
-        assert zerotop(disk, "sessions").stdout.startswith(b"cpu-clean  exit 0")
+        assert run_zerotop(disk, "export", str(session)).stdout.startswith(b"rank,step,")
+        assert run_zerotop(disk, "sessions").stdout.startswith(b"cpu-clean  exit 0")

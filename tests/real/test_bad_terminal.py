@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import python, wait_for
-from programs import headless, on_terminal, zerotop
+from agents import build_python_command, wait_for
+from programs import on_terminal, run_headless, run_zerotop
 from terminals import Terminal
 
 # Markup, colours, a cleared screen, another title, the alternate screen, a bell, bytes that are no UTF-8, wide characters.
@@ -41,13 +41,13 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 def hostile(tmp_path: Path) -> str:
     """A recording of such output."""
     session = tmp_path / "session"
-    assert headless(session, python(f"import os; os.write(1, {HOSTILE!r})")).returncode == 0
+    assert run_headless(session, build_python_command(f"import os; os.write(1, {HOSTILE!r})")).returncode == 0
     return str(session)
 
 
 def test_a_jobs_output_is_text_whatever_it_is(opened: Open, tmp_path: Path) -> None:
     code = f"import os, time; os.write(1, {HOSTILE!r}); time.sleep(2)"
-    terminal = opened("run", "--session", str(tmp_path / "session"), "--", *python(code))
+    terminal = opened("run", "--session", str(tmp_path / "session"), "--", *build_python_command(code))
     terminal.wait_for("[red]markup[/red] [/] [@click=app.quit]click[/] [bold", "exit code 0", "no end of line")
     terminal.wait_for("coloured cleared titled alternate cursor", "wide 日本語 emoji 🎉")
     for escape in (b"\x1b[31m", b"my title", b"\x1b[3J", b"\x9b", b"\xff"):
@@ -59,7 +59,9 @@ def test_a_jobs_output_is_text_whatever_it_is(opened: Open, tmp_path: Path) -> N
 @pytest.mark.parametrize("term", ["xterm", "vt100", "dumb", ""])
 def test_forty_columns(opened: Open, tmp_path: Path, term: str) -> None:
     code = "import time; print('at work', flush=True); time.sleep(600)"
-    terminal = opened("run", "--session", str(tmp_path / "s"), "--", *python(code), rows=15, columns=40, TERM=term)
+    terminal = opened(
+        "run", "--session", str(tmp_path / "s"), "--", *build_python_command(code), rows=15, columns=40, TERM=term
+    )
     terminal.wait_for("LIVE", "no step yet", "q leave")
     terminal.type("q")
     terminal.wait_for("Stop the job")
@@ -94,11 +96,11 @@ def test_nothing_but_ascii_is_drawn_where_the_locale_has_no_more(opened: Open, h
 
 
 def test_without_a_terminal_the_screens_say_what_to_do(tmp_path: Path, hostile: str) -> None:
-    done = zerotop(tmp_path, "replay", hostile)
+    done = run_zerotop(tmp_path, "replay", hostile)
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr == b"zerotop: Replay needs a terminal; zerotop export writes the same data to files\n"
     # A screen cannot be shown, so the job is run as a batch job.
-    done = zerotop(tmp_path, "run", "--", sys.executable, "-c", "print(1)")
+    done = run_zerotop(tmp_path, "run", "--", sys.executable, "-c", "print(1)")
     assert (done.returncode, done.stdout) == (0, b"1\n")
 
 

@@ -32,7 +32,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sessions = home / "state" / "zerotop" / "sessions"
     sessions.mkdir(parents=True)
     for name in ("brisk-otter", "calm-heron"):
-        shutil.copy(recordings.packed("cpu-clean"), sessions / f"{name}.zerotop")
+        shutil.copy(recordings.find_packed_file("cpu-clean"), sessions / f"{name}.zerotop")
     return home
 
 

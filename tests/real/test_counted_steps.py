@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from loop_runs import LOOPS
-from real_jobs import launch, run_recorded
+from real_jobs import build_launch_command, run_recorded
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
@@ -63,7 +63,7 @@ def scaled(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, 
 @pytest.fixture(scope="module")
 def late(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
     """Two ranks of which the second is late from a step on."""
-    command = launch("torchrun", [str(LOOPS / "short.py"), f"--late-from={_LATE_FROM}", "--steps=400"])
+    command = build_launch_command("torchrun", [str(LOOPS / "short.py"), f"--late-from={_LATE_FROM}", "--steps=400"])
     return _run(tmp_path_factory.mktemp("late"), job_environment, command)
 
 

@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from programs import environment, on_terminal, zerotop
+from programs import make_environment, on_terminal, run_zerotop
 from recordings import FOLDER
 from zerotop.demo.finetune import PRESETS
 from zerotop.session.sweeps import read_sweep
@@ -18,7 +18,7 @@ JOB = ["--", sys.executable, str(SCRIPT), "{longest}", "{seq_length}", "{steps}"
 
 def test_the_largest_that_fits(tmp_path: Path) -> None:
     options = ["--seq-length", "8:128:8", "--set", "longest=4,44,900", "-o", str(tmp_path / "fit"), "--json"]
-    done = zerotop(tmp_path, "fit", *options, *JOB)
+    done = run_zerotop(tmp_path, "fit", *options, *JOB)
     assert done.returncode == 1  # the first has none
     found = json.loads(done.stdout)
     assert [(one["largest"], one["failing"], one["is_final"]) for one in found["series"]] == [
@@ -32,7 +32,7 @@ def test_the_largest_that_fits(tmp_path: Path) -> None:
 
 def test_never_more_runs_than_asked_for(tmp_path: Path) -> None:
     options = ["--seq-length", "8:128:8", "--set", "longest=44,50", "-o", str(tmp_path / "fit"), "--most-runs", "3"]
-    done = zerotop(tmp_path, "fit", *options, *JOB)
+    done = run_zerotop(tmp_path, "fit", *options, *JOB)
     assert len(read_sweep(tmp_path / "fit").points) == 3
     assert "the limit of 3 runs is reached" in done.stdout.decode()
 
@@ -48,13 +48,15 @@ def test_the_screen_shows_what_fits(tmp_path: Path) -> None:
 
 
 def test_what_to_maximize_must_be_said(tmp_path: Path) -> None:
-    done = zerotop(tmp_path, "fit", "--stage", "2,3")
+    done = run_zerotop(tmp_path, "fit", "--stage", "2,3")
     assert done.returncode == 2
     assert b"Say what to maximize" in done.stderr
 
 
 def test_estimates_for_a_preset(tmp_path: Path) -> None:
-    done = zerotop(tmp_path, "estimate", "llama-8b", "--gpus", "8", "--gpu-memory", "80GB", "--seq-length", "2048", "--json")
+    done = run_zerotop(
+        tmp_path, "estimate", "llama-8b", "--gpus", "8", "--gpu-memory", "80GB", "--seq-length", "2048", "--json"
+    )
     found = json.loads(done.stdout)
     options = {(row["stage"], row["offload"]): row for row in found["options"]}
     parameters = found["model"]["model"]["parameters"]
@@ -64,22 +66,24 @@ def test_estimates_for_a_preset(tmp_path: Path) -> None:
     assert options[3, "none"]["gpu_bytes"] == 2 * parameters
     assert options[2, "optimizer"]["own_estimates"][0]["gpu_bytes"] == 2 * parameters
     assert len(found["deepspeed_estimates"]) == 8
-    text = zerotop(tmp_path, "estimate", "llama-8b", "--gpus", "8", "--gpu-memory", "80GB").stdout.decode()
+    text = run_zerotop(tmp_path, "estimate", "llama-8b", "--gpus", "8", "--gpu-memory", "80GB").stdout.decode()
     assert "does not fit" in text
     assert "stage 3, offload_param=cpu, offload_optimizer=cpu, zero_init=1" in text
 
 
 def test_estimates_for_a_recording_and_a_config_file(tmp_path: Path) -> None:
-    recorded = zerotop(tmp_path, "estimate", str(FOLDER / "z2-offload.zerotop"), "--json")
+    recorded = run_zerotop(tmp_path, "estimate", str(FOLDER / "z2-offload.zerotop"), "--json")
     assert json.loads(recorded.stdout)["model"]["basis"].startswith("highest allocated memory")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}))
-    done = zerotop(tmp_path, "estimate", str(tmp_path))
+    done = run_zerotop(tmp_path, "estimate", str(tmp_path))
     assert b"not a decoder-only transformer" in done.stderr
     snapshot = tmp_path / "hub" / "hub" / "models--me--small" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text(json.dumps(PRESETS["tiny"]))
-    cached = zerotop(tmp_path, "estimate", "me/small", "--json", env=environment(tmp_path, HF_HOME=str(tmp_path / "hub")))
+    cached = run_zerotop(
+        tmp_path, "estimate", "me/small", "--json", env=make_environment(tmp_path, HF_HOME=str(tmp_path / "hub"))
+    )
     assert json.loads(cached.stdout)["model"]["model"]["parameters"] == 3_213_568
-    unknown = zerotop(tmp_path, "estimate", "no/such-model")
+    unknown = run_zerotop(tmp_path, "estimate", "no/such-model")
     assert unknown.returncode == 1
     assert b"There is no model 'no/such-model'" in unknown.stderr

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import events, python, recorded, wait_for
-from programs import on_terminal, zerotop
+from agents import build_python_command, join_output_bytes, read_node_events, wait_for
+from programs import on_terminal, run_zerotop
 from terminals import Terminal
 from zerotop_probe.outside.job import job_control
 
@@ -36,7 +36,7 @@ class Work:
         self.folder = folder
         self.session = folder / "zerotop" / "sessions" / "mine"
         self._flag = folder / "end"
-        job = [*python(WORKER), str(self._flag), str(int(stubborn))]
+        job = [*build_python_command(WORKER), str(self._flag), str(int(stubborn))]
         self.terminal = on_terminal(folder, "run", "--session", str(self.session), "--", *job)
         self.terminal.wait_for("at work")
 
@@ -58,10 +58,10 @@ class Work:
         return self.terminal.exit_code()
 
     def wait_until_said(self, word: bytes) -> None:
-        wait_for(lambda: word in recorded(self.session, "output"))
+        wait_for(lambda: word in join_output_bytes(self.session, "output"))
 
     def listed(self) -> dict[str, object]:
-        (row,) = json.loads(zerotop(self.folder, "sessions", "--json").stdout)
+        (row,) = json.loads(run_zerotop(self.folder, "sessions", "--json").stdout)
         assert isinstance(row, dict)
         return row
 
@@ -121,8 +121,8 @@ def test_a_viewer_that_is_killed_takes_nothing_with_it(start: Start) -> None:
     assert work.terminal.exit_code() == -signal.SIGKILL
     assert work.listed()["state"] == "live"
     work.end()
-    wait_for(lambda: events(work.session, "job_ended"))
-    assert recorded(work.session, "output") == b"at work\nwork done\n"
+    wait_for(lambda: read_node_events(work.session, "job_ended"))
+    assert join_output_bytes(work.session, "output") == b"at work\nwork done\n"
 
 
 def test_a_terminal_that_is_closed_leaves_the_job_running(start: Start) -> None:
@@ -131,7 +131,7 @@ def test_a_terminal_that_is_closed_leaves_the_job_running(start: Start) -> None:
     wait_for(work.terminal.ended)
     assert work.listed()["state"] == "live"
     work.end()
-    wait_for(lambda: events(work.session, "job_ended"))
+    wait_for(lambda: read_node_events(work.session, "job_ended"))
 
 
 def test_a_job_is_stopped_gently(start: Start) -> None:
@@ -139,7 +139,7 @@ def test_a_job_is_stopped_gently(start: Start) -> None:
     work.leave("s")
     assert work.leave_ended() == 4
     assert "The job failed with exit code 4, after it had been asked to stop." in work.terminal.text
-    assert recorded(work.session, "output") == b"at work\nasked by SIGINT\n"
+    assert join_output_bytes(work.session, "output") == b"at work\nasked by SIGINT\n"
 
 
 def test_a_job_that_does_not_want_to_end_is_killed(start: Start) -> None:
@@ -161,7 +161,7 @@ def test_a_cancelled_leave_changes_nothing(start: Start) -> None:
     work.terminal.wait_for("work done", "exit code 6")
     work.terminal.type("q")
     assert work.terminal.exit_code() == 6
-    assert events(work.session, "stop_sent") == []
+    assert read_node_events(work.session, "stop_sent") == []
 
 
 def test_a_sampler_that_died_is_replaced_from_the_screen(start: Start) -> None:
@@ -178,7 +178,7 @@ def test_a_sampler_that_died_is_replaced_from_the_screen(start: Start) -> None:
     work.terminal.type("q")
     assert work.terminal.exit_code() == 1
     assert (work.listed()["state"], work.listed()["exit_code"]) == ("ended", None)
-    assert "mine  exit ?" in zerotop(work.folder, "sessions").stdout.decode()
+    assert "mine  exit ?" in run_zerotop(work.folder, "sessions").stdout.decode()
 
 
 def test_attaching_replaces_a_sampler_that_died(start: Start) -> None:
@@ -198,7 +198,7 @@ def test_attaching_replaces_a_sampler_that_died(start: Start) -> None:
 def test_attaching_without_a_terminal_still_replaces_the_sampler(start: Start) -> None:
     work = start()
     work.kill_sampler()
-    done = zerotop(work.folder, "attach", "mine")
+    done = run_zerotop(work.folder, "attach", "mine")
     assert done.returncode == 1
     assert done.stderr.decode() == (
         "zerotop: The job's sampler had died: a new one records from now on.\n"
@@ -206,7 +206,7 @@ def test_attaching_without_a_terminal_still_replaces_the_sampler(start: Start) -
     )
     assert job_control.is_sampler_alive(str(work.session))
     work.end()
-    wait_for(lambda: events(work.session, "sampler_ended"))
+    wait_for(lambda: read_node_events(work.session, "sampler_ended"))
 
 
 def test_a_job_that_ended_unseen_is_no_success(start: Start) -> None:

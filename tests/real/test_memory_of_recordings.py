@@ -19,13 +19,13 @@ from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
 
-NAMES = recordings.names()
+NAMES = recordings.list_recordings()
 MOMENTS = 150
 
 
 @cache
 def opened(name: str) -> Session:
-    return recordings.recording(name)
+    return recordings.open_recording(name)
 
 
 ON_GPUS = [name for name in NAMES if opened(name).sources["allocator"]]
@@ -152,7 +152,7 @@ def test_an_evaluation_that_did_not_fit() -> None:
 
 
 HAD_ENOUGH = [
-    name for name, labels in recordings.labels().items() if "out_of_memory" not in {label.name for label in labels}
+    name for name, labels in recordings.read_labels().items() if "out_of_memory" not in {label.name for label in labels}
 ]
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from loop_runs import LOOPS, Counted
-from real_jobs import environment, launch, run_recorded
+from real_jobs import build_launch_command, make_environment, run_recorded
 from zerotop.analysis.reports.memory import read_report
 from zerotop.analysis.views.memory_view import MemoryViewBuilder
 from zerotop.commands.common.memory_text import format_report
@@ -21,8 +21,8 @@ PARAMETERS = 2 * (1024 * 1024 + 1024)
 
 
 def recorded(factory: pytest.TempPathFactory, *options: str) -> Counted:
-    command = launch("bare", [str(LOOPS / "odd.py"), *options])
-    done = run_recorded(command, factory.mktemp("odd"), environment())
+    command = build_launch_command("bare", [str(LOOPS / "odd.py"), *options])
+    done = run_recorded(command, factory.mktemp("odd"), make_environment())
     assert done.returncode == 0, done.output
     lines = [json.loads(line[8:]) for line in done.output.splitlines() if line.startswith("COUNTED ")]
     return Counted(done.session, done.output, {line["rank"]: line for line in lines})

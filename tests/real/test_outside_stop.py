@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import AGENT, events, python, recorded, wait_for
+from agents import AGENT, build_python_command, join_output_bytes, read_node_events, wait_for
 from zerotop_probe.outside.attaching import jobs
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.job import agent, job_control
@@ -41,15 +41,15 @@ sys.exit(child.wait() and 1)
 
 
 def listener(signals: str, last: str) -> list[str]:
-    return [*python(LISTENER), signals, last]
+    return [*build_python_command(LISTENER), signals, last]
 
 
 def signals_sent(session: Path) -> list[str]:
-    return [event["signal"] for event in events(session, "stop_sent")]
+    return [event["signal"] for event in read_node_events(session, "stop_sent")]
 
 
 def ready(session: Path) -> bool:
-    return bool(list(session.glob("output-*.rec"))) and b"ready\n" in recorded(session, "output")
+    return bool(list(session.glob("output-*.rec"))) and b"ready\n" in join_output_bytes(session, "output")
 
 
 def test_a_gentle_stop_is_an_interrupt_as_from_the_keyboard(tmp_path: Path) -> None:
@@ -57,9 +57,9 @@ def test_a_gentle_stop_is_an_interrupt_as_from_the_keyboard(tmp_path: Path) -> N
     wait_for(lambda: ready(tmp_path))
     job_control.request_stop(str(tmp_path))
     wait_for(lambda: not started.is_alive())
-    assert recorded(tmp_path, "output") == b"ready\nSIGINT\n"
+    assert join_output_bytes(tmp_path, "output") == b"ready\nSIGINT\n"
     assert signals_sent(tmp_path) == ["SIGINT"]
-    (end,) = events(tmp_path, "job_ended")
+    (end,) = read_node_events(tmp_path, "job_ended")
     assert end["exit_code"] == 9
     assert end["text"] == "The job failed with exit code 9, after it had been asked to stop."
     job_control.request_stop(str(tmp_path))  # of a job that has ended: nothing happens
@@ -70,19 +70,19 @@ def test_a_stop_insists_by_itself(tmp_path: Path) -> None:
     wait_for(lambda: ready(tmp_path))
     job_control.request_stop(str(tmp_path))
     wait_for(lambda: not started.is_alive())
-    assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
+    assert join_output_bytes(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
     assert signals_sent(tmp_path) == ["SIGINT", "SIGTERM", "SIGKILL"]
-    assert events(tmp_path, "job_ended")[0]["signal"] == "SIGKILL"
+    assert read_node_events(tmp_path, "job_ended")[0]["signal"] == "SIGKILL"
 
 
 def test_asking_again_does_not_wait(tmp_path: Path) -> None:
     started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", "SIGTERM"), grace_s=(600, 600))
     wait_for(lambda: ready(tmp_path))
     job_control.request_stop(str(tmp_path))
-    wait_for(lambda: b"SIGINT" in recorded(tmp_path, "output"))
+    wait_for(lambda: b"SIGINT" in join_output_bytes(tmp_path, "output"))
     job_control.request_stop(str(tmp_path))
     wait_for(lambda: not started.is_alive())
-    assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
+    assert join_output_bytes(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
 
 
 def test_a_termination_of_the_agent_in_the_background_is_a_stop(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_termination_of_the_agent_in_the_background_is_a_stop(tmp_path: Path) 
     assert started.send_signal(signal.SIGHUP)  # the terminal it was started from is gone
     assert started.send_signal(signal.SIGTERM)
     wait_for(lambda: not started.is_alive())
-    assert recorded(tmp_path, "output") == b"ready\nSIGINT\n"
+    assert join_output_bytes(tmp_path, "output") == b"ready\nSIGINT\n"
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def stubborn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pro
     session = tmp_path / "session"
     session.mkdir()
     monkeypatch.chdir(tmp_path)
-    started = agent.launch_in_background(str(session), python(STUBBORN), grace_s=(0.3, 0.3))
-    wait_for(lambda: ready(session) and events(session, "rank_found"))
+    started = agent.launch_in_background(str(session), build_python_command(STUBBORN), grace_s=(0.3, 0.3))
+    wait_for(lambda: ready(session) and read_node_events(session, "rank_found"))
     rank = Process.from_pid(int((tmp_path / "child").read_text()))
     assert rank is not None
     return session, started, rank
@@ -113,7 +113,7 @@ def test_what_has_left_the_launcher_is_killed_too(stubborn: tuple[Path, Process,
     wait_for(lambda: not started.is_alive())
     assert not rank.is_alive()
     assert signals_sent(session) == ["SIGINT", "SIGTERM", "SIGKILL"]
-    assert [event["rank"] for event in events(session, "rank_gone")] == [0]
+    assert [event["rank"] for event in read_node_events(session, "rank_gone")] == [0]
 
 
 def test_stopping_without_an_agent(stubborn: tuple[Path, Process, Process]) -> None:
@@ -171,7 +171,7 @@ def test_a_hangup_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
         "--foreground",
         str(tmp_path),
         "--",
-        *python("import time; print('ready'); time.sleep(600)"),
+        *build_python_command("import time; print('ready'); time.sleep(600)"),
     ]
     with subprocess.Popen(["nohup", *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -194,7 +194,7 @@ os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-    leader = [*python(take_terminal), *command]
+    leader = [*build_python_command(take_terminal), *command]
     process = subprocess.Popen(leader, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     seen = b""
@@ -211,7 +211,7 @@ os.execv(sys.argv[1], sys.argv[1:])
     wait_for(lambda: shows(b"SIGTERM"))
     assert process.wait(10) == 9
     assert seen.count(b"SIGINT") == 1
-    assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
+    assert join_output_bytes(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
     os.close(ours)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import python, wait_for
+from agents import build_python_command, wait_for
 from zerotop_probe.outside.sampling.thread_sampler import DescriptorBudget, ProcessThreads, ThreadCounters, has_schedstat
 
 pytestmark = pytest.mark.alone
@@ -39,7 +39,9 @@ class Child:
     """A process whose threads work when told to, and one reader of them."""
 
     def __init__(self, budget: DescriptorBudget, *, schedstat: bool = True) -> None:
-        self.process = subprocess.Popen(python(CHILD), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.process = subprocess.Popen(
+            build_python_command(CHILD), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
         self._answer()
         self._clock = (~self.process.pid << 3) | 2
         self.threads = ProcessThreads(self.process.pid, budget, schedstat=schedstat, now_ns=time.monotonic_ns())

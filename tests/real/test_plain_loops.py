@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run, torch_version
+from loop_runs import Counted, run_loop, torch_version
 from rank_recordings import Rank
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, SKIPPED
 
@@ -22,13 +22,13 @@ STYLES = ("alternate", "search", "fuse", "misbehave", "descend", "share", "reloa
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """All styles that need one process."""
-    return run("plain", tmp_path_factory.mktemp("alone"), *STYLES, launcher="python", ranks=len(STYLES))
+    return run_loop("plain", tmp_path_factory.mktemp("alone"), *STYLES, launcher="python", ranks=len(STYLES))
 
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """Two ranks with DDP, a loss scaler, accumulation, an evaluation, and a checkpoint."""
-    return run("plain", tmp_path_factory.mktemp("ddp"), "accumulate", launcher="torchrun")
+    return run_loop("plain", tmp_path_factory.mktemp("ddp"), "accumulate", launcher="torchrun")
 
 
 def find(alone: Counted, style: str) -> tuple[Rank, dict[str, Any]]:
@@ -50,7 +50,7 @@ def test_results_are_the_same_to_the_bit_without_the_probe(alone: Counted, toget
     for name, options, counted in (("alone", STYLES, alone), ("together", ("accumulate",), together)):
         (tmp_path / name).mkdir()
         launcher, ranks = ("python", len(STYLES)) if counted is alone else ("bare", 2)
-        blind = run("plain", tmp_path / name, *options, launcher=launcher, ranks=ranks, session=Path(), bootstrap=False)
+        blind = run_loop("plain", tmp_path / name, *options, launcher=launcher, ranks=ranks, session=Path(), bootstrap=False)
         for number, own in blind.by_rank.items():
             assert own | {"pid": 0} == counted.by_rank[number] | {"pid": 0}
 
@@ -191,12 +191,12 @@ def test_a_whole_module_that_is_loaded_goes_on(alone: Counted) -> None:
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """Each way of using torch.compile, in one process."""
-    return run("compiled", tmp_path_factory.mktemp("compiled"), launcher="python", ranks=1)
+    return run_loop("compiled", tmp_path_factory.mktemp("compiled"), launcher="python", ranks=1)
 
 
 def test_the_compiler_makes_the_same_graphs(compiled: Counted, tmp_path: Path) -> None:
     rank, own = compiled.rank(0)
-    blind = run("compiled", tmp_path, launcher="python", ranks=1, session=Path(), bootstrap=False)
+    blind = run_loop("compiled", tmp_path, launcher="python", ranks=1, session=Path(), bootstrap=False)
     assert own | {"pid": 0} == blind.by_rank[0] | {"pid": 0}
     # One graph each: no breaks, no recompilations. The second of two blocks has an input that needs a gradient.
     assert own["graphs"] == {"module": 1, "method": 1, "blocks": 2, "step": 1, "function": 1}
@@ -215,7 +215,7 @@ def test_a_program_that_only_infers_writes_nothing(alone: Counted) -> None:
 
 
 def test_accelerate(tmp_path: Path) -> None:
-    counted = run("with_accelerate", tmp_path, launcher="torchrun")
+    counted = run_loop("with_accelerate", tmp_path, launcher="torchrun")
     for number in (0, 1):
         rank, own = counted.rank(number)
         assert count_iterations(rank) == own["steps"] == 4
@@ -227,7 +227,7 @@ def test_accelerate(tmp_path: Path) -> None:
 
 
 def test_the_trainer_without_deepspeed(tmp_path: Path) -> None:
-    counted = run("with_trainer", tmp_path, "none", str(tmp_path / "output_dir"), launcher="torchrun")
+    counted = run_loop("with_trainer", tmp_path, "none", str(tmp_path / "output_dir"), launcher="torchrun")
     total = 0
     for number in (0, 1):
         rank, own = counted.rank(number)

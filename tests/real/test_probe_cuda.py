@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run
-from rank_recordings import table
+from loop_runs import Counted, run_loop
+from rank_recordings import read_table_file
 from zerotop_probe.recording.tables import BEGIN, END, PHASES
 
 torch = pytest.importorskip("torch")
@@ -37,7 +37,7 @@ OFFLOAD = ("--stage", "2", "--dtype", "bf16", "--offload", "--width", "1024", "-
 
 def trained(factory: pytest.TempPathFactory, *options: str, session: Path | None = None) -> Counted:
     folder = factory.mktemp("cuda")
-    return run("hand_written", folder, *options, ranks=1, session=session, accelerator="cuda")
+    return run_loop("hand_written", folder, *options, ranks=1, session=session, accelerator="cuda")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_backwards_in_autograds_thread(direct: Counted) -> None:
 def test_the_allocator_at_every_edge_and_in_between(direct: Counted) -> None:
     rank, _ = direct.rank(0)
     (path,) = direct.session.glob("allocator-*.rec")
-    rows = table(path)
+    rows = read_table_file(path)
     assert np.all(rows["allocated_bytes"] <= rows["reserved_bytes"])
     assert np.all(rows["allocated_bytes"] <= rows["allocated_peak_bytes"])
     for edge in (BEGIN, END):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run
+from loop_runs import Counted, run_loop
 from rank_recordings import Rank
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASES, SKIPPED
 
@@ -30,14 +30,14 @@ def folder(factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def offloaded(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """Stage 2, optimizer on the CPU, accumulation, evaluations, a failing forward, a data loader's worker."""
-    return run("hand_written", folder(tmp_path_factory), *OFFLOADED, "--workers", "1")
+    return run_loop("hand_written", folder(tmp_path_factory), *OFFLOADED, "--workers", "1")
 
 
 @pytest.fixture(scope="module")
 def direct(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """Stage 3, ``loss.backward()``, accumulation."""
     options = ("--stage", "3", "--dtype", "bf16", "--direct", "--accumulation", "2", "--steps", "3")
-    return run("hand_written", folder(tmp_path_factory), *options, launcher="bare")
+    return run_loop("hand_written", folder(tmp_path_factory), *options, launcher="bare")
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +45,14 @@ def resumed(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """Stage 1, a checkpoint saved and loaded, DeepSpeed's own timers on."""
     path = folder(tmp_path_factory)
     options = ("--stage", "1", "--dtype", "bf16", "--checkpoint", str(path / "checkpoint"))
-    return run("hand_written", path, *options, "--wall-clock-breakdown", launcher="bare")
+    return run_loop("hand_written", path, *options, "--wall-clock-breakdown", launcher="bare")
 
 
 @pytest.fixture(scope="module", params=["2", "3"])
 def overflowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """fp16 with a first loss scale that is too high, in stages 2 and 3."""
     options = ("--dtype", "fp16", "--scale-power", "24", "--steps", "8", "--stage", request.param)
-    return run("hand_written", folder(tmp_path_factory), *options, launcher="bare")
+    return run_loop("hand_written", folder(tmp_path_factory), *options, launcher="bare")
 
 
 def nested(rank: Rank) -> bool:
@@ -223,7 +223,7 @@ def test_a_session_that_is_not_there_changes_nothing(
     offloaded: Counted, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Nothing is written, nothing is said, and the training comes out the same to the bit."""
-    blind = run("hand_written", folder(tmp_path_factory), *OFFLOADED, launcher="bare", session=tmp_path / "missing")
+    blind = run_loop("hand_written", folder(tmp_path_factory), *OFFLOADED, launcher="bare", session=tmp_path / "missing")
     assert not (tmp_path / "missing").exists()
     for number in (0, 1):
         for name in ("losses", "weights", "steps"):
@@ -282,7 +282,7 @@ def test_overflows(overflowed: Counted, number: int) -> None:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rank, dict[str, Any]]:
     """Two engines, exceptions, threads and forks in one process."""
-    return run("two_engines", folder(tmp_path_factory), launcher="bare", ranks=1).rank(0)
+    return run_loop("two_engines", folder(tmp_path_factory), launcher="bare", ranks=1).rank(0)
 
 
 def test_two_engines_are_told_apart(two: tuple[Rank, dict[str, Any]]) -> None:
@@ -322,7 +322,7 @@ def test_other_threads_and_forked_children_are_not_the_training(two: tuple[Rank,
 
 
 def test_a_script_can_ask_to_be_recorded(tmp_path: Path) -> None:
-    rank, own = run("attached", tmp_path, launcher="bare", ranks=1, bootstrap=False).rank(0)
+    rank, own = run_loop("attached", tmp_path, launcher="bare", ranks=1, bootstrap=False).rank(0)
     assert own["answers"] == [True, True]
     assert rank.phase("step")[["step", "flags"]].tolist() == [(1, BOUNDARY), (2, BOUNDARY), (3, BOUNDARY)]
     assert rank.inside(rank.phase("step")[0]) == ["optimizer", "allgather"]
@@ -332,13 +332,13 @@ def test_a_script_can_ask_to_be_recorded(tmp_path: Path) -> None:
 
 
 def test_a_script_that_asks_without_a_session_trains_on(tmp_path: Path) -> None:
-    asked = run("attached", tmp_path, launcher="bare", ranks=1, bootstrap=False, session=Path())
+    asked = run_loop("attached", tmp_path, launcher="bare", ranks=1, bootstrap=False, session=Path())
     assert asked.by_rank[0] | {"pid": 0} == {"answers": [False, False], "steps": 4, "pid": 0}
 
 
 @pytest.fixture(scope="module")
 def pipelined(tmp_path_factory: pytest.TempPathFactory) -> Counted:
-    return run("pipelined", folder(tmp_path_factory), launcher="bare")
+    return run_loop("pipelined", folder(tmp_path_factory), launcher="bare")
 
 
 @BOTH

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run
+from loop_runs import Counted, run_loop
 from zerotop_probe.recording.tables import BOUNDARY, EVAL
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -30,7 +30,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Counted:
         "train_batch_size": auto,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    return run("with_trainer", folder, str(folder / "config.json"), str(folder / "output_dir"))
+    return run_loop("with_trainer", folder, str(folder / "config.json"), str(folder / "output_dir"))
 
 
 @BOTH

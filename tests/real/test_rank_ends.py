@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loop_runs import LOOPS
-from real_jobs import launch, run_recorded
+from real_jobs import build_launch_command, run_recorded
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.session.reader import Session
@@ -18,7 +18,7 @@ RAISING_LINE = next(
 
 
 def _run(launcher: str, how: str, folder: Path, environment: dict[str, str]) -> tuple[Session, Annotation]:
-    run = run_recorded(launch(launcher, [str(LOOPS / "ending.py"), how]), folder, environment)
+    run = run_recorded(build_launch_command(launcher, [str(LOOPS / "ending.py"), how]), folder, environment)
     assert run.returncode != 0
     session = Session.open(run.session)
     dead = [finding for finding in find_annotations(session, session.last_written_ns) if finding.name == "dead_rank"]

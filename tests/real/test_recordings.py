@@ -46,11 +46,11 @@ def output(session: Session) -> str:
 
 
 def test_there_are_all() -> None:
-    assert set(recordings.names()) == set(recordings.labels()) >= set(EXPECTED)
-    assert sum(recordings.packed(name).stat().st_size for name in recordings.names()) < 4_200_000
+    assert set(recordings.list_recordings()) == set(recordings.read_labels()) >= set(EXPECTED)
+    assert sum(recordings.find_packed_file(name).stat().st_size for name in recordings.list_recordings()) < 4_200_000
 
 
-@pytest.mark.parametrize("name", recordings.names())
+@pytest.mark.parametrize("name", recordings.list_recordings())
 def test_nothing_private_lies_inside(name: str, tmp_path: Path) -> None:
     for file in recordings.as_directory(name, tmp_path).iterdir():
         assert not PRIVATE.search(file.read_bytes()), file.name
@@ -58,7 +58,7 @@ def test_nothing_private_lies_inside(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_are_those_of_the_output(name: str) -> None:
-    session = recordings.recording(name)
+    session = recordings.open_recording(name)
     assert (session.damaged_files, session.damaged_lines) == (0, 0)
     steps, skipped, code = EXPECTED[name]
     view = RecordingSource(session).view_at(None)
@@ -90,7 +90,7 @@ def sane(view: LiveView) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_view_at_any_cursor(name: str, tmp_path: Path) -> None:
     """The packed one shows what the directory does; what has been reached is never less later."""
-    packed = recordings.recording(name)
+    packed = recordings.open_recording(name)
     here, there = RecordingSource(packed), RecordingSource(Session.open(recordings.as_directory(name, tmp_path)))
     done, peaks = 0, dict[int, int]()
     for cursor in cursors(packed):
@@ -108,7 +108,7 @@ def test_the_view_at_any_cursor(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_exports(name: str) -> None:
-    session = recordings.recording(name)
+    session = recordings.open_recording(name)
     for table in TABLES:
         stream = io.BytesIO()
         rows = export_table(session, table, "csv", stream)

@@ -21,7 +21,7 @@ import zerotop
 from zerotop.cli import main
 from zerotop.session.sweeps import write_sweep
 
-STORY = str(recordings.packed("story"))
+STORY = str(recordings.find_packed_file("story"))
 STORY_CHARTS = 6
 _DRAWN = "document.querySelectorAll('figure .uplot canvas').length"
 _PIXELS = "document.querySelector('#chart-iterations canvas').toDataURL()"
@@ -48,10 +48,10 @@ def story_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture
 async def page(story_page: Path, tmp_path: Path) -> AsyncIterator[browser.Page]:
-    program = browser.chromium()
+    program = browser.find_chromium()
     if program is None:
         pytest.skip("there is no Chromium on this machine")
-    async with browser.page(program, tmp_path / "profile", width=1280, height=900) as page:
+    async with browser.open_page(program, tmp_path / "profile", width=1280, height=900) as page:
         await page.open(story_page.as_uri())
         await wait_until(page, f"{_DRAWN} === {STORY_CHARTS}")
         yield page
@@ -118,12 +118,12 @@ async def test_it_prints_on_white_paper(page: browser.Page, tmp_path: Path) -> N
 
 
 async def test_a_session_displays_itself_in_a_notebook(tmp_path: Path) -> None:
-    program = browser.chromium()
+    program = browser.find_chromium()
     if program is None:
         pytest.skip("there is no Chromium on this machine")
     cell = tmp_path / "cell.html"
     cell.write_text(f"<!DOCTYPE html><style>iframe {{zoom: 0.2}}</style>{zerotop.open_session(STORY)._repr_html_()}")
-    async with browser.page(program, tmp_path / "profile", width=1000, height=900) as page:
+    async with browser.open_page(program, tmp_path / "profile", width=1000, height=900) as page:
         await page.open(cell.as_uri())
         picture = tmp_path / "cell.png"
         deadline = time.monotonic() + browser.PATIENCE_S
@@ -138,14 +138,14 @@ async def test_a_session_displays_itself_in_a_notebook(tmp_path: Path) -> None:
 
 
 async def test_charts_of_a_sweep_are_drawn(tmp_path: Path) -> None:
-    program = browser.chromium()
+    program = browser.find_chromium()
     if program is None:
         pytest.skip("there is no Chromium on this machine")
     folder = tmp_path / "sweep"
     folder.mkdir()
     write_sweep(replace(sweep_progress.make_sweep(16), path=folder))
     assert main(["report", str(folder), "-o", str(tmp_path / "sweep.html")]) == 0
-    async with browser.page(program, tmp_path / "profile", width=390, height=844) as page:
+    async with browser.open_page(program, tmp_path / "profile", width=390, height=844) as page:
         await page.open((tmp_path / "sweep.html").as_uri())
         await wait_until(page, f"{_DRAWN} === 4")
         legend = "document.querySelector('#chart-reserved-peak-bytes .u-legend').innerText"

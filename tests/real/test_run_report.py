@@ -47,7 +47,7 @@ def test_a_place_where_no_report_can_be_written_is_refused_before_the_job(tmp_pa
 
 
 def test_the_header_shows_what_the_job_has_cost_so_far() -> None:
-    session = recordings.recording("story")
+    session = recordings.open_recording("story")
     source = RecordingSource(session, price=HourlyPrice.parse("$30"))
     glyphs = choose_glyphs({}, "utf-8")
 

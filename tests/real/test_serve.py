@@ -84,8 +84,8 @@ def state(tmp_path: Path) -> Path:
     """A state directory with two recordings."""
     sessions = tmp_path / "zerotop" / "sessions"
     sessions.mkdir(parents=True)
-    shutil.copy(recordings.packed("story"), sessions)
-    shutil.copy(recordings.packed("z2-oom"), sessions)
+    shutil.copy(recordings.find_packed_file("story"), sessions)
+    shutil.copy(recordings.find_packed_file("z2-oom"), sessions)
     return tmp_path
 
 
@@ -120,7 +120,7 @@ def test_without_an_option_the_token_is_random(state: Path) -> None:
 
 
 async def test_a_websocket_needs_the_token_too(state: Path) -> None:
-    with serving(state, str(recordings.packed("story"))) as server:
+    with serving(state, str(recordings.find_packed_file("story"))) as server:
         async with aiohttp.ClientSession() as client:
             with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
                 await client.ws_connect(f"{server.plain}ws")
@@ -174,7 +174,7 @@ async def client_of(server: Serving) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_windows_end_with_their_connection(state: Path) -> None:
-    with serving(state, str(recordings.packed("story"))) as server:
+    with serving(state, str(recordings.find_packed_file("story"))) as server:
         assert server.children() == []
         async with client_of(server) as client:
             async with client.ws_connect(f"{server.plain}ws?width=90&height=30") as socket:
@@ -189,7 +189,16 @@ async def test_windows_end_with_their_connection(state: Path) -> None:
 
 
 async def test_windows_end_with_the_server(state: Path) -> None:
-    command = [sys.executable, "-m", "zerotop", "serve", "--no-browser", "--port", "0", str(recordings.packed("story"))]
+    command = [
+        sys.executable,
+        "-m",
+        "zerotop",
+        "serve",
+        "--no-browser",
+        "--port",
+        "0",
+        str(recordings.find_packed_file("story")),
+    ]
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         server = Serving(process, process.stdout.readline().split()[-1])
@@ -296,11 +305,11 @@ def test_the_opened_browser_gets_a_token_for_one_visit(state: Path) -> None:
 
 
 async def test_the_program_runs_in_a_real_browser(state: Path, tmp_path: Path) -> None:
-    program = browser.chromium()
+    program = browser.find_chromium()
     if program is None:
         pytest.skip("there is no Chromium on this machine")
     with serving(state, "--token", TOKEN) as server:
-        async with browser.page(program, tmp_path / "profile") as page:
+        async with browser.open_page(program, tmp_path / "profile") as page:
             await page.open(server.address)
             await page.wait_for("2 recordings")
             assert await page.evaluate("location.href") == server.plain

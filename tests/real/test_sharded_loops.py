@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run, torch_version
+from loop_runs import Counted, run_loop, torch_version
 from zerotop.analysis.engine import Engine, parse_engine
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop_probe.recording.tables import BOUNDARY, FAILED
@@ -22,12 +22,12 @@ def sharded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     version = request.param
     if version == 2 and torch_version() < (2, 6):
         pytest.skip("before PyTorch 2.6 fully_shard is private, and needs a GPU")
-    return version, run("sharded", tmp_path_factory.mktemp("fsdp"), str(version), launcher="torchrun")
+    return version, run_loop("sharded", tmp_path_factory.mktemp("fsdp"), str(version), launcher="torchrun")
 
 
 def test_losses_are_the_same_to_the_bit_without_the_probe(sharded: tuple[int, Counted], tmp_path: Path) -> None:
     version, counted = sharded
-    blind = run("sharded", tmp_path, str(version), launcher="torchrun", session=Path(), bootstrap=False)
+    blind = run_loop("sharded", tmp_path, str(version), launcher="torchrun", session=Path(), bootstrap=False)
     for number, own in blind.by_rank.items():
         assert own | {"pid": 0} == counted.by_rank[number] | {"pid": 0}
 

@@ -55,7 +55,7 @@ def stalling(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
         pytest.skip("no file system can be mounted here with FUSE")
     yield folder, server
     server.send_signal(signal.SIGCONT)
-    stalling_files.unmount(str(folder))
+    stalling_files.unmount_folder(str(folder))
     server.kill()
     server.communicate()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loop_runs import run
+from loop_runs import run_loop
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 def test_lora_on_a_base_that_is_frozen_and_partly_quantized(tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    rank, own = run("with_lora", tmp_path, launcher="python", ranks=1).rank(0)
+    rank, own = run_loop("with_lora", tmp_path, launcher="python", ranks=1).rank(0)
     assert not rank.event("probe_error")
     assert rank.phase("step")["flags"].tolist() == [BOUNDARY] * own["steps"]
     assert len(rank.phase("checkpoint_save")) == 1
@@ -44,7 +44,7 @@ def test_lora_on_a_base_that_is_frozen_and_partly_quantized(tmp_path: Path) -> N
 
 def test_supervised_finetuning_of_trl(tmp_path: Path) -> None:
     pytest.importorskip("trl")
-    rank, own = run("with_trl", tmp_path, str(tmp_path / "output_dir"), launcher="python", ranks=1).rank(0)
+    rank, own = run_loop("with_trl", tmp_path, str(tmp_path / "output_dir"), launcher="python", ranks=1).rank(0)
     assert not rank.event("probe_error")
     assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(s, m) for s in range(own["steps"]) for m in (0, 1)]
     # TRL recomputes blocks: they are called again within the backward, which are no forwards of their own.
@@ -56,7 +56,7 @@ def test_supervised_finetuning_of_trl(tmp_path: Path) -> None:
 
 def test_reinforcement_learning_of_trl(tmp_path: Path) -> None:
     pytest.importorskip("trl", minversion="0.14")  # the first with GRPO
-    rank, own = run("with_grpo", tmp_path, str(tmp_path / "output_dir"), launcher="python", ranks=1).rank(0)
+    rank, own = run_loop("with_grpo", tmp_path, str(tmp_path / "output_dir"), launcher="python", ranks=1).rank(0)
     assert not rank.event("probe_error")
     steps = range(own["steps"])
     assert rank.phase("step")[["step", "flags"]].tolist() == [(step, BOUNDARY) for step in steps]
@@ -85,7 +85,7 @@ def test_reinforcement_learning_of_trl(tmp_path: Path) -> None:
 
 def test_lightning(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
-    counted = run("with_lightning", tmp_path, launcher="torchrun")
+    counted = run_loop("with_lightning", tmp_path, launcher="torchrun")
     for number in (0, 1):
         rank, own = counted.rank(number)
         assert not rank.event("probe_error")

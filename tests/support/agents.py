@@ -18,7 +18,7 @@ from zerotop_probe.recording.tables import STREAMS
 AGENT = [sys.executable, "-m", "zerotop_probe.outside"]
 
 
-def python(code: str) -> list[str]:
+def build_python_command(code: str) -> list[str]:
     """A job: this interpreter with a program."""
     return [sys.executable, "-c", code]
 
@@ -38,14 +38,14 @@ def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     return value
 
 
-def events(session: Path, *names: str) -> list[dict[str, Any]]:
+def read_node_events(session: Path, *names: str) -> list[dict[str, Any]]:
     """The events of the session's agents, of these names or of all."""
     paths = sorted(session.glob("events-node-*.jsonl"))
     values = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     return [value for value in values if value.get("event") in names or (not names and "event" in value)]
 
 
-def table(path: Path) -> NDArray[Any]:
+def read_table_file(path: Path) -> NDArray[Any]:
     """The records of one file, read as its header says."""
     with path.open("rb") as file:
         dtype = np.dtype([(name, code) for name, code in json.loads(file.readline())["dtype"]])
@@ -53,16 +53,16 @@ def table(path: Path) -> NDArray[Any]:
     return np.frombuffer(content[: len(content) - len(content) % dtype.itemsize], dtype)
 
 
-def records(session: Path, name: str) -> NDArray[Any]:
+def read_node_records(session: Path, name: str) -> NDArray[Any]:
     """The records of the only agent of this session; waits until there is a file."""
-    return table(wait_for(lambda: next(session.glob(f"{name}-node-*.rec"), None)))
+    return read_table_file(wait_for(lambda: next(session.glob(f"{name}-node-*.rec"), None)))
 
 
-def recorded(session: Path, stream: str) -> bytes:
+def join_output_bytes(session: Path, stream: str) -> bytes:
     """The bytes of one stream as a reader puts them together from the index and log of each segment of one agent."""
     text = b""
     for path in sorted(session.glob("output-node-*.rec"), key=_first_byte):
-        index, log = table(path), path.with_suffix(".log").read_bytes()
+        index, log = read_table_file(path), path.with_suffix(".log").read_bytes()
         assert np.all(np.diff(index["time_ns"]) >= 0)
         wanted = index[index["stream"] == STREAMS.index(stream)]
         text += b"".join(log[row["offset"] : row["offset"] + row["length"]] for row in wanted)

@@ -42,7 +42,7 @@ _READ = """
 """
 
 
-def chromium() -> str | None:
+def find_chromium() -> str | None:
     """The program, if there is one."""
     return next((found for name in _NAMES if (found := shutil.which(name)) is not None), None)
 
@@ -118,7 +118,7 @@ class Page:
 
 
 @contextlib.asynccontextmanager
-async def page(program: str, folder: Path, *, width: int = 1400, height: int = 900) -> AsyncIterator[Page]:
+async def open_page(program: str, folder: Path, *, width: int = 1400, height: int = 900) -> AsyncIterator[Page]:
     """A page of a browser of its own, which ends with it; ``folder`` is for what the browser keeps."""
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     process = await asyncio.create_subprocess_exec(
@@ -133,7 +133,7 @@ async def page(program: str, folder: Path, *, width: int = 1400, height: int = 9
         env=os.environ | {"HOME": str(folder)},
     )
     try:
-        port = await _port(folder / "DevToolsActivePort")
+        port = await wait_for_port(folder / "DevToolsActivePort")
         async with aiohttp.ClientSession() as client:
             async with client.get(f"http://127.0.0.1:{port}/json/list") as answer:
                 pages = [found for found in json.loads(await answer.text()) if found["type"] == "page"]
@@ -146,7 +146,7 @@ async def page(program: str, folder: Path, *, width: int = 1400, height: int = 9
         await process.wait()
 
 
-async def _port(path: Path) -> int:
+async def wait_for_port(path: Path) -> int:
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while not path.is_file() or "\n" not in path.read_text():
         assert asyncio.get_running_loop().time() < deadline, "Chromium did not start"

@@ -70,7 +70,7 @@ class Story:
         return self.engine_s + sum(sum(step) for step in self.step_s)
 
 
-def job(name: str, command: str, **facts: object) -> Job:
+def make_job(name: str, command: str, **facts: object) -> Job:
     """A job whose engine is there, unless the facts say otherwise."""
     usual: dict[str, object] = {
         "launcher": "deepspeed",
@@ -99,7 +99,7 @@ _SKIPPED_STEP, _FIRST_STEP, _STEP = (
 )
 
 
-def _wobble(step: tuple[float, ...], number: int) -> tuple[float, ...]:
+def _vary_step(step: tuple[float, ...], number: int) -> tuple[float, ...]:
     return tuple(seconds * (1 + 0.03 * math.sin(number * 2.3 + place)) for place, seconds in enumerate(step))
 
 
@@ -108,9 +108,9 @@ def offload_story(**changes: object) -> Story:
     steps = [_SKIPPED_STEP] * 6 + [_FIRST_STEP] + [_STEP] * 600
     return replace(
         Story(
-            job=job("brisk-otter", _LLAMA_COMMAND),
+            job=make_job("brisk-otter", _LLAMA_COMMAND),
             engine_s=38.0,
-            step_s=tuple(_wobble(step, number) for number, step in enumerate(steps)),
+            step_s=tuple(_vary_step(step, number) for number, step in enumerate(steps)),
             skipped=6,
             tokens=8192,
             gpus=8,
@@ -132,9 +132,9 @@ def cpu_story(**changes: object) -> Story:
     notice = "No NVIDIA driver on this machine: host memory and CPU are shown instead of GPUs."
     return replace(
         Story(
-            job=job("calm-finch", "deepspeed finetune.py --model tiny --steps 40", notices=(notice,), **facts),
+            job=make_job("calm-finch", "deepspeed finetune.py --model tiny --steps 40", notices=(notice,), **facts),
             engine_s=9.0,
-            step_s=tuple(_wobble(step, number) for number, step in enumerate(steps)),
+            step_s=tuple(_vary_step(step, number) for number, step in enumerate(steps)),
             skipped=0,
             tokens=1024,
             gpus=0,
@@ -171,7 +171,7 @@ def failed_story() -> Story:
 def many_story(ranks: int = 64) -> Story:
     """Many ranks on several hosts."""
     facts = {"ranks": ranks, "micro_batch": 1}
-    return offload_story(job=job("wide-heron", _LLAMA_COMMAND, **facts), gpus=ranks, ranks=ranks, hosts=ranks // 8)
+    return offload_story(job=make_job("wide-heron", _LLAMA_COMMAND, **facts), gpus=ranks, ranks=ranks, hosts=ranks // 8)
 
 
 class FakeSource:
@@ -223,7 +223,7 @@ class FakeSource:
 
     @property
     def last_step(self) -> int | None:
-        return self._last(self.end_ns)
+        return self._find_last_step(self.end_ns)
 
     def refresh(self) -> bool:
         if self.now_s is None:
@@ -239,7 +239,7 @@ class FakeSource:
         return tuple(finding for finding in self.story.findings if finding.known_ns <= cursor)
 
     def output_lines(self, cursor_ns: int, most: int) -> tuple[str, ...]:
-        return self._telling(cursor_ns).output(most)
+        return self._tell_story(cursor_ns).output(most)
 
     def reopen(self) -> FakeSource:
         return self
@@ -253,61 +253,61 @@ class FakeSource:
             return None
         return self.begin_ns + int(self._finished[step] * 1e9) + 1
 
-    def _last(self, cursor_ns: int) -> int | None:
+    def _find_last_step(self, cursor_ns: int) -> int | None:
         done = int(np.searchsorted(self._finished, (cursor_ns - self.begin_ns) / 1e9, side="right"))
         return done - 1 if done else None
 
     def view_at(self, cursor_ns: int | None) -> LiveView:
         self.views += 1
         cursor = self.end_ns if cursor_ns is None else cursor_ns
-        return replace(self._telling(cursor).view(self._iterations), history=self._history_at(cursor // PIECE_NS))
+        return replace(self._tell_story(cursor).view(self._iterations), history=self._history_at(cursor // PIECE_NS))
 
-    def _telling(self, cursor: int) -> Telling:
+    def _tell_story(self, cursor: int) -> Telling:
         return Telling(self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished)
 
     def _history_at(self, end: int) -> History:
         """What was told in the middle of each of the last pieces; the same object until one more is over."""
         if self._history is None or self._history[0] != end:
             middles = (piece * PIECE_NS + PIECE_NS // 2 for piece in range(end - PIECES, end))
-            told = [self._moment(middle) for middle in middles if middle > self.begin_ns]
-            self._history = (end, History(PIECE_NS / 1e9, end * PIECE_NS / 1e9, _ranks(told), _gpus(told)))
+            told = [self._read_moment(middle) for middle in middles if middle > self.begin_ns]
+            self._history = (end, History(PIECE_NS / 1e9, end * PIECE_NS / 1e9, _group_ranks(told), _group_gpus(told)))
         return self._history[1]
 
-    def _moment(self, at_ns: int) -> Moment:
+    def _read_moment(self, at_ns: int) -> Moment:
         if at_ns not in self._moments:
-            self._moments[at_ns] = self._telling(at_ns).moment()
+            self._moments[at_ns] = self._tell_story(at_ns).moment()
         return self._moments[at_ns]
 
 
 Moment = tuple[tuple[Rank, ...], tuple[Gpu, ...]]
 
 
-def _column(items: Sequence[object], name: str) -> np.ndarray:
+def _make_column(items: Sequence[object], name: str) -> np.ndarray:
     values = [getattr(item, name) for item in items]
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _ranks(told: list[Moment]) -> dict[int, RankHistory]:
+def _group_ranks(told: list[Moment]) -> dict[int, RankHistory]:
     by_rank: dict[int, list[Rank]] = {}
     for rank in (rank for ranks, _ in told for rank in ranks):
         by_rank.setdefault(rank.rank, []).append(rank)
     return {
         number: RankHistory(
-            cores_used=_column(items, "cores_used"),
-            rss_bytes=_column(items, "rss_bytes"),
-            shared_bytes=_column(items, "shared_bytes"),
+            cores_used=_make_column(items, "cores_used"),
+            rss_bytes=_make_column(items, "rss_bytes"),
+            shared_bytes=_make_column(items, "shared_bytes"),
             phase=tuple(rank.phase for rank in items),
         )
         for number, items in sorted(by_rank.items())
     }
 
 
-def _gpus(told: list[Moment]) -> dict[tuple[str, int], GpuHistory]:
+def _group_gpus(told: list[Moment]) -> dict[tuple[str, int], GpuHistory]:
     names = ("utilization_percent", "used_bytes", "allocated_bytes", "reserved_bytes")
     by_gpu: dict[tuple[str, int], list[Gpu]] = {}
     for gpu in (gpu for _, gpus in told for gpu in gpus):
         by_gpu.setdefault((gpu.host, gpu.index), []).append(gpu)
-    return {key: GpuHistory(*(_column(items, name) for name in names)) for key, items in sorted(by_gpu.items())}
+    return {key: GpuHistory(*(_make_column(items, name) for name in names)) for key, items in sorted(by_gpu.items())}
 
 
 class Telling:

@@ -103,39 +103,39 @@ class GrowingRank:
             world_size=world,
             parameters=8_030_000_000,
             model="LlamaForCausalLM",
-            devices=[{"ordinal": self.local, "uuid": _uuid(self.rank)}],
+            devices=[{"ordinal": self.local, "uuid": _make_uuid(self.rank)}],
         )
         writer.write(now, events.TOTAL_STEPS, steps=100_000, source="trainer")
         writer.close()
 
-    def live(self) -> Iterator[float]:
+    def run_steps(self) -> Iterator[float]:
         """Trains for ever; yields for how many seconds it is busy before it is to be asked on."""
         while True:
             for place, (name, depth, seconds, _, _) in enumerate(PLAN):
                 if depth:
                     continue
-                begin = self._begin(name, 0)
+                begin = self._begin_phase(name, 0)
                 for inner, inner_depth, inner_s, _, _ in PLAN[place + 1 :]:
                     if name == "step" and inner_depth:
-                        inner_begin = self._begin(inner, 1)
+                        inner_begin = self._begin_phase(inner, 1)
                         yield inner_s * self._slower
-                        self._end(inner, 1, inner_begin)
+                        self._end_phase(inner, 1, inner_begin)
                 if name != "step":
                     yield seconds * self._slower
-                self._end(name, 0, begin)
+                self._end_phase(name, 0, begin)
             cost, boundaries = self.step * 60_000, self.step * 14
             self._probe.write(time_ns=time.monotonic_ns(), cost_ns=cost, boundaries=boundaries, lost=0, errors=0)
             self.step += 1
             self.phase = "other"
             yield 0.002
 
-    def _begin(self, name: str, depth: int) -> int:
+    def _begin_phase(self, name: str, depth: int) -> int:
         self.phase, now = name, time.monotonic_ns()
         self._begins.write(time_ns=now, step=self.step, micro_step=0, phase=PHASE_CODE[name], depth=depth)
         self.read_allocator(now, BEGIN)
         return now
 
-    def _end(self, name: str, depth: int, begin: int) -> None:
+    def _end_phase(self, name: str, depth: int, begin: int) -> None:
         now = time.monotonic_ns()
         batch = {"tokens": 1024, "rows": 2, "sequence": 512} if name == "forward" else {}
         flags = BOUNDARY if name == "step" else 0
@@ -172,7 +172,7 @@ class GrowingRank:
         return next((percent for name, _, _, _, percent in PLAN if name == self.phase), 0)
 
 
-def _uuid(gpu: int) -> str:
+def _make_uuid(gpu: int) -> str:
     return f"GPU-00000000-0000-0000-0000-{gpu:012d}"
 
 
@@ -189,7 +189,7 @@ class GrowingNode:
         self._written = self._facts = 0
         writer, now = EventWriter(session, identity), time.monotonic_ns()
         writer.write(now, events.JOB_STARTED, pid=identity.pid, start=identity.start, command=COMMAND)
-        gpus = [{"index": rank.local, "uuid": _uuid(rank.rank), "name": "NVIDIA H200"} for rank in ranks]
+        gpus = [{"index": rank.local, "uuid": _make_uuid(rank.rank), "name": "NVIDIA H200"} for rank in ranks]
         writer.write(now, events.NODE, host=identity.host, cores=128, gpus=gpus, gpu_notice=None)
         writer.close()
 
@@ -262,14 +262,14 @@ class GrowingNode:
         self.print(f"\r  3%|{'█' * 3}{' ' * 7}| {step}/100000 [00:06<00:05,  2.42it/s] fact {self._facts:08d}")
 
 
-def write(session: str, ranks: int, hosts: int, hertz: int, slower: float) -> None:
+def write_recording(session: str, ranks: int, hosts: int, hertz: int, slower: float) -> None:
     """Writes for ever."""
     names = [Identity.for_this_process("node").host] if hosts == 1 else [f"node{host:03d}" for host in range(hosts)]
     each = -(-ranks // hosts)
     places = [(rank, names[rank // each], rank % each) for rank in range(ranks)]
     everyone = [GrowingRank(session, rank, ranks, host=host, local=local, slower=slower) for rank, host, local in places]
     nodes = [GrowingNode(session, everyone[at * each : (at + 1) * each], hertz, name) for at, name in enumerate(names)]
-    lives = [rank.live() for rank in everyone]
+    lives = [rank.run_steps() for rank in everyone]
     due = [(time.monotonic(), place) for place in range(ranks)]
     sample = fact = time.monotonic()
     while True:
@@ -299,7 +299,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     session = directory.create_session(COMMAND, path=options.session, launcher="deepspeed")
     print("writing", flush=True)
-    write(session, options.ranks, options.hosts, options.hertz, options.slower)
+    write_recording(session, options.ranks, options.hosts, options.hertz, options.slower)
 
 
 if __name__ == "__main__":

@@ -108,14 +108,14 @@ class Cluster:
         """Switches both on."""
         for number in (1, 2):
             self.nodes.append(Node(f"zt-node-{number}", f"10.231.77.{number}", self.folder / f"node-{number}"))
-        self._wire()
+        self._connect_nodes()
         key = self.folder / "user_key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
         for node in self.nodes:
             node.serve(key)
         self._write_settings()
 
-    def _wire(self) -> None:
+    def _connect_nodes(self) -> None:
         one, two = self.nodes
         names = [f"zt{os.getpid() % 1000000}{end}" for end in "ab"]
         subprocess.run(["ip", "link", "add", names[0], "type", "veth", "peer", "name", names[1]], check=True)
@@ -152,13 +152,13 @@ def two_nodes(folder: Path) -> Iterator[Cluster]:
         cluster.end()
 
 
-def started(node: Node, command: Sequence[str], output: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def start_command(node: Node, command: Sequence[str], output: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """A command on a machine, left to run."""
     with open(output, "wb") as file:
         return subprocess.Popen(node.command(*command), stdout=file, stderr=file, env=environment)
 
 
-def ended(process: subprocess.Popen[bytes], seconds: float) -> int:
+def wait_for_exit(process: subprocess.Popen[bytes], seconds: float) -> int:
     """Its exit code. Raises AssertionError if it runs longer."""
     deadline_s = time.monotonic() + seconds
     while process.poll() is None:

@@ -13,7 +13,7 @@ from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import PHASES
 
 
-def table(path: Path) -> Any:
+def read_table_file(path: Path) -> Any:
     """Return the records of one file."""
     with open(path, "rb") as file:
         header = json.loads(file.readline())
@@ -21,7 +21,7 @@ def table(path: Path) -> Any:
         return np.frombuffer(file.read(), dtype)
 
 
-def events(path: Path) -> list[dict[str, Any]]:
+def read_event_file(path: Path) -> list[dict[str, Any]]:
     """Return the events of one file, without its header."""
     return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
@@ -33,19 +33,19 @@ class Rank:
         """Fail unless the rank has exactly one table of a kind and only events that match their declarations."""
         self.session = session
         self.rank = rank
-        self.spans = np.sort(self._read("spans"), order="begin_ns", kind="stable")
-        self.begins = self._read("begins")
-        self.probe = self._read("probe")
+        self.spans = np.sort(self._read_table("spans"), order="begin_ns", kind="stable")
+        self.begins = self._read_table("begins")
+        self.probe = self._read_table("probe")
         (path,) = session.glob(f"events-rank{rank}-*.jsonl")
-        self.events = events(path)
+        self.events = read_event_file(path)
         for event in self.events:
             check_event(event)
 
-    def _read(self, name: str) -> Any:
+    def _read_table(self, name: str) -> Any:
         segments = {parse_name(path.name): path for path in self.session.glob(f"{name}-rank{self.rank}-*.rec")}
         ordered = sorted((named, path) for named, path in segments.items() if named is not None)
         (_,) = {stem for (stem, _), _ in ordered}
-        return np.concatenate([table(path) for _, path in ordered])
+        return np.concatenate([read_table_file(path) for _, path in ordered])
 
     def phase(self, *names: str) -> Any:
         """Return the spans of these phases, by time."""

@@ -23,40 +23,40 @@ def from_outside(name: str, into: Path) -> Session:
     return Session.open(folder)
 
 
-def names() -> list[str]:
+def list_recordings() -> list[str]:
     """Of all there are; one of them is shipped with the demo."""
     return sorted(path.stem for path in (RECORDING_PATH, *FOLDER.glob(f"*{SUFFIX}")))
 
 
-def packed(name: str) -> Path:
+def find_packed_file(name: str) -> Path:
     """The packed file."""
     return RECORDING_PATH if name == RECORDING_PATH.stem else FOLDER / (name + SUFFIX)
 
 
-def recording(name: str) -> Session:
+def open_recording(name: str) -> Session:
     """A recording, opened."""
-    return Session.open(packed(name))
+    return Session.open(find_packed_file(name))
 
 
 def as_directory(name: str, into: Path) -> Path:
     """Writes a recording's files to a new folder in ``into``: the session as it was before it was packed."""
     session = into / name
     session.mkdir()
-    for file, content in unpack_files(packed(name)).items():
+    for file, content in unpack_files(find_packed_file(name)).items():
         (session / file).write_bytes(content)
     return session
 
 
-def rewritten(name: str, change: Callable[[dict[str, Any]], object]) -> Session:
+def rewrite_events(name: str, change: Callable[[dict[str, Any]], object]) -> Session:
     """The recording with the lines of its events as ``change`` makes them; that gets one at a time, headers too."""
     files = {
-        file: content if not file.endswith(".jsonl") else b"".join(map(_rewrite(change), content.splitlines()))
-        for file, content in unpack_files(packed(name)).items()
+        file: content if not file.endswith(".jsonl") else b"".join(map(_make_line_rewriter(change), content.splitlines()))
+        for file, content in unpack_files(find_packed_file(name)).items()
     }
-    return Session.from_folder(UnpackedFolder(packed(name), files))
+    return Session.from_folder(UnpackedFolder(find_packed_file(name), files))
 
 
-def _rewrite(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
+def _make_line_rewriter(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
     return lambda line: json.dumps(change(json.loads(line))).encode() + b"\n"
 
 
@@ -74,7 +74,7 @@ class Label(NamedTuple):
         return name == self.name and same
 
 
-def labels(kind: str = "findings") -> dict[str, list[Label]]:
+def read_labels(kind: str = "findings") -> dict[str, list[Label]]:
     """What each recording must have, and nothing else; set by hand, with reasons.
 
     ``outside``: without what ranks wrote. ``missed``: what was staged too and is known not to be found.
@@ -83,7 +83,9 @@ def labels(kind: str = "findings") -> dict[str, list[Label]]:
     return {name: [Label(*label) for label in entry.get(kind, ())] for name, entry in told.items()}
 
 
-def compare(expected: Iterable[Label], found: Iterable[tuple[str, int | None]]) -> tuple[list[str], list[str], list[str]]:
+def compare_findings(
+    expected: Iterable[Label], found: Iterable[tuple[str, int | None]]
+) -> tuple[list[str], list[str], list[str]]:
     """The kinds of what was found rightly, of what was found and should not be, and of what was not found."""
     right, wrong, missed = [], list(found), []
     for label in expected:

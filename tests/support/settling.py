@@ -46,7 +46,7 @@ def _to_be_painted(app: App[Any]) -> bool:
     return bool(app._batch_count or (app.screen_stack and app.screen._update_timer._active.is_set()))
 
 
-async def until(pilot: Pilot[Any], true: Callable[[], object], otherwise: str = "it does not come") -> None:
+async def wait_until(pilot: Pilot[Any], true: Callable[[], object], otherwise: str = "it does not come") -> None:
     """Waits for what comes a moment later."""
     deadline = time.monotonic() + PATIENCE_S
     while not true():

@@ -10,7 +10,7 @@ import pytest
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
-from recordings import recording
+from recordings import open_recording
 from settling import until_settled
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app import monitor
@@ -56,7 +56,7 @@ def frozen_once() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def story() -> RecordingSource:
     """The recording that is shipped with the demo, read to its end."""
-    source = RecordingSource(recording("story"))
+    source = RecordingSource(open_recording("story"))
     while source.search_findings().is_behind:
         pass
     return source

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fake_source import FakeSource, offload_story
-from settling import PATIENCE_S, until
-from small_recording import read
+from settling import PATIENCE_S, wait_until
+from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix
@@ -114,7 +114,7 @@ async def test_a_screen_that_was_seen_is_there_at_once_and_then_becomes_what_it_
     app = ZerotopApp(source, title="slow", glyphs=BLOCKS, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("6")
-        await until(pilot, lambda: " 15/616" in text(app))
+        await wait_until(pilot, lambda: " 15/616" in text(app))
         await pilot.press("1")
         source.gate.clear()
         for key in ("comma", "6"):
@@ -151,7 +151,7 @@ async def test_screens_are_made_before_they_are_asked_for(monkeypatch: pytest.Mo
     frozen = list[int]()
     monkeypatch.setattr(monitor, "freeze_garbage", lambda: frozen.append(len(app._screen_stacks)))
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: all(tab.name in app._screen_stacks for tab in TABS))
+        await wait_until(pilot, lambda: all(tab.name in app._screen_stacks for tab in TABS))
         assert frozen == [1]  # once, and before there is more to go through
         assert app.screen.id == "live"
         assert "Iteration" in text(app)
@@ -203,7 +203,7 @@ def test_what_is_looked_up_after_the_first_picture_is_the_same(
     metric: Metric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_ranks(tmp_path, 70, 9, more_bytes={2: 4 * GIB})
-    source = RecordingSource(read(tmp_path))
+    source = RecordingSource(read_recording(tmp_path))
     frame = Viewer(source, None, lambda: 0.0).make_frame()
     at_once, later = Ranking(source), Ranking(source)
     at_once.metric = later.metric = metric
@@ -232,7 +232,7 @@ async def test_a_metric_is_named_before_it_is_known(tmp_path: Path, monkeypatch:
         return read_metric(samples, metric, matrix)
 
     monkeypatch.setattr(RankSamples, "read_metric", read_slowly)
-    app = ZerotopApp(RecordingSource(read(tmp_path)), title="ranks", glyphs=BLOCKS)
+    app = ZerotopApp(RecordingSource(read_recording(tmp_path)), title="ranks", glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("5")

@@ -15,7 +15,7 @@ from textual.widgets import Input, OptionList
 
 from fake_source import Story, cpu_story, failed_story, killed_story, many_story, offload_story
 from paper import Paper
-from settling import until
+from settling import wait_until
 from watching import Watch
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
@@ -322,10 +322,10 @@ async def test_a_screenshot_is_saved_here(tmp_path: Path, monkeypatch: pytest.Mo
         await pilot.pause()
         (saved,) = tmp_path.glob("*.svg")
         assert "Iteration" in saved.read_text(encoding="utf-8")
-        await until(pilot, lambda: "Saved as" in seen.text())
+        await wait_until(pilot, lambda: "Saved as" in seen.text())
         monkeypatch.chdir("/proc")  # where nothing can be saved
         await pilot.press("s")
-        await until(pilot, lambda: "Cannot save" in seen.text())
+        await wait_until(pilot, lambda: "Cannot save" in seen.text())
 
 
 class TestLeaving:
@@ -364,12 +364,12 @@ class TestLeaving:
         seen = Watch(cpu_story(), 12.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", "s")
-            await until(pilot, lambda: seen.job.stops == 1)
+            await wait_until(pilot, lambda: seen.job.stops == 1)
             seen.clock += 3
             await seen.ticked(pilot)
             assert "asked to end 3 s ago" in seen.text()
             await pilot.press("s")
-            await until(pilot, lambda: seen.job.stops == 2)
+            await wait_until(pilot, lambda: seen.job.stops == 2)
             assert "Killing the job" in seen.text()
             seen.seconds = 500.0
             await seen.ticked(pilot)
@@ -399,7 +399,7 @@ class TestLeaving:
         seen.job.trouble = PermissionError(1, "Operation not permitted [red]")
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", "s")
-            await until(pilot, lambda: "Cannot stop the job: [Errno 1] Operation not permitted [red]" in seen.text())
+            await wait_until(pilot, lambda: "Cannot stop the job: [Errno 1] Operation not permitted [red]" in seen.text())
             assert "The job is still running." in seen.text()
 
     async def test_a_node_that_is_not_asked_to_stop(self) -> None:
@@ -408,9 +408,9 @@ class TestLeaving:
         seen.job.not_stopped = "two was not asked to stop: ssh does not reach it."
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q")
-            await until(pilot, lambda: "here and on two" in seen.text())
+            await wait_until(pilot, lambda: "here and on two" in seen.text())
             await pilot.press("s")
-            await until(pilot, lambda: "two was not asked to stop: ssh does not reach it." in seen.text())
+            await wait_until(pilot, lambda: "two was not asked to stop: ssh does not reach it." in seen.text())
             assert "asked to end 0 s ago" in seen.text()
 
     async def test_when_the_job_is_over_leaving_does_not_ask(self) -> None:
@@ -433,7 +433,7 @@ async def test_a_dead_sampler_is_said_and_started_again() -> None:
         assert "restart sampler" in seen.text()
         seen.job.trouble = OSError("no more processes")
         await pilot.press("r")
-        await until(pilot, lambda: "no more processes" in seen.text())
+        await wait_until(pilot, lambda: "no more processes" in seen.text())
         seen.job.trouble = None
         await pilot.press("r")
         assert seen.job.restarts == 1
@@ -450,10 +450,10 @@ async def test_ranks_attached_to_from_outside_are_entered() -> None:
         await seen_by_ticks(seen, pilot, lambda: "E enter ranks" in seen.text())
         seen.job.trouble = OSError("no more processes")
         await pilot.press("E")
-        await until(pilot, lambda: "no more processes" in seen.text())
+        await wait_until(pilot, lambda: "no more processes" in seen.text())
         seen.job.trouble = None
         await pilot.press("E")
-        await until(pilot, lambda: "Probe injected into 2 ranks." in seen.text())
+        await wait_until(pilot, lambda: "Probe injected into 2 ranks." in seen.text())
         await seen_by_ticks(seen, pilot, lambda: "E enter ranks" not in seen.text())
 
 

@@ -16,9 +16,9 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 import zerotop.ui
-from recordings import recording
-from settling import until
-from start_list import Start, filled, ready
+from recordings import open_recording
+from settling import wait_until
+from start_list import Start, filled_folder, wait_for_list
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.monitor import Monitor
@@ -173,13 +173,13 @@ class Seen:
         await self.pilot.pause()
         screen = self.app.screen
         if isinstance(screen, IterationScreen):
-            await until(self.pilot, lambda: not screen.folding.is_busy)
+            await wait_until(self.pilot, lambda: not screen.folding.is_busy)
         if isinstance(screen, RanksScreen):
-            await until(self.pilot, lambda: not screen.ranking.is_busy)
+            await wait_until(self.pilot, lambda: not screen.ranking.is_busy)
         if isinstance(screen, OutputScreen):
-            await until(self.pilot, lambda: not screen.reading.is_busy)
+            await wait_until(self.pilot, lambda: not screen.reading.is_busy)
         if isinstance(screen, StartScreen):
-            await until(self.pilot, lambda: not screen._sheet.busy_text)
+            await wait_until(self.pilot, lambda: not screen._sheet.busy_text)
         if isinstance(screen, MonitorScreen):
             self.app.draw_frame()
         await self.pilot.pause()
@@ -191,7 +191,7 @@ class Seen:
             await self.settled()
         unpressed = self.all()
         await self.pilot.press(key)
-        await until(self.pilot, lambda: self.all() != unpressed, f"{key} ({id}) changes nothing")
+        await wait_until(self.pilot, lambda: self.all() != unpressed, f"{key} ({id}) changes nothing")
 
 
 @pytest.mark.parametrize(("name", "kinds"), ON_SCREENS)
@@ -200,10 +200,10 @@ async def test_each_key_of_a_screen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    app = ZerotopApp(RecordingSource(recording("story")), glyphs=BLOCKS, title="story", clock=lambda: 1000.0)
+    app = ZerotopApp(RecordingSource(open_recording("story")), glyphs=BLOCKS, title="story", clock=lambda: 1000.0)
     async with app.run_test(size=(120, 40)) as pilot:
         seen = Seen(app, pilot, monkeypatch)
-        await until(pilot, lambda: len(app.viewer.source.findings_at(None)) == 6)
+        await wait_until(pilot, lambda: len(app.viewer.source.findings_at(None)) == 6)
         for binding in [binding for kind in kinds for binding in declared(kind) if binding.id not in ELSEWHERE]:
             for key in binding.key.split(","):
                 while not isinstance(app.screen, MonitorScreen):
@@ -217,10 +217,10 @@ async def test_each_key_of_a_screen(
 
 
 async def test_each_key_of_the_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(tmp_path, monkeypatch)
+    filled_folder(tmp_path, monkeypatch)
     start = Start()
     async with start.app.run_test(size=(100, 14)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         seen = Seen(start.app, pilot, monkeypatch)
         for binding in [binding for kind in ON_LISTS for binding in declared(kind) if binding.id not in ELSEWHERE]:
             for key in binding.key.split(","):

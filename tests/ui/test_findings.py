@@ -10,7 +10,7 @@ import pytest
 from textual.widgets import OptionList
 
 from fake_source import BEGIN_NS, FakeSource, offload_story
-from settling import until
+from settling import wait_until
 from watching import Watch
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.ui.base.findings import choose_finding, find_step_marks, format_evidence, format_evidence_rows, wrap_sentence
@@ -133,10 +133,10 @@ async def test_the_feed_shows_all_and_goes_there() -> None:
     seen = Watch(STORY, 75.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("a")
-        await until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
+        await wait_until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
         assert seen.app.screen.query_one(OptionList).highlighted == 3
         await pilot.press("up", "up", "up")
-        await until(pilot, lambda: "→ Set what helps with steps_skipped." in seen.text())
+        await wait_until(pilot, lambda: "→ Set what helps with steps_skipped." in seen.text())
         assert "ranks 0, 1, steps skipped" in seen.text()
         await pilot.press("enter")
         assert seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns
@@ -158,37 +158,37 @@ def test_a_cause_is_shown_before_what_it_explains() -> None:
 async def test_effects_are_listed_under_their_cause() -> None:
     seen = Watch(offload_story(findings=(LATE, SKIPS, DATA, LEAK, GONE)), 75.0)
     async with seen.app.run_test(size=(100, 30)) as pilot:
-        await until(pilot, lambda: "Because of: Something about memory_creep was found in step 6" in seen.text())
+        await wait_until(pilot, lambda: "Because of: Something about memory_creep was found in step 6" in seen.text())
         await pilot.press("a")
-        await until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
+        await wait_until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
         feed = seen.app.screen
         assert isinstance(feed, FindingsDialog)
         assert [one.finding.name for one in feed.shown_findings] == [
             *("data_stall", "straggler", "steps_skipped", "memory_creep", "out_of_memory")
         ]
         await pilot.press("up", "up", "up")
-        await until(pilot, lambda: "└ Something about straggler was found" in seen.text())
-        await until(pilot, lambda: "Because of: Something about data_stall was found in step 6." in seen.text())
+        await wait_until(pilot, lambda: "└ Something about straggler was found" in seen.text())
+        await wait_until(pilot, lambda: "Because of: Something about data_stall was found in step 6." in seen.text())
 
 
 async def test_the_feed_is_searched() -> None:
     seen = Watch(STORY, 75.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("a")
-        await until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
+        await wait_until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
         feed = seen.app.screen
         assert isinstance(feed, FindingsDialog)
         await pilot.press("slash", *"Double spike")
-        await until(pilot, lambda: [one.finding for one in feed.shown_findings] == [SPIKE])
-        await until(pilot, lambda: "→ Set what helps with double_spike." in seen.text())
+        await wait_until(pilot, lambda: [one.finding for one in feed.shown_findings] == [SPIKE])
+        await wait_until(pilot, lambda: "→ Set what helps with double_spike." in seen.text())
         await pilot.press("x")
-        await until(pilot, lambda: "No matches for Double spikex." in seen.text())
+        await wait_until(pilot, lambda: "No matches for Double spikex." in seen.text())
         await pilot.press("escape")
-        await until(pilot, lambda: len(feed.shown_findings) == 4)
+        await wait_until(pilot, lambda: len(feed.shown_findings) == 4)
         await pilot.press("slash", *"steps skipped", "enter", "enter")
-        await until(pilot, lambda: seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns)
+        await wait_until(pilot, lambda: seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns)
         await pilot.press("a", "escape")
-        await until(pilot, lambda: not isinstance(seen.app.screen, FindingsDialog))
+        await wait_until(pilot, lambda: not isinstance(seen.app.screen, FindingsDialog))
 
 
 async def test_an_empty_feed_says_so() -> None:

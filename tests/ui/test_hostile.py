@@ -9,8 +9,8 @@ from textual.app import App, ComposeResult
 from textual.widgets._toast import Toast
 
 from fake_source import offload_story
-from recordings import rewritten
-from settling import until
+from recordings import rewrite_events
+from settling import wait_until
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
@@ -81,8 +81,8 @@ async def test_numbers_that_cannot_be_and_facts_that_are_none(number: int) -> No
                 return line | {"request": None}
         return line
 
-    app = ZerotopApp(RecordingSource(rewritten("gpu-microscope", change)), title="x", glyphs=BLOCKS)
+    app = ZerotopApp(RecordingSource(rewrite_events("gpu-microscope", change)), title="x", glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         for tab in TABS:
             app.action_switch(tab.name)
-            await until(pilot, lambda: "2 damaged event lines were skipped or read in part." in text_of(app))
+            await wait_until(pilot, lambda: "2 damaged event lines were skipped or read in part." in text_of(app))

@@ -17,8 +17,8 @@ from textual.widgets import Input, OptionList
 import recordings
 import screens
 from fake_source import failed_story, many_story, offload_story
-from settling import PATIENCE_S, until
-from small_recording import BEGIN_NS, S, identity, record, write
+from settling import PATIENCE_S, wait_until
+from small_recording import BEGIN_NS, S, make_identity, make_record, write_table
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform import fold_cache
@@ -72,14 +72,14 @@ async def seen(
 
 
 def fold_of(name: str, **how: Any) -> Any:
-    session = recordings.recording(name)
+    session = recordings.open_recording(name)
     found = WaveformCache(session).fold_at(session.last_written_ns, **how)
     assert found is not None
     return found
 
 
 async def test_the_story_in_one_sentence() -> None:
-    async with seen(recordings.recording("story")) as screen:
+    async with seen(recordings.open_recording("story")) as screen:
         said = screen.text()
         assert "Iteration 2.67 s · median of 3, steps 11–13 · 4 ranks" in said
         assert re.search(r"GPUs idle 1\.[67]\d s of 2\.67 s while 62 cores run the optimizer", said)
@@ -109,7 +109,7 @@ def test_what_was_left_out_is_said() -> None:
 
 
 async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens() -> None:
-    async with seen(recordings.recording("story"), step=8) as screen:
+    async with seen(recordings.open_recording("story"), step=8) as screen:
         assert "skipped steps 1–8" in screen.text()
         await screen.press("c", "end")
         said = screen.text()
@@ -125,7 +125,7 @@ async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens()
 
 
 async def test_another_sessions_fold_can_be_pinned() -> None:
-    async with seen(recordings.recording("z2-offload"), size=(160, 50)) as screen:
+    async with seen(recordings.open_recording("z2-offload"), size=(160, 50)) as screen:
         screen.screen.pin_fold(fold_of("z3-offload-all"), "z3")
         await screen.settled()
         assert "z3: 457 ms, median of 11" in screen.text()
@@ -139,7 +139,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     """A recording, with another one beside it, one that nothing put a probe into, and what is none."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("z2-offload", "z3-offload-all"):
-        shutil.copy(recordings.packed(name), tmp_path)
+        shutil.copy(recordings.find_packed_file(name), tmp_path)
     recordings.from_outside("cpu-clean", tmp_path)
     (tmp_path / "torn.zerotop").write_bytes(b"torn")
     return Session.open(tmp_path / "z2-offload.zerotop")
@@ -150,13 +150,13 @@ async def test_another_recordings_iteration_is_chosen_from_a_list(own: Session) 
         await screen.press("v")
         assert isinstance(screen.app.screen, OverlayDialog)
         listed = screen.app.screen.query_one(OptionList)
-        await until(screen.pilot, lambda: "enter draws its last iterations" in screen.text())
+        await wait_until(screen.pilot, lambda: "enter draws its last iterations" in screen.text())
         assert listed.option_count == 1
         assert "z3-offload-all.zerotop" in screen.text()
         assert "No matches for “zzz”." in await screen.press(*"zzz")
         assert "z3-offload-all.zerotop" in await screen.press("backspace", "backspace", "3", "down", "up")
         await screen.press("enter")
-        await until(screen.pilot, lambda: "z3-offload-all: 457 ms, median of 11" in screen.text())
+        await wait_until(screen.pilot, lambda: "z3-offload-all: 457 ms, median of 11" in screen.text())
         assert "z3-offload-all" not in await screen.press("c")
         await screen.press("v", "escape")
         assert isinstance(screen.app.screen, IterationScreen)
@@ -173,7 +173,7 @@ async def test_another_recordings_iteration_is_chosen_from_a_list(own: Session) 
 async def test_what_cannot_lie_beside_it_is_said(own: Session, typed: str, said: str) -> None:
     async with seen(own) as screen:
         await screen.press("v")
-        await until(screen.pilot, lambda: "Reading" not in screen.text())
+        await wait_until(screen.pilot, lambda: "Reading" not in screen.text())
         words = screen.app.screen.query_one(Input)
         words.value = typed if typed == "nowhere" else str(own.path.parent / typed)
         await screen.press("enter")
@@ -181,11 +181,11 @@ async def test_what_cannot_lie_beside_it_is_said(own: Session, typed: str, said:
         def shown() -> list[str]:
             return [screen.text(), *(notice.message for notice in screen.app._notifications)]
 
-        await until(screen.pilot, lambda: any(said in text for text in shown()))
+        await wait_until(screen.pilot, lambda: any(said in text for text in shown()))
 
 
 async def test_more_and_fewer_iterations_and_all_of_the_level() -> None:
-    async with seen(recordings.recording("z2-offload")) as screen:
+    async with seen(recordings.open_recording("z2-offload")) as screen:
         assert "median of 21, steps 1–23" in screen.text()
         assert "median of 20, steps 2–23" in await screen.press("minus")
         assert "median of 10, steps 13–23" in await screen.press("minus")
@@ -194,7 +194,7 @@ async def test_more_and_fewer_iterations_and_all_of_the_level() -> None:
 
 
 async def test_other_signals_come_first_where_not_all_have_room() -> None:
-    async with seen(recordings.recording("story"), size=(80, 24)) as screen:
+    async with seen(recordings.open_recording("story"), size=(80, 24)) as screen:
         first = screen.text()
         assert "GPU %" in first
         assert "power W" not in first
@@ -205,7 +205,7 @@ async def test_other_signals_come_first_where_not_all_have_room() -> None:
 
 
 async def test_one_rank_or_all() -> None:
-    async with seen(recordings.recording("story")) as screen:
+    async with seen(recordings.open_recording("story")) as screen:
         assert "4 ranks" in screen.text()
         assert "rank 0 " in await screen.press("e")
         assert "rank 1 " in await screen.press("down")
@@ -215,7 +215,7 @@ async def test_one_rank_or_all() -> None:
 
 
 async def test_every_key_is_explained_and_the_bottom_row_names_what_works() -> None:
-    async with seen(recordings.recording("story"), size=(160, 50)) as screen:
+    async with seen(recordings.open_recording("story"), size=(160, 50)) as screen:
         for binding in IterationScreen.BINDINGS:
             assert binding.id  # type: ignore[union-attr]
             assert binding.tooltip  # type: ignore[union-attr]
@@ -228,21 +228,21 @@ async def test_every_key_is_explained_and_the_bottom_row_names_what_works() -> N
 
 
 async def test_a_tall_screen_has_the_chart_of_steps_below_the_tables() -> None:
-    async with seen(recordings.recording("story"), step=12, size=(200, 50)) as screen:
+    async with seen(recordings.open_recording("story"), step=12, size=(200, 50)) as screen:
         assert "Iteration s" in screen.text()
-    async with seen(recordings.recording("story"), step=12, size=(120, 40)) as screen:
+    async with seen(recordings.open_recording("story"), step=12, size=(120, 40)) as screen:
         assert "Iteration s" not in screen.text()
 
 
 async def test_before_the_first_iteration_it_waits() -> None:
-    session = recordings.recording("z2-offload")
+    session = recordings.open_recording("z2-offload")
     async with seen(session) as screen:
         await screen.press("home")
         assert "Waiting for the training to begin" in screen.text() or "Waiting for the first iterations" in screen.text()
 
 
 async def test_entering_is_not_suggested_while_the_job_starts() -> None:
-    async with seen(recordings.recording("story")) as screen:
+    async with seen(recordings.open_recording("story")) as screen:
         await screen.press("home", "full_stop")
         frame = screen.screen.frame
         assert frame is not None
@@ -252,7 +252,7 @@ async def test_entering_is_not_suggested_while_the_job_starts() -> None:
 
 
 async def test_a_panel_alone_gives_way_where_it_has_nothing_to_show() -> None:
-    async with seen(recordings.recording("z2-offload")) as screen:
+    async with seen(recordings.open_recording("z2-offload")) as screen:
         await screen.press("tab", "tab", "z")
         assert screen.screen.zoomed == "phases"
         assert "GPU %" not in screen.text()
@@ -262,9 +262,10 @@ async def test_a_panel_alone_gives_way_where_it_has_nothing_to_show() -> None:
 
 async def test_without_a_probe_it_says_how_to_get_one(tmp_path: Path) -> None:
     rows = [
-        record(PROCESSES, time_ns=int(now * S / 10), rss_bytes=10**9, cores_used=1.0, pid=4711, rank=0) for now in range(50)
+        make_record(PROCESSES, time_ns=int(now * S / 10), rss_bytes=10**9, cores_used=1.0, pid=4711, rank=0)
+        for now in range(50)
     ]
-    write(tmp_path, PROCESSES, identity(-1), *rows).close()
+    write_table(tmp_path, PROCESSES, make_identity(-1), *rows).close()
     session = Session(tmp_path, {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}})
     async with seen(session) as screen:
         assert "zerotop attach 4711 --enter" in screen.text()
@@ -272,7 +273,7 @@ async def test_without_a_probe_it_says_how_to_get_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
 async def test_any_size_and_any_characters(glyphs: Glyphs) -> None:
-    async with seen(recordings.recording("z2-offload"), size=(40, 12), glyphs=glyphs) as screen:
+    async with seen(recordings.open_recording("z2-offload"), size=(40, 12), glyphs=glyphs) as screen:
         for size in [(40, 12), (60, 16), (80, 24), (120, 40), (300, 90)]:
             await screen.pilot.resize_terminal(*size)
             for keys in ((), ("c", "minus", "m", "z"), ("c", "plus", "z")):
@@ -371,7 +372,7 @@ async def test_keys_are_answered_while_folding_and_the_fold_before_stays_meanwhi
         assert gate.wait(PATIENCE_S)
         return fold(*arguments)
 
-    async with seen(recordings.recording("story")) as screen:
+    async with seen(recordings.open_recording("story")) as screen:
         before = screen.screen.folding.find_shown(screen.app.viewer.make_frame())
         monkeypatch.setattr(fold_cache, "fold_iterations", fold_slowly)
         screen.app.simulate_key("e")
@@ -390,7 +391,7 @@ async def test_keys_are_answered_while_folding_and_the_fold_before_stays_meanwhi
 
 
 async def test_a_frame_in_which_nothing_changed_folds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with seen(recordings.recording("story")) as screen:
+    async with seen(recordings.open_recording("story")) as screen:
         before = screen.screen.folding.find_shown(screen.app.viewer.make_frame())
 
         def never(*_: object) -> None:

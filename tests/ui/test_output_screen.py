@@ -11,8 +11,8 @@ import pytest
 from textual.pilot import Pilot
 
 from printing import Printing
-from recordings import recording
-from settling import until
+from recordings import open_recording
+from settling import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.output import blocks as output_blocks
 from zerotop.session.reader import Session
@@ -124,20 +124,20 @@ async def test_searching(long: Printing, monkeypatch: pytest.MonkeyPatch) -> Non
         screen = await shown(app, pilot)
         app.action_begin()
         await pilot.press("slash", *"valueE", "backspace", *"error")
-        await until(pilot, lambda: not screen.reading.is_busy)
+        await wait_until(pilot, lambda: not screen.reading.is_busy)
         assert any("1 of 36 lines" in line for line in text(app))
         assert "number 0" in next(line for line in body(app) if "ValueError" in line)
         await pilot.press("enter")
-        await until(pilot, lambda: app.viewer.make_frame().moment.cursor_s < 5)
+        await wait_until(pilot, lambda: app.viewer.make_frame().moment.cursor_s < 5)
         assert app.focused is None
         for number, key in ((100, "enter"), (200, "n"), (300, "n")):
             await pilot.press(key)
-            await until(pilot, lambda: not screen.reading.is_busy)
+            await wait_until(pilot, lambda: not screen.reading.is_busy)
             await pilot.pause()
             (marked,) = [line for line in body(app) if "▶" in line]
             assert marked.endswith(f"number {number}")
         await pilot.press("N")
-        await until(pilot, lambda: not screen.reading.is_busy)
+        await wait_until(pilot, lambda: not screen.reading.is_busy)
         await pilot.pause()
         assert next(line for line in body(app) if "▶" in line).endswith("number 200")
         assert any("3 of 36 lines" in line for line in text(app))
@@ -151,7 +151,7 @@ async def test_what_is_not_there_is_not_found(long: Printing) -> None:
     async with app.run_test(size=(100, 30)) as pilot:
         screen = await shown(app, pilot)
         await pilot.press("slash", *"Line 7", "enter")
-        await until(pilot, lambda: not screen.reading.is_busy)
+        await wait_until(pilot, lambda: not screen.reading.is_busy)
         assert any("no matches" in line for line in text(app))
         assert body(app)[-1].endswith("line 3599")
 
@@ -195,13 +195,13 @@ async def test_while_the_job_prints_it_goes_along_and_stands_still_once_scrolled
         await shown(app, pilot)
         for number in (100, 101):
             job.say(b"line %d\n" % number)
-            await until(pilot, lambda number=number: body(app)[-1].endswith(f"line {number}"))  # type: ignore[misc]
+            await wait_until(pilot, lambda number=number: body(app)[-1].endswith(f"line {number}"))  # type: ignore[misc]
         await pilot.press("up")
         job.say(b"line 102\n")
         await pilot.pause(0.6)
         assert body(app)[-1].endswith("line 100")
         await pilot.press("f")
-        await until(pilot, lambda: body(app)[-1].endswith("line 102"))
+        await wait_until(pilot, lambda: body(app)[-1].endswith("line 102"))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ async def test_while_the_job_prints_it_goes_along_and_stands_still_once_scrolled
     [("story", (40, 12), BLOCKS), ("cpu-dead", (80, 24), ASCII), ("z2", (120, 40), TEXTURES), ("story", (300, 90), BLOCKS)],
 )
 async def test_every_size_of_real_recordings(name: str, size: tuple[int, int], glyphs: Glyphs) -> None:
-    app = app_of(recording(name), glyphs)
+    app = app_of(open_recording(name), glyphs)
     async with app.run_test(size=size) as pilot:
         await shown(app, pilot)
         for share in (0.0, 0.5, 0.9):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from recordings import recording
-from settling import until
-from small_recording import read
+from recordings import open_recording
+from settling import wait_until
+from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.ranks.matrix import Metric
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -21,7 +21,7 @@ from zerotop.ui.ranks.screen import RankMap, RanksScreen, RankTable
 
 
 def app_of(folder: Path, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
-    return ZerotopApp(RecordingSource(read(folder)), title="ranks", glyphs=glyphs)
+    return ZerotopApp(RecordingSource(read_recording(folder)), title="ranks", glyphs=glyphs)
 
 
 def text(app: ZerotopApp) -> list[str]:
@@ -185,7 +185,7 @@ async def test_terms_and_keys_are_explained(six: Path) -> None:
     ],
 )
 async def test_real_recordings_have_their_ranks(name: str, glyphs: Glyphs, size: tuple[int, int]) -> None:
-    app = ZerotopApp(RecordingSource(recording(name)), title=name, glyphs=glyphs)
+    app = ZerotopApp(RecordingSource(open_recording(name)), title=name, glyphs=glyphs)
     async with app.run_test(size=size) as pilot:
         screen = await shown(app, pilot)
         for _ in screen.ranking.recorded_metrics:
@@ -197,7 +197,7 @@ async def test_real_recordings_have_their_ranks(name: str, glyphs: Glyphs, size:
 
 
 async def test_the_straggler_of_a_real_job_is_named() -> None:
-    app = ZerotopApp(RecordingSource(recording("cpu-straggler")), title="straggler")
+    app = ZerotopApp(RecordingSource(open_recording("cpu-straggler")), title="straggler")
     async with app.run_test(size=(120, 40)) as pilot:
         await shown(app, pilot)
         assert any("Rank 1 delays the other one by" in line for line in text(app))
@@ -214,11 +214,11 @@ async def test_a_thousand_ranks(tmp_path: Path) -> None:
 
 
 async def test_a_rank_alone_is_compared_with_nobody() -> None:
-    app = ZerotopApp(RecordingSource(recording("gpu-leak")), title="alone", glyphs=BLOCKS)
+    app = ZerotopApp(RecordingSource(open_recording("gpu-leak")), title="alone", glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await shown(app, pilot)
         await pilot.press("end")
         table = screen.query_one(RankTable)
-        await until(pilot, lambda: "iteration" in table.plain_text())
+        await wait_until(pilot, lambda: "iteration" in table.plain_text())
         for words in ("median", "diff", "delays others"):
             assert words not in table.plain_text().replace("medians of", "")

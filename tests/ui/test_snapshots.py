@@ -11,7 +11,7 @@ import pytest
 from textual.pilot import Pilot
 
 from fake_source import cpu_story, killed_story, many_story, offload_story
-from settling import until
+from settling import wait_until
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
@@ -66,14 +66,14 @@ def test_each_screen(snap_compare: Any, story: RecordingSource, name: str, size:
 
     async def settled(pilot: Pilot[Any]) -> None:
         """At the end of step 12, with all that was found and folded."""
-        await until(pilot, lambda: len(story.findings_at(None)) == FOUND)
+        await wait_until(pilot, lambda: len(story.findings_at(None)) == FOUND)
         app.action_switch(name)
         app.viewer.go_to_step(12)
         app.draw_frame()
         await pilot.pause()
         screen = app.screen
-        await until(pilot, lambda: not (isinstance(screen, IterationScreen) and screen.folding.is_busy))
-        await until(pilot, lambda: not (isinstance(screen, RanksScreen) and screen.ranking.is_busy))
+        await wait_until(pilot, lambda: not (isinstance(screen, IterationScreen) and screen.folding.is_busy))
+        await wait_until(pilot, lambda: not (isinstance(screen, RanksScreen) and screen.ranking.is_busy))
         app.draw_frame()
         await pilot.pause()
 

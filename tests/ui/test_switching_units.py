@@ -10,8 +10,8 @@ import pytest
 from textual.geometry import Region
 from textual.pilot import Pilot
 
-from recordings import packed, recording
-from settling import until
+from recordings import find_packed_file, open_recording
+from settling import wait_until
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -34,7 +34,7 @@ _ERROR = "CUDA out of memory"  # so do PyTorch's, which are told after ours
 
 
 def watching(name: str, settings: UserSettings | None = None, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
-    return ZerotopApp(RecordingSource(recording(name)), title=name, settings=settings, glyphs=glyphs)
+    return ZerotopApp(RecordingSource(open_recording(name)), title=name, settings=settings, glyphs=glyphs)
 
 
 def drawn(app: ZerotopApp) -> dict[str, str]:
@@ -64,7 +64,7 @@ async def on(app: ZerotopApp, pilot: Pilot[Leaving], screen: str) -> None:
 @pytest.fixture(scope="module")
 def found() -> int:
     """How many findings there are in the story: they come one after the other while it is shown."""
-    session = recording("story")
+    session = open_recording("story")
     return len(find_annotations(session, session.last_written_ns))
 
 
@@ -73,7 +73,7 @@ async def test_on_every_screen_sizes_follow_and_nothing_moves(size: tuple[int, i
     app = watching("story")
     followed = set()
     async with app.run_test(size=size) as pilot:
-        await until(pilot, lambda: len(app.viewer.source.findings_at(None)) == found)
+        await wait_until(pilot, lambda: len(app.viewer.source.findings_at(None)) == found)
         for tab in TABS:
             await on(app, pilot, tab.name)
             usual, places = drawn(app), regions(app)
@@ -151,20 +151,20 @@ async def test_the_list_and_a_comparison_follow(tmp_path: Path, monkeypatch: pyt
     folder = catalog.find_default_folder()
     folder.mkdir(parents=True)
     for name in ("story", "z2-oom"):
-        shutil.copy(packed(name), folder)
+        shutil.copy(find_packed_file(name), folder)
     app = StartApp(UserLibrary(Overviews(folder, None, lambda path: False), job_finder=list), glyphs=BLOCKS)
 
     def listed() -> str:
         return drawn(app)["sheet"].rpartition("\n")[0]
 
     async with app.run_test(size=(200, 50)) as pilot:
-        await until(pilot, lambda: isinstance(app.screen, StartScreen) and "Qwen2" in listed() and "Llama" in listed())
+        await wait_until(pilot, lambda: isinstance(app.screen, StartScreen) and "Qwen2" in listed() and "Llama" in listed())
         assert all(word in listed() for word in ("peak GiB", "s/it", "KiB")), listed()
         await pilot.press("u", "U")
         assert all(word in listed() for word in ("peak GB", "it/s", "kB"))
         assert not _BINARY.search(listed())
         await pilot.press("space", "down", "space", "c")
-        await until(pilot, lambda: isinstance(app.screen, CompareScreen))
+        await wait_until(pilot, lambda: isinstance(app.screen, CompareScreen))
         await pilot.pause()
         copied = collect_copy_text(app.screen)
         assert _DECIMAL.search(copied)
@@ -172,4 +172,4 @@ async def test_the_list_and_a_comparison_follow(tmp_path: Path, monkeypatch: pyt
         await pilot.press("u")
         assert not _DECIMAL.search(collect_copy_text(app.screen))
         await pilot.press("escape")
-        await until(pilot, lambda: isinstance(app.screen, StartScreen) and "peak GiB" in listed())
+        await wait_until(pilot, lambda: isinstance(app.screen, StartScreen) and "peak GiB" in listed())

@@ -12,7 +12,7 @@ from rich.color import Color, ColorSystem
 from textual.theme import Theme
 
 from fake_source import FakeSource, offload_story
-from settling import until
+from settling import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.frame_widget import FrameWidget
@@ -192,16 +192,16 @@ async def test_every_word_can_be_read(story: RecordingSource, theme: Theme, key:
     app = ZerotopApp(story, title="story", clock=lambda: 1000.0)
     checked = 0
     async with app.run_test(size=(160, 45)) as pilot:
-        await until(pilot, lambda: len(story.findings_at(None)) > 0)
+        await wait_until(pilot, lambda: len(story.findings_at(None)) > 0)
         app.theme = theme.name
         for tab in TABS:
             app.action_switch(tab.name)
             app.viewer.go_to_step(12)
             app.draw_frame()
-            await until(pilot, lambda: has_drawn(app))
+            await wait_until(pilot, lambda: has_drawn(app))
             if key:
                 await pilot.press(key)
-                await until(pilot, lambda: app.screen.is_modal)
+                await wait_until(pilot, lambda: app.screen.is_modal)
             place = app.screen.query_one("#box").region if key else app.screen.region
             for strip in app.screen._compositor.render_strips()[place.y : place.bottom]:
                 for text, style, _ in strip.crop(place.x, place.right):
@@ -214,7 +214,7 @@ async def test_every_word_can_be_read(story: RecordingSource, theme: Theme, key:
                         checked += 1
             if key:
                 await pilot.press("escape")
-                await until(pilot, lambda: not app.screen.is_modal)
+                await wait_until(pilot, lambda: not app.screen.is_modal)
     assert checked > 100
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from recordings import recording
-from small_recording import identity, read, record, write
+from recordings import open_recording
+from small_recording import make_identity, make_record, read_recording, write_table
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
@@ -45,7 +45,7 @@ def title(app: ZerotopApp) -> str:
 
 
 async def test_up_and_down_choose_a_rank() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
         await shown(app, pilot)
         assert "Rank 0" in title(app)
@@ -61,7 +61,7 @@ async def test_up_and_down_choose_a_rank() -> None:
 
 
 async def test_threads_of_a_name_are_opened_and_closed() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
         await shown(app, pilot)
         (group,) = [line for line in text(app) if "× python3" in line]
@@ -79,7 +79,7 @@ async def test_threads_of_a_name_are_opened_and_closed() -> None:
 
 
 async def test_whoever_scrolled_beyond_the_last_thread_is_back_with_the_first_turn_of_the_wheel() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(80, 24)) as pilot:
         screen = await shown(app, pilot)
         await pilot.press("enter")
@@ -97,7 +97,7 @@ async def test_whoever_scrolled_beyond_the_last_thread_is_back_with_the_first_tu
 
 
 async def test_with_room_to_spare_the_busiest_threads_of_a_name_are_shown_unasked() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(200, 70)) as pilot:
         await shown(app, pilot)
         seen = sum("    python3 " in line for line in text(app))
@@ -110,7 +110,7 @@ async def test_with_room_to_spare_the_busiest_threads_of_a_name_are_shown_unaske
 
 
 async def test_a_recording_shorter_than_what_is_usually_seen_has_the_width_to_itself() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(300, 70)) as pilot:
         await shown(app, pilot, 1.0)
         (axis,) = [line for line in text(app) if "30 s" in line and "40 s" in line]
@@ -124,7 +124,7 @@ def test_at_80_columns_the_charts_keep_a_third_of_the_width() -> None:
 
 
 async def test_the_numbers_are_copied() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await shown(app, pilot)
         await pilot.press("y")
@@ -138,7 +138,7 @@ async def test_the_numbers_are_copied() -> None:
 
 @pytest.mark.parametrize(("glyphs", "samples"), [(BLOCKS, "■■"), (TEXTURES, "▓█"), (ASCII, "bS")])
 async def test_the_charts_phases_are_told_apart_without_colours(glyphs: Glyphs, samples: str) -> None:
-    app = app_of(recording("x4-attached"), glyphs)
+    app = app_of(open_recording("x4-attached"), glyphs)
     async with app.run_test(size=(120, 40)) as pilot:
         await shown(app, pilot)
         said = [line.lstrip() for line in text(app)]
@@ -147,7 +147,7 @@ async def test_the_charts_phases_are_told_apart_without_colours(glyphs: Glyphs, 
 
 
 async def test_crowding_is_said() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
         await shown(app, pilot, 0.8)
         assert any("threads compete for 64 cores" in line for line in text(app))
@@ -163,7 +163,7 @@ async def test_crowding_is_said() -> None:
     ],
 )
 async def test_every_size_of_real_recordings(name: str, size: tuple[int, int], glyphs: Glyphs) -> None:
-    app = app_of(recording(name), glyphs)
+    app = app_of(open_recording(name), glyphs)
     async with app.run_test(size=size) as pilot:
         for share in (0.0, 0.3, 0.7, 1.0):
             await shown(app, pilot, share)
@@ -174,10 +174,12 @@ async def test_every_size_of_real_recordings(name: str, size: tuple[int, int], g
 
 async def test_a_process_that_nobody_numbered_is_the_job_and_all_its_threads_are_in_the_table(tmp_path: Path) -> None:
     fields = {"rank": -1, "pid": 100, "rss_bytes": 1, "cores_used": 1.0, "busy_threads": 1, "thread_count": 1}
-    write(tmp_path, tables.PROCESSES, identity(-1), record(tables.PROCESSES, time_ns=S, waiting_cores=0.0, **fields)).close()
+    write_table(
+        tmp_path, tables.PROCESSES, make_identity(-1), make_record(tables.PROCESSES, time_ns=S, waiting_cores=0.0, **fields)
+    ).close()
     thread = {"pid": 100, "tid": 100, "name": b"main", "cores_used": 1.0, "processor": 0}
-    write(tmp_path, tables.THREADS, identity(-1), record(tables.THREADS, time_ns=S, **thread)).close()
-    app = app_of(read(tmp_path))
+    write_table(tmp_path, tables.THREADS, make_identity(-1), make_record(tables.THREADS, time_ns=S, **thread)).close()
+    app = app_of(read_recording(tmp_path))
     async with app.run_test(size=(80, 24)) as pilot:
         await shown(app, pilot, 1.0)
         said = "\n".join(text(app))
@@ -188,15 +190,17 @@ async def test_a_process_that_nobody_numbered_is_the_job_and_all_its_threads_are
 
 
 async def test_no_rank_and_no_threads_are_said(tmp_path: Path) -> None:
-    write(tmp_path, tables.HOSTS, identity(-1), record(tables.HOSTS, time_ns=S, cores=4)).close()
-    app = app_of(read(tmp_path))
+    write_table(tmp_path, tables.HOSTS, make_identity(-1), make_record(tables.HOSTS, time_ns=S, cores=4)).close()
+    app = app_of(read_recording(tmp_path))
     async with app.run_test(size=(80, 24)) as pilot:
         await shown(app, pilot, 1.0)
         assert any("Waiting for ranks" in line for line in text(app))
         await pilot.press("up", "down", "enter", "pagedown", "y")
     fields = {"rank": 0, "pid": 100, "rss_bytes": 1, "cores_used": 1.0, "busy_threads": 1, "thread_count": 3}
-    write(tmp_path, tables.PROCESSES, identity(-1), record(tables.PROCESSES, time_ns=S, waiting_cores=0.0, **fields)).close()
-    app = app_of(read(tmp_path))
+    write_table(
+        tmp_path, tables.PROCESSES, make_identity(-1), make_record(tables.PROCESSES, time_ns=S, waiting_cores=0.0, **fields)
+    ).close()
+    app = app_of(read_recording(tmp_path))
     async with app.run_test(size=(80, 24)) as pilot:
         await shown(app, pilot, 1.0)
         assert any("No threads recorded" in line for line in text(app))

@@ -12,8 +12,8 @@ from textual.events import MouseScrollDown, MouseScrollLeft, MouseScrollRight, M
 from textual.pilot import Pilot
 
 from fake_source import cpu_story
-from recordings import recording
-from small_recording import S, identity, read, record, span, write
+from recordings import open_recording
+from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
@@ -76,7 +76,7 @@ async def looking(session: Session, size: tuple[int, int] = (120, 40), glyphs: G
 
 
 async def test_all_that_there_is_of_it() -> None:
-    async with looking(recording("story")) as seen:
+    async with looking(open_recording("story")) as seen:
         text = seen.text()
         for words in (
             "rank 0",
@@ -92,7 +92,7 @@ async def test_all_that_there_is_of_it() -> None:
 
 
 async def test_zoom_keys() -> None:
-    async with looking(recording("story")) as seen:
+    async with looking(open_recording("story")) as seen:
         await seen.press("left", "left")
         before = seen.length
         await seen.press("plus")
@@ -113,7 +113,7 @@ async def test_zoom_keys() -> None:
 
 
 async def test_panning_keys_leave_the_cursor_where_it_is() -> None:
-    async with looking(recording("story")) as seen:
+    async with looking(open_recording("story")) as seen:
         await seen.press("left")
         begin, cursor = seen.picture.begin, seen.picture.cursor
         for key, direction in (("h", -1), ("shift+left", -1), ("l", 1), ("shift+right", 1)):
@@ -127,7 +127,7 @@ async def test_panning_keys_leave_the_cursor_where_it_is() -> None:
 
 
 async def test_time_keys_move_the_cursor_through_it() -> None:
-    async with looking(recording("story")) as seen:
+    async with looking(open_recording("story")) as seen:
         await seen.press("left", "left", "left")
         cursors = [seen.picture.cursor]
         for _ in range(6):
@@ -144,7 +144,7 @@ async def test_time_keys_move_the_cursor_through_it() -> None:
 
 
 async def test_a_range_by_keys() -> None:
-    async with looking(recording("story"), (200, 50)) as seen:
+    async with looking(open_recording("story"), (200, 50)) as seen:
         assert "no range" not in seen.text()
         await seen.press("left", "left", "left", "left_square_bracket", "right", "right", "right_square_bracket", "right")
         assert seen.picture.selected_range is not None
@@ -162,7 +162,7 @@ async def test_a_range_by_keys() -> None:
 
 
 async def test_the_ranks_keys_choose_whose_lanes_are_shown() -> None:
-    async with looking(recording("story")) as seen:
+    async with looking(open_recording("story")) as seen:
         await seen.press("down")
         assert seen.picture.subject.rank == 1
         assert seen.picture.subject.gpu == (seen.picture.subject.host, 1)
@@ -172,7 +172,7 @@ async def test_the_ranks_keys_choose_whose_lanes_are_shown() -> None:
 
 
 async def test_a_click_moves_the_cursor() -> None:
-    async with looking(recording("story")) as seen:
+    async with looking(open_recording("story")) as seen:
         await seen.press("left", "left")
         window = seen.picture.timeline.window
         await seen.pilot.click(TimelineLanes, offset=seen.column(20))
@@ -187,7 +187,7 @@ async def test_a_click_moves_the_cursor() -> None:
 
 
 async def test_dragging_selects_a_range() -> None:
-    async with looking(recording("story")) as seen:
+    async with looking(open_recording("story")) as seen:
         await seen.press("left", "left")
         cursor = seen.picture.cursor
         await seen.pilot.mouse_down(TimelineLanes, offset=seen.column(30))
@@ -205,7 +205,7 @@ async def test_dragging_selects_a_range() -> None:
 
 
 async def test_the_wheel_zooms_where_the_mouse_is() -> None:
-    async with looking(recording("story")) as seen:
+    async with looking(open_recording("story")) as seen:
         await seen.press("left", "left")
         x, y = seen.column(25)
         for kind, longer in ((MouseScrollUp, False), (MouseScrollDown, True)):
@@ -221,7 +221,7 @@ async def test_the_wheel_zooms_where_the_mouse_is() -> None:
     [(MouseScrollLeft, False, -1), (MouseScrollRight, False, 1), (MouseScrollUp, True, -1), (MouseScrollDown, True, 1)],
 )
 async def test_the_wheel_pans_sideways(kind: type[MouseScrollUp], shift: bool, direction: int) -> None:
-    async with looking(recording("story")) as seen:
+    async with looking(open_recording("story")) as seen:
         await seen.press("left", "left", "h")
         begin, length = seen.picture.begin, seen.length
         seen.lanes.post_message(kind(seen.lanes, 50, 4, 0, 0, 0, shift, False, False, 50, 4))
@@ -231,7 +231,7 @@ async def test_the_wheel_pans_sideways(kind: type[MouseScrollUp], shift: bool, d
 
 
 async def test_what_was_chosen_is_kept_while_another_screen_is_shown() -> None:
-    async with looking(recording("story")) as seen:
+    async with looking(open_recording("story")) as seen:
         await seen.press("left", "plus", "plus", "left_square_bracket", "h", "left_square_bracket")
         window = seen.picture.timeline.window
         await seen.app.run_action("switch('live')")
@@ -243,7 +243,7 @@ async def test_what_was_chosen_is_kept_while_another_screen_is_shown() -> None:
 
 
 async def test_the_numbers_of_a_range_can_be_copied() -> None:
-    async with looking(recording("story")) as seen:
+    async with looking(open_recording("story")) as seen:
         await seen.press("left", "left", "y")
         heading, *rows = seen.app.clipboard.split("\n")
         assert heading.startswith("time_s\trank 0 phase\t")
@@ -261,7 +261,7 @@ async def test_the_numbers_of_a_range_can_be_copied() -> None:
 
 
 async def test_help_explains_it() -> None:
-    async with looking(recording("story"), (120, 60)) as seen:
+    async with looking(open_recording("story"), (120, 60)) as seen:
         await seen.press("question_mark")
         text = seen.text()
         assert "Zoom in around the cursor" in text
@@ -271,7 +271,7 @@ async def test_help_explains_it() -> None:
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (80, 24), (300, 90)])
 @pytest.mark.parametrize("name", ["story", "cpu-clean", "z2-oom"])
 async def test_any_terminal(name: str, size: tuple[int, int]) -> None:
-    async with looking(recording(name), size) as seen:
+    async with looking(open_recording(name), size) as seen:
         for key in ("left", "plus", "minus", "w", "h", "left_square_bracket", "n", "down", "right", "escape"):
             await seen.press(key)
         assert seen.text()
@@ -292,19 +292,22 @@ async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
 async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:
     begin_ns = time_ns() - 100 * S
     session_folder = tmp_path
-    spans, begins = write(session_folder, SPANS, identity(0)), write(session_folder, BEGINS, identity(0))
-    processes = write(session_folder, PROCESSES, identity(-1))
+    spans, begins = (
+        write_table(session_folder, SPANS, make_identity(0)),
+        write_table(session_folder, BEGINS, make_identity(0)),
+    )
+    processes = write_table(session_folder, PROCESSES, make_identity(-1))
 
     def go_on(step: int) -> None:
         at = float(step)
-        begins.write(*record(BEGINS, time_ns=int(at * S), step=step, phase=PHASE_CODE["backward"]))
-        spans.write(*span(at, at + 0.6, "backward", step))
-        spans.write(*span(at + 0.6, at + 1, "step", step, BOUNDARY))
+        begins.write(*make_record(BEGINS, time_ns=int(at * S), step=step, phase=PHASE_CODE["backward"]))
+        spans.write(*make_span(at, at + 0.6, "backward", step))
+        spans.write(*make_span(at + 0.6, at + 1, "step", step, BOUNDARY))
         for tick in range(10):
             cores = 8.0 if tick >= 6 else 1.0
-            processes.write(*record(PROCESSES, time_ns=int((at + tick / 10) * S), rank=0, pid=100, cores_used=cores))
+            processes.write(*make_record(PROCESSES, time_ns=int((at + tick / 10) * S), rank=0, pid=100, cores_used=cores))
 
-    async with looking(read(session_folder, begin_ns=begin_ns), (80, 24)) as seen:
+    async with looking(read_recording(session_folder, begin_ns=begin_ns), (80, 24)) as seen:
         assert "Not recorded" in seen.text()
         for step in range(40, 90):
             go_on(step)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recordings
-from memory_recording import Recording, allocator, gib, usual
-from small_recording import BEGIN_NS, S, identity, span
+from memory_recording import Recording, gib_to_bytes, read_allocator, record_two_steps
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.memory.allocator_health import read_allocator_health
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_settings, parse_version
 from zerotop.analysis.steps.step_table import read_steps
@@ -27,15 +27,15 @@ def at(second: float) -> int:
 
 def with_flushes(folder: Path) -> Recording:
     """Steps of 2 s, the third of 5 s with two flushes in its backward and one in its update."""
-    recording, who = Recording(folder), identity(0)
+    recording, who = Recording(folder), make_identity(0)
     ends = (2, 4, 9, 11, 13)
-    recording.write(tables.SPANS, who, [span(end - 1, end, "step", n, BOUNDARY) for n, end in enumerate(ends)])
+    recording.write(tables.SPANS, who, [make_span(end - 1, end, "step", n, BOUNDARY) for n, end in enumerate(ends)])
     readings = [
-        allocator(1, 40, 60, retries=0),
-        allocator(3, 40, 70, step=1, phase="backward", retries=0),
-        allocator(6, 40, 45, step=2, phase="backward", retries=2, inactive_split_bytes=gib(1)),
-        allocator(8, 50, 50, step=2, phase="step", retries=3),
-        allocator(12, 50, 50, step=4, retries=3, ooms=1, inactive_split_bytes=gib(2)),
+        read_allocator(1, 40, 60, retries=0),
+        read_allocator(3, 40, 70, step=1, phase="backward", retries=0),
+        read_allocator(6, 40, 45, step=2, phase="backward", retries=2, inactive_split_bytes=gib_to_bytes(1)),
+        read_allocator(8, 50, 50, step=2, phase="step", retries=3),
+        read_allocator(12, 50, 50, step=4, retries=3, ooms=1, inactive_split_bytes=gib_to_bytes(2)),
     ]
     recording.write(tables.ALLOCATOR, who, readings, peaks="window")
     return recording
@@ -44,10 +44,10 @@ def with_flushes(folder: Path) -> Recording:
 def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
     session = with_flushes(tmp_path).read()
     (found,) = read_allocator_health(session, at(14), read_steps(session))
-    assert (found.rank, found.pid, found.retries, found.ooms) == (0, identity(0).pid, 3, 1)
-    assert found.inactive_split_bytes == gib(2)
+    assert (found.rank, found.pid, found.retries, found.ooms) == (0, make_identity(0).pid, 3, 1)
+    assert found.inactive_split_bytes == gib_to_bytes(2)
     assert [(f.step, f.phase, f.retries, f.freed_bytes) for f in found.flushes] == [
-        (2, "backward", 2, gib(25)),
+        (2, "backward", 2, gib_to_bytes(25)),
         (2, "step", 1, 0),
     ]
     assert [flush.unix_ns for flush in found.flushes] == [at(6), at(8)]
@@ -57,10 +57,10 @@ def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
 
 def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(1, 40, 60, segments=12)], peaks="window")
-    recording.write(tables.ALLOCATOR, identity(1), [allocator(1, 40, 60, segments=-1)], peaks="window")
+    recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(1, 40, 60, segments=12)], peaks="window")
+    recording.write(tables.ALLOCATOR, make_identity(1), [read_allocator(1, 40, 60, segments=-1)], peaks="window")
     assert [found.segments for found in read_allocator_health(recording.read(), at(2))] == [12, None]
-    session = recordings.recording("z2")
+    session = recordings.open_recording("z2")
     assert "segments" not in (session.sources["allocator"][0].array.dtype.names or ())
     assert [found.segments for found in read_allocator_health(session, session.last_written_ns)] == [None]
 
@@ -76,37 +76,41 @@ def test_what_was_known_before(tmp_path: Path) -> None:
 
 def test_flushes_from_before_the_first_reading(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(1, 40, 60, retries=2)], peaks="window")
+    recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(1, 40, 60, retries=2)], peaks="window")
     (found,) = read_allocator_health(recording.read(), at(5))
     assert [(flush.retries, flush.freed_bytes) for flush in found.flushes] == [(2, 0)]
 
 
 def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    peak = {"allocated_peak_bytes": gib(50), "reserved_peak_bytes": gib(70), "requested_peak_bytes": gib(49)}
+    peak = {
+        "allocated_peak_bytes": gib_to_bytes(50),
+        "reserved_peak_bytes": gib_to_bytes(70),
+        "requested_peak_bytes": gib_to_bytes(49),
+    }
     readings = [
-        allocator(1, 40, 60, phase="forward", edge="begin"),
-        allocator(2, 40, 65, phase="forward", edge="end", inactive_split_bytes=gib(3), **peak),
-        allocator(3, 55, 60, phase="backward", edge="end"),
+        read_allocator(1, 40, 60, phase="forward", edge="begin"),
+        read_allocator(2, 40, 65, phase="forward", edge="end", inactive_split_bytes=gib_to_bytes(3), **peak),
+        read_allocator(3, 55, 60, phase="backward", edge="end"),
     ]
-    recording.write(tables.SPANS, identity(0), [span(1, 2, "forward"), span(2, 3, "backward")])
-    recording.write(tables.ALLOCATOR, identity(0), readings, peaks="window")
+    recording.write(tables.SPANS, make_identity(0), [make_span(1, 2, "forward"), make_span(2, 3, "backward")])
+    recording.write(tables.ALLOCATOR, make_identity(0), readings, peaks="window")
     (found,) = read_allocator_health(recording.read(), at(5))
     assert found.at_peak is not None
     assert (found.at_peak.phase, found.at_peak.reserved_bytes, found.at_peak.unallocated_bytes) == (
         "forward",
-        gib(70),
-        gib(20),
+        gib_to_bytes(70),
+        gib_to_bytes(20),
     )
-    assert (found.at_peak.requested_bytes, found.at_peak.inactive_split_bytes) == (gib(49), gib(3))
+    assert (found.at_peak.requested_bytes, found.at_peak.inactive_split_bytes) == (gib_to_bytes(49), gib_to_bytes(3))
     assert found.at_peak.unallocated_share == pytest.approx(2 / 7)
 
 
 def test_ranks_are_read_apart(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.write(tables.ALLOCATOR, identity(1), [allocator(2, 1, 2, retries=-1)], peaks="window")
+    recording = record_two_steps(tmp_path)
+    recording.write(tables.ALLOCATOR, make_identity(1), [read_allocator(2, 1, 2, retries=-1)], peaks="window")
     environment = {NEW: "expandable_segments:True,max_split_size_mb:128"}
-    recording.event(identity(1), 1, events.HELLO, torch="2.11.0+cu130", environment=environment)
+    recording.event(make_identity(1), 1, events.HELLO, torch="2.11.0+cu130", environment=environment)
     first, second = read_allocator_health(recording.read(), at(20))
     assert (first.rank, first.settings.variable, first.settings.has_expandable_segments) == (0, "", False)
     assert (second.rank, second.retries, second.settings.has_expandable_segments) == (1, 0, True)

@@ -12,13 +12,13 @@ import recordings
 from zerotop.analysis.annotations import Annotation, Annotator, find_annotations
 from zerotop.session.reader import Session
 
-LABELS = recordings.labels()
+LABELS = recordings.read_labels()
 
 
 @pytest.fixture(scope="module")
 def sessions() -> dict[str, Session]:
     """All recordings, open."""
-    return {name: recordings.recording(name) for name in recordings.names()}
+    return {name: recordings.open_recording(name) for name in recordings.list_recordings()}
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,13 @@ def change_cursors(session: Session, findings: tuple[Annotation, ...]) -> list[i
 
 
 def test_every_recording_has_its_labels() -> None:
-    assert recordings.names() == sorted(LABELS)
+    assert recordings.list_recordings() == sorted(LABELS)
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
 def test_findings_match_the_labels(findings: dict[str, tuple[Annotation, ...]], name: str) -> None:
     kinds = [(finding.name, finding.step) for finding in findings[name]]
-    right, wrong, missed = recordings.compare(LABELS[name], kinds)
+    right, wrong, missed = recordings.compare_findings(LABELS[name], kinds)
     assert (wrong, missed) == ([], [])
     assert len(right) == len(LABELS[name])
 
@@ -347,7 +347,7 @@ def test_findings_without_a_probe(tmp_path: Path, name: str) -> None:
     """Samplers alone show a double spike where iterations are longer than NVML's average, and nothing wrong."""
     session = recordings.from_outside(name, tmp_path)
     kinds = [(finding.name, finding.step) for finding in find_annotations(session, session.end_ns)]
-    assert recordings.compare(recordings.labels("outside")[name], kinds)[1:] == ([], [])
+    assert recordings.compare_findings(recordings.read_labels("outside")[name], kinds)[1:] == ([], [])
 
 
 def test_the_spike_without_a_probe_is_the_same(tmp_path: Path, findings: dict[str, tuple[Annotation, ...]]) -> None:
@@ -394,7 +394,7 @@ def test_a_clock_that_is_hours_off(
 
 def test_a_long_job_is_read_in_pieces(tmp_path: Path) -> None:
     """An update stops at its time limit, and continues there."""
-    session = Session.open(long_recording.write(tmp_path / "session", 40_000))
+    session = Session.open(long_recording.write_recording(tmp_path / "session", 40_000))
     annotator = Annotator(session)
     assert annotator.search_piece(session.last_written_ns) in (True, False)
     assert annotator.is_behind

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memory_recording import Recording, gib, usual
+from memory_recording import Recording, gib_to_bytes, record_two_steps
 from zerotop.analysis.annotations import Annotation, find_annotations
 
 LENGTH, WORDS = 1024, 50_257
@@ -22,7 +22,7 @@ def find(recording: Recording, name: str) -> list[Annotation]:
 
 def make_logits(folder: Path, sizes: list[list[int]], rows: int = 8, **facts: Any) -> Recording:
     """A loop whose backward peaks at 19.5 GiB, with blocks of these sizes before it."""
-    recording = usual(folder)
+    recording = record_two_steps(folder)
     recording.engine(at=1.5, **LOOP | facts)
     more: dict[str, Any] = {"output_shape": [rows, LENGTH, WORDS], "output_item_bytes": 4, "unclaimed_groups": sizes}
     recording.tensors(12.5, "before_backward", {"parameters": 2}, **more)
@@ -61,7 +61,7 @@ def test_other_blocks_are_no_logits(tmp_path: Path, sizes: list[list[int]]) -> N
 
 @pytest.mark.parametrize("reshards", [True, False])
 def test_parameters_that_stay_gathered(tmp_path: Path, reshards: bool) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     recording.engine(at=1.5, **LOOP | {"parallelism": "FSDP2", "sharding": {"ranks": 2, "reshards": reshards}})
     recording.tensors(12.5, "before_backward", {"parameters": 2, "unsharded_parameters": 2})
     found = find(recording, "kept_gathered")
@@ -73,22 +73,22 @@ def test_parameters_that_stay_gathered(tmp_path: Path, reshards: bool) -> None:
 
 @pytest.mark.parametrize("size", [0.0, 0.5, 2.0])
 def test_gradient_buckets(tmp_path: Path, size: float) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     recording.engine(at=1.5, **LOOP | {"parallelism": "DDP"})
     # The first inventory of that moment counts.
     recording.tensors(16.5, "before_update", {"gradients": 2, "gradient_buckets": size})
     found = find(recording, "gradient_buckets")
     assert len(found) == (size == 2)
     for finding in found:
-        assert finding.evidence["bucket_bytes"] == gib(2)
+        assert finding.evidence["bucket_bytes"] == gib_to_bytes(2)
         assert "10 % of the peak of 19.50 GiB" in finding.details
         assert "gradient_as_bucket_view=True" in finding.fix
 
 
 @pytest.mark.parametrize("autocast", [None, "bf16"])
-@pytest.mark.parametrize("trainable", [10, gib(1)])
+@pytest.mark.parametrize("trainable", [10, gib_to_bytes(1)])
 def test_activations_by_the_layers_that_made_them(tmp_path: Path, trainable: int, autocast: str | None) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     dimensions = {"vocabulary": 32_000, "hidden": 4096, "intermediate": 11_008, "heads": 32, "layers": 32}
     facts = {"dimensions": dimensions, "trainable_parameters": trainable, "dtype": "fp32", "autocast": autocast}
     recording.engine(at=1.5, **LOOP | facts)

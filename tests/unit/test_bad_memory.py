@@ -9,8 +9,19 @@ from typing import Any
 import pynvml
 import pytest
 
-from memory_recording import GIB, PARTS, UUID, Recording, allocator, gib, gpu, holds, record, usual
-from small_recording import BEGIN_NS, S, identity, span
+from memory_recording import (
+    GIB,
+    PARTS,
+    UUID,
+    Recording,
+    gib_to_bytes,
+    make_record,
+    read_allocator,
+    record_two_steps,
+    sample_gpu,
+    sample_gpu_process,
+)
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.oom_log_parser import parse_output
 from zerotop.analysis.memory.expected.zero_model import parse_setups, sum_expected
@@ -75,7 +86,7 @@ class Driver:
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
         total, used = (80, 20) if handle.startswith("gpu") else (10, 3 + int(handle[-1]))
-        return SimpleNamespace(total=gib(total), used=gib(used))
+        return SimpleNamespace(total=gib_to_bytes(total), used=gib_to_bytes(used))
 
     def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
         if not handle.startswith("gpu"):
@@ -83,7 +94,7 @@ class Driver:
         return 60
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
-        return [SimpleNamespace(pid=100, usedGpuMemory=gib(2))] if handle == "instance2" else []
+        return [SimpleNamespace(pid=100, usedGpuMemory=gib_to_bytes(2))] if handle == "instance2" else []
 
     def answer(self, name: str, *arguments: Any) -> Any:
         fixed = {
@@ -115,12 +126,17 @@ def test_instances_stand_in_the_place_of_a_divided_gpu(monkeypatch: pytest.Monke
         (2, f"{MIG}0", f"{UUID}1"),
         (3, f"{MIG}2", f"{UUID}1"),
     ]
-    assert [one.total_bytes for one in seen.gpus] == [gib(80), gib(10), gib(10)]
+    assert [one.total_bytes for one in seen.gpus] == [gib_to_bytes(80), gib_to_bytes(10), gib_to_bytes(10)]
     assert str(seen.notice).startswith("MIG is enabled on GPU 1: its instances are GPUs 2 to 3 here")
     row = dict(zip([field.name for field in tables.GPUS.fields], devices[2].read_row(5, 0), strict=True))
-    assert (row["used_bytes"], row["total_bytes"], row["gpu"], row["temperature_c"]) == (gib(5), gib(10), 3, 60)
+    assert (row["used_bytes"], row["total_bytes"], row["gpu"], row["temperature_c"]) == (
+        gib_to_bytes(5),
+        gib_to_bytes(10),
+        3,
+        60,
+    )
     assert str(row["utilization_percent"]) == str(row["power_w"]) == "nan"
-    assert [row[:4] for row in devices[2].read_process_rows(5, refresh=True)] == [(5, gib(2), 100, 3)]
+    assert [row[:4] for row in devices[2].read_process_rows(5, refresh=True)] == [(5, gib_to_bytes(2), 100, 3)]
 
 
 def test_a_divided_gpu_without_instances_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,13 +166,13 @@ def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
 @pytest.mark.parametrize("uuid", [f"GPU-{MIG[4:]}2", f"{MIG}2", f"{MIG}2".upper()])
 def test_an_instance_is_not_counted_as_the_whole_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uuid: str) -> None:
     recording = sampled(tmp_path, monkeypatch)
-    device = {"ordinal": 0, "uuid": uuid, "name": "NVIDIA H200 MIG 1g.18gb", "total_bytes": gib(9.9)}
+    device = {"ordinal": 0, "uuid": uuid, "name": "NVIDIA H200 MIG 1g.18gb", "total_bytes": gib_to_bytes(9.9)}
     recording.engine(devices=[device])
-    readings = [allocator(1 + i / 2, 1, 1.5) for i in range(12)]
-    recording.write(tables.ALLOCATOR, identity(0), readings, born=0.5)
+    readings = [read_allocator(1 + i / 2, 1, 1.5) for i in range(12)]
+    recording.write(tables.ALLOCATOR, make_identity(0), readings, born=0.5)
     found = ledgers(recording.read(), 6)
     assert {index: one.ranks for index, one in found.items()} == {0: (), 2: (), 3: (0,)}
-    assert found[3].total_bytes == gib(10)
+    assert found[3].total_bytes == gib_to_bytes(10)
     expected = {"free": 5, "driver": 3, "outside_pytorch": 0.5, "reserved_unallocated": 0.5, "unattributed": 1}
     assert told(found[3]) == expected
     assert any("MIG" in note for note in found[3].notes)
@@ -200,9 +216,12 @@ def test_a_torch_without_uuids() -> None:
 
 
 def test_an_instance_for_which_cuda_gives_the_whole_gpus_uuid() -> None:
-    small, large = ({"uuid": f"MIG-{size}", "mig_of": "GPU-aa", "total_bytes": gib(size)} for size in (10, 40))
+    small, large = ({"uuid": f"MIG-{size}", "mig_of": "GPU-aa", "total_bytes": gib_to_bytes(size)} for size in (10, 40))
     parts = event("node", gpus=[{"index": 1, **small}, {"index": 2, **large}])
-    devices = Devices([parts], [engine(1, 0, "GPU-aa", total_bytes=gib(39.5)), engine(2, 0, "GPU-aa", total_bytes=gib(20))])
+    devices = Devices(
+        [parts],
+        [engine(1, 0, "GPU-aa", total_bytes=gib_to_bytes(39.5)), engine(2, 0, "GPU-aa", total_bytes=gib_to_bytes(20))],
+    )
     assert [devices.find_gpu("node1", pid, 0)[1] for pid in (1, 2)] == [2, 0]
 
 
@@ -211,22 +230,24 @@ def test_an_instance_for_which_cuda_gives_the_whole_gpus_uuid() -> None:
 
 def test_in_a_container_the_jobs_own_processes_are_not_those_of_others(tmp_path: Path) -> None:
     """NVML calls the rank 99999: neither the ledger nor a finding may call that another process."""
-    recording, who = Recording(tmp_path), identity(0)
+    recording, who = Recording(tmp_path), make_identity(0)
     recording.node_event()
     recording.engine()
     recording.event(recording.node, 0.4, events.RANK_FOUND, rank=0, local_rank=0, pid=who.pid, start=1)
-    recording.write(tables.ALLOCATOR, who, [allocator(2 + i / 4, 20, 30) for i in range(100)], born=1)
-    spans = [span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(24)]
+    recording.write(tables.ALLOCATOR, who, [read_allocator(2 + i / 4, 20, 30) for i in range(100)], born=1)
+    spans = [make_span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(24)]
     recording.write(tables.SPANS, who, spans, born=1)
-    begins = [record(tables.BEGINS, 3 + i, step=i, phase=PHASE_CODE["step"]) for i in range(24)]
+    begins = [make_record(tables.BEGINS, 3 + i, step=i, phase=PHASE_CODE["step"]) for i in range(24)]
     recording.write(tables.BEGINS, who, begins, born=1)
     looks = [i / 10 for i in range(280)]
-    recording.write(tables.GPUS, recording.node, [gpu(second, 0.5 if second < 2 else 32) for second in looks])
-    recording.write(tables.GPU_PROCESSES, recording.node, [holds(second, 99999, 31.5) for second in looks if second >= 2])
+    recording.write(tables.GPUS, recording.node, [sample_gpu(second, 0.5 if second < 2 else 32) for second in looks])
+    recording.write(
+        tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, 99999, 31.5) for second in looks if second >= 2]
+    )
     session = recording.read()
     (found,) = ledgers(session, 20).values()
     assert told(found)["before_the_job"] == 0.5
-    assert (found.sum_bytes("outside_pytorch"), found.sum_bytes("other_processes")) == (gib(1.5), 0)
+    assert (found.sum_bytes("outside_pytorch"), found.sum_bytes("other_processes")) == (gib_to_bytes(1.5), 0)
     assert "what the device uses beyond its use" in found.notes[0]
     assert not [one.name for one in find_annotations(session, at(28)) if one.name.startswith("others")]
 
@@ -320,23 +341,25 @@ def test_tensors_are_counted_by_their_size_where_there_are_no_blocks() -> None:
 
 
 def test_the_ledger_of_cuda_malloc_async(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     recording.tensors(19, "after_update", PARTS, allocated_bytes=None)
     (found,) = ledgers(recording.read(), 19.5).values()
-    assert found.sum_bytes("optimizer_state", "master_weights") == gib(12)
-    assert found.sum_bytes("activations") == gib(14.75 - sum(PARTS.values()))
+    assert found.sum_bytes("optimizer_state", "master_weights") == gib_to_bytes(12)
+    assert found.sum_bytes("activations") == gib_to_bytes(14.75 - sum(PARTS.values()))
     assert not found.sum_bytes("unattributed", "unexplained")
     assert "counted by their own size" in found.notes[0]
 
 
 def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
-    recording, who = Recording(tmp_path), identity(0)
+    recording, who = Recording(tmp_path), make_identity(0)
     recording.node_event(gpus=2)
     recording.engine(allocator="pluggable", on=1)
-    recording.write(tables.BEGINS, who, [record(tables.BEGINS, 2, phase=PHASE_CODE["forward"])], born=1)
-    looks = [gpu(second, (1, 24)[index], index=index) for second in range(1, 6) for index in (0, 1)]
+    recording.write(tables.BEGINS, who, [make_record(tables.BEGINS, 2, phase=PHASE_CODE["forward"])], born=1)
+    looks = [sample_gpu(second, (1, 24)[index], index=index) for second in range(1, 6) for index in (0, 1)]
     recording.write(tables.GPUS, recording.node, looks)
-    recording.write(tables.GPU_PROCESSES, recording.node, [holds(second, who.pid, 23, 1) for second in range(1, 6)])
+    recording.write(
+        tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, who.pid, 23, 1) for second in range(1, 6)]
+    )
     session = recording.read()
     found = ledgers(session, 5.5)
     assert told(found[1]) == {"free": 56, "driver": 1, "this_job": 23}
@@ -353,7 +376,7 @@ def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
             "Currently allocated     : 6.66 GiB\nRequested               : 72.00 MiB\nDevice limit            : 8.00 GiB\n"
             "Free (according to CUDA): 0 bytes\nPyTorch limit (set by user-supplied memory fraction)\n"
             "                        : 17179869184.00 GiB\nelse",
-            (72 << 20, gib(8), 0, gib(6.66)),
+            (72 << 20, gib_to_bytes(8), 0, gib_to_bytes(6.66)),
         ),
         ("torch.OutOfMemoryError: Allocation on device \nThis error means", (None, None, None, None)),
     ],
@@ -370,12 +393,14 @@ def test_how_cuda_malloc_async_says_that_there_is_no_more(text: str, sizes: tupl
 
 
 def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) -> None:
-    recording, who = Recording(tmp_path), identity(0)
+    recording, who = Recording(tmp_path), make_identity(0)
     recording.node_event(gpus=2)
     recording.engine(devices=[], device="cpu", allocator=None)
-    spans = [span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(12)]
+    spans = [make_span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(12)]
     recording.write(tables.SPANS, who, spans, born=1)
-    recording.write(tables.GPUS, recording.node, [gpu(second, 0.5, index=index) for second in range(16) for index in (0, 1)])
+    recording.write(
+        tables.GPUS, recording.node, [sample_gpu(second, 0.5, index=index) for second in range(16) for index in (0, 1)]
+    )
     session = recording.read()
     found = ledgers(session, 15)
     assert [told(one) for one in found.values()] == [{"free": 79.5, "driver": 0.5}] * 2
@@ -386,16 +411,16 @@ def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) ->
 
 
 def test_what_is_expected_of_several_engines_adds_up(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     recording.engine(at=18.8, engine=1, optimizer="", parameters=2 * GIB, trainable_parameters=0)
     recording.tensors(18.9, "init", {"parameters": 4}, engine=1, unclaimed=14.5)
     session = recording.read()
     view = MemoryViewBuilder(session).view_at(at(19.5))
     (line,) = [line for line in view.lines if line.key == "parameters"]
-    assert (line.now_bytes, line.expected_bytes) == (gib(6), gib(6))
+    assert (line.now_bytes, line.expected_bytes) == (gib_to_bytes(6), gib_to_bytes(6))
     assert view.setup is not None
     assert (view.setup.parameters, view.setup.trains) == (GIB, True)
     both = sum_expected(parse_setups([one for one in session.events if one.name == "engine"]))
     assert both is not None
-    assert both.gpu["master_weights"] == gib(4)
+    assert both.gpu["master_weights"] == gib_to_bytes(4)
     assert sum_expected([]) is None

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agents import python, wait_for
+from agents import build_python_command, wait_for
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling import build_locks
@@ -50,7 +50,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def launch(code: str) -> Process:
         environment = {**os.environ, "RANK": "0", "TORCH_EXTENSIONS_DIR": str(tmp_path / "builds")}
-        started.append(subprocess.Popen(python(code), env=environment, stdout=subprocess.PIPE, start_new_session=True))
+        started.append(
+            subprocess.Popen(build_python_command(code), env=environment, stdout=subprocess.PIPE, start_new_session=True)
+        )
         assert started[-1].stdout is not None
         assert started[-1].stdout.readline() == b"ready\n"
         found = Process.from_pid(started[-1].pid)

@@ -19,7 +19,7 @@ from zerotop.cli import main
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory
 
-STORY = str(recordings.packed("story"))
+STORY = str(recordings.find_packed_file("story"))
 WARMUP, TOLERANCE = 5, 0.02
 
 
@@ -67,14 +67,16 @@ def test_findings_that_must_not_occur(budget: Any, capfd: pytest.CaptureFixture[
     assert checks["finding double_spike"][1].startswith("GPUs idle 67 % of each 2.67 s iteration")
     assert checks["finding straggler"] == ("passed", "It did not occur.")
     assert checks["finding error"][0] == "passed"
-    code, checks = run_check(capfd, str(recordings.packed("cpu-hang")), budget('[findings]\nforbidden = ["error"]'))
+    code, checks = run_check(
+        capfd, str(recordings.find_packed_file("cpu-hang")), budget('[findings]\nforbidden = ["error"]')
+    )
     assert checks["finding error"][0] == "failed"
 
 
 def test_a_failed_job_and_a_session_without_steps_fail(
     budget: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code, checks = run_check(capfd, str(recordings.packed("z2-oom")), budget(""))
+    code, checks = run_check(capfd, str(recordings.find_packed_file("z2-oom")), budget(""))
     assert (code, checks["end"]) == (1, ("failed", "The job ended with exit code 1."))
     directory.create_session(["python", "train.py"], path=str(tmp_path / "empty"))
     limits = budget('[limits]\niteration_seconds = 1\ntokens_per_second = 5\ngpu_memory = "1GiB"')
@@ -86,11 +88,13 @@ def test_a_failed_job_and_a_session_without_steps_fail(
 
 
 def test_a_baseline_of_another_machine_or_setting_is_said(capfd: pytest.CaptureFixture[str]) -> None:
-    code, checks = run_check(capfd, str(recordings.packed("z2")), "--baseline", STORY)
+    code, checks = run_check(capfd, str(recordings.find_packed_file("z2")), "--baseline", STORY)
     assert code == 0
     assert checks["slowdown"][0] == "skipped"
     assert "it ran on another machine, 4 NVIDIA H200, 64 cores" in checks["slowdown"][1]
-    code, checks = run_check(capfd, str(recordings.packed("z2")), "--baseline", str(recordings.packed("z2-offload")))
+    code, checks = run_check(
+        capfd, str(recordings.find_packed_file("z2")), "--baseline", str(recordings.find_packed_file("z2-offload"))
+    )
     assert checks["slowdown"][1] == "Not compared with the baseline z2-offload: its optimizer offload is cpu, not none."
     assert checks["gpu_memory_growth"][0] == "failed"
 
@@ -117,7 +121,7 @@ def write_run(path: Path, seed: int, slower: float = 1.0) -> Path:
     def keep_busy(rows: np.ndarray) -> None:
         rows["utilization_percent"] = 97
 
-    return long_recording.write(path, 100, long_recording.Trouble(paces=vary, tables={"gpus": keep_busy}))
+    return long_recording.write_recording(path, 100, long_recording.Trouble(paces=vary, tables={"gpus": keep_busy}))
 
 
 def test_equal_runs_never_fail_and_one_slower_by_3_percent_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -159,7 +163,7 @@ def test_a_slowdown_within_a_large_spread_is_left_open(tmp_path: Path, capfd: py
     def waver(seconds: np.ndarray, rank: int) -> None:
         seconds *= (1.0 + 0.3 * np.sin(np.arange(100) / 10))[:, None]
 
-    long_recording.write(tmp_path / "wavers", 100, long_recording.Trouble(paces=waver))
+    long_recording.write_recording(tmp_path / "wavers", 100, long_recording.Trouble(paces=waver))
     write_run(tmp_path / "even", 1)
     code, checks = run_check(capfd, str(tmp_path / "wavers"), "--baseline", str(tmp_path / "even"))
     assert code == 0

@@ -22,7 +22,7 @@ GIB = 1 << 30
 @pytest.fixture(scope="module")
 def offload() -> Comparison:
     """The same model and batch, the optimizer on the GPU and on the CPU."""
-    return compare_sessions([recordings.recording("z2"), recordings.recording("z2-offload")])
+    return compare_sessions([recordings.open_recording("z2"), recordings.open_recording("z2-offload")])
 
 
 def row(comparison: Comparison, name: str) -> Measure:
@@ -56,7 +56,7 @@ def test_what_is_the_same_does_not_differ(offload: Comparison) -> None:
 
 
 def test_a_recording_does_not_differ_from_itself() -> None:
-    twice = compare_sessions([recordings.recording("story"), recordings.recording("story")])
+    twice = compare_sessions([recordings.open_recording("story"), recordings.open_recording("story")])
     assert not twice.different_measures
     assert len(twice.measures) > 30
     assert [row_text(found).strip() for found in draw_rows(twice, 80, BLOCKS, only_differing=True)] == [
@@ -103,7 +103,7 @@ def test_one_row_has_one_unit() -> None:
 @pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200, 300])
 @pytest.mark.parametrize("number", [2, 3, 9])
 def test_every_row_has_the_requested_width(width: int, number: int) -> None:
-    comparison = compare_sessions([recordings.recording("z2"), recordings.recording("z2-oom")])
+    comparison = compare_sessions([recordings.open_recording("z2"), recordings.open_recording("z2-oom")])
     many = Comparison(
         tuple(f"recording {place}" for place in range(number)),
         tuple(Measure(m.section, m.name, m.unit, (m.values * number)[:number]) for m in comparison.measures),
@@ -117,14 +117,14 @@ def test_every_row_has_the_requested_width(width: int, number: int) -> None:
 
 def test_recordings_of_other_kinds_are_compared_too() -> None:
     comparison = compare_sessions(
-        [recordings.recording("story"), recordings.recording("cpu-dead"), recordings.recording("z2-oom")]
+        [recordings.open_recording("story"), recordings.open_recording("cpu-dead"), recordings.open_recording("z2-oom")]
     )
     assert row(comparison, "end").values == ("exit code 0", "exit code 247 (SIGKILL)", "exit code 1")
     assert row(comparison, "GPU 3, reserved").values[1:] == (None, None)
 
 
 def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    paths = [str(recordings.packed("z2")), str(recordings.packed("z2-offload"))]
+    paths = [str(recordings.find_packed_file("z2")), str(recordings.find_packed_file("z2-offload"))]
     assert main(["compare", *paths]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["z2.zerotop", "z2-offload.zerotop"]
@@ -139,10 +139,10 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
 
 
 def test_one_session_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(recordings.packed("z2"))]) == 2
+    assert main(["compare", str(recordings.find_packed_file("z2"))]) == 2
     assert capsys.readouterr().err == "zerotop: compare needs two or more recordings\n"
 
 
 def test_a_folder_without_a_recording(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["compare", str(recordings.packed("z2")), str(tmp_path)]) == 1
+    assert main(["compare", str(recordings.find_packed_file("z2")), str(tmp_path)]) == 1
     assert "holds no recording" in capsys.readouterr().err

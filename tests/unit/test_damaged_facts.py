@@ -95,12 +95,12 @@ def changed_once(name: str, change: Callable[[Facts], None]) -> Session:
             pending.clear()
         return event
 
-    return recordings.rewritten("gpu-microscope", damage)
+    return recordings.rewrite_events("gpu-microscope", damage)
 
 
 @pytest.mark.parametrize(("name", "change"), INVALID)
 def test_invalid_fact_becomes_none_and_is_counted(name: str, change: Callable[[Facts], None]) -> None:
-    session, before = changed_once(name, change), recordings.recording("gpu-microscope")
+    session, before = changed_once(name, change), recordings.open_recording("gpu-microscope")
     assert session.damaged_lines == 1
     first, whole = session.events_named(name)[0].facts, before.events_named(name)[0].facts
     (differs,) = [fact for fact in whole if first[fact] != whole[fact]]
@@ -112,7 +112,7 @@ def test_invalid_fact_becomes_none_and_is_counted(name: str, change: Callable[[F
 def test_event_without_required_fact_is_skipped(name: str, change: Callable[[Facts], None]) -> None:
     session = changed_once(name, change)
     assert session.damaged_lines == 1
-    assert len(session.events_named(name)) == len(recordings.recording("gpu-microscope").events_named(name)) - 1
+    assert len(session.events_named(name)) == len(recordings.open_recording("gpu-microscope").events_named(name)) - 1
 
 
 def test_missing_and_newer_facts_are_no_damage() -> None:
@@ -121,7 +121,7 @@ def test_missing_and_newer_facts_are_no_damage() -> None:
         rest = {fact: value for fact, value in event.items() if fact not in missing}
         return {**rest, **dict.fromkeys(missing & event.keys() - {"devices"}), "newer": [{"rank": "1"}]}
 
-    before, session = recordings.recording("gpu-microscope"), recordings.rewritten("gpu-microscope", newer)
+    before, session = recordings.open_recording("gpu-microscope"), recordings.rewrite_events("gpu-microscope", newer)
     assert session.damaged_lines == 0
     assert len(session.events) == len(before.events)
 
@@ -131,7 +131,7 @@ def test_findings_need_no_process_of_an_event(name: str) -> None:
     def nameless(line: Facts) -> Facts:
         return {fact: value for fact, value in line.items() if fact not in ("pid", "start")} if "event" in line else line
 
-    session = recordings.rewritten(name, nameless)
+    session = recordings.rewrite_events(name, nameless)
     assert find_annotations(session, session.end_ns)
 
 
@@ -139,7 +139,7 @@ def test_file_of_invalid_writer_is_skipped() -> None:
     def foreign(line: Facts) -> Facts:
         return {**line, "writer": {**line["writer"], "rank": "first"}} if "writer" in line else line
 
-    session = recordings.rewritten("z2", foreign)
+    session = recordings.rewrite_events("z2", foreign)
     assert session.events == []
     assert session.damaged_lines > 0
 

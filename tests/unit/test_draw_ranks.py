@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recordings import recording
-from small_recording import read
+from recordings import open_recording
+from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.live_view import State
 from zerotop.analysis.ranks.matrix import Metric, RankMatrices
@@ -28,7 +28,7 @@ from zerotop.ui.ranks.table import draw_table
 def make_picture(
     folder: Path, metric: Metric = Metric.ITERATION, *, by_number: bool = False, rank: int | None = None
 ) -> RankPicture:
-    source = RecordingSource(read(folder))
+    source = RecordingSource(read_recording(folder))
     viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
     viewer.playhead = Playhead(lambda: 0.0)
     if rank is not None:
@@ -70,7 +70,7 @@ def test_the_map_and_other_metrics_in_the_spare_room(three: Path) -> None:
 
 
 def test_it_opens_on_the_rank_that_delays_the_others(three: Path) -> None:
-    source = RecordingSource(read(three))
+    source = RecordingSource(read_recording(three))
     viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
     picture = ranking.make_picture(viewer.make_frame(), 60)
     assert (picture.metric, picture.chosen) == (Metric.WAIT, 1)
@@ -82,7 +82,9 @@ def test_it_opens_on_the_rank_that_delays_the_others(three: Path) -> None:
 
 def test_a_delay_is_counted_from_where_it_began() -> None:
     skew = find_skew(
-        RankMatrices().matrix_at(RecordingSource(recording("cpu-straggler")).rank_steps, 2**62, 64, meets_in_forward=False)
+        RankMatrices().matrix_at(
+            RecordingSource(open_recording("cpu-straggler")).rank_steps, 2**62, 64, meets_in_forward=False
+        )
     )
     assert skew is not None
     assert skew.delays_others
@@ -168,11 +170,11 @@ def test_an_empty_map_says_what_is_missing(tmp_path: Path) -> None:
     """These recordings have ended; the same function describes a running job without steps."""
     write_ranks(tmp_path, 0, 0)
     assert "No rank trained" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
-    session = read(tmp_path)
+    session = read_recording(tmp_path)
     assert describe_empty(session, (), State.STARTING).startswith("No rank trains yet")
     write_ranks(tmp_path, 2, 0)
     assert "No rank finished a step" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
-    processes = RecordingSource(read(tmp_path)).rank_steps
+    processes = RecordingSource(read_recording(tmp_path)).rank_steps
     assert describe_empty(session, processes, State.RUNNING).startswith("No rank has finished a step yet")
 
 
@@ -181,7 +183,7 @@ def test_a_job_without_a_probe_is_recognized(tmp_path: Path) -> None:
     for file in tmp_path.glob("spans-*"):
         file.unlink()
     assert "only watched from outside" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
-    assert "No rank trains yet" in describe_empty(read(tmp_path), (), State.STARTING)
+    assert "No rank trains yet" in describe_empty(read_recording(tmp_path), (), State.STARTING)
 
 
 def test_sentences_about_skew() -> None:

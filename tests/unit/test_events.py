@@ -36,9 +36,9 @@ def test_field_names_are_unique() -> None:
         assert not {"time_ns", "event"} & set(names)
 
 
-@pytest.mark.parametrize("name", recordings.names())
+@pytest.mark.parametrize("name", recordings.list_recordings())
 def test_recorded_events_match_their_declarations(name: str) -> None:
-    for file, content in unpack_files(recordings.packed(name)).items():
+    for file, content in unpack_files(recordings.find_packed_file(name)).items():
         if file.endswith(".jsonl"):
             for line in content.splitlines()[1:]:
                 check_event(json.loads(line))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memory_recording import GIB, gib, usual
+from memory_recording import GIB, gib_to_bytes, record_two_steps
 from small_recording import BEGIN_NS, S
 from zerotop.analysis.memory.expected.deepspeed_estimates import RuleOfThumb, estimate_zero2, estimate_zero3
 from zerotop.analysis.memory.expected.zero_model import (
@@ -198,16 +198,16 @@ def test_formulas_beside_real_runs(config: str) -> None:
 
 
 def test_differences_of_a_gpu(tmp_path: Path) -> None:
-    session = usual(tmp_path).read()
+    session = record_two_steps(tmp_path).read()
     facts = engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1)
     (after,), (before,) = (read_ledgers(session, BEGIN_NS + int(second * S)) for second in (19.5, 28))
     found = {d.key: d for d in compare_ledger(after, of(facts))}
     assert {name: (d.expected_bytes, d.measured_bytes, d.difference_bytes) for name, d in found.items()} == {
-        "parameters": (gib(2), gib(2), 0),
-        "gradients": (gib(2), 0, -gib(2)),
-        "master_weights": (gib(4), gib(4), 0),
-        "optimizer_state": (gib(8), gib(8), 0),
-        "buffers": (None, gib(0.5), None),
+        "parameters": (gib_to_bytes(2), gib_to_bytes(2), 0),
+        "gradients": (gib_to_bytes(2), 0, -gib_to_bytes(2)),
+        "master_weights": (gib_to_bytes(4), gib_to_bytes(4), 0),
+        "optimizer_state": (gib_to_bytes(8), gib_to_bytes(8), 0),
+        "buffers": (None, gib_to_bytes(0.5), None),
     }
     assert found["gradients"].note == "Gradients live from the backward to the update."
     alive = {d.key: d for d in compare_ledger(before, of(facts))}["gradients"]
@@ -215,7 +215,7 @@ def test_differences_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_differences_of_a_host(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     recording.tensors(19, "after_update", {}, host={"master_weights": 4, "optimizer_state": 9})
     (held,) = read_host_ledgers(recording.read(), BEGIN_NS + 19 * S + S // 2)
     facts = engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1, offload_optimizer="cpu")
@@ -241,8 +241,10 @@ def test_which_estimates_are_of_the_job() -> None:
 def test_the_rule_of_thumb(tmp_path: Path) -> None:
     assert RuleOfThumb(10, 20, 5, 4, 8).peak_bytes == 39
     assert RuleOfThumb(10, 20, 5, 4, 80).peak_bytes == 110
-    session, now = usual(tmp_path).read(), BEGIN_NS + 29 * S
+    session, now = record_two_steps(tmp_path).read(), BEGIN_NS + 29 * S
     (process,), (peaks,) = find_alive_processes(session, now), read_rank_peaks(session, now)
     told = read_inventory(session, process, now)
     assert told is not None
-    assert compute_rule_of_thumb(told, peaks) == RuleOfThumb(gib(2), gib(12), gib(2), gib(18.5 - 16), gib(17.5 - 14))
+    assert compute_rule_of_thumb(told, peaks) == RuleOfThumb(
+        gib_to_bytes(2), gib_to_bytes(12), gib_to_bytes(2), gib_to_bytes(18.5 - 16), gib_to_bytes(17.5 - 14)
+    )

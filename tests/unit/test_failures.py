@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recordings
-from memory_recording import OOM, Recording, gib, usual
-from small_recording import BEGIN_NS, S, identity, read, span, write
+from memory_recording import OOM, Recording, gib_to_bytes, record_two_steps
+from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from zerotop.analysis.failures.diagnosis import FailureFinder, find_failure
 from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, describe_place
 from zerotop.analysis.failures.last_moments import find_largest_batch
@@ -28,7 +28,7 @@ def end(recording: Recording, at_s: float, **facts: Any) -> None:
 
 
 def gone(recording: Recording, at_s: float, rank: int = 0) -> None:
-    recording.event(recording.node, at_s, events.RANK_GONE, rank=rank, pid=identity(rank).pid)
+    recording.event(recording.node, at_s, events.RANK_GONE, rank=rank, pid=make_identity(rank).pid)
 
 
 def told(recording: Recording, second: float = 40) -> Failure | None:
@@ -45,9 +45,9 @@ def must(recording: Recording, second: float = 40) -> Failure:
 
 
 def test_nothing_died(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     assert told(recording, 29) is None
-    recording.event(identity(0), 29.2, events.GOODBYE)
+    recording.event(make_identity(0), 29.2, events.GOODBYE)
     gone(recording, 29.5)
     end(recording, 30, exit_code=0)
     assert told(recording, 29.6) is None
@@ -55,24 +55,24 @@ def test_nothing_died(tmp_path: Path) -> None:
 
 
 def test_a_gpu_without_room(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 25, events.OUT_OF_MEMORY, **OOM)
+    recording = record_two_steps(tmp_path)
+    recording.event(make_identity(0), 25, events.OUT_OF_MEMORY, **OOM)
     assert told(recording, 24.9) is None
     found = must(recording, 25)
     assert (found.kind, found.rank, found.final) == (MEMORY, 0, False)
     assert found.what == "Rank 0 ran out of GPU memory in backward of step 1."
     assert found.where == "GPU 0 of node1, micro-step 0, micro-batch of 4 x 512 tokens"
     numbers = {number.label: (number.bytes, number.of_bytes) for number in found.numbers}
-    assert numbers["free"] == (gib(20), gib(79))
+    assert numbers["free"] == (gib_to_bytes(20), gib_to_bytes(79))
     # 14.5 are parameters, master weights, state and buffers, 2 are the gradients that the backward makes.
-    assert numbers["of which activations"] == (gib(50 - 14.5 - 0.125), None)
-    assert numbers["reserved but unused"] == (gib(3), None)
+    assert numbers["of which activations"] == (gib_to_bytes(50 - 14.5 - 0.125), None)
+    assert numbers["reserved but unused"] == (gib_to_bytes(3), None)
     assert found.setting in found.advice
 
 
 def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 19.5, events.OUT_OF_MEMORY, **OOM)
+    recording = record_two_steps(tmp_path)
+    recording.event(make_identity(0), 19.5, events.OUT_OF_MEMORY, **OOM)
     assert must(recording, 19.6).final is False
     assert told(recording, 23.5) is None
     end(recording, 30, text="The job failed with exit code 1.")
@@ -88,8 +88,8 @@ def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> Non
     ],
 )
 def test_a_rank_ended_by_a_signal(tmp_path: Path, facts: dict[str, Any], name: str) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 1.5, events.HELLO, rank=0, launcher="deepspeed")
+    recording = record_two_steps(tmp_path)
+    recording.event(make_identity(0), 1.5, events.HELLO, rank=0, launcher="deepspeed")
     gone(recording, 26)
     early = must(recording, 26.5)
     assert early.what == "Rank 0 (PID 100) died unexpectedly in backward of step 1."
@@ -101,16 +101,16 @@ def test_a_rank_ended_by_a_signal(tmp_path: Path, facts: dict[str, Any], name: s
 
 
 def test_one_whose_place_was_taken_by_another_is_no_death(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     gone(recording, 26)
-    again = [span(32, 33, "forward"), span(33, 34, "backward")]
-    recording.write(tables.SPANS, identity(0, pid=500), again, born=31)
+    again = [make_span(32, 33, "forward"), make_span(33, 34, "backward")]
+    recording.write(tables.SPANS, make_identity(0, pid=500), again, born=31)
     assert told(recording, 30) is not None
     assert told(recording, 34) is None
 
 
 def test_a_job_that_somebody_stopped_did_not_die(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     recording.event(recording.node, 25, events.STOP_SENT)
     gone(recording, 26)
     end(recording, 27, signal="SIGTERM", exit_code=143)
@@ -123,14 +123,14 @@ def _traceback(prefix: str, error: str) -> str:
 
 
 def test_a_job_that_failed_by_itself(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.write(tables.SPANS, identity(1), [span(30, 31, "forward", 2, FAILED)], born=1)
+    recording = record_two_steps(tmp_path)
+    recording.write(tables.SPANS, make_identity(1), [make_span(30, 31, "forward", 2, FAILED)], born=1)
     recording.print(
         31,
         _traceback("[rank1]: ", "ValueError: a shape") + _traceback("[rank0]: ", "torch.distributed.DistBackendError: gone"),
     )
     for rank in (0, 1):
-        recording.event(identity(rank), 31.5, events.GOODBYE)
+        recording.event(make_identity(rank), 31.5, events.GOODBYE)
     end(recording, 32)
     found = must(recording)
     assert (found.kind, found.rank, found.what) == (ERROR, 1, "Rank 1 failed in forward of step 2.")
@@ -181,9 +181,9 @@ _DEEPSPEED_SAYS = "[launch.py:325:sigkill_handler] ['python', 'train.py', '--loc
 )
 def test_a_program_that_exits_with_250_was_not_killed(tmp_path: Path, launcher: str, printed: str, what: str) -> None:
     """DeepSpeed's launcher turns signal 6 into 250."""
-    recording = usual(tmp_path)
-    recording.event(identity(0), 1.5, events.HELLO, rank=0, local_rank=0, launcher=launcher)
-    recording.event(identity(0), 29.2, events.GOODBYE)
+    recording = record_two_steps(tmp_path)
+    recording.event(make_identity(0), 1.5, events.HELLO, rank=0, local_rank=0, launcher=launcher)
+    recording.event(make_identity(0), 29.2, events.GOODBYE)
     recording.print(29.4, printed or "bye\n")
     end(recording, 30, exit_code=250, text="The job failed with exit code 250.")
     assert what in must(recording).what
@@ -209,19 +209,19 @@ STOPPED = "gpu-offload-110"
 
 
 def test_real_deaths() -> None:
-    for name, labels in recordings.labels().items():
-        session = recordings.recording(name)
+    for name, labels in recordings.read_labels().items():
+        session = recordings.open_recording(name)
         died = bool({"out_of_memory", "dead_rank"} & {label.name for label in labels})
         found = FailureFinder(session).failure_at(session.last_written_ns)
         assert (found is not None) == ((died and name != "held-restart") or name == STOPPED), name
-    dead = recordings.recording("cpu-dead")
+    dead = recordings.open_recording("cpu-dead")
     found = find_failure(dead, dead.last_written_ns)
     assert found is not None
     assert found.what.startswith("Rank 1 (PID 29690) was killed by SIGKILL")
 
 
 def test_a_job_that_was_started_again_had_died_in_between() -> None:
-    session = recordings.recording("held-restart")
+    session = recordings.open_recording("held-restart")
     failures, begin = FailureFinder(session), session.begin_ns
     length = session.last_written_ns - begin
     told = [failures.failure_at(begin + length * part // 100) is not None for part in range(101)]
@@ -237,11 +237,11 @@ def test_the_largest_batch_before_any_moment(batches: list[tuple[int, bool]], mo
     """Moments go forward, as in a search for findings, or back."""
     with tempfile.TemporaryDirectory() as folder:
         spans = [
-            span(number, number + 1, "forward", flags=EVAL if evaluating else 0, tokens=tokens)
+            make_span(number, number + 1, "forward", flags=EVAL if evaluating else 0, tokens=tokens)
             for number, (tokens, evaluating) in enumerate(batches)
         ]
-        write(Path(folder), SPANS, identity(0), *spans).close()
-        session = read(Path(folder))
+        write_table(Path(folder), SPANS, make_identity(0), *spans).close()
+        session = read_recording(Path(folder))
         process = identify_process(session.sources["spans"][0])
         for moment in moments:
             known = [tokens for tokens, evaluating in batches[: max(0, moment - 1)] if not evaluating]

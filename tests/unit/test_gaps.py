@@ -16,7 +16,7 @@ import pytest
 
 from machine import small_disk
 from memory_recording import Recording
-from small_recording import BEGIN_NS, S, identity, span
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.reports.comparison import compare_sessions
 from zerotop.analysis.reports.headline import summarize_session
@@ -89,12 +89,12 @@ def lossy(folder: Path) -> Recording:
     for rank, lost in ((0, (3, 4, 5)), (1, (3, 4))):
         spans: list[Any] = []
         for step in (step for step in range(9) if step not in lost):
-            spans.append(span(step, step + 0.5, "forward", step, tokens=10))
-            spans.append(span(step + 0.5, step + 1, "step", step, BOUNDARY))
-        recording.write(tables.SPANS, identity(rank), spans)
-        recording.write(tables.BEGINS, identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
-        recording.event(identity(rank), 3.1, events.RECORDS_LOST, step=3, why="Disk quota exceeded")
-        recording.event(identity(rank), 10, events.GOODBYE, lost=6, step=8 + rank)
+            spans.append(make_span(step, step + 0.5, "forward", step, tokens=10))
+            spans.append(make_span(step + 0.5, step + 1, "step", step, BOUNDARY))
+        recording.write(tables.SPANS, make_identity(rank), spans)
+        recording.write(tables.BEGINS, make_identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
+        recording.event(make_identity(rank), 3.1, events.RECORDS_LOST, step=3, why="Disk quota exceeded")
+        recording.event(make_identity(rank), 10, events.GOODBYE, lost=6, step=8 + rank)
     return recording
 
 
@@ -168,11 +168,11 @@ def test_a_full_disk_is_no_hanging_rank(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         recording = Recording(tmp_path / name)
         recording.engine()
-        spans = [span(step, step + 1, "step", step, BOUNDARY) for step in (0, 1, 2, 300)]
-        recording.write(tables.SPANS, identity(0), spans)
-        recording.write(tables.BEGINS, identity(0), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
+        spans = [make_span(step, step + 1, "step", step, BOUNDARY) for step in (0, 1, 2, 300)]
+        recording.write(tables.SPANS, make_identity(0), spans)
+        recording.write(tables.BEGINS, make_identity(0), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
         if lost:
-            recording.event(identity(0), 3.5, events.RECORDS_LOST, step=3, why="No space left on device")
+            recording.event(make_identity(0), 3.5, events.RECORDS_LOST, step=3, why="No space left on device")
         session = recording.read()
         names = [finding.name for finding in find_annotations(session, session.end_ns)]
         assert ("hung_ranks" in names) == (not lost)

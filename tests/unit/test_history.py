@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from small_recording import BEGIN_NS, S, identity, read, record, span, write
+from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.live_view import History, Rank
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.views.history import PIECE_NS, PIECES, Histories
@@ -32,40 +32,42 @@ def rounded(values: np.ndarray, last: int) -> list[float | None]:
 def session(tmp_path: Path) -> Session:
     """Three seconds of a rank on a GPU: forward for 0.8 s, a step for 1.4 s, and again a forward that goes on."""
     ticks = [0.1 * tick for tick in range(1, 31) if not 20 <= tick < 25]  # the sampler slept for half a second
-    write(
+    write_table(
         tmp_path,
         PROCESSES,
-        identity(-1),
+        make_identity(-1),
         *(
-            record(PROCESSES, time_ns=int(t * S), pid=100, rank=0, cores_used=t, rss_bytes=int(t * GIB), shared_bytes=GIB)
+            make_record(
+                PROCESSES, time_ns=int(t * S), pid=100, rank=0, cores_used=t, rss_bytes=int(t * GIB), shared_bytes=GIB
+            )
             for t in ticks
         ),
     ).close()
-    write(
+    write_table(
         tmp_path,
         GPUS,
-        identity(-1),
-        *(record(GPUS, time_ns=int(t * S), gpu=0, utilization_percent=10 * t, used_bytes=int(t * GIB)) for t in ticks),
+        make_identity(-1),
+        *(make_record(GPUS, time_ns=int(t * S), gpu=0, utilization_percent=10 * t, used_bytes=int(t * GIB)) for t in ticks),
     ).close()
-    write(
+    write_table(
         tmp_path,
         ALLOCATOR,
-        identity(0),
+        make_identity(0),
         *(
-            record(ALLOCATOR, time_ns=int(t * S), allocated_bytes=size * GIB, reserved_bytes=9 * GIB, device=0)
+            make_record(ALLOCATOR, time_ns=int(t * S), allocated_bytes=size * GIB, reserved_bytes=9 * GIB, device=0)
             for t, size in ((0.55, 2), (0.6, 5), (0.9, 1), (2.2, 3))
         ),
         peaks="window",
     ).close()
     begins = [(0.6, "forward"), (1.4, "step"), (2.8, "forward")]
-    write(
+    write_table(
         tmp_path,
         BEGINS,
-        identity(0),
-        *(record(BEGINS, time_ns=int(t * S), step=0, phase=PHASE_CODE[what], depth=0) for t, what in begins),
+        make_identity(0),
+        *(make_record(BEGINS, time_ns=int(t * S), step=0, phase=PHASE_CODE[what], depth=0) for t, what in begins),
     ).close()
-    write(tmp_path, SPANS, identity(0), span(0.6, 1.4, "forward"), span(1.4, 2.8, "step")).close()
-    return read(tmp_path)
+    write_table(tmp_path, SPANS, make_identity(0), make_span(0.6, 1.4, "forward"), make_span(1.4, 2.8, "step")).close()
+    return read_recording(tmp_path)
 
 
 def test_pieces_of_a_rank(session: Session) -> None:
@@ -89,27 +91,27 @@ def test_processes_and_gpus_of_a_node_are_told_apart(tmp_path: Path) -> None:
     """Whichever are asked for, with others on the node, and with a sampler that was started again in between."""
     ticks = [0.1 * tick for tick in range(1, 41)]
     for sampler, seen in ((7, ticks[:12]), (8, ticks[22:])):
-        write(
+        write_table(
             tmp_path,
             PROCESSES,
-            identity(-1, pid=sampler),
+            make_identity(-1, pid=sampler),
             *(
-                record(PROCESSES, time_ns=int(t * S), pid=pid, rank=pid - 100, cores_used=pid * t, rss_bytes=pid * GIB)
+                make_record(PROCESSES, time_ns=int(t * S), pid=pid, rank=pid - 100, cores_used=pid * t, rss_bytes=pid * GIB)
                 for t in seen
                 for pid in (103, 99, 100, 250)
             ),
         ).close()
-        write(
+        write_table(
             tmp_path,
             GPUS,
-            identity(-1, pid=sampler),
+            make_identity(-1, pid=sampler),
             *(
-                record(GPUS, time_ns=int(t * S), gpu=gpu, utilization_percent=10 * gpu + t, used_bytes=gpu * GIB)
+                make_record(GPUS, time_ns=int(t * S), gpu=gpu, utilization_percent=10 * gpu + t, used_bytes=gpu * GIB)
                 for t in seen
                 for gpu in range(4)
             ),
         ).close()
-    histories = Histories(read(tmp_path))
+    histories = Histories(read_recording(tmp_path))
     ranks = [replace(RANK, rank=pid - 100, pid=pid) for pid in (100, 103)]
     gpus = [("node1", 3), ("node1", 1)]
     for end, some in ((2.05, slice(1, 2)), (4.05, slice(2)), (4.05, slice(1))):
@@ -148,7 +150,7 @@ def test_a_cursor_shows_the_same_however_it_is_reached(session: Session) -> None
 
 
 def test_what_no_one_recorded_is_unknown(tmp_path: Path) -> None:
-    told = Histories(read(tmp_path)).history_at(BEGIN_NS, [RANK], [("node1", 0)], {}, ProcessExits(()))
+    told = Histories(read_recording(tmp_path)).history_at(BEGIN_NS, [RANK], [("node1", 0)], {}, ProcessExits(()))
     assert np.isnan(told.ranks[0].cores_used).all()
     assert set(told.ranks[0].phase) == {""}
     assert len(told.ranks[0].phase) == PIECES
@@ -157,9 +159,9 @@ def test_what_no_one_recorded_is_unknown(tmp_path: Path) -> None:
 
 def test_samples_out_of_order_are_no_error(tmp_path: Path) -> None:
     times = [1, 2, 9, 3, 8, 4, 7, 5, 6, 2, 9, 10]
-    rows = [record(PROCESSES, time_ns=t * S, pid=100, rank=0, cores_used=t, rss_bytes=GIB) for t in times]
-    write(tmp_path, PROCESSES, identity(-1), *rows).close()
+    rows = [make_record(PROCESSES, time_ns=t * S, pid=100, rank=0, cores_used=t, rss_bytes=GIB) for t in times]
+    write_table(tmp_path, PROCESSES, make_identity(-1), *rows).close()
     for end in range(1, 11):
-        histories = Histories(read(tmp_path))
+        histories = Histories(read_recording(tmp_path))
         for second in (end, end + 0.5):
             assert len(at(histories, second).ranks[0].cores_used) == PIECES

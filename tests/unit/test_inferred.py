@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recordings import names, recording
-from small_recording import BEGIN_NS, S, identity, read, record, write
+from recordings import list_recordings, open_recording
+from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
 from zerotop.analysis.live_view import Inferred
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.views.rhythm import RhythmInference, infer_iteration
@@ -28,12 +28,12 @@ def told(folder: Path, load: Callable[[float], float], *, seconds: int = SECONDS
     times += np.random.default_rng(5).normal(0, 0.003, len(times))
     cpu = np.interp(times, np.append(fine, seconds), used)
     looks = zip(times, cpu, strict=True)
-    rows = [record(PROCESSES, time_ns=int(t * S), cpu_ns=int(c * 1e9), rank=0, pid=100) for t, c in looks]
-    write(folder, PROCESSES, identity(-1), *rows).close()
+    rows = [make_record(PROCESSES, time_ns=int(t * S), cpu_ns=int(c * 1e9), rank=0, pid=100) for t, c in looks]
+    write_table(folder, PROCESSES, make_identity(-1), *rows).close()
     if gpu:
-        steady = [record(GPUS, time_ns=int(t * S), utilization_percent=100.0, power_w=700.0, gpu=0) for t in times]
-        write(folder, GPUS, identity(-1), *steady).close()
-    return infer_iteration(read(folder), BEGIN_NS + (seconds - 1) * S)
+        steady = [make_record(GPUS, time_ns=int(t * S), utilization_percent=100.0, power_w=700.0, gpu=0) for t in times]
+        write_table(folder, GPUS, make_identity(-1), *steady).close()
+    return infer_iteration(read_recording(folder), BEGIN_NS + (seconds - 1) * S)
 
 
 def busy_for(share: float, period: float) -> Callable[[float], float]:
@@ -79,7 +79,7 @@ def test_no_rhythm_is_reported_while_it_changes_and_the_new_one_afterwards(tmp_p
 
 
 def test_the_rhythm_of_a_real_job_is_right_or_not_reported() -> None:
-    session = recording("gpu-offload-4")
+    session = open_recording("gpu-offload-4")
     steps = RecordingSource(session).view_at(None).iterations
     answers = 0
     for cursor_s in np.arange(steps.begin_s[0] + 12, steps.begin_s[-1], 2.0):
@@ -92,16 +92,16 @@ def test_the_rhythm_of_a_real_job_is_right_or_not_reported() -> None:
     assert answers >= 4
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_recordings())
 def test_no_recording_has_a_wrong_rhythm(name: str) -> None:
-    session = recording(name)
+    session = open_recording(name)
     steps = RecordingSource(session).view_at(None).iterations
     found = infer_iteration(session, session.last_written_ns - 2 * S)
     assert found is None or found.iteration_s == pytest.approx(float(np.median(np.diff(steps.begin_s[-8:]))), rel=0.03)
 
 
 def test_nothing_is_inferred_where_steps_are_known() -> None:
-    source = RecordingSource(recording("gpu-offload-4"))
+    source = RecordingSource(open_recording("gpu-offload-4"))
     view = source.view_at(None)
     assert view.inferred is None
     assert view.progress.iteration_s > 0
@@ -109,7 +109,7 @@ def test_nothing_is_inferred_where_steps_are_known() -> None:
 
 def test_it_is_looked_for_every_other_second(tmp_path: Path) -> None:
     told(tmp_path, busy_for(0.3, 0.8))
-    rhythm = RhythmInference(read(tmp_path))
+    rhythm = RhythmInference(read_recording(tmp_path))
     first = rhythm.infer_at(BEGIN_NS + 40 * S + S // 2)
     assert first is not None
     assert rhythm.infer_at(BEGIN_NS + 41 * S) is first

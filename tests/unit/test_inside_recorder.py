@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rank_recordings import Rank, table
+from rank_recordings import Rank, read_table_file
 from zerotop_probe.inside.device.allocator import AllocatorSampler, CounterReader
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
@@ -223,7 +223,7 @@ class TestDeviceClock:
 
     def times(self, tmp_path: Path) -> Any:
         (path,) = tmp_path.glob("device_times-*.rec")
-        return table(path)
+        return read_table_file(path)
 
     def test_nothing_is_waited_for(self, tmp_path: Path, recorder: Recorder) -> None:
         TestAllocator().allocator(tmp_path, recorder, lambda: STATS)
@@ -367,7 +367,7 @@ class TestAllocator:
 def recorder_table(tmp_path: Path) -> Any:
     (path,) = tmp_path.glob("allocator-*.rec")
     assert json.loads(path.read_bytes().split(b"\n", 1)[0])["table"] == "allocator"
-    return table(path)
+    return read_table_file(path)
 
 
 def test_the_collectors_time_is_recorded(recorder: Recorder, tmp_path: Path) -> None:

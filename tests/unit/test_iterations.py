@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small_recording import BEGIN_NS, S, identity, read, span, write
+from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY
@@ -30,16 +30,16 @@ class Job:
     open: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.events = EventWriter(str(self.folder), identity(-1))
+        self.events = EventWriter(str(self.folder), make_identity(-1))
         self.open.append(self.events)
 
     def process(self, rank: int, born: float, pid: int | None = None) -> Process:
-        found = Process(self, rank, identity(rank, pid).pid, born)
+        found = Process(self, rank, make_identity(rank, pid).pid, born)
         self.open.append(found.spans)
         return found
 
     def source(self) -> RecordingSource:
-        return RecordingSource(read(self.folder, begin_ns=self.begin_ns))
+        return RecordingSource(read_recording(self.folder, begin_ns=self.begin_ns))
 
     def close(self) -> None:
         for writer in self.open:
@@ -51,10 +51,12 @@ class Process:
 
     def __init__(self, job: Job, rank: int, pid: int, born: float) -> None:
         self.job, self.rank, self.pid, self.step = job, rank, pid, 0
-        self.spans = write(job.folder, tables.SPANS, identity(rank, pid), span(born, born + 0.1, "init"), born=born)
+        self.spans = write_table(
+            job.folder, tables.SPANS, make_identity(rank, pid), make_span(born, born + 0.1, "init"), born=born
+        )
 
     def finish(self, begin: float, end: float) -> None:
-        self.spans.write(*span(begin, end, "step", self.step, BOUNDARY))
+        self.spans.write(*make_span(begin, end, "step", self.step, BOUNDARY))
         self.step += 1
 
     def gone(self, at: float) -> None:

@@ -12,8 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recordings
-from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, record, resident, usual
-from small_recording import BEGIN_NS, S, identity, read, span
+from memory_recording import (
+    GIB,
+    PARTS,
+    Recording,
+    gib_to_bytes,
+    make_record,
+    read_allocator,
+    record_two_steps,
+    sample_gpu,
+    sample_gpu_process,
+    sample_process,
+)
+from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording
 from zerotop.analysis.memory import phase_peaks
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import read_host_ledgers
@@ -58,21 +69,25 @@ DEVICE = {"free": 51.5, "driver": 1.5, "other_processes": 4, "outside_pytorch": 
 
 
 def test_between_two_steps(tmp_path: Path) -> None:
-    found = one(usual(tmp_path).read(), 19.5)
+    found = one(record_two_steps(tmp_path).read(), 19.5)
     assert told(found) == {**DEVICE, "reserved_unallocated": 7.25, **PARTS, "activations": 0.125, "unexplained": 0.125}
-    assert (found.name, found.ranks, found.total_bytes) == ("NVIDIA H200", (0,), gib(80))
-    assert (found.job_bytes, found.reserved_bytes, found.allocated_bytes) == (gib(23), gib(22), gib(14.75))
-    assert found.unexplained_largest == (gib(0.125),)
+    assert (found.name, found.ranks, found.total_bytes) == ("NVIDIA H200", (0,), gib_to_bytes(80))
+    assert (found.job_bytes, found.reserved_bytes, found.allocated_bytes) == (
+        gib_to_bytes(23),
+        gib_to_bytes(22),
+        gib_to_bytes(14.75),
+    )
+    assert found.unexplained_largest == (gib_to_bytes(0.125),)
     assert found.notes == ()
 
 
 def test_nvmls_figure_for_the_job_is_what_it_holds_inside_and_outside_pytorch(tmp_path: Path) -> None:
-    found = one(usual(tmp_path).read(), 27.5)
+    found = one(record_two_steps(tmp_path).read(), 27.5)
     assert found.job_bytes == found.sum_bytes("outside_pytorch", "reserved_unallocated", *ALLOCATED)
 
 
 def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_update(tmp_path: Path) -> None:
-    session = usual(tmp_path).read()
+    session = record_two_steps(tmp_path).read()
     gradients = {
         second: one(session, second).sum_bytes("gradients") / GIB for second in (15, 17.5, 18.9, 19.5, 26, 28, 29.5)
     }
@@ -80,7 +95,7 @@ def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_upda
 
 
 def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
-    session = usual(tmp_path).read()
+    session = record_two_steps(tmp_path).read()
     basis = {second: {row.key: row.basis for row in one(session, second).rows} for second in (5, 17.5, 28)}
     assert basis[5]["parameters"] == basis[5]["gradients"] == "tensors counted before the training"
     assert basis[17.5]["gradients"] == "tensors counted before the first update, of step 0"
@@ -89,19 +104,19 @@ def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
 
 
 def test_before_an_engine_is_made_and_after_the_job(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(recording.node, 29.2, "rank_gone", rank=0, pid=identity(0).pid)
+    recording = record_two_steps(tmp_path)
+    recording.event(recording.node, 29.2, "rank_gone", rank=0, pid=make_identity(0).pid)
     session = recording.read()
     assert told(one(session, 1.5)) == {"free": 79.5, "driver": 0.5}
     assert told(one(session, 29.5)) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
 
 
 def test_less_is_allocated_than_was_counted(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     recording.tensors(19, "after_update", {**PARTS, "buffers": 3})
     found = one(recording.read(), 19.5)
-    assert (found.sum_bytes("freed_since"), found.sum_bytes("activations")) == (gib(14.75 - 17), 0)
-    assert found.allocated_bytes == gib(14.75)
+    assert (found.sum_bytes("freed_since"), found.sum_bytes("activations")) == (gib_to_bytes(14.75 - 17), 0)
+    assert found.allocated_bytes == gib_to_bytes(14.75)
 
 
 def apart(folder: Path, *readings: Any, others: float = 0) -> Session:
@@ -109,36 +124,40 @@ def apart(folder: Path, *readings: Any, others: float = 0) -> Session:
     recording = Recording(folder)
     recording.node_event()
     recording.engine()
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4), allocator(4, 1, 4), *readings], born=1)
-    recording.write(tables.GPUS, recording.node, [gpu(3, 6 + others), gpu(4.2, 6 + others)])
-    held = [holds(3, identity(0).pid, 5.5), holds(3, 7, others)]
+    recording.write(
+        tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4), read_allocator(4, 1, 4), *readings], born=1
+    )
+    recording.write(tables.GPUS, recording.node, [sample_gpu(3, 6 + others), sample_gpu(4.2, 6 + others)])
+    held = [sample_gpu_process(3, make_identity(0).pid, 5.5), sample_gpu_process(3, 7, others)]
     recording.write(tables.GPU_PROCESSES, recording.node, held)
     return recording.read()
 
 
 def test_between_nvmls_reading_and_the_allocators_memory_was_taken(tmp_path: Path) -> None:
-    found = one(apart(tmp_path, allocator(4.5, 9, 10)), 5)
+    found = one(apart(tmp_path, read_allocator(4.5, 9, 10)), 5)
     outside = {"driver": 0.5, "outside_pytorch": 1.5}
     assert told(found) == {"free": 68, **outside, "reserved_unallocated": 1, "unattributed": 9}
     assert "the ledger is of PyTorch's" in row_of(found, "free").note
 
 
 def test_more_was_taken_than_the_others_leave(tmp_path: Path) -> None:
-    found = one(apart(tmp_path, allocator(4.5, 9, 60), others=30), 5)
+    found = one(apart(tmp_path, read_allocator(4.5, 9, 60), others=30), 5)
     assert told(found) == {"rest_of_device": 20, "reserved_unallocated": 51, "unattributed": 9}
     assert "cannot be divided" in row_of(found, "rest_of_device").note
 
 
 def test_pytorch_says_that_it_holds_more_than_there_is(tmp_path: Path) -> None:
-    assert one(apart(tmp_path, allocator(4.5, 9, 81)), 5).sum_bytes("read_apart") == gib(-77)
+    assert one(apart(tmp_path, read_allocator(4.5, 9, 81)), 5).sum_bytes("read_apart") == gib_to_bytes(-77)
 
 
 def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path: Path) -> None:
     """Its goodbye is yet to come, its allocator is read no more: NVML's figures are all there is."""
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     sampler = recording.node._replace(pid=1001)
-    recording.write(tables.GPUS, sampler, [gpu(30, 5.5)])
-    recording.write(tables.GPU_PROCESSES, sampler, [holds(30, identity(0).pid, 1), holds(30, 7, 4)])
+    recording.write(tables.GPUS, sampler, [sample_gpu(30, 5.5)])
+    recording.write(
+        tables.GPU_PROCESSES, sampler, [sample_gpu_process(30, make_identity(0).pid, 1), sample_gpu_process(30, 7, 4)]
+    )
     session = recording.read()
     found = one(session, 30.2)
     assert told(found) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
@@ -150,15 +169,19 @@ def test_what_is_outside_pytorch_is_taken_where_the_allocator_held_still(tmp_pat
     recording = Recording(tmp_path)
     recording.node_event()
     recording.engine()
-    readings = [allocator(1, 1, 4), allocator(3, 1, 4), allocator(5, 1, 9), allocator(6, 1, 9)]
-    recording.write(tables.ALLOCATOR, identity(0), readings, born=1)
-    recording.write(tables.GPUS, recording.node, [gpu(2, 6), gpu(4, 10)])
-    recording.write(tables.GPU_PROCESSES, recording.node, [holds(2, identity(0).pid, 5.5), holds(4, identity(0).pid, 9)])
+    readings = [read_allocator(1, 1, 4), read_allocator(3, 1, 4), read_allocator(5, 1, 9), read_allocator(6, 1, 9)]
+    recording.write(tables.ALLOCATOR, make_identity(0), readings, born=1)
+    recording.write(tables.GPUS, recording.node, [sample_gpu(2, 6), sample_gpu(4, 10)])
+    recording.write(
+        tables.GPU_PROCESSES,
+        recording.node,
+        [sample_gpu_process(2, make_identity(0).pid, 5.5), sample_gpu_process(4, make_identity(0).pid, 9)],
+    )
     session = recording.read()
     outside = row_of(one(session, 6), "outside_pytorch")
-    assert (outside.bytes, outside.note) == (gib(1.5), "")
+    assert (outside.bytes, outside.note) == (gib_to_bytes(1.5), "")
     early = row_of(one(session, 2.5), "outside_pytorch")
-    assert (early.bytes, "while NVML was read" in early.note) == (gib(1.5), True)
+    assert (early.bytes, "while NVML was read" in early.note) == (gib_to_bytes(1.5), True)
 
 
 def container(folder: Path, first: float) -> Recording:
@@ -166,10 +189,10 @@ def container(folder: Path, first: float) -> Recording:
     recording = Recording(folder)
     recording.node_event()
     recording.engine()
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(2 + i, 1, 4) for i in range(5)], born=1)
-    looks = [gpu(second, 2 if second < 2 else 7.5) for second in range(8) if second >= first]
+    recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(2 + i, 1, 4) for i in range(5)], born=1)
+    looks = [sample_gpu(second, 2 if second < 2 else 7.5) for second in range(8) if second >= first]
     recording.write(tables.GPUS, recording.node, looks)
-    recording.write(tables.GPU_PROCESSES, recording.node, [holds(second, 99999, 5) for second in range(2, 8)])
+    recording.write(tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, 99999, 5) for second in range(2, 8)])
     return recording
 
 
@@ -190,14 +213,14 @@ def test_a_container_and_no_look_from_before_the_job(tmp_path: Path) -> None:
 def test_no_nvml(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.engine()
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4)], born=1)
+    recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4)], born=1)
     found = one(recording.read(), 5.5)
     assert told(found) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
     assert "NVML was not available" in found.notes[0]
 
 
 def test_an_allocator_that_shows_no_blocks(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     recording.tensors(19, "after_update", {}, host={})
     found = one(recording.read(), 19.5)
     assert told(found) == {**DEVICE, "reserved_unallocated": 7.25, "unattributed": 14.75}
@@ -205,83 +228,87 @@ def test_an_allocator_that_shows_no_blocks(tmp_path: Path) -> None:
 
 
 def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: Path) -> None:
-    recording, hopper, older = usual(tmp_path), 4096 * 8 * 1024, 4096 * 2 * 1024 + 16 * 8 * 1024
-    largest, total = [gib(0.0625), hopper, hopper, older, 512], gib(0.0625) + 2 * hopper + older + 1024
+    recording, hopper, older = record_two_steps(tmp_path), 4096 * 8 * 1024, 4096 * 2 * 1024 + 16 * 8 * 1024
+    largest, total = [gib_to_bytes(0.0625), hopper, hopper, older, 512], gib_to_bytes(0.0625) + 2 * hopper + older + 1024
     parts = {**PARTS, "buffers": 0.25}
     recording.tensors(19, "after_update", parts, unclaimed_bytes=total, unclaimed_largest=largest)
     found = one(recording.read(), 19.5)
     assert found.sum_bytes("cublas_workspaces") == 2 * hopper + older
-    assert found.sum_bytes("unexplained") == gib(0.0625) + 1024
-    assert found.unexplained_largest == (gib(0.0625), 512)
+    assert found.sum_bytes("unexplained") == gib_to_bytes(0.0625) + 1024
+    assert found.unexplained_largest == (gib_to_bytes(0.0625), 512)
 
 
 def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     recording.tensors(19.2, "after_update", {"parameters": 70})
-    assert one(recording.read(), 19.5).sum_bytes("parameters", "freed_since") == gib(2)
+    assert one(recording.read(), 19.5).sum_bytes("parameters", "freed_since") == gib_to_bytes(2)
 
 
 def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 29.2, "goodbye")
+    recording = record_two_steps(tmp_path)
+    recording.event(make_identity(0), 29.2, "goodbye")
     assert told(one(recording.read(), 29.5)) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
 
 
 def test_a_probe_that_was_removed_reports_nothing_until_it_is_entered_again(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 29.2, "left", lost=0)
+    recording = record_two_steps(tmp_path)
+    recording.event(make_identity(0), 29.2, "left", lost=0)
     found = one(recording.read(), 29.5)
     assert told(found) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
     assert found.notes == ("The probe was removed from rank 0: the division of this job's memory since then is not known.",)
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(29.7, 3, 4)], born=29.6)
+    recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(29.7, 3, 4)], born=29.6)
     again = one(recording.read(), 29.8)
-    assert (again.reserved_bytes, again.notes) == (gib(4), one(recording.read(), 29.1).notes)
+    assert (again.reserved_bytes, again.notes) == (gib_to_bytes(4), one(recording.read(), 29.1).notes)
 
 
 def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     recording.engine(rank=1)
-    recording.write(tables.ALLOCATOR, identity(1), [allocator(at, 3, 4) for at in range(2, 30)], born=1)
+    recording.write(tables.ALLOCATOR, make_identity(1), [read_allocator(at, 3, 4) for at in range(2, 30)], born=1)
     recording.tensors(10, "init", {"parameters": 2}, rank=1, unclaimed=0.5)
     found = one(recording.read(), 19.5)
     assert found.ranks == (0, 1)
-    assert (found.reserved_bytes, found.allocated_bytes) == (gib(26), gib(17.75))
-    assert (found.sum_bytes("parameters"), found.sum_bytes("unexplained")) == (gib(4), gib(0.625))
+    assert (found.reserved_bytes, found.allocated_bytes) == (gib_to_bytes(26), gib_to_bytes(17.75))
+    assert (found.sum_bytes("parameters"), found.sum_bytes("unexplained")) == (gib_to_bytes(4), gib_to_bytes(0.625))
 
 
 def test_two_engines_of_one_process_add_up(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     recording.engine(at=18.8)
     # The allocator is one: all that the first engine has is unclaimed by the second.
     recording.tensors(18.9, "init", {"parameters": 0.125}, engine=1, unclaimed=14.625)
     found = one(recording.read(), 19.5)
-    assert found.sum_bytes("parameters") == gib(2.125)
-    assert (found.sum_bytes("unexplained"), found.unexplained_largest) == (gib(0.125), ())
+    assert found.sum_bytes("parameters") == gib_to_bytes(2.125)
+    assert (found.sum_bytes("unexplained"), found.unexplained_largest) == (gib_to_bytes(0.125), ())
 
 
 def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.node_event(gpus=2)
     recording.engine(on=1)  # CUDA_VISIBLE_DEVICES=1: its ordinal is 0
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4), allocator(4, 1, 4)], born=1)
-    recording.write(tables.GPUS, recording.node, [gpu(3, 6, index=0), gpu(3, 5, index=1)])
-    recording.write(tables.GPU_PROCESSES, recording.node, [holds(3, 7, 5, 0), holds(3, identity(0).pid, 4.5, 1)])
+    recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4), read_allocator(4, 1, 4)], born=1)
+    recording.write(tables.GPUS, recording.node, [sample_gpu(3, 6, index=0), sample_gpu(3, 5, index=1)])
+    recording.write(
+        tables.GPU_PROCESSES,
+        recording.node,
+        [sample_gpu_process(3, 7, 5, 0), sample_gpu_process(3, make_identity(0).pid, 4.5, 1)],
+    )
     first, second = (check(found) for found in read_ledgers(recording.read(), at(5)))
     assert told(first) == {"free": 74, "driver": 1, "other_processes": 5}
-    assert (second.ranks, second.sum_bytes("outside_pytorch")) == ((0,), gib(0.5))
+    assert (second.ranks, second.sum_bytes("outside_pytorch")) == ((0,), gib_to_bytes(0.5))
 
 
 def test_a_rank_started_again_holds_what_its_last_process_does(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.write(tables.ALLOCATOR, identity(0, pid=500), [allocator(28, 1, 2)], born=27.5)
+    recording = record_two_steps(tmp_path)
+    recording.write(tables.ALLOCATOR, make_identity(0, pid=500), [read_allocator(28, 1, 2)], born=27.5)
     found = one(recording.read(), 28.5)
     assert (found.ranks, found.allocated_bytes) == ((0,), GIB)
 
 
 def test_no_gpu_at_all(tmp_path: Path) -> None:
-    assert read_ledgers(read(tmp_path), at(5)) == ()
-    assert read_peak_ledgers(read(tmp_path), at(5)) == ()
-    assert read_host_ledgers(read(tmp_path), at(5)) == ()
+    assert read_ledgers(read_recording(tmp_path), at(5)) == ()
+    assert read_peak_ledgers(read_recording(tmp_path), at(5)) == ()
+    assert read_host_ledgers(read_recording(tmp_path), at(5)) == ()
 
 
 # --- any recording -------------------------------------------------------------------------------------------------------
@@ -299,17 +326,19 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
         recording.engine(rank=rank, at=draw(seconds), on=draw(st.integers(0, 1)))
         times = sorted(draw(st.lists(seconds, max_size=6)))
         readings = [
-            allocator(second, draw(amounts), draw(amounts), phase=draw(st.sampled_from(tables.PHASES)), edge=edge)
+            read_allocator(second, draw(amounts), draw(amounts), phase=draw(st.sampled_from(tables.PHASES)), edge=edge)
             for second in times
             for edge in [draw(st.sampled_from(["begin", "end", "tick"]))]
         ]
         kind = {"peaks": draw(st.sampled_from(["window", "process"]))}
-        recording.write(tables.ALLOCATOR, identity(rank), readings, born=draw(seconds), **kind)
+        recording.write(tables.ALLOCATOR, make_identity(rank), readings, born=draw(seconds), **kind)
         ends = sorted(draw(st.lists(seconds, max_size=4)))
         phases = draw(st.lists(st.sampled_from(["forward", "backward", "step"]), min_size=4, max_size=4))
         flags = draw(st.sampled_from([0, BOUNDARY, FAILED]))
         recording.write(
-            tables.SPANS, identity(rank), [span(max(0, e - 1), e, p, 0, flags) for e, p in zip(ends, phases, strict=False)]
+            tables.SPANS,
+            make_identity(rank),
+            [make_span(max(0, e - 1), e, p, 0, flags) for e, p in zip(ends, phases, strict=False)],
         )
         for when in draw(st.lists(st.sampled_from(["init", "before_update", "after_update"]), unique=True)):
             parts = draw(st.dictionaries(st.sampled_from(CATEGORIES), amounts))
@@ -318,11 +347,11 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
     for index in draw(st.sets(st.integers(0, 1))):
         looks = sorted(draw(st.lists(seconds, min_size=1, max_size=6)))
         sampler = recording.node._replace(pid=1000 + index)
-        recording.write(tables.GPUS, sampler, [gpu(second, draw(amounts), index=index) for second in looks])
+        recording.write(tables.GPUS, sampler, [sample_gpu(second, draw(amounts), index=index) for second in looks])
         pids = draw(st.sets(st.sampled_from([100, 101, 7]), max_size=3))
-        held = [holds(second, pid, draw(amounts), index) for second in looks for pid in sorted(pids)]
+        held = [sample_gpu_process(second, pid, draw(amounts), index) for second in looks for pid in sorted(pids)]
         recording.write(tables.GPU_PROCESSES, sampler, held)
-    sampled = [resident(second, 100, draw(amounts)) for second in sorted(draw(st.lists(seconds, max_size=4)))]
+    sampled = [sample_process(second, 100, draw(amounts)) for second in sorted(draw(st.lists(seconds, max_size=4)))]
     recording.write(tables.PROCESSES, recording.node, sampled)
     return recording.read()
 
@@ -344,16 +373,16 @@ def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> Non
 
 
 def test_the_ledger_at_the_peak(tmp_path: Path) -> None:
-    session = usual(tmp_path).read()
+    session = record_two_steps(tmp_path).read()
     (found,) = read_peak_ledgers(session, at(29.5))
     check(found.ledger)
     assert (found.rank, found.peak.phase, found.peak.step, found.peak.exact) == (0, "backward", 1, True)
-    assert found.peak.allocated_bytes == found.ledger.allocated_bytes == gib(19.5)
+    assert found.peak.allocated_bytes == found.ledger.allocated_bytes == gib_to_bytes(19.5)
     # Gradients that a backward is just making are still its temporaries.
     parts = {**PARTS, "activations": 4.875, "unexplained": 0.125}
     assert told(found.ledger) == {**DEVICE, "reserved_unallocated": 2.5, **parts}
     (earlier,) = read_peak_ledgers(session, at(15))
-    assert (earlier.peak.phase, earlier.peak.step, earlier.ledger.allocated_bytes) == ("forward", 0, gib(9.5))
+    assert (earlier.peak.phase, earlier.peak.step, earlier.ledger.allocated_bytes) == ("forward", 0, gib_to_bytes(9.5))
 
 
 def peaks(session: Session, second: float) -> dict[str, float]:
@@ -363,21 +392,21 @@ def peaks(session: Session, second: float) -> dict[str, float]:
 
 
 def test_the_peak_of_each_phase(tmp_path: Path) -> None:
-    session = usual(tmp_path).read()
+    session = record_two_steps(tmp_path).read()
     assert peaks(session, 29.5) == {"backward": 19.5, "step": 18.5, "forward": 17.5, "other": 14.75, "init": 2}
     assert peaks(session, 15) == {"forward": 9.5, "other": 6.75, "init": 2}
     (found,) = read_rank_peaks(session, at(29.5))
     assert all(peak.exact for peak in found.phases)
     assert found.reserved is not None
-    assert (found.reserved.phase, found.reserved.reserved_bytes, found.reserved.step) == ("forward", gib(22), 0)
+    assert (found.reserved.phase, found.reserved.reserved_bytes, found.reserved.step) == ("forward", gib_to_bytes(22), 0)
 
 
 def phased(folder: Path, plan: Sequence[tuple[float, float, str, int]], readings: Sequence[Any], **header: Any) -> Session:
     """One rank with spans (begin, end, phase, depth) and readings of its allocator."""
-    recording, who = Recording(folder), identity(0)
+    recording, who = Recording(folder), make_identity(0)
     recording.engine()
-    spans = [span(begin, end, phase, depth=depth) for begin, end, phase, depth in sorted(plan, key=lambda p: p[1])]
-    begins = [record(tables.BEGINS, begin, phase=PHASE_CODE[p], depth=depth) for begin, _, p, depth in sorted(plan)]
+    spans = [make_span(begin, end, phase, depth=depth) for begin, end, phase, depth in sorted(plan, key=lambda p: p[1])]
+    begins = [make_record(tables.BEGINS, begin, phase=PHASE_CODE[p], depth=depth) for begin, _, p, depth in sorted(plan)]
     recording.write(tables.SPANS, who, spans)
     recording.write(tables.BEGINS, who, begins)
     recording.write(tables.ALLOCATOR, who, readings, **{"peaks": "window", **header})
@@ -385,7 +414,9 @@ def phased(folder: Path, plan: Sequence[tuple[float, float, str, int]], readings
 
 
 def reading(at: float, peak: float, phase: str, edge: str) -> Any:
-    return allocator(at, 1, 50, phase=phase, edge=edge, allocated_peak_bytes=gib(peak), reserved_peak_bytes=gib(50))
+    return read_allocator(
+        at, 1, 50, phase=phase, edge=edge, allocated_peak_bytes=gib_to_bytes(peak), reserved_peak_bytes=gib_to_bytes(50)
+    )
 
 
 @pytest.mark.parametrize(
@@ -473,8 +504,8 @@ def test_what_was_before_a_rank_was_entered_is_no_phase_s(tmp_path: Path) -> Non
     readings = [reading(1, 12, "forward", "begin"), reading(2, 5, "forward", "end"), reading(3, 9, "backward", "end")]
     session = phased(tmp_path, plan, readings)
     assert peaks(session, 5) == {"init": 12, "backward": 9, "forward": 5}
-    Recording(tmp_path).event(identity(0), 0.5, "entered")
-    session = read(tmp_path)
+    Recording(tmp_path).event(make_identity(0), 0.5, "entered")
+    session = read_recording(tmp_path)
     assert peaks(session, 5) == {BEFORE: 12, "backward": 9, "forward": 5}
     (found,) = read_rank_peaks(session, at(5))
     assert found.peak_before_entry is not None
@@ -485,7 +516,7 @@ def test_what_was_before_a_rank_was_entered_is_no_phase_s(tmp_path: Path) -> Non
 
 def test_the_ledger_of_a_rank_that_was_entered_is_of_a_peak_that_was_seen() -> None:
     """Rank 0 of four: 29.92 GiB before, 20.95 in backward since; what stays was counted only after that backward."""
-    session = recordings.recording("x4-attached")
+    session = recordings.open_recording("x4-attached")
     found = read_peak_ledgers(session, session.end_ns)[0]
     assert found.before is not None
     assert (found.before.allocated_bytes, found.peak.phase) == (32_121_046_528, "backward")
@@ -497,7 +528,7 @@ def test_the_ledger_of_a_rank_that_was_entered_is_of_a_peak_that_was_seen() -> N
 
 def test_the_peak_of_the_first_update_has_the_state_that_it_made() -> None:
     """500,050,000 parameters in fp32: 16 bytes of each live in the first step of AdamW, and 4 of one intermediate."""
-    session = recordings.recording("gpu-linear")
+    session = recordings.open_recording("gpu-linear")
     (found,) = read_peak_ledgers(session, session.end_ns)
     assert (found.peak.phase, found.peak.step) == ("step", 0)
     assert found.ledger.sum_bytes("parameters") == found.ledger.sum_bytes("gradients") == 2_000_883_200
@@ -530,13 +561,13 @@ def test_peaks_are_the_same_in_blocks_of_any_size(plan: list[tuple[int, int]], b
 
 
 def test_the_hosts_rows_add_up_to_what_is_resident(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     host = {"master_weights": 0.5, "optimizer_state": 1, "gradients": 0.5}
-    pinned = {"allocated_bytes": gib(3), "active_bytes": gib(2)}
+    pinned = {"allocated_bytes": gib_to_bytes(3), "active_bytes": gib_to_bytes(2)}
     facts: dict[str, Any] = {"host": host, "host_pinned": {"master_weights": 0.5, "gradients": 0.5}}
     recording.tensors(19, "after_update", PARTS, pinned_allocator=pinned, **facts)
     (found,) = read_host_ledgers(recording.read(), at(19.5))
-    assert (found.rank, found.pid, found.resident_bytes) == (0, identity(0).pid, gib(6))
+    assert (found.rank, found.pid, found.resident_bytes) == (0, make_identity(0).pid, gib_to_bytes(6))
     rows = {row.key: (row.bytes / GIB, row.pinned_bytes / GIB) for row in found.rows if row.bytes}
     assert rows == {
         "gradients": (0.5, 0.5),
@@ -546,15 +577,19 @@ def test_the_hosts_rows_add_up_to_what_is_resident(tmp_path: Path) -> None:
         "rest": (2, 0),
     }
     assert found.pinned is not None
-    assert (found.pinned.held_bytes, found.pinned.active_bytes, found.pinned.tensors_bytes) == (gib(3), gib(2), GIB)
+    assert (found.pinned.held_bytes, found.pinned.active_bytes, found.pinned.tensors_bytes) == (
+        gib_to_bytes(3),
+        gib_to_bytes(2),
+        GIB,
+    )
 
 
 @pytest.mark.parametrize(("stage", "per"), [(0, 0.5), (1, 4), (2, 4), (3, 4)])
 def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int, per: float) -> None:
     recording = Recording(tmp_path)
     recording.engine(zero_stage=stage, data_parallel=8)
-    recording.write(tables.SPANS, identity(0), [span(2, 3, "forward")])
-    recording.write(tables.PROCESSES, recording.node, [resident(2, identity(0).pid, 6)])
+    recording.write(tables.SPANS, make_identity(0), [make_span(2, 3, "forward")])
+    recording.write(tables.PROCESSES, recording.node, [sample_process(2, make_identity(0).pid, 6)])
     recording.tensors(2, "init", {}, host={"master_weights": 0.5})
     (found,) = read_host_ledgers(recording.read(), at(3))
     (row,) = [row for row in found.rows if row.key == "master_weights"]
@@ -562,7 +597,7 @@ def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int
 
 
 def test_moments_that_were_never_written_to_are_not_resident(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     recording.tensors(19, "after_update", PARTS, host={"optimizer_state": 9})
     (found,) = read_host_ledgers(recording.read(), at(19.5))
     assert {row.key: row.bytes / GIB for row in found.rows if row.bytes} == {"optimizer_state": 9, "not_resident": -3}
@@ -571,8 +606,8 @@ def test_moments_that_were_never_written_to_are_not_resident(tmp_path: Path) -> 
 def test_an_engine_without_an_optimizer_updates_nothing(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.engine(optimizer="")
-    recording.write(tables.SPANS, identity(0), [span(2, 3, "eval", flags=EVAL)])
-    recording.write(tables.PROCESSES, recording.node, [resident(2, identity(0).pid, 6)])
+    recording.write(tables.SPANS, make_identity(0), [make_span(2, 3, "eval", flags=EVAL)])
+    recording.write(tables.PROCESSES, recording.node, [sample_process(2, make_identity(0).pid, 6)])
     (found,) = read_host_ledgers(recording.read(), at(3))
     assert found.updated_parameters is None
-    assert [(row.key, row.bytes) for row in found.rows] == [("rest", gib(6))]
+    assert [(row.key, row.bytes) for row in found.rows] == [("rest", gib_to_bytes(6))]

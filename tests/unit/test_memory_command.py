@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import recordings
-from memory_recording import GIB, PARTS, Recording, gib, usual
-from small_recording import BEGIN_NS, S, identity
+from memory_recording import GIB, PARTS, Recording, gib_to_bytes, record_two_steps
+from small_recording import BEGIN_NS, S, make_identity
 from zerotop.cli import main
 from zerotop_probe.recording import directory, events
 
@@ -22,7 +22,7 @@ def recorded(folder: Path) -> Recording:
     info = json.loads((path / directory.SESSION_FILE).read_text())
     info |= {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}}
     (path / directory.SESSION_FILE).write_text(json.dumps(info))
-    recording = usual(path)
+    recording = record_two_steps(path)
     recording.event(recording.node, 30, events.JOB_ENDED, exit_code=0, signal=None, oom_kills=0, text="")
     return recording
 
@@ -53,12 +53,12 @@ def test_json_has_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     said: dict[str, Any] = json.loads(run_memory(capsys, str(recorded(tmp_path).folder), "--json"))
     (gpu,) = said["gpus"]
     rows = {row["key"]: row["bytes"] for row in gpu["rows"]}
-    assert sum(rows.values()) == gpu["total_bytes"] == gib(80)
+    assert sum(rows.values()) == gpu["total_bytes"] == gib_to_bytes(80)
     assert {name: rows[name] / GIB for name in PARTS} == PARTS
     differences = {each["key"]: each["difference_bytes"] for each in gpu["differences"]}
     assert (differences["parameters"], differences["buffers"]) == (0, None)
-    assert said["at_peak"][0]["peak"]["allocated_bytes"] == gib(19.5)
-    assert said["rules"]["0"]["bytes"] == gib(2 + 12 + 4.5)
+    assert said["at_peak"][0]["peak"]["allocated_bytes"] == gib_to_bytes(19.5)
+    assert said["rules"]["0"]["bytes"] == gib_to_bytes(2 + 12 + 4.5)
     assert [(each["options"], each["this_job"]) for each in said["estimates"]] == [
         ("offload_optimizer=cpu", False),
         ("offload_optimizer=none", True),
@@ -75,13 +75,21 @@ def test_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_failure_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recording = recorded(tmp_path)
-    facts = {"requested_bytes": gib(60), "free_bytes": gib(51), "limit_bytes": gib(79), "phase": "forward", "step": 2}
-    recording.event(identity(0), 29.5, events.OUT_OF_MEMORY, device=0, micro_step=0, **facts)
+    facts = {
+        "requested_bytes": gib_to_bytes(60),
+        "free_bytes": gib_to_bytes(51),
+        "limit_bytes": gib_to_bytes(79),
+        "phase": "forward",
+        "step": 2,
+    }
+    recording.event(make_identity(0), 29.5, events.OUT_OF_MEMORY, device=0, micro_step=0, **facts)
     lines = run_memory(capsys, str(recording.folder)).splitlines()
     assert lines[0].startswith("job, at the failure: ")
     assert lines[2] == "Out of memory: rank 0, GPU 0, step 2, micro-step 0, forward; the job did not survive it"
     assert "  The forward requested 60.00 GiB; 51.00 GiB of 79.00 GiB were free." in lines
-    assert json.loads(run_memory(capsys, str(recording.folder), "--json"))["post_mortem"]["requested_bytes"] == gib(60)
+    assert json.loads(run_memory(capsys, str(recording.folder), "--json"))["post_mortem"]["requested_bytes"] == gib_to_bytes(
+        60
+    )
 
 
 def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +107,7 @@ def test_a_recording_without_a_sampler(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_killed_rank_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(recordings.packed("cpu-dead"))
+    path = str(recordings.find_packed_file("cpu-dead"))
     lines = run_memory(capsys, path).splitlines()
     assert lines[2] == "Rank 1 (PID 29690) was killed by SIGKILL after step() of step 19."
     assert "Frequent checkpoints limit how much is lost." in lines[4]
@@ -109,6 +117,6 @@ def test_a_killed_rank_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_parts_of_an_update(capsys: pytest.CaptureFixture[str]) -> None:
-    said = run_memory(capsys, str(recordings.packed("z2-offload")))
+    said = run_memory(capsys, str(recordings.find_packed_file("z2-offload")))
     assert "Inside step() of rank 0, median 0.1" in said
     assert "the GPU is idle for at least 0.0" in said

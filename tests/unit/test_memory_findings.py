@@ -106,7 +106,7 @@ def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blo
     ],
 )
 def test_the_lines_that_the_probe_found_on_a_gpu(name: str, finding: str, headline: str, details: str) -> None:
-    (found,) = find_named(recordings.recording(name), finding)
+    (found,) = find_named(recordings.open_recording(name), finding)
     assert found.headline == headline
     assert details in found.details
 

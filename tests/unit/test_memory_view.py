@@ -10,8 +10,18 @@ import numpy as np
 import pytest
 
 import recordings
-from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, resident, usual
-from small_recording import BEGIN_NS, S, identity
+from memory_recording import (
+    GIB,
+    PARTS,
+    Recording,
+    gib_to_bytes,
+    read_allocator,
+    record_two_steps,
+    sample_gpu,
+    sample_gpu_process,
+    sample_process,
+)
+from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.memory.memory_table import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, MemoryLine
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
@@ -70,9 +80,9 @@ def pick(session: Session, name: str, place: int) -> Sequence[Event]:
     return [named[place]] if named else []
 
 
-@pytest.mark.parametrize("name", recordings.names())
+@pytest.mark.parametrize("name", recordings.list_recordings())
 def test_sums_to_the_byte_at_every_moment(name: str) -> None:
-    session = recordings.recording(name)
+    session = recordings.open_recording(name)
     views = MemoryViewBuilder(session)
     moments = choose_moments(session)
     # A rank that is not there is as none.
@@ -83,7 +93,7 @@ def test_sums_to_the_byte_at_every_moment(name: str) -> None:
 
 
 def test_lines_of_a_gpu(tmp_path: Path) -> None:
-    view = at(usual(tmp_path), 19.5)
+    view = at(record_two_steps(tmp_path), 19.5)
     check(view)
     assert now(view.lines) == {
         **PARTS,
@@ -100,9 +110,9 @@ def test_lines_of_a_gpu(tmp_path: Path) -> None:
         "device": 80,
     }
     expected = {line.key: (line.expected_bytes, line.difference_bytes) for line in view.lines if line.expected_bytes}
-    assert expected["parameters"] == (gib(2), 0)
+    assert expected["parameters"] == (gib_to_bytes(2), 0)
     gradients = next(line for line in view.lines if line.key == "gradients")
-    assert (gradients.now_bytes, gradients.expected_bytes, gradients.absence_reason) == (0, gib(2), FREED)
+    assert (gradients.now_bytes, gradients.expected_bytes, gradients.absence_reason) == (0, gib_to_bytes(2), FREED)
     assert [line.key for line in view.lines if line.is_sum] == ["allocated", "reserved", "job", "device"]
     (own,) = view.own_estimates
     assert own.gpu_bytes == 2 * GIB + 18 * GIB
@@ -110,23 +120,23 @@ def test_lines_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_what_the_first_update_will_make_is_to_come() -> None:
-    session = recordings.recording("z2")
+    session = recordings.open_recording("z2")
     lines = MemoryViewBuilder(session).view_at(session.begin_ns + int(39.41 * S)).lines
     away = {line.key: line.absence_reason for line in lines if line.expected_bytes}
     assert away == {"parameters": "", "gradients": TO_COME, "master_weights": "", "optimizer_state": TO_COME}
 
 
 def test_the_peak_beside_now(tmp_path: Path) -> None:
-    view = at(usual(tmp_path), 29.5)
+    view = at(record_two_steps(tmp_path), 29.5)
     assert view.peaks is not None
-    assert (view.peaks.phases[0].phase, view.peaks.phases[0].allocated_bytes) == ("backward", gib(19.5))
+    assert (view.peaks.phases[0].phase, view.peaks.phases[0].allocated_bytes) == ("backward", gib_to_bytes(19.5))
     peak = {line.key: (line.peak_bytes or 0) / GIB for line in view.lines}
     assert (peak["allocated"], peak["activations"], peak["device"]) == (19.5, 4.875, 80)
 
 
 def test_when_ranks_have_gone_it_is_the_moment_before(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 29.2, events.GOODBYE)
+    recording = record_two_steps(tmp_path)
+    recording.event(make_identity(0), 29.2, events.GOODBYE)
     view = at(recording, 40)
     assert view.moment_ns == BEGIN_NS + int(29.2 * S) - 1
     assert now(view.lines)["allocated"] == 14.75
@@ -134,10 +144,16 @@ def test_when_ranks_have_gone_it_is_the_moment_before(tmp_path: Path) -> None:
 
 
 def test_when_a_failure_ended_them_it_is_that(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    facts = {"device": 0, "requested_bytes": gib(60), "free_bytes": gib(50), "limit_bytes": gib(79), "phase": "backward"}
-    recording.event(identity(0), 29.1, events.OUT_OF_MEMORY, step=1, micro_step=0, **facts)
-    recording.event(identity(0), 29.2, events.GOODBYE)
+    recording = record_two_steps(tmp_path)
+    facts = {
+        "device": 0,
+        "requested_bytes": gib_to_bytes(60),
+        "free_bytes": gib_to_bytes(50),
+        "limit_bytes": gib_to_bytes(79),
+        "phase": "backward",
+    }
+    recording.event(make_identity(0), 29.1, events.OUT_OF_MEMORY, step=1, micro_step=0, **facts)
+    recording.event(make_identity(0), 29.2, events.GOODBYE)
     view = at(recording, 40)
     assert view.moment_ns == BEGIN_NS + int(29.1 * S)
     assert view.failure is not None
@@ -151,12 +167,16 @@ def several(folder: Path, count: int) -> Recording:
     recording.node_event(gpus=count)
     for rank in range(count):
         recording.engine(rank=rank, on=rank)
-        recording.write(tables.ALLOCATOR, identity(rank), [allocator(t, 1 + rank, 2 + rank) for t in range(2, 9)], born=1)
-    looks = [row for t in range(9) for row in [gpu(t, 3 + rank, index=rank) for rank in range(count)]]
+        recording.write(
+            tables.ALLOCATOR, make_identity(rank), [read_allocator(t, 1 + rank, 2 + rank) for t in range(2, 9)], born=1
+        )
+    looks = [row for t in range(9) for row in [sample_gpu(t, 3 + rank, index=rank) for rank in range(count)]]
     recording.write(tables.GPUS, recording.node, looks)
-    held = [row for t in range(2, 9) for row in [holds(t, identity(r).pid, 2.5 + r, r) for r in range(count)]]
+    held = [
+        row for t in range(2, 9) for row in [sample_gpu_process(t, make_identity(r).pid, 2.5 + r, r) for r in range(count)]
+    ]
     recording.write(tables.GPU_PROCESSES, recording.node, held)
-    sampled = [row for t in range(9) for row in [resident(t, identity(r).pid, 1 + r, r) for r in range(count)]]
+    sampled = [row for t in range(9) for row in [sample_process(t, make_identity(r).pid, 1 + r, r) for r in range(count)]]
     recording.write(tables.PROCESSES, recording.node, sampled)
     return recording
 
@@ -168,7 +188,7 @@ def test_another_rank_is_another_gpu(tmp_path: Path) -> None:
     assert view.gpu is not None
     assert (view.gpu.index, view.gpu.ranks) == (2, (2,))
     assert view.host is not None
-    assert view.host.resident_bytes == gib(3)
+    assert view.host.resident_bytes == gib_to_bytes(3)
 
 
 def test_of_many_the_chosen_one_and_those_that_stand_out(tmp_path: Path) -> None:
@@ -193,7 +213,7 @@ def test_an_empty_recording(tmp_path: Path) -> None:
 def test_no_probe_only_nvml(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.node_event()
-    recording.write(tables.GPUS, recording.node, [gpu(1, 3)])
+    recording.write(tables.GPUS, recording.node, [sample_gpu(1, 3)])
     view = at(recording, 1.5)
     check(view)
     assert now(view.lines) == {"driver": 3, "free": 77, "device": 80}

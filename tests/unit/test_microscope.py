@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recordings import packed, recording
+from recordings import find_packed_file, open_recording
 from zerotop.analysis.memory.microscope import AllocationTrace, AllocationTraces, read_traces
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.cli import main
@@ -188,7 +188,7 @@ def test_a_request_is_bounded(rank: Rank) -> None:
 
 
 def test_a_real_curve_is_what_the_allocator_counted() -> None:
-    session = recording("gpu-microscope")
+    session = open_recording("gpu-microscope")
     (look,) = read_traces(session, session.last_written_ns)
     (process,) = read_rank_peaks(session, look.known_ns)
     backward = next(peak for peak in process.phases if peak.phase == "backward")
@@ -199,5 +199,5 @@ def test_a_real_curve_is_what_the_allocator_counted() -> None:
 
 
 def test_a_packed_recording_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["microscope", str(packed("z2"))]) == 1
+    assert main(["microscope", str(find_packed_file("z2"))]) == 1
     assert "its job has ended" in capsys.readouterr().err

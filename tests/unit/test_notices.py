@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from memory_recording import Recording
-from small_recording import BEGIN_NS, S, identity
+from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording import events
 
 
 def test_who_is_not_entered_and_why_until_it_is(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    numbered, alone = identity(3, 103), identity(0, 107)
+    numbered, alone = make_identity(3, 103), make_identity(0, 107)
     recording.event(recording.node, 1, events.ATTACHED, pid=9, text="Attached to a job.")
     recording.event(recording.node, 2, events.NOT_ENTERED, rank=3, pid=103, why="it hangs", pending=True)
     recording.event(recording.node, 3, events.NOT_ENTERED, rank=3, pid=103, why="it still hangs", pending=True)
@@ -55,7 +55,7 @@ def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
 
 def test_which_optimizers_make_an_iteration(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    rank = identity(0, 100)
+    rank = make_identity(0, 100)
     recording.event(rank, 1, events.ENGINE, engine=0, kind="loop", model="Net", optimizer="Adam + SGD")
     both = [
         {"number": 0, "class": "Adam", "parameters": 2000, "steps": 1, "counts": True},
@@ -79,8 +79,8 @@ def test_which_optimizers_make_an_iteration(tmp_path: Path) -> None:
 
 def test_a_loop_without_an_optimizer(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.event(identity(0, 100), 1, events.ENGINE, engine=0, kind="loop", model="Net", optimizer="")
-    recording.event(identity(0, 100), 2, events.GOODBYE, lost=0)
+    recording.event(make_identity(0, 100), 1, events.ENGINE, engine=0, kind="loop", model="Net", optimizer="")
+    recording.event(make_identity(0, 100), 2, events.GOODBYE, lost=0)
     (notice,) = RecordingSource(recording.read()).view_at(None).job.notices
     assert notice.startswith("This loop has no optimizer")
 
@@ -96,7 +96,7 @@ def test_a_job_that_trains_nothing(tmp_path: Path) -> None:
 
 def test_pinned_memory_that_an_older_pytorch_does_not_count(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    rank = identity(0, 100)
+    rank = make_identity(0, 100)
     recording.event(rank, 1, events.HELLO, torch="2.4.1")
     recording.event(rank, 2, events.TENSORS, engine=0, step=0, when="init", host={}, host_pinned={}, pinned_allocator=None)
     pinned = {"optimizer_state": 1 << 30}

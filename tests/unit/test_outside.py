@@ -16,7 +16,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from agents import table, wait_for
+from agents import read_table_file, wait_for
 from small_recording import S
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.job import job, job_control
@@ -417,7 +417,7 @@ class TestGpus:
             answers["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=100, used=40 + tick)
             sampler.take_sample(tick * S // 20, tick)
         sampler.close()
-        rows = table(next(tmp_path.glob("gpu_processes-*.rec")))
+        rows = read_table_file(next(tmp_path.glob("gpu_processes-*.rec")))
         assert answers["calls", "nvmlDeviceGetComputeRunningProcesses"] > 10
         assert answers["calls", "nvmlDeviceGetProcessUtilization"] == 3
         assert set(rows[["pid", "sm_percent"]].tolist()) == {(7, 0.0), (8, 40.0)}
@@ -477,7 +477,7 @@ class TestGpus:
                 asked.append(tick)
         sampler.close()
         assert asked == [0, 20, 30, 34, 38, 58]
-        rows = table(next(tmp_path.glob("gpu_processes-*.rec")))
+        rows = read_table_file(next(tmp_path.glob("gpu_processes-*.rec")))
         assert rows[["time_ns", "gpu"]].tolist() == [(tick, gpu) for tick in asked for gpu in (0, 1)]
 
     def test_a_passing_failure_is_asked_again(self, answers: dict[Any, Any]) -> None:

@@ -36,10 +36,10 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", recordings.names())
+@pytest.mark.parametrize("name", recordings.list_recordings())
 def test_an_overview_equals_the_whole_recording(name: str) -> None:
-    whole = recordings.recording(name)
-    about = build_overview(quick_read.open_glimpse(recordings.packed(name)))
+    whole = recordings.open_recording(name)
+    about = build_overview(quick_read.open_glimpse(recordings.find_packed_file(name)))
     rows = read_steps(whole)
     lowest = rows[rows["rank"] == rows["rank"].min()]
     engine = next(event.facts for event in whole.events if event.name == "engine")
@@ -59,14 +59,14 @@ def test_an_overview_equals_the_whole_recording(name: str) -> None:
 
 
 def test_the_cause_of_an_end_in_a_few_words() -> None:
-    assert build_overview(quick_read.open_glimpse(recordings.packed("z2-oom"))).why == "GPU memory"
-    assert build_overview(quick_read.open_glimpse(recordings.packed("z2"))).why == ""
+    assert build_overview(quick_read.open_glimpse(recordings.find_packed_file("z2-oom"))).why == "GPU memory"
+    assert build_overview(quick_read.open_glimpse(recordings.find_packed_file("z2"))).why == ""
 
 
 def test_packed_and_unpacked_say_the_same(root: Path) -> None:
     session = recordings.as_directory("x4-z3", root)
     again = build_overview(quick_read.open_glimpse(session))
-    assert again == build_overview(quick_read.open_glimpse(recordings.packed("x4-z3")))
+    assert again == build_overview(quick_read.open_glimpse(recordings.find_packed_file("x4-z3")))
 
 
 def test_a_glimpse_reads_neither_output_nor_samples_of_processors(root: Path) -> None:
@@ -76,15 +76,15 @@ def test_a_glimpse_reads_neither_output_nor_samples_of_processors(root: Path) ->
         if path.name.startswith(others):
             path.write_bytes(b"not to be looked at")
     assert build_overview(quick_read.open_glimpse(session)) == build_overview(
-        quick_read.open_glimpse(recordings.packed("x4-z3"))
+        quick_read.open_glimpse(recordings.find_packed_file("x4-z3"))
     )
 
 
 @pytest.mark.parametrize(("name", "finished"), [("x4-attached", 26), ("held-restart", 30), ("z2", 24)])
 def test_steps_are_the_jobs(name: str, finished: int) -> None:
     """Those before it was attached to are counted, those that were done again are not."""
-    assert build_overview(quick_read.open_glimpse(recordings.packed(name))).steps == finished
-    session = recordings.recording(name)
+    assert build_overview(quick_read.open_glimpse(recordings.find_packed_file(name))).steps == finished
+    session = recordings.open_recording(name)
     (told,) = (measure for measure in compare_sessions([session, session]).measures if measure.name == "steps")
     assert told.values == (finished, finished)
 
@@ -99,7 +99,7 @@ def test_no_spike_is_lost() -> None:
 
 
 def test_overviews_survive_json() -> None:
-    about = build_overview(quick_read.open_glimpse(recordings.packed("z2")))
+    about = build_overview(quick_read.open_glimpse(recordings.find_packed_file("z2")))
     assert Overview.from_json(json.loads(json.dumps(about.as_json()))) == about
     blank = Overview.from_json(json.loads(json.dumps(Overview("x").as_json(), allow_nan=False)))
     assert math.isnan(blank.iteration_s)
@@ -109,15 +109,15 @@ def test_overviews_survive_json() -> None:
 
 def test_unchanged_recordings_are_not_read_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = root.with_name("overviews.json")
-    shutil.copy(recordings.packed("z2"), root)
-    shutil.copy(recordings.packed("z2-oom"), root)
+    shutil.copy(recordings.find_packed_file("z2"), root)
+    shutil.copy(recordings.find_packed_file("z2-oom"), root)
     first = Overviews(root, cache, nobody_runs).read_all()
     read: list[Path] = []
     monkeypatch.setattr("zerotop.analysis.reports.recording_index.open_glimpse", lambda path: read.append(path))
     assert Overviews(root, cache, nobody_runs).read_all() == first
     assert not read
     monkeypatch.undo()
-    shutil.copy(recordings.packed("z2-fp16"), root / "z2.zerotop")
+    shutil.copy(recordings.find_packed_file("z2-fp16"), root / "z2.zerotop")
     (changed,) = [r for r in Overviews(root, cache, nobody_runs).read_all() if r.name == "z2.zerotop"]
     assert changed.overview is not None
     assert changed.overview.name == "z2-fp16"
@@ -139,8 +139,8 @@ def _a_lie(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_cut, _no_zip, _a_lie])
 def test_a_damaged_recording_is_a_line_with_a_sentence(root: Path, damage: Callable[[Path], None]) -> None:
-    shutil.copy(recordings.packed("z2"), root)
-    shutil.copy(recordings.packed("z2-oom"), root)
+    shutil.copy(recordings.find_packed_file("z2"), root)
+    shutil.copy(recordings.find_packed_file("z2-oom"), root)
     damage(root / "z2.zerotop")
     found = Overviews(root, None, nobody_runs).read_all()
     problems = [recording.overview.problem for recording in found if recording.overview is not None]
@@ -156,7 +156,7 @@ def test_a_damaged_recording_is_a_line_with_a_sentence(root: Path, damage: Calla
 def test_a_damaged_cache_is_passed_over(root: Path, content: str) -> None:
     cache = root.with_name("overviews.json")
     cache.write_text(content)
-    shutil.copy(recordings.packed("z2"), root)
+    shutil.copy(recordings.find_packed_file("z2"), root)
     (found,) = Overviews(root, cache, nobody_runs).read_all()
     assert found.overview is not None
     assert found.overview.steps == 24
@@ -165,7 +165,7 @@ def test_a_damaged_cache_is_passed_over(root: Path, content: str) -> None:
 def test_a_cache_that_cannot_be_written_costs_only_time(root: Path) -> None:
     cache = root.with_name("overviews.json")
     cache.mkdir()
-    shutil.copy(recordings.packed("z2"), root)
+    shutil.copy(recordings.find_packed_file("z2"), root)
     (found,) = Overviews(root, cache, nobody_runs).read_all()
     assert found.overview is not None
     assert not [path for path in root.parent.iterdir() if path.name.startswith(".")]
@@ -184,7 +184,7 @@ def test_what_is_written_is_live_and_what_is_silent_is_not(root: Path) -> None:
 
 def test_they_come_newest_first_and_one_that_is_deleted_goes(root: Path) -> None:
     for name in ("z2", "z2-oom", "story", "cpu-clean"):
-        shutil.copy(recordings.packed(name), root)
+        shutil.copy(recordings.find_packed_file(name), root)
     overviews = Overviews(root, root.with_name("o.json"), nobody_runs)
     names = [recording.path.stem for recording in overviews.read_all()]
     assert names == ["cpu-clean", "story", "z2-oom", "z2"]

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from small_recording import identity, span, write
+from small_recording import make_identity, make_span, write_table
 from zerotop.cli import main
 from zerotop.session import catalog
 from zerotop.session.output.tail import read_output_tail
@@ -32,11 +32,11 @@ def make(folder: Path) -> Path:
     """A recording with two ranks, a sampler, events and output, whose job has ended."""
     path = Path(directory.create_session(["python", "train.py"], path=str(folder / "session")))
     for rank in (0, 1):
-        write(path, tables.SPANS, identity(rank), span(0, 1, "forward"), span(1, 2, "step", 3)).close()
+        write_table(path, tables.SPANS, make_identity(rank), make_span(0, 1, "forward"), make_span(1, 2, "step", 3)).close()
     name = b"pt_autograd_0"
     threads = [(time, 1, 2, cores, 5, 6, 7, name) for time, cores in ((1, 0.5), (2, math.nan), (3, -0.0))]
-    write(path, tables.THREADS, identity(-1), *threads).close()
-    write(path, tables.OUTPUT, identity(-1), (1, 0, 6, 0, 0), (2, 6, 7, 1, 0)).close()
+    write_table(path, tables.THREADS, make_identity(-1), *threads).close()
+    write_table(path, tables.OUTPUT, make_identity(-1), (1, 0, 6, 0, 0), (2, 6, 7, 1, 0)).close()
     (output,) = path.glob("output-*.rec")
     output.with_suffix(".log").write_bytes(b"hello\nworld\xff\n")
     with_events(path, "job_started", "job_ended")
@@ -44,7 +44,7 @@ def make(folder: Path) -> Path:
 
 
 def with_events(path: Path, *names: str) -> None:
-    events = EventWriter(str(path), identity(-1))
+    events = EventWriter(str(path), make_identity(-1))
     for place, name in enumerate(names):
         events.write(place, name, exit_code=0)
     events.close()
@@ -104,7 +104,7 @@ def test_any_values_of_any_plain_types(tmp_path_factory: pytest.TempPathFactory,
     fields = tuple(tables.Field(f"more{place}", code, "") for place, code in enumerate(codes))
     table = tables.PROBE._replace(fields=tables.PROBE.fields + fields)
     path = Path(directory.create_session(["x"], path=str(tmp_path_factory.mktemp("any") / "session")))
-    RecordWriter(str(path), table, identity(0)).close()
+    RecordWriter(str(path), table, make_identity(0)).close()
     (file,) = path.glob("*.rec")
     with file.open("ab") as opened:
         count = data.draw(st.integers(0, 5))
@@ -157,7 +157,7 @@ def test_writers_of_two_versions_of_a_table(tmp_path: Path) -> None:
     path = make(tmp_path)
     wider = tables.PROBE._replace(fields=(*tables.PROBE.fields, tables.Field("new", "q", "")))
     for rank, table in ((0, tables.PROBE), (1, wider), (2, tables.PROBE)):
-        writer = RecordWriter(str(path), table, identity(rank))
+        writer = RecordWriter(str(path), table, make_identity(rank))
         writer.write(*range(len(table.fields)))
         writer.close()
     assert unpack_files(packed_file(path)) == contents(path)

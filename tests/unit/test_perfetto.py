@@ -77,12 +77,12 @@ def read_trace(path: Path) -> ReadTrace:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> ReadTrace:
     path = tmp_path_factory.mktemp("trace") / "story.pftrace"
-    assert main(["export", str(recordings.packed("story")), "--format", "perfetto", "-o", str(path)]) == 0
+    assert main(["export", str(recordings.find_packed_file("story")), "--format", "perfetto", "-o", str(path)]) == 0
     return read_trace(path)
 
 
 def test_each_rank_has_its_phases_nested_as_recorded(story: ReadTrace) -> None:
-    session = recordings.recording("story")
+    session = recordings.open_recording("story")
     for source in session.sources["spans"]:
         phases = story.slices[f"rank {source.rank} on vm", "phases"]
         spans = source.array
@@ -100,7 +100,7 @@ def test_each_rank_has_its_phases_nested_as_recorded(story: ReadTrace) -> None:
 
 
 def test_steps_counters_and_findings_are_there(story: ReadTrace) -> None:
-    session = recordings.recording("story")
+    session = recordings.open_recording("story")
     rows = read_steps(session)
     steps = story.slices["rank 2 on vm", "steps"]
     assert [one.name for one in steps] == [f"step {number}" for number in rows["step"][rows["rank"] == 2]]
@@ -123,7 +123,7 @@ def test_steps_counters_and_findings_are_there(story: ReadTrace) -> None:
 @pytest.mark.parametrize("name", ["cpu-hang", "held-restart", "z2-oom", "gpu-z3-all"])
 def test_traces_of_odd_jobs_close_every_slice(name: str, tmp_path: Path) -> None:
     path = tmp_path / "odd.pftrace"
-    assert main(["export", str(recordings.packed(name)), "--format", "perfetto", "-o", str(path)]) == 0
+    assert main(["export", str(recordings.find_packed_file(name)), "--format", "perfetto", "-o", str(path)]) == 0
     trace = read_trace(path)
     for track in trace.slices.values():
         assert all(one.end_ns > one.begin_ns for one in track)
@@ -159,7 +159,7 @@ def test_long_counters_keep_their_spikes() -> None:
 
 
 def test_wrong_uses_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    story = str(recordings.packed("story"))
+    story = str(recordings.find_packed_file("story"))
     assert main(["export", story, "--format", "perfetto", "--table", "spans", "-o", str(tmp_path / "x")]) == 2
     assert "a trace has everything" in capfd.readouterr().err
     assert main(["export", story, "--format", "perfetto", "-o", str(tmp_path / "missing" / "x")]) == 1

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recordings import as_directory
-from small_recording import BEGIN_NS, S, identity, read, record, write
+from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.processes import running_max as peaks_module
 from zerotop.analysis.processes.running_max import Peaks
@@ -25,18 +25,18 @@ from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import PHASE_CODE
 from zerotop_probe.recording.writer import EventWriter, Identity
 
-SAMPLER = identity(-1)
+SAMPLER = make_identity(-1)
 LATER_SAMPLER = SAMPLER._replace(pid=1)  # its files are found first
 
 
 def view(folder: Path, at: float) -> LiveView:
-    return RecordingSource(read(folder)).view_at(BEGIN_NS + int(at * S))
+    return RecordingSource(read_recording(folder)).view_at(BEGIN_NS + int(at * S))
 
 
 def put(folder: Path, table: tables.Table, who: Identity, *facts: dict[str, Any], born: float = 0, **header: Any) -> None:
     """Writes records; ``at`` among their facts is their time in seconds."""
-    records = [record(table, time_ns=int(fact.pop("at") * S), **fact) for fact in map(dict, facts)]
-    write(folder, table, who, *records, born=born, **header).close()
+    records = [make_record(table, time_ns=int(fact.pop("at") * S), **fact) for fact in map(dict, facts)]
+    write_table(folder, table, who, *records, born=born, **header).close()
 
 
 def process(at: float, rss: int, *, rank: int = 0, pid: int = 100) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_peaks(samples: list[tuple[int, int]], block: int, few: int, cursors: li
         patch.setattr(peaks_module, "_FEW_ROWS", few)
         facts = [process(at, rss, rank=-1, pid=pid) for at, (pid, rss) in enumerate(samples)]
         put(Path(folder), tables.PROCESSES, SAMPLER, *facts)
-        (source,) = read(Path(folder)).sources["processes"]
+        (source,) = read_recording(Path(folder)).sources["processes"]
         peaks = Peaks()
         for cursor in cursors:
             known = samples[: cursor + 1]
@@ -111,7 +111,7 @@ def test_launchers_are_shown_while_there_are_no_ranks(tmp_path: Path) -> None:
 
 def test_a_phase_of_the_future_is_some_other(tmp_path: Path) -> None:
     put(tmp_path, tables.PROCESSES, SAMPLER, process(2, 10))
-    put(tmp_path, tables.BEGINS, identity(0), {"at": 1, "phase": 99, "step": 3})
+    put(tmp_path, tables.BEGINS, make_identity(0), {"at": 1, "phase": 99, "step": 3})
     (rank,) = view(tmp_path, 2.5).ranks
     assert (rank.phase, rank.phase_s, rank.step) == ("other", 1.5, 3)
 
@@ -129,15 +129,15 @@ def test_gpus(tmp_path: Path) -> None:
     seen = ((0, "GPU-aa", "H200"), (1, "GPU-bb", "B"))
     events.write(0, "node", gpus=[{"index": index, "uuid": uuid, "name": name} for index, uuid, name in seen])
     for rank, uuid in ((0, "bb"), (1, "bb"), (2, "aa")):
-        ranks = EventWriter(str(tmp_path), identity(rank))
+        ranks = EventWriter(str(tmp_path), make_identity(rank))
         ranks.write(0, "engine", devices=[{"ordinal": 0, "uuid": uuid}])
         ranks.close()
-        put(tmp_path, tables.BEGINS, identity(rank), {"at": 1, "phase": 3})
+        put(tmp_path, tables.BEGINS, make_identity(rank), {"at": 1, "phase": 3})
     for rank, sizes in ((0, (5, 9, 3)), (1, (20, 10, 10))):
         reserved = {"reserved_bytes": 30, "reserved_peak_bytes": 31}
         held = [{"allocated_bytes": size, "allocated_peak_bytes": size + 1, **reserved} for size in sizes]
         samples = [{"at": at, **bytes_} for at, bytes_ in enumerate(held, 1)]
-        put(tmp_path, tables.ALLOCATOR, identity(rank), *samples, peaks="window")
+        put(tmp_path, tables.ALLOCATOR, make_identity(rank), *samples, peaks="window")
     both = [{"at": at, "gpu": gpu, "total_bytes": 99, "used_bytes": 60 + gpu} for at in (2, 3) for gpu in (0, 1)]
     put(tmp_path, tables.GPUS, SAMPLER, *({**fact, "pcie_tx_bytes": fact["at"] * 1000} for fact in both))
     processes = [{"at": 3, "gpu": 1, "pid": pid, "used_bytes": used} for pid, used in ((100, 40), (101, 50), (7, 5))]
@@ -157,9 +157,9 @@ def test_gpus(tmp_path: Path) -> None:
 def test_a_rank_that_was_started_again_holds_its_memory_once(tmp_path: Path) -> None:
     put(tmp_path, tables.GPUS, SAMPLER, {"at": 9, "gpu": 0, "total_bytes": 99, "used_bytes": 60})
     sizes = {"allocated_peak_bytes": 50, "reserved_bytes": 1, "reserved_peak_bytes": 1}
-    put(tmp_path, tables.ALLOCATOR, identity(0, 900), {"at": 1, "allocated_bytes": 40, **sizes}, born=1)
+    put(tmp_path, tables.ALLOCATOR, make_identity(0, 900), {"at": 1, "allocated_bytes": 40, **sizes}, born=1)
     again = {**sizes, "allocated_peak_bytes": 8}
-    put(tmp_path, tables.ALLOCATOR, identity(0, 200), {"at": 8, "allocated_bytes": 7, **again}, born=8)
+    put(tmp_path, tables.ALLOCATOR, make_identity(0, 200), {"at": 8, "allocated_bytes": 7, **again}, born=8)
     (gpu,) = view(tmp_path, 9).gpus
     assert (gpu.allocated_bytes, gpu.allocated_peak_bytes, gpu.reserved_bytes) == (7, 50, 1)
 
@@ -168,9 +168,9 @@ def test_what_a_rank_held_is_gone_with_it(tmp_path: Path) -> None:
     put(tmp_path, tables.GPUS, SAMPLER, *({"at": at, "gpu": 0, "total_bytes": 99, "used_bytes": 60} for at in range(1, 10)))
     for rank in (0, 1):
         sizes = {"allocated_bytes": 40, "allocated_peak_bytes": 50, "reserved_bytes": 45, "reserved_peak_bytes": 55}
-        put(tmp_path, tables.ALLOCATOR, identity(rank), {"at": 1, **sizes}, born=1)
+        put(tmp_path, tables.ALLOCATOR, make_identity(rank), {"at": 1, **sizes}, born=1)
     events = EventWriter(str(tmp_path), SAMPLER)
-    events.write(3 * S, "rank_gone", rank=0, pid=identity(0).pid)
+    events.write(3 * S, "rank_gone", rank=0, pid=make_identity(0).pid)
     events.write(5 * S, "job_ended", exit_code=0)
     events.close()
     seen = [view(tmp_path, second).gpus[0] for second in (2, 4, 6)]
@@ -183,9 +183,9 @@ def test_a_rank_without_its_probe_has_no_place_until_it_is_entered_again(tmp_pat
     put(tmp_path, tables.PROCESSES, SAMPLER, *(process(at, 5) for at in range(1, 10)))
     for born, size in ((1, 40), (7, 30)):
         sizes = {"allocated_peak_bytes": 50, "reserved_bytes": size + 5, "reserved_peak_bytes": 55}
-        put(tmp_path, tables.ALLOCATOR, identity(0), {"at": born, "allocated_bytes": size, **sizes}, born=born)
-        put(tmp_path, tables.BEGINS, identity(0), {"at": born, "phase": PHASE_CODE["forward"], "step": born}, born=born)
-    events = EventWriter(str(tmp_path), identity(0))
+        put(tmp_path, tables.ALLOCATOR, make_identity(0), {"at": born, "allocated_bytes": size, **sizes}, born=born)
+        put(tmp_path, tables.BEGINS, make_identity(0), {"at": born, "phase": PHASE_CODE["forward"], "step": born}, born=born)
+    events = EventWriter(str(tmp_path), make_identity(0))
     events.write(4 * S, "left", lost=0)
     events.close()
     seen = [view(tmp_path, second) for second in (3, 6, 9)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import recordings
-from memory_recording import Recording, usual
-from small_recording import BEGIN_NS, S, identity, span
+from memory_recording import Recording, record_two_steps
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.failures.launcher_reports import LauncherReport, parse_reports
 from zerotop.analysis.failures.rank_ends import find_ends
@@ -121,13 +121,13 @@ def test_prefixes_of_launchers(prefix: str, rank: int | None, local_rank: int | 
 
 def _lose_two_ranks(folder: Path, output: str, exit_code: int = 1) -> Recording:
     """Rank 0 ends at second 31 with a goodbye, rank 1 at 31.2 without one; the launcher ends at 33."""
-    recording = usual(folder)
-    recording.write(tables.SPANS, identity(1), [span(29, 30, "step", 2, tables.BOUNDARY)], born=1)
+    recording = record_two_steps(folder)
+    recording.write(tables.SPANS, make_identity(1), [make_span(29, 30, "step", 2, tables.BOUNDARY)], born=1)
     for rank in (0, 1):
-        recording.event(identity(rank), 1.5, events.HELLO, rank=rank, local_rank=rank)
-    recording.event(identity(0), 31, events.GOODBYE)
+        recording.event(make_identity(rank), 1.5, events.HELLO, rank=rank, local_rank=rank)
+    recording.event(make_identity(0), 31, events.GOODBYE)
     for rank, second in ((0, 31.1), (1, 31.2)):
-        recording.event(recording.node, second, events.RANK_GONE, rank=rank, pid=identity(rank).pid)
+        recording.event(recording.node, second, events.RANK_GONE, rank=rank, pid=make_identity(rank).pid)
     recording.print(32, output)
     recording.event(recording.node, 33, events.JOB_ENDED, exit_code=exit_code, signal=None, text="The job failed.")
     return recording
@@ -172,6 +172,6 @@ def test_an_exit_code_without_a_traceback(tmp_path: Path) -> None:
 
 
 def test_a_real_death_names_its_signal() -> None:
-    session = recordings.recording("cpu-dead")
+    session = recordings.open_recording("cpu-dead")
     (dead,) = (one for one in find_annotations(session, session.end_ns) if one.name == "dead_rank")
     assert dead.evidence["signal_number"] == 9

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from small_recording import BEGIN_NS, S, identity, read, span, write
+from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from uneven_ranks import GIB, PERIOD_S, write_ranks
 from zerotop.analysis.ranks.matrix import Metric, RankMatrices, RankMatrix, compute_median
 from zerotop.analysis.ranks.outliers import choose_scale, compare_rank, compute_deviations, find_skew, order_outliers
@@ -19,7 +19,7 @@ NAN = np.nan
 
 
 def matrix(folder: Path, at_s: float = 1e6, columns: int = 100, *, meets_in_forward: bool = False) -> RankMatrix:
-    source = RecordingSource(read(folder))
+    source = RecordingSource(read_recording(folder))
     cursor_ns = BEGIN_NS + int(at_s * S)
     return RankMatrices().matrix_at(source.rank_steps, cursor_ns, columns, meets_in_forward=meets_in_forward)
 
@@ -37,8 +37,8 @@ def test_steps_stand_under_one_another_by_their_number(tmp_path: Path) -> None:
 
 def test_steps_of_a_damaged_recording_may_go_back(tmp_path: Path) -> None:
     steps = (2**31 - 1, 3, 4, 2)
-    spans = [span(at, at + 0.5, "step", step, BOUNDARY) for at, step in enumerate(steps)]
-    write(tmp_path, SPANS, identity(0), *spans).close()
+    spans = [make_span(at, at + 0.5, "step", step, BOUNDARY) for at, step in enumerate(steps)]
+    write_table(tmp_path, SPANS, make_identity(0), *spans).close()
     assert matrix(tmp_path, columns=1).steps.tolist() == [2]
     assert matrix(tmp_path, columns=3).steps.tolist() == [2]
     assert matrix(tmp_path, columns=4).steps.tolist() == [2]
@@ -56,7 +56,7 @@ def test_only_what_is_over_at_the_cursor_is_known(tmp_path: Path) -> None:
 
 def test_the_same_until_another_step_is_over(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 6, sampled=False)
-    source, matrices = RecordingSource(read(tmp_path)), RankMatrices()
+    source, matrices = RecordingSource(read_recording(tmp_path)), RankMatrices()
     at = [
         matrices.matrix_at(source.rank_steps, BEGIN_NS + int(seconds * S), 9, meets_in_forward=False)
         for seconds in (3.1, 3.5, 4.1)
@@ -69,8 +69,8 @@ def test_a_job_that_was_started_again_is_another(tmp_path: Path) -> None:
     """The second attempt's ranks are looked at from when the first of them was born."""
     for pid, born in ((100, 0.0), (200, 50.0)):
         for rank in (0, 1):
-            spans = [span(born + step, born + step + 0.5, "step", step, BOUNDARY) for step in range(pid // 100)]
-            write(tmp_path, SPANS, identity(rank, pid=pid + rank), *spans, born=born).close()
+            spans = [make_span(born + step, born + step + 0.5, "step", step, BOUNDARY) for step in range(pid // 100)]
+            write_table(tmp_path, SPANS, make_identity(rank, pid=pid + rank), *spans, born=born).close()
     assert matrix(tmp_path, 40).counts == (1, 1)
     assert matrix(tmp_path, 60).counts == (2, 2)
 
@@ -86,16 +86,16 @@ def test_where_ranks_meet_in_forward_it_is_not_theirs_alone(tmp_path: Path) -> N
     for rank, forward in ((0, 0.2), (1, 0.5)):
         spans = []
         for step in range(3):
-            spans.append(span(step, step + forward, "forward", step))
-            spans.append(span(step + forward, step + 0.9, "step", step, BOUNDARY))
-        write(tmp_path, SPANS, identity(rank), *spans).close()
+            spans.append(make_span(step, step + forward, "forward", step))
+            spans.append(make_span(step + forward, step + 0.9, "step", step, BOUNDARY))
+        write_table(tmp_path, SPANS, make_identity(rank), *spans).close()
     assert matrix(tmp_path).times[Metric.WAIT][1, 2] == pytest.approx(0.3, abs=1e-4)
     assert matrix(tmp_path, meets_in_forward=True).times[Metric.WAIT][1, 2] == pytest.approx(0, abs=1e-4)
 
 
 def test_what_was_sampled_in_each_step(tmp_path: Path) -> None:
     write_ranks(tmp_path, 10, 6, more_bytes={9: 2 * GIB})
-    session = read(tmp_path)
+    session = read_recording(tmp_path)
     source, samples, matrices = RecordingSource(session), RankSamples(session), RankMatrices()
     found = matrices.matrix_at(source.rank_steps, BEGIN_NS + 100 * S, 10, meets_in_forward=False)
     peak = samples.read_metric(Metric.PEAK, found)
@@ -111,7 +111,7 @@ def test_what_was_sampled_in_each_step(tmp_path: Path) -> None:
 
 def test_earlier_rows_stay_the_same_as_steps_go_on(tmp_path: Path) -> None:
     write_ranks(tmp_path, 3, 8)
-    session = read(tmp_path)
+    session = read_recording(tmp_path)
     source, matrices = RecordingSource(session), RankMatrices()
 
     def at(seconds: float, samples: RankSamples) -> np.ndarray:
@@ -125,7 +125,7 @@ def test_earlier_rows_stay_the_same_as_steps_go_on(tmp_path: Path) -> None:
 
 def test_without_samples_there_is_nothing_to_tell(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 4, sampled=False)
-    samples, found = RankSamples(read(tmp_path)), matrix(tmp_path)
+    samples, found = RankSamples(read_recording(tmp_path)), matrix(tmp_path)
     for metric in (Metric.PEAK, Metric.FREE, Metric.CORES):
         assert not samples.is_recorded(metric)
         assert np.isnan(samples.read_metric(metric, found)).all()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memory_recording import Recording
-from small_recording import BEGIN_NS, S, identity, span
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
@@ -19,13 +19,13 @@ def job(folder: Path, steps: Sequence[float], *changes: tuple[float, int, str]) 
     recording.engine()
     for rank in (0, 1):
         spans = [
-            span(begin, end, "step", step, BOUNDARY)
+            make_span(begin, end, "step", step, BOUNDARY)
             for step, (begin, end) in enumerate(zip((0, *steps), steps, strict=False))
         ]
-        recording.write(tables.SPANS, identity(rank), spans)
-        recording.write(tables.BEGINS, identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
+        recording.write(tables.SPANS, make_identity(rank), spans)
+        recording.write(tables.BEGINS, make_identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
     for second, rank, name in changes:
-        recording.event(recording.node, second, name, rank=rank, pid=identity(rank).pid)
+        recording.event(recording.node, second, name, rank=rank, pid=make_identity(rank).pid)
     return recording.read()
 
 

@@ -30,7 +30,7 @@ from zerotop_probe.recording import directory
 
 @cache
 def read(name: str) -> SessionReport:
-    return read_session_report(recordings.recording(name), HourlyPrice(30))
+    return read_session_report(recordings.open_recording(name), HourlyPrice(30))
 
 
 class _Reader(HTMLParser):
@@ -138,7 +138,7 @@ def test_names_from_a_recording_cannot_write_the_page() -> None:
     def change(event: dict[str, object]) -> object:
         return event | ({"model": evil, "config": {evil: evil}} if event.get("event") == "engine" else {})
 
-    session = recordings.rewritten("gpu-clean", change)
+    session = recordings.rewrite_events("gpu-clean", change)
     session.name = evil
     page = write_session_page(read_session_report(session))
     assert "<script>alert" not in page
@@ -151,7 +151,7 @@ def test_long_recordings_are_drawn_in_pieces_without_losing_a_spike(tmp_path: Pa
     def slow_down(seconds: np.ndarray, rank: int) -> None:
         seconds[3000, 1] = 9.0
 
-    path = long_recording.write(tmp_path / "long", 4000, long_recording.Trouble(paces=slow_down))
+    path = long_recording.write_recording(tmp_path / "long", 4000, long_recording.Trouble(paces=slow_down))
     report = read_session_report(Session.open(path))
     chart = next(chart for chart in build_charts(report)["charts"] if chart["id"] == "iterations")
     assert len(chart["x"]) == len(chart["steps"]) == 1501
@@ -171,7 +171,7 @@ def test_a_session_without_steps_has_a_report(tmp_path: Path, capfd: pytest.Capt
 
 
 def test_a_chart_as_png(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    story = str(recordings.packed("story"))
+    story = str(recordings.find_packed_file("story"))
     for name in ("iterations", "gpu-memory"):
         assert main(["report", story, "--chart", name, "-o", str(tmp_path / "chart.png")]) == 0
         assert (tmp_path / "chart.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -186,7 +186,7 @@ def test_prices_that_are_none_are_refused(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_session_in_a_notebook_has_tables_and_a_page() -> None:
-    session = zerotop.open_session(str(recordings.packed("gpu-clean")), price_per_hour=30)
+    session = zerotop.open_session(str(recordings.find_packed_file("gpu-clean")), price_per_hour=30)
     shown = session._repr_html_()
     assert shown.startswith("<iframe ")
     assert "at $30.00 an hour" in shown

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from small_recording import BEGIN_NS, S, identity, read, record, write
+from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
 from zerotop.analysis.processes.host_memory import HostMemory, measure_used_bytes, read_host_memory
 from zerotop.session.samples import bin_maxima, bin_means, iter_samples, merge_columns, split_samples, sum_ticks
 from zerotop.session.table_files import Source
@@ -17,9 +17,9 @@ from zerotop_probe.recording.tables import HOSTS, PROCESSES
 def sources(folder: Path, *samples: list[tuple[int, int, int]]) -> list[Source]:
     """A table for each list of (second, pid, bytes)."""
     for number, rows in enumerate(samples):
-        records = [record(PROCESSES, time_ns=at * S, pid=pid, rss_bytes=size) for at, pid, size in rows]
-        write(folder, PROCESSES, identity(-1, pid=number), *records).close()
-    return read(folder).sources["processes"]
+        records = [make_record(PROCESSES, time_ns=at * S, pid=pid, rss_bytes=size) for at, pid, size in rows]
+        write_table(folder, PROCESSES, make_identity(-1, pid=number), *records).close()
+    return read_recording(folder).sources["processes"]
 
 
 def test_windows_are_open_at_their_begin(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_host_memory_is_the_control_groups_below_the_hosts(
     tmp_path: Path, limit: int, expected: tuple[int, int, bool]
 ) -> None:
     sizes = {"memory_total_bytes": 1000, "memory_available_bytes": 400, "cgroup_used_bytes": 70}
-    write(tmp_path, HOSTS, identity(-1), record(HOSTS, time_ns=0, cgroup_limit_bytes=limit, **sizes)).close()
-    rows = read(tmp_path).sources["hosts"][0].array
+    write_table(tmp_path, HOSTS, make_identity(-1), make_record(HOSTS, time_ns=0, cgroup_limit_bytes=limit, **sizes)).close()
+    rows = read_recording(tmp_path).sources["hosts"][0].array
     assert read_host_memory(rows[0], 5) == HostMemory(5, *expected)
     assert measure_used_bytes(rows).tolist() == [expected[0]]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from small_recording import S, identity, span, write
+from small_recording import S, make_identity, make_span, write_table
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory, tables
@@ -38,10 +38,13 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
     # Times lie ahead, so that the recording is live however slow this machine is.
     folder = Path(directory.create_session(["train.py"], path=str(tmp_path / "session"), boot="boot"))
     base = time.monotonic_ns() / S + 1000
-    spans = {rank: write(folder, tables.SPANS, identity(rank)) for rank in (0, 1)}
-    begins = {rank: write(folder, tables.BEGINS, identity(rank)) for rank in (0, 1)}
-    node, hosts = write(folder, tables.PROCESSES, identity(-1)), write(folder, tables.HOSTS, identity(-1))
-    events = {rank: EventWriter(str(folder), identity(rank)) for rank in (-1, 0)}
+    spans = {rank: write_table(folder, tables.SPANS, make_identity(rank)) for rank in (0, 1)}
+    begins = {rank: write_table(folder, tables.BEGINS, make_identity(rank)) for rank in (0, 1)}
+    node, hosts = (
+        write_table(folder, tables.PROCESSES, make_identity(-1)),
+        write_table(folder, tables.HOSTS, make_identity(-1)),
+    )
+    events = {rank: EventWriter(str(folder), make_identity(rank)) for rank in (-1, 0)}
     growing = RecordingSource(Session.open(folder))
     offset, seen = growing.session.begin_ns - growing.session.info["clock"]["monotonic_ns"], []
 
@@ -53,18 +56,18 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
 
     look(base - 1)
     events[0].write(int(base * S), "engine", model="tiny", world_size=2)
-    dead = write(folder, tables.SPANS, identity(2), span(base - 1, base, "init"))
+    dead = write_table(folder, tables.SPANS, make_identity(2), make_span(base - 1, base, "init"))
     for step in range(5):
         if step == 3:
-            events[-1].write(int((base + 4 * step) * S), "rank_gone", rank=2, pid=identity(2).pid)
+            events[-1].write(int((base + 4 * step) * S), "rank_gone", rank=2, pid=make_identity(2).pid)
             look(base + 4 * step)
         for rank in (0, 1):
             at = base + 1 + 4 * step + rank
             begins[rank].write(int(at * S), step, 0, PHASE_CODE["forward"], 0, 0, 0)
             look(at)
-            spans[rank].write(*span(at, at + 0.25, "forward", step, tokens=10 + rank))
+            spans[rank].write(*make_span(at, at + 0.25, "forward", step, tokens=10 + rank))
             look(at + 0.25)
-            spans[rank].write(*span(at + 0.25, at + 0.5 + rank / 8, "step", step, BOUNDARY))
+            spans[rank].write(*make_span(at + 0.25, at + 0.5 + rank / 8, "step", step, BOUNDARY))
             look(at + 0.5 + rank / 8)
             tick = int((at + 0.75) * S)
             node.write(tick, 9 - step, 1, 1, 1, 0, 0, 1.0, math.nan, 3, 1, 100 + rank, rank)

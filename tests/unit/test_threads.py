@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small_recording import BEGIN_NS, S, identity, read, record, span, write
+from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.live_view import Rank
 from zerotop.analysis.ranks.affinity import Affinities, format_cores, parse_cores
 from zerotop.analysis.ranks.threads import MAIN_NAME, RankThreads, ThreadTable, describe_crowding
@@ -21,7 +21,7 @@ from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.writer import EventWriter
 
-SAMPLER = identity(-1)
+SAMPLER = make_identity(-1)
 CELLS = 20
 
 
@@ -29,18 +29,18 @@ def thread(
     at: float, tid: int, cores: float, *, name: bytes = b"python3", pid: int = 100, core: int = 0, wait: float = 0
 ) -> Any:
     fields = {"pid": pid, "tid": tid, "cores_used": cores, "processor": core, "name": name, "wait_ns": int(wait * S)}
-    return record(tables.THREADS, time_ns=int(at * S), **fields)
+    return make_record(tables.THREADS, time_ns=int(at * S), **fields)
 
 
 def process(at: float, cores: float, busy: int, *, rank: int = 0, pid: int = 100, waiting: float = 0.0) -> Any:
     fields = {"rank": rank, "pid": pid, "rss_bytes": 1, "cores_used": cores, "busy_threads": busy, "thread_count": 30}
-    return record(tables.PROCESSES, time_ns=int(at * S), waiting_cores=waiting, **fields)
+    return make_record(tables.PROCESSES, time_ns=int(at * S), waiting_cores=waiting, **fields)
 
 
 def recorded(folder: Path, *threads: Any, processes: Any = ()) -> Session:
-    write(folder, tables.THREADS, SAMPLER, *threads).close()
-    write(folder, tables.PROCESSES, SAMPLER, *(processes or [process(at / 2, 3.0, 3) for at in range(1, 20)])).close()
-    return read(folder)
+    write_table(folder, tables.THREADS, SAMPLER, *threads).close()
+    write_table(folder, tables.PROCESSES, SAMPLER, *(processes or [process(at / 2, 3.0, 3) for at in range(1, 20)])).close()
+    return read_recording(folder)
 
 
 def told(session: Session, at: float, pieces: int = 1, table: ThreadTable | None = None) -> RankThreads:
@@ -90,15 +90,15 @@ def test_what_comes_after_the_cursor_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_growing_equals_opening_later(tmp_path: Path) -> None:
-    writer = write(tmp_path, tables.THREADS, SAMPLER)
-    write(tmp_path, tables.PROCESSES, SAMPLER, *[process(at / 2, 1.0, 1) for at in range(1, 20)]).close()
-    session = read(tmp_path)
+    writer = write_table(tmp_path, tables.THREADS, SAMPLER)
+    write_table(tmp_path, tables.PROCESSES, SAMPLER, *[process(at / 2, 1.0, 1) for at in range(1, 20)]).close()
+    session = read_recording(tmp_path)
     table = ThreadTable(session)
     for at in range(1, 20):
         writer.write(*thread(at / 2, 100 + at % 3, 0.5))
         session.refresh()
         growing = told(session, at / 2 + 0.1, table=table)
-        again = told(read(tmp_path), at / 2 + 0.1)
+        again = told(read_recording(tmp_path), at / 2 + 0.1)
         assert [group.name for group in growing.groups] == [group.name for group in again.groups]
         for one, other in zip(growing.groups, again.groups, strict=True):
             np.testing.assert_array_equal(one.cores_history, other.cores_history)
@@ -116,7 +116,7 @@ def test_waiting_is_of_the_last_second(tmp_path: Path) -> None:
 
 def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
     note(tmp_path, 0.1, "node", numa=[{"node": 0, "cpus": "0-3"}, {"node": 1, "cpus": "4-7"}])
-    writer = EventWriter(str(tmp_path), identity(-1, pid=7))
+    writer = EventWriter(str(tmp_path), make_identity(-1, pid=7))
     writer.write(int(0.2 * S), "affinity", pid=100, cpus="0-7", threads={"102": "5"})
     writer.write(int(4.0 * S), "affinity", pid=100, cpus="0-3", threads={"101": "0-7"})
     rows = [thread(at / 2, tid, 0.5, core=at % 6 if tid == 101 else 5) for at in range(1, 20) for tid in (101, 102)]
@@ -135,17 +135,17 @@ def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
 
 
 def test_the_phase_of_each_cell(tmp_path: Path) -> None:
-    rank = identity(0, pid=100)
+    rank = make_identity(0, pid=100)
     begins = [(int(at * S), 0, 0, tables.PHASE_CODE[phase], 0, 0, 0) for at, phase in ((1, "forward"), (2, "backward"))]
-    write(tmp_path, tables.BEGINS, rank, *begins).close()
-    write(tmp_path, tables.SPANS, rank, span(1, 2, "forward"), span(2, 4, "backward")).close()
+    write_table(tmp_path, tables.BEGINS, rank, *begins).close()
+    write_table(tmp_path, tables.SPANS, rank, make_span(1, 2, "forward"), make_span(2, 4, "backward")).close()
     found = told(recorded(tmp_path, thread(3, 101, 0.5)), 4.2)
     assert found.phases[-8:] == ("", "", "forward", "forward", *["backward"] * 4)
 
 
 def test_without_threads_it_says_so(tmp_path: Path) -> None:
-    write(tmp_path, tables.PROCESSES, SAMPLER, process(1, 2.0, 2)).close()
-    found = told(read(tmp_path), 1.5)
+    write_table(tmp_path, tables.PROCESSES, SAMPLER, process(1, 2.0, 2)).close()
+    found = told(read_recording(tmp_path), 1.5)
     assert (found.groups, found.is_recorded, found.rest_threads) == ((), False, 30)
 
 
@@ -169,7 +169,7 @@ def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
 
 def test_ranks_that_share_cores_are_said(tmp_path: Path) -> None:
     for rank, cpus in enumerate(("0-7", "8-15", "15,16")):
-        writer = EventWriter(str(tmp_path), identity(-1, pid=50 + rank))
+        writer = EventWriter(str(tmp_path), make_identity(-1, pid=50 + rank))
         writer.write(0, "affinity", pid=100 + rank, cpus=cpus, threads={})
         writer.close()
     affinities, now = Affinities(recorded(tmp_path)), BEGIN_NS + S

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recordings import recording
-from small_recording import BEGIN_NS, S, identity, read, record, span, write
+from recordings import open_recording
+from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.processes.phases import find_innermost
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.steps.step_table import StepTable
@@ -84,7 +84,7 @@ WINDOWS = [
     [("utilization", "utilization_percent", 0.01), ("power", "power_w", 1.0), ("device", "used_bytes", 1.0)],
 )
 def test_a_gpu_in_columns(name: str, column: str, factor: float, window: Window) -> None:
-    session = recording("story")
+    session = open_recording("story")
     (source,) = session.sources["gpus"]
     rows = source.array[source.array["gpu"] == 2]
     subject = timelines(session).make_subject(2)
@@ -95,7 +95,7 @@ def test_a_gpu_in_columns(name: str, column: str, factor: float, window: Window)
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_a_rank_and_all_ranks_in_columns(window: Window) -> None:
-    session = recording("cpu-clean")
+    session = open_recording("cpu-clean")
     (source,) = session.sources["processes"]
     subject = timelines(session).make_subject(1)
     assert subject.gpu is None
@@ -113,7 +113,7 @@ def test_a_rank_and_all_ranks_in_columns(window: Window) -> None:
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_what_an_allocator_holds_stays_until_the_next_record(window: Window) -> None:
-    session = recording("z2-offload")
+    session = open_recording("z2-offload")
     (source,) = session.sources["allocator"]
     window = replace(window, first=2400) if window.column_ns == 20 * MS else window
     goodbye = next(event.unix_ns for event in session.events if event.name in ("goodbye", "rank_gone", "job_ended"))
@@ -125,7 +125,7 @@ def test_what_an_allocator_holds_stays_until_the_next_record(window: Window) -> 
 
 
 def test_no_peak_between_two_samples_is_lost() -> None:
-    session = recording("story")
+    session = open_recording("story")
     source = session.sources["allocator"][0]
     highest = int(source.array["allocated_peak_bytes"].max())
     assert highest > int(source.array["allocated_bytes"].max())
@@ -139,7 +139,7 @@ def test_no_peak_between_two_samples_is_lost() -> None:
 @pytest.mark.parametrize("name", ["story", "z2-offload", "cpu-clean", "cpu-dead", "cpu-hang"])
 @pytest.mark.parametrize("column_ns", [1 * MS, 7 * MS, 100 * MS])
 def test_the_innermost_phase_of_every_moment(name: str, column_ns: int) -> None:
-    session = recording(name)
+    session = open_recording(name)
     begins, spans = (session.sources[table][0] for table in ("begins", "spans"))
     first = (int(spans.array["end_ns"][len(spans.array) // 2]) + spans.offset_ns - session.begin_ns) // column_ns - 150
     told = timelines(session).build_timeline(
@@ -163,11 +163,11 @@ def many_steps(folder: Path, steps: int) -> Session:
     spans, begins = [], []
     for step in range(steps):
         for begin, end, phase, flags in ((0.0, 0.2, "forward", 0), (0.2, 0.7, "backward", 0), (0.7, 0.95, "step", BOUNDARY)):
-            spans.append(span(step + begin, step + end, phase, step, flags))
-            begins.append(record(BEGINS, time_ns=int((step + begin) * S), step=step, phase=PHASE_CODE[phase]))
-    write(folder, SPANS, identity(0), *spans).close()
-    write(folder, BEGINS, identity(0), *begins).close()
-    return read(folder)
+            spans.append(make_span(step + begin, step + end, phase, step, flags))
+            begins.append(make_record(BEGINS, time_ns=int((step + begin) * S), step=step, phase=PHASE_CODE[phase]))
+    write_table(folder, SPANS, make_identity(0), *spans).close()
+    write_table(folder, BEGINS, make_identity(0), *begins).close()
+    return read_recording(folder)
 
 
 @pytest.mark.parametrize("column_ns", [300 * MS, 10 * S, 40 * S])
@@ -200,11 +200,13 @@ def test_iterations_and_their_numbers(tmp_path: Path) -> None:
 
 def test_a_spike_of_one_sample_is_seen_from_any_distance(tmp_path: Path) -> None:
     rows = [
-        record(GPUS, time_ns=tick * S // 10, gpu=0, utilization_percent=100.0 if tick == 77_777 else 1.0, power_w=math.nan)
+        make_record(
+            GPUS, time_ns=tick * S // 10, gpu=0, utilization_percent=100.0 if tick == 77_777 else 1.0, power_w=math.nan
+        )
         for tick in range(100_000)
     ]
-    write(tmp_path, GPUS, identity(-1), *rows).close()
-    session = read(tmp_path)
+    write_table(tmp_path, GPUS, make_identity(-1), *rows).close()
+    session = read_recording(tmp_path)
     for column_ns in (100 * MS, S, 5 * S, 50 * S, 60 * S, 600 * S, 3600 * S):
         lines = timelines(session)
         count = 10_000 * S // column_ns + 1
@@ -219,9 +221,9 @@ def test_a_spike_of_one_sample_is_seen_from_any_distance(tmp_path: Path) -> None
 def test_pcie_counters_that_are_looked_at_seldom(tmp_path: Path) -> None:
     """Samples ten times a second; the counters move twice a second, and stand still for a while."""
     sent = [0, 0, 0, 0, 0, 500, 500, 500, 500, 500, *[1000] * 30, 2000, *[2000] * 4]
-    rows = [record(GPUS, time_ns=tick * S // 10, gpu=0, pcie_tx_bytes=10**6 * moved) for tick, moved in enumerate(sent)]
-    write(tmp_path, GPUS, identity(-1), *rows).close()
-    lines = timelines(read(tmp_path))
+    rows = [make_record(GPUS, time_ns=tick * S // 10, gpu=0, pcie_tx_bytes=10**6 * moved) for tick, moved in enumerate(sent)]
+    write_table(tmp_path, GPUS, make_identity(-1), *rows).close()
+    lines = timelines(read_recording(tmp_path))
     values = lines.build_timeline(Window(0, 100 * MS, 44), lines.make_subject(-1), (), BEGIN_NS + 4 * S + S // 2).values[
         "sent"
     ]
@@ -236,11 +238,11 @@ def test_pcie_counters_that_are_looked_at_seldom(tmp_path: Path) -> None:
 def test_two_ranks_on_one_gpu_hold_what_both_hold(tmp_path: Path) -> None:
     for rank, times, size in ((0, (1, 2, 6), 10), (1, (4, 5), 100)):
         samples = [
-            record(ALLOCATOR, time_ns=t * S, allocated_bytes=size + t, allocated_peak_bytes=size + t, device=0)
+            make_record(ALLOCATOR, time_ns=t * S, allocated_bytes=size + t, allocated_peak_bytes=size + t, device=0)
             for t in times
         ]
-        write(tmp_path, ALLOCATOR, identity(rank), *samples, peaks="window").close()
-    lines = timelines(read(tmp_path))
+        write_table(tmp_path, ALLOCATOR, make_identity(rank), *samples, peaks="window").close()
+    lines = timelines(read_recording(tmp_path))
     told = lines.build_timeline(Window(0, S, 8), Subject(0, "node1", ("node1", 0)), (), BEGIN_NS + 7 * S).values["allocated"]
     assert told.mean.tolist()[1:] == [11.0, 12.0, 12.0, 116.0, 117.0, 121.0, 121.0]
     assert math.isnan(told.mean[0])
@@ -248,7 +250,7 @@ def test_two_ranks_on_one_gpu_hold_what_both_hold(tmp_path: Path) -> None:
 
 def test_hosts_within_a_control_group(tmp_path: Path) -> None:
     rows = [
-        record(
+        make_record(
             HOSTS,
             time_ns=tick * S,
             cores_used=2.0,
@@ -259,8 +261,8 @@ def test_hosts_within_a_control_group(tmp_path: Path) -> None:
         )
         for tick in range(4)
     ]
-    write(tmp_path, HOSTS, identity(-1), *rows).close()
-    lines = timelines(read(tmp_path))
+    write_table(tmp_path, HOSTS, make_identity(-1), *rows).close()
+    lines = timelines(read_recording(tmp_path))
     told = lines.build_timeline(Window(0, S, 3), lines.make_subject(-1), (), BEGIN_NS + 3 * S).values
     assert told["host_memory"].mean.tolist() == [7.0, 7.0, 7.0]
     assert told["host_cores"].mean.tolist() == [2.0, 2.0, 2.0]
@@ -271,20 +273,20 @@ class Growing:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.spans = write(folder, SPANS, identity(0))
-        self.begins = write(folder, BEGINS, identity(0))
-        self.processes = write(folder, PROCESSES, identity(-1))
+        self.spans = write_table(folder, SPANS, make_identity(0))
+        self.begins = write_table(folder, BEGINS, make_identity(0))
+        self.processes = write_table(folder, PROCESSES, make_identity(-1))
         self.ticks = 0
 
     def go_on(self, ticks: int) -> None:
         for tick in range(self.ticks, self.ticks + ticks):
             self.processes.write(
-                *record(PROCESSES, time_ns=tick * S // 10, rank=0, pid=100, cores_used=float(tick % 7), rss_bytes=tick)
+                *make_record(PROCESSES, time_ns=tick * S // 10, rank=0, pid=100, cores_used=float(tick % 7), rss_bytes=tick)
             )
             if tick % 5 == 0:
-                self.begins.write(*record(BEGINS, time_ns=tick * S // 10, phase=PHASE_CODE["step"], step=tick // 5))
+                self.begins.write(*make_record(BEGINS, time_ns=tick * S // 10, phase=PHASE_CODE["step"], step=tick // 5))
             if tick % 5 == 3:
-                self.spans.write(*span((tick - 3) / 10, tick / 10, "step", tick // 5, BOUNDARY))
+                self.spans.write(*make_span((tick - 3) / 10, tick / 10, "step", tick // 5, BOUNDARY))
         self.ticks += ticks
 
     def close(self) -> None:
@@ -296,7 +298,7 @@ class Growing:
 def test_a_recording_that_grows_gives_what_the_whole_one_gives(tmp_path: Path, column_ns: int) -> None:
     growing = Growing(tmp_path)
     growing.go_on(3)
-    session = read(tmp_path)
+    session = read_recording(tmp_path)
     table = StepTable(session, memory=False)
     lines = TimelineBuilder(session, lambda: table.rank_steps)
     window = Window(0, column_ns, max(10, 80 * S // column_ns))
@@ -306,7 +308,7 @@ def test_a_recording_that_grows_gives_what_the_whole_one_gives(tmp_path: Path, c
         table.update()
         end_ns = BEGIN_NS + growing.ticks * S // 10
         told = lines.build_timeline(window, lines.make_subject(0), (0,), end_ns)
-        afresh = timelines(read(tmp_path))
+        afresh = timelines(read_recording(tmp_path))
         expected = afresh.build_timeline(window, afresh.make_subject(0), (0,), end_ns)
         assert told.is_complete
         np.testing.assert_allclose(told.phases[0], expected.phases[0], atol=1e-9)
@@ -321,7 +323,7 @@ def test_a_recording_that_grows_gives_what_the_whole_one_gives(tmp_path: Path, c
 
 def test_time_goes_on_while_nothing_is_recorded() -> None:
     """An allocator holds what it held last, also in columns that had not begun when its last record was read."""
-    session = recording("z2-offload")
+    session = open_recording("z2-offload")
     lines, window = timelines(session), Window(2400, 20 * MS, 90)
     middle_ns, end_ns = (session.begin_ns + column * window.column_ns for column in (2430, 2500))
     subject = lines.make_subject(0)
@@ -340,7 +342,7 @@ def test_what_cannot_be_read_in_time_is_read_later(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.go_on(20_000)
     growing.close()
-    lines = timelines(session := read(tmp_path))
+    lines = timelines(session := read_recording(tmp_path))
     window, subject = Window(0, 5 * S, 400), lines.make_subject(0)
     told = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.0)
     assert not told.is_complete
@@ -355,7 +357,7 @@ def test_what_cannot_be_read_in_time_is_read_later(tmp_path: Path) -> None:
 
 
 def test_a_range_of_a_real_recording() -> None:
-    session = recording("story")
+    session = open_recording("story")
     lines = timelines(session)
     begin_ns, end_ns = session.begin_ns + 55 * S, session.begin_ns + 64 * S
     told = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
@@ -378,7 +380,7 @@ def test_a_long_range_is_made_of_what_is_kept(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.go_on(4000)
     growing.close()
-    lines = timelines(session := read(tmp_path))
+    lines = timelines(session := read_recording(tmp_path))
     begin_ns, end_ns = BEGIN_NS + int(3.3 * S), BEGIN_NS + int(388.8 * S)
     told = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
     (source,) = session.sources["processes"]
@@ -389,7 +391,7 @@ def test_a_long_range_is_made_of_what_is_kept(tmp_path: Path) -> None:
 
 
 def test_nothing_recorded(tmp_path: Path) -> None:
-    lines = timelines(read(tmp_path))
+    lines = timelines(read_recording(tmp_path))
     subject = lines.make_subject(-1)
     assert lines.find_rank_hosts() == {}
     assert subject == Subject(-1, "", None)
@@ -401,7 +403,7 @@ def test_nothing_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["story", "z2", "x4-z3", "cpu-checkpoint", "cpu-dead"])
 def test_any_window_of_any_recording(name: str) -> None:
-    session = recording(name)
+    session = open_recording(name)
     lines = timelines(session)
     for rank in lines.find_rank_hosts():
         for window in (Window(-300, MS, 280), Window(0, 10**9, 400), Window(5, 86400 * S, 10), Window(10**9, 1000, 60)):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from recordings import names, recording
-from small_recording import identity, read, record, write
+from recordings import list_recordings, open_recording
+from small_recording import make_identity, make_record, read_recording, write_table
 from zerotop.analysis.live_view import State
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.viewer import Viewer
@@ -32,7 +32,7 @@ EVERYTHING = {value for lane in LANES for value in lane.values}
 @lru_cache
 def source(name: str) -> RecordingSource:
     """A recording of which all is found that there is to find: on a busy machine one look does not get that far."""
-    found = RecordingSource(recording(name))
+    found = RecordingSource(open_recording(name))
     while found.search_findings().is_behind:
         pass
     return found
@@ -183,9 +183,9 @@ def test_small_figures_of_a_range_keep_their_decimals() -> None:
     ("state", "why"), [(State.STARTING, "before the training"), (State.RUNNING, "no probe in any rank")]
 )
 def test_why_there_are_no_phases_is_said(state: State, why: str, tmp_path: Path) -> None:
-    sampled = record(PROCESSES, time_ns=S, rank=0, pid=100, cores_used=1.0, rss_bytes=1)
-    write(tmp_path, PROCESSES, identity(-1), sampled).close()
-    watched = RecordingSource(read(tmp_path))
+    sampled = make_record(PROCESSES, time_ns=S, rank=0, pid=100, cores_used=1.0, rss_bytes=1)
+    write_table(tmp_path, PROCESSES, make_identity(-1), sampled).close()
+    watched = RecordingSource(read_recording(tmp_path))
     watched.refresh()
     frame = Viewer(watched, None, lambda: 0.0).make_frame()
     frame = replace(frame, view=replace(frame.view, job=replace(frame.view.job, state=state)))
@@ -208,7 +208,9 @@ def test_the_chosen_rank_comes_first() -> None:
     assert any(row.startswith("GPU 2 %") for row in rows)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name in ("story", "cpu-dead", "z2-oom", "x4-z3", "cpu-hang")])
+@pytest.mark.parametrize(
+    "name", [name for name in list_recordings() if name in ("story", "cpu-dead", "z2-oom", "x4-z3", "cpu-hang")]
+)
 def test_any_size(name: str) -> None:
     look = Look(name, 5)
     for width, height in ((30, 1), (31, 4), (40, 7), (60, 10), (80, 18), (120, 33), (200, 44), (300, 84)):
@@ -262,7 +264,7 @@ def test_what_matters_most_stays_where_there_is_little_room() -> None:
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:
-    empty = RecordingSource(read(tmp_path))
+    empty = RecordingSource(read_recording(tmp_path))
     viewer = Viewer(empty, None, lambda: 0.0)
     assert not PictureBuilder(empty, TimelineView()).has_data(viewer.make_frame())
     rows = [row_text(row) for row in draw_empty(80, 18, BLOCKS)]

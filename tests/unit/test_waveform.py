@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recordings import recording
+from recordings import open_recording
 from sensed_job import INNER, PLAN, Job
-from small_recording import BEGIN_NS, S, identity, read, write
+from small_recording import BEGIN_NS, S, make_identity, read_recording, write_table
 from zerotop.analysis.steps.step_table import StepTable
 from zerotop.analysis.waveform.alignment import choose_iterations
 from zerotop.analysis.waveform.fold import WaveformFold
@@ -23,7 +23,7 @@ from zerotop_probe.recording.tables import SPANS
 
 def folded(folder: Path, **options: object) -> WaveformFold:
     """The fold at the end."""
-    found = WaveformCache(read(folder)).fold_at(BEGIN_NS + 10**6 * S, **options)  # type: ignore[arg-type]
+    found = WaveformCache(read_recording(folder)).fold_at(BEGIN_NS + 10**6 * S, **options)  # type: ignore[arg-type]
     assert found is not None
     return found
 
@@ -121,7 +121,7 @@ def test_of_one_iteration_there_is_no_median(tmp_path: Path) -> None:
 def test_while_all_are_skipped_those_are_folded(tmp_path: Path) -> None:
     job = Job(30, skip=10)
     job.write(tmp_path)
-    waveforms = WaveformCache(read(tmp_path))
+    waveforms = WaveformCache(read_recording(tmp_path))
     tenth = next(begin for begin, _, _, step in job.spans if step == 10)
     early = waveforms.fold_at(BEGIN_NS + int(tenth * S))
     assert early is not None
@@ -145,7 +145,7 @@ def test_the_level_since_the_last_shift_is_folded(tmp_path: Path) -> None:
         )
         for record in late_rows
     ]
-    write(tmp_path, SPANS, identity(0), *rows, *later).close()
+    write_table(tmp_path, SPANS, make_identity(0), *rows, *later).close()
     fold = folded(tmp_path)
     assert (fold.first_step, fold.last_step) == (40, 79)
     assert folded(tmp_path, number=20).first_step == 60
@@ -153,13 +153,13 @@ def test_the_level_since_the_last_shift_is_folded(tmp_path: Path) -> None:
 
 
 def test_nothing_recorded_gives_nothing(tmp_path: Path) -> None:
-    waveforms = WaveformCache(read(tmp_path))
+    waveforms = WaveformCache(read_recording(tmp_path))
     assert waveforms.fold_at(BEGIN_NS) is None
     assert not waveforms.has_steps(BEGIN_NS)
 
 
 def test_without_samplers_there_are_phases_all_the_same(tmp_path: Path) -> None:
-    write(tmp_path, SPANS, identity(0), *Job(12).spans_of()).close()
+    write_table(tmp_path, SPANS, make_identity(0), *Job(12).spans_of()).close()
     fold = folded(tmp_path)
     assert fold.signals == {}
     assert [row.phase for row in fold.phases] == ["forward", "backward", "step", *INNER, "other"]
@@ -170,7 +170,7 @@ def test_a_fold_is_kept_while_no_iteration_is_finished_and_while_it_rests(tmp_pa
     job = Job(50)
     job.write(tmp_path)
     now = [0.0]
-    waveforms = WaveformCache(read(tmp_path), clock=lambda: now[0])
+    waveforms = WaveformCache(read_recording(tmp_path), clock=lambda: now[0])
     ends = [end for _, end, phase, _ in job.spans if phase == "params_to_gpu"]
     first = waveforms.fold_at(BEGIN_NS + int(ends[30] * S) + 10**6)
     assert waveforms.fold_at(BEGIN_NS + int(ends[30] * S) + 10**7) is first
@@ -184,7 +184,7 @@ def test_a_cursor_in_the_past_knows_nothing_of_later(tmp_path: Path) -> None:
     job = Job(50)
     job.write(tmp_path)
     cursor = BEGIN_NS + int(next(begin for begin, _, _, step in job.spans if step == 20) * S)
-    fold = WaveformCache(read(tmp_path)).fold_at(cursor)
+    fold = WaveformCache(read_recording(tmp_path)).fold_at(cursor)
     shorter = tmp_path / "shorter"
     shorter.mkdir()
     Job(20).write(shorter)
@@ -197,7 +197,7 @@ def test_a_cursor_in_the_past_knows_nothing_of_later(tmp_path: Path) -> None:
 def test_a_step_on_in_a_long_run_seldom_folds_anew(tmp_path: Path) -> None:
     job = Job(200)
     job.write(tmp_path, gpu=False)
-    waveforms = WaveformCache(read(tmp_path))
+    waveforms = WaveformCache(read_recording(tmp_path))
     ends = [end for _, end, phase, _ in job.spans if phase == "params_to_gpu"]
     folds = [waveforms.fold_at(BEGIN_NS + int(end * S) + 10**6) for end in ends[150:200]]
     assert len({id(fold) for fold in folds}) <= 14
@@ -221,7 +221,7 @@ def hills(signal: Signal, above: float) -> list[tuple[float, float]]:
 
 
 def test_the_double_spike_of_an_iteration_of_a_third_of_a_second() -> None:
-    session = recording("z2-offload")
+    session = open_recording("z2-offload")
     fold = WaveformCache(session).fold_at(session.last_written_ns)
     assert fold is not None
     assert 0.30 < fold.iteration_s < 0.36
@@ -244,7 +244,7 @@ def test_the_double_spike_of_an_iteration_of_a_third_of_a_second() -> None:
 
 
 def test_the_story_is_two_hills_with_63_cores_between() -> None:
-    session = recording("story")
+    session = open_recording("story")
     fold = WaveformCache(session).fold_at(session.last_written_ns)
     assert fold is not None
     assert (fold.first_step, fold.last_step, fold.gpu_count, fold.host_cores) == (11, 13, 4, 64)
@@ -259,7 +259,7 @@ def test_the_story_is_two_hills_with_63_cores_between() -> None:
 
 
 def test_device_times_are_those_of_the_phase() -> None:
-    session = recording("z2-offload")
+    session = open_recording("z2-offload")
     fold = WaveformCache(session).fold_at(session.last_written_ns)
     assert fold is not None
     rows = {row.phase: row for row in fold.phases}
@@ -271,7 +271,7 @@ def test_device_times_are_those_of_the_phase() -> None:
     "name", ["cpu-clean", "cpu-dead", "cpu-stall", "gpu-long", "x4-z3", "z2-oom", "z2-fp16", "z3-offload-all"]
 )
 def test_any_recording_folds(name: str) -> None:
-    session = recording(name)
+    session = open_recording(name)
     waveforms = WaveformCache(session)
     for share in (0.0, 0.3, 0.7, 1.0):
         cursor = session.begin_ns + int(share * (session.last_written_ns - session.begin_ns))
@@ -281,7 +281,7 @@ def test_any_recording_folds(name: str) -> None:
 
 
 def test_choosing_from_nothing() -> None:
-    table = StepTable(recording("cpu-clean"))
+    table = StepTable(open_recording("cpu-clean"))
     table.update()
     rows = table.rank_steps[0].step_rows
     assert len(choose_iterations(rows[:0], None).indices) == 0

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance.experiment import experiment
+from conformance.experiment import make_experiment
 from conformance.places import Place, describe_ending, small_python, wait_until
 
 # A daemon: in a session of its own, without the caller's files; it leaves a file when it has worked for a while.
@@ -22,7 +22,7 @@ open("worked", "w").close()
 """
 
 
-@experiment(
+@make_experiment(
     "a daemon does its work",
     "the command returns before its daemon ends",
     "wait for children",
@@ -48,7 +48,7 @@ def outliving(place: Place) -> Iterator[str]:
         yield describe_ending(process.returncode)
 
 
-@experiment(
+@make_experiment(
     "a rank in the background (bash -c 'rank &'): its output arrives",
     "and when that command returns",
     "a launcher that is killed leaves its ranks: their output arrives",
@@ -70,7 +70,7 @@ def ranks(place: Place) -> Iterator[str]:
                 yield "at once" if early else "once the rank has ended"
 
 
-@experiment(
+@make_experiment(
     "who adopts an orphan of the job",
     "zombies that the job leaves to it are gone",
     "a job that replaces itself (exec)",

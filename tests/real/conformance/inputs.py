@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator
 
 from conformance.console import interactive_shell
-from conformance.experiment import experiment
+from conformance.experiment import make_experiment
 from conformance.places import Place, read_soon, wait_until
 
 
-@experiment(
+@make_experiment(
     "input from a pipe is read to its end",
     "binary input arrives byte for byte",
     "input from a file",
@@ -32,7 +32,7 @@ def inputs_of_each_kind(place: Place) -> Iterator[str]:
     yield place.shell("Z cat <<END\nword\nEND").output.decode().strip()
 
 
-@experiment("what a job leaves of a file, the next command reads", "what it leaves of a pipe too")
+@make_experiment("what a job leaves of a file, the next command reads", "what it leaves of a pipe too")
 def partly_read(place: Place) -> Iterator[str]:
     (place.work / "input").write_text("one\ntwo\nthree\n")
     both = "{ Z bash -c 'read x; echo job $x'; echo next $(cat); }"
@@ -40,7 +40,7 @@ def partly_read(place: Place) -> Iterator[str]:
         yield place.shell(script).output.decode().replace("\n", " ").strip()
 
 
-@experiment("input that comes late is waited for", "a job that reads nothing ends while its input stays open")
+@make_experiment("input that comes late is waited for", "a job that reads nothing ends while its input stays open")
 def late(place: Place) -> Iterator[str]:
     with place.running("bash", "-c", "echo asks; read x; echo got $x", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -56,7 +56,7 @@ def late(place: Place) -> Iterator[str]:
     os.close(writing)
 
 
-@experiment(
+@make_experiment(
     "what a job in the background prints before it reads from the terminal",
     "and that it then reads",
     "and after fg",

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance.experiment import experiment
-from conformance.places import Place, describe_ending, name_signal, small_python, summarize, wait_until
+from conformance.experiment import make_experiment
+from conformance.places import Place, describe_ending, name_signal, small_python, summarize_observations, wait_until
 
 from .deliveries import WAYS, send_to_group, send_to_process
 
@@ -70,13 +70,13 @@ def read_state(pid: int) -> str:
         return ""
 
 
-@experiment(*(f"signals that the job does not handle, sent to {way}" for way in WAYS))
+@make_experiment(*(f"signals that the job does not handle, sent to {way}" for way in WAYS))
 def unhandled_signals(place: Place) -> Iterator[str]:
     for way in WAYS:
-        yield summarize([(name_signal(number), end_by_way(place, way, number)) for number in ENDING], "end it")
+        yield summarize_observations([(name_signal(number), end_by_way(place, way, number)) for number in ENDING], "end it")
 
 
-@experiment("SIGKILL to the process group", "SIGKILL to the started process alone")
+@make_experiment("SIGKILL to the process group", "SIGKILL to the started process alone")
 def killed(place: Place) -> Iterator[str]:
     for send in (send_to_group, send_to_process):
         with place.running(*WAITING) as process:
@@ -105,7 +105,7 @@ def describe_state(pid: int) -> str:
     return {"T": "is stopped", "": "has ended", "Z": "has ended"}.get(read_state(pid), "runs")
 
 
-@experiment(
+@make_experiment(
     "SIGSTOP to the process group",
     "and then SIGCONT",
     "SIGTSTP to the process group",
@@ -140,7 +140,7 @@ def stopped(place: Place) -> Iterator[str]:
         yield describe_stop(process, pid)
 
 
-@experiment(
+@make_experiment(
     "signals that the caller ignores are ignored in the job",
     "and do not end it, sent to the process group",
     "SIGCHLD ignored by the caller is ignored in the job",
@@ -170,7 +170,7 @@ def inherited_dispositions(place: Place) -> Iterator[str]:
         yield "yes" if int(output.split()[1], 16) >> number - 1 & 1 else "no"
 
 
-@experiment("SIGTERM to the process group while the command starts, at 12 moments")
+@make_experiment("SIGTERM to the process group while the command starts, at 12 moments")
 def while_starting(place: Place) -> Iterator[str]:
     seen = []
     for moment in range(12):
@@ -181,10 +181,10 @@ def while_starting(place: Place) -> Iterator[str]:
             send_to_group(place, process, signal.SIGTERM)
             ended = wait_until(lambda: process.poll() is not None, 3)
             seen.append((f"{10 * moment} ms", describe_ending(process.returncode) if ended else "the job goes on"))
-    yield summarize(seen, describe_ending(-signal.SIGTERM))
+    yield summarize_observations(seen, describe_ending(-signal.SIGTERM))
 
 
-@experiment("an alarm that the caller has set ends the job", "a caller's death signal (PR_SET_PDEATHSIG) ends the job")
+@make_experiment("an alarm that the caller has set ends the job", "a caller's death signal (PR_SET_PDEATHSIG) ends the job")
 def alarms(place: Place) -> Iterator[str]:
     code = "import os, signal, sys\nsignal.alarm(2)\nos.execvp(sys.argv[1], sys.argv[1:])"
     with place.start(*small_python(code, *place.command(*WAITING))) as process:

@@ -6,13 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 
-from conformance.experiment import experiment
+from conformance.experiment import make_experiment
 from conformance.places import Place, describe_ending, small_python, wait_until
 
 from .interruptions import WAITING, await_ready
 
 
-@experiment(
+@make_experiment(
     "ulimit -f 64 and 300 KB to a pipe",
     "ulimit -f 64 and 300 KB to a file of the job",
     "ulimit -f 64 and 300 KB to stdout, a file",
@@ -38,7 +38,7 @@ def of_files(place: Place) -> Iterator[str]:
     yield place.shell("ulimit -c 0; Z bash -c 'ulimit -c'").output.decode().strip()
 
 
-@experiment("ulimit -v 60000 and a job that fits into it", "ulimit -v 3000000 and a job that wants 4 GB")
+@make_experiment("ulimit -v 60000 and a job that fits into it", "ulimit -v 3000000 and a job that wants 4 GB")
 def of_memory(place: Place) -> Iterator[str]:
     done = place.shell("ulimit -v 60000; Z sh -c 'echo word; exit 3'")
     said = done.raw_errors.decode().strip().splitlines()
@@ -49,7 +49,7 @@ def of_memory(place: Place) -> Iterator[str]:
     yield place.shell("ulimit -v 3000000; Z python -S -E big").ending
 
 
-@experiment("ulimit -t 1: the job ends by SIGXCPU", "and when it gets it")
+@make_experiment("ulimit -t 1: the job ends by SIGXCPU", "and when it gets it")
 def of_time(place: Place) -> Iterator[str]:
     (place.work / "burn").write_text("while True: pass")
     yield place.shell("ulimit -c 0; ulimit -S -t 1; Z python -S -E burn").ending
@@ -59,7 +59,7 @@ def of_time(place: Place) -> Iterator[str]:
     yield f"after {done.output.decode().strip()}, {done.ending}"
 
 
-@experiment(
+@make_experiment(
     "kill 0 in the job, with its caller in another group",
     "a job that makes itself a group or session leader",
     "a job that becomes the leader of its own group is signalled there",

@@ -7,7 +7,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 
-from conformance.experiment import experiment
+from conformance.experiment import make_experiment
 from conformance.places import Place, drop_own_lines, read_soon, small_python
 
 BOTH = "for i in 1 2 3; do echo out $i; echo err $i >&2; done"
@@ -19,7 +19,7 @@ def join_lines(content: bytes) -> str:
     return ", ".join(drop_own_lines(content).decode(errors="replace").splitlines()) or "nothing"
 
 
-@experiment(
+@make_experiment(
     "stdout and stderr to two pipes",
     "both to the same pipe: order",
     "both to the same file: order",
@@ -53,7 +53,7 @@ def outputs_of_each_kind(place: Place) -> Iterator[str]:
     yield join_lines(place.shell(f"echo [$({job} 2> /dev/null)]").output)
 
 
-@experiment(
+@make_experiment(
     "/dev/stdout opened anew, a pipe: every line arrives",
     "/dev/stderr opened anew, a pipe",
     "/proc/self/fd/1 opened anew, a pipe",
@@ -85,7 +85,7 @@ for i in range(3):
     yield join_lines(place.run(*small_python(code), stderr=subprocess.STDOUT).output)
 
 
-@experiment("the kind of stdout that the job sees, given a pipe", "given a file", "given a socket", "given /dev/null")
+@make_experiment("the kind of stdout that the job sees, given a pipe", "given a file", "given a socket", "given /dev/null")
 def seen_kinds(place: Place) -> Iterator[str]:
     for target in ("| cat", "> file; cat file", "socket", "> /dev/null; cat seen"):
         code = (
@@ -112,7 +112,7 @@ def read_socket(place: Place, *job: str) -> str:
     return join_lines(received)
 
 
-@experiment(
+@make_experiment(
     "carriage returns and escapes",
     "all byte values, not UTF-8",
     "no newline at the end",
@@ -149,7 +149,7 @@ if children[0]: os.waitpid(children[0], 0)
     yield through("pass", b"")
 
 
-@experiment(
+@make_experiment(
     "stdout made non-blocking by the job",
     "a stdout that the caller has made non-blocking",
     "a prompt without newline arrives before the job goes on",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from conformance.experiment import experiment
+from conformance.experiment import make_experiment
 from conformance.places import Place, read_soon
 
 # Without what differs from run to run.
@@ -27,7 +27,7 @@ print(json.dumps({
 """
 
 
-@experiment(
+@make_experiment(
     "sys.path",
     "sys.flags",
     "excepthook, displayhook, trace and profile functions",
@@ -65,7 +65,7 @@ def state(place: Place) -> Iterator[str]:
     yield ", ".join(done.output.decode().split())
 
 
-@experiment(
+@make_experiment(
     "the user's sitecustomize is run, once",
     "a module in the user's PYTHONPATH is imported",
     "print() to a pipe arrives at once",

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from conformance.experiment import experiment
-from conformance.places import Place, describe_ending, read_soon, small_python, summarize, wait_until
+from conformance.experiment import make_experiment
+from conformance.places import Place, describe_ending, read_soon, small_python, summarize_observations, wait_until
 
 # Prints, after each write, how many bytes it has written so far.
 WRITER = """
@@ -38,7 +38,9 @@ def wait_while_growing(place: Place, seconds: float = 6.0) -> int:
     return size
 
 
-@experiment("yes | head -1", "and how soon it ends", "a job that prints now and then, when its reader has left", alone=True)
+@make_experiment(
+    "yes | head -1", "and how soon it ends", "a job that prints now and then, when its reader has left", alone=True
+)
 def closed(place: Place) -> Iterator[str]:
     done = place.shell("Z yes | head -1; echo ${PIPESTATUS[@]}")
     yield done.output.decode().replace("\n", " ").strip()
@@ -47,14 +49,14 @@ def closed(place: Place) -> Iterator[str]:
     yield done.output.decode().replace("\n", " ").strip()
 
 
-@experiment("a reader that has left before the job starts, 4 times")
+@make_experiment("a reader that has left before the job starts, 4 times")
 def gone(place: Place) -> Iterator[str]:
     script = "Z bash -c 'exit 7' | true; echo exit ${PIPESTATUS[0]}"
     seen = [place.shell(script).output.decode().strip() for _ in range(4)]
-    yield summarize([(str(number), ending) for number, ending in enumerate(seen)], "exit 7")
+    yield summarize_observations([(str(number), ending) for number, ending in enumerate(seen)], "exit 7")
 
 
-@experiment("a job that ignores SIGPIPE, when its reader has left", "a Python job, when its reader has left")
+@make_experiment("a job that ignores SIGPIPE, when its reader has left", "a Python job, when its reader has left")
 def handled(place: Place) -> Iterator[str]:
     for ignoring in (True, False):
         code = """
@@ -75,7 +77,7 @@ except BrokenPipeError:
             yield f"{told if told == 'told' else 'not told'}, {describe_ending(process.returncode)}"
 
 
-@experiment(
+@make_experiment(
     "a reader that reads nothing stops the job within 2 MiB",
     "a reader that goes on lets the job go on",
     "a reader that leaves then ends the job",
@@ -105,7 +107,7 @@ def slow(place: Place) -> Iterator[str]:
         yield describe_ending(process.returncode)
 
 
-@experiment("a job that closes its stdout and goes on: its reader sees the end", "and the job ends as it wants")
+@make_experiment("a job that closes its stdout and goes on: its reader sees the end", "and the job ends as it wants")
 def closed_by_the_job(place: Place) -> Iterator[str]:
     with place.running("bash", "-c", "echo word; exec >&-; until [ -e end ]; do sleep 0.02; done; exit 6") as process:
         assert process.stdout is not None
@@ -123,7 +125,7 @@ def closed_by_the_job(place: Place) -> Iterator[str]:
         yield describe_ending(process.returncode)
 
 
-@experiment("a job that waits for its reader to leave is told (poll)")
+@make_experiment("a job that waits for its reader to leave is told (poll)")
 def polled(place: Place) -> Iterator[str]:
     code = """
 import os, select

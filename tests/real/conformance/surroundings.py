@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.experiment import experiment
+from conformance.experiment import make_experiment
 from conformance.places import Place, small_python
 
 # Reports what a process can know of itself.
@@ -97,7 +97,7 @@ def compare(caller: Any, job: Any) -> str:
     return f"others: {job}"
 
 
-@experiment(
+@make_experiment(
     *PLAIN,
     "session",
     "process group",

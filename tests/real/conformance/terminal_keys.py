@@ -6,8 +6,8 @@ import json
 import signal
 from collections.abc import Iterator
 
-from conformance.console import interactive_shell, opened
-from conformance.experiment import experiment
+from conformance.console import interactive_shell, open_console
+from conformance.experiment import make_experiment
 from conformance.places import Place, small_python, wait_until
 
 from .deliveries import COUNTER, count_of, describe_count
@@ -23,7 +23,7 @@ KEYS = {
 }
 
 
-@experiment(
+@make_experiment(
     "Ctrl-C: deliveries",
     "Ctrl-\\: deliveries",
     "Ctrl-Z, which the job handles: deliveries",
@@ -32,7 +32,7 @@ KEYS = {
     "and the job that handles all this ends by itself",
 )
 def keys(place: Place) -> Iterator[str]:
-    with opened(place, *place.command(*small_python(COUNTER, json.dumps([*KEYS])))) as console:
+    with open_console(place, *place.command(*small_python(COUNTER, json.dumps([*KEYS])))) as console:
         wait_until((place.work / "counts").exists)
         for number, key in KEYS.items():
             if key:
@@ -50,10 +50,10 @@ def keys(place: Place) -> Iterator[str]:
         yield console.finish()
 
 
-@experiment("Ctrl-C ends a job that does not handle it", "Ctrl-\\ does too", "a hangup does too")
+@make_experiment("Ctrl-C ends a job that does not handle it", "Ctrl-\\ does too", "a hangup does too")
 def keys_that_end(place: Place) -> Iterator[str]:
     for key in (b"\x03", b"\x1c", b""):
-        with opened(place, *place.command(*WAITING)) as console:
+        with open_console(place, *place.command(*WAITING)) as console:
             pid = await_ready(place)
             if key:
                 console.type(key)
@@ -67,7 +67,7 @@ def keys_that_end(place: Place) -> Iterator[str]:
 LOOP = 'i=0; while [ ! -e end ]; do i=$((i+1)); echo turn $i; echo $i > turn; sleep 0.05; done; echo turns en""ded; exit 5'
 
 
-@experiment(
+@make_experiment(
     "Ctrl-Z in an interactive shell stops the job, which the shell tells",
     "a stopped job prints nothing",
     "fg continues it",
@@ -101,7 +101,7 @@ def job_control(place: Place) -> Iterator[str]:
         yield "code 130" if shell.expect(rb"code 130\.", 5) else f"{shell.output[-40:]!r}"
 
 
-@experiment(
+@make_experiment(
     "what the job writes to a terminal arrives byte for byte",
     "isatty of the three descriptors",
     "the terminal's size, seen at stdout",
@@ -132,7 +132,7 @@ termios.tcsetattr(1, termios.TCSANOW, modes)
 sys.stdout.write("your name? "); sys.stdout.flush()
 print("HELLO", input(), flush=True)
 """
-    with opened(place, *place.command(*small_python(code))) as console:
+    with open_console(place, *place.command(*small_python(code))) as console:
         before = console.read_modes()
         console.expect(rb"SIZE \d+ \d+\r")
         console.resize(33, 99)
@@ -148,9 +148,9 @@ print("HELLO", input(), flush=True)
         yield "the same" if console.read_modes() == before else "others"
 
 
-@experiment("an interactive shell as the job", "and Ctrl-C there ends only its command")
+@make_experiment("an interactive shell as the job", "and Ctrl-C there ends only its command")
 def shell_as_job(place: Place) -> Iterator[str]:
-    with opened(place, *place.command("bash", "--norc", "--noprofile", "--noediting", "-i")) as shell:
+    with open_console(place, *place.command("bash", "--norc", "--noprofile", "--noediting", "-i")) as shell:
         shell.type(b"PS1=nex''t; stty -echo; echo is re''ady\n")
         shell.expect(rb"is ready\r\nnext")
         # Not before the command runs: a shell that is about to start it is not interrupted.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
-from conformance.console import opened
-from conformance.experiment import experiment
+from conformance.console import open_console
+from conformance.experiment import make_experiment
 from conformance.places import Place, small_python, wait_until
 
 from .interruptions import WAITING, await_ready, has_ended, is_running
 
 
-@experiment(
+@make_experiment(
     "timeout 1, before and after: exit code",
     "timeout 1: what is left",
     "timeout -s INT 1 with a job that saves for a moment",
@@ -47,13 +47,13 @@ except KeyboardInterrupt:
     yield place.shell("timeout -s KILL 1 Z sleep 20; echo $?").output.decode().strip()
 
 
-@experiment(
+@make_experiment(
     "nohup before, a hangup of the terminal", "and nohup.out", "nohup after, a hangup of the terminal", "and nohup.out then"
 )
 def hangups(place: Place) -> Iterator[str]:
     (place.work / "job").write_text(f"print('word', flush=True)\n{WAITING[-1]}".replace("15", "2"))
     for script in ("nohup Z python -S -E job", "Z nohup python -S -E job"):
-        with opened(place, "bash", "-c", place.fill_script(f"{script}; exit")) as console:
+        with open_console(place, "bash", "-c", place.fill_script(f"{script}; exit")) as console:
             pid = await_ready(place)
             console.hang_up()
             wait_until(has_ended, 0.7, pid)
@@ -64,7 +64,7 @@ def hangups(place: Place) -> Iterator[str]:
         kept.unlink(missing_ok=True)
 
 
-@experiment(
+@make_experiment(
     "env VARIABLE=value before",
     "stdbuf -oL before",
     "setsid --wait before",
@@ -101,7 +101,7 @@ def shells(place: Place) -> Iterator[str]:
     yield "yes" if seconds >= 0.4 else "no"
 
 
-@experiment("a job that stops at a slow save when a scheduler ends it (SIGTERM, then SIGKILL after 2 s)")
+@make_experiment("a job that stops at a slow save when a scheduler ends it (SIGTERM, then SIGKILL after 2 s)")
 def scheduler(place: Place) -> Iterator[str]:
     code = """
 import signal, sys, time

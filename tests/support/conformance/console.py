@@ -96,7 +96,7 @@ class Console:
 
 
 @contextmanager
-def opened(place: Place, *command: str, **options: int) -> Iterator[Console]:
+def open_console(place: Place, *command: str, **options: int) -> Iterator[Console]:
     """Run a command line on a terminal of its own; kill what is left at the end of the block."""
     console = Console(place, *command, **options)
     try:
@@ -112,7 +112,7 @@ def opened(place: Place, *command: str, **options: int) -> Iterator[Console]:
 @contextmanager
 def interactive_shell(place: Place) -> Iterator[Console]:
     """Run an interactive bash, which has job control, on a terminal."""
-    with opened(place, "bash", "--norc", "--noprofile", "--noediting", "-i") as console:
+    with open_console(place, "bash", "--norc", "--noprofile", "--noediting", "-i") as console:
         console.type(b"PS1=; stty -echo; echo shell is re''ady\n")
         console.expect(rb"shell is ready\r\n")
         console.forget()

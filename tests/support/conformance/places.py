@@ -84,13 +84,13 @@ class Place:
 
     def shell(self, script: str, **options: Any) -> Finished:
         """Run a bash script in which ``Z`` stands before the command that is the job."""
-        return self._finish(lambda **more: self.start("bash", "-c", self.fill_script(script), **more), **options)
+        return self._run_to_end(lambda **more: self.start("bash", "-c", self.fill_script(script), **more), **options)
 
     def run(self, *job: str, **options: Any) -> Finished:
         """Run a job to its end."""
-        return self._finish(lambda **more: self.start(*self.command(*job), **more), **options)
+        return self._run_to_end(lambda **more: self.start(*self.command(*job), **more), **options)
 
-    def _finish(self, start: Callable[..., subprocess.Popen[bytes]], **options: Any) -> Finished:
+    def _run_to_end(self, start: Callable[..., subprocess.Popen[bytes]], **options: Any) -> Finished:
         typed = options.pop("typed", None)
         if typed is not None:
             options["stdin"] = subprocess.PIPE
@@ -187,7 +187,7 @@ def read_soon(file: IO[bytes] | None, count: int, seconds: float = 8.0) -> bytes
     return data
 
 
-def summarize(observations: Sequence[tuple[str, str]], usual: str) -> str:
+def summarize_observations(observations: Sequence[tuple[str, str]], usual: str) -> str:
     """Return ``usual``, with the exceptions among (name, observation) named."""
     others: dict[str, list[str]] = {}
     for name, seen in observations:
