@@ -21,7 +21,7 @@ from zerotop_probe.recording.tables import BOUNDARY
 OLD, HIP, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 
-def at(second: float) -> int:
+def second_to_unix_ns(second: float) -> int:
     return BEGIN_NS + int(second * S)
 
 
@@ -43,14 +43,14 @@ def with_flushes(folder: Path) -> Recording:
 
 def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
     session = with_flushes(tmp_path).read()
-    (found,) = read_allocator_health(session, at(14), read_steps(session))
+    (found,) = read_allocator_health(session, second_to_unix_ns(14), read_steps(session))
     assert (found.rank, found.pid, found.retries, found.ooms) == (0, make_identity(0).pid, 3, 1)
     assert found.inactive_split_bytes == gib_to_bytes(2)
     assert [(f.step, f.phase, f.retries, f.freed_bytes) for f in found.flushes] == [
         (2, "backward", 2, gib_to_bytes(25)),
         (2, "step", 1, 0),
     ]
-    assert [flush.unix_ns for flush in found.flushes] == [at(6), at(8)]
+    assert [flush.unix_ns for flush in found.flushes] == [second_to_unix_ns(6), second_to_unix_ns(8)]
     assert {flush.extra_s for flush in found.flushes} == {3.0}
     assert found.extra_s == 3.0  # of one step, however many flushes it has
 
@@ -59,7 +59,7 @@ def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_p
     recording = Recording(tmp_path)
     recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(1, 40, 60, segments=12)], peaks="window")
     recording.write(tables.ALLOCATOR, make_identity(1), [read_allocator(1, 40, 60, segments=-1)], peaks="window")
-    assert [found.segments for found in read_allocator_health(recording.read(), at(2))] == [12, None]
+    assert [found.segments for found in read_allocator_health(recording.read(), second_to_unix_ns(2))] == [12, None]
     session = recordings.open_recording("z2")
     assert "segments" not in (session.sources["allocator"][0].array.dtype.names or ())
     assert [found.segments for found in read_allocator_health(session, session.last_written_ns)] == [None]
@@ -67,17 +67,17 @@ def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_p
 
 def test_what_was_known_before(tmp_path: Path) -> None:
     session = with_flushes(tmp_path).read()
-    (found,) = read_allocator_health(session, at(5))
+    (found,) = read_allocator_health(session, second_to_unix_ns(5))
     assert (found.retries, found.flushes, found.extra_s) == (0, (), None)
-    assert read_allocator_health(session, at(0.5)) == ()
-    (untimed,) = read_allocator_health(session, at(14))
+    assert read_allocator_health(session, second_to_unix_ns(0.5)) == ()
+    (untimed,) = read_allocator_health(session, second_to_unix_ns(14))
     assert [flush.extra_s for flush in untimed.flushes] == [None, None]
 
 
 def test_flushes_from_before_the_first_reading(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(1, 40, 60, retries=2)], peaks="window")
-    (found,) = read_allocator_health(recording.read(), at(5))
+    (found,) = read_allocator_health(recording.read(), second_to_unix_ns(5))
     assert [(flush.retries, flush.freed_bytes) for flush in found.flushes] == [(2, 0)]
 
 
@@ -95,7 +95,7 @@ def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
     ]
     recording.write(tables.SPANS, make_identity(0), [make_span(1, 2, "forward"), make_span(2, 3, "backward")])
     recording.write(tables.ALLOCATOR, make_identity(0), readings, peaks="window")
-    (found,) = read_allocator_health(recording.read(), at(5))
+    (found,) = read_allocator_health(recording.read(), second_to_unix_ns(5))
     assert found.at_peak is not None
     assert (found.at_peak.phase, found.at_peak.reserved_bytes, found.at_peak.unallocated_bytes) == (
         "forward",
@@ -111,7 +111,7 @@ def test_ranks_are_read_apart(tmp_path: Path) -> None:
     recording.write(tables.ALLOCATOR, make_identity(1), [read_allocator(2, 1, 2, retries=-1)], peaks="window")
     environment = {NEW: "expandable_segments:True,max_split_size_mb:128"}
     recording.event(make_identity(1), 1, events.HELLO, torch="2.11.0+cu130", environment=environment)
-    first, second = read_allocator_health(recording.read(), at(20))
+    first, second = read_allocator_health(recording.read(), second_to_unix_ns(20))
     assert (first.rank, first.settings.variable, first.settings.has_expandable_segments) == (0, "", False)
     assert (second.rank, second.retries, second.settings.has_expandable_segments) == (1, 0, True)
     assert second.settings.values == {"expandable_segments": "True", "max_split_size_mb": "128"}

@@ -42,8 +42,8 @@ def count_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         read_count += len(samples)
         return samples
 
-    def watch(name: str, detect: Detector) -> Detector:
-        def run(evidence: Evidence) -> Iterable[Annotation | None]:
+    def watch_detector(name: str, detect: Detector) -> Detector:
+        def run_detector(evidence: Evidence) -> Iterable[Annotation | None]:
             before, profile = read_count, cProfile.Profile()
             with profile:
                 found = list(detect(evidence))
@@ -51,12 +51,12 @@ def count_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
             work[name] += calls + (read_count - before) // RECORDS_PER_CALL
             return found
 
-        return run
+        return run_detector
 
     with monkeypatch.context() as patch:
         patch.setattr(Records, "_merge_parts", merge_and_count)
         patch.setattr(annotator, "_PIECE", 512)
-        annotator.Annotator(session, [watch(*item) for item in load_detectors().items()]).update()
+        annotator.Annotator(session, [watch_detector(*item) for item in load_detectors().items()]).update()
     return work
 
 
@@ -88,12 +88,12 @@ def test_values_of_steps_are_computed_a_few_times(tmp_path: Path, monkeypatch: p
     computed = Counter[str]()
     select = StepValues.__getitem__
 
-    def count(self: StepValues, index: Any) -> Any:
+    def count_computed(self: StepValues, index: Any) -> Any:
         values = select(self, index)
         computed[self.compute.__qualname__] += values.size
         return values
 
-    monkeypatch.setattr(StepValues, "__getitem__", count)
+    monkeypatch.setattr(StepValues, "__getitem__", count_computed)
     monkeypatch.setattr(annotator, "_PIECE", 64)  # ten steps
     session = Session.open(long_recording.write_recording(tmp_path / "session", STEPS))
     annotator.Annotator(session, [iteration_shift.detect, data_stall.detect]).update()

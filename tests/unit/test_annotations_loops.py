@@ -15,7 +15,7 @@ BLOCK = 8 * LENGTH * WORDS * 4
 LOOP: dict[str, Any] = {"kind": "loop", "zero_stage": None, "parallelism": "", "library": "", "device": "cuda:0"}
 
 
-def find(recording: Recording, name: str) -> list[Annotation]:
+def find_named(recording: Recording, name: str) -> list[Annotation]:
     session = recording.read()
     return [finding for finding in find_annotations(session, session.end_ns) if finding.name == name]
 
@@ -30,7 +30,7 @@ def make_logits(folder: Path, sizes: list[list[int]], rows: int = 8, **facts: An
 
 
 def test_logits_and_their_copies_own_the_peak(tmp_path: Path) -> None:
-    (finding,) = find(make_logits(tmp_path, [[BLOCK + 512, 3], [1 << 20, 90]]), "logits_peak")
+    (finding,) = find_named(make_logits(tmp_path, [[BLOCK + 512, 3], [1 << 20, 90]]), "logits_peak")
     assert finding.headline == "Logits take 7.67 GiB of the memory peak of 19.50 GiB in backward"
     assert finding.details.startswith(
         "Logits, or copies of them, when it begins: 3 blocks of 1.53 GiB with 8 x 1024 x 50,257 elements."
@@ -49,14 +49,14 @@ def test_the_default_of_the_trainer_is_named_only_where_it_holds(tmp_path: Path)
     ):
         folder = tmp_path / str(number)
         folder.mkdir()
-        (finding,) = find(make_logits(folder, [[BLOCK * rows // 8, 8]], rows, **facts), "logits_peak")
+        (finding,) = find_named(make_logits(folder, [[BLOCK * rows // 8, 8]], rows, **facts), "logits_peak")
         assert ("the Trainer's default" in finding.details) == named
         assert (finding.fix == "use_liger_kernel=True") == (facts is not LOOP)
 
 
 @pytest.mark.parametrize("sizes", [[[BLOCK, 1]], [[BLOCK + (2 << 20), 8]], []])
 def test_other_blocks_are_no_logits(tmp_path: Path, sizes: list[list[int]]) -> None:
-    assert find(make_logits(tmp_path, sizes), "logits_peak") == []
+    assert find_named(make_logits(tmp_path, sizes), "logits_peak") == []
 
 
 @pytest.mark.parametrize("reshards", [True, False])
@@ -64,7 +64,7 @@ def test_parameters_that_stay_gathered(tmp_path: Path, reshards: bool) -> None:
     recording = record_two_steps(tmp_path)
     recording.engine(at=1.5, **LOOP | {"parallelism": "FSDP2", "sharding": {"ranks": 2, "reshards": reshards}})
     recording.tensors(12.5, "before_backward", {"parameters": 2, "unsharded_parameters": 2})
-    found = find(recording, "kept_gathered")
+    found = find_named(recording, "kept_gathered")
     assert len(found) == (not reshards)
     for finding in found:
         assert finding.headline == "FSDP keeps 2.00 GiB of gathered parameters on each rank until the backward"
@@ -77,7 +77,7 @@ def test_gradient_buckets(tmp_path: Path, size: float) -> None:
     recording.engine(at=1.5, **LOOP | {"parallelism": "DDP"})
     # The first inventory of that moment counts.
     recording.tensors(16.5, "before_update", {"gradients": 2, "gradient_buckets": size})
-    found = find(recording, "gradient_buckets")
+    found = find_named(recording, "gradient_buckets")
     assert len(found) == (size == 2)
     for finding in found:
         assert finding.evidence["bucket_bytes"] == gib_to_bytes(2)
@@ -95,7 +95,7 @@ def test_activations_by_the_layers_that_made_them(tmp_path: Path, trainable: int
     sizes = [[4 * 512 * 11_008 * 2, 96], [4 * 512 * 4096 * 4, 128], [4 * 512 * 32_000 * 4, 1], [1000, 9]]
     more: dict[str, Any] = {"output_shape": [4, 512, 32_000], "unclaimed_groups": sizes}
     recording.tensors(12.5, "before_backward", {"parameters": 2}, unclaimed=12.25, **more)
-    (finding,) = find(recording, "saved_activations")
+    (finding,) = find_named(recording, "saved_activations")
     assert finding.headline == "Activations are 62 % of the memory peak: backward begins with 12.01 GiB"
     assert finding.details.startswith(
         "The peak is 19.50 GiB. Among the activations are 4.03 GiB in 96 blocks of 4 x 512 x 11,008 in 2 bytes (the width of"

@@ -46,18 +46,18 @@ from zerotop_probe.recording.writer import Identity
 MIG = "MIG-0a1b2c3d-0000-0000-0000-00000000000"
 
 
-def at(second: float) -> int:
+def second_to_unix_ns(second: float) -> int:
     return BEGIN_NS + int(second * S)
 
 
-def ledgers(session: Session, second: float) -> dict[int, GpuLedger]:
+def read_checked_ledgers(session: Session, second: float) -> dict[int, GpuLedger]:
     """By number; the rows of each add up."""
-    found = {one.index: one for one in read_ledgers(session, at(second))}
+    found = {one.index: one for one in read_ledgers(session, second_to_unix_ns(second))}
     assert all(sum(row.bytes for row in one.rows) == one.total_bytes for one in found.values())
     return found
 
 
-def told(one: GpuLedger) -> dict[str, float]:
+def read_row_sizes(one: GpuLedger) -> dict[str, float]:
     return {row.key: row.bytes / GIB for row in one.rows if row.bytes}
 
 
@@ -96,7 +96,7 @@ class Driver:
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
         return [SimpleNamespace(pid=100, usedGpuMemory=gib_to_bytes(2))] if handle == "instance2" else []
 
-    def answer(self, name: str, *arguments: Any) -> Any:
+    def answer_call(self, name: str, *arguments: Any) -> Any:
         fixed = {
             "nvmlInit": None,
             "nvmlShutdown": None,
@@ -112,14 +112,14 @@ class Driver:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return own(*arguments)
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace_nvml(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """In the place of all of NVML."""
         for name in [name for name in dir(pynvml) if name.startswith("nvml") and callable(getattr(pynvml, name))]:
-            monkeypatch.setattr(pynvml, name, lambda *arguments, name=name: self.answer(name, *arguments))
+            monkeypatch.setattr(pynvml, name, lambda *arguments, name=name: self.answer_call(name, *arguments))
 
 
 def test_instances_stand_in_the_place_of_a_divided_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    Driver().install(monkeypatch)
+    Driver().replace_nvml(monkeypatch)
     seen, devices = nvml.discover_gpus()
     assert [(one.index, one.uuid, one.mig_of) for one in seen.gpus] == [
         (0, f"{UUID}0", None),
@@ -140,15 +140,15 @@ def test_instances_stand_in_the_place_of_a_divided_gpu(monkeypatch: pytest.Monke
 
 
 def test_a_divided_gpu_without_instances_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    Driver(()).install(monkeypatch)
+    Driver(()).replace_nvml(monkeypatch)
     seen, _ = nvml.discover_gpus()
     assert [one.index for one in seen.gpus] == [0, 1]
     assert "no instance is visible" in str(seen.notice)
 
 
-def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
+def sample_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
     """What the sampler writes of that node."""
-    Driver().install(monkeypatch)
+    Driver().replace_nvml(monkeypatch)
     recording = Recording(folder)
     seen: list[Any] = []
     quiet = {"on_lost": lambda text: None, "on_neighbour": lambda pid: None}
@@ -165,62 +165,65 @@ def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
 # How CUDA may call the second instance: by its own UUID, PyTorch having put NVML's prefix away; by that of the variable.
 @pytest.mark.parametrize("uuid", [f"GPU-{MIG[4:]}2", f"{MIG}2", f"{MIG}2".upper()])
 def test_an_instance_is_not_counted_as_the_whole_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uuid: str) -> None:
-    recording = sampled(tmp_path, monkeypatch)
+    recording = sample_node(tmp_path, monkeypatch)
     device = {"ordinal": 0, "uuid": uuid, "name": "NVIDIA H200 MIG 1g.18gb", "total_bytes": gib_to_bytes(9.9)}
     recording.engine(devices=[device])
     readings = [read_allocator(1 + i / 2, 1, 1.5) for i in range(12)]
     recording.write(tables.ALLOCATOR, make_identity(0), readings, born=0.5)
-    found = ledgers(recording.read(), 6)
+    found = read_checked_ledgers(recording.read(), 6)
     assert {index: one.ranks for index, one in found.items()} == {0: (), 2: (), 3: (0,)}
     assert found[3].total_bytes == gib_to_bytes(10)
     expected = {"free": 5, "driver": 3, "outside_pytorch": 0.5, "reserved_unallocated": 0.5, "unattributed": 1}
-    assert told(found[3]) == expected
+    assert read_row_sizes(found[3]) == expected
     assert any("MIG" in note for note in found[3].notes)
-    assert told(found[2]) == {"free": 7, "driver": 3}
+    assert read_row_sizes(found[2]) == {"free": 7, "driver": 3}
 
 
 # --- hidden and renumbered -------------------------------------------------------------------------------------------------
 
 
-def event(name: str, pid: int = -1, **facts: Any) -> Event:
+def make_event(name: str, pid: int = -1, **facts: Any) -> Event:
     return Event(name=name, unix_ns=0, role="rank", host="node1", rank=0, pid=pid, facts=facts)
 
 
-def node(*uuids: str, **more: Any) -> Event:
-    return event("node", gpus=[{"index": index, "uuid": uuid, **more} for index, uuid in enumerate(uuids)])
+def make_node_event(*uuids: str, **more: Any) -> Event:
+    return make_event("node", gpus=[{"index": index, "uuid": uuid, **more} for index, uuid in enumerate(uuids)])
 
 
-def engine(pid: int, ordinal: int, uuid: str | None, **more: Any) -> Event:
-    return event("engine", pid, devices=[{"ordinal": ordinal, "uuid": uuid, **more}])
+def make_engine_event(pid: int, ordinal: int, uuid: str | None, **more: Any) -> Event:
+    return make_event("engine", pid, devices=[{"ordinal": ordinal, "uuid": uuid, **more}])
 
 
 def test_reordered_by_cuda_visible_devices() -> None:
-    made = [engine(1, 0, "GPU-cc"), engine(1, 1, "GPU-aa"), engine(2, 0, "GPU-bb")]
-    devices = Devices([node("GPU-aa", "GPU-bb", "GPU-cc")], made)
+    made = [make_engine_event(1, 0, "GPU-cc"), make_engine_event(1, 1, "GPU-aa"), make_engine_event(2, 0, "GPU-bb")]
+    devices = Devices([make_node_event("GPU-aa", "GPU-bb", "GPU-cc")], made)
     assert [devices.find_gpu("node1", *which)[1] for which in ((1, 0), (1, 1), (2, 0))] == [2, 0, 1]
 
 
 def test_two_gpus_that_nvml_does_not_show_are_two() -> None:
     """Each process calls its own GPU 0, and so does NVML that of somebody else."""
-    made = [engine(1, 0, "GPU-xx"), engine(2, 0, "GPU-yy"), engine(3, 0, "GPU-xx")]
-    devices = Devices([node("GPU-aa", "GPU-bb")], made)
+    made = [make_engine_event(1, 0, "GPU-xx"), make_engine_event(2, 0, "GPU-yy"), make_engine_event(3, 0, "GPU-xx")]
+    devices = Devices([make_node_event("GPU-aa", "GPU-bb")], made)
     assert [devices.find_gpu("node1", pid, 0)[1] for pid in (1, 2, 3)] == [2, 3, 2]
-    devices = Devices([node()], made)
+    devices = Devices([make_node_event()], made)
     assert [devices.find_gpu("node1", pid, 0)[1] for pid in (1, 2, 3)] == [0, 1, 0]
 
 
 def test_a_torch_without_uuids() -> None:
-    made = [engine(1, 0, None, visible="3"), engine(2, 1, None), engine(3, 0, "GPU-bb1")]
-    devices = Devices([node("GPU-aa11", "GPU-bb11", "GPU-cc11", "GPU-dd11")], made)
+    made = [make_engine_event(1, 0, None, visible="3"), make_engine_event(2, 1, None), make_engine_event(3, 0, "GPU-bb1")]
+    devices = Devices([make_node_event("GPU-aa11", "GPU-bb11", "GPU-cc11", "GPU-dd11")], made)
     assert [devices.find_gpu("node1", *which)[1] for which in ((1, 0), (2, 1), (3, 0))] == [3, 1, 1]
 
 
 def test_an_instance_for_which_cuda_gives_the_whole_gpus_uuid() -> None:
     small, large = ({"uuid": f"MIG-{size}", "mig_of": "GPU-aa", "total_bytes": gib_to_bytes(size)} for size in (10, 40))
-    parts = event("node", gpus=[{"index": 1, **small}, {"index": 2, **large}])
+    parts = make_event("node", gpus=[{"index": 1, **small}, {"index": 2, **large}])
     devices = Devices(
         [parts],
-        [engine(1, 0, "GPU-aa", total_bytes=gib_to_bytes(39.5)), engine(2, 0, "GPU-aa", total_bytes=gib_to_bytes(20))],
+        [
+            make_engine_event(1, 0, "GPU-aa", total_bytes=gib_to_bytes(39.5)),
+            make_engine_event(2, 0, "GPU-aa", total_bytes=gib_to_bytes(20)),
+        ],
     )
     assert [devices.find_gpu("node1", pid, 0)[1] for pid in (1, 2)] == [2, 0]
 
@@ -245,11 +248,11 @@ def test_in_a_container_the_jobs_own_processes_are_not_those_of_others(tmp_path:
         tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, 99999, 31.5) for second in looks if second >= 2]
     )
     session = recording.read()
-    (found,) = ledgers(session, 20).values()
-    assert told(found)["before_the_job"] == 0.5
+    (found,) = read_checked_ledgers(session, 20).values()
+    assert read_row_sizes(found)["before_the_job"] == 0.5
     assert (found.sum_bytes("outside_pytorch"), found.sum_bytes("other_processes")) == (gib_to_bytes(1.5), 0)
     assert "what the device uses beyond its use" in found.notes[0]
-    assert not [one.name for one in find_annotations(session, at(28)) if one.name.startswith("others")]
+    assert not [one.name for one in find_annotations(session, second_to_unix_ns(28)) if one.name.startswith("others")]
 
 
 # --- other allocators ----------------------------------------------------------------------------------------------------
@@ -328,7 +331,7 @@ def test_an_allocator_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("allocator-*"))
 
 
-def tensor(address: int, size: int) -> Any:
+def make_tensor(address: int, size: int) -> Any:
     storage = SimpleNamespace(nbytes=lambda: size, data_ptr=lambda: address)
     return SimpleNamespace(device=SimpleNamespace(type="cuda"), untyped_storage=lambda: storage)
 
@@ -336,14 +339,14 @@ def tensor(address: int, size: int) -> Any:
 def test_tensors_are_counted_by_their_size_where_there_are_no_blocks() -> None:
     held = Inventory()
     for address, size in ((1, 100), (1, 100), (2, 30)):
-        held.add(tensor(address, size), PARAMETERS)
+        held.add(make_tensor(address, size), PARAMETERS)
     assert held.sum_device_bytes() == {PARAMETERS: 130}
 
 
 def test_the_ledger_of_cuda_malloc_async(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.tensors(19, "after_update", PARTS, allocated_bytes=None)
-    (found,) = ledgers(recording.read(), 19.5).values()
+    (found,) = read_checked_ledgers(recording.read(), 19.5).values()
     assert found.sum_bytes("optimizer_state", "master_weights") == gib_to_bytes(12)
     assert found.sum_bytes("activations") == gib_to_bytes(14.75 - sum(PARTS.values()))
     assert not found.sum_bytes("unattributed", "unexplained")
@@ -361,11 +364,11 @@ def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
         tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, who.pid, 23, 1) for second in range(1, 6)]
     )
     session = recording.read()
-    found = ledgers(session, 5.5)
-    assert told(found[1]) == {"free": 56, "driver": 1, "this_job": 23}
+    found = read_checked_ledgers(session, 5.5)
+    assert read_row_sizes(found[1]) == {"free": 56, "driver": 1, "this_job": 23}
     assert "an allocator of device memory of its own" in found[1].notes[0]
     assert found[0].notes == ()
-    assert MemoryViewBuilder(session).view_at(at(5.5)).gpu == found[1]
+    assert MemoryViewBuilder(session).view_at(second_to_unix_ns(5.5)).gpu == found[1]
 
 
 @pytest.mark.parametrize(
@@ -402,11 +405,11 @@ def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) ->
         tables.GPUS, recording.node, [sample_gpu(second, 0.5, index=index) for second in range(16) for index in (0, 1)]
     )
     session = recording.read()
-    found = ledgers(session, 15)
-    assert [told(one) for one in found.values()] == [{"free": 79.5, "driver": 0.5}] * 2
+    found = read_checked_ledgers(session, 15)
+    assert [read_row_sizes(one) for one in found.values()] == [{"free": 79.5, "driver": 0.5}] * 2
     assert not any(one.ranks or one.notes for one in found.values())
-    assert find_annotations(session, at(16)) == ()
-    view = MemoryViewBuilder(session).view_at(at(15))
+    assert find_annotations(session, second_to_unix_ns(16)) == ()
+    view = MemoryViewBuilder(session).view_at(second_to_unix_ns(15))
     assert (view.rank, len(view.gpus), view.peak, view.health) == (0, 2, None, None)
 
 
@@ -415,7 +418,7 @@ def test_what_is_expected_of_several_engines_adds_up(tmp_path: Path) -> None:
     recording.engine(at=18.8, engine=1, optimizer="", parameters=2 * GIB, trainable_parameters=0)
     recording.tensors(18.9, "init", {"parameters": 4}, engine=1, unclaimed=14.5)
     session = recording.read()
-    view = MemoryViewBuilder(session).view_at(at(19.5))
+    view = MemoryViewBuilder(session).view_at(second_to_unix_ns(19.5))
     (line,) = [line for line in view.lines if line.key == "parameters"]
     assert (line.now_bytes, line.expected_bytes) == (gib_to_bytes(6), gib_to_bytes(6))
     assert view.setup is not None

@@ -20,36 +20,36 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def offload() -> Comparison:
+def offload_comparison() -> Comparison:
     """The same model and batch, the optimizer on the GPU and on the CPU."""
     return compare_sessions([recordings.open_recording("z2"), recordings.open_recording("z2-offload")])
 
 
-def row(comparison: Comparison, name: str) -> Measure:
+def find_measure(comparison: Comparison, name: str) -> Measure:
     (found,) = [measure for measure in comparison.measures if measure.name.strip() == name]
     return found
 
 
-def test_setup_time_memory_and_findings_are_beside_one_another(offload: Comparison) -> None:
-    assert row(offload, "optimizer offload").values == ("none", "cpu")
-    assert row(offload, "optimizer").values == ("FusedAdam", "DeepSpeedCPUAdam")
-    assert row(offload, "--deepspeed").values == (
+def test_setup_time_memory_and_findings_are_beside_one_another(offload_comparison: Comparison) -> None:
+    assert find_measure(offload_comparison, "optimizer offload").values == ("none", "cpu")
+    assert find_measure(offload_comparison, "optimizer").values == ("FusedAdam", "DeepSpeedCPUAdam")
+    assert find_measure(offload_comparison, "--deepspeed").values == (
         "ds_configs/zero2_bf16.json",
         "ds_configs/zero2_offload_optimizer_bf16.json",
     )
-    step = row(offload, "step")
+    step = find_measure(offload_comparison, "step")
     assert step.values == pytest.approx((0.0347, 0.1438), abs=1e-4)
     assert step.compute_factor(1) == pytest.approx(4.15, abs=0.01)
-    before, after = row(offload, "GPU 0, allocated").values
+    before, after = find_measure(offload_comparison, "GPU 0, allocated").values
     assert isinstance(before, int)
     assert isinstance(after, int)
     assert (before / GIB, after / GIB) == pytest.approx((12.65, 7.42), abs=0.01)
-    assert row(offload, "double spike").values == (None, "step 1")
-    assert row(offload, "end").values == ("exit code 0", "exit code 0")
+    assert find_measure(offload_comparison, "double spike").values == (None, "step 1")
+    assert find_measure(offload_comparison, "end").values == ("exit code 0", "exit code 0")
 
 
-def test_what_is_the_same_does_not_differ(offload: Comparison) -> None:
-    differing = {measure.name.strip() for measure in offload.different_measures}
+def test_what_is_the_same_does_not_differ(offload_comparison: Comparison) -> None:
+    differing = {measure.name.strip() for measure in offload_comparison.different_measures}
     same = {"model", "ZeRO stage", "data type", "micro-batch", "torch", "parameters", "end", "forward", "steps"}
     assert not same & differing
     assert {"optimizer offload", "step", "GPU 0, allocated", "iteration", "tokens, on average"} <= differing
@@ -119,8 +119,8 @@ def test_recordings_of_other_kinds_are_compared_too() -> None:
     comparison = compare_sessions(
         [recordings.open_recording("story"), recordings.open_recording("cpu-dead"), recordings.open_recording("z2-oom")]
     )
-    assert row(comparison, "end").values == ("exit code 0", "exit code 247 (SIGKILL)", "exit code 1")
-    assert row(comparison, "GPU 3, reserved").values[1:] == (None, None)
+    assert find_measure(comparison, "end").values == ("exit code 0", "exit code 247 (SIGKILL)", "exit code 1")
+    assert find_measure(comparison, "GPU 3, reserved").values[1:] == (None, None)
 
 
 def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:

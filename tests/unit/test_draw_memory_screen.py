@@ -33,11 +33,11 @@ def view_of(recording: Recording, second: float, rank: int | None = None) -> Mem
     return MemoryViewBuilder(recording.read()).view_at(BEGIN_NS + int(second * S), rank)
 
 
-def text(rows: list[Row]) -> str:
+def rows_text(rows: list[Row]) -> str:
     return "\n".join(row_text(row).rstrip() for row in rows)
 
 
-def check(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> None:
+def check_rows(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> None:
     assert len(rows) == height
     for row in rows:
         assert row_width(row) == width, row
@@ -56,15 +56,15 @@ def test_every_drawing_fills_its_box(name: str, glyphs: Glyphs) -> None:
         view = views.view_at(begin + int(length * share))
         for width, height in SIZES:
             for draw in (draw_gpu_bars, draw_host_bars, draw_gpu_ledger, draw_host_ledger, draw_peaks):
-                check(draw(view, width, height, glyphs), width, height, glyphs)
-            check(draw_curve(view.trace, REQUEST_HINT, width, height, glyphs), width, height, glyphs)
-            check([draw_health(view, width, glyphs)], width, 1, glyphs)
+                check_rows(draw(view, width, height, glyphs), width, height, glyphs)
+            check_rows(draw_curve(view.trace, REQUEST_HINT, width, height, glyphs), width, height, glyphs)
+            check_rows([draw_health(view, width, glyphs)], width, 1, glyphs)
             if view.failure is not None:
-                check(draw_post_mortem(view.failure, view.cursor_ns, width, height, glyphs), width, height, glyphs)
+                check_rows(draw_post_mortem(view.failure, view.cursor_ns, width, height, glyphs), width, height, glyphs)
 
 
 def test_the_table(tmp_path: Path) -> None:
-    lines = text(draw_gpu_ledger(view_of(record_two_steps(tmp_path), 29.5), 80, 22, BLOCKS)).splitlines()
+    lines = rows_text(draw_gpu_ledger(view_of(record_two_steps(tmp_path), 29.5), 80, 22, BLOCKS)).splitlines()
     assert lines[0].split("─")[0] == "GPU 0, rank 0, GiB +based on "
     assert lines[0].split()[-6:-1] == ["now", "at", "peak", "expected", "difference"]
     rows = {line[:28].strip(" ■"): line[28:].split() for line in lines[1:]}
@@ -89,7 +89,7 @@ def test_the_last_addend_is_underlined_and_sums_stand_out(tmp_path: Path) -> Non
 def test_rows_without_room_are_merged_so_that_the_ledger_adds_up(tmp_path: Path) -> None:
     view = view_of(record_two_steps(tmp_path), 29.5)
     for height in (7, 9, 12, 15):
-        lines = text(draw_gpu_ledger(view, 80, height, BLOCKS)).splitlines()
+        lines = rows_text(draw_gpu_ledger(view, 80, height, BLOCKS)).splitlines()
         rows = [line for line in lines[1:] if line.startswith(("■", "  "))]
         now = sum(float(line[28:].split()[0].replace("<", "")) for line in rows)
         assert now == pytest.approx(80, abs=0.05), lines
@@ -100,7 +100,7 @@ def test_host_memory(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     host = {"master_weights": 4, "optimizer_state": 1, "gradients": 0.25}
     recording.tensors(19, "after_update", {"parameters": 2}, host=host, host_pinned={"master_weights": 4})
-    lines = text(draw_host_ledger(view_of(recording, 19.5), 90, 14, BLOCKS)).splitlines()
+    lines = rows_text(draw_host_ledger(view_of(recording, 19.5), 90, 14, BLOCKS)).splitlines()
     rows = {line[:28].strip(" ■"): line[28:].split() for line in lines[1:]}
     assert rows["master weights"][:2] == ["4.00", "4.00"]
     assert rows["master weights"][-1] == "4.00"  # bytes for each parameter
@@ -110,9 +110,9 @@ def test_host_memory(tmp_path: Path) -> None:
 
 def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
     view = view_of(Recording(tmp_path), 3)
-    assert "No GPU found" in text(draw_gpu_ledger(view, 80, 6, BLOCKS))
-    assert "Waiting for the training to begin" in text(draw_host_ledger(view, 80, 6, BLOCKS))
-    assert "x traces the next step" in text(draw_curve(None, REQUEST_HINT, 80, 6, BLOCKS))
+    assert "No GPU found" in rows_text(draw_gpu_ledger(view, 80, 6, BLOCKS))
+    assert "Waiting for the training to begin" in rows_text(draw_host_ledger(view, 80, 6, BLOCKS))
+    assert "x traces the next step" in rows_text(draw_curve(None, REQUEST_HINT, 80, 6, BLOCKS))
     assert draw_estimates(view, 80, 6, BLOCKS) == []
 
 
@@ -120,7 +120,7 @@ def test_ranks_that_have_exited(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.event(make_identity(0), 29.2, events.GOODBYE)
     view = view_of(recording, 40)
-    assert "State when the first rank exited, 11 s ago." in text(draw_gpu_ledger(view, 80, 26, BLOCKS))
+    assert "State when the first rank exited, 11 s ago." in rows_text(draw_gpu_ledger(view, 80, 26, BLOCKS))
 
 
 def test_bars_stack_in_the_ledgers_order(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_bars_stack_in_the_ledgers_order(tmp_path: Path) -> None:
 
 
 def test_bars_of_the_chosen_gpus_job_have_names(tmp_path: Path) -> None:
-    drawn = text(draw_gpu_bars(view_of(record_two_steps(tmp_path), 29.5), 70, 24, BLOCKS))
+    drawn = rows_text(draw_gpu_bars(view_of(record_two_steps(tmp_path), 29.5), 70, 24, BLOCKS))
     assert "GPU 0, this job" in drawn
     assert "now" in drawn
     assert "peak" in drawn
@@ -145,7 +145,7 @@ def test_bars_of_the_chosen_gpus_job_have_names(tmp_path: Path) -> None:
 
 
 def test_peaks_by_phase(tmp_path: Path) -> None:
-    lines = text(draw_peaks(view_of(record_two_steps(tmp_path), 29.5), 60, 8, BLOCKS)).splitlines()
+    lines = rows_text(draw_peaks(view_of(record_two_steps(tmp_path), 29.5), 60, 8, BLOCKS)).splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["backward", "step", "forward"]
     assert "19.50" in lines[1]
     assert lines[1].split()[-1] == "1"
@@ -169,7 +169,7 @@ def test_health() -> None:
 
 def test_estimates_mark_the_options_of_the_job(tmp_path: Path) -> None:
     rows = draw_estimates(view_of(record_two_steps(tmp_path), 29.5), 70, 6, BLOCKS)
-    assert text(rows).splitlines()[1].split()[-2:] == ["2.00", "24.00"]
+    assert rows_text(rows).splitlines()[1].split()[-2:] == ["2.00", "24.00"]
     assert row_text(rows[2]).rstrip().endswith("this job")
 
 
@@ -181,7 +181,7 @@ def test_the_curve_and_the_blocks_alive_at_its_peak(tmp_path: Path) -> None:
     assert view.trace is not None
     assert (view.trace.peak_bytes, view.trace.peak_phase) == (gib_to_bytes(14.5 + 3 + 1.5 + 0.25), "backward")
     rows = draw_curve(view.trace, "", 110, 16, BLOCKS)
-    drawn = text(rows)
+    drawn = rows_text(rows)
     assert drawn.startswith("Microscope, step 1 of rank 0, GiB")
     assert "19.25 GiB in backward" in drawn
     assert "after 3.25 s, 98 events" in drawn
@@ -221,7 +221,7 @@ def test_the_post_mortem() -> None:
     view = MemoryViewBuilder(session).view_at(session.last_written_ns)
     assert view.failure is not None
     for width, height in ((80, 8), (120, 14), (200, 20)):
-        drawn = " ".join(text(draw_post_mortem(view.failure, view.cursor_ns, width, height, BLOCKS)).split())
+        drawn = " ".join(rows_text(draw_post_mortem(view.failure, view.cursor_ns, width, height, BLOCKS)).split())
         assert "Rank 0 ran out of GPU memory" in drawn
         assert "per_device_eval_batch_size to 40" in drawn
     assert "requested 92.73 GiB" in drawn

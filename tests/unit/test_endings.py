@@ -33,7 +33,7 @@ for step in range(int(sys.argv[3])):
 """
 
 
-def lossy(folder: Path) -> Recording:
+def make_lossy_recording(folder: Path) -> Recording:
     """Rank 0 loses 3 records and later 4 more, of which its table does not tell; rank 1 loses 5 and is killed."""
     recording = Recording(folder)
     recording.engine()
@@ -46,7 +46,7 @@ def lossy(folder: Path) -> Recording:
 
 
 def test_what_ranks_and_samplers_lost_adds_up(tmp_path: Path) -> None:
-    found = read_ending(lossy(tmp_path).read())
+    found = read_ending(make_lossy_recording(tmp_path).read())
     assert (found.exit_code, found.lost_records, found.lost_output_bytes) == (0, 7 + 5 + 100, 9)
 
 
@@ -61,7 +61,7 @@ def test_what_ranks_and_samplers_lost_adds_up(tmp_path: Path) -> None:
     ],
 )
 def test_the_screen_says_so_from_when_it_is_known(tmp_path: Path, second: int, lost: int, sentence: str | None) -> None:
-    view = RecordingSource(lossy(tmp_path).read()).view_at(BEGIN_NS + second * S)
+    view = RecordingSource(make_lossy_recording(tmp_path).read()).view_at(BEGIN_NS + second * S)
     assert view.cost.lost_records == lost
     assert [notice for notice in view.job.notices if "incomplete" in notice] == ([sentence] if sentence else [])
 

@@ -22,43 +22,43 @@ from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import EVAL, FAILED, SPANS
 
 
-def end(recording: Recording, at_s: float, **facts: Any) -> None:
+def end_job(recording: Recording, at_s: float, **facts: Any) -> None:
     usual_end = {"exit_code": 1, "signal": None, "seconds": 30, "oom_kills": 0, "text": "The job failed with exit code 1."}
     recording.event(recording.node, at_s, events.JOB_ENDED, **(usual_end | facts))
 
 
-def gone(recording: Recording, at_s: float, rank: int = 0) -> None:
+def end_rank(recording: Recording, at_s: float, rank: int = 0) -> None:
     recording.event(recording.node, at_s, events.RANK_GONE, rank=rank, pid=make_identity(rank).pid)
 
 
-def told(recording: Recording, second: float = 40) -> Failure | None:
+def find_checked_failure(recording: Recording, second: float = 40) -> Failure | None:
     session, cursor = recording.read(), BEGIN_NS + int(second * S)
     found = FailureFinder(session).failure_at(cursor)
     assert found == find_failure(session, cursor)
     return found
 
 
-def must(recording: Recording, second: float = 40) -> Failure:
-    found = told(recording, second)
+def require_failure(recording: Recording, second: float = 40) -> Failure:
+    found = find_checked_failure(recording, second)
     assert found is not None
     return found
 
 
 def test_nothing_died(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    assert told(recording, 29) is None
+    assert find_checked_failure(recording, 29) is None
     recording.event(make_identity(0), 29.2, events.GOODBYE)
-    gone(recording, 29.5)
-    end(recording, 30, exit_code=0)
-    assert told(recording, 29.6) is None
-    assert told(recording) is None
+    end_rank(recording, 29.5)
+    end_job(recording, 30, exit_code=0)
+    assert find_checked_failure(recording, 29.6) is None
+    assert find_checked_failure(recording) is None
 
 
 def test_a_gpu_without_room(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.event(make_identity(0), 25, events.OUT_OF_MEMORY, **OOM)
-    assert told(recording, 24.9) is None
-    found = must(recording, 25)
+    assert find_checked_failure(recording, 24.9) is None
+    found = require_failure(recording, 25)
     assert (found.kind, found.rank, found.final) == (MEMORY, 0, False)
     assert found.what == "Rank 0 ran out of GPU memory in backward of step 1."
     assert found.where == "GPU 0 of node1, micro-step 0, micro-batch of 4 x 512 tokens"
@@ -73,10 +73,10 @@ def test_a_gpu_without_room(tmp_path: Path) -> None:
 def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.event(make_identity(0), 19.5, events.OUT_OF_MEMORY, **OOM)
-    assert must(recording, 19.6).final is False
-    assert told(recording, 23.5) is None
-    end(recording, 30, text="The job failed with exit code 1.")
-    assert must(recording).kind == ERROR
+    assert require_failure(recording, 19.6).final is False
+    assert find_checked_failure(recording, 23.5) is None
+    end_job(recording, 30, text="The job failed with exit code 1.")
+    assert require_failure(recording).kind == ERROR
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> Non
 def test_a_rank_ended_by_a_signal(tmp_path: Path, facts: dict[str, Any], name: str) -> None:
     recording = record_two_steps(tmp_path)
     recording.event(make_identity(0), 1.5, events.HELLO, rank=0, launcher="deepspeed")
-    gone(recording, 26)
-    early = must(recording, 26.5)
+    end_rank(recording, 26)
+    early = require_failure(recording, 26.5)
     assert early.what == "Rank 0 (PID 100) died unexpectedly in backward of step 1."
-    end(recording, 27, **facts)
-    found = must(recording)
+    end_job(recording, 27, **facts)
+    found = require_failure(recording)
     assert found.what == f"Rank 0 (PID 100) was killed by {name} in backward of step 1."
     assert (found.kind, found.unix_ns, found.final) == (SIGNAL, BEGIN_NS + 26 * S, True)
     assert found.setting in found.advice
@@ -102,22 +102,22 @@ def test_a_rank_ended_by_a_signal(tmp_path: Path, facts: dict[str, Any], name: s
 
 def test_one_whose_place_was_taken_by_another_is_no_death(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    gone(recording, 26)
+    end_rank(recording, 26)
     again = [make_span(32, 33, "forward"), make_span(33, 34, "backward")]
     recording.write(tables.SPANS, make_identity(0, pid=500), again, born=31)
-    assert told(recording, 30) is not None
-    assert told(recording, 34) is None
+    assert find_checked_failure(recording, 30) is not None
+    assert find_checked_failure(recording, 34) is None
 
 
 def test_a_job_that_somebody_stopped_did_not_die(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.event(recording.node, 25, events.STOP_SENT)
-    gone(recording, 26)
-    end(recording, 27, signal="SIGTERM", exit_code=143)
-    assert told(recording) is None
+    end_rank(recording, 26)
+    end_job(recording, 27, signal="SIGTERM", exit_code=143)
+    assert find_checked_failure(recording) is None
 
 
-def _traceback(prefix: str, error: str) -> str:
+def _make_traceback(prefix: str, error: str) -> str:
     lines = ("Traceback (most recent call last):", '  File "/home/me/train.py", line 71, in save', "    write()", error)
     return "".join(f"{prefix}{line}\n" for line in lines)
 
@@ -127,12 +127,13 @@ def test_a_job_that_failed_by_itself(tmp_path: Path) -> None:
     recording.write(tables.SPANS, make_identity(1), [make_span(30, 31, "forward", 2, FAILED)], born=1)
     recording.print(
         31,
-        _traceback("[rank1]: ", "ValueError: a shape") + _traceback("[rank0]: ", "torch.distributed.DistBackendError: gone"),
+        _make_traceback("[rank1]: ", "ValueError: a shape")
+        + _make_traceback("[rank0]: ", "torch.distributed.DistBackendError: gone"),
     )
     for rank in (0, 1):
         recording.event(make_identity(rank), 31.5, events.GOODBYE)
-    end(recording, 32)
-    found = must(recording)
+    end_job(recording, 32)
+    found = require_failure(recording)
     assert (found.kind, found.rank, found.what) == (ERROR, 1, "Rank 1 failed in forward of step 2.")
     assert found.why == "ValueError: a shape, at train.py:71 in save."
     assert found.advice == "Its output has the traceback."
@@ -140,8 +141,8 @@ def test_a_job_that_failed_by_itself(tmp_path: Path) -> None:
 
 def test_a_job_that_failed_before_any_rank_was_there(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    end(recording, 3)
-    found = must(recording)
+    end_job(recording, 3)
+    found = require_failure(recording)
     assert (found.what, found.rank) == ("The job failed with exit code 1.", None)
     assert found.why == "Its output names no exception."
 
@@ -185,8 +186,8 @@ def test_a_program_that_exits_with_250_was_not_killed(tmp_path: Path, launcher: 
     recording.event(make_identity(0), 1.5, events.HELLO, rank=0, local_rank=0, launcher=launcher)
     recording.event(make_identity(0), 29.2, events.GOODBYE)
     recording.print(29.4, printed or "bye\n")
-    end(recording, 30, exit_code=250, text="The job failed with exit code 250.")
-    assert what in must(recording).what
+    end_job(recording, 30, exit_code=250, text="The job failed with exit code 250.")
+    assert what in require_failure(recording).what
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_a_disk_that_was_full_for_some_steps(tmp_path: Path) -> None:
     assert "No space left on device" in finding.details
 
 
-def lossy(folder: Path) -> Recording:
+def make_lossy_recording(folder: Path) -> Recording:
     """Two ranks with steps of a second. Rank 0 loses 3 to 5, rank 1 loses 3, 4 and, at its end, 9."""
     recording = Recording(folder)
     recording.engine()
@@ -99,7 +99,7 @@ def lossy(folder: Path) -> Recording:
 
 
 def test_the_finding_names_all_ranks_and_is_known_after_the_gap(tmp_path: Path) -> None:
-    session = lossy(tmp_path).read()
+    session = make_lossy_recording(tmp_path).read()
     first, last = find_lost(session)
     assert (first.step, first.ranks, first.known_ns) == (3, (0, 1), BEGIN_NS + 7 * S)
     assert first.headline == "Steps 3 to 5 of ranks 0 and 1 are missing or incomplete in the recording"
@@ -110,7 +110,7 @@ def test_the_finding_names_all_ranks_and_is_known_after_the_gap(tmp_path: Path) 
 
 
 def test_reports_leave_the_missing_steps_out(tmp_path: Path) -> None:
-    session = lossy(tmp_path).read()
+    session = make_lossy_recording(tmp_path).read()
     source = RecordingSource(session)
     view = source.view_at(None)
     assert view.iterations.step.tolist() == list(range(9))
@@ -135,7 +135,7 @@ def test_reports_leave_the_missing_steps_out(tmp_path: Path) -> None:
 
 
 def test_the_timeline_is_blank_in_a_gap(tmp_path: Path) -> None:
-    source = RecordingSource(lossy(tmp_path).read())
+    source = RecordingSource(make_lossy_recording(tmp_path).read())
     timelines = TimelineBuilder(source.session, lambda: source.rank_steps)
     summary = summarize_range(timelines, timelines.make_subject(0), BEGIN_NS, BEGIN_NS + 9 * S)
     assert (summary.mean["iteration"], summary.highest["iteration"], summary.steps) == (1.0, 1.0, 5)
@@ -150,7 +150,7 @@ def test_the_timeline_is_blank_in_a_gap(tmp_path: Path) -> None:
 def test_export_has_empty_cells_and_a_sentence(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     facts = {"zerotop": [1, 0], "name": "lossy", "boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}}
     (tmp_path / directory.SESSION_FILE).write_text(json.dumps(facts))
-    lossy(tmp_path)
+    make_lossy_recording(tmp_path)
     assert main(["export", str(tmp_path)]) == 0
     output, errors = capfdbinary.readouterr()
     rows = [row for row in csv.DictReader(io.StringIO(output.decode())) if row["rank"] == "0"]

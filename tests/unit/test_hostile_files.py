@@ -40,7 +40,7 @@ def probe_rows(*times_s: float) -> Any:
     return rows
 
 
-def damaged(table: Table, rows: Any, created_ns: int = UPTIME_NS) -> list[int]:
+def find_damaged(table: Table, rows: Any, created_ns: int = UPTIME_NS) -> list[int]:
     """The places of the damaged records."""
     found = RecordCheck(table, created_ns).find_damaged(rows)
     return [] if found is None else np.flatnonzero(found).tolist()
@@ -64,12 +64,12 @@ def damaged(table: Table, rows: Any, created_ns: int = UPTIME_NS) -> list[int]:
     ],
 )
 def test_records_of_impossible_times(times_s: tuple[float, ...], expected: list[int]) -> None:
-    assert damaged(PROBE, probe_rows(*times_s)) == expected
+    assert find_damaged(PROBE, probe_rows(*times_s)) == expected
 
 
 def test_reversed_records_are_not_all_believed() -> None:
     rows = probe_rows(*range(101_000, 100_000, -1))
-    kept = np.delete(rows["time_ns"], damaged(PROBE, rows))
+    kept = np.delete(rows["time_ns"], find_damaged(PROBE, rows))
     assert (np.diff(kept) >= -10 * S).all()
 
 
@@ -77,11 +77,11 @@ def test_records_that_contradict_themselves() -> None:
     rows = np.array(
         [make_span(100_000, 100_001, "step"), make_span(100_003, 100_002, "step")], [tuple(c) for c in SPANS.dtype]
     )
-    assert damaged(SPANS, rows) == [1]
+    assert find_damaged(SPANS, rows) == [1]
     output = np.array(
         [make_record(tables.OUTPUT, time_ns=UPTIME_NS, offset=-5, length=1)], [tuple(c) for c in tables.OUTPUT.dtype]
     )
-    assert damaged(tables.OUTPUT, output) == [0]
+    assert find_damaged(tables.OUTPUT, output) == [0]
 
 
 def test_zeroed_page_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -320,14 +320,14 @@ def test_export_to_a_terminal_shows_escapes(tmp_path: Path) -> None:
     controller, terminal = pty.openpty()
     chunks: list[bytes] = []
 
-    def collect() -> None:
+    def collect_output() -> None:
         try:
             while data := os.read(controller, 1 << 16):
                 chunks.append(data)
         except OSError:
             pass
 
-    reader = threading.Thread(target=collect)
+    reader = threading.Thread(target=collect_output)
     reader.start()
     for form in ("csv", "jsonl"):
         command = [sys.executable, "-m", "zerotop", "export", str(folder), "--table", "events", "--format", form]

@@ -20,7 +20,9 @@ from zerotop_probe.recording.tables import GPUS, PROCESSES
 SECONDS = 60
 
 
-def told(folder: Path, load: Callable[[float], float], *, seconds: int = SECONDS, gpu: bool = False) -> Inferred | None:
+def infer_rhythm(
+    folder: Path, load: Callable[[float], float], *, seconds: int = SECONDS, gpu: bool = False
+) -> Inferred | None:
     """What is inferred of a process whose cores in use are a function of time, looked at ten times a second."""
     fine = np.arange(0, seconds, 0.005)
     used = np.concatenate([[0.0], np.cumsum([load(t) for t in fine]) * 0.005])
@@ -44,7 +46,7 @@ def busy_for(share: float, period: float) -> Callable[[float], float]:
 @pytest.mark.parametrize("period", [0.45, 0.8, 1.37, 2.75, 6.1])
 @pytest.mark.parametrize("share", [0.2, 0.6])
 def test_a_steady_rhythm_is_found_within_3_percent(tmp_path: Path, period: float, share: float) -> None:
-    found = told(tmp_path, busy_for(share, period), gpu=True)
+    found = infer_rhythm(tmp_path, busy_for(share, period), gpu=True)
     assert found is not None
     assert found.iteration_s == pytest.approx(period, rel=0.03)
     assert found.signals == ("cpu",)
@@ -54,7 +56,7 @@ def test_a_steady_rhythm_is_found_within_3_percent(tmp_path: Path, period: float
 @pytest.mark.parametrize("period", [0.035, 0.071, 0.11, 0.13, 0.147, 0.19])
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_a_rhythm_too_fast_to_be_seen_is_not_taken_for_a_slow_one(tmp_path: Path, period: float, share: float) -> None:
-    assert told(tmp_path, busy_for(share, period)) is None
+    assert infer_rhythm(tmp_path, busy_for(share, period)) is None
 
 
 def test_noise_has_no_rhythm_and_a_steady_load_none_either(tmp_path: Path) -> None:
@@ -65,15 +67,15 @@ def test_noise_has_no_rhythm_and_a_steady_load_none_either(tmp_path: Path) -> No
     for name, load in loads:
         folder = tmp_path / name
         folder.mkdir()
-        assert told(folder, partial(lambda load, t: float(load()), load)) is None
+        assert infer_rhythm(folder, partial(lambda load, t: float(load()), load)) is None
 
 
 def test_no_rhythm_is_reported_while_it_changes_and_the_new_one_afterwards(tmp_path: Path) -> None:
     before, after = busy_for(0.3, 0.8), busy_for(0.3, 1.4)
     changed = tmp_path / "changed"
     changed.mkdir()
-    assert told(changed, lambda t: before(t) if t < 54 else after(t)) is None
-    found = told(tmp_path, lambda t: before(t) if t < 30 else after(t))
+    assert infer_rhythm(changed, lambda t: before(t) if t < 54 else after(t)) is None
+    found = infer_rhythm(tmp_path, lambda t: before(t) if t < 30 else after(t))
     assert found is not None
     assert found.iteration_s == pytest.approx(1.4, rel=0.03)
 
@@ -108,7 +110,7 @@ def test_nothing_is_inferred_where_steps_are_known() -> None:
 
 
 def test_it_is_looked_for_every_other_second(tmp_path: Path) -> None:
-    told(tmp_path, busy_for(0.3, 0.8))
+    infer_rhythm(tmp_path, busy_for(0.3, 0.8))
     rhythm = RhythmInference(read_recording(tmp_path))
     first = rhythm.infer_at(BEGIN_NS + 40 * S + S // 2)
     assert first is not None

@@ -33,7 +33,7 @@ def recorder(tmp_path: Path) -> Recorder:
     return Recorder(str(tmp_path), ME, CostMeter())
 
 
-def drawn(tmp_path: Path) -> list[tuple[str, int, int, int, int]]:
+def read_spans(tmp_path: Path) -> list[tuple[str, int, int, int, int]]:
     """(phase, depth, begin, end, flags) of every span."""
     return [
         (PHASES[s["phase"]], int(s["depth"]), int(s["begin_ns"]), int(s["end_ns"]), int(s["flags"]))
@@ -47,7 +47,7 @@ def test_a_begin_is_on_disk_at_once_and_its_span_at_the_end(recorder: Recorder, 
     assert rank.begins[["time_ns", "step", "micro_step", "depth"]].tolist() == [(10, 3, 1, 0)]
     assert not len(rank.spans)
     recorder.end_span(span, 30)
-    assert drawn(tmp_path) == [("backward", 0, 10, 30, 0)]
+    assert read_spans(tmp_path) == [("backward", 0, 10, 30, 0)]
 
 
 def test_an_expected_phase_that_was_nothing_leaves_nothing(recorder: Recorder, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_an_expected_phase_that_was_nothing_leaves_nothing(recorder: Recorder, t
     assert Rank(tmp_path, 0).begins["time_ns"].tolist() == [30]
     recorder.end_span(confirmed, 40)
     recorder.end_span(recorder.expect_span(50, "step", HERE), 60, FAILED)
-    assert drawn(tmp_path) == [("step", 0, 30, 40, 0), ("step", 0, 50, 60, FAILED)]
+    assert read_spans(tmp_path) == [("step", 0, 30, 40, 0), ("step", 0, 50, 60, FAILED)]
 
 
 def test_depth_follows_nesting(recorder: Recorder, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_depth_follows_nesting(recorder: Recorder, tmp_path: Path) -> None:
     recorder.end_span(recorder.begin_span(40, "allgather", HERE), 50)
     recorder.end_span(outer, 60)
     recorder.end_span(recorder.begin_span(70, "data", HERE), 80)
-    assert [(phase, depth) for phase, depth, *_ in drawn(tmp_path)] == [
+    assert [(phase, depth) for phase, depth, *_ in read_spans(tmp_path)] == [
         ("step", 0),
         ("optimizer", 1),
         ("allgather", 1),
@@ -80,7 +80,7 @@ def test_what_an_exception_leaves_open_ends_with_the_phase_around_it(recorder: R
     outer = recorder.begin_span(10, "step", HERE)
     recorder.begin_span(20, "cpu_optimizer", HERE, loose=True)
     recorder.end_span(outer, 30, FAILED)
-    assert drawn(tmp_path) == [("step", 0, 10, 30, FAILED), ("cpu_optimizer", 1, 20, 30, FAILED)]
+    assert read_spans(tmp_path) == [("step", 0, 10, 30, FAILED), ("cpu_optimizer", 1, 20, 30, FAILED)]
     assert recorder.stack == []
 
 
@@ -88,7 +88,7 @@ def test_an_abandoned_backward_is_settled_before_the_next_phase(recorder: Record
     recorder.begin_span(10, "backward", HERE, loose=True)
     recorder.end_loose_spans(20)
     recorder.end_span(recorder.begin_span(20, "forward", HERE), 30)
-    assert drawn(tmp_path) == [("backward", 0, 10, 20, FAILED), ("forward", 0, 20, 30, 0)]
+    assert read_spans(tmp_path) == [("backward", 0, 10, 20, FAILED), ("forward", 0, 20, 30, 0)]
 
 
 def test_a_span_that_the_stack_has_forgotten_is_still_recorded(recorder: Recorder, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_span_that_the_stack_has_forgotten_is_still_recorded(recorder: Recorde
     recorder.stack.clear()
     recorder.end_span(recorder.begin_span(20, "data", HERE), 30)
     recorder.end_span(outer, 40)
-    assert {phase for phase, *_ in drawn(tmp_path)} == {"step", "data"}
+    assert {phase for phase, *_ in read_spans(tmp_path)} == {"step", "data"}
     assert recorder.stack == []
 
 
@@ -139,7 +139,7 @@ class TestGuess:
         self.forward(recorder, guess, 30, 40)
         guess.close()
         recorder.end_span(recorder.begin_span(90, "forward", HERE), 95)
-        spans = [(phase, depth, begin, end) for phase, depth, begin, end, _ in drawn(tmp_path)]
+        spans = [(phase, depth, begin, end) for phase, depth, begin, end, _ in read_spans(tmp_path)]
         assert ("eval", 0, 10, 40) in spans
         assert [span for span in spans if span[0] == "forward"] == [
             ("forward", 1, 10, 20),
@@ -155,7 +155,7 @@ class TestGuess:
         self.forward(recorder, guess, 30, 40)
         self.data(recorder, guess, 42, 44)
         guess.close()
-        spans = [(phase, depth, begin) for phase, depth, begin, *_ in drawn(tmp_path)]
+        spans = [(phase, depth, begin) for phase, depth, begin, *_ in read_spans(tmp_path)]
         assert ("data", 1, 22) in spans
         assert ("data", 0, 42) in spans
 
@@ -163,7 +163,7 @@ class TestGuess:
         self.forward(recorder, guess, 10, 20)
         guess.close()
         guess.close()
-        assert [phase for phase, *_ in drawn(tmp_path)].count("eval") == 1
+        assert [phase for phase, *_ in read_spans(tmp_path)].count("eval") == 1
 
 
 # As torch._C._cuda_memoryStats gives it, cut down to what is read and a little more.
@@ -329,7 +329,7 @@ class TestAllocator:
         assert [np.count_nonzero(rows["step"] == step) for step in range(5)] == [6, 1, 6, 1, 2]
         (light,) = rows[rows["step"] == 1]
         assert (PHASES[light["phase"]], light["edge"]) == ("step", END)
-        steps = [flags for phase, *_, flags in drawn(tmp_path) if phase == "step"]
+        steps = [flags for phase, *_, flags in read_spans(tmp_path) if phase == "step"]
         assert steps == [BOUNDARY, BOUNDARY | LIGHT] * 2
 
     def test_counters_that_this_torch_has_not_are_unknown(self, tmp_path: Path, recorder: Recorder) -> None:
@@ -347,7 +347,7 @@ class TestAllocator:
         meter = self.allocator(tmp_path, recorder, lambda: dict[str, Any]()["gone"])
         recorder.end_span(recorder.begin_span(10, "forward", HERE), 20)
         assert meter.errors == 1
-        assert drawn(tmp_path) == [("forward", 0, 10, 20, 0)]
+        assert read_spans(tmp_path) == [("forward", 0, 10, 20, 0)]
 
     def test_the_ticker_samples_in_between_and_stops(self, tmp_path: Path, recorder: Recorder) -> None:
         self.allocator(tmp_path, recorder, lambda: STATS)

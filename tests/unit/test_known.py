@@ -15,22 +15,22 @@ def test_once_for_as_long_as_nothing_comes_to_be_known(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     session, memo, asked = recording.read(), CursorMemo[float](("spans",)), []
 
-    def at(second: float) -> float:
-        def compute() -> float:
+    def value_at(second: float) -> float:
+        def compute_value() -> float:
             asked.append(second)
             return second
 
-        return memo.value_at(session, BEGIN_NS + int(second * S), compute)
+        return memo.value_at(session, BEGIN_NS + int(second * S), compute_value)
 
-    assert [at(19), at(19.5), at(29)] == [19, 19, 19]
-    assert at(17.5) == 17.5  # before the inventory of 18.5
-    assert at(0.5) == 0.5  # before the table was made
+    assert [value_at(19), value_at(19.5), value_at(29)] == [19, 19, 19]
+    assert value_at(17.5) == 17.5  # before the inventory of 18.5
+    assert value_at(0.5) == 0.5  # before the table was made
     recording.event(make_identity(0), 19.2, events.GOODBYE)
     session.refresh()
-    assert [at(19), at(19.1), at(19.3)] == [19, 19, 19.3]
+    assert [value_at(19), value_at(19.1), value_at(19.3)] == [19, 19, 19.3]
     recording.write(tables.SPANS, make_identity(1), [make_span(1, 2, "forward")], born=19.2)
     session.refresh()
-    assert at(19.3) == 19.3
+    assert value_at(19.3) == 19.3
     assert asked == [19, 17.5, 0.5, 19, 19.3, 19.3]
 
 

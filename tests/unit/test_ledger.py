@@ -38,16 +38,16 @@ from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
 
 
-def at(second: float) -> int:
+def second_to_unix_ns(second: float) -> int:
     return BEGIN_NS + int(second * S)
 
 
-def told(ledger: GpuLedger) -> dict[str, float]:
+def read_row_sizes(ledger: GpuLedger) -> dict[str, float]:
     """Its rows in gibibytes, those that are not 0."""
     return {row.key: row.bytes / GIB for row in ledger.rows if row.bytes}
 
 
-def check(ledger: GpuLedger) -> GpuLedger:
+def check_ledger(ledger: GpuLedger) -> GpuLedger:
     assert sum(row.bytes for row in ledger.rows) == ledger.total_bytes
     assert ledger.sum_bytes(*ALLOCATED) == ledger.allocated_bytes
     assert all(row.bytes >= 0 or row.key in CORRECTIONS for row in ledger.rows), ledger.rows
@@ -55,9 +55,9 @@ def check(ledger: GpuLedger) -> GpuLedger:
     return ledger
 
 
-def one(session: Session, second: float) -> GpuLedger:
-    (found,) = read_ledgers(session, at(second))
-    return check(found)
+def read_only_ledger(session: Session, second: float) -> GpuLedger:
+    (found,) = read_ledgers(session, second_to_unix_ns(second))
+    return check_ledger(found)
 
 
 def row_of(ledger: GpuLedger, key: str) -> LedgerRow:
@@ -69,8 +69,14 @@ DEVICE = {"free": 51.5, "driver": 1.5, "other_processes": 4, "outside_pytorch": 
 
 
 def test_between_two_steps(tmp_path: Path) -> None:
-    found = one(record_two_steps(tmp_path).read(), 19.5)
-    assert told(found) == {**DEVICE, "reserved_unallocated": 7.25, **PARTS, "activations": 0.125, "unexplained": 0.125}
+    found = read_only_ledger(record_two_steps(tmp_path).read(), 19.5)
+    assert read_row_sizes(found) == {
+        **DEVICE,
+        "reserved_unallocated": 7.25,
+        **PARTS,
+        "activations": 0.125,
+        "unexplained": 0.125,
+    }
     assert (found.name, found.ranks, found.total_bytes) == ("NVIDIA H200", (0,), gib_to_bytes(80))
     assert (found.job_bytes, found.reserved_bytes, found.allocated_bytes) == (
         gib_to_bytes(23),
@@ -82,21 +88,22 @@ def test_between_two_steps(tmp_path: Path) -> None:
 
 
 def test_nvmls_figure_for_the_job_is_what_it_holds_inside_and_outside_pytorch(tmp_path: Path) -> None:
-    found = one(record_two_steps(tmp_path).read(), 27.5)
+    found = read_only_ledger(record_two_steps(tmp_path).read(), 27.5)
     assert found.job_bytes == found.sum_bytes("outside_pytorch", "reserved_unallocated", *ALLOCATED)
 
 
 def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_update(tmp_path: Path) -> None:
     session = record_two_steps(tmp_path).read()
     gradients = {
-        second: one(session, second).sum_bytes("gradients") / GIB for second in (15, 17.5, 18.9, 19.5, 26, 28, 29.5)
+        second: read_only_ledger(session, second).sum_bytes("gradients") / GIB
+        for second in (15, 17.5, 18.9, 19.5, 26, 28, 29.5)
     }
     assert gradients == {15: 0, 17.5: 2, 18.9: 2, 19.5: 0, 26: 0, 28: 2, 29.5: 0}
 
 
 def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
     session = record_two_steps(tmp_path).read()
-    basis = {second: {row.key: row.basis for row in one(session, second).rows} for second in (5, 17.5, 28)}
+    basis = {second: {row.key: row.basis for row in read_only_ledger(session, second).rows} for second in (5, 17.5, 28)}
     assert basis[5]["parameters"] == basis[5]["gradients"] == "tensors counted before the training"
     assert basis[17.5]["gradients"] == "tensors counted before the first update, of step 0"
     assert basis[28]["optimizer_state"] == "tensors counted after the first update, of step 0"
@@ -107,19 +114,24 @@ def test_before_an_engine_is_made_and_after_the_job(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.event(recording.node, 29.2, "rank_gone", rank=0, pid=make_identity(0).pid)
     session = recording.read()
-    assert told(one(session, 1.5)) == {"free": 79.5, "driver": 0.5}
-    assert told(one(session, 29.5)) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
+    assert read_row_sizes(read_only_ledger(session, 1.5)) == {"free": 79.5, "driver": 0.5}
+    assert read_row_sizes(read_only_ledger(session, 29.5)) == {
+        "free": 51.5,
+        "driver": 1.5,
+        "other_processes": 4,
+        "this_job": 23,
+    }
 
 
 def test_less_is_allocated_than_was_counted(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.tensors(19, "after_update", {**PARTS, "buffers": 3})
-    found = one(recording.read(), 19.5)
+    found = read_only_ledger(recording.read(), 19.5)
     assert (found.sum_bytes("freed_since"), found.sum_bytes("activations")) == (gib_to_bytes(14.75 - 17), 0)
     assert found.allocated_bytes == gib_to_bytes(14.75)
 
 
-def apart(folder: Path, *readings: Any, others: float = 0) -> Session:
+def record_readings_apart(folder: Path, *readings: Any, others: float = 0) -> Session:
     """NVML is read at second 3 and at 4.2, the allocator at others; 1.5 GiB lie outside of PyTorch, 0.5 are the driver's."""
     recording = Recording(folder)
     recording.node_event()
@@ -134,20 +146,22 @@ def apart(folder: Path, *readings: Any, others: float = 0) -> Session:
 
 
 def test_between_nvmls_reading_and_the_allocators_memory_was_taken(tmp_path: Path) -> None:
-    found = one(apart(tmp_path, read_allocator(4.5, 9, 10)), 5)
+    found = read_only_ledger(record_readings_apart(tmp_path, read_allocator(4.5, 9, 10)), 5)
     outside = {"driver": 0.5, "outside_pytorch": 1.5}
-    assert told(found) == {"free": 68, **outside, "reserved_unallocated": 1, "unattributed": 9}
+    assert read_row_sizes(found) == {"free": 68, **outside, "reserved_unallocated": 1, "unattributed": 9}
     assert "the ledger is of PyTorch's" in row_of(found, "free").note
 
 
 def test_more_was_taken_than_the_others_leave(tmp_path: Path) -> None:
-    found = one(apart(tmp_path, read_allocator(4.5, 9, 60), others=30), 5)
-    assert told(found) == {"rest_of_device": 20, "reserved_unallocated": 51, "unattributed": 9}
+    found = read_only_ledger(record_readings_apart(tmp_path, read_allocator(4.5, 9, 60), others=30), 5)
+    assert read_row_sizes(found) == {"rest_of_device": 20, "reserved_unallocated": 51, "unattributed": 9}
     assert "cannot be divided" in row_of(found, "rest_of_device").note
 
 
 def test_pytorch_says_that_it_holds_more_than_there_is(tmp_path: Path) -> None:
-    assert one(apart(tmp_path, read_allocator(4.5, 9, 81)), 5).sum_bytes("read_apart") == gib_to_bytes(-77)
+    assert read_only_ledger(record_readings_apart(tmp_path, read_allocator(4.5, 9, 81)), 5).sum_bytes(
+        "read_apart"
+    ) == gib_to_bytes(-77)
 
 
 def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path: Path) -> None:
@@ -159,10 +173,10 @@ def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path:
         tables.GPU_PROCESSES, sampler, [sample_gpu_process(30, make_identity(0).pid, 1), sample_gpu_process(30, 7, 4)]
     )
     session = recording.read()
-    found = one(session, 30.2)
-    assert told(found) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
+    found = read_only_ledger(session, 30.2)
+    assert read_row_sizes(found) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
     assert "has released memory" in found.notes[0]
-    assert one(session, 29.9).sum_bytes("this_job") == 0
+    assert read_only_ledger(session, 29.9).sum_bytes("this_job") == 0
 
 
 def test_what_is_outside_pytorch_is_taken_where_the_allocator_held_still(tmp_path: Path) -> None:
@@ -178,13 +192,13 @@ def test_what_is_outside_pytorch_is_taken_where_the_allocator_held_still(tmp_pat
         [sample_gpu_process(2, make_identity(0).pid, 5.5), sample_gpu_process(4, make_identity(0).pid, 9)],
     )
     session = recording.read()
-    outside = row_of(one(session, 6), "outside_pytorch")
+    outside = row_of(read_only_ledger(session, 6), "outside_pytorch")
     assert (outside.bytes, outside.note) == (gib_to_bytes(1.5), "")
-    early = row_of(one(session, 2.5), "outside_pytorch")
+    early = row_of(read_only_ledger(session, 2.5), "outside_pytorch")
     assert (early.bytes, "while NVML was read" in early.note) == (gib_to_bytes(1.5), True)
 
 
-def container(folder: Path, first: float) -> Recording:
+def record_container(folder: Path, first: float) -> Recording:
     """NVML shows one process, by the number that it has outside of the container."""
     recording = Recording(folder)
     recording.node_event()
@@ -197,16 +211,16 @@ def container(folder: Path, first: float) -> Recording:
 
 
 def test_a_container_hides_the_jobs_processes(tmp_path: Path) -> None:
-    found = one(container(tmp_path, 0).read(), 5.5)
+    found = read_only_ledger(record_container(tmp_path, 0).read(), 5.5)
     expected = {"free": 72.5, "before_the_job": 2, "outside_pytorch": 1.5, "reserved_unallocated": 3, "unattributed": 1}
-    assert told(found) == expected
+    assert read_row_sizes(found) == expected
     assert found.job_bytes is None
     assert any("as in a container" in note for note in found.notes)
 
 
 def test_a_container_and_no_look_from_before_the_job(tmp_path: Path) -> None:
-    found = one(container(tmp_path, 3).read(), 5.5)
-    assert told(found) == {"free": 72.5, "outside_pytorch": 3.5, "reserved_unallocated": 3, "unattributed": 1}
+    found = read_only_ledger(record_container(tmp_path, 3).read(), 5.5)
+    assert read_row_sizes(found) == {"free": 72.5, "outside_pytorch": 3.5, "reserved_unallocated": 3, "unattributed": 1}
     assert any("may be anybody's" in note for note in found.notes)
 
 
@@ -214,16 +228,16 @@ def test_no_nvml(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.engine()
     recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4)], born=1)
-    found = one(recording.read(), 5.5)
-    assert told(found) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
+    found = read_only_ledger(recording.read(), 5.5)
+    assert read_row_sizes(found) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
     assert "NVML was not available" in found.notes[0]
 
 
 def test_an_allocator_that_shows_no_blocks(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.tensors(19, "after_update", {}, host={})
-    found = one(recording.read(), 19.5)
-    assert told(found) == {**DEVICE, "reserved_unallocated": 7.25, "unattributed": 14.75}
+    found = read_only_ledger(recording.read(), 19.5)
+    assert read_row_sizes(found) == {**DEVICE, "reserved_unallocated": 7.25, "unattributed": 14.75}
     assert "cudaMallocAsync" in found.notes[0]
 
 
@@ -232,7 +246,7 @@ def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: 
     largest, total = [gib_to_bytes(0.0625), hopper, hopper, older, 512], gib_to_bytes(0.0625) + 2 * hopper + older + 1024
     parts = {**PARTS, "buffers": 0.25}
     recording.tensors(19, "after_update", parts, unclaimed_bytes=total, unclaimed_largest=largest)
-    found = one(recording.read(), 19.5)
+    found = read_only_ledger(recording.read(), 19.5)
     assert found.sum_bytes("cublas_workspaces") == 2 * hopper + older
     assert found.sum_bytes("unexplained") == gib_to_bytes(0.0625) + 1024
     assert found.unexplained_largest == (gib_to_bytes(0.0625), 512)
@@ -241,24 +255,29 @@ def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: 
 def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.tensors(19.2, "after_update", {"parameters": 70})
-    assert one(recording.read(), 19.5).sum_bytes("parameters", "freed_since") == gib_to_bytes(2)
+    assert read_only_ledger(recording.read(), 19.5).sum_bytes("parameters", "freed_since") == gib_to_bytes(2)
 
 
 def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.event(make_identity(0), 29.2, "goodbye")
-    assert told(one(recording.read(), 29.5)) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
+    assert read_row_sizes(read_only_ledger(recording.read(), 29.5)) == {
+        "free": 51.5,
+        "driver": 1.5,
+        "other_processes": 4,
+        "this_job": 23,
+    }
 
 
 def test_a_probe_that_was_removed_reports_nothing_until_it_is_entered_again(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.event(make_identity(0), 29.2, "left", lost=0)
-    found = one(recording.read(), 29.5)
-    assert told(found) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
+    found = read_only_ledger(recording.read(), 29.5)
+    assert read_row_sizes(found) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
     assert found.notes == ("The probe was removed from rank 0: the division of this job's memory since then is not known.",)
     recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(29.7, 3, 4)], born=29.6)
-    again = one(recording.read(), 29.8)
-    assert (again.reserved_bytes, again.notes) == (gib_to_bytes(4), one(recording.read(), 29.1).notes)
+    again = read_only_ledger(recording.read(), 29.8)
+    assert (again.reserved_bytes, again.notes) == (gib_to_bytes(4), read_only_ledger(recording.read(), 29.1).notes)
 
 
 def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
@@ -266,7 +285,7 @@ def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
     recording.engine(rank=1)
     recording.write(tables.ALLOCATOR, make_identity(1), [read_allocator(at, 3, 4) for at in range(2, 30)], born=1)
     recording.tensors(10, "init", {"parameters": 2}, rank=1, unclaimed=0.5)
-    found = one(recording.read(), 19.5)
+    found = read_only_ledger(recording.read(), 19.5)
     assert found.ranks == (0, 1)
     assert (found.reserved_bytes, found.allocated_bytes) == (gib_to_bytes(26), gib_to_bytes(17.75))
     assert (found.sum_bytes("parameters"), found.sum_bytes("unexplained")) == (gib_to_bytes(4), gib_to_bytes(0.625))
@@ -277,7 +296,7 @@ def test_two_engines_of_one_process_add_up(tmp_path: Path) -> None:
     recording.engine(at=18.8)
     # The allocator is one: all that the first engine has is unclaimed by the second.
     recording.tensors(18.9, "init", {"parameters": 0.125}, engine=1, unclaimed=14.625)
-    found = one(recording.read(), 19.5)
+    found = read_only_ledger(recording.read(), 19.5)
     assert found.sum_bytes("parameters") == gib_to_bytes(2.125)
     assert (found.sum_bytes("unexplained"), found.unexplained_largest) == (gib_to_bytes(0.125), ())
 
@@ -293,22 +312,22 @@ def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Pat
         recording.node,
         [sample_gpu_process(3, 7, 5, 0), sample_gpu_process(3, make_identity(0).pid, 4.5, 1)],
     )
-    first, second = (check(found) for found in read_ledgers(recording.read(), at(5)))
-    assert told(first) == {"free": 74, "driver": 1, "other_processes": 5}
+    first, second = (check_ledger(found) for found in read_ledgers(recording.read(), second_to_unix_ns(5)))
+    assert read_row_sizes(first) == {"free": 74, "driver": 1, "other_processes": 5}
     assert (second.ranks, second.sum_bytes("outside_pytorch")) == ((0,), gib_to_bytes(0.5))
 
 
 def test_a_rank_started_again_holds_what_its_last_process_does(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write(tables.ALLOCATOR, make_identity(0, pid=500), [read_allocator(28, 1, 2)], born=27.5)
-    found = one(recording.read(), 28.5)
+    found = read_only_ledger(recording.read(), 28.5)
     assert (found.ranks, found.allocated_bytes) == ((0,), GIB)
 
 
 def test_no_gpu_at_all(tmp_path: Path) -> None:
-    assert read_ledgers(read_recording(tmp_path), at(5)) == ()
-    assert read_peak_ledgers(read_recording(tmp_path), at(5)) == ()
-    assert read_host_ledgers(read_recording(tmp_path), at(5)) == ()
+    assert read_ledgers(read_recording(tmp_path), second_to_unix_ns(5)) == ()
+    assert read_peak_ledgers(read_recording(tmp_path), second_to_unix_ns(5)) == ()
+    assert read_host_ledgers(read_recording(tmp_path), second_to_unix_ns(5)) == ()
 
 
 # --- any recording -------------------------------------------------------------------------------------------------------
@@ -360,11 +379,11 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
 def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         session = data.draw(any_recording(Path(folder)))
-        for found in read_ledgers(session, at(second)):
-            check(found)
-        for peak in read_peak_ledgers(session, at(second)):
-            check(peak.ledger)
-        for host in read_host_ledgers(session, at(second)):
+        for found in read_ledgers(session, second_to_unix_ns(second)):
+            check_ledger(found)
+        for peak in read_peak_ledgers(session, second_to_unix_ns(second)):
+            check_ledger(peak.ledger)
+        for host in read_host_ledgers(session, second_to_unix_ns(second)):
             assert sum(row.bytes for row in host.rows) == host.resident_bytes
             assert all(row.bytes >= 0 or row.key == "not_resident" for row in host.rows)
 
@@ -374,34 +393,36 @@ def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> Non
 
 def test_the_ledger_at_the_peak(tmp_path: Path) -> None:
     session = record_two_steps(tmp_path).read()
-    (found,) = read_peak_ledgers(session, at(29.5))
-    check(found.ledger)
+    (found,) = read_peak_ledgers(session, second_to_unix_ns(29.5))
+    check_ledger(found.ledger)
     assert (found.rank, found.peak.phase, found.peak.step, found.peak.exact) == (0, "backward", 1, True)
     assert found.peak.allocated_bytes == found.ledger.allocated_bytes == gib_to_bytes(19.5)
     # Gradients that a backward is just making are still its temporaries.
     parts = {**PARTS, "activations": 4.875, "unexplained": 0.125}
-    assert told(found.ledger) == {**DEVICE, "reserved_unallocated": 2.5, **parts}
-    (earlier,) = read_peak_ledgers(session, at(15))
+    assert read_row_sizes(found.ledger) == {**DEVICE, "reserved_unallocated": 2.5, **parts}
+    (earlier,) = read_peak_ledgers(session, second_to_unix_ns(15))
     assert (earlier.peak.phase, earlier.peak.step, earlier.ledger.allocated_bytes) == ("forward", 0, gib_to_bytes(9.5))
 
 
-def peaks(session: Session, second: float) -> dict[str, float]:
-    (found,) = read_rank_peaks(session, at(second))
+def read_phase_peaks(session: Session, second: float) -> dict[str, float]:
+    (found,) = read_rank_peaks(session, second_to_unix_ns(second))
     assert [peak.allocated_bytes for peak in found.phases] == sorted((p.allocated_bytes for p in found.phases), reverse=True)
     return {peak.phase: peak.allocated_bytes / GIB for peak in found.phases}
 
 
 def test_the_peak_of_each_phase(tmp_path: Path) -> None:
     session = record_two_steps(tmp_path).read()
-    assert peaks(session, 29.5) == {"backward": 19.5, "step": 18.5, "forward": 17.5, "other": 14.75, "init": 2}
-    assert peaks(session, 15) == {"forward": 9.5, "other": 6.75, "init": 2}
-    (found,) = read_rank_peaks(session, at(29.5))
+    assert read_phase_peaks(session, 29.5) == {"backward": 19.5, "step": 18.5, "forward": 17.5, "other": 14.75, "init": 2}
+    assert read_phase_peaks(session, 15) == {"forward": 9.5, "other": 6.75, "init": 2}
+    (found,) = read_rank_peaks(session, second_to_unix_ns(29.5))
     assert all(peak.exact for peak in found.phases)
     assert found.reserved is not None
     assert (found.reserved.phase, found.reserved.reserved_bytes, found.reserved.step) == ("forward", gib_to_bytes(22), 0)
 
 
-def phased(folder: Path, plan: Sequence[tuple[float, float, str, int]], readings: Sequence[Any], **header: Any) -> Session:
+def record_phases(
+    folder: Path, plan: Sequence[tuple[float, float, str, int]], readings: Sequence[Any], **header: Any
+) -> Session:
     """One rank with spans (begin, end, phase, depth) and readings of its allocator."""
     recording, who = Recording(folder), make_identity(0)
     recording.engine()
@@ -413,7 +434,7 @@ def phased(folder: Path, plan: Sequence[tuple[float, float, str, int]], readings
     return recording.read()
 
 
-def reading(at: float, peak: float, phase: str, edge: str) -> Any:
+def read_peak(at: float, peak: float, phase: str, edge: str) -> Any:
     return read_allocator(
         at, 1, 50, phase=phase, edge=edge, allocated_peak_bytes=gib_to_bytes(peak), reserved_peak_bytes=gib_to_bytes(50)
     )
@@ -425,11 +446,11 @@ def reading(at: float, peak: float, phase: str, edge: str) -> Any:
         pytest.param(
             [(1, 5, "step", 0), (2, 3, "cpu_optimizer", 1)],
             [
-                reading(1, 3, "step", "begin"),
-                reading(2, 5, "cpu_optimizer", "begin"),
-                reading(3, 7, "cpu_optimizer", "end"),
-                reading(5, 6, "step", "end"),
-                reading(6, 4, "other", "tick"),
+                read_peak(1, 3, "step", "begin"),
+                read_peak(2, 5, "cpu_optimizer", "begin"),
+                read_peak(3, 7, "cpu_optimizer", "end"),
+                read_peak(5, 6, "step", "end"),
+                read_peak(6, 4, "other", "tick"),
             ],
             {"cpu_optimizer": 7, "step": 6, "other": 4, "init": 3},
             id="a window that a part of the step ends or begins",
@@ -437,9 +458,9 @@ def reading(at: float, peak: float, phase: str, edge: str) -> Any:
         pytest.param(
             [(1, 5, "backward", 0), (3, 4, "reduce", 1)],
             [
-                reading(1, 3, "backward", "begin"),
-                reading(3.5, 9, "reduce", "tick"),
-                reading(5, 9, "backward", "end"),
+                read_peak(1, 3, "backward", "begin"),
+                read_peak(3.5, 9, "reduce", "tick"),
+                read_peak(5, 9, "backward", "end"),
             ],
             {"backward": 9, "init": 3},
             id="a reading within a part tells of all since the phase began",
@@ -447,27 +468,27 @@ def reading(at: float, peak: float, phase: str, edge: str) -> Any:
         pytest.param(
             [(1, 9, "eval", 0), (2, 3, "forward", 1)],
             [
-                reading(1, 2, "eval", "begin"),
-                reading(2, 3, "forward", "begin"),
-                reading(3, 9, "forward", "end"),
-                reading(9, 5, "eval", "end"),
+                read_peak(1, 2, "eval", "begin"),
+                read_peak(2, 3, "forward", "begin"),
+                read_peak(3, 9, "forward", "end"),
+                read_peak(9, 5, "eval", "end"),
             ],
             {"eval": 9, "init": 2},
             id="evaluation is one phase, whatever is in it",
         ),
         pytest.param(
             [(1, 1.004, "forward", 0), (1.004, 1.008, "backward", 0), (1.008, 1.012, "step", 0)],
-            [reading(0.999, 1, "other", "begin"), reading(1.012, 8, "step", "end")],
+            [read_peak(0.999, 1, "other", "begin"), read_peak(1.012, 8, "step", "end")],
             {MIXED: 8, "init": 1},
             id="a short step that is read at its end only has no owner",
         ),
         pytest.param(
             [(1, 2, "backward", 0), (2.5, 3, "step", 0)],
             [
-                reading(1, 1, "backward", "begin"),
-                reading(2, 8, "backward", "end"),
-                reading(2.5002, 6, "step", "begin"),
-                reading(3, 7, "step", "end"),
+                read_peak(1, 1, "backward", "begin"),
+                read_peak(2, 8, "backward", "end"),
+                read_peak(2.5002, 6, "step", "begin"),
+                read_peak(3, 7, "step", "end"),
             ],
             {"backward": 8, "step": 7, "other": 6, "init": 1},
             id="a step that turns out to be one a moment after it began",
@@ -477,20 +498,20 @@ def reading(at: float, peak: float, phase: str, edge: str) -> Any:
 def test_whose_the_peak_of_a_window_is(
     tmp_path: Path, plan: Sequence[tuple[float, float, str, int]], readings: Sequence[Any], expected: dict[str, float]
 ) -> None:
-    assert peaks(phased(tmp_path, plan, readings), 10) == expected
+    assert read_phase_peaks(record_phases(tmp_path, plan, readings), 10) == expected
 
 
 def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: Path) -> None:
     plan = [(1, 2, "forward", 0), (2, 3, "backward", 0), (3, 4, "step", 0)]
     readings = [
-        reading(1, 2, "forward", "begin"),
-        reading(2, 5, "forward", "end"),
-        reading(3, 9, "backward", "end"),
-        reading(4, 9, "step", "end"),
+        read_peak(1, 2, "forward", "begin"),
+        read_peak(2, 5, "forward", "end"),
+        read_peak(3, 9, "backward", "end"),
+        read_peak(4, 9, "step", "end"),
     ]
-    session = phased(tmp_path, plan, readings, peaks="process")
-    assert peaks(session, 5) == {"backward": 9, "forward": 5, "init": 2, "step": 1}
-    (found,) = read_rank_peaks(session, at(5))
+    session = record_phases(tmp_path, plan, readings, peaks="process")
+    assert read_phase_peaks(session, 5) == {"backward": 9, "forward": 5, "init": 2, "step": 1}
+    (found,) = read_rank_peaks(session, second_to_unix_ns(5))
     assert [(peak.phase, peak.exact) for peak in found.phases] == [
         ("backward", True),
         ("forward", True),
@@ -501,16 +522,16 @@ def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: 
 
 def test_what_was_before_a_rank_was_entered_is_no_phase_s(tmp_path: Path) -> None:
     plan = [(1, 2, "forward", 0), (2, 3, "backward", 0)]
-    readings = [reading(1, 12, "forward", "begin"), reading(2, 5, "forward", "end"), reading(3, 9, "backward", "end")]
-    session = phased(tmp_path, plan, readings)
-    assert peaks(session, 5) == {"init": 12, "backward": 9, "forward": 5}
+    readings = [read_peak(1, 12, "forward", "begin"), read_peak(2, 5, "forward", "end"), read_peak(3, 9, "backward", "end")]
+    session = record_phases(tmp_path, plan, readings)
+    assert read_phase_peaks(session, 5) == {"init": 12, "backward": 9, "forward": 5}
     Recording(tmp_path).event(make_identity(0), 0.5, "entered")
     session = read_recording(tmp_path)
-    assert peaks(session, 5) == {BEFORE: 12, "backward": 9, "forward": 5}
-    (found,) = read_rank_peaks(session, at(5))
+    assert read_phase_peaks(session, 5) == {BEFORE: 12, "backward": 9, "forward": 5}
+    (found,) = read_rank_peaks(session, second_to_unix_ns(5))
     assert found.peak_before_entry is not None
     assert (found.peak_before_entry.place_text, found.owning_peak.place_text) == (BEFORE, "in backward of step 0")
-    (alone,) = read_rank_peaks(session, at(1.5))
+    (alone,) = read_rank_peaks(session, second_to_unix_ns(1.5))
     assert alone.owning_peak is alone.peak_before_entry
 
 
@@ -545,16 +566,16 @@ def test_peaks_are_the_same_in_blocks_of_any_size(plan: list[tuple[int, int]], b
     readings = [
         row
         for i, (kind, highest) in enumerate(plan, 1)
-        for row in (reading(i, 1, names[kind], "begin"), reading(i + 0.9, highest, names[kind], "end"))
+        for row in (read_peak(i, 1, names[kind], "begin"), read_peak(i + 0.9, highest, names[kind], "end"))
     ]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(phase_peaks, "_BLOCK", block)
-        session = phased(Path(folder), spans, readings)
+        session = record_phases(Path(folder), spans, readings)
         for end in range(len(plan)):
             expected: dict[str, float] = {"init": 1, "other": 1} if end else {"init": 1}
             for kind, highest in plan[:end]:
                 expected[names[kind]] = max(highest, expected.get(names[kind], 0))
-            assert peaks(session, end + 1.1) == expected
+            assert read_phase_peaks(session, end + 1.1) == expected
 
 
 # --- the host ------------------------------------------------------------------------------------------------------------
@@ -566,7 +587,7 @@ def test_the_hosts_rows_add_up_to_what_is_resident(tmp_path: Path) -> None:
     pinned = {"allocated_bytes": gib_to_bytes(3), "active_bytes": gib_to_bytes(2)}
     facts: dict[str, Any] = {"host": host, "host_pinned": {"master_weights": 0.5, "gradients": 0.5}}
     recording.tensors(19, "after_update", PARTS, pinned_allocator=pinned, **facts)
-    (found,) = read_host_ledgers(recording.read(), at(19.5))
+    (found,) = read_host_ledgers(recording.read(), second_to_unix_ns(19.5))
     assert (found.rank, found.pid, found.resident_bytes) == (0, make_identity(0).pid, gib_to_bytes(6))
     rows = {row.key: (row.bytes / GIB, row.pinned_bytes / GIB) for row in found.rows if row.bytes}
     assert rows == {
@@ -591,7 +612,7 @@ def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int
     recording.write(tables.SPANS, make_identity(0), [make_span(2, 3, "forward")])
     recording.write(tables.PROCESSES, recording.node, [sample_process(2, make_identity(0).pid, 6)])
     recording.tensors(2, "init", {}, host={"master_weights": 0.5})
-    (found,) = read_host_ledgers(recording.read(), at(3))
+    (found,) = read_host_ledgers(recording.read(), second_to_unix_ns(3))
     (row,) = [row for row in found.rows if row.key == "master_weights"]
     assert (row.per_parameter, found.updated_parameters) == (per, GIB if stage == 0 else GIB // 8)
 
@@ -599,7 +620,7 @@ def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int
 def test_moments_that_were_never_written_to_are_not_resident(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.tensors(19, "after_update", PARTS, host={"optimizer_state": 9})
-    (found,) = read_host_ledgers(recording.read(), at(19.5))
+    (found,) = read_host_ledgers(recording.read(), second_to_unix_ns(19.5))
     assert {row.key: row.bytes / GIB for row in found.rows if row.bytes} == {"optimizer_state": 9, "not_resident": -3}
 
 
@@ -608,6 +629,6 @@ def test_an_engine_without_an_optimizer_updates_nothing(tmp_path: Path) -> None:
     recording.engine(optimizer="")
     recording.write(tables.SPANS, make_identity(0), [make_span(2, 3, "eval", flags=EVAL)])
     recording.write(tables.PROCESSES, recording.node, [sample_process(2, make_identity(0).pid, 6)])
-    (found,) = read_host_ledgers(recording.read(), at(3))
+    (found,) = read_host_ledgers(recording.read(), second_to_unix_ns(3))
     assert found.updated_parameters is None
     assert [(row.key, row.bytes) for row in found.rows] == [("rest", gib_to_bytes(6))]

@@ -75,7 +75,7 @@ def write_samples(folder: Path, node: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+def large_session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     """Of very many ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     write_ranks(folder)
@@ -83,30 +83,30 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 
 @pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
+def sources_read(monkeypatch: pytest.MonkeyPatch) -> list[Source]:
     """The tables that were looked at."""
     found: list[Source] = []
     count_known = Source.count_until
 
-    def noting(source: Source, cursor_ns: int) -> int:
+    def count_and_note(source: Source, cursor_ns: int) -> int:
         found.append(source)
         return count_known(source, cursor_ns)
 
-    monkeypatch.setattr(Source, "count_until", noting)
+    monkeypatch.setattr(Source, "count_until", count_and_note)
     return found
 
 
-def test_findings(session: Session, looked: list[Source]) -> None:
-    annotator = Annotator(session)
-    while annotator.search_piece(session.last_written_ns) or annotator.is_behind:
-        assert len(looked) <= 25 * TABLES, "a piece asks each table a few times"
-        looked.clear()
+def test_findings(large_session: Session, sources_read: list[Source]) -> None:
+    annotator = Annotator(large_session)
+    while annotator.search_piece(large_session.last_written_ns) or annotator.is_behind:
+        assert len(sources_read) <= 25 * TABLES, "a piece asks each table a few times"
+        sources_read.clear()
 
 
-def test_a_view_asks_each_table_a_few_times(session: Session, looked: list[Source]) -> None:
-    source = RecordingSource(session)
+def test_a_view_asks_each_table_a_few_times(large_session: Session, sources_read: list[Source]) -> None:
+    source = RecordingSource(large_session)
     for cursor_ns in (BEGIN_NS + 5 * S, BEGIN_NS + 3 * S):
-        looked.clear()
+        sources_read.clear()
         assert len(source.view_at(cursor_ns).ranks) == RANKS
-        print(len(looked) / TABLES)
-        assert len(looked) <= 5 * TABLES
+        print(len(sources_read) / TABLES)
+        assert len(sources_read) <= 5 * TABLES

@@ -15,7 +15,7 @@ from zerotop.cli import main
 from zerotop_probe.recording import directory, events
 
 
-def recorded(folder: Path) -> Recording:
+def record_ended_job(folder: Path) -> Recording:
     """The usual recording with its session file, ended after second 30."""
     path = folder / "job"
     directory.create_session(["deepspeed", "train.py"], path=str(path), launcher="deepspeed")
@@ -33,7 +33,7 @@ def run_memory(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = run_memory(capsys, str(recorded(tmp_path).folder))
+    said = run_memory(capsys, str(record_ended_job(tmp_path).folder))
     lines = said.splitlines()
     setup = "1,073.7 M parameters, ZeRO-2, bf16, batch 1 x 1 x 1 (micro-batch x accumulation x ranks)"
     assert lines[0] == f"job, at the end of step 1: {setup}"
@@ -50,7 +50,7 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_has_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said: dict[str, Any] = json.loads(run_memory(capsys, str(recorded(tmp_path).folder), "--json"))
+    said: dict[str, Any] = json.loads(run_memory(capsys, str(record_ended_job(tmp_path).folder), "--json"))
     (gpu,) = said["gpus"]
     rows = {row["key"]: row["bytes"] for row in gpu["rows"]}
     assert sum(rows.values()) == gpu["total_bytes"] == gib_to_bytes(80)
@@ -67,14 +67,14 @@ def test_json_has_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(recorded(tmp_path).folder)
+    folder = str(record_ended_job(tmp_path).folder)
     assert json.loads(run_memory(capsys, folder, "--at", "0", "--json"))["unix_ns"] == BEGIN_NS + 19 * S
     assert main(["memory", folder, "--at", "7"]) == 1
     assert capsys.readouterr().err == ("zerotop: Step 7 did not finish in this recording: the last finished step is 1\n")
 
 
 def test_a_failure_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recording = recorded(tmp_path)
+    recording = record_ended_job(tmp_path)
     facts = {
         "requested_bytes": gib_to_bytes(60),
         "free_bytes": gib_to_bytes(51),
@@ -99,7 +99,7 @@ def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_recording_without_a_sampler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recorded(tmp_path).folder
+    folder = record_ended_job(tmp_path).folder
     for path in folder.glob("*-node-*.rec"):
         path.unlink()
     said = run_memory(capsys, str(folder))

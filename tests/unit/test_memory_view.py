@@ -32,15 +32,15 @@ from zerotop_probe.recording.tables import PHASE_CODE
 MOST_MOMENTS = 12
 
 
-def at(recording: Recording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
+def view_at(recording: Recording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
     return MemoryViewBuilder(recording.read()).view_at(BEGIN_NS + int(second * S), rank, most)
 
 
-def now(lines: Sequence[MemoryLine]) -> dict[str, float]:
+def current_sizes(lines: Sequence[MemoryLine]) -> dict[str, float]:
     return {line.key: line.now_bytes / GIB for line in lines if line.now_bytes}
 
 
-def check(view: MemoryView) -> None:
+def check_view(view: MemoryView) -> None:
     """Every line stands for bytes of its own, and every sum for all lines before it."""
     if view.gpu is not None:
         parts = [line for line in view.lines if not line.is_sum]
@@ -61,8 +61,8 @@ def check(view: MemoryView) -> None:
 def choose_moments(session: Session) -> list[int]:
     """At most 12: both ends, before the first forward, an inventory, an error, an exit, a peak, phases' ends in between."""
     moments = [session.begin_ns, session.last_written_ns]
-    moments += [event.unix_ns for event in (*pick(session, "tensors", -1), *pick(session, "out_of_memory", 0))]
-    exits = [event.unix_ns for name in ("goodbye", "rank_gone", "job_ended") for event in pick(session, name, 0)]
+    moments += [event.unix_ns for event in (*pick_event(session, "tensors", -1), *pick_event(session, "out_of_memory", 0))]
+    exits = [event.unix_ns for name in ("goodbye", "rank_gone", "job_ended") for event in pick_event(session, name, 0)]
     moments += [min(exits) - 1, min(exits)] if exits else []
     moments += [peaks.owning_peak.unix_ns for peaks in read_rank_peaks(session, session.last_written_ns)[:1]]
     for source in session.sources["spans"][:1]:
@@ -74,7 +74,7 @@ def choose_moments(session: Session) -> list[int]:
     return sorted(list(dict.fromkeys(moments))[:MOST_MOMENTS])
 
 
-def pick(session: Session, name: str, place: int) -> Sequence[Event]:
+def pick_event(session: Session, name: str, place: int) -> Sequence[Event]:
     """One event of a name, if there is any."""
     named = session.events_named(name)
     return [named[place]] if named else []
@@ -88,14 +88,14 @@ def test_sums_to_the_byte_at_every_moment(name: str) -> None:
     # A rank that is not there is as none.
     for moment_ns, rank in [*product(moments, (None, 1)), (moments[-2], 77)]:
         view = views.view_at(moment_ns, rank)
-        check(view)
+        check_view(view)
         assert view is views.view_at(view.cursor_ns, rank)
 
 
 def test_lines_of_a_gpu(tmp_path: Path) -> None:
-    view = at(record_two_steps(tmp_path), 19.5)
-    check(view)
-    assert now(view.lines) == {
+    view = view_at(record_two_steps(tmp_path), 19.5)
+    check_view(view)
+    assert current_sizes(view.lines) == {
         **PARTS,
         "activations": 0.125,
         "unexplained": 0.125,
@@ -127,7 +127,7 @@ def test_what_the_first_update_will_make_is_to_come() -> None:
 
 
 def test_the_peak_beside_now(tmp_path: Path) -> None:
-    view = at(record_two_steps(tmp_path), 29.5)
+    view = view_at(record_two_steps(tmp_path), 29.5)
     assert view.peaks is not None
     assert (view.peaks.phases[0].phase, view.peaks.phases[0].allocated_bytes) == ("backward", gib_to_bytes(19.5))
     peak = {line.key: (line.peak_bytes or 0) / GIB for line in view.lines}
@@ -137,9 +137,9 @@ def test_the_peak_beside_now(tmp_path: Path) -> None:
 def test_when_ranks_have_gone_it_is_the_moment_before(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.event(make_identity(0), 29.2, events.GOODBYE)
-    view = at(recording, 40)
+    view = view_at(recording, 40)
     assert view.moment_ns == BEGIN_NS + int(29.2 * S) - 1
-    assert now(view.lines)["allocated"] == 14.75
+    assert current_sizes(view.lines)["allocated"] == 14.75
     assert view.host is not None
 
 
@@ -154,14 +154,14 @@ def test_when_a_failure_ended_them_it_is_that(tmp_path: Path) -> None:
     }
     recording.event(make_identity(0), 29.1, events.OUT_OF_MEMORY, step=1, micro_step=0, **facts)
     recording.event(make_identity(0), 29.2, events.GOODBYE)
-    view = at(recording, 40)
+    view = view_at(recording, 40)
     assert view.moment_ns == BEGIN_NS + int(29.1 * S)
     assert view.failure is not None
     assert view.failure.kind == "memory"
-    assert at(recording, 24).failure is None
+    assert view_at(recording, 24).failure is None
 
 
-def several(folder: Path, count: int) -> Recording:
+def record_ranks(folder: Path, count: int) -> Recording:
     """So many ranks on a GPU each, the later the more they hold."""
     recording = Recording(folder)
     recording.node_event(gpus=count)
@@ -182,8 +182,8 @@ def several(folder: Path, count: int) -> Recording:
 
 
 def test_another_rank_is_another_gpu(tmp_path: Path) -> None:
-    view = at(several(tmp_path, 3), 8.5, rank=2)
-    check(view)
+    view = view_at(record_ranks(tmp_path, 3), 8.5, rank=2)
+    check_view(view)
     assert (view.rank, len(view.gpus), view.hidden_gpus) == (2, 3, 0)
     assert view.gpu is not None
     assert (view.gpu.index, view.gpu.ranks) == (2, (2,))
@@ -192,20 +192,20 @@ def test_another_rank_is_another_gpu(tmp_path: Path) -> None:
 
 
 def test_of_many_the_chosen_one_and_those_that_stand_out(tmp_path: Path) -> None:
-    view = at(several(tmp_path, 9), 8.5, rank=3, most=4)
-    check(view)
+    view = view_at(record_ranks(tmp_path, 9), 8.5, rank=3, most=4)
+    check_view(view)
     assert [gpu.index for gpu in view.gpus] == [0, 3, 7, 8]
     assert [host.rank for host in view.hosts] == [0, 3, 7, 8]
     assert (view.hidden_gpus, view.hidden_hosts) == (5, 5)
 
 
 def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
-    assert at(several(tmp_path, 2), 8.5, rank=7).rank == 0
+    assert view_at(record_ranks(tmp_path, 2), 8.5, rank=7).rank == 0
 
 
 def test_an_empty_recording(tmp_path: Path) -> None:
-    view = at(Recording(tmp_path), 3)
-    check(view)
+    view = view_at(Recording(tmp_path), 3)
+    check_view(view)
     assert (view.rank, view.gpus, view.hosts, view.lines, view.host_lines, view.peaks) == (None, (), (), (), (), None)
     assert (view.trace, view.failure, view.setup, view.health) == (None, None, None, None)
 
@@ -214,6 +214,6 @@ def test_no_probe_only_nvml(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.node_event()
     recording.write(tables.GPUS, recording.node, [sample_gpu(1, 3)])
-    view = at(recording, 1.5)
-    check(view)
-    assert now(view.lines) == {"driver": 3, "free": 77, "device": 80}
+    view = view_at(recording, 1.5)
+    check_view(view)
+    assert current_sizes(view.lines) == {"driver": 3, "free": 77, "device": 80}

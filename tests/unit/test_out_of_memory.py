@@ -20,7 +20,7 @@ from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import PHASE_CODE
 
 
-def mib(amount: float) -> int:
+def mib_to_bytes(amount: float) -> int:
     return round(amount * 2**20)
 
 
@@ -35,7 +35,7 @@ REAL: list[tuple[str, dict[str, Any]]] = [
             "device": 0,
             "requested_bytes": gib_to_bytes(2.26),
             "total_bytes": gib_to_bytes(6),
-            "allocated_bytes": mib(781.59),
+            "allocated_bytes": mib_to_bytes(781.59),
             "free_bytes": gib_to_bytes(3.03),
             "reserved_bytes": gib_to_bytes(1.24),
             "process_bytes": None,
@@ -69,7 +69,7 @@ REAL: list[tuple[str, dict[str, Any]]] = [
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 496.00 MiB. GPU 0 has a total capacty of"
         " 14.75 GiB of which 235.06 MiB is free. Process 20398 has 14.52 GiB memory in use. Of the allocated memory"
         " 14.06 GiB is allocated by PyTorch, and 330.42 MiB is reserved by PyTorch but unallocated.",
-        {"process_bytes": gib_to_bytes(14.52), "others": (), "free_bytes": mib(235.06)},
+        {"process_bytes": gib_to_bytes(14.52), "others": (), "free_bytes": mib_to_bytes(235.06)},
     ),
     (  # torch 2.6, three processes on one GPU
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of 23.64 GiB of"
@@ -77,9 +77,9 @@ REAL: list[tuple[str, dict[str, Any]]] = [
         " has 8.04 GiB memory in use. Process 2797307 has 14.85 GiB memory in use. Of the allocated memory 7.63 GiB is"
         f" allocated by PyTorch, and 40.11 MiB is reserved by PyTorch but unallocated. {ADVICE} fragmentation.",
         {
-            "requested_bytes": mib(86),
+            "requested_bytes": mib_to_bytes(86),
             "process_bytes": gib_to_bytes(8.04),
-            "others": ((2086283, mib(419.48)), (2797307, gib_to_bytes(14.85))),
+            "others": ((2086283, mib_to_bytes(419.48)), (2797307, gib_to_bytes(14.85))),
         },
     ),
     (  # torch 2.5 with CUDA graphs
@@ -87,7 +87,7 @@ REAL: list[tuple[str, dict[str, Any]]] = [
         " GiB of which 514.19 MiB is free. Process 562167 has 15.25 GiB memory in use. Of the allocated memory 13.73"
         " GiB is allocated by PyTorch, with 46.00 MiB allocated in private pools (e.g., CUDA Graphs), and 736.86 MiB is"
         f" reserved by PyTorch but unallocated. {ADVICE} fragmentation.",
-        {"device": 1, "private_bytes": mib(46), "reserved_bytes": gib_to_bytes(13.73) + mib(736.86)},
+        {"device": 1, "private_bytes": mib_to_bytes(46), "reserved_bytes": gib_to_bytes(13.73) + mib_to_bytes(736.86)},
     ),
     (  # broken into lines, as people paste it
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 304.00 MiB.\nGPU 0 has a total capacity of 94.97"
@@ -95,14 +95,14 @@ REAL: list[tuple[str, dict[str, Any]]] = [
         " the allocated memory 91.19 GiB is allocated by PyTorch, with 118.00 MiB\nallocated in private pools (e.g.,"
         " CUDA Graphs), and 744.36 MiB is reserved by\nPyTorch but unallocated.\n\nEngineCore then died",
         {
-            "requested_bytes": mib(304),
+            "requested_bytes": mib_to_bytes(304),
             "process_bytes": gib_to_bytes(93.84),
-            "reserved_bytes": gib_to_bytes(91.19) + mib(744.36),
+            "reserved_bytes": gib_to_bytes(91.19) + mib_to_bytes(744.36),
         },
     ),
     (  # torch 2.3.0 breaks off, github.com/pytorch/pytorch/issues/126766
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU \n",
-        {"requested_bytes": mib(20), "device": None, "free_bytes": None, "unallocated_bytes": None},
+        {"requested_bytes": mib_to_bytes(20), "device": None, "free_bytes": None, "unallocated_bytes": None},
     ),
     (  # a fraction of the device, torch 2.4
         "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of"
@@ -127,7 +127,7 @@ REAL: list[tuple[str, dict[str, Any]]] = [
         "RuntimeError: HIP out of memory. Tried to allocate 1.00 GiB. GPU 2 has a total capacity of 63.98 GiB of which"
         " 512.00 MiB is free. Of the allocated memory 60.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by"
         " PyTorch but unallocated.",
-        {"kind": "cuda", "device": 2, "free_bytes": mib(512)},
+        {"kind": "cuda", "device": 2, "free_bytes": mib_to_bytes(512)},
     ),
     (
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.",
@@ -203,28 +203,28 @@ def test_the_last_of_several() -> None:
 # --- the post-mortem of a recording --------------------------------------------------------------------------------------
 
 
-def failing(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
+def record_failure(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
     """The usual recording, whose rank runs out of memory in the backward of step 1."""
     recording = record_two_steps(folder)
     recording.event(make_identity(0), at_s, events.OUT_OF_MEMORY, **(OOM | facts))
     return recording
 
 
-def told(recording: Recording, second: float = 40) -> PostMortem:
+def require_post_mortem(recording: Recording, second: float = 40) -> PostMortem:
     found = find_post_mortem(recording.read(), BEGIN_NS + int(second * S))
     assert found is not None
     return found
 
 
-def end(recording: Recording, at_s: float = 30, **facts: Any) -> None:
+def end_job(recording: Recording, at_s: float = 30, **facts: Any) -> None:
     usual_end = {"exit_code": 1, "signal": None, "seconds": 30, "oom_kills": 0, "text": "The job failed."}
     recording.event(recording.node, at_s, events.JOB_ENDED, **(usual_end | facts))
 
 
 def test_what_the_rank_recorded(tmp_path: Path) -> None:
-    recording = failing(tmp_path)
+    recording = record_failure(tmp_path)
     recording.print(25.5, "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has\n")
-    found = told(recording, 26)
+    found = require_post_mortem(recording, 26)
     assert (found.kind, found.witness, found.rank, found.device, found.failures) == ("cuda", "rank", 0, 0, 1)
     assert found.unix_ns == BEGIN_NS + 25 * S
     assert (found.requested_bytes, found.free_bytes, found.limit_bytes) == (
@@ -239,19 +239,19 @@ def test_what_the_rank_recorded(tmp_path: Path) -> None:
 
 
 def test_whether_the_rank_survived_is_known_later(tmp_path: Path) -> None:
-    recording = failing(tmp_path, 19.5)
+    recording = record_failure(tmp_path, 19.5)
     recording.print(19.5, "CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has a total capacity of\n")
-    assert told(recording, 20).survived is None
-    survivor = told(recording, 23.5)
+    assert require_post_mortem(recording, 20).survived is None
+    survivor = require_post_mortem(recording, 23.5)
     assert (survivor.survived, survivor.text) == (True, "")
 
 
 def test_who_ends_after_it_did_not_survive(tmp_path: Path) -> None:
-    recording = failing(tmp_path, 29.2)
+    recording = record_failure(tmp_path, 29.2)
     recording.event(make_identity(0), 15, events.OUT_OF_MEMORY, **(OOM | {"requested_bytes": 1}))
-    assert told(recording, 29.5).survived is None
+    assert require_post_mortem(recording, 29.5).survived is None
     recording.event(recording.node, 29.6, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
-    found = told(recording, 30)
+    found = require_post_mortem(recording, 30)
     assert (found.survived, found.requested_bytes, found.failures) == (False, gib_to_bytes(30), 2)
 
 
@@ -268,7 +268,7 @@ def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
     ]
     recording.write(tables.SPANS, who, spans)
     recording.event(who, 7, events.OUT_OF_MEMORY, **(OOM | {"phase": "forward", "rows": 160}))
-    found = told(recording, 8)
+    found = require_post_mortem(recording, 8)
     assert (found.phase, found.outer_phase, found.setting) == ("forward", "eval", "batch_size")
     assert [(s.phase, s.failed) for s in found.spans] == [("eval", True), ("forward", True)]
     assert "Evaluation requested 30.00 GiB with a micro-batch of 160 x 512 tokens; 20.00 GiB of 79" in found.cause
@@ -283,31 +283,31 @@ def test_in_a_counted_step_the_failed_call_tells_the_phase(tmp_path: Path) -> No
     recording.write(tables.SPANS, who, [*spans, make_span(5.0001, 5.0001, "forward", 2, flags=tables.FAILED)])
     unknown = {"phase": "", "step": 2, "micro_step": None, "rows": None, "sequence": None, "tokens": None}
     recording.event(who, 5, events.OUT_OF_MEMORY, **(OOM | unknown))
-    found = told(recording, 8)
+    found = require_post_mortem(recording, 8)
     assert (found.phase, found.outer_phase, found.step) == ("forward", "forward", 2)
     assert "The forward requested 30.00 GiB" in found.cause
-    assert told(recording, 5.00005).phase == ""
+    assert require_post_mortem(recording, 5.00005).phase == ""
 
 
 def test_nothing_went_wrong(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.print(20, "{'loss': 0.1}\n")
-    end(recording, exit_code=0)
+    end_job(recording, exit_code=0)
     assert find_post_mortem(recording.read(), BEGIN_NS + 40 * S) is None
 
 
 def test_a_job_that_failed_otherwise(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.print(20, "ValueError: no\nexits with return code = 1\n")
-    end(recording)
+    end_job(recording)
     assert find_post_mortem(recording.read(), BEGIN_NS + 40 * S) is None
 
 
 def test_nccl_in_the_output(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.print(29, "node:1:2 [0] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes\n")
-    end(recording)
-    found = told(recording)
+    end_job(recording)
+    found = require_post_mortem(recording)
     assert (found.kind, found.witness, found.rank, found.requested_bytes) == ("nccl", "output", 0, 6291456)
     assert found.survived is False
     assert found.cause.startswith("NCCL could not allocate 6.0 MiB on the device outside PyTorch's allocator")
@@ -319,8 +319,8 @@ def test_an_error_in_the_output_of_one_of_several_ranks(tmp_path: Path) -> None:
     recording.write(tables.SPANS, make_identity(1), [make_span(20, 23, "forward", 7, flags=tables.FAILED, tokens=2048)])
     error = "CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 79.00 GiB of which 1.00 GiB is"
     recording.print(24, f"[rank1]: {error} free. Of the allocated memory 70.00 GiB is allocated by PyTorch\n")
-    end(recording)
-    found = told(recording)
+    end_job(recording)
+    found = require_post_mortem(recording)
     assert (found.witness, found.rank, found.phase, found.step, found.rows) == ("output", 1, "forward", 7, 2)
     assert (found.free_bytes, found.limit_bytes, found.allocated_bytes) == (
         gib_to_bytes(1),
@@ -351,7 +351,7 @@ def test_the_kernel_killed_for_memory(tmp_path: Path) -> None:
     recording.engine(at=1.5, offload_optimizer="cpu")
     memory_of_host(recording, 40, 50, 59.5, limit=60, kills=(2, 3))
     recording.event(recording.node, 30.5, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
-    found = told(recording, 31)
+    found = require_post_mortem(recording, 31)
     assert (found.kind, found.witness, found.rank, found.oom_kills, found.survived) == ("killed", "sampler", 0, 1, False)
     assert [sample.used_bytes for sample in found.host_memory] == [gib_to_bytes(40), gib_to_bytes(50), gib_to_bytes(59.5)]
     assert {sample.limit_bytes for sample in found.host_memory} == {gib_to_bytes(60)}
@@ -368,7 +368,7 @@ def test_a_rank_killed_while_memory_was_short_and_while_it_was_not(tmp_path: Pat
         recording = record_two_steps(folder)
         memory_of_host(recording, 30, used)
         recording.print(30, "[launch.py:434:sigkill_handler] ['python'] exits with return code = -9\n")
-        end(recording, 30.5)
+        end_job(recording, 30.5)
         found = find_post_mortem(recording.read(), BEGIN_NS + 31 * S)
         assert (found.kind if found else None) == expected
 
@@ -377,15 +377,17 @@ def test_more_was_asked_of_the_host_than_it_has(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     memory_of_host(recording, 30, 70)
     recording.print(29, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 132426121216 bytes.\n")
-    end(recording)
-    found = told(recording)
+    end_job(recording)
+    found = require_post_mortem(recording)
     assert (found.kind, found.requested_bytes, found.limit_bytes) == ("host", 132426121216, gib_to_bytes(100))
     assert found.cause.startswith("123.33 GiB could not be allocated on the host: ")
 
 
 def test_another_processes_memory(tmp_path: Path) -> None:
-    recording = failing(tmp_path, requested_bytes=gib_to_bytes(22), reserved_bytes=gib_to_bytes(50), inactive_split_bytes=0)
-    found = told(recording, 26)
+    recording = record_failure(
+        tmp_path, requested_bytes=gib_to_bytes(22), reserved_bytes=gib_to_bytes(50), inactive_split_bytes=0
+    )
+    found = require_post_mortem(recording, 26)
     assert found.others_bytes == gib_to_bytes(4)
     assert (found.setting, "other processes hold 4.00 GiB" in found.cause) == ("CUDA_VISIBLE_DEVICES", True)
 
@@ -393,7 +395,7 @@ def test_another_processes_memory(tmp_path: Path) -> None:
 # --- causes --------------------------------------------------------------------------------------------------------------
 
 
-def case(**facts: Any) -> OomCase:
+def make_case(**facts: Any) -> OomCase:
     usual_case: dict[str, Any] = {
         "kind": "cuda",
         "requested_bytes": gib_to_bytes(10),
@@ -495,7 +497,7 @@ EXPANDABLE = parse_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:Tru
     ],
 )
 def test_the_cause_follows_from_the_numbers(facts: dict[str, Any], cause: str, setting: str) -> None:
-    found = choose_verdict(case(**facts))
+    found = choose_verdict(make_case(**facts))
     assert cause in found.cause
     assert found.setting == setting.replace("EXPANDABLE", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
     assert all(sentence.endswith(".") for sentence in (found.cause, found.advice))
@@ -503,12 +505,18 @@ def test_the_cause_follows_from_the_numbers(facts: dict[str, Any], cause: str, s
 
 
 def test_a_request_that_grows_with_the_micro_batch() -> None:
-    found = choose_verdict(case(requested_bytes=163840 * 607744, tokens=163840, free_bytes=gib_to_bytes(74), engine=ZERO2))
+    found = choose_verdict(
+        make_case(requested_bytes=163840 * 607744, tokens=163840, free_bytes=gib_to_bytes(74), engine=ZERO2)
+    )
     assert "That is 607,744 bytes for each of the 163,840 tokens of the micro-batch" in found.cause
     assert found.cause.endswith(", as float32 logits over a vocabulary of 151,936 take.")
-    wide = choose_verdict(case(requested_bytes=163840 * 4 * 57344, tokens=163840, free_bytes=gib_to_bytes(9), engine=ZERO2))
+    wide = choose_verdict(
+        make_case(requested_bytes=163840 * 4 * 57344, tokens=163840, free_bytes=gib_to_bytes(9), engine=ZERO2)
+    )
     assert wide.cause.endswith("of the 163,840 tokens of the micro-batch.")  # 56 x 1024: as wide as a layer may be
-    assert "tokens" not in choose_verdict(case(requested_bytes=163840 * 607744 + 512, tokens=163840, engine=ZERO2)).cause
+    assert (
+        "tokens" not in choose_verdict(make_case(requested_bytes=163840 * 607744 + 512, tokens=163840, engine=ZERO2)).cause
+    )
 
 
 @given(

@@ -83,29 +83,31 @@ loading: 1
 """
 
 
-def lines(text: str, time_ns: int = 0) -> list[PrintedLine]:
+def make_lines(text: str, time_ns: int = 0) -> list[PrintedLine]:
     return [PrintedLine(time_ns, line) for line in text.splitlines()]
 
 
 def test_torchruns_table_and_log() -> None:
-    logged, fallen, first = parse_reports(lines(TORCHRUN))
+    logged, fallen, first = parse_reports(make_lines(TORCHRUN))
     assert (logged.exit_code, logged.is_first, logged.local_rank, logged.pid) == (-9, True, 1, 4437)
     assert fallen == LauncherReport("torchrun", 0, -15, is_first=False, rank=4, local_rank=0, pid=4436)
     assert first == LauncherReport("torchrun", 0, -9, is_first=True, rank=5, local_rank=1, pid=4437)
-    assert list(parse_tracebacks(lines(TORCHRUN))) == []
+    assert list(parse_tracebacks(make_lines(TORCHRUN))) == []
 
 
 def test_deepspeeds_launcher_names_the_first_rank() -> None:
-    assert parse_reports(lines(DEEPSPEED)) == [LauncherReport("DeepSpeed's launcher", 0, -9, is_first=True, local_rank=1)]
+    assert parse_reports(make_lines(DEEPSPEED)) == [
+        LauncherReport("DeepSpeed's launcher", 0, -9, is_first=True, local_rank=1)
+    ]
 
 
 def test_sruns_tasks() -> None:
-    reports = [(one.rank, one.exit_code, one.is_first) for one in parse_reports(lines(SRUN))]
+    reports = [(one.rank, one.exit_code, one.is_first) for one in parse_reports(make_lines(SRUN))]
     assert reports == [(12, -9, True), (5, -11, False), (6, 7, False)]
 
 
 def test_tracebacks_of_two_ranks_at_once() -> None:
-    outer, worker, waiting = parse_tracebacks(lines(MIXED))
+    outer, worker, waiting = parse_tracebacks(make_lines(MIXED))
     assert outer.place == "train.py:88"
     assert (worker.rank, worker.text, worker.place) == (1, "ValueError: row 7 is empty", "rows.py:12 in __getitem__")
     assert (waiting.rank, waiting.error, waiting.place) == (0, "RuntimeError", "train.py:90")
@@ -115,7 +117,7 @@ def test_tracebacks_of_two_ranks_at_once() -> None:
 @pytest.mark.parametrize(("prefix", "rank", "local_rank"), [("", None, None), ("[default3]:", None, 3), ("12: ", 12, None)])
 def test_prefixes_of_launchers(prefix: str, rank: int | None, local_rank: int | None) -> None:
     text = "".join(f"{prefix}{line.removeprefix('[rank1]: ')}\n" for line in MIXED.splitlines() if "rank0" not in line)
-    last: Traceback = list(parse_tracebacks(lines(text)))[-1]
+    last: Traceback = list(parse_tracebacks(make_lines(text)))[-1]
     assert (last.rank, last.local_rank, last.text) == (rank, local_rank, "ValueError: row 7 is empty")
 
 

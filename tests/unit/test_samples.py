@@ -14,7 +14,7 @@ from zerotop.session.table_files import Source
 from zerotop_probe.recording.tables import HOSTS, PROCESSES
 
 
-def sources(folder: Path, *samples: list[tuple[int, int, int]]) -> list[Source]:
+def write_sources(folder: Path, *samples: list[tuple[int, int, int]]) -> list[Source]:
     """A table for each list of (second, pid, bytes)."""
     for number, rows in enumerate(samples):
         records = [make_record(PROCESSES, time_ns=at * S, pid=pid, rss_bytes=size) for at, pid, size in rows]
@@ -23,7 +23,7 @@ def sources(folder: Path, *samples: list[tuple[int, int, int]]) -> list[Source]:
 
 
 def test_windows_are_open_at_their_begin(tmp_path: Path) -> None:
-    (source,) = sources(tmp_path, [(at, 1, at) for at in range(6)])
+    (source,) = write_sources(tmp_path, [(at, 1, at) for at in range(6)])
     begin, end = BEGIN_NS + 2 * S, BEGIN_NS + 4 * S
     assert source.between(begin, end)["rss_bytes"].tolist() == [3, 4]
     assert source.between(begin, end, rows_before=1, rows_after=9)["rss_bytes"].tolist() == [2, 3, 4, 5]
@@ -33,7 +33,7 @@ def test_windows_are_open_at_their_begin(tmp_path: Path) -> None:
 
 
 def test_samples_of_several_samplers_are_merged_in_order_of_time(tmp_path: Path) -> None:
-    tables = sources(tmp_path, [(1, 7, 10), (4, 7, 40), (4, 8, 0)], [(2, 7, 20), (3, 8, 0)])
+    tables = write_sources(tmp_path, [(1, 7, 10), (4, 7, 40), (4, 8, 0)], [(2, 7, 20), (3, 8, 0)])
     times, columns = merge_columns(list(iter_samples(tables, 0, BEGIN_NS + 9 * S, "pid", 7)), ("rss_bytes",))
     assert (times - BEGIN_NS).tolist() == [1 * S, 2 * S, 4 * S]
     assert columns["rss_bytes"].tolist() == [10, 20, 40]
@@ -42,7 +42,7 @@ def test_samples_of_several_samplers_are_merged_in_order_of_time(tmp_path: Path)
 
 
 def test_samples_are_split_by_process_and_stay_in_order(tmp_path: Path) -> None:
-    tables = sources(tmp_path, [(1, 8, 1), (1, 7, 2), (2, 8, 3), (2, 9, 4)])
+    tables = write_sources(tmp_path, [(1, 8, 1), (1, 7, 2), (2, 8, 3), (2, 9, 4)])
     (samples,) = iter_samples(tables, 0, BEGIN_NS + 9 * S)
     assert {pid: own.rows["rss_bytes"].tolist() for pid, own in split_samples(samples, "pid")} == {7: [2], 8: [1, 3], 9: [4]}
     (empty,) = iter_samples(tables, 0, BEGIN_NS)

@@ -66,7 +66,7 @@ def test_the_peak_is_of_the_step_it_was_in(
     assert read_steps(read_recording(tmp_path))["allocated_peak_bytes"].tolist() == expected
 
 
-def process(at: float, pid: int, rss: int) -> tuple[Any, ...]:
+def make_process(at: float, pid: int, rss: int) -> tuple[Any, ...]:
     return make_record(tables.PROCESSES, time_ns=int(at * S), pid=pid, rss_bytes=rss)
 
 
@@ -74,10 +74,12 @@ def test_resident_memory_is_of_the_own_process_whichever_sampler_took_it(tmp_pat
     three_steps(tmp_path)
     mine, sampler = make_identity(0).pid, make_identity(-1)
     other: Identity = sampler._replace(pid=7)
-    write_table(tmp_path, tables.PROCESSES, sampler, process(1, mine, 99), process(2, mine, 70), process(3, 1, 500)).close()
-    write_table(tmp_path, tables.PROCESSES, other, process(18, mine, 50), process(19.5, 1, 600)).close()
+    write_table(
+        tmp_path, tables.PROCESSES, sampler, make_process(1, mine, 99), make_process(2, mine, 70), make_process(3, 1, 500)
+    ).close()
+    write_table(tmp_path, tables.PROCESSES, other, make_process(18, mine, 50), make_process(19.5, 1, 600)).close()
     elsewhere = make_identity(-1, 8, host="node2")
-    write_table(tmp_path, tables.PROCESSES, elsewhere, process(15, mine, 900)).close()
+    write_table(tmp_path, tables.PROCESSES, elsewhere, make_process(15, mine, 900)).close()
     rows = read_steps(read_recording(tmp_path))
     assert rows["host_rss_bytes"].tolist() == [99, 50, UNKNOWN]
     assert rows["nvml_process_bytes"].tolist() == [UNKNOWN] * 3

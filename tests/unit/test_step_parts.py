@@ -16,7 +16,7 @@ from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE, SKIPPED
 
 
-def recorded(folder: Path, *inside: Any, times: tuple[tuple[float, str, float], ...] = ()) -> Recording:
+def record_update(folder: Path, *inside: Any, times: tuple[tuple[float, str, float], ...] = ()) -> Recording:
     """One update from second 10 to 20, and a step that only accumulates before it."""
     recording = Recording(folder)
     spans = [make_span(1, 2, "step"), *inside, make_span(10, 20, "step", 3, BOUNDARY)]
@@ -39,28 +39,28 @@ OFFLOADED = (
 
 
 def test_what_the_host_says(tmp_path: Path) -> None:
-    (row,) = read_step_parts(recorded(tmp_path, *OFFLOADED).read())
+    (row,) = read_step_parts(record_update(tmp_path, *OFFLOADED).read())
     assert (row["rank"], row["step"], row["begin_unix_ns"], row["step_s"]) == (0, 3, BEGIN_NS + 10 * S, 10)
     assert (row["grads_to_cpu_s"], row["cpu_optimizer_s"], row["params_to_gpu_s"], row["allgather_s"]) == (2, 4, 1, 0)
     assert row["gpu_idle_s"] == 7
 
 
 def test_the_device_knows_better_what_was_only_launched(tmp_path: Path) -> None:
-    (row,) = read_step_parts(recorded(tmp_path, *OFFLOADED, times=((16, "params_to_gpu", 3),)).read())
+    (row,) = read_step_parts(record_update(tmp_path, *OFFLOADED, times=((16, "params_to_gpu", 3),)).read())
     assert (row["params_to_gpu_s"], row["gpu_idle_s"]) == (3, 5)
 
 
 def test_where_not_all_moves_are_recorded_idle_is_what_the_cpu_computes(tmp_path: Path) -> None:
-    (row,) = read_step_parts(recorded(tmp_path, OFFLOADED[1]).read())
+    (row,) = read_step_parts(record_update(tmp_path, OFFLOADED[1]).read())
     assert row["gpu_idle_s"] == 4
 
 
 def test_where_the_gpu_computes_the_update_nothing_is_known(tmp_path: Path) -> None:
-    (row,) = read_step_parts(recorded(tmp_path, make_span(11, 12, "optimizer", 3, depth=1)).read())
+    (row,) = read_step_parts(record_update(tmp_path, make_span(11, 12, "optimizer", 3, depth=1)).read())
     assert row["optimizer_s"] == 1
     assert math.isnan(row["gpu_idle_s"])
     (tmp_path / "plain").mkdir()
-    assert compute_medians(read_step_parts(recorded(tmp_path / "plain").read())) == {"step_s": 10}
+    assert compute_medians(read_step_parts(record_update(tmp_path / "plain").read())) == {"step_s": 10}
 
 
 def test_parts_in_parts_and_of_other_phases_are_not_counted(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_parts_in_parts_and_of_other_phases_are_not_counted(tmp_path: Path) -> N
         make_span(20, 21, "optimizer", 4, depth=1),
     )
     failed = make_span(22, 23, "step", 4, BOUNDARY | FAILED)
-    (row,) = read_step_parts(recorded(tmp_path, *OFFLOADED, *others, failed).read())
+    (row,) = read_step_parts(record_update(tmp_path, *OFFLOADED, *others, failed).read())
     assert (row["reduce_s"], row["allgather_s"], row["optimizer_s"]) == (0, 0, 0)
 
 

@@ -103,7 +103,7 @@ class Span(NamedTuple):
         return self.end - self.begin
 
 
-def seconds(spans: list[Span]) -> float:
+def sum_seconds(spans: list[Span]) -> float:
     return sum(each.ns for each in spans) / 1e9
 
 
@@ -123,12 +123,12 @@ class Slow:
         for record in spans:
             self.mine.append(Span(*record))
             if record[7] == PHASE_CODE["step"] and record[8] & BOUNDARY and record[10] == 0:
-                self.add(self.mine[-1])
+                self.add_step(self.mine[-1])
                 self.mine, self.end, self.last_step = [], record[1], record[3]
 
-    def add(self, closing: Span) -> None:
+    def add_step(self, closing: Span) -> None:
         """The step that ends here, and those that are missing before it."""
-        row = self.row(closing)
+        row = self.make_row(closing)
         missing = max(0, closing.step - self.last_step - 1)
         flagged = closing.flags & INCOMPLETE != 0
         if row["checkpoint_s"] and not flagged:
@@ -140,8 +140,8 @@ class Slow:
             self.rows.append(row | {"step": number, "skipped": False})
         self.rows.append(row)
 
-    def row(self, closing: Span) -> dict[str, Any]:
-        forwards = self.training("forward")
+    def make_row(self, closing: Span) -> dict[str, Any]:
+        forwards = self.select_training("forward")
         early = 0
         begin = self.end
         if begin is None:
@@ -150,26 +150,26 @@ class Slow:
             own = [each for each in known if each.engine == 0]
             self.last_step = min(own, key=lambda each: each.begin).step - 1
             early = sum(each.ns for each in self.mine if each.phase == LOAD and each.depth == 0 and each.end <= begin)
-        elsewhere = self.training("eval", "checkpoint_save", "checkpoint_load", outermost=True)
+        elsewhere = self.select_training("eval", "checkpoint_save", "checkpoint_load", outermost=True)
         return {
             "step": closing.step,
             "skipped": closing.flags & SKIPPED != 0,
             "begin_unix_ns": begin + BEGIN_NS,
             "end_unix_ns": closing.end + BEGIN_NS,
             "iteration_s": (closing.end - begin - sum(each.ns for each in elsewhere) + early) / 1e9,
-            "data_s": seconds(self.training("data", outermost=True)),
-            "forward_s": seconds(forwards),
-            "backward_s": seconds(self.training("backward")),
-            "step_s": seconds(self.training("step")),
-            "optimizer_s": seconds(self.training("optimizer", "cpu_optimizer")),
-            "eval_s": seconds(self.training("eval", outermost=True)),
-            "checkpoint_s": seconds(self.training("checkpoint_save", "checkpoint_load", outermost=True)),
-            "micro_steps": len(self.training("backward")),
+            "data_s": sum_seconds(self.select_training("data", outermost=True)),
+            "forward_s": sum_seconds(forwards),
+            "backward_s": sum_seconds(self.select_training("backward")),
+            "step_s": sum_seconds(self.select_training("step")),
+            "optimizer_s": sum_seconds(self.select_training("optimizer", "cpu_optimizer")),
+            "eval_s": sum_seconds(self.select_training("eval", outermost=True)),
+            "checkpoint_s": sum_seconds(self.select_training("checkpoint_save", "checkpoint_load", outermost=True)),
+            "micro_steps": len(self.select_training("backward")),
             "rows": sum_of_known([each.rows for each in forwards]),
             "tokens": sum_of_known([each.tokens for each in forwards]),
         }
 
-    def training(self, *names: str, outermost: bool = False) -> list[Span]:
+    def select_training(self, *names: str, outermost: bool = False) -> list[Span]:
         codes = [PHASE_CODE[name] for name in names]
         found = [each for each in self.mine if each.phase in codes and not each.flags & EVAL]
         return [each for each in found if each.depth == 0 or not outermost]
@@ -240,7 +240,7 @@ def test_ranks_that_are_read_together_have_each_its_own_steps(ranks: list[Any], 
         assert_slow(process.step_rows, spans, rank * S)
 
 
-def lossy(numbers: list[int], *flags: int) -> list[Any]:
+def make_lossy_spans(numbers: list[int], *flags: int) -> list[Any]:
     """Steps of a second with these numbers, of which the others were lost."""
     ends = [
         make_span(number + 0.5, number + 1, "step", number, BOUNDARY | flag)
@@ -250,7 +250,7 @@ def lossy(numbers: list[int], *flags: int) -> list[Any]:
 
 
 def test_lost_steps_are_no_long_iteration(tmp_path: Path) -> None:
-    write_table(tmp_path, tables.SPANS, make_identity(0), *lossy([0, 1, 5, 6, 7], 0, 0, 0, 0, INCOMPLETE)).close()
+    write_table(tmp_path, tables.SPANS, make_identity(0), *make_lossy_spans([0, 1, 5, 6, 7], 0, 0, 0, 0, INCOMPLETE)).close()
     table = StepTable(read_recording(tmp_path))
     table.update()
     (process,) = table.rank_steps
@@ -266,7 +266,7 @@ def test_lost_steps_are_no_long_iteration(tmp_path: Path) -> None:
 
 
 def test_steps_that_are_lost_at_once_are_missing_too(tmp_path: Path) -> None:
-    spans = [make_span(0.1, 0.5, "forward", 0), *lossy([3, 4])]
+    spans = [make_span(0.1, 0.5, "forward", 0), *make_lossy_spans([3, 4])]
     write_table(tmp_path, tables.SPANS, make_identity(0), *spans).close()
     rows = read_steps(read_recording(tmp_path))
     assert rows["step"].tolist() == [0, 1, 2, 3, 4]
@@ -275,9 +275,9 @@ def test_steps_that_are_lost_at_once_are_missing_too(tmp_path: Path) -> None:
 
 def test_a_loaded_checkpoint_and_a_damaged_number_leave_no_gap(tmp_path: Path) -> None:
     jump = [
-        *lossy([0, 1]),
+        *make_lossy_spans([0, 1]),
         make_span(2, 50, "checkpoint_load", 1),
-        *lossy([100, 101]),
+        *make_lossy_spans([100, 101]),
         make_span(101.2, 102, "step", 2**31 - 2, BOUNDARY),
     ]
     write_table(tmp_path, tables.SPANS, make_identity(0), *jump).close()
@@ -287,5 +287,5 @@ def test_a_loaded_checkpoint_and_a_damaged_number_leave_no_gap(tmp_path: Path) -
 
 
 def test_damaged_numbers_do_not_fill_the_memory(tmp_path: Path) -> None:
-    write_table(tmp_path, tables.SPANS, make_identity(0), *lossy(list(range(0, 2**31, 60_000))[:1000])).close()
+    write_table(tmp_path, tables.SPANS, make_identity(0), *make_lossy_spans(list(range(0, 2**31, 60_000))[:1000])).close()
     assert len(read_steps(read_recording(tmp_path))) == 1000 + 59_999
