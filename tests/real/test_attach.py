@@ -47,7 +47,7 @@ def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def start_loop(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The loop, started by somebody who has never heard of us; it ends soon after the file "enough" appears."""
     script = [str(LOOPS / "hand_written.py"), *OPTIONS, "--steps", str(STEPS), "--until", str(folder / "enough")]
     command = build_launch_command("deepspeed", script)
@@ -85,13 +85,13 @@ def entered_job(folder: Path) -> tuple[jobs.FoundJob, Path]:
 def wait_for_spans(session: Path) -> None:
     """Waits until both ranks have recorded some twenty steps."""
 
-    def sizes() -> list[int]:
+    def read_sizes() -> list[int]:
         return [path.stat().st_size for path in session.glob("spans-rank*.rec")]
 
-    wait_for(lambda: len(sizes()) == 2 and min(sizes()) > 8000, 120.0)
+    wait_for(lambda: len(read_sizes()) == 2 and min(read_sizes()) > 8000, 120.0)
 
 
-def counted(folder: Path) -> dict[int, dict[str, Any]]:
+def read_counted(folder: Path) -> dict[int, dict[str, Any]]:
     """By rank what the script counted itself."""
     lines = (folder / "output").read_text(errors="replace").splitlines()
     found = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
@@ -102,7 +102,7 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
     attached, alone = tmp_path / "attached", tmp_path / "alone"
     attached.mkdir()
     alone.mkdir()
-    with running(attached) as process:
+    with start_loop(attached) as process:
         job, session = entered_job(attached)
         assert job.launcher == "deepspeed"
         assert [rank.rank for rank in job.ranks] == [0, 1]
@@ -112,7 +112,7 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
         wait_for_spans(session)
         (attached / "enough").touch()
         assert process.wait(TIMEOUT_S) == 0
-    own = counted(attached)
+    own = read_counted(attached)
     for number in (0, 1):
         rank = Rank(session, number)
         assert len(rank.event("entered")) == 1
@@ -135,7 +135,7 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
 
 
 def test_a_rank_that_is_left_trains_on_and_can_be_entered_again(tmp_path: Path) -> None:
-    with running(tmp_path) as process:
+    with start_loop(tmp_path) as process:
         job, session = entered_job(tmp_path)
         ranks = [rank.process for rank in job.ranks]
         files = sorted(session.glob("spans-rank*.rec"))
@@ -152,7 +152,7 @@ def test_a_rank_that_is_left_trains_on_and_can_be_entered_again(tmp_path: Path) 
         (tmp_path / "enough").touch()
         assert process.wait(TIMEOUT_S) == 0
         assert [path.stat().st_size for path in files] == sizes
-    own = counted(tmp_path)
+    own = read_counted(tmp_path)
     steps = Rank(later, 0).phase("step")["step"]
     assert steps.tolist() == list(range(int(steps[0]), own[0]["global_steps"]))
 

@@ -44,7 +44,7 @@ print(JobController(Path(sys.argv[1])).stop())
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of little room, which both nodes see, for it is there before them."""
     folder = tmp_path_factory.mktemp("small")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=True)
@@ -55,7 +55,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @contextmanager
-def ranks(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def start_ranks(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
     """One on each node, which say in ``rank0`` and ``rank1`` what they were asked."""
     found = []
     with ExitStack() as stack:
@@ -70,12 +70,12 @@ def ranks(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Popen[byte
 
 
 @pytest.fixture
-def watched(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+def watched_job(
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> Iterator[tuple[Terminal, Path, list[subprocess.Popen[bytes]]]]:
     """The live screen on the first node, of a job on both; its session and its ranks."""
-    with ranks(cluster, tmp_path) as processes:
-        arguments = cluster.nodes[0].command(*ZEROTOP, "attach", first_pid(zerotop), "--hosts", "zt-node-2")
+    with start_ranks(cluster, tmp_path) as processes:
+        arguments = cluster.nodes[0].command(*ZEROTOP, "attach", first_pid(call_zerotop), "--hosts", "zt-node-2")
         program = [shutil.which(arguments[0]) or "", *arguments[1:]]
         terminal = Terminal(program, environment=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh), folder=tmp_path)
         try:
@@ -88,9 +88,9 @@ def watched(
 
 
 def test_a_job_is_asked_to_stop_on_both_nodes_and_gently(
-    cluster: Cluster, watched: tuple[Terminal, Path, list[subprocess.Popen[bytes]]], tmp_path: Path
+    cluster: Cluster, watched_job: tuple[Terminal, Path, list[subprocess.Popen[bytes]]], tmp_path: Path
 ) -> None:
-    terminal, session, processes = watched
+    terminal, session, processes = watched_job
     terminal.type("q")
     terminal.wait_for("Stops it gracefully here and on zt-node-2; again forces it")
     assert [process.poll() for process in processes] == [None, None]
@@ -109,9 +109,9 @@ def test_a_job_is_asked_to_stop_on_both_nodes_and_gently(
 
 
 def test_a_node_that_is_not_reached_is_named_and_the_others_are_stopped(
-    cluster: Cluster, watched: tuple[Terminal, Path, list[subprocess.Popen[bytes]]]
+    cluster: Cluster, watched_job: tuple[Terminal, Path, list[subprocess.Popen[bytes]]]
 ) -> None:
-    terminal, _, processes = watched
+    terminal, _, processes = watched_job
     two = cluster.nodes[1]
     two.run("ip", "link", "set", "eth0", "down", check=True)
     try:
@@ -130,28 +130,30 @@ def test_a_node_that_is_not_reached_is_named_and_the_others_are_stopped(
     assert list_samplers(two)
 
 
-def test_a_joined_part_says_from_where_the_whole_is_stopped(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
-    with ranks(cluster, tmp_path), attach_zerotop(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
+def test_a_joined_part_says_from_where_the_whole_is_stopped(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
+    with start_ranks(cluster, tmp_path), attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
         session = told[-1].partition("recording in ")[2]
         means = f"import sys; {STOP.replace('.stop()', '.stop_means')}"
         done = cluster.nodes[1].run(sys.executable, "-c", means, session, env=make_environment(tmp_path))
         assert done.stdout == "Asks its part on this node to end; all of it is stopped from zt_node_1.\n", done.stderr
 
 
-def test_a_full_folder(cluster: Cluster, zerotop: Zerotop, tmp_path: Path, small: Path) -> None:
+def test_a_full_folder(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, small_folder: Path) -> None:
     one, two = cluster.nodes
-    full = small / "full"
-    with ranks(cluster, tmp_path) as processes:
-        full.write_bytes(bytes(os.statvfs(small).f_bavail * os.statvfs(small).f_frsize - 8192))
-        session = small / "early"
-        done = zerotop("attach", first_pid(zerotop), "--hosts", "zt-node-2", "--headless", "--session", str(session))
+    full = small_folder / "full"
+    with start_ranks(cluster, tmp_path) as processes:
+        full.write_bytes(bytes(os.statvfs(small_folder).f_bavail * os.statvfs(small_folder).f_frsize - 8192))
+        session = small_folder / "early"
+        done = call_zerotop(
+            "attach", first_pid(call_zerotop), "--hosts", "zt-node-2", "--headless", "--session", str(session)
+        )
         assert done.returncode == 1
         assert f"nothing can be written to {session}: make room there" in done.stderr
         assert [list_samplers(one), list_samplers(two)] == ["", ""]
 
         full.unlink()
-        session = small / "late"
-        with attach_zerotop(zerotop, cluster, tmp_path, "--hosts", "zt-node-2", "--session", str(session)):
+        session = small_folder / "late"
+        with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2", "--session", str(session)):
             wait_for_both(session)
             with pytest.raises(OSError, match="No space left"):
                 full.write_bytes(bytes(1 << 20))

@@ -133,11 +133,11 @@ class Kernel:
         """Execute a cell; return what it printed, and its error if it had one."""
         printed: list[str] = []
 
-        def note(message: Any) -> None:
+        def note_output(message: Any) -> None:
             content = message["content"]
             printed.append(content.get("text", "") + "\n".join(content.get("traceback", ())))
 
-        self.client.execute_interactive(cell, timeout=LIMIT_S, output_hook=note)
+        self.client.execute_interactive(cell, timeout=LIMIT_S, output_hook=note_output)
         return "".join(printed)
 
     def close(self) -> None:

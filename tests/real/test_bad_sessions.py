@@ -42,7 +42,7 @@ def rows_of_each(session: Path) -> dict[str, int]:
     return {path.name.partition("-")[0]: len(read_table_file(path)) for path in begun}
 
 
-def newer(session: Path) -> None:
+def make_newer(session: Path) -> None:
     path = session / "session.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"zerotop": [2, 0]}))
 
@@ -52,7 +52,7 @@ def replace_by_file(session: Path) -> None:
     session.write_text("hello")
 
 
-def empty(session: Path) -> None:
+def remove_files(session: Path) -> None:
     shutil.rmtree(session)
     session.mkdir()
 
@@ -60,8 +60,8 @@ def empty(session: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (shutil.rmtree, "There is no session"),
     "a file": (replace_by_file, "There is no session"),
-    "empty": (empty, "holds no recording: it has no session.json"),
-    "of a newer format": (newer, "has recording format 2, this zerotop reads up to 1: use a newer zerotop"),
+    "empty": (remove_files, "holds no recording: it has no session.json"),
+    "of a newer format": (make_newer, "has recording format 2, this zerotop reads up to 1: use a newer zerotop"),
     "no JSON": (lambda path: (path / "session.json").write_text("{"), "is damaged: the recording cannot be read"),
     "other JSON": (lambda path: (path / "session.json").write_text("[1]"), "is damaged: the recording cannot be read"),
 }
@@ -87,7 +87,7 @@ def test_sessions_lists_what_it_cannot_read_with_the_reason(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder = tmp_path / "zerotop" / "sessions"
-    newer(Path(shutil.copytree(small_recording, folder / "of-tomorrow")))
+    make_newer(Path(shutil.copytree(small_recording, folder / "of-tomorrow")))
     (folder / "not-a-session").mkdir()
     assert main(["sessions"]) == 0
     (line,) = capfd.readouterr().out.splitlines()
@@ -95,7 +95,7 @@ def test_sessions_lists_what_it_cannot_read_with_the_reason(
     assert line.endswith("session.json has recording format 2, this zerotop reads up to 1: use a newer zerotop.")
 
 
-def look(session: Path) -> None:
+def build_views(session: Path) -> None:
     """What the screens do with a recording, short of drawing it."""
     source = RecordingSource(Session.open(session))
     for cursor in (None, source.begin_ns, source.begin_ns + 1_500_000_000):
@@ -124,7 +124,7 @@ def test_cut_off_anywhere(
                 assert main(["export", str(session)]) == 1
                 assert "is damaged" in capfd.readouterr().err
             else:
-                look(session)
+                build_views(session)
                 if length % 8 == 0:
                     print_of(session, path.name.split("-")[0])
         path.write_bytes(data)
@@ -142,7 +142,7 @@ def test_cut_off_everywhere_at_once(
             data = path.read_bytes()
             if path.name != "session.json":
                 (session / path.name).write_bytes(data[: chance.randrange(len(data) + 1)])
-        look(session)
+        build_views(session)
         print_of(session, "events")
         capfd.readouterr()
 

@@ -97,7 +97,7 @@ def wait_until_done(planted: PlantedCode) -> None:
 
 
 @pytest.fixture(scope="module")
-def slept() -> dict[str, float]:
+def sleep_seconds() -> dict[str, float]:
     """By way, the seconds that a sleep lasted although it was entered three times; all of them sleep at the same time."""
     lasted = {}
     with ExitStack() as stack:
@@ -116,8 +116,8 @@ def slept() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_sleep_ends_when_it_would_have(slept: dict[str, float], way: str) -> None:
-    assert SLEEP_S - 0.1 < slept[way] < SLEEP_S + 1
+def test_a_sleep_ends_when_it_would_have(sleep_seconds: dict[str, float], way: str) -> None:
+    assert SLEEP_S - 0.1 < sleep_seconds[way] < SLEEP_S + 1
 
 
 @pytest.mark.parametrize("keep_lock_s", [60.0, 0.0])

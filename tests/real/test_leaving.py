@@ -40,12 +40,12 @@ class Work:
         self.terminal = on_terminal(folder, "run", "--session", str(self.session), "--", *job)
         self.terminal.wait_for("at work")
 
-    def attach(self, called: str = "mine") -> Terminal:
+    def attach_again(self, called: str = "mine") -> Terminal:
         self.terminal.close()
         self.terminal = on_terminal(self.folder, "attach", called)
         return self.terminal
 
-    def leave(self, key: str) -> None:
+    def answer_quit(self, key: str) -> None:
         """Asks to leave, and answers the question."""
         self.terminal.type("q")
         self.terminal.wait_for("Detach", "Stop the job", "Cancel")
@@ -60,7 +60,7 @@ class Work:
     def wait_until_said(self, word: bytes) -> None:
         wait_for(lambda: word in join_output_bytes(self.session, "output"))
 
-    def listed(self) -> dict[str, object]:
+    def read_listed(self) -> dict[str, object]:
         (row,) = json.loads(run_zerotop(self.folder, "sessions", "--json").stdout)
         assert isinstance(row, dict)
         return row
@@ -84,67 +84,67 @@ Start = Callable[..., Work]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start_work(tmp_path: Path) -> Iterator[Start]:
     """Starts a Work; whatever a test leaves of it is ended."""
     works: list[Work] = []
 
-    def begin(**options: bool) -> Work:
+    def begin_work(**options: bool) -> Work:
         works.append(Work(tmp_path, **options))
         return works[-1]
 
-    yield begin
+    yield begin_work
     for work in works:
         work.close()
 
 
-def test_a_detached_job_goes_on_and_is_found_again(start: Start) -> None:
-    work = start()
+def test_a_detached_job_goes_on_and_is_found_again(start_work: Start) -> None:
+    work = start_work()
     work.terminal.type("q")
     work.terminal.wait_for("Detach", "zerotop attach mine")
     work.terminal.type("d")
     assert work.terminal.exit_code() == 0
     assert "Training continues. Reattach: zerotop attach mine" in work.terminal.text
-    assert work.listed()["state"] == "live"
-    again = work.attach()
+    assert work.read_listed()["state"] == "live"
+    again = work.attach_again()
     again.wait_for("at work")
     work.end()
     again.wait_for("exit code 6")
     again.type("q")
     assert again.exit_code() == 6
     assert "The job failed with exit code 6." in again.text
-    assert (work.listed()["state"], work.listed()["exit_code"]) == ("ended", 6)
+    assert (work.read_listed()["state"], work.read_listed()["exit_code"]) == ("ended", 6)
 
 
-def test_a_viewer_that_is_killed_takes_nothing_with_it(start: Start) -> None:
-    work = start()
+def test_a_viewer_that_is_killed_takes_nothing_with_it(start_work: Start) -> None:
+    work = start_work()
     os.kill(work.terminal.pid, signal.SIGKILL)
     assert work.terminal.exit_code() == -signal.SIGKILL
-    assert work.listed()["state"] == "live"
+    assert work.read_listed()["state"] == "live"
     work.end()
     wait_for(lambda: read_node_events(work.session, "job_ended"))
     assert join_output_bytes(work.session, "output") == b"at work\nwork done\n"
 
 
-def test_a_terminal_that_is_closed_leaves_the_job_running(start: Start) -> None:
-    work = start()
+def test_a_terminal_that_is_closed_leaves_the_job_running(start_work: Start) -> None:
+    work = start_work()
     work.terminal.hang_up()
     wait_for(work.terminal.ended)
-    assert work.listed()["state"] == "live"
+    assert work.read_listed()["state"] == "live"
     work.end()
     wait_for(lambda: read_node_events(work.session, "job_ended"))
 
 
-def test_a_job_is_stopped_gently(start: Start) -> None:
-    work = start()
-    work.leave("s")
+def test_a_job_is_stopped_gently(start_work: Start) -> None:
+    work = start_work()
+    work.answer_quit("s")
     assert work.leave_ended() == 4
     assert "The job failed with exit code 4, after it had been asked to stop." in work.terminal.text
     assert join_output_bytes(work.session, "output") == b"at work\nasked by SIGINT\n"
 
 
-def test_a_job_that_does_not_want_to_end_is_killed(start: Start) -> None:
-    work = start(stubborn=True)
-    work.leave("s")
+def test_a_job_that_does_not_want_to_end_is_killed(start_work: Start) -> None:
+    work = start_work(stubborn=True)
+    work.answer_quit("s")
     work.wait_until_said(b"SIGINT")
     work.terminal.type("s")
     work.wait_until_said(b"SIGTERM")
@@ -154,9 +154,9 @@ def test_a_job_that_does_not_want_to_end_is_killed(start: Start) -> None:
     assert "The job was killed by signal 9 (SIGKILL), after it had been asked to stop." in work.terminal.text
 
 
-def test_a_cancelled_leave_changes_nothing(start: Start) -> None:
-    work = start()
-    work.leave("c")
+def test_a_cancelled_leave_changes_nothing(start_work: Start) -> None:
+    work = start_work()
+    work.answer_quit("c")
     work.end()
     work.terminal.wait_for("work done", "exit code 6")
     work.terminal.type("q")
@@ -164,9 +164,9 @@ def test_a_cancelled_leave_changes_nothing(start: Start) -> None:
     assert read_node_events(work.session, "stop_sent") == []
 
 
-def test_a_sampler_that_died_is_replaced_from_the_screen(start: Start) -> None:
+def test_a_sampler_that_died_is_replaced_from_the_screen(start_work: Start) -> None:
     """However long ago: a job that runs is live although nobody has written for more than the seconds of silence."""
-    work = start()
+    work = start_work()
     work.kill_sampler()
     work.terminal.watch(7)
     assert "exit status is unknown" not in work.terminal.text
@@ -177,26 +177,26 @@ def test_a_sampler_that_died_is_replaced_from_the_screen(start: Start) -> None:
     work.terminal.wait_for("work done", "its exit code is not known")
     work.terminal.type("q")
     assert work.terminal.exit_code() == 1
-    assert (work.listed()["state"], work.listed()["exit_code"]) == ("ended", None)
+    assert (work.read_listed()["state"], work.read_listed()["exit_code"]) == ("ended", None)
     assert "mine  exit ?" in run_zerotop(work.folder, "sessions").stdout.decode()
 
 
-def test_attaching_replaces_a_sampler_that_died(start: Start) -> None:
-    work = start()
-    work.leave("d")
+def test_attaching_replaces_a_sampler_that_died(start_work: Start) -> None:
+    work = start_work()
+    work.answer_quit("d")
     assert work.terminal.exit_code() == 0
     work.kill_sampler()
-    again = work.attach(str(work.session))
+    again = work.attach_again(str(work.session))
     again.wait_for("a new one records from now on", "at work")
     assert job_control.is_sampler_alive(str(work.session))
-    work.leave("s")
+    work.answer_quit("s")
     assert work.leave_ended() == 1
     assert "its exit code is not known" in again.text
     assert recorded_by_all(work.session) == b"at work\nasked by SIGINT\n"
 
 
-def test_attaching_without_a_terminal_still_replaces_the_sampler(start: Start) -> None:
-    work = start()
+def test_attaching_without_a_terminal_still_replaces_the_sampler(start_work: Start) -> None:
+    work = start_work()
     work.kill_sampler()
     done = run_zerotop(work.folder, "attach", "mine")
     assert done.returncode == 1
@@ -209,8 +209,8 @@ def test_attaching_without_a_terminal_still_replaces_the_sampler(start: Start) -
     wait_for(lambda: read_node_events(work.session, "sampler_ended"))
 
 
-def test_a_job_that_ended_unseen_is_no_success(start: Start) -> None:
-    work = start()
+def test_a_job_that_ended_unseen_is_no_success(start_work: Start) -> None:
+    work = start_work()
     work.kill_sampler()
     work.end()
     wait_for(lambda: not job_control.is_job_alive(str(work.session)))
@@ -218,7 +218,7 @@ def test_a_job_that_ended_unseen_is_no_success(start: Start) -> None:
     work.terminal.type("q")
     assert work.terminal.exit_code() == 1
     assert "Exit status unknown: the job's end was not recorded." in work.terminal.text
-    assert work.listed()["exit_code"] is None
+    assert work.read_listed()["exit_code"] is None
 
 
 def recorded_by_all(session: Path) -> bytes:

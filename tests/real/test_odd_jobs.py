@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("number", [0, 1])
 PARAMETERS = 2 * (1024 * 1024 + 1024)
 
 
-def recorded(factory: pytest.TempPathFactory, *options: str) -> Counted:
+def record_odd_job(factory: pytest.TempPathFactory, *options: str) -> Counted:
     command = build_launch_command("bare", [str(LOOPS / "odd.py"), *options])
     done = run_recorded(command, factory.mktemp("odd"), make_environment())
     assert done.returncode == 0, done.output
@@ -29,18 +29,18 @@ def recorded(factory: pytest.TempPathFactory, *options: str) -> Counted:
 
 
 @pytest.fixture(scope="module")
-def several(tmp_path_factory: pytest.TempPathFactory) -> Counted:
-    return recorded(tmp_path_factory, "--engines", "2", "--stage", "1")
+def several_engines(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return record_odd_job(tmp_path_factory, "--engines", "2", "--stage", "1")
 
 
 @pytest.fixture(scope="module")
-def looking(tmp_path_factory: pytest.TempPathFactory) -> Counted:
-    return recorded(tmp_path_factory, "--no-optimizer")
+def without_optimizer(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return record_odd_job(tmp_path_factory, "--no-optimizer")
 
 
 @BOTH
-def test_engines_that_train_in_turn(several: Counted, number: int) -> None:
-    rank, own = several.rank(number)
+def test_engines_that_train_in_turn(several_engines: Counted, number: int) -> None:
+    rank, own = several_engines.rank(number)
     assert own["steps"] == [4, 4]
     steps = rank.phase("step")
     assert steps[["engine", "step"]].tolist() == [(engine, step) for step in range(4) for engine in range(2)]
@@ -50,8 +50,8 @@ def test_engines_that_train_in_turn(several: Counted, number: int) -> None:
     assert not rank.event("probe_error")
 
 
-def test_their_memory_is_shown_together(several: Counted) -> None:
-    session = Session.open(several.session)
+def test_their_memory_is_shown_together(several_engines: Counted) -> None:
+    session = Session.open(several_engines.session)
     view = MemoryViewBuilder(session).view_at(session.last_written_ns, 1)
     parts = {line.key: line for line in view.host_lines}
     assert parts["master_weights"].expected_bytes == 2 * 4 * PARAMETERS // 2
@@ -63,8 +63,8 @@ def test_their_memory_is_shown_together(several: Counted) -> None:
 
 
 @BOTH
-def test_an_engine_without_optimizer(looking: Counted, number: int) -> None:
-    rank, own = looking.rank(number)
+def test_an_engine_without_optimizer(without_optimizer: Counted, number: int) -> None:
+    rank, own = without_optimizer.rank(number)
     assert own["steps"] == [0]
     (engine,) = rank.event("engine")
     assert (engine["optimizer"], engine["trainable_parameters"]) == ("", PARAMETERS)
@@ -75,8 +75,8 @@ def test_an_engine_without_optimizer(looking: Counted, number: int) -> None:
     assert not rank.event("probe_error")
 
 
-def test_its_memory(looking: Counted) -> None:
-    session = Session.open(looking.session)
+def test_its_memory(without_optimizer: Counted) -> None:
+    session = Session.open(without_optimizer.session)
     view = MemoryViewBuilder(session).view_at(session.last_written_ns)
     assert view.setup is not None
     assert not view.setup.trains

@@ -43,15 +43,15 @@ Start = Callable[..., Process]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start_job(tmp_path: Path) -> Iterator[Start]:
     """Starts a job in the background; it is killed afterwards."""
     started: list[Process] = []
 
-    def launch(*command: str) -> Process:
+    def launch_command(*command: str) -> Process:
         started.append(agent.launch_in_background(str(tmp_path), command, grace_s=(0.0, 0.0)))
         return started[-1]
 
-    yield launch
+    yield launch_command
     if any(process.is_alive() for process in started):
         job_control.request_stop(str(tmp_path))
     wait_for(lambda: not any(process.is_alive() for process in started))
@@ -60,18 +60,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def rows_of(session: Path, name: str, least: int, **wanted: int) -> NDArray[Any]:
     """Waits for at least so many rows with these values."""
 
-    def rows() -> NDArray[Any]:
+    def select_rows() -> NDArray[Any]:
         found = read_node_records(session, name)
         for field, value in wanted.items():
             found = found[found[field] == value]
         return found
 
-    wait_for(lambda: len(rows()) >= least)
-    return rows()
+    wait_for(lambda: len(select_rows()) >= least)
+    return select_rows()
 
 
-def test_ranks_are_found_below_a_launcher_and_their_workers_are_not(tmp_path: Path, start: Start) -> None:
-    start(*build_python_command(LAUNCHER), WORKER)
+def test_ranks_are_found_below_a_launcher_and_their_workers_are_not(tmp_path: Path, start_job: Start) -> None:
+    start_job(*build_python_command(LAUNCHER), WORKER)
     found = wait_for(lambda: len(read_node_events(tmp_path, "rank_found")) == 2 and read_node_events(tmp_path, "rank_found"))
     assert sorted((event["rank"], event["local_rank"]) for event in found) == [(0, 0), (1, 1)]
     assert all(Process(event["pid"], event["start"]).is_alive() for event in found)
@@ -84,8 +84,8 @@ def test_ranks_are_found_below_a_launcher_and_their_workers_are_not(tmp_path: Pa
     assert read_node_events(tmp_path, "rank_silent") == []
 
 
-def test_all_rows_of_a_tick_share_its_time(tmp_path: Path, start: Start) -> None:
-    start(*build_python_command(LAUNCHER), SLEEP)
+def test_all_rows_of_a_tick_share_its_time(tmp_path: Path, start_job: Start) -> None:
+    start_job(*build_python_command(LAUNCHER), SLEEP)
     rows_of(tmp_path, "processes", 10, rank=1)
     table = read_node_records(tmp_path, "processes")
     times = [set(table["time_ns"][table["rank"] == rank].tolist()) for rank in (0, 1)]
@@ -96,19 +96,19 @@ def test_all_rows_of_a_tick_share_its_time(tmp_path: Path, start: Start) -> None
     assert 0.08 < np.median(steps) < 0.4  # ten a second, fewer on a busy machine
 
 
-def test_compilers_below_a_rank_are_reported_once(tmp_path: Path, start: Start) -> None:
+def test_compilers_below_a_rank_are_reported_once(tmp_path: Path, start_job: Start) -> None:
     compiler = tmp_path / "cc1plus"
     compiler.symlink_to("/bin/sleep")
     code = f"import subprocess; subprocess.run(['/bin/sh', '-c', '{compiler} 600; true'])"
-    start(*build_python_command(LAUNCHER), code)
+    start_job(*build_python_command(LAUNCHER), code)
     (found,) = wait_for(lambda: read_node_events(tmp_path, "compiling"))
     assert (found["rank"], found["pid"]) in {(e["rank"], e["pid"]) for e in read_node_events(tmp_path, "rank_found")}
     rows_of(tmp_path, "processes", 15, rank=1)
     assert len(read_node_events(tmp_path, "compiling")) == 1
 
 
-def test_a_rank_that_dies_is_gone(tmp_path: Path, start: Start) -> None:
-    start(*build_python_command(LAUNCHER), SLEEP)
+def test_a_rank_that_dies_is_gone(tmp_path: Path, start_job: Start) -> None:
+    start_job(*build_python_command(LAUNCHER), SLEEP)
     found = wait_for(lambda: len(read_node_events(tmp_path, "rank_found")) == 2 and read_node_events(tmp_path, "rank_found"))
     first = next(event for event in found if event["rank"] == 0)
     rows_of(tmp_path, "processes", 2, rank=0)
@@ -119,8 +119,8 @@ def test_a_rank_that_dies_is_gone(tmp_path: Path, start: Start) -> None:
     assert last["time_ns"][last["rank"] == 0].max() <= gone["time_ns"]
 
 
-def test_a_rank_that_a_signal_stops_is_reported_until_it_goes_on(tmp_path: Path, start: Start) -> None:
-    start(*build_python_command(LAUNCHER), SLEEP)
+def test_a_rank_that_a_signal_stops_is_reported_until_it_goes_on(tmp_path: Path, start_job: Start) -> None:
+    start_job(*build_python_command(LAUNCHER), SLEEP)
     found = wait_for(lambda: len(read_node_events(tmp_path, "rank_found")) == 2 and read_node_events(tmp_path, "rank_found"))
     rows_of(tmp_path, "processes", 2, rank=1)
     (pid,) = (event["pid"] for event in found if event["rank"] == 1)
@@ -131,7 +131,7 @@ def test_a_rank_that_a_signal_stops_is_reported_until_it_goes_on(tmp_path: Path,
         assert (told["rank"], told["pid"]) == (1, pid)
 
 
-def test_a_plain_python_becomes_a_rank_when_its_engine_reports(tmp_path: Path, start: Start) -> None:
+def test_a_plain_python_becomes_a_rank_when_its_engine_reports(tmp_path: Path, start_job: Start) -> None:
     """What an engine's making leaves is the file that its process writes."""
     code = f"""
 import time
@@ -140,7 +140,7 @@ time.sleep(0.8)
 EventWriter({str(tmp_path)!r}, Identity.for_this_process("rank", 0))
 time.sleep(600)
 """
-    start(*build_python_command(code))
+    start_job(*build_python_command(code))
     (found,) = wait_for(lambda: read_node_events(tmp_path, "rank_found"))
     (root,) = read_node_events(tmp_path, "job_started")
     assert (found["rank"], found["pid"], found["start"]) == (0, root["pid"], root["start"])
@@ -150,8 +150,8 @@ time.sleep(600)
     assert set(ranks.tolist()) == {-1, 0}
 
 
-def test_reports_of_other_sessions_and_machines_make_no_rank(tmp_path: Path, start: Start) -> None:
-    start(*build_python_command(SLEEP))
+def test_reports_of_other_sessions_and_machines_make_no_rank(tmp_path: Path, start_job: Start) -> None:
+    start_job(*build_python_command(SLEEP))
     (root,) = wait_for(lambda: read_node_events(tmp_path, "job_started"))
     here = Identity.for_this_process("rank", 7)
     EventWriter(str(tmp_path), here._replace(host="elsewhere", pid=root["pid"], start=root["start"])).close()
@@ -161,8 +161,8 @@ def test_reports_of_other_sessions_and_machines_make_no_rank(tmp_path: Path, sta
 
 
 @pytest.mark.parametrize("option", ["-E", "-I", "-uS"])
-def test_a_rank_that_the_probe_cannot_enter_is_reported_at_once(tmp_path: Path, start: Start, option: str) -> None:
-    start(*build_python_command(LAUNCHER), SLEEP, option)
+def test_a_rank_that_the_probe_cannot_enter_is_reported_at_once(tmp_path: Path, start_job: Start, option: str) -> None:
+    start_job(*build_python_command(LAUNCHER), SLEEP, option)
     silent = wait_for(
         lambda: len(read_node_events(tmp_path, "rank_silent")) == 2 and read_node_events(tmp_path, "rank_silent")
     )
@@ -170,8 +170,8 @@ def test_a_rank_that_the_probe_cannot_enter_is_reported_at_once(tmp_path: Path, 
     assert f"python -{option[-1]}, which" in silent[0]["why"]
 
 
-def test_a_launcher_that_drops_our_variables_is_reported(tmp_path: Path, start: Start) -> None:
-    start("env", "-u", "PYTHONZEROTOP_SESSION", *build_python_command(LAUNCHER), SLEEP)
+def test_a_launcher_that_drops_our_variables_is_reported(tmp_path: Path, start_job: Start) -> None:
+    start_job("env", "-u", "PYTHONZEROTOP_SESSION", *build_python_command(LAUNCHER), SLEEP)
     silent = wait_for(lambda: read_node_events(tmp_path, "rank_silent"))
     assert "did not pass on PYTHONZEROTOP_SESSION" in silent[0]["why"]
 
@@ -192,8 +192,8 @@ time.sleep(600)
 """
 
 
-def test_cores_and_busiest_threads(tmp_path: Path, start: Start) -> None:
-    start(*build_python_command(SPIN))
+def test_cores_and_busiest_threads(tmp_path: Path, start_job: Start) -> None:
+    start_job(*build_python_command(SPIN))
     rows = rows_of(tmp_path, "processes", 40, rank=-1)[20:]
     spent = np.diff(rows["cpu_ns"][[0, -1]])[0] / np.diff(rows["time_ns"][[0, -1]])[0]
     # Two threads that want a core each: what they do not get of it, they wait for.
@@ -212,7 +212,7 @@ def test_cores_and_busiest_threads(tmp_path: Path, start: Start) -> None:
     assert set(threads["processor"].tolist()) <= set(range(os.cpu_count() or 1))
 
 
-def test_memory_is_what_the_process_has(tmp_path: Path, start: Start) -> None:
+def test_memory_is_what_the_process_has(tmp_path: Path, start_job: Start) -> None:
     code = """
 import mmap, time
 private = bytearray(64 << 20)
@@ -220,15 +220,15 @@ shared = mmap.mmap(-1, 32 << 20)
 shared.write(b"x" * (32 << 20))
 time.sleep(600)
 """
-    start(*build_python_command(code))
+    start_job(*build_python_command(code))
     row = rows_of(tmp_path, "processes", 8, rank=-1)[-1]
     assert 96 << 20 < row["rss_bytes"] < 160 << 20
     assert 32 << 20 <= row["shared_bytes"] < 40 << 20
     assert row["locked_bytes"] == row["pinned_bytes"] == row["swap_bytes"] == 0
 
 
-def test_the_host(tmp_path: Path, start: Start) -> None:
-    start(*build_python_command(SLEEP))
+def test_the_host(tmp_path: Path, start_job: Start) -> None:
+    start_job(*build_python_command(SLEEP))
     row = rows_of(tmp_path, "hosts", 3)[2]
     assert row["memory_total_bytes"] == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < row["memory_available_bytes"] < row["memory_total_bytes"]
@@ -273,9 +273,9 @@ def test_a_rank_that_we_have_ourselves_is_none(tmp_path: Path, monkeypatch: pyte
     assert (read_node_records(tmp_path, "processes")["rank"] == -1).all()
 
 
-def test_the_agent_itself_costs_little(tmp_path: Path, start: Start) -> None:
+def test_the_agent_itself_costs_little(tmp_path: Path, start_job: Start) -> None:
     """A guard against a busy loop, not a benchmark: see benchmarks/sampler_cost.py."""
-    started = start(*build_python_command(SLEEP))
+    started = start_job(*build_python_command(SLEEP))
     rows_of(tmp_path, "processes", 5)
     clock = (~started.pid << 3) | 2
     before, began = time.clock_gettime_ns(clock), time.monotonic_ns()

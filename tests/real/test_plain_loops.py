@@ -20,18 +20,18 @@ STYLES = ("alternate", "search", "fuse", "misbehave", "descend", "share", "reloa
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def single_runs(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """All styles that need one process."""
     return run_loop("plain", tmp_path_factory.mktemp("alone"), *STYLES, launcher="python", ranks=len(STYLES))
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def ddp_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """Two ranks with DDP, a loss scaler, accumulation, an evaluation, and a checkpoint."""
     return run_loop("plain", tmp_path_factory.mktemp("ddp"), "accumulate", launcher="torchrun")
 
 
-def find(alone: Counted, style: str) -> tuple[Rank, dict[str, Any]]:
+def find_style(alone: Counted, style: str) -> tuple[Rank, dict[str, Any]]:
     """What the rank of that style recorded, and what it counted."""
     return alone.rank(STYLES.index(style))
 
@@ -46,17 +46,17 @@ def list_forwards(rank: Rank) -> list[list[int]]:
     return [list(row) for row in spans[["rows", "sequence"]].tolist()]
 
 
-def test_results_are_the_same_to_the_bit_without_the_probe(alone: Counted, together: Counted, tmp_path: Path) -> None:
-    for name, options, counted in (("alone", STYLES, alone), ("together", ("accumulate",), together)):
+def test_results_are_the_same_to_the_bit_without_the_probe(single_runs: Counted, ddp_run: Counted, tmp_path: Path) -> None:
+    for name, options, counted in (("alone", STYLES, single_runs), ("together", ("accumulate",), ddp_run)):
         (tmp_path / name).mkdir()
-        launcher, ranks = ("python", len(STYLES)) if counted is alone else ("bare", 2)
+        launcher, ranks = ("python", len(STYLES)) if counted is single_runs else ("bare", 2)
         blind = run_loop("plain", tmp_path / name, *options, launcher=launcher, ranks=ranks, session=Path(), bootstrap=False)
         for number, own in blind.by_rank.items():
             assert own | {"pid": 0} == counted.by_rank[number] | {"pid": 0}
 
 
-def test_nothing_went_wrong_inside(alone: Counted, together: Counted) -> None:
-    ranks = [find(alone, style)[0] for style in STYLES[:-1]] + [together.rank(number)[0] for number in (0, 1)]
+def test_nothing_went_wrong_inside(single_runs: Counted, ddp_run: Counted) -> None:
+    ranks = [find_style(single_runs, style)[0] for style in STYLES[:-1]] + [ddp_run.rank(number)[0] for number in (0, 1)]
     for rank in ranks:
         assert not rank.event("probe_error")
         assert (rank.probe[-1]["lost"], rank.probe[-1]["errors"]) == (0, 0)
@@ -64,8 +64,8 @@ def test_nothing_went_wrong_inside(alone: Counted, together: Counted) -> None:
 
 
 @BOTH
-def test_steps_micro_steps_and_batches(together: Counted, number: int) -> None:
-    rank, own = together.rank(number)
+def test_steps_micro_steps_and_batches(ddp_run: Counted, number: int) -> None:
+    rank, own = ddp_run.rank(number)
     steps = rank.phase("step")
     skips = [BOUNDARY | SKIPPED * skipped for skipped in own["skipped"]]
     assert steps[["step", "micro_step", "flags"]].tolist() == [(step, 1, skip) for step, skip in enumerate(skips)]
@@ -75,16 +75,16 @@ def test_steps_micro_steps_and_batches(together: Counted, number: int) -> None:
 
 
 @BOTH
-def test_skipped_updates_have_their_loss_scale(together: Counted, number: int) -> None:
-    rank, own = together.rank(number)
+def test_skipped_updates_have_their_loss_scale(ddp_run: Counted, number: int) -> None:
+    rank, own = ddp_run.rank(number)
     expected = [(step, *scales) for step, scales in enumerate(own["scales"]) if own["skipped"][step]]
     found = [(e["step"], e["loss_scale_before"], e["loss_scale_after"]) for e in rank.event("overflow")]
     assert found == expected != []
 
 
 @BOTH
-def test_evaluation_checkpoint_and_data(together: Counted, number: int) -> None:
-    rank, own = together.rank(number)
+def test_evaluation_checkpoint_and_data(ddp_run: Counted, number: int) -> None:
+    rank, own = ddp_run.rank(number)
     evaluation, inner = rank.phase("eval")
     assert (evaluation["step"], rank.inside(evaluation).count("forward")) == (4, own["evaluations"])
     # Of the model that DDP wraps, which the loop does not call in training.
@@ -96,8 +96,8 @@ def test_evaluation_checkpoint_and_data(together: Counted, number: int) -> None:
 
 
 @BOTH
-def test_what_trains(together: Counted, number: int) -> None:
-    rank, own = together.rank(number)
+def test_what_trains(ddp_run: Counted, number: int) -> None:
+    rank, own = ddp_run.rank(number)
     (engine,) = rank.event("engine")
     expected = {
         "kind": "loop",
@@ -126,8 +126,8 @@ def test_what_trains(together: Counted, number: int) -> None:
     assert hosts["after_update"] == hosts["next_forward"] | {"gradients": weights}
 
 
-def test_an_iteration_of_two_optimizers_ends_when_both_have_stepped(alone: Counted) -> None:
-    rank, own = find(alone, "alternate")
+def test_an_iteration_of_two_optimizers_ends_when_both_have_stepped(single_runs: Counted) -> None:
+    rank, own = find_style(single_runs, "alternate")
     steps = rank.phase("step")
     assert len(steps) == own["updates"] == 12
     assert steps["flags"].tolist() == [0, 0, BOUNDARY] * own["steps"]
@@ -137,8 +137,8 @@ def test_an_iteration_of_two_optimizers_ends_when_both_have_stepped(alone: Count
     assert (rank.event("engine")[0]["model"], rank.event("engine")[0]["optimizer"]) == ("Linear", "Adam + SGD")
 
 
-def test_a_closure_belongs_to_forward_and_backward(alone: Counted) -> None:
-    rank, own = find(alone, "search")
+def test_a_closure_belongs_to_forward_and_backward(single_runs: Counted) -> None:
+    rank, own = find_style(single_runs, "search")
     assert count_iterations(rank) == own["steps"]
     assert list_forwards(rank) == own["forwards"]
     assert len(rank.phase("backward")) == len(own["forwards"])
@@ -146,13 +146,13 @@ def test_a_closure_belongs_to_forward_and_backward(alone: Counted) -> None:
     assert rank.event("engine")[0]["model"] == "Model"
 
 
-def test_optimizers_that_step_during_the_backward(alone: Counted) -> None:
-    rank, own = find(alone, "fuse")
+def test_optimizers_that_step_during_the_backward(single_runs: Counted) -> None:
+    rank, own = find_style(single_runs, "fuse")
     assert count_iterations(rank) == len(rank.phase("backward")) == own["steps"]
 
 
-def test_exceptions_threads_and_a_new_model(alone: Counted) -> None:
-    rank, own = find(alone, "misbehave")
+def test_exceptions_threads_and_a_new_model(single_runs: Counted) -> None:
+    rank, own = find_style(single_runs, "misbehave")
     steps = rank.phase("step")
     assert count_iterations(rank) == own["steps"]
     # A second step() without a backward is part of the same update.
@@ -164,16 +164,16 @@ def test_exceptions_threads_and_a_new_model(alone: Counted) -> None:
     assert np.all(rank.spans["depth"] == 0)
 
 
-def test_a_loop_without_an_optimizer_has_backwards_but_no_steps(alone: Counted) -> None:
-    rank, own = find(alone, "descend")
+def test_a_loop_without_an_optimizer_has_backwards_but_no_steps(single_runs: Counted) -> None:
+    rank, own = find_style(single_runs, "descend")
     assert not len(rank.phase("step"))
     assert len(rank.phase("backward")) == len(own["losses"]) - 2  # it is recorded from the third on
     (engine,) = rank.event("engine")
     assert (engine["model"], engine["optimizer"]) == ("Model", "")
 
 
-def test_two_models_of_one_optimizer(alone: Counted) -> None:
-    rank, own = find(alone, "share")
+def test_two_models_of_one_optimizer(single_runs: Counted) -> None:
+    rank, own = find_style(single_runs, "share")
     assert rank.phase("step")["flags"].tolist() == [BOUNDARY] * own["steps"]
     # Both models are called in each step, and the optimizer's parameters are counted once.
     assert len(rank.phase("forward")) == 2 * own["steps"]
@@ -181,21 +181,21 @@ def test_two_models_of_one_optimizer(alone: Counted) -> None:
     assert (engine["model"], engine["parameters"], engine["trainable_parameters"]) == ("Linear", *[own["parameters"]] * 2)
 
 
-def test_a_whole_module_that_is_loaded_goes_on(alone: Counted) -> None:
-    rank, own = find(alone, "reload")
+def test_a_whole_module_that_is_loaded_goes_on(single_runs: Counted) -> None:
+    rank, own = find_style(single_runs, "reload")
     assert count_iterations(rank) == own["steps"]
     assert list_forwards(rank) == own["forwards"]
     assert len(rank.phase("checkpoint_save")) == own["saves"] - 1  # the first is before the training
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def compiled_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """Each way of using torch.compile, in one process."""
     return run_loop("compiled", tmp_path_factory.mktemp("compiled"), launcher="python", ranks=1)
 
 
-def test_the_compiler_makes_the_same_graphs(compiled: Counted, tmp_path: Path) -> None:
-    rank, own = compiled.rank(0)
+def test_the_compiler_makes_the_same_graphs(compiled_run: Counted, tmp_path: Path) -> None:
+    rank, own = compiled_run.rank(0)
     blind = run_loop("compiled", tmp_path, launcher="python", ranks=1, session=Path(), bootstrap=False)
     assert own | {"pid": 0} == blind.by_rank[0] | {"pid": 0}
     # One graph each: no breaks, no recompilations. The second of two blocks has an input that needs a gradient.
@@ -210,8 +210,8 @@ def test_the_compiler_makes_the_same_graphs(compiled: Counted, tmp_path: Path) -
     assert rank.event("engine")[0]["compiled"] is True
 
 
-def test_a_program_that_only_infers_writes_nothing(alone: Counted) -> None:
-    assert not list(alone.session.glob(f"*rank{STYLES.index('infer')}*"))
+def test_a_program_that_only_infers_writes_nothing(single_runs: Counted) -> None:
+    assert not list(single_runs.session.glob(f"*rank{STYLES.index('infer')}*"))
 
 
 def test_accelerate(tmp_path: Path) -> None:

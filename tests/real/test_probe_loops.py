@@ -23,39 +23,39 @@ OFFLOADED = (
 )
 
 
-def folder(factory: pytest.TempPathFactory) -> Path:
+def make_folder(factory: pytest.TempPathFactory) -> Path:
     return factory.mktemp("loop")
 
 
 @pytest.fixture(scope="module")
-def offloaded(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def offloaded_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """Stage 2, optimizer on the CPU, accumulation, evaluations, a failing forward, a data loader's worker."""
-    return run_loop("hand_written", folder(tmp_path_factory), *OFFLOADED, "--workers", "1")
+    return run_loop("hand_written", make_folder(tmp_path_factory), *OFFLOADED, "--workers", "1")
 
 
 @pytest.fixture(scope="module")
-def direct(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def direct_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """Stage 3, ``loss.backward()``, accumulation."""
     options = ("--stage", "3", "--dtype", "bf16", "--direct", "--accumulation", "2", "--steps", "3")
-    return run_loop("hand_written", folder(tmp_path_factory), *options, launcher="bare")
+    return run_loop("hand_written", make_folder(tmp_path_factory), *options, launcher="bare")
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def resumed_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """Stage 1, a checkpoint saved and loaded, DeepSpeed's own timers on."""
-    path = folder(tmp_path_factory)
+    path = make_folder(tmp_path_factory)
     options = ("--stage", "1", "--dtype", "bf16", "--checkpoint", str(path / "checkpoint"))
     return run_loop("hand_written", path, *options, "--wall-clock-breakdown", launcher="bare")
 
 
 @pytest.fixture(scope="module", params=["2", "3"])
-def overflowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def overflowed_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """fp16 with a first loss scale that is too high, in stages 2 and 3."""
     options = ("--dtype", "fp16", "--scale-power", "24", "--steps", "8", "--stage", request.param)
-    return run_loop("hand_written", folder(tmp_path_factory), *options, launcher="bare")
+    return run_loop("hand_written", make_folder(tmp_path_factory), *options, launcher="bare")
 
 
-def nested(rank: Rank) -> bool:
+def are_nested(rank: Rank) -> bool:
     """Whether every span lies within one of the next lower depth."""
     spans = rank.spans
     for span in spans[spans["depth"] > 0]:
@@ -65,7 +65,7 @@ def nested(rank: Rank) -> bool:
     return True
 
 
-def forwards(rank: Rank, *, evaluation: bool) -> list[list[int]]:
+def list_forwards(rank: Rank, *, evaluation: bool) -> list[list[int]]:
     spans = rank.phase("forward")
     chosen = spans[((spans["flags"] & EVAL) > 0) == evaluation]
     chosen = chosen[(chosen["flags"] & FAILED) == 0]
@@ -75,9 +75,9 @@ def forwards(rank: Rank, *, evaluation: bool) -> list[list[int]]:
 def every_run(counted: Counted, number: int) -> None:
     """What holds for every run: nothing lost, nothing open, nothing outside of anything."""
     rank, own = counted.rank(number)
-    assert forwards(rank, evaluation=False) == own["forwards"]
-    assert forwards(rank, evaluation=True) == own["evaluations"]
-    assert nested(rank)
+    assert list_forwards(rank, evaluation=False) == own["forwards"]
+    assert list_forwards(rank, evaluation=True) == own["evaluations"]
+    assert are_nested(rank)
     begun = {tuple(row) for row in rank.begins[["time_ns", "phase"]].tolist()}
     ended = {tuple(row) for row in rank.spans[["begin_ns", "phase"]].tolist()}
     assert begun <= ended
@@ -96,9 +96,9 @@ def every_run(counted: Counted, number: int) -> None:
 
 
 @BOTH
-def test_whose_bytes(offloaded: Counted, number: int) -> None:
+def test_whose_bytes(offloaded_run: Counted, number: int) -> None:
     """The master weights and both moments of this rank's share, in four bytes each."""
-    rank, _ = offloaded.rank(number)
+    rank, _ = offloaded_run.rank(number)
     (engine,) = rank.event("engine")
     found = {event["when"]: event["host"] for event in rank.event("tensors")}
     assert list(found) == ["init", "before_update", "after_update"]
@@ -111,9 +111,9 @@ def test_whose_bytes(offloaded: Counted, number: int) -> None:
 
 
 @BOTH
-def test_offloaded_counts(offloaded: Counted, number: int) -> None:
-    every_run(offloaded, number)
-    rank, own = offloaded.rank(number)
+def test_offloaded_counts(offloaded_run: Counted, number: int) -> None:
+    every_run(offloaded_run, number)
+    rank, own = offloaded_run.rank(number)
     steps = rank.phase("step")
     # Calls between two updates do nothing, and are not recorded.
     assert (steps["flags"] & BOUNDARY).tolist() == [BOUNDARY] * 4
@@ -127,8 +127,8 @@ def test_offloaded_counts(offloaded: Counted, number: int) -> None:
 
 
 @BOTH
-def test_a_forward_that_fails_and_is_repeated(offloaded: Counted, number: int) -> None:
-    rank, own = offloaded.rank(number)
+def test_a_forward_that_fails_and_is_repeated(offloaded_run: Counted, number: int) -> None:
+    rank, own = offloaded_run.rank(number)
     assert own["stumbles"] == 1
     (failed,) = rank.spans[(rank.spans["flags"] & FAILED) > 0]
     assert (PHASES[failed["phase"]], failed["step"], failed["micro_step"], failed["depth"]) == (
@@ -140,8 +140,8 @@ def test_a_forward_that_fails_and_is_repeated(offloaded: Counted, number: int) -
 
 
 @BOTH
-def test_the_inside_of_an_offloaded_step(offloaded: Counted, number: int) -> None:
-    rank, _ = offloaded.rank(number)
+def test_the_inside_of_an_offloaded_step(offloaded_run: Counted, number: int) -> None:
+    rank, _ = offloaded_run.rank(number)
     for step in rank.phase("step"):
         assert rank.inside(step) == OFFLOADED_PARTS
 
@@ -150,8 +150,8 @@ OFFLOADED_PARTS = ["grads_to_cpu", "cpu_optimizer", "params_to_gpu", "allgather"
 
 
 @BOTH
-def test_evaluations_last_from_their_first_forward_to_their_last(offloaded: Counted, number: int) -> None:
-    rank, _ = offloaded.rank(number)
+def test_evaluations_last_from_their_first_forward_to_their_last(offloaded_run: Counted, number: int) -> None:
+    rank, _ = offloaded_run.rank(number)
     evaluations = rank.phase("eval")
     assert evaluations[["step", "depth"]].tolist() == [(0, 0), (2, 0)]
     seen = rank.phase("forward")
@@ -164,17 +164,17 @@ def test_evaluations_last_from_their_first_forward_to_their_last(offloaded: Coun
 
 
 @BOTH
-def test_every_batch_was_fetched_and_data_loader_workers_write_nothing(offloaded: Counted, number: int) -> None:
-    rank, own = offloaded.rank(number)
+def test_every_batch_was_fetched_and_data_loader_workers_write_nothing(offloaded_run: Counted, number: int) -> None:
+    rank, own = offloaded_run.rank(number)
     # Each evaluation's loader is also asked once more, to say that it has no more.
     assert len(rank.phase("data")) == len(own["forwards"]) + len(own["evaluations"]) + 2
     assert not np.any(rank.phase("data")["flags"])
-    assert len(list(offloaded.session.glob(f"*rank{number}-*"))) == 4
+    assert len(list(offloaded_run.session.glob(f"*rank{number}-*"))) == 4
 
 
 @BOTH
-def test_engine_facts(offloaded: Counted, number: int) -> None:
-    rank, own = offloaded.rank(number)
+def test_engine_facts(offloaded_run: Counted, number: int) -> None:
+    rank, own = offloaded_run.rank(number)
     (engine,) = rank.event("engine")
     expected = {
         "engine": 0,
@@ -205,8 +205,8 @@ def test_engine_facts(offloaded: Counted, number: int) -> None:
 
 
 @BOTH
-def test_hello(offloaded: Counted, number: int) -> None:
-    rank, own = offloaded.rank(number)
+def test_hello(offloaded_run: Counted, number: int) -> None:
+    rank, own = offloaded_run.rank(number)
     (hello,) = rank.event("hello")
     assert (hello["rank"], hello["local_rank"], hello["node_rank"], hello["world_size"]) == (
         number,
@@ -216,24 +216,26 @@ def test_hello(offloaded: Counted, number: int) -> None:
     )
     assert hello["launcher"] == "deepspeed"
     assert {"python", "torch", "deepspeed"} <= hello.keys()
-    assert next(offloaded.session.glob(f"spans-rank{number}-*-{own['pid']}.rec")).exists()
+    assert next(offloaded_run.session.glob(f"spans-rank{number}-*-{own['pid']}.rec")).exists()
 
 
 def test_a_session_that_is_not_there_changes_nothing(
-    offloaded: Counted, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    offloaded_run: Counted, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Nothing is written, nothing is said, and the training comes out the same to the bit."""
-    blind = run_loop("hand_written", folder(tmp_path_factory), *OFFLOADED, launcher="bare", session=tmp_path / "missing")
+    blind = run_loop(
+        "hand_written", make_folder(tmp_path_factory), *OFFLOADED, launcher="bare", session=tmp_path / "missing"
+    )
     assert not (tmp_path / "missing").exists()
     for number in (0, 1):
         for name in ("losses", "weights", "steps"):
-            assert blind.by_rank[number][name] == offloaded.by_rank[number][name]
+            assert blind.by_rank[number][name] == offloaded_run.by_rank[number][name]
 
 
 @BOTH
-def test_loss_backward_without_the_engine(direct: Counted, number: int) -> None:
-    every_run(direct, number)
-    rank, own = direct.rank(number)
+def test_loss_backward_without_the_engine(direct_run: Counted, number: int) -> None:
+    every_run(direct_run, number)
+    rank, own = direct_run.rank(number)
     backwards = rank.phase("backward")
     assert backwards[["step", "micro_step"]].tolist() == [(s, m) for s in range(3) for m in range(2)]
     assert not np.any(backwards["flags"])
@@ -243,9 +245,9 @@ def test_loss_backward_without_the_engine(direct: Counted, number: int) -> None:
 
 
 @BOTH
-def test_checkpoints_and_the_steps_after_them(resumed: Counted, number: int) -> None:
-    every_run(resumed, number)
-    rank, own = resumed.rank(number)
+def test_checkpoints_and_the_steps_after_them(resumed_run: Counted, number: int) -> None:
+    every_run(resumed_run, number)
+    rank, own = resumed_run.rank(number)
     assert rank.phase("checkpoint_save")["step"].tolist() == [2, 3]
     assert rank.phase("checkpoint_load")["step"].tolist() == [4]
     assert rank.phase("step")["step"].tolist() == [step for step, *_ in own["steps"]] == [0, 1, 2, 3, 2]
@@ -254,15 +256,15 @@ def test_checkpoints_and_the_steps_after_them(resumed: Counted, number: int) -> 
         assert rank.inside(step) == ["optimizer", "allgather"]
 
 
-def test_deepspeeds_own_timers_still_work(resumed: Counted) -> None:
-    assert "optimizer_allgather: " in resumed.output
-    assert "optimizer_step: " in resumed.output
+def test_deepspeeds_own_timers_still_work(resumed_run: Counted) -> None:
+    assert "optimizer_allgather: " in resumed_run.output
+    assert "optimizer_step: " in resumed_run.output
 
 
 @BOTH
-def test_overflows(overflowed: Counted, number: int) -> None:
-    every_run(overflowed, number)
-    rank, own = overflowed.rank(number)
+def test_overflows(overflowed_run: Counted, number: int) -> None:
+    every_run(overflowed_run, number)
+    rank, own = overflowed_run.rank(number)
     skipped_before = 0
     expected: list[dict[str, Any]] = []
     scale = 2.0**24
@@ -280,13 +282,13 @@ def test_overflows(overflowed: Counted, number: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rank, dict[str, Any]]:
+def two_engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rank, dict[str, Any]]:
     """Two engines, exceptions, threads and forks in one process."""
-    return run_loop("two_engines", folder(tmp_path_factory), launcher="bare", ranks=1).rank(0)
+    return run_loop("two_engines", make_folder(tmp_path_factory), launcher="bare", ranks=1).rank(0)
 
 
-def test_two_engines_are_told_apart(two: tuple[Rank, dict[str, Any]]) -> None:
-    rank, _ = two
+def test_two_engines_are_told_apart(two_engines: tuple[Rank, dict[str, Any]]) -> None:
+    rank, _ = two_engines
     assert [(event["engine"], bool(event["optimizer"])) for event in rank.event("engine")] == [
         (0, True),
         (1, False),
@@ -297,24 +299,24 @@ def test_two_engines_are_told_apart(two: tuple[Rank, dict[str, Any]]) -> None:
     assert steps["flags"].tolist() == [BOUNDARY] * 3 + [FAILED]
 
 
-def test_a_reference_model_evaluates_nothing(two: tuple[Rank, dict[str, Any]]) -> None:
-    rank, own = two
+def test_a_reference_model_evaluates_nothing(two_engines: tuple[Rank, dict[str, Any]]) -> None:
+    rank, own = two_engines
     spans = rank.phase("forward")
     assert len(spans[spans["engine"] == 1]) == own["steps"]
     assert np.all(spans["flags"][spans["engine"] == 1] == EVAL)
     assert not len(rank.phase("eval"))
 
 
-def test_a_backward_that_fails_is_no_micro_step(two: tuple[Rank, dict[str, Any]]) -> None:
-    rank, own = two
+def test_a_backward_that_fails_is_no_micro_step(two_engines: tuple[Rank, dict[str, Any]]) -> None:
+    rank, own = two_engines
     backwards = rank.phase("backward")
     assert (backwards["flags"] & FAILED).tolist() == [FAILED, 0] * own["failures"]
     assert backwards["micro_step"].tolist() == [0, 0] * own["failures"]
     assert np.all(backwards["depth"] == 0)
 
 
-def test_other_threads_and_forked_children_are_not_the_training(two: tuple[Rank, dict[str, Any]]) -> None:
-    rank, own = two
+def test_other_threads_and_forked_children_are_not_the_training(two_engines: tuple[Rank, dict[str, Any]]) -> None:
+    rank, own = two_engines
     assert len(rank.phase("data")) == own["steps"] + 1
     assert not rank.event("probe_error")
     assert {path.stem.rsplit("-", 1)[1] for path in rank.session.glob("*rank*")} == {str(own["pid"])}
@@ -337,13 +339,13 @@ def test_a_script_that_asks_without_a_session_trains_on(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def pipelined(tmp_path_factory: pytest.TempPathFactory) -> Counted:
-    return run_loop("pipelined", folder(tmp_path_factory), launcher="bare")
+def pipelined_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return run_loop("pipelined", make_folder(tmp_path_factory), launcher="bare")
 
 
 @BOTH
-def test_a_pipeline(pipelined: Counted, number: int) -> None:
-    rank, own = pipelined.rank(number)
+def test_a_pipeline(pipelined_run: Counted, number: int) -> None:
+    rank, own = pipelined_run.rank(number)
     assert rank.phase("step")[["step", "micro_step", "flags"]].tolist() == [
         (step, 2, BOUNDARY) for step in range(own["steps"])
     ]
@@ -353,5 +355,5 @@ def test_a_pipeline(pipelined: Counted, number: int) -> None:
     assert np.all(forward["rows"] == 2)
     (evaluation,) = rank.phase("eval")
     assert rank.inside(evaluation).count("forward") == 3
-    assert nested(rank)
+    assert are_nested(rank)
     assert not rank.event("probe_error")

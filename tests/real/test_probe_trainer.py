@@ -16,7 +16,7 @@ BOTH = pytest.mark.parametrize("number", [0, 1])
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     folder = tmp_path_factory.mktemp("trainer")
     auto = "auto"
     config = {
@@ -34,8 +34,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Counted:
 
 
 @BOTH
-def test_steps_and_micro_steps(trained: Counted, number: int) -> None:
-    rank, own = trained.rank(number)
+def test_steps_and_micro_steps(trained_run: Counted, number: int) -> None:
+    rank, own = trained_run.rank(number)
     steps = rank.phase("step")
     assert own["global_step"] == own["engine_steps"] == len(steps) == 4
     assert steps[["step", "micro_step", "flags"]].tolist() == [(step, 1, BOUNDARY) for step in range(4)]
@@ -45,17 +45,17 @@ def test_steps_and_micro_steps(trained: Counted, number: int) -> None:
     assert rank.event("total_steps")[0]["source"] == "trainer"
 
 
-def test_tokens_of_all_ranks_are_what_the_trainer_says(trained: Counted) -> None:
+def test_tokens_of_all_ranks_are_what_the_trainer_says(trained_run: Counted) -> None:
     total = 0
     for number in (0, 1):
-        spans = trained.rank(number)[0].phase("forward")
+        spans = trained_run.rank(number)[0].phase("forward")
         total += spans["tokens"][(spans["flags"] & EVAL) == 0].sum()
-    assert total == trained.by_rank[0]["tokens_of_all_ranks"] > 0
+    assert total == trained_run.by_rank[0]["tokens_of_all_ranks"] > 0
 
 
 @BOTH
-def test_evaluations(trained: Counted, number: int) -> None:
-    rank, own = trained.rank(number)
+def test_evaluations(trained_run: Counted, number: int) -> None:
+    rank, own = trained_run.rank(number)
     evaluations = rank.phase("eval")
     assert evaluations[["step", "depth", "flags"]].tolist() == [(2, 0, 0), (4, 0, 0)]
     spans = rank.phase("forward")
@@ -67,16 +67,16 @@ def test_evaluations(trained: Counted, number: int) -> None:
 
 
 @BOTH
-def test_generation_is_one_phase(trained: Counted, number: int) -> None:
-    rank, _ = trained.rank(number)
+def test_generation_is_one_phase(trained_run: Counted, number: int) -> None:
+    rank, _ = trained_run.rank(number)
     (span,) = rank.phase("generate")
     assert (span["step"], span["depth"]) == (3, 0)
     assert rank.inside(span) == []
 
 
 @BOTH
-def test_saves_hello_and_nothing_wrong(trained: Counted, number: int) -> None:
-    rank, own = trained.rank(number)
+def test_saves_hello_and_nothing_wrong(trained_run: Counted, number: int) -> None:
+    rank, own = trained_run.rank(number)
     assert set(rank.phase("checkpoint_save")["step"].tolist()) == {4}
     (hello,) = rank.event("hello")
     assert {"transformers", "accelerate"} <= hello.keys()

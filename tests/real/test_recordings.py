@@ -35,13 +35,13 @@ NAMES = sorted(EXPECTED)
 PRIVATE = re.compile(rb"/(?:root|opt|work|Users)\b|/home/(?!user1?\b)|(?i:password|secret|api_?key|hf_[a-z0-9]{20})")
 
 
-def cursors(session: Session, count: int = 12) -> list[int]:
+def list_cursors(session: Session, count: int = 12) -> list[int]:
     """Moments evenly through a recording, its end the last."""
     whole = session.last_written_ns - session.begin_ns
     return [session.begin_ns + whole * place // count for place in range(1, count + 1)]
 
 
-def output(session: Session) -> str:
+def read_output(session: Session) -> str:
     return read_output_tail(session, session.last_written_ns, 1 << 20).decode()
 
 
@@ -62,7 +62,7 @@ def test_steps_are_those_of_the_output(name: str) -> None:
     assert (session.damaged_files, session.damaged_lines) == (0, 0)
     steps, skipped, code = EXPECTED[name]
     view = RecordingSource(session).view_at(None)
-    said = output(session)
+    said = read_output(session)
     losses = re.findall(r"'loss': '([^']+)', 'grad_norm': '([^']+)'", said)
     assert len(losses) == len(view.iterations.step) == steps
     assert view.iterations.skipped.sum() == sum(norm in ("inf", "nan") for _, norm in losses) == skipped
@@ -75,7 +75,7 @@ def test_steps_are_those_of_the_output(name: str) -> None:
         assert 0 < view.iterations.iteration_s.sum() <= float(seconds) * 1.02
 
 
-def sane(view: LiveView) -> None:
+def check_view(view: LiveView) -> None:
     for gpu in view.gpus:
         allocated, reserved = gpu.allocated_bytes or 0, gpu.reserved_bytes or 0
         assert 0 <= allocated <= reserved
@@ -93,10 +93,10 @@ def test_the_view_at_any_cursor(name: str, tmp_path: Path) -> None:
     packed = recordings.open_recording(name)
     here, there = RecordingSource(packed), RecordingSource(Session.open(recordings.as_directory(name, tmp_path)))
     done, peaks = 0, dict[int, int]()
-    for cursor in cursors(packed):
+    for cursor in list_cursors(packed):
         view = here.view_at(cursor)
         assert repr(view) == repr(there.view_at(cursor))
-        sane(view)
+        check_view(view)
         assert len(view.iterations.step) >= done
         done = len(view.iterations.step)
         for rank in view.ranks:

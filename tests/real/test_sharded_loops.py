@@ -18,23 +18,23 @@ NAMES = {1: "FSDP", 2: "FSDP2"}
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def sharded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Counted]:
+def sharded_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Counted]:
     version = request.param
     if version == 2 and torch_version() < (2, 6):
         pytest.skip("before PyTorch 2.6 fully_shard is private, and needs a GPU")
     return version, run_loop("sharded", tmp_path_factory.mktemp("fsdp"), str(version), launcher="torchrun")
 
 
-def test_losses_are_the_same_to_the_bit_without_the_probe(sharded: tuple[int, Counted], tmp_path: Path) -> None:
-    version, counted = sharded
+def test_losses_are_the_same_to_the_bit_without_the_probe(sharded_run: tuple[int, Counted], tmp_path: Path) -> None:
+    version, counted = sharded_run
     blind = run_loop("sharded", tmp_path, str(version), launcher="torchrun", session=Path(), bootstrap=False)
     for number, own in blind.by_rank.items():
         assert own | {"pid": 0} == counted.by_rank[number] | {"pid": 0}
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_phases_and_steps(sharded: tuple[int, Counted], number: int) -> None:
-    rank, own = sharded[1].rank(number)
+def test_phases_and_steps(sharded_run: tuple[int, Counted], number: int) -> None:
+    rank, own = sharded_run[1].rank(number)
     assert not rank.event("probe_error")
     assert rank.phase("step")[["step", "micro_step", "flags"]].tolist() == [(n, 1, BOUNDARY) for n in range(own["steps"])]
     assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(n, m) for n in range(own["steps"]) for m in (0, 1)]
@@ -42,8 +42,8 @@ def test_phases_and_steps(sharded: tuple[int, Counted], number: int) -> None:
     assert np.all(rank.spans["flags"] & FAILED == 0)
 
 
-def test_how_it_is_sharded(sharded: tuple[int, Counted]) -> None:
-    version, counted = sharded
+def test_how_it_is_sharded(sharded_run: tuple[int, Counted]) -> None:
+    version, counted = sharded_run
     rank, own = counted.rank(0)
     (engine,) = rank.event("engine")
     assert engine["unread"] == {}
@@ -61,8 +61,8 @@ def test_how_it_is_sharded(sharded: tuple[int, Counted]) -> None:
     assert "fp32, computes in bf16" in shown.describe_engine()
 
 
-def test_shards_and_what_is_gathered(sharded: tuple[int, Counted]) -> None:
-    version, counted = sharded
+def test_shards_and_what_is_gathered(sharded_run: tuple[int, Counted]) -> None:
+    version, counted = sharded_run
     rank, own = counted.rank(0)
     hosts = {event["when"]: event["host"] for event in rank.event("tensors")}
     shard = 4 * own["local_parameters"]

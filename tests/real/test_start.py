@@ -19,7 +19,7 @@ from zerotop.cli import main
 pytestmark = pytest.mark.alone
 
 
-def listed(folder: Path) -> Terminal:
+def start_program(folder: Path) -> Terminal:
     """The program without arguments, its sessions in ``folder``."""
     environment = os.environ | {"XDG_STATE_HOME": str(folder), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
     return Terminal([sys.executable, "-m", "zerotop"], environment=environment, folder=folder)
@@ -36,7 +36,7 @@ def test_in_a_terminal_it_lists_opens_and_leaves(tmp_path: Path) -> None:
     sessions = tmp_path / "zerotop" / "sessions"
     sessions.mkdir(parents=True)
     shutil.copy(recordings.find_packed_file("z2-oom"), sessions)
-    terminal = listed(tmp_path)
+    terminal = start_program(tmp_path)
     terminal.wait_for("1 recording")
     terminal.wait_for("GPU memory")
     terminal.type("\r")
@@ -61,7 +61,7 @@ def test_two_hundred_are_there_at_once(tmp_path: Path) -> None:
 
 def _seconds_until_listed(folder: Path) -> float:
     begin = time.monotonic()
-    terminal = listed(folder)
+    terminal = start_program(folder)
     terminal.wait_for("200 recordings")
     seconds = time.monotonic() - begin
     terminal.type("q")

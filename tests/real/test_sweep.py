@@ -24,7 +24,7 @@ from zerotop_probe.recording.tables import PHASE_CODE
 SCRIPT = Path(__file__).with_name("loops") / "swept.py"
 
 
-def command(attempts: Path, case: str = "{case}") -> list[str]:
+def make_command(attempts: Path, case: str = "{case}") -> list[str]:
     return ["--", sys.executable, str(SCRIPT), case, "{seq_length}", "{steps}", str(attempts)]
 
 
@@ -45,18 +45,18 @@ def test_the_demo_s_script(tmp_path: Path, job_environment: dict[str, str]) -> N
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def sweep_outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A sweep of one point for each outcome, and what it printed."""
     folder = tmp_path_factory.mktemp("outcomes")
     options = ["--seq-length", "32", "--set", "case=train,flaky,broken,memory", "--retries", "2"]
     options += ["--steps", "6", "--warmup", "2", "--json", "--price-per-hour", "36", "-o", str(folder / "sweep")]
-    done = run_zerotop(folder, "sweep", *options, *command(folder / "attempts"))
+    done = run_zerotop(folder, "sweep", *options, *make_command(folder / "attempts"))
     assert done.returncode == 1  # one point crashed
     return folder / "sweep", {row["case"]: row for row in json.loads(done.stdout)["results"]}
 
 
-def test_each_outcome_is_a_result(outcomes: tuple[Path, dict[str, Any]]) -> None:
-    _, results = outcomes
+def test_each_outcome_is_a_result(sweep_outcomes: tuple[Path, dict[str, Any]]) -> None:
+    _, results = sweep_outcomes
     assert {case: (row["outcome"], row["attempts"]) for case, row in results.items()} == {
         "train": ("ok", 1),
         "flaky": ("ok", 3),
@@ -89,15 +89,15 @@ def test_points_run_beside_each_other_on_gpus_of_their_own(tmp_path: Path) -> No
 
 def test_a_job_that_hangs_is_stopped(tmp_path: Path) -> None:
     options = ["--seq-length", "8", "--hang-after", "5", "--json", "-o", str(tmp_path / "sweep")]
-    done = run_zerotop(tmp_path, "sweep", *options, *command(tmp_path, "hang"))
+    done = run_zerotop(tmp_path, "sweep", *options, *make_command(tmp_path, "hang"))
     (row,) = json.loads(done.stdout)["results"]
     assert (row["outcome"], row["attempts"]) == ("hung", 1)
     assert "for too long" in row["reason"]
     assert Session.open(tmp_path / "sweep" / "points" / "0000").is_over
 
 
-def test_a_point_measures_pace_without_warm_up(outcomes: tuple[Path, dict[str, Any]]) -> None:
-    path, results = outcomes
+def test_a_point_measures_pace_without_warm_up(sweep_outcomes: tuple[Path, dict[str, Any]]) -> None:
+    path, results = sweep_outcomes
     row = results["train"]
     assert row["steps"] == 4
     (spans,) = (source.array for source in Session.open(path / row["session"]).sources["spans"])
@@ -109,8 +109,8 @@ def test_a_point_measures_pace_without_warm_up(outcomes: tuple[Path, dict[str, A
     assert row["host_peak_bytes"] > 50 << 20
 
 
-def test_every_attempt_is_a_session(outcomes: tuple[Path, dict[str, Any]]) -> None:
-    path, results = outcomes
+def test_every_attempt_is_a_session(sweep_outcomes: tuple[Path, dict[str, Any]]) -> None:
+    path, results = sweep_outcomes
     assert sorted(folder.name for folder in (path / "points").iterdir()) == [
         "0000", "0001", "0001-2", "0001-3", "0002", "0002-2", "0002-3", "0003",
     ]  # fmt: skip

@@ -30,7 +30,7 @@ open("worked", "w").close()
     "when that command returns",
     "the exit code is the first process's",
 )
-def outliving(place: Place) -> Iterator[str]:
+def observe_outliving(place: Place) -> Iterator[str]:
     done = place.run(*small_python(DAEMON))
     early = not (place.work / "worked").exists()
     yield "yes" if wait_until((place.work / "worked").exists, 8) else "no"
@@ -53,7 +53,7 @@ def outliving(place: Place) -> Iterator[str]:
     "and when that command returns",
     "a launcher that is killed leaves its ranks: their output arrives",
 )
-def ranks(place: Place) -> Iterator[str]:
+def observe_ranks(place: Place) -> Iterator[str]:
     code = "import time\nfor i in range(20): print('step', i, flush=True); time.sleep(0.1)\nopen('done', 'w').close()"
     (place.work / "train.py").write_text(code)
     for job in (
@@ -78,7 +78,7 @@ def ranks(place: Place) -> Iterator[str]:
     "nothing of the job or of zerotop is left after its end",
     "files left in the working, temporary and home directory",
 )
-def processes(place: Place) -> Iterator[str]:
+def observe_processes(place: Place) -> Iterator[str]:
     code = """
 import os, time
 if os.fork() == 0:

@@ -204,7 +204,7 @@ print("from its caller" if info.si_pid == int(os.environ["CALLER"]) else "from a
 
 
 @make_experiment("a signal names its sender, sent to the process group", "and sent to the started process alone")
-def senders(place: Place) -> Iterator[str]:
+def observe_senders(place: Place) -> Iterator[str]:
     for send in (send_to_group, send_to_process):
         (place.work / "ready").unlink(missing_ok=True)
         environment = place.environment | {"CALLER": str(os.getpid())}

@@ -54,7 +54,7 @@ def exit_codes(place: Place) -> Iterator[str]:
 
 
 @make_experiment(*(f"the job dies of {number.name}" for number in ENDING_SIGNALS))
-def deaths(place: Place) -> Iterator[str]:
+def observe_deaths(place: Place) -> Iterator[str]:
     for number in ENDING_SIGNALS:
         yield end_by(place, number)
 

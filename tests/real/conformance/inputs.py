@@ -41,7 +41,7 @@ def partly_read(place: Place) -> Iterator[str]:
 
 
 @make_experiment("input that comes late is waited for", "a job that reads nothing ends while its input stays open")
-def late(place: Place) -> Iterator[str]:
+def observe_late_input(place: Place) -> Iterator[str]:
     with place.running("bash", "-c", "echo asks; read x; echo got $x", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         first = read_soon(process.stdout, 5)

@@ -77,7 +77,7 @@ def unhandled_signals(place: Place) -> Iterator[str]:
 
 
 @make_experiment("SIGKILL to the process group", "SIGKILL to the started process alone")
-def killed(place: Place) -> Iterator[str]:
+def observe_kill(place: Place) -> Iterator[str]:
     for send in (send_to_group, send_to_process):
         with place.running(*WAITING) as process:
             pid = await_ready(place)
@@ -113,7 +113,7 @@ def describe_state(pid: int) -> str:
     "and then SIGCONT to it alone",
     "SIGSTOP to the started process alone",
 )
-def stopped(place: Place) -> Iterator[str]:
+def observe_stop(place: Place) -> Iterator[str]:
     with place.running(*WAITING) as process:
         pid = await_ready(place)
         send_to_group(place, process, signal.SIGSTOP)
@@ -185,7 +185,7 @@ def while_starting(place: Place) -> Iterator[str]:
 
 
 @make_experiment("an alarm that the caller has set ends the job", "a caller's death signal (PR_SET_PDEATHSIG) ends the job")
-def alarms(place: Place) -> Iterator[str]:
+def observe_alarms(place: Place) -> Iterator[str]:
     code = "import os, signal, sys\nsignal.alarm(2)\nos.execvp(sys.argv[1], sys.argv[1:])"
     with place.start(*small_python(code, *place.command(*WAITING))) as process:
         pid = await_ready(place)

@@ -64,7 +64,7 @@ def of_time(place: Place) -> Iterator[str]:
     "a job that makes itself a group or session leader",
     "a job that becomes the leader of its own group is signalled there",
 )
-def groups(place: Place) -> Iterator[str]:
+def observe_process_groups(place: Place) -> Iterator[str]:
     yield place.run("bash", "-c", "trap 'exit 4' TERM; sleep 20 & kill 0; wait").ending
     code = "import os\nif os.fork() == 0: os.setsid(); print(os.getsid(0) == os.getpid(), flush=True)\nelse: os.wait()"
     yield "yes" if place.run(*small_python(code)).output == b"True\n" else "no"

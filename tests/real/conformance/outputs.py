@@ -123,16 +123,16 @@ def read_socket(place: Place, *job: str) -> str:
     "lines of stdout and stderr in turn, to one pipe",
     "nothing at all",
 )
-def contents(place: Place) -> Iterator[str]:
-    def through(code: str, expected: bytes, **options: int) -> str:
+def observe_contents(place: Place) -> Iterator[str]:
+    def pass_through(code: str, expected: bytes, **options: int) -> str:
         output = place.run(*small_python(f"import os\n{code}"), **options).output
         return f"{len(expected):,} bytes as written" if output == expected else f"{len(output):,} bytes, others"
 
-    yield through(r"os.write(1, b'10%\r50%\r100%\x1b[2K\r\n')", b"10%\r50%\r100%\x1b[2K\r\n")
-    yield through("os.write(1, bytes(range(256)) * 9)", bytes(range(256)) * 9)
-    yield through("os.write(1, b'the end')", b"the end")
-    yield through("for i in range(20000): os.write(1, b'%d' % (i % 10))", b"0123456789" * 2000)
-    yield through("os.write(1, b'0123456789abcdef' * 12500)", b"0123456789abcdef" * 12500)
+    yield pass_through(r"os.write(1, b'10%\r50%\r100%\x1b[2K\r\n')", b"10%\r50%\r100%\x1b[2K\r\n")
+    yield pass_through("os.write(1, bytes(range(256)) * 9)", bytes(range(256)) * 9)
+    yield pass_through("os.write(1, b'the end')", b"the end")
+    yield pass_through("for i in range(20000): os.write(1, b'%d' % (i % 10))", b"0123456789" * 2000)
+    yield pass_through("os.write(1, b'0123456789abcdef' * 12500)", b"0123456789abcdef" * 12500)
     code = """
 children = [os.fork() for _ in range(1)]
 letter = b"a" if children[0] else b"b"
@@ -145,8 +145,8 @@ if children[0]: os.waitpid(children[0], 0)
     done = place.run("bash", "-c", "for i in {1..50}; do echo child $i & done; wait")
     yield f"{len(set(done.output.splitlines()))} lines"
     turns = b"".join(b"line %d\n" % i for i in range(500))
-    yield through("for i in range(500): os.write(1 + i % 2, b'line %d\\n' % i)", turns, stderr=subprocess.STDOUT)
-    yield through("pass", b"")
+    yield pass_through("for i in range(500): os.write(1 + i % 2, b'line %d\\n' % i)", turns, stderr=subprocess.STDOUT)
+    yield pass_through("pass", b"")
 
 
 @make_experiment(
@@ -156,7 +156,7 @@ if children[0]: os.waitpid(children[0], 0)
     "what was printed is in the file when the command has ended",
     "what zerotop itself prints, to stderr",
 )
-def manners(place: Place) -> Iterator[str]:
+def observe_manners(place: Place) -> Iterator[str]:
     code = """
 import os
 os.set_blocking(1, False)

@@ -39,7 +39,7 @@ print(json.dumps({
     "python -E, -I and -S",
     "LD_PRELOAD reaches the job",
 )
-def state(place: Place) -> Iterator[str]:
+def observe_state(place: Place) -> Iterator[str]:
     (place.work / "state.py").write_text(STATE)
     plain = place.shell("python state.py one two").output
     job = place.shell("Z python state.py one two").output
@@ -77,22 +77,22 @@ def state(place: Place) -> Iterator[str]:
     "warnings as errors (-W error)",
     "modules that are loaded at start besides its own",
 )
-def programs(place: Place) -> Iterator[str]:
+def observe_programs(place: Place) -> Iterator[str]:
     (place.work / "lib").mkdir()
     (place.work / "lib" / "sitecustomize.py").write_text("import os\nif 'JOB' in os.environ: print('site')")
     (place.work / "lib" / "own.py").write_text("WORD = 'own'")
     environment = place.environment | {"PYTHONPATH": f"{place.work}/lib:{place.environment.get('PYTHONPATH', '')}"}
 
-    def said(script: str, **options: dict[str, str]) -> str:
+    def run_script(script: str, **options: dict[str, str]) -> str:
         done = place.shell(script, **options)
         return ", ".join((*done.output.decode().splitlines(), done.ending))
 
-    yield said("Z env JOB=1 python -c 'print(3)'", env=environment)
-    yield said("Z python -c 'import own; print(own.WORD)' | tail -1", env=environment)
+    yield run_script("Z env JOB=1 python -c 'print(3)'", env=environment)
+    yield run_script("Z python -c 'import own; print(own.WORD)' | tail -1", env=environment)
     late = "import time; print('first'); time.sleep(3)"
     with place.running("python", "-c", late) as process:
         yield "at once" if read_soon(process.stdout, 5, 2.5) else "when its buffer is full or it ends"
-    yield said("PYTHONUNBUFFERED= Z python -c 'import os; print([os.environ[\"PYTHONUNBUFFERED\"]])'")
+    yield run_script("PYTHONUNBUFFERED= Z python -c 'import os; print([os.environ[\"PYTHONUNBUFFERED\"]])'")
     done = place.shell("Z python -c 'def f(): raise ValueError(3)\nf()'")
     yield f"{done.errors.decode().splitlines()[0]} ... {done.errors.decode().splitlines()[-1]}, {done.ending}"
     code = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)"
@@ -107,8 +107,8 @@ def programs(place: Place) -> Iterator[str]:
         "        child = multiprocessing.get_context(way).Process(target=print, args=(way,))\n"
         "        child.start(); child.join()\n"
     )
-    yield said("Z python children.py")
-    yield said("LC_ALL=C Z python -c 'import locale, sys; print(locale.setlocale(0), sys.stdout.encoding)'")
-    yield said("Z python -W error -c 'print(3)'")
+    yield run_script("Z python children.py")
+    yield run_script("LC_ALL=C Z python -c 'import locale, sys; print(locale.setlocale(0), sys.stdout.encoding)'")
+    yield run_script("Z python -W error -c 'print(3)'")
     code = 'import sys; print(len([name for name in sys.modules if "zerotop" in name]), "of zerotop")'
-    yield said(f"Z python -c '{code}'")
+    yield run_script(f"Z python -c '{code}'")

@@ -41,7 +41,7 @@ def wait_while_growing(place: Place, seconds: float = 6.0) -> int:
 @make_experiment(
     "yes | head -1", "and how soon it ends", "a job that prints now and then, when its reader has left", alone=True
 )
-def closed(place: Place) -> Iterator[str]:
+def observe_closed_pipes(place: Place) -> Iterator[str]:
     done = place.shell("Z yes | head -1; echo ${PIPESTATUS[@]}")
     yield done.output.decode().replace("\n", " ").strip()
     yield "at once" if done.seconds < 5 else f"after {done.seconds:.0f} s"
@@ -50,14 +50,14 @@ def closed(place: Place) -> Iterator[str]:
 
 
 @make_experiment("a reader that has left before the job starts, 4 times")
-def gone(place: Place) -> Iterator[str]:
+def observe_missing_readers(place: Place) -> Iterator[str]:
     script = "Z bash -c 'exit 7' | true; echo exit ${PIPESTATUS[0]}"
     seen = [place.shell(script).output.decode().strip() for _ in range(4)]
     yield summarize_observations([(str(number), ending) for number, ending in enumerate(seen)], "exit 7")
 
 
 @make_experiment("a job that ignores SIGPIPE, when its reader has left", "a Python job, when its reader has left")
-def handled(place: Place) -> Iterator[str]:
+def observe_handled_signals(place: Place) -> Iterator[str]:
     for ignoring in (True, False):
         code = """
 import os, signal, sys, time
@@ -84,7 +84,7 @@ except BrokenPipeError:
     "SIGTERM to a job whose reader reads nothing",
     "and once its reader has read the rest",
 )
-def slow(place: Place) -> Iterator[str]:
+def observe_slow_readers(place: Place) -> Iterator[str]:
     with place.running(*small_python(WRITER)) as process:
         assert process.stdout is not None
         before = wait_while_growing(place)
@@ -126,7 +126,7 @@ def closed_by_the_job(place: Place) -> Iterator[str]:
 
 
 @make_experiment("a job that waits for its reader to leave is told (poll)")
-def polled(place: Place) -> Iterator[str]:
+def observe_polling(place: Place) -> Iterator[str]:
     code = """
 import os, select
 waiting = select.poll()

@@ -87,7 +87,7 @@ def read_facts(place: Place, name: str) -> dict[str, Any]:
     return found
 
 
-def compare(caller: Any, job: Any) -> str:
+def compare_facts(caller: Any, job: Any) -> str:
     """Return "the caller's", or how the job's differ."""
     if caller == job:
         return "the caller's"
@@ -104,7 +104,7 @@ def compare(caller: Any, job: Any) -> str:
     "parent",
     "variables of the environment that differ from the caller's",
 )
-def inherited(place: Place) -> Iterator[str]:
+def observe_inherited(place: Place) -> Iterator[str]:
     reporter = shlex.join(small_python(REPORTER))
     # The first reporter is what the caller itself starts.
     script = f"echo $$ > shell; ({SETTINGS} {reporter} {place.work}/caller); ({SETTINGS} Z {reporter} {place.work}/job)"
@@ -112,7 +112,7 @@ def inherited(place: Place) -> Iterator[str]:
     caller, job = read_facts(place, "caller"), read_facts(place, "job")
     shell = int((place.work / "shell").read_text())
     for name in PLAIN.values():
-        yield compare(caller[name], job[name])
+        yield compare_facts(caller[name], job[name])
     yield "the caller's" if job["session"] == shell else "another"
     yield "the caller's" if job["group"] == shell else "another"
     yield "the caller" if job["parent"] == shell else "zerotop"

@@ -31,7 +31,7 @@ KEYS = {
     "a terminal that hangs up: deliveries",
     "and the job that handles all this ends by itself",
 )
-def keys(place: Place) -> Iterator[str]:
+def observe_keys(place: Place) -> Iterator[str]:
     with open_console(place, *place.command(*small_python(COUNTER, json.dumps([*KEYS])))) as console:
         wait_until((place.work / "counts").exists)
         for number, key in KEYS.items():

@@ -48,7 +48,7 @@ class Counter:
     def __init__(self):
         self.losses, self.forwards, self.facts = [], [], {}
 
-    def note(self, loss, ids):
+    def note_batch(self, loss, ids):
         self.losses.append(loss.item())
         self.forwards.append(list(ids.shape))
 
@@ -65,7 +65,7 @@ def accumulate(counter, rank):
     for index, ids in enumerate(loader):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = compute_loss(ddp(ids), ids) / 2
-        counter.note(loss, ids)
+        counter.note_batch(loss, ids)
         scaler.scale(loss).backward()
         if index % 2:
             if index == 5:
@@ -124,15 +124,15 @@ def search(counter, rank):
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     ids = Ids(ROWS, 1).ids
 
-    def closure():
+    def compute_gradients():
         optimizer.zero_grad()
         loss = compute_loss(model(ids), ids)
-        counter.note(loss, ids)
+        counter.note_batch(loss, ids)
         loss.backward()
         return loss
 
     for _ in range(3):
-        optimizer.step(closure)
+        optimizer.step(compute_gradients)
     counter.facts |= {"steps": 3}
     return model
 
@@ -142,16 +142,16 @@ def fuse(counter, rank):
     model = Model()
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
-    def update(parameter):
+    def step_parameter(parameter):
         optimizers[parameter].step()
         optimizers[parameter].zero_grad()
 
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(update)
+        parameter.register_post_accumulate_grad_hook(step_parameter)
     ids = Ids(ROWS, 1).ids
     for _ in range(4):
         loss = compute_loss(model(ids), ids)
-        counter.note(loss, ids)
+        counter.note_batch(loss, ids)
         loss.backward()
     counter.facts |= {"steps": 4}
     return model
@@ -204,7 +204,7 @@ def misbehave(counter, rank):
         optimizer.zero_grad()
         try:
             loss = compute_loss(model(ids), ids)
-            counter.note(loss, ids)
+            counter.note_batch(loss, ids)
             if index == 6:
                 thread = threading.Thread(target=loss.backward)
                 thread.start()
@@ -227,7 +227,7 @@ def descend(counter, rank):
     ids = Ids(ROWS, 1).ids
     for _ in range(8):
         loss = compute_loss(model(ids), ids)
-        counter.note(loss, ids)
+        counter.note_batch(loss, ids)
         loss.backward()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -268,7 +268,7 @@ def reload(counter, rank):
             model = torch.load(f"module{rank}.pt", weights_only=False)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loss = compute_loss(model(ids), ids)
-        counter.note(loss, ids)
+        counter.note_batch(loss, ids)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -279,7 +279,7 @@ def reload(counter, rank):
 STYLES = {style.__name__: style for style in (accumulate, alternate, search, fuse, misbehave, descend, infer, share, reload)}
 
 
-def train(style, rank):
+def train_style(style, rank):
     torch.manual_seed(1)
     counter = Counter()
     model = STYLES[style](counter, rank)
@@ -304,14 +304,14 @@ def main():
     styles = parser.parse_args().styles
     if "RANK" in os.environ:
         torch.distributed.init_process_group("gloo")
-        train(styles[0], torch.distributed.get_rank())
+        train_style(styles[0], torch.distributed.get_rank())
         torch.distributed.destroy_process_group()
         return
     for rank, style in enumerate(styles):
         child = os.fork()
         if not child:
             os.environ["RANK"] = str(rank)
-            train(style, rank)
+            train_style(style, rank)
             return
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
