@@ -59,9 +59,9 @@ class Training:
         script = [str(demo.SCRIPT_PATH), *options, "--deepspeed", str(demo.find_config("zero1_bf16"))]
         command = ["bash", "-c", SCRIPT.format(EXIT_CODE), "bash", *real_jobs.build_launch_command("bare", script)]
         self._variables = real_jobs.make_environment() | {_MARK: str(folder), "PRINTED": str(self._printed)}
-        self.viewer = self._open("run", "--session", str(self.session), "--", *command)
+        self.viewer = self._open_terminal("run", "--session", str(self.session), "--", *command)
 
-    def _open(self, *arguments: str) -> Terminal:
+    def _open_terminal(self, *arguments: str) -> Terminal:
         return programs.on_terminal(self.folder, *arguments, **self._variables)
 
     def list_parts(self) -> dict[int, str]:
@@ -102,7 +102,7 @@ class Training:
             self.killed[kind] += 1
         if kind == "viewer":
             self.viewer.close()
-            self.viewer = self._open("attach", str(self.session))
+            self.viewer = self._open_terminal("attach", str(self.session))
         elif kind == "sampler":
             # Without a terminal this only replaces the sampler.
             subprocess.run(
@@ -118,14 +118,14 @@ class Training:
     def _restart_closed_viewer(self) -> None:
         if self.viewer.ended():
             self.viewer.close()
-            self.viewer = self._open("attach", str(self.session))
+            self.viewer = self._open_terminal("attach", str(self.session))
 
-    def finish(self) -> list[str]:
+    def check_end(self) -> list[str]:
         """Wait for the end of the job; return what is wrong."""
         root = next(int(event["pid"]) for event in read_events(self.session) if event.get("event") == "job_started")
         status = wait_for_orphan(root, self)
         while set(self.list_parts().values()) - {"viewer"}:
-            self._watch(0.1)
+            self._watch_viewer(0.1)
         self.viewer.close()
         ends = [event for event in read_events(self.session) if event.get("event") == JOB_ENDED]
         codes = {event["exit_code"] for event in ends} - {None}
@@ -139,7 +139,7 @@ class Training:
         wrong += self._find_missing_steps() + self._find_missing_output()
         return wrong
 
-    def _watch(self, seconds: float) -> None:
+    def _watch_viewer(self, seconds: float) -> None:
         if self.viewer.ended():
             time.sleep(seconds)
         else:
@@ -181,7 +181,7 @@ def wait_for_orphan(pid: int, training: Training) -> int | None:
                 return os.waitstatus_to_exitcode(status)
         if not training.is_training() and not Path(f"/proc/{pid}").exists():
             return None
-        training._watch(0.1)
+        training._watch_viewer(0.1)
 
 
 def read_events(session: Path) -> list[dict[str, object]]:
@@ -223,7 +223,7 @@ def main() -> int:
                 training.wait_for_step()
                 while sum(training.killed.values()) < share and training.is_training():
                     training.kill_one()
-                problems = training.finish()
+                problems = training.check_end()
             finally:
                 for pid in (*training.list_parts(), *find_job(training.session)):
                     with suppress(ProcessLookupError):

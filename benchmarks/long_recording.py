@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from open_session import PHASES, measure
+from open_session import PHASES, measure_opening
 
 from zerotop_probe.outside.folding import folding
 from zerotop_probe.outside.folding.coarse_samples import COARSE_SUFFIX
@@ -137,18 +137,18 @@ class Recording:
         pids = [who.pid for who in ranks]
         numbers = np.arange(RANKS)
 
-        def write(table: tables.Table, each: int, every: int = 1, **columns: Any) -> None:
+        def write_samples(table: tables.Table, each: int, every: int = 1, **columns: Any) -> None:
             end_ns = self.length_ns if not suffix else self.length_ns * 9 // 10
             times = np.repeat(np.arange(first_ns, end_ns, period_ns * every), each)
             whole = {name: np.resize(values, len(times)) for name, values in columns.items()}
             self.write(table, node, len(times), suffix, time_ns=times, **whole)
 
-        write(tables.GPUS, RANKS, gpu=numbers, used_bytes=10 * GIB, total_bytes=80 * GIB)
-        write(tables.GPU_PROCESSES, RANKS, 10, gpu=numbers, pid=pids, used_bytes=10 * GIB)
+        write_samples(tables.GPUS, RANKS, gpu=numbers, used_bytes=10 * GIB, total_bytes=80 * GIB)
+        write_samples(tables.GPU_PROCESSES, RANKS, 10, gpu=numbers, pid=pids, used_bytes=10 * GIB)
         rank_numbers = [*(who.rank for who in ranks), -1]
-        write(tables.PROCESSES, RANKS + 1, pid=[*pids, 999], rank=rank_numbers, rss_bytes=GIB)
-        write(tables.THREADS, RANKS * THREADS, THREADS_EVERY, pid=np.repeat(pids, THREADS), cores_used=0.5)
-        write(tables.HOSTS, 1, 5, cores=64, memory_total_bytes=1000 * GIB, cgroup_limit_bytes=-1)
+        write_samples(tables.PROCESSES, RANKS + 1, pid=[*pids, 999], rank=rank_numbers, rss_bytes=GIB)
+        write_samples(tables.THREADS, RANKS * THREADS, THREADS_EVERY, pid=np.repeat(pids, THREADS), cores_used=0.5)
+        write_samples(tables.HOSTS, 1, 5, cores=64, memory_total_bytes=1000 * GIB, cgroup_limit_bytes=-1)
 
     def _write_events(self, node: Identity, ranks: list[Identity]) -> None:
         writer = EventWriter(str(self.path), node, clock=self.clock)
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure)))
+        print(json.dumps(measure_opening(options.measure)))
         return
     with tempfile.TemporaryDirectory() as folder:
         report_folding(Path(folder, "folding"))

@@ -105,7 +105,7 @@ class Terminal:
         os.close(self._end)
 
 
-def attach(session: Path) -> list[str]:
+def build_attach_command(session: Path) -> list[str]:
     """The command that watches a session."""
     return [sys.executable, "-m", "zerotop", "attach", str(session)]
 
@@ -137,7 +137,7 @@ def lateness_ms(seen: list[tuple[int, int]], written: dict[int, int]) -> np.ndar
     return np.array(late)
 
 
-def measure(size: str, options: argparse.Namespace) -> Iterator[str]:
+def measure_size(size: str, options: argparse.Namespace) -> Iterator[str]:
     """A line of figures for each screen on a terminal of this size."""
     width, height = (int(part) for part in size.split("x"))
     with tempfile.TemporaryDirectory() as folder:
@@ -147,17 +147,17 @@ def measure(size: str, options: argparse.Namespace) -> Iterator[str]:
         assert writer.stdout is not None
         assert writer.stdout.readline()
         time.sleep(1.0)
-        terminals = [Terminal(attach(path), width, height)]
+        terminals = [Terminal(build_attach_command(path), width, height)]
         if options.other is not None:
             roots = f"PYTHONPATH={options.other / 'tui'}:{options.other / 'probe'}"
-            terminals.append(Terminal(["env", roots, *attach(path)], width, height))
+            terminals.append(Terminal(["env", roots, *build_attach_command(path)], width, height))
         try:
-            watched(terminals, options.warm_up)
+            watch_all(terminals, options.warm_up)
             for screen in options.screens:
                 for terminal in terminals:
                     terminal.type(str(SCREENS.index(screen) + 1).encode())
-                watched(terminals, 2.0)
-                yield f"{size:>8} {screen:>9} {told(terminals, path, options.seconds)}"
+                watch_all(terminals, 2.0)
+                yield f"{size:>8} {screen:>9} {format_figures(terminals, path, options.seconds)}"
         finally:
             for terminal in terminals:
                 terminal.close()
@@ -165,18 +165,18 @@ def measure(size: str, options: argparse.Namespace) -> Iterator[str]:
             writer.wait()
 
 
-def watched(terminals: Sequence[Terminal], seconds: float) -> list[list[tuple[int, int]]]:
+def watch_all(terminals: Sequence[Terminal], seconds: float) -> list[list[tuple[int, int]]]:
     """What each of them showed meanwhile."""
     with ThreadPoolExecutor(len(terminals)) as pool:
         return list(pool.map(lambda terminal: terminal.watch(seconds), terminals))
 
 
-def told(terminals: Sequence[Terminal], path: Path, seconds: float) -> str:
+def format_figures(terminals: Sequence[Terminal], path: Path, seconds: float) -> str:
     """The figures of the first one while so many seconds pass, and its processor time as a share of the other one's."""
     viewer = terminals[0]
     before, machine, written = [one.processor_s() for one in terminals], machine_s(), viewer.written
     since = time.monotonic()
-    seen = watched(terminals, seconds)[0]
+    seen = watch_all(terminals, seconds)[0]
     passed = time.monotonic() - since
     shares = [(one.processor_s() - begun) / passed for one, begun in zip(terminals, before, strict=True)]
     others = (machine_s() - machine) / passed - shares[0]
@@ -205,7 +205,7 @@ def main() -> None:
     ratio = f" {'ratio':>6}" if options.other is not None else ""
     print(f"{'size':>8} {'screen':>9} {'1 core':>7} {'others':>7} {'RSS MB':>7} {'anon MB':>8} {'kB/s':>6}{ratio}")
     for size in options.size:
-        for line in measure(size, options):
+        for line in measure_size(size, options):
             print(line, flush=True)
 
 

@@ -59,7 +59,7 @@ PICTURES = (
 )
 
 
-async def take(picture: Picture) -> None:
+async def take_picture(picture: Picture) -> None:
     """Writes one picture. Raises SystemExit where the recording has no such finding."""
     source = RecordingSource(Session.open(picture.recording))
     app = ZerotopApp(source, glyphs=BLOCKS, title=picture.recording.stem)
@@ -102,6 +102,6 @@ def take_report() -> None:
 if __name__ == "__main__":
     for each in PICTURES:
         if not sys.argv[1:] or each.name in sys.argv[1:]:
-            asyncio.run(take(each))
+            asyncio.run(take_picture(each))
     if not sys.argv[1:]:
         take_report()

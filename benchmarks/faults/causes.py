@@ -154,7 +154,7 @@ def _judge_kept(folder: Path) -> list[Result]:
     for number, path in enumerate(sorted(folder.glob("*.json"))):
         recording = Session.open(path.with_suffix(".zerotop"))
         findings = find_annotations(recording, recording.end_ns)
-        results.append(_judge(Plan(**json.loads(path.read_text())), findings))
+        results.append(_judge_findings(Plan(**json.loads(path.read_text())), findings))
         _print_job(number, results[-1])
     return results
 
@@ -218,7 +218,7 @@ def _run_job(plan: Plan, session: Path) -> Result:
                     begin()
         limit.cancel()
     recording = Session.open(session)
-    return _judge(plan, find_annotations(recording, recording.end_ns))
+    return _judge_findings(plan, find_annotations(recording, recording.end_ns))
 
 
 @contextmanager
@@ -227,7 +227,7 @@ def _run_beside(code: str) -> Iterator[Callable[[], None]]:
     count = 0 if not code else 1 if code == _NEIGHBOUR else os.cpu_count() or 1
     children = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in range(count)]
 
-    def begin() -> None:
+    def begin_load() -> None:
         for child in children:
             assert child.stdin is not None
             if not child.stdin.closed:
@@ -235,14 +235,14 @@ def _run_beside(code: str) -> Iterator[Callable[[], None]]:
                 child.stdin.close()
 
     try:
-        yield begin
+        yield begin_load
     finally:
         for child in children:
             child.kill()
             child.wait()
 
 
-def _judge(plan: Plan, findings: tuple[Annotation, ...]) -> Result:
+def _judge_findings(plan: Plan, findings: tuple[Annotation, ...]) -> Result:
     kind = _KINDS.get(plan.fault)
     found = next((one for one in findings if kind is not None and _is_told(plan, kind, one)), None)
     allowed = (kind.finding, *kind.also) if kind is not None else ()
