@@ -33,7 +33,7 @@ OPTIONS = ("--torch-adam", "--stage", "2", "--dtype", "bf16", "--width", "4096",
 TRAINS_S = 9.0
 
 
-def started(folder: Path) -> subprocess.Popen[bytes]:
+def start_loop(folder: Path) -> subprocess.Popen[bytes]:
     """The loop, started by somebody who has never heard of us."""
     folder.mkdir()
     variables = make_environment() | {"DS_ACCELERATOR": "cuda"}
@@ -49,7 +49,7 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def counted(folder: Path) -> dict[str, Any]:
+def read_counted(folder: Path) -> dict[str, Any]:
     """What the script counted itself, its own view of the device's memory among it."""
     lines = (folder / "output").read_text(errors="replace").splitlines()
     (found,) = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
@@ -72,7 +72,7 @@ def rank_of(folder: Path) -> int | None:
 
 def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_path: Path) -> None:
     before = used_bytes()
-    job = started(tmp_path / "attached")
+    job = start_loop(tmp_path / "attached")
     try:
         pid = wait_for(lambda: rank_of(tmp_path / "attached"), 120.0)
         wait_for(lambda: used_bytes() > before + 500 * 1024**2, 120.0)
@@ -98,6 +98,6 @@ def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_
     expected = {row["key"]: row["expected_bytes"] for row in gpu["differences"]}
     for key in ("parameters", "master_weights", "optimizer_state"):
         assert rows[key] == pytest.approx(expected[key], rel=0.03), key  # the allocator rounds up
-    alone = started(tmp_path / "alone")
+    alone = start_loop(tmp_path / "alone")
     assert alone.wait(TIMEOUT_S) == 0
-    assert counted(tmp_path / "attached") == counted(tmp_path / "alone")
+    assert read_counted(tmp_path / "attached") == read_counted(tmp_path / "alone")

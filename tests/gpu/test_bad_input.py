@@ -66,7 +66,7 @@ class Odd:
         return found
 
 
-def recorded(folder: Path, command: list[str], **variables: str) -> tuple[Path, str]:
+def record_command(folder: Path, command: list[str], **variables: str) -> tuple[Path, str]:
     """Runs a command to its end under ``zerotop run``."""
     session = folder / "session"
     inherited = {name: value for name, value in make_environment().items() if name != "CUDA_VISIBLE_DEVICES"}
@@ -92,11 +92,11 @@ def recorded(folder: Path, command: list[str], **variables: str) -> tuple[Path, 
     return session, text
 
 
-def odd(folder: Path, *options: str, ranks: int = 1, **variables: str) -> Odd:
+def run_odd_job(folder: Path, *options: str, ranks: int = 1, **variables: str) -> Odd:
     """Runs the loop of odd jobs."""
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", str(free_port())]
     command = [sys.executable, *launcher, str(LOOPS / "odd.py"), *options]
-    session, text = recorded(folder, command, **variables)
+    session, text = record_command(folder, command, **variables)
     lines = [json.loads(line[8:]) for line in text.splitlines() if line.startswith("COUNTED ")]
     assert len(lines) == ranks, text
     for path in session.glob("events-*.jsonl"):
@@ -104,7 +104,7 @@ def odd(folder: Path, *options: str, ranks: int = 1, **variables: str) -> Odd:
     return Odd(session, text, {line["rank"]: line for line in lines})
 
 
-def uuids() -> list[str]:
+def list_uuids() -> list[str]:
     seen, _ = nvml.discover_gpus()
     return [gpu.uuid for gpu in seen.gpus]
 
@@ -113,7 +113,7 @@ def test_cuda_malloc_async(tmp_path: Path) -> None:
     """It counts what is allocated and reserved, but shows no blocks, keeps no history and tells nobody when it runs out."""
     total = torch.cuda.get_device_properties(0).total_memory
     options = ("--too-much", str(2 * total), *LINGER)
-    found = odd(tmp_path, *options, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
+    found = run_odd_job(tmp_path, *options, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
     rank, stats = found.rank(), found.by_rank[0]["stats"]
     (engine,) = rank.event("engine")
     assert engine["allocator"] == "cudaMallocAsync"
@@ -139,7 +139,7 @@ def test_cuda_malloc_async(tmp_path: Path) -> None:
 
 def test_an_allocator_of_the_jobs_own(tmp_path: Path) -> None:
     """PyTorch knows nothing of what it holds; NVML does, and times are measured all the same."""
-    found = odd(tmp_path, "--own-allocator", "--gloo", *LINGER)
+    found = run_odd_job(tmp_path, "--own-allocator", "--gloo", *LINGER)
     rank = found.rank()
     (engine,) = rank.event("engine")
     assert engine["allocator"] == "pluggable"
@@ -154,15 +154,15 @@ def test_an_allocator_of_the_jobs_own(tmp_path: Path) -> None:
 
 def test_several_engines_on_a_gpu_named_by_its_uuid(tmp_path: Path) -> None:
     """The last GPU there is, by its UUID: it is ordinal 0 for the job."""
-    uuid = uuids()[-1]
-    found = odd(tmp_path, "--engines", "2", *LINGER, CUDA_VISIBLE_DEVICES=uuid)
+    uuid = list_uuids()[-1]
+    found = run_odd_job(tmp_path, "--engines", "2", *LINGER, CUDA_VISIBLE_DEVICES=uuid)
     rank = found.rank()
     assert [event["engine"] for event in rank.event("engine")] == [0, 1]
     assert {event["devices"][0]["uuid"] for event in rank.event("engine")} == {uuid}
     steps = rank.phase("step")
     assert steps[["engine", "step"]].tolist() == [(engine, step) for step in range(4) for engine in range(2)]
     gpu = found.gpu()
-    assert gpu.index == len(uuids()) - 1
+    assert gpu.index == len(list_uuids()) - 1
     assert 2 * 4 * PARAMETERS <= gpu.sum_bytes("parameters") < 2 * 4 * PARAMETERS + (1 << 20)
     assert gpu.sum_bytes("optimizer_state") >= 2 * 8 * PARAMETERS
     # What one engine holds is unclaimed by the other: counted twice it would be half of all.
@@ -171,12 +171,12 @@ def test_several_engines_on_a_gpu_named_by_its_uuid(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU cannot be reordered")
 def test_gpus_in_another_order(tmp_path: Path) -> None:
-    found = odd(tmp_path, *LINGER, CUDA_VISIBLE_DEVICES="1,0")
+    found = run_odd_job(tmp_path, *LINGER, CUDA_VISIBLE_DEVICES="1,0")
     assert found.gpu().index == 1
 
 
 def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
-    found = odd(tmp_path, "--gloo", "--one-gpu", *LINGER, ranks=2)
+    found = run_odd_job(tmp_path, "--gloo", "--one-gpu", *LINGER, ranks=2)
     gpu = found.gpu()
     assert gpu.ranks == (0, 1)
     assert gpu.sum_bytes("parameters") >= 2 * 4 * PARAMETERS
@@ -186,7 +186,7 @@ def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
 
 
 def test_an_engine_without_optimizer(tmp_path: Path) -> None:
-    found = odd(tmp_path, "--no-optimizer", *LINGER)
+    found = run_odd_job(tmp_path, "--no-optimizer", *LINGER)
     rank = found.rank()
     (engine,) = rank.event("engine")
     assert engine["optimizer"] == ""
@@ -199,9 +199,9 @@ def test_an_engine_without_optimizer(tmp_path: Path) -> None:
 
 
 def test_a_job_that_touches_no_gpu(tmp_path: Path) -> None:
-    session, _ = recorded(tmp_path, [sys.executable, "-c", "import time; time.sleep(3)"])
+    session, _ = record_command(tmp_path, [sys.executable, "-c", "import time; time.sleep(3)"])
     gpus = Odd(session, "", {}).gpus()
-    assert len(gpus) == len(uuids())
+    assert len(gpus) == len(list_uuids())
     assert not any(gpu.ranks or gpu.allocated_bytes or gpu.sum_bytes("this_job") for gpu in gpus)
     opened = Session.open(session)
     assert not [one for one in find_annotations(opened, opened.end_ns) if one.name != "others_on_gpu"]

@@ -22,7 +22,7 @@ pytestmark = [
 PHASES = ("forward", "backward", "step")
 
 
-def trained(factory: pytest.TempPathFactory, *options: str, recorded: bool = True) -> Counted:
+def run_measuring(factory: pytest.TempPathFactory, *options: str, recorded: bool = True) -> Counted:
     folder = factory.mktemp("measuring")
     session = None if recorded else Path()
     return run_loop("measuring", folder, *options, ranks=1, session=session, accelerator="cuda", bootstrap=recorded)
@@ -46,8 +46,8 @@ def recorded_peaks(counted: Counted, field: str) -> list[list[Any]]:
 def test_a_jobs_own_peaks_are_those_without_us_and_ours_are_the_same(
     tmp_path_factory: pytest.TempPathFactory, options: tuple[str, ...]
 ) -> None:
-    watched = trained(tmp_path_factory, *options, "--resets")
-    alone = trained(tmp_path_factory, *options, "--resets", recorded=False)
+    watched = run_measuring(tmp_path_factory, *options, "--resets")
+    alone = run_measuring(tmp_path_factory, *options, "--resets", recorded=False)
     assert watched.by_rank[0] == alone.by_rank[0]
     own = watched.by_rank[0]["peaks"]
     assert recorded_peaks(watched, "allocated_peak_bytes") == [[name, allocated] for name, allocated, _ in own]
@@ -55,8 +55,8 @@ def test_a_jobs_own_peaks_are_those_without_us_and_ours_are_the_same(
 
 
 def test_against_the_history_of_every_allocation(tmp_path_factory: pytest.TempPathFactory) -> None:
-    watched = trained(tmp_path_factory, "--history")
-    alone = trained(tmp_path_factory, "--history", recorded=False)
+    watched = run_measuring(tmp_path_factory, "--history")
+    alone = run_measuring(tmp_path_factory, "--history", recorded=False)
     assert watched.by_rank[0] == alone.by_rank[0]
     assert recorded_peaks(watched, "requested_peak_bytes") == watched.by_rank[0]["history"]
     peaks = [re.findall(r"Max_(?:MA|CA) [\d.]+ GB", counted.output) for counted in (watched, alone)]
@@ -65,7 +65,7 @@ def test_against_the_history_of_every_allocation(tmp_path_factory: pytest.TempPa
 
 
 def test_whose_bytes_the_allocated_ones_are(tmp_path_factory: pytest.TempPathFactory) -> None:
-    rank, _ = trained(tmp_path_factory, "--steps", "2").rank(0)
+    rank, _ = run_measuring(tmp_path_factory, "--steps", "2").rank(0)
     (engine,) = rank.event("engine")
     found = {event["when"]: event for event in rank.event("tensors")}
     assert list(found) == ["init", "before_update", "after_update"]
@@ -79,7 +79,7 @@ def test_whose_bytes_the_allocated_ones_are(tmp_path_factory: pytest.TempPathFac
 
 def test_the_black_box_of_an_out_of_memory_error(tmp_path_factory: pytest.TempPathFactory) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
-    counted = trained(tmp_path_factory, "--steps", "3", "--too-much", str(2 * total))
+    counted = run_measuring(tmp_path_factory, "--steps", "3", "--too-much", str(2 * total))
     rank, _ = counted.rank(0)
     (told,) = rank.event("out_of_memory")
     assert 0 <= told["requested_bytes"] - 2 * total < 2 << 20  # the allocator asks the driver for whole 2 MiB
@@ -91,7 +91,7 @@ def test_the_black_box_of_an_out_of_memory_error(tmp_path_factory: pytest.TempPa
 
 
 def test_the_gpus_own_times(tmp_path_factory: pytest.TempPathFactory) -> None:
-    counted = trained(tmp_path_factory, "--steps", "6")
+    counted = run_measuring(tmp_path_factory, "--steps", "6")
     rank, _ = counted.rank(0)
     (path,) = counted.session.glob("device_times-*.rec")
     times = {int(row["begin_ns"]): int(row["device_ns"]) for row in read_table_file(path)}

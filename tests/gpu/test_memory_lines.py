@@ -62,7 +62,7 @@ def read_counted(output: str) -> dict[str, Any]:
     return dict(json.loads(line[8:]))
 
 
-def watch(kind: str, folder: Path, *options: str, steps: int = STEPS) -> Watched:
+def run_watched(kind: str, folder: Path, *options: str, steps: int = STEPS) -> Watched:
     run = run_recorded(make_command(kind, steps), folder, make_cuda_environment(), options)
     assert run.returncode == 0, run.output
     rank = Rank(run.session, 0)
@@ -86,7 +86,7 @@ def describe_cost(watched: Watched) -> str:
 
 
 def test_a_clean_run_is_looked_at_once_and_comes_out_the_same(tmp_path: Path) -> None:
-    watched = watch("nothing", tmp_path)
+    watched = run_watched("nothing", tmp_path)
     print(describe_cost(watched))
     assert [look["why"] for look in watched.looks] == ["peak"]
     total_s = sum(watched.counted["seconds"])
@@ -100,14 +100,14 @@ def test_a_clean_run_is_looked_at_once_and_comes_out_the_same(tmp_path: Path) ->
 
 
 def test_the_line_of_a_leak_is_found(tmp_path: Path) -> None:
-    watched = watch("leak", tmp_path)
+    watched = run_watched("leak", tmp_path)
     print(describe_cost(watched))
     assert [look["why"] for look in watched.looks][:2] == ["peak", "creep"]
     assert watched.find_lines("creep") == [(SCRIPT, watched.counted["lines"]["leak"], 32 << 20)]
 
 
 def test_the_line_of_a_new_peak_is_found(tmp_path: Path) -> None:
-    watched = watch("jump", tmp_path)
+    watched = run_watched("jump", tmp_path)
     print(describe_cost(watched))
     looks = [(look["why"], look["first_step"] > watched.counted["first"]) for look in watched.looks]
     assert looks == [("peak", False), ("peak", True)]
@@ -116,7 +116,7 @@ def test_the_line_of_a_new_peak_is_found(tmp_path: Path) -> None:
 
 
 def test_the_line_of_an_evaluation_is_found(tmp_path: Path) -> None:
-    watched = watch("eval", tmp_path)
+    watched = run_watched("eval", tmp_path)
     print(describe_cost(watched))
     assert [look["why"] for look in watched.looks] == ["peak", "evaluation"]
     lines = watched.counted["lines"]
@@ -124,10 +124,10 @@ def test_the_line_of_an_evaluation_is_found(tmp_path: Path) -> None:
 
 
 def test_nothing_is_looked_at_without_stacks(tmp_path: Path) -> None:
-    assert watch("leak", tmp_path, "--no-stacks", steps=60).looks == []
+    assert run_watched("leak", tmp_path, "--no-stacks", steps=60).looks == []
 
 
 def test_the_history_of_a_job_is_its_own(tmp_path: Path) -> None:
-    watched = watch("own", tmp_path, steps=60)
+    watched = run_watched("own", tmp_path, steps=60)
     assert watched.counted["entries"] > 0
     assert all(look["first_step"] < watched.counted["first"] for look in watched.looks)

@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-def microscope(session: Path, *options: str) -> list[dict[str, Any]]:
+def run_microscope(session: Path, *options: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "zerotop", "microscope", str(session), "--json", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -38,7 +38,7 @@ def test_looks_at_a_running_job(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(run_loop, "measuring", tmp_path, "--steps", "300", ranks=1, session=session, accelerator="cuda")
         wait_for(lambda: list(session.glob("probe-*.rec")) and len(Rank(session, 0).phase("step")) > 5, 120)
-        looks = [microscope(session), microscope(session, "--steps", "2", "--stacks")]
+        looks = [run_microscope(session), run_microscope(session, "--steps", "2", "--stacks")]
         job.result()
     (path,) = session.glob("allocator-*.rec")
     rows = read_table_file(path)

@@ -36,23 +36,23 @@ while True:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _driver() -> None:
+def _require_driver() -> None:
     seen, _ = nvml.discover_gpus()
     if not seen.gpus:
         pytest.skip(str(seen.notice))
 
 
-def run(session: Path, products: int) -> tuple[NDArray[Any], float]:
+def record_products(session: Path, products: int) -> tuple[NDArray[Any], float]:
     """The rows of the last second of such a job on GPU 0, and the bytes a second that it says it got."""
     started = agent.launch_in_background(str(session), [*build_python_command(JOB), str(products)], grace_s=(2.0, 2.0))
 
-    def said() -> bytes:
+    def read_output() -> bytes:
         return b"".join(path.read_bytes() for path in session.glob("output-*.log"))
 
-    wait_for(lambda: b"ready" in said(), 120)
+    wait_for(lambda: b"ready" in read_output(), 120)
     time.sleep(3)
     stopped_ns = time.monotonic_ns()
-    rate = float(said().split()[-1])
+    rate = float(read_output().split()[-1])
     job_control.request_stop(str(session))
     wait_for(lambda: not started.is_alive())
     table = read_node_records(session, "gpus")
@@ -65,7 +65,7 @@ def counted_rate(rows: NDArray[Any]) -> float:
 
 
 def test_a_cuda_process_is_seen(tmp_path: Path) -> None:
-    last, copied = run(tmp_path, 20)
+    last, copied = record_products(tmp_path, 20)
     (node,) = read_node_events(tmp_path, "node")
     assert node["driver"]
     assert all(gpu["uuid"].startswith("GPU-") and gpu["name"] for gpu in node["gpus"])
@@ -92,7 +92,7 @@ def test_counters_are_right_at_the_full_speed_of_the_link(tmp_path: Path) -> Non
     pace = pcie.choose_pace(len(devices), max(device.measure_read_cost() for device in devices))
     if pace.flowing_ticks > 1:
         pytest.skip(f"{len(devices)} GPUs are too many to look at their counters every 50 ms: {pace}")
-    last, copied = run(tmp_path, 0)
+    last, copied = record_products(tmp_path, 0)
     print(f"copied {copied / 1e9:.1f} GB/s, counted {counted_rate(last) / 1e9:.1f} GB/s")
     assert counted_rate(last) == pytest.approx(copied * 1.08, rel=0.15)
 

@@ -35,7 +35,7 @@ GIB = 1 << 30
 PHASES = ("forward", "backward", "step")
 
 
-def train(factory: pytest.TempPathFactory, *options: str, recorded: bool = True) -> Counted:
+def run_story(factory: pytest.TempPathFactory, *options: str, recorded: bool = True) -> Counted:
     """Run a story with the probe alone, or without it."""
     folder, session = factory.mktemp("story"), None if recorded else Path()
     return run_loop(
@@ -50,7 +50,7 @@ def train(factory: pytest.TempPathFactory, *options: str, recorded: bool = True)
     )
 
 
-def watch(folder: Path, *options: str) -> tuple[Session, dict[str, Any]]:
+def record_story(folder: Path, *options: str) -> tuple[Session, dict[str, Any]]:
     """Run a story under ``zerotop run``; return its recording, and what it counted itself."""
     inherited = make_environment()
     del inherited["CUDA_VISIBLE_DEVICES"]
@@ -66,13 +66,13 @@ def watch(folder: Path, *options: str) -> tuple[Session, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def linear(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, dict[str, Any]]:
-    return watch(tmp_path_factory.mktemp("linear"), "linear")
+def linear_story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, dict[str, Any]]:
+    return record_story(tmp_path_factory.mktemp("linear"), "linear")
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, dict[str, Any]]:
-    return watch(tmp_path_factory.mktemp("trainer"), "trainer")
+def trainer_story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, dict[str, Any]]:
+    return record_story(tmp_path_factory.mktemp("trainer"), "trainer")
 
 
 def read_last_ledger(session: Session) -> GpuLedger:
@@ -86,7 +86,7 @@ def read_last_ledger(session: Session) -> GpuLedger:
 
 
 def test_peaks_are_torchs_own_to_the_byte(tmp_path_factory: pytest.TempPathFactory) -> None:
-    counted, blind = train(tmp_path_factory, "linear"), train(tmp_path_factory, "linear", recorded=False)
+    counted, blind = run_story(tmp_path_factory, "linear"), run_story(tmp_path_factory, "linear", recorded=False)
     assert counted.by_rank[0] == blind.by_rank[0]
     rank, own = counted.rank(0)
     (path,) = counted.session.glob("allocator-*.rec")
@@ -100,8 +100,8 @@ def test_peaks_are_torchs_own_to_the_byte(tmp_path_factory: pytest.TempPathFacto
     assert [list(entry[1:]) for entry in sorted(found)] == [[name, allocated] for name, allocated, _ in own["peaks"]]
 
 
-def test_the_ledger_of_a_linear_layer(linear: tuple[Session, dict[str, Any]]) -> None:
-    session, own = linear
+def test_the_ledger_of_a_linear_layer(linear_story: tuple[Session, dict[str, Any]]) -> None:
+    session, own = linear_story
     ledger, weights = read_last_ledger(session), 4 * own["parameters"]
     for name, copies in (("parameters", 1), ("gradients", 1), ("optimizer_state", 2)):
         assert ledger.sum_bytes(name) == pytest.approx(copies * weights, rel=0.01)
@@ -116,16 +116,16 @@ def test_the_ledger_of_a_linear_layer(linear: tuple[Session, dict[str, Any]]) ->
     assert "first_real_step" in {finding.name for finding in find_annotations(session, session.end_ns)}
 
 
-def test_device_times_of_every_phase(linear: tuple[Session, dict[str, Any]]) -> None:
-    session, _ = linear
+def test_device_times_of_every_phase(linear_story: tuple[Session, dict[str, Any]]) -> None:
+    session, _ = linear_story
     (path,) = session.path.glob("device_times-*.rec")
     assert {int(phase) for phase in read_table_file(path)["phase"]} == {
         int(s["phase"][0]) for s in map(Rank(session.path, 0).phase, PHASES)
     }
 
 
-def test_the_trainer_on_gpt2(trainer: tuple[Session, dict[str, Any]]) -> None:
-    session, own = trainer
+def test_the_trainer_on_gpt2(trainer_story: tuple[Session, dict[str, Any]]) -> None:
+    session, own = trainer_story
     rank = Rank(session.path, 0)
     (engine,) = rank.event("engine")
     facts = [engine[name] for name in ("library", "model", "micro_batch", "gradient_accumulation", "parameters")]
@@ -145,7 +145,7 @@ def test_the_trainer_on_gpt2(trainer: tuple[Session, dict[str, Any]]) -> None:
 
 
 def test_skipped_updates_without_reading_the_gpu(tmp_path_factory: pytest.TempPathFactory) -> None:
-    counted, blind = train(tmp_path_factory, "scaler"), train(tmp_path_factory, "scaler", recorded=False)
+    counted, blind = run_story(tmp_path_factory, "scaler"), run_story(tmp_path_factory, "scaler", recorded=False)
     rank, own = counted.rank(0)
     assert own["losses"] == blind.by_rank[0]["losses"]
     assert own["scales"] == blind.by_rank[0]["scales"]
@@ -159,7 +159,7 @@ def test_skipped_updates_without_reading_the_gpu(tmp_path_factory: pytest.TempPa
 
 
 def test_cuda_graphs_are_captured_and_replayed(tmp_path_factory: pytest.TempPathFactory) -> None:
-    counted, blind = train(tmp_path_factory, "graphs"), train(tmp_path_factory, "graphs", recorded=False)
+    counted, blind = run_story(tmp_path_factory, "graphs"), run_story(tmp_path_factory, "graphs", recorded=False)
     rank, own = counted.rank(0)
     without = blind.by_rank[0]
     # torch.compile gives up no graph, and a replayed step computes what it computes without the probe.

@@ -26,7 +26,7 @@ STEPS = 160
 KINDS = ("iteration_shift", "time_between_phases", "repeated_pause", "data_stall")
 
 
-def watch(kind: str, folder: Path) -> tuple[list[Annotation], dict[str, Any]]:
+def run_watched(kind: str, folder: Path) -> tuple[list[Annotation], dict[str, Any]]:
     """Run the loop; return its findings about lines, and what it counted itself."""
     inherited = make_environment() | {"DS_ACCELERATOR": "cuda"}
     del inherited["CUDA_VISIBLE_DEVICES"]
@@ -39,13 +39,13 @@ def watch(kind: str, folder: Path) -> tuple[list[Annotation], dict[str, Any]]:
 
 
 def test_waiting_for_the_gpu_is_no_finding(tmp_path: Path) -> None:
-    found, _ = watch("nothing", tmp_path)
+    found, _ = run_watched("nothing", tmp_path)
     assert [one.headline for one in found] == []
 
 
 @pytest.mark.parametrize(("kind", "call"), [("empty", "torch.cuda.empty_cache"), ("collect", "gc.collect")])
 def test_the_line_is_named(tmp_path: Path, kind: str, call: str) -> None:
-    found, counted = watch(kind, tmp_path)
+    found, counted = run_watched(kind, tmp_path)
     shift = next(one for one in found if one.name == "iteration_shift")
     assert 0 <= (shift.step or 0) - counted["first"] <= 3  # what the first does is felt in the step after it
     assert f"slow_on_gpu.py:{counted['lines'][kind]} in clean_up ({call})" in shift.details

@@ -547,12 +547,12 @@ async def test_only_what_changed_is_written(monkeypatch: pytest.MonkeyPatch) -> 
         region = seen.app.screen.query_one("#iteration").region
         paper = Paper(seen.text().split("\n"))
 
-        def display(app: ZerotopApp, screen: object, update: object) -> None:
+        def note_update(app: ZerotopApp, screen: object, update: object) -> None:
             assert update is None or isinstance(update, WrittenText), "painted by whole rows"
             if update is not None:
                 paper.write(update.render_segments(app.console))
 
-        monkeypatch.setattr(ZerotopApp, "_display", display)
+        monkeypatch.setattr(ZerotopApp, "_display", note_update)
         seen.seconds = 75.1  # within the same step
         views = seen.source.views
         await seen_by_ticks(seen, pilot, lambda: seen.source.views > views)

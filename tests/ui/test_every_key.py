@@ -105,7 +105,7 @@ ELSEWHERE: dict[str, str] = {
 }
 
 
-def owners() -> Iterator[type[DOMNode]]:
+def find_key_owners() -> Iterator[type[DOMNode]]:
     """All that declare keys."""
     for module in pkgutil.walk_packages(zerotop.ui.__path__, "zerotop.ui."):
         for kind in vars(importlib.import_module(module.name)).values():
@@ -113,7 +113,7 @@ def owners() -> Iterator[type[DOMNode]]:
                 yield kind
 
 
-def declared(kind: type[DOMNode]) -> list[Binding]:
+def find_own_bindings(kind: type[DOMNode]) -> list[Binding]:
     """A class's own."""
     return [binding for binding in vars(kind).get("BINDINGS", ()) if isinstance(binding, Binding)]
 
@@ -137,9 +137,9 @@ def source_of(test: str) -> str:
 
 
 def test_each_key_is_pressed_somewhere() -> None:
-    here = {binding.id for param in ON_SCREENS for kind in cast(Any, param.values[1]) for binding in declared(kind)}
-    here |= {binding.id for kind in ON_LISTS for binding in declared(kind)}
-    found = {binding.id: binding for kind in owners() for binding in declared(kind)}
+    here = {binding.id for param in ON_SCREENS for kind in cast(Any, param.values[1]) for binding in find_own_bindings(kind)}
+    here |= {binding.id for kind in ON_LISTS for binding in find_own_bindings(kind)}
+    found = {binding.id: binding for kind in find_key_owners() for binding in find_own_bindings(kind)}
     assert None not in found
     assert set(ELSEWHERE) - set(found) == set()
     assert set(FIRST) - here == set()
@@ -158,7 +158,7 @@ class Seen:
         self.told: list[str] = []
         monkeypatch.setattr(app, "notify", lambda message, **_: self.told.append(message))
 
-    def all(self) -> object:
+    def read_everything(self) -> object:
         """Without how often it is drawn, which the tabs say."""
         screen = self.app.screen
         shown = {
@@ -184,14 +184,14 @@ class Seen:
             self.app.draw_frame()
         await self.pilot.pause()
 
-    async def tries(self, key: str, id: str) -> None:
+    async def try_key(self, key: str, id: str) -> None:
         """Presses it, and waits for something to be different."""
         for before in FIRST.get(id, ()):
             await self.pilot.press(before)
             await self.settled()
-        unpressed = self.all()
+        unpressed = self.read_everything()
         await self.pilot.press(key)
-        await wait_until(self.pilot, lambda: self.all() != unpressed, f"{key} ({id}) changes nothing")
+        await wait_until(self.pilot, lambda: self.read_everything() != unpressed, f"{key} ({id}) changes nothing")
 
 
 @pytest.mark.parametrize(("name", "kinds"), ON_SCREENS)
@@ -204,7 +204,7 @@ async def test_each_key_of_a_screen(
     async with app.run_test(size=(120, 40)) as pilot:
         seen = Seen(app, pilot, monkeypatch)
         await wait_until(pilot, lambda: len(app.viewer.source.findings_at(None)) == 6)
-        for binding in [binding for kind in kinds for binding in declared(kind) if binding.id not in ELSEWHERE]:
+        for binding in [binding for kind in kinds for binding in find_own_bindings(kind) if binding.id not in ELSEWHERE]:
             for key in binding.key.split(","):
                 while not isinstance(app.screen, MonitorScreen):
                     await pilot.press("escape")
@@ -213,7 +213,7 @@ async def test_each_key_of_a_screen(
                 await pilot.press("escape")
                 app.viewer.go_to_step(12)
                 await seen.settled()
-                await seen.tries(key, binding.id or "")
+                await seen.try_key(key, binding.id or "")
 
 
 async def test_each_key_of_the_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ async def test_each_key_of_the_lists(tmp_path: Path, monkeypatch: pytest.MonkeyP
     async with start.app.run_test(size=(100, 14)) as pilot:
         await wait_for_list(start, pilot)
         seen = Seen(start.app, pilot, monkeypatch)
-        for binding in [binding for kind in ON_LISTS for binding in declared(kind) if binding.id not in ELSEWHERE]:
+        for binding in [binding for kind in ON_LISTS for binding in find_own_bindings(kind) if binding.id not in ELSEWHERE]:
             for key in binding.key.split(","):
                 await seen.settled()
                 while not isinstance(start.app.screen, StartScreen):
@@ -230,4 +230,4 @@ async def test_each_key_of_the_lists(tmp_path: Path, monkeypatch: pytest.MonkeyP
                     await pilot.pause()
                 await pilot.press("escape", "home")
                 await seen.settled()
-                await seen.tries(key, binding.id or "")
+                await seen.try_key(key, binding.id or "")

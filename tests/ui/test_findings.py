@@ -20,7 +20,7 @@ from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text
 
 
-def finding(name: str, at_s: float, severity: Severity, **changes: object) -> Annotation:
+def make_finding(name: str, at_s: float, severity: Severity, **changes: object) -> Annotation:
     known_ns = BEGIN_NS + int(at_s * 1e9)
     usual: dict[str, object] = {
         "step": 6,
@@ -36,10 +36,10 @@ def finding(name: str, at_s: float, severity: Severity, **changes: object) -> An
     return Annotation(name, known_ns - 10, known_ns, known_ns, severity=severity, **facts)  # type: ignore[arg-type]
 
 
-SKIPS = finding("steps_skipped", 45.0, Severity.WARNING, step=2)
-REAL = finding("first_real_step", 55.0, Severity.INFO)
-SPIKE = finding("double_spike", 55.0, Severity.WARNING, step=7)
-FULL = finding("out_of_memory", 70.0, Severity.ERROR, step=11)
+SKIPS = make_finding("steps_skipped", 45.0, Severity.WARNING, step=2)
+REAL = make_finding("first_real_step", 55.0, Severity.INFO)
+SPIKE = make_finding("double_spike", 55.0, Severity.WARNING, step=7)
+FULL = make_finding("out_of_memory", 70.0, Severity.ERROR, step=11)
 STORY = offload_story(findings=(SKIPS, REAL, SPIKE, FULL))
 
 
@@ -55,9 +55,9 @@ def test_the_most_serious_finding_is_chosen(at_s: float, told: Annotation | None
 def test_explained_and_doubtful_findings_are_not_chosen() -> None:
     assert choose_finding([REAL], REAL.known_ns) is REAL
     assert choose_finding([REAL], REAL.known_ns + 61 * 10**9) is None
-    doubtful = finding("double_spike", 1.0, Severity.WARNING, confidence=0.4)
+    doubtful = make_finding("double_spike", 1.0, Severity.WARNING, confidence=0.4)
     assert choose_finding([doubtful], doubtful.known_ns) is None
-    assert find_step_marks([doubtful, REAL, finding("x", 56.0, Severity.WARNING)]) == {6: "warn"}
+    assert find_step_marks([doubtful, REAL, make_finding("x", 56.0, Severity.WARNING)]) == {6: "warn"}
 
 
 def test_a_long_sentence_ends_with_a_part_of_it() -> None:
@@ -142,10 +142,10 @@ async def test_the_feed_shows_all_and_goes_there() -> None:
         assert seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns
 
 
-DATA = finding("data_stall", 50.0, Severity.WARNING, ranks=(1,))
-LATE = finding("straggler", 50.0, Severity.WARNING, ranks=(1,), evidence={"late_s": 0.2, "data_s": 0.2}, cost=0.9)
-LEAK = finding("memory_creep", 52.0, Severity.WARNING, step=3, evidence={"bytes_per_step": 1e9})
-GONE = finding("out_of_memory", 70.0, Severity.ERROR, step=11, evidence={"requested_bytes": 5e9, "free_bytes": 1e9})
+DATA = make_finding("data_stall", 50.0, Severity.WARNING, ranks=(1,))
+LATE = make_finding("straggler", 50.0, Severity.WARNING, ranks=(1,), evidence={"late_s": 0.2, "data_s": 0.2}, cost=0.9)
+LEAK = make_finding("memory_creep", 52.0, Severity.WARNING, step=3, evidence={"bytes_per_step": 1e9})
+GONE = make_finding("out_of_memory", 70.0, Severity.ERROR, step=11, evidence={"requested_bytes": 5e9, "free_bytes": 1e9})
 
 
 def test_a_cause_is_shown_before_what_it_explains() -> None:
@@ -208,16 +208,16 @@ def test_the_feed_s_picture(snap_compare: Any) -> None:
 
 def test_the_header_says_in_which_step_a_finding_begins_where_it_fits() -> None:
     view = FakeSource(offload_story(), lambda: 70.0).view_at(BEGIN_NS + 70 * 10**9)
-    found = finding("creep", 60, Severity.WARNING, headline="Memory grows, full near step 4346", step=16)
+    found = make_finding("creep", 60, Severity.WARNING, headline="Memory grows, full near step 4346", step=16)
     notices = build_notices(view, (), found)
     assert row_text(draw_notices(notices, 80, 2, BLOCKS)[0]).rstrip() == (
         " ! Memory grows, full near step 4346 · begins in step 16"
     )
     assert "begins" not in row_text(draw_notices(notices, 45, 2, BLOCKS)[0])
     for told in ("Slower from step 16 on", "Killed after 16 steps"):
-        said = finding("shift", 60, Severity.WARNING, headline=told, step=16)
+        said = make_finding("shift", 60, Severity.WARNING, headline=told, step=16)
         assert "begins" not in row_text(draw_notices(build_notices(view, (), said), 80, 2, BLOCKS)[0])
-    without = finding("others", 60, Severity.WARNING, headline="GPU 0 was in use before", step=None)
+    without = make_finding("others", 60, Severity.WARNING, headline="GPU 0 was in use before", step=None)
     assert "step" not in row_text(draw_notices(build_notices(view, (), without), 80, 2, BLOCKS)[0])
 
 
@@ -228,7 +228,7 @@ def test_growth_of_each_step_is_a_size() -> None:
 def test_beside_a_finding_on_a_low_terminal_a_notice_keeps_to_one_row() -> None:
     view = FakeSource(offload_story(), lambda: 70.0).view_at(BEGIN_NS + 70 * 10**9)
     view = replace(view, job=replace(view.job, notices=("Nothing is known of the GPUs: " + "no driver answered " * 4,)))
-    found = finding("creep", 60, Severity.WARNING)
+    found = make_finding("creep", 60, Severity.WARNING)
     assert count_notice_rows(build_notices(view, (), found, roomy=False), 80, 9, BLOCKS) == 2
     assert count_notice_rows(build_notices(view, (), None, roomy=False), 80, 9, BLOCKS) == 2
     assert count_notice_rows(build_notices(view, (), found, roomy=True), 80, 9, BLOCKS) == 4

@@ -69,7 +69,7 @@ def text_of(app: ZerotopApp) -> str:
 async def test_numbers_that_cannot_be_and_facts_that_are_none(number: int) -> None:
     """The first are shown as they are, of the second it is told that there were some."""
 
-    def change(line: dict[str, Any]) -> dict[str, Any]:
+    def set_numbers(line: dict[str, Any]) -> dict[str, Any]:
         match line.get("event"):
             case "hello" | "total_steps" | "tensors":
                 return line | {fact: number for fact, value in line.items() if type(value) is int and fact != "time_ns"}
@@ -81,7 +81,7 @@ async def test_numbers_that_cannot_be_and_facts_that_are_none(number: int) -> No
                 return line | {"request": None}
         return line
 
-    app = ZerotopApp(RecordingSource(rewrite_events("gpu-microscope", change)), title="x", glyphs=BLOCKS)
+    app = ZerotopApp(RecordingSource(rewrite_events("gpu-microscope", set_numbers)), title="x", glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         for tab in TABS:
             app.action_switch(tab.name)

@@ -56,7 +56,7 @@ class Seen(screens.Shown[IterationScreen]):
 
 
 @asynccontextmanager
-async def seen(
+async def open_app(
     session: Session, *, step: int | None = None, size: tuple[int, int] = (120, 40), glyphs: Glyphs = BLOCKS
 ) -> AsyncIterator[Seen]:
     app = ZerotopApp(RecordingSource(session), None, title=session.name, glyphs=glyphs)
@@ -79,7 +79,7 @@ def fold_of(name: str, **how: Any) -> Any:
 
 
 async def test_the_story_in_one_sentence() -> None:
-    async with seen(recordings.open_recording("story")) as screen:
+    async with open_app(recordings.open_recording("story")) as screen:
         said = screen.text()
         assert "Iteration 2.67 s · median of 3, steps 11–13 · 4 ranks" in said
         assert re.search(r"GPUs idle 1\.[67]\d s of 2\.67 s while 62 cores run the optimizer", said)
@@ -109,7 +109,7 @@ def test_what_was_left_out_is_said() -> None:
 
 
 async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens() -> None:
-    async with seen(recordings.open_recording("story"), step=8) as screen:
+    async with open_app(recordings.open_recording("story"), step=8) as screen:
         assert "skipped steps 1–8" in screen.text()
         await screen.press("c", "end")
         said = screen.text()
@@ -125,7 +125,7 @@ async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens()
 
 
 async def test_another_sessions_fold_can_be_pinned() -> None:
-    async with seen(recordings.open_recording("z2-offload"), size=(160, 50)) as screen:
+    async with open_app(recordings.open_recording("z2-offload"), size=(160, 50)) as screen:
         screen.screen.pin_fold(fold_of("z3-offload-all"), "z3")
         await screen.settled()
         assert "z3: 457 ms, median of 11" in screen.text()
@@ -135,7 +135,7 @@ async def test_another_sessions_fold_can_be_pinned() -> None:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     """A recording, with another one beside it, one that nothing put a probe into, and what is none."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("z2-offload", "z3-offload-all"):
@@ -145,8 +145,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     return Session.open(tmp_path / "z2-offload.zerotop")
 
 
-async def test_another_recordings_iteration_is_chosen_from_a_list(own: Session) -> None:
-    async with seen(own, size=(160, 50)) as screen:
+async def test_another_recordings_iteration_is_chosen_from_a_list(own_folder: Session) -> None:
+    async with open_app(own_folder, size=(160, 50)) as screen:
         await screen.press("v")
         assert isinstance(screen.app.screen, OverlayDialog)
         listed = screen.app.screen.query_one(OptionList)
@@ -170,22 +170,22 @@ async def test_another_recordings_iteration_is_chosen_from_a_list(own: Session) 
         ("nowhere", "There is no session"),
     ],
 )
-async def test_what_cannot_lie_beside_it_is_said(own: Session, typed: str, said: str) -> None:
-    async with seen(own) as screen:
+async def test_what_cannot_lie_beside_it_is_said(own_folder: Session, typed: str, said: str) -> None:
+    async with open_app(own_folder) as screen:
         await screen.press("v")
         await wait_until(screen.pilot, lambda: "Reading" not in screen.text())
         words = screen.app.screen.query_one(Input)
-        words.value = typed if typed == "nowhere" else str(own.path.parent / typed)
+        words.value = typed if typed == "nowhere" else str(own_folder.path.parent / typed)
         await screen.press("enter")
 
-        def shown() -> list[str]:
+        def read_texts() -> list[str]:
             return [screen.text(), *(notice.message for notice in screen.app._notifications)]
 
-        await wait_until(screen.pilot, lambda: any(said in text for text in shown()))
+        await wait_until(screen.pilot, lambda: any(said in text for text in read_texts()))
 
 
 async def test_more_and_fewer_iterations_and_all_of_the_level() -> None:
-    async with seen(recordings.open_recording("z2-offload")) as screen:
+    async with open_app(recordings.open_recording("z2-offload")) as screen:
         assert "median of 21, steps 1–23" in screen.text()
         assert "median of 20, steps 2–23" in await screen.press("minus")
         assert "median of 10, steps 13–23" in await screen.press("minus")
@@ -194,7 +194,7 @@ async def test_more_and_fewer_iterations_and_all_of_the_level() -> None:
 
 
 async def test_other_signals_come_first_where_not_all_have_room() -> None:
-    async with seen(recordings.open_recording("story"), size=(80, 24)) as screen:
+    async with open_app(recordings.open_recording("story"), size=(80, 24)) as screen:
         first = screen.text()
         assert "GPU %" in first
         assert "power W" not in first
@@ -205,7 +205,7 @@ async def test_other_signals_come_first_where_not_all_have_room() -> None:
 
 
 async def test_one_rank_or_all() -> None:
-    async with seen(recordings.open_recording("story")) as screen:
+    async with open_app(recordings.open_recording("story")) as screen:
         assert "4 ranks" in screen.text()
         assert "rank 0 " in await screen.press("e")
         assert "rank 1 " in await screen.press("down")
@@ -215,7 +215,7 @@ async def test_one_rank_or_all() -> None:
 
 
 async def test_every_key_is_explained_and_the_bottom_row_names_what_works() -> None:
-    async with seen(recordings.open_recording("story"), size=(160, 50)) as screen:
+    async with open_app(recordings.open_recording("story"), size=(160, 50)) as screen:
         for binding in IterationScreen.BINDINGS:
             assert binding.id  # type: ignore[union-attr]
             assert binding.tooltip  # type: ignore[union-attr]
@@ -228,21 +228,21 @@ async def test_every_key_is_explained_and_the_bottom_row_names_what_works() -> N
 
 
 async def test_a_tall_screen_has_the_chart_of_steps_below_the_tables() -> None:
-    async with seen(recordings.open_recording("story"), step=12, size=(200, 50)) as screen:
+    async with open_app(recordings.open_recording("story"), step=12, size=(200, 50)) as screen:
         assert "Iteration s" in screen.text()
-    async with seen(recordings.open_recording("story"), step=12, size=(120, 40)) as screen:
+    async with open_app(recordings.open_recording("story"), step=12, size=(120, 40)) as screen:
         assert "Iteration s" not in screen.text()
 
 
 async def test_before_the_first_iteration_it_waits() -> None:
     session = recordings.open_recording("z2-offload")
-    async with seen(session) as screen:
+    async with open_app(session) as screen:
         await screen.press("home")
         assert "Waiting for the training to begin" in screen.text() or "Waiting for the first iterations" in screen.text()
 
 
 async def test_entering_is_not_suggested_while_the_job_starts() -> None:
-    async with seen(recordings.open_recording("story")) as screen:
+    async with open_app(recordings.open_recording("story")) as screen:
         await screen.press("home", "full_stop")
         frame = screen.screen.frame
         assert frame is not None
@@ -252,7 +252,7 @@ async def test_entering_is_not_suggested_while_the_job_starts() -> None:
 
 
 async def test_a_panel_alone_gives_way_where_it_has_nothing_to_show() -> None:
-    async with seen(recordings.open_recording("z2-offload")) as screen:
+    async with open_app(recordings.open_recording("z2-offload")) as screen:
         await screen.press("tab", "tab", "z")
         assert screen.screen.zoomed == "phases"
         assert "GPU %" not in screen.text()
@@ -267,13 +267,13 @@ async def test_without_a_probe_it_says_how_to_get_one(tmp_path: Path) -> None:
     ]
     write_table(tmp_path, PROCESSES, make_identity(-1), *rows).close()
     session = Session(tmp_path, {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}})
-    async with seen(session) as screen:
+    async with open_app(session) as screen:
         assert "zerotop attach 4711 --enter" in screen.text()
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
 async def test_any_size_and_any_characters(glyphs: Glyphs) -> None:
-    async with seen(recordings.open_recording("z2-offload"), size=(40, 12), glyphs=glyphs) as screen:
+    async with open_app(recordings.open_recording("z2-offload"), size=(40, 12), glyphs=glyphs) as screen:
         for size in [(40, 12), (60, 16), (80, 24), (120, 40), (300, 90)]:
             await screen.pilot.resize_terminal(*size)
             for keys in ((), ("c", "minus", "m", "z"), ("c", "plus", "z")):
@@ -344,10 +344,15 @@ def test_small_changes_keep_their_decimals() -> None:
 
 
 def test_phases_within_others_give_way_first() -> None:
-    def line(phase: str, depth: int, seconds: float) -> PhaseLine:
+    def make_line(phase: str, depth: int, seconds: float) -> PhaseLine:
         return PhaseLine(phase, depth, seconds, None, None, None, 0.0, 0.0, 0.0)
 
-    found = [line("forward", 0, 1.0), line("step", 0, 5.0), line("cpu_optimizer", 1, 4.0), line("iteration", 0, 6.0)]
+    found = [
+        make_line("forward", 0, 1.0),
+        make_line("step", 0, 5.0),
+        make_line("cpu_optimizer", 1, 4.0),
+        make_line("iteration", 0, 6.0),
+    ]
     assert [one.phase for one in choose_lines(found, 3)] == ["forward", "step", "iteration"]
     assert [one.phase for one in choose_lines(found, 2)] == ["step", "iteration"]
     assert [one.phase for one in choose_lines(found, 1)] == ["iteration"]
@@ -372,7 +377,7 @@ async def test_keys_are_answered_while_folding_and_the_fold_before_stays_meanwhi
         assert gate.wait(PATIENCE_S)
         return fold(*arguments)
 
-    async with seen(recordings.open_recording("story")) as screen:
+    async with open_app(recordings.open_recording("story")) as screen:
         before = screen.screen.folding.find_shown(screen.app.viewer.make_frame())
         monkeypatch.setattr(fold_cache, "fold_iterations", fold_slowly)
         screen.app.simulate_key("e")
@@ -391,14 +396,14 @@ async def test_keys_are_answered_while_folding_and_the_fold_before_stays_meanwhi
 
 
 async def test_a_frame_in_which_nothing_changed_folds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with seen(recordings.open_recording("story")) as screen:
+    async with open_app(recordings.open_recording("story")) as screen:
         before = screen.screen.folding.find_shown(screen.app.viewer.make_frame())
 
-        def never(*_: object) -> None:
+        def fail_if_called(*_: object) -> None:
             raise AssertionError("folded again")
 
-        monkeypatch.setattr("zerotop.analysis.waveform.fold_cache.fold_iterations", never)
-        monkeypatch.setattr("zerotop.ui.iteration.panels.draw_waveform", never)
+        monkeypatch.setattr("zerotop.analysis.waveform.fold_cache.fold_iterations", fail_if_called)
+        monkeypatch.setattr("zerotop.ui.iteration.panels.draw_waveform", fail_if_called)
         for _ in range(3):
             screen.app.draw_frame()
             await screen.pilot.pause()

@@ -27,7 +27,7 @@ from zerotop.ui.memory.screen import MemoryLedger, MemoryScreen, PhasePeaks, Tra
 
 
 @asynccontextmanager
-async def shown(
+async def open_memory(
     session: Session,
     at_s: float | None = None,
     size: tuple[int, int] = (120, 40),
@@ -47,7 +47,7 @@ async def shown(
 
 
 async def test_what_has_no_room_is_named_and_a_key_shows_it() -> None:
-    async with shown(recordings.open_recording("z2"), size=(80, 24)) as seen:
+    async with open_memory(recordings.open_recording("z2"), size=(80, 24)) as seen:
         assert "b peaks" in seen.text()
         assert "Peak by phase" not in seen.text()
         await seen.press("b")
@@ -58,7 +58,7 @@ async def test_what_has_no_room_is_named_and_a_key_shows_it() -> None:
 
 
 async def test_the_ledger_of_a_gpu() -> None:
-    async with shown(recordings.open_recording("z2"), 45) as screen:
+    async with open_memory(recordings.open_recording("z2"), 45) as screen:
         said = screen.text()
         for words in ("parameters", "0.92", "at peak", "Peak: backward, 12.65 GiB in step 1", "Peak by phase"):
             assert words in said
@@ -68,7 +68,7 @@ async def test_the_ledger_of_a_gpu() -> None:
 
 @pytest.mark.parametrize("name", ["cpu-straggler", "gpu-leak"])
 async def test_a_short_recording_fills_the_chart_of_its_memory(name: str) -> None:
-    async with shown(recordings.open_recording(name), size=(200, 50)) as screen:
+    async with open_memory(recordings.open_recording(name), size=(200, 50)) as screen:
         await screen.press("end")
         view = screen.app.viewer.make_frame().view
         gpu = view.gpus[0] if view.gpus else None
@@ -80,14 +80,14 @@ async def test_a_short_recording_fills_the_chart_of_its_memory(name: str) -> Non
 
 
 async def test_h_shows_host_memory_and_the_gpu_again() -> None:
-    async with shown(recordings.open_recording("z2-offload"), 50) as screen:
+    async with open_memory(recordings.open_recording("z2-offload"), 50) as screen:
         assert "Host memory of rank 0" in await screen.press("H")
         assert "pinned" in screen.text()
         assert "Host memory of rank 0" not in await screen.press("H")
 
 
 async def test_up_and_down_choose_the_rank_and_its_gpu() -> None:
-    async with shown(recordings.open_recording("x4-z3"), 55) as screen:
+    async with open_memory(recordings.open_recording("x4-z3"), 55) as screen:
         assert "GPU 0, rank 0, GiB" in screen.text()
         assert "GPU 2, rank 2, GiB" in await screen.press("down", "down")
         assert "GPU 1, rank 1, GiB" in await screen.press("up")
@@ -96,7 +96,7 @@ async def test_up_and_down_choose_the_rank_and_its_gpu() -> None:
 
 
 async def test_a_click_on_a_bar_chooses_its_rank() -> None:
-    async with shown(recordings.open_recording("x4-z3"), 55) as screen:
+    async with open_memory(recordings.open_recording("x4-z3"), 55) as screen:
         names = next(line for line in screen.text().splitlines() if line.split()[:4] == ["└", "0", "1", "2"])
         await screen.pilot.click("#bars", offset=(names.index("2") - 1, 5))
         await screen.pilot.pause()
@@ -108,7 +108,7 @@ async def test_a_click_on_a_bar_chooses_its_rank() -> None:
 
 
 async def test_y_copies_bytes() -> None:
-    async with shown(recordings.open_recording("z2"), 45) as screen:
+    async with open_memory(recordings.open_recording("z2"), 45) as screen:
         ledger, peaks, curve = (screen.screen.query_one(f"#{name}") for name in ("ledger", "peaks", "curve"))
         assert isinstance(ledger, MemoryLedger)
         assert isinstance(peaks, PhasePeaks)
@@ -125,7 +125,7 @@ async def test_y_copies_bytes() -> None:
 
 
 async def test_what_is_chosen_stays_when_screens_are_switched() -> None:
-    async with shown(recordings.open_recording("z2-offload"), 50) as screen:
+    async with open_memory(recordings.open_recording("z2-offload"), 50) as screen:
         await screen.press("H", "1")
         screen.app.action_switch("memory")
         await screen.pilot.pause()
@@ -133,7 +133,7 @@ async def test_what_is_chosen_stays_when_screens_are_switched() -> None:
 
 
 async def test_without_a_gpu_host_memory_comes_first() -> None:
-    async with shown(recordings.open_recording("cpu-clean"), 36) as screen:
+    async with open_memory(recordings.open_recording("cpu-clean"), 36) as screen:
         said = screen.text()
         assert "Host memory of rank 0, MiB" in said
         assert "master weights" in said
@@ -142,7 +142,7 @@ async def test_without_a_gpu_host_memory_comes_first() -> None:
 
 
 async def test_z_enlarges_the_ledger() -> None:
-    async with shown(recordings.open_recording("z2"), 45) as screen:
+    async with open_memory(recordings.open_recording("z2"), 45) as screen:
         before = screen.app.screen.query_one("#ledger").size
         await screen.press("z")
         assert screen.app.screen.query_one("#ledger").size.width > before.width
@@ -151,7 +151,7 @@ async def test_z_enlarges_the_ledger() -> None:
 
 
 async def test_m_is_not_there_in_a_replay() -> None:
-    async with shown(recordings.open_recording("z2"), 45) as screen:
+    async with open_memory(recordings.open_recording("z2"), 45) as screen:
         assert screen.app.check_action("look", ()) is False
         await screen.press("x")
         assert "Requested" not in screen.text()
@@ -201,7 +201,7 @@ async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_pat
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (300, 90), (20, 6)])
 @pytest.mark.parametrize("name", ["z2-oom", "cpu-dead", "story", "x4-z3"])
 async def test_any_size(name: str, size: tuple[int, int]) -> None:
-    async with shown(recordings.open_recording(name), 0.0, size, glyphs=ASCII if size[0] == 80 else BLOCKS) as screen:
+    async with open_memory(recordings.open_recording(name), 0.0, size, glyphs=ASCII if size[0] == 80 else BLOCKS) as screen:
         for key in ("z", "end"):  # at the begin and at the end
             lines = screen.text().splitlines()
             assert len(lines) == size[1]

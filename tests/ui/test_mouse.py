@@ -40,7 +40,7 @@ def make_app() -> ZerotopApp:
     return ZerotopApp(RecordingSource(Session.open(demo.RECORDING_PATH)), glyphs=BLOCKS, title="story")
 
 
-async def show(app: ZerotopApp, pilot: Pilot[Leaving], screen: str, step: int) -> None:
+async def show_step(app: ZerotopApp, pilot: Pilot[Leaving], screen: str, step: int) -> None:
     await wait_until(pilot, lambda: len(app.viewer.source.findings_at(None)) >= 4)
     app.action_switch(screen)
     app.viewer.go_to_step(step)
@@ -56,7 +56,7 @@ def is_shown(app: ZerotopApp) -> bool:
 
 async def show_timeline(app: ZerotopApp, pilot: Pilot[Leaving], step: int) -> tuple[TimelineLanes, Picture]:
     """Show it, and return its panel and what it shows."""
-    await show(app, pilot, "timeline", step)
+    await show_step(app, pilot, "timeline", step)
     lanes = app.screen.query_one(TimelineLanes)
 
     def is_complete() -> bool:
@@ -72,7 +72,7 @@ async def show_timeline(app: ZerotopApp, pilot: Pilot[Leaving], step: int) -> tu
 async def test_the_banner_opens_the_list_at_its_finding() -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, "live", 12)
+        await show_step(app, pilot, "live", 12)
         headline = app.viewer.make_frame().headline
         assert headline is not None
         await pilot.click(app.screen.query_one(Notices), offset=(20, 0))
@@ -84,7 +84,7 @@ async def test_the_banner_opens_the_list_at_its_finding() -> None:
 async def test_a_mark_on_the_seek_bar_goes_to_its_finding() -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, "live", 2)
+        await show_step(app, pilot, "live", 2)
         frame = app.viewer.make_frame()
         finding = frame.all_findings[0]
         bar = app.screen.query_one(Transport)
@@ -128,7 +128,7 @@ async def test_the_timeline_shows_values_under_the_mouse() -> None:
 async def test_a_column_of_live_shows_its_step_and_goes_to_its_end() -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, "live", 12)
+        await show_step(app, pilot, "live", 12)
         chart = app.screen.query_one(Iteration)
         await wait_until(pilot, lambda: "step 12" in chart.plain_text())
         await pilot.hover(chart, offset=(AXIS_WIDTH, 5))
@@ -141,7 +141,7 @@ async def test_a_column_of_live_shows_its_step_and_goes_to_its_end() -> None:
 async def test_a_rank_of_live_is_chosen(size: tuple[int, int]) -> None:
     app = make_app()
     async with app.run_test(size=size) as pilot:
-        await show(app, pilot, "live", 12)
+        await show_step(app, pilot, "live", 12)
         panel = app.screen.query_one(Ranks)
         await wait_until(pilot, lambda: "rank 2" in panel.plain_text())
         row = next(y for y, line in enumerate(panel.plain_text().split("\n")) if line.startswith("rank 2"))
@@ -153,7 +153,7 @@ async def test_a_rank_of_live_is_chosen(size: tuple[int, int]) -> None:
 async def test_a_row_of_a_gpu_chooses_its_rank(size: tuple[int, int]) -> None:
     app = make_app()
     async with app.run_test(size=size) as pilot:
-        await show(app, pilot, "live", 12)
+        await show_step(app, pilot, "live", 12)
         for panel, rank in ((app.screen.query_one(Gpus), 2), (app.screen.query_one(Memory), 3)):
             await wait_until(pilot, lambda panel=panel: "GPU 3" in panel.plain_text())  # type: ignore[misc]
             rows = panel.plain_text().split("\n")
@@ -179,7 +179,7 @@ async def test_charts_show_values_under_the_mouse(
 ) -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, screen, 12)
+        await show_step(app, pilot, screen, 12)
         panel = app.screen.query_one(kind)
         await wait_until(pilot, lambda: bool(panel.plain_text()) and not app.is_busy)
         before = panel.plain_text().split("\n")[0]
@@ -205,7 +205,7 @@ async def test_the_microscope_s_curve_shows_values_under_the_mouse() -> None:
 async def test_a_click_shows_the_threads_of_a_name() -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, "threads", 12)
+        await show_step(app, pilot, "threads", 12)
         panel = app.screen.query_one(ThreadList)
         await wait_until(pilot, lambda: BLOCKS.closed in panel.plain_text())
         closed = [row for row in panel.plain_text().split("\n") if BLOCKS.closed in row]
@@ -217,7 +217,7 @@ async def test_a_click_shows_the_threads_of_a_name() -> None:
 async def test_the_iteration_shows_values_under_the_mouse() -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, "iteration", 12)
+        await show_step(app, pilot, "iteration", 12)
         waves = app.screen.query_one(WaveformPanel)
         await wait_until(pilot, lambda: "median of" in waves.plain_text())
         await pilot.hover(waves, offset=(60, 10))

@@ -32,11 +32,11 @@ from zerotop_probe.recording.writer import EventWriter, Identity
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def session_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return filled_folder(tmp_path, monkeypatch)
 
 
-async def test_all_are_listed_newest_first_with_their_figures(root: Path) -> None:
+async def test_all_are_listed_newest_first_with_their_figures(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -51,7 +51,7 @@ async def test_all_are_listed_newest_first_with_their_figures(root: Path) -> Non
         assert "4/12" in oom
 
 
-async def test_enter_opens_and_leaving_comes_back(root: Path) -> None:
+async def test_enter_opens_and_leaving_comes_back(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -75,7 +75,7 @@ async def test_enter_opens_and_leaving_comes_back(root: Path) -> None:
     assert start.app.return_value is Leaving.QUIT
 
 
-async def test_escape_comes_back_from_every_screen(root: Path) -> None:
+async def test_escape_comes_back_from_every_screen(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -88,7 +88,7 @@ async def test_escape_comes_back_from_every_screen(root: Path) -> None:
             await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
 
 
-async def test_keys_of_the_monitor_do_nothing_on_the_list(root: Path) -> None:
+async def test_keys_of_the_monitor_do_nothing_on_the_list(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -98,7 +98,7 @@ async def test_keys_of_the_monitor_do_nothing_on_the_list(root: Path) -> None:
         assert not start.notices()
 
 
-async def test_typing_filters_and_escape_shows_all_again(root: Path) -> None:
+async def test_typing_filters_and_escape_shows_all_again(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -116,7 +116,7 @@ async def test_typing_filters_and_escape_shows_all_again(root: Path) -> None:
         assert start.list.model.chosen_item.path.name == "z2-oom.zerotop"
 
 
-async def test_order_is_kept_between_runs(root: Path, tmp_path: Path) -> None:
+async def test_order_is_kept_between_runs(session_root: Path, tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     start = Start(settings=UserSettings(path))
     async with start.app.run_test(size=(120, 40)) as pilot:
@@ -132,7 +132,7 @@ async def test_order_is_kept_between_runs(root: Path, tmp_path: Path) -> None:
         assert again.app.theme == LIGHT_NAME
 
 
-async def test_marked_ones_are_compared(root: Path) -> None:
+async def test_marked_ones_are_compared(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -157,7 +157,7 @@ async def test_marked_ones_are_compared(root: Path) -> None:
         assert start.list.model.marked_recordings == ()
 
 
-async def test_the_iterations_of_two_that_are_compared_are_laid_over_one_another(root: Path) -> None:
+async def test_the_iterations_of_two_that_are_compared_are_laid_over_one_another(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -170,7 +170,7 @@ async def test_the_iterations_of_two_that_are_compared_are_laid_over_one_another
         await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
 
 
-async def test_export_writes_steps_here_and_says_where(root: Path, tmp_path: Path) -> None:
+async def test_export_writes_steps_here_and_says_where(session_root: Path, tmp_path: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -182,7 +182,7 @@ async def test_export_writes_steps_here_and_says_where(root: Path, tmp_path: Pat
     assert lines[0].startswith("rank,step")
 
 
-async def test_packing_writes_a_file_here_once(root: Path, tmp_path: Path) -> None:
+async def test_packing_writes_a_file_here_once(session_root: Path, tmp_path: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -198,7 +198,7 @@ async def test_packing_writes_a_file_here_once(root: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("keys", [["escape"], ["enter"], ["n"], ["c"], ["q"]])
-async def test_nothing_is_deleted_without_a_yes(root: Path, keys: list[str]) -> None:
+async def test_nothing_is_deleted_without_a_yes(session_root: Path, keys: list[str]) -> None:
     start = Start()
     async with start.app.run_test(size=(80, 24)) as pilot:
         await wait_for_list(start, pilot)
@@ -208,11 +208,11 @@ async def test_nothing_is_deleted_without_a_yes(root: Path, keys: list[str]) -> 
         await pilot.press(*keys)
         await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
         await pilot.pause()
-    assert sorted(path.name for path in root.iterdir()) == ["cpu-clean.zerotop", "story", "z2-oom.zerotop"]
+    assert sorted(path.name for path in session_root.iterdir()) == ["cpu-clean.zerotop", "story", "z2-oom.zerotop"]
 
 
 @pytest.mark.parametrize("key", ["d", "y"])
-async def test_a_recording_is_deleted_and_what_that_freed_is_said(root: Path, key: str) -> None:
+async def test_a_recording_is_deleted_and_what_that_freed_is_said(session_root: Path, key: str) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -221,13 +221,13 @@ async def test_a_recording_is_deleted_and_what_that_freed_is_said(root: Path, ke
         await pilot.press(key)
         await wait_until(pilot, lambda: any("story deleted: 80" in notice for notice in start.notices()))
         await wait_until(pilot, lambda: start.names() == ["cpu-clean.zerotop", "z2-oom.zerotop"])
-    assert not (root / "story").exists()
+    assert not (session_root / "story").exists()
 
 
-async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(root: Path, tmp_path: Path) -> None:
-    directory.create_session(["python", "train.py"], path=str(root / "now"), launcher="python")
+async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(session_root: Path, tmp_path: Path) -> None:
+    directory.create_session(["python", "train.py"], path=str(session_root / "now"), launcher="python")
     elsewhere = recordings.as_directory("z2", tmp_path)
-    (root / "a-link").symlink_to(elsewhere)
+    (session_root / "a-link").symlink_to(elsewhere)
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -237,16 +237,16 @@ async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(root: Path, 
         await wait_until(pilot, lambda: any("is a symbolic link" in notice for notice in start.notices()))
         await pilot.pause()
         assert isinstance(start.app.screen, StartScreen)
-    assert (root / "now" / "session.json").is_file()
+    assert (session_root / "now" / "session.json").is_file()
     assert (elsewhere / "session.json").is_file()
 
 
-async def test_what_appears_while_one_looks_is_shown(root: Path) -> None:
+async def test_what_appears_while_one_looks_is_shown(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
         await pilot.press("down")
-        folder = directory.create_session(["python", "train.py"], path=str(root / "fresh"), launcher="python")
+        folder = directory.create_session(["python", "train.py"], path=str(session_root / "fresh"), launcher="python")
         writer = EventWriter(folder, Identity.for_this_process("node"))
 
         def is_live() -> bool:
@@ -259,9 +259,9 @@ async def test_what_appears_while_one_looks_is_shown(root: Path) -> None:
         assert start.list.model.chosen_item.path.name == "story"
 
 
-async def test_a_damaged_one_is_a_row_and_opens_as_a_sentence(root: Path) -> None:
-    (root / "broken").mkdir()
-    (root / "broken" / "session.json").write_text("{")
+async def test_a_damaged_one_is_a_row_and_opens_as_a_sentence(session_root: Path) -> None:
+    (session_root / "broken").mkdir()
+    (session_root / "broken" / "session.json").write_text("{")
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -284,7 +284,7 @@ async def test_nothing_recorded_yet_says_how_to_begin(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("size", [(20, 4), (40, 12), (80, 24), (120, 40), (300, 90)], ids=str)
-async def test_any_size_will_do(root: Path, size: tuple[int, int]) -> None:
+async def test_any_size_will_do(session_root: Path, size: tuple[int, int]) -> None:
     start = Start(glyphs=ASCII)
     async with start.app.run_test(size=size) as pilot:
         await overviews_read(start, pilot)
@@ -295,7 +295,7 @@ async def test_any_size_will_do(root: Path, size: tuple[int, int]) -> None:
         assert start.text().isascii()
 
 
-async def test_the_mouse_chooses_opens_and_presses_keys(root: Path) -> None:
+async def test_the_mouse_chooses_opens_and_presses_keys(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         await wait_for_list(start, pilot)
@@ -308,9 +308,9 @@ async def test_the_mouse_chooses_opens_and_presses_keys(root: Path) -> None:
         await wait_until(pilot, lambda: isinstance(start.app.screen, LiveScreen))
 
 
-async def test_keys_answer_while_many_are_read(root: Path) -> None:
+async def test_keys_answer_while_many_are_read(session_root: Path) -> None:
     for number in range(100):
-        shutil.copy(recordings.find_packed_file("z2"), root / f"copy-{number}.zerotop")
+        shutil.copy(recordings.find_packed_file("z2"), session_root / f"copy-{number}.zerotop")
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         slowest = 0.0

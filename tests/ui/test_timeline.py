@@ -65,7 +65,9 @@ class Looking:
 
 
 @asynccontextmanager
-async def looking(session: Session, size: tuple[int, int] = (120, 40), glyphs: Glyphs = BLOCKS) -> AsyncIterator[Looking]:
+async def open_timeline(
+    session: Session, size: tuple[int, int] = (120, 40), glyphs: Glyphs = BLOCKS
+) -> AsyncIterator[Looking]:
     app = ZerotopApp(RecordingSource(session), None, title="test", glyphs=glyphs)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
@@ -76,7 +78,7 @@ async def looking(session: Session, size: tuple[int, int] = (120, 40), glyphs: G
 
 
 async def test_all_that_there_is_of_it() -> None:
-    async with looking(open_recording("story")) as seen:
+    async with open_timeline(open_recording("story")) as seen:
         text = seen.text()
         for words in (
             "rank 0",
@@ -92,7 +94,7 @@ async def test_all_that_there_is_of_it() -> None:
 
 
 async def test_zoom_keys() -> None:
-    async with looking(open_recording("story")) as seen:
+    async with open_timeline(open_recording("story")) as seen:
         await seen.press("left", "left")
         before = seen.length
         await seen.press("plus")
@@ -113,7 +115,7 @@ async def test_zoom_keys() -> None:
 
 
 async def test_panning_keys_leave_the_cursor_where_it_is() -> None:
-    async with looking(open_recording("story")) as seen:
+    async with open_timeline(open_recording("story")) as seen:
         await seen.press("left")
         begin, cursor = seen.picture.begin, seen.picture.cursor
         for key, direction in (("h", -1), ("shift+left", -1), ("l", 1), ("shift+right", 1)):
@@ -127,7 +129,7 @@ async def test_panning_keys_leave_the_cursor_where_it_is() -> None:
 
 
 async def test_time_keys_move_the_cursor_through_it() -> None:
-    async with looking(open_recording("story")) as seen:
+    async with open_timeline(open_recording("story")) as seen:
         await seen.press("left", "left", "left")
         cursors = [seen.picture.cursor]
         for _ in range(6):
@@ -144,7 +146,7 @@ async def test_time_keys_move_the_cursor_through_it() -> None:
 
 
 async def test_a_range_by_keys() -> None:
-    async with looking(open_recording("story"), (200, 50)) as seen:
+    async with open_timeline(open_recording("story"), (200, 50)) as seen:
         assert "no range" not in seen.text()
         await seen.press("left", "left", "left", "left_square_bracket", "right", "right", "right_square_bracket", "right")
         assert seen.picture.selected_range is not None
@@ -162,7 +164,7 @@ async def test_a_range_by_keys() -> None:
 
 
 async def test_the_ranks_keys_choose_whose_lanes_are_shown() -> None:
-    async with looking(open_recording("story")) as seen:
+    async with open_timeline(open_recording("story")) as seen:
         await seen.press("down")
         assert seen.picture.subject.rank == 1
         assert seen.picture.subject.gpu == (seen.picture.subject.host, 1)
@@ -172,7 +174,7 @@ async def test_the_ranks_keys_choose_whose_lanes_are_shown() -> None:
 
 
 async def test_a_click_moves_the_cursor() -> None:
-    async with looking(open_recording("story")) as seen:
+    async with open_timeline(open_recording("story")) as seen:
         await seen.press("left", "left")
         window = seen.picture.timeline.window
         await seen.pilot.click(TimelineLanes, offset=seen.column(20))
@@ -187,7 +189,7 @@ async def test_a_click_moves_the_cursor() -> None:
 
 
 async def test_dragging_selects_a_range() -> None:
-    async with looking(open_recording("story")) as seen:
+    async with open_timeline(open_recording("story")) as seen:
         await seen.press("left", "left")
         cursor = seen.picture.cursor
         await seen.pilot.mouse_down(TimelineLanes, offset=seen.column(30))
@@ -205,7 +207,7 @@ async def test_dragging_selects_a_range() -> None:
 
 
 async def test_the_wheel_zooms_where_the_mouse_is() -> None:
-    async with looking(open_recording("story")) as seen:
+    async with open_timeline(open_recording("story")) as seen:
         await seen.press("left", "left")
         x, y = seen.column(25)
         for kind, longer in ((MouseScrollUp, False), (MouseScrollDown, True)):
@@ -221,7 +223,7 @@ async def test_the_wheel_zooms_where_the_mouse_is() -> None:
     [(MouseScrollLeft, False, -1), (MouseScrollRight, False, 1), (MouseScrollUp, True, -1), (MouseScrollDown, True, 1)],
 )
 async def test_the_wheel_pans_sideways(kind: type[MouseScrollUp], shift: bool, direction: int) -> None:
-    async with looking(open_recording("story")) as seen:
+    async with open_timeline(open_recording("story")) as seen:
         await seen.press("left", "left", "h")
         begin, length = seen.picture.begin, seen.length
         seen.lanes.post_message(kind(seen.lanes, 50, 4, 0, 0, 0, shift, False, False, 50, 4))
@@ -231,7 +233,7 @@ async def test_the_wheel_pans_sideways(kind: type[MouseScrollUp], shift: bool, d
 
 
 async def test_what_was_chosen_is_kept_while_another_screen_is_shown() -> None:
-    async with looking(open_recording("story")) as seen:
+    async with open_timeline(open_recording("story")) as seen:
         await seen.press("left", "plus", "plus", "left_square_bracket", "h", "left_square_bracket")
         window = seen.picture.timeline.window
         await seen.app.run_action("switch('live')")
@@ -243,7 +245,7 @@ async def test_what_was_chosen_is_kept_while_another_screen_is_shown() -> None:
 
 
 async def test_the_numbers_of_a_range_can_be_copied() -> None:
-    async with looking(open_recording("story")) as seen:
+    async with open_timeline(open_recording("story")) as seen:
         await seen.press("left", "left", "y")
         heading, *rows = seen.app.clipboard.split("\n")
         assert heading.startswith("time_s\trank 0 phase\t")
@@ -261,7 +263,7 @@ async def test_the_numbers_of_a_range_can_be_copied() -> None:
 
 
 async def test_help_explains_it() -> None:
-    async with looking(open_recording("story"), (120, 60)) as seen:
+    async with open_timeline(open_recording("story"), (120, 60)) as seen:
         await seen.press("question_mark")
         text = seen.text()
         assert "Zoom in around the cursor" in text
@@ -271,7 +273,7 @@ async def test_help_explains_it() -> None:
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (80, 24), (300, 90)])
 @pytest.mark.parametrize("name", ["story", "cpu-clean", "z2-oom"])
 async def test_any_terminal(name: str, size: tuple[int, int]) -> None:
-    async with looking(open_recording(name), size) as seen:
+    async with open_timeline(open_recording(name), size) as seen:
         for key in ("left", "plus", "minus", "w", "h", "left_square_bracket", "n", "down", "right", "escape"):
             await seen.press(key)
         assert seen.text()
@@ -307,7 +309,7 @@ async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:
             cores = 8.0 if tick >= 6 else 1.0
             processes.write(*make_record(PROCESSES, time_ns=int((at + tick / 10) * S), rank=0, pid=100, cores_used=cores))
 
-    async with looking(read_recording(session_folder, begin_ns=begin_ns), (80, 24)) as seen:
+    async with open_timeline(read_recording(session_folder, begin_ns=begin_ns), (80, 24)) as seen:
         assert "Not recorded" in seen.text()
         for step in range(40, 90):
             go_on(step)

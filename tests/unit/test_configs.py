@@ -18,8 +18,8 @@ NAMES = [path.stem for path in FILES]
 
 
 @pytest.fixture(scope="module")
-def parsed_configs(root: Path) -> dict[str, dict[str, Any]]:
-    script = root / "tests" / "support" / "parse_configs.py"
+def parsed_configs(checkout_root: Path) -> dict[str, dict[str, Any]]:
+    script = checkout_root / "tests" / "support" / "parse_configs.py"
     run = subprocess.run([sys.executable, script, *FILES], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     found: dict[str, dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])

@@ -44,9 +44,9 @@ def test_recorded_events_match_their_declarations(name: str) -> None:
                 check_event(json.loads(line))
 
 
-def test_writers_use_declared_fields(root: Path) -> None:
+def test_writers_use_declared_fields(checkout_root: Path) -> None:
     checked = set()
-    for call in find_calls(root / "probe"):
+    for call in find_calls(checkout_root / "probe"):
         # Also both of ``events.PARTED if joined else events.JOB_ENDED``.
         constants = [
             node.attr
@@ -62,8 +62,8 @@ def test_writers_use_declared_fields(root: Path) -> None:
     assert checked == EVENTS.keys()
 
 
-def test_readers_ask_for_declared_events(root: Path) -> None:
-    for call in find_calls(root / "tui"):
+def test_readers_ask_for_declared_events(checkout_root: Path) -> None:
+    for call in find_calls(checkout_root / "tui"):
         if getattr(call.func, "attr", getattr(call.func, "id", "")) in _READERS:
             literals = {arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
             assert literals <= EVENTS.keys(), f"line {call.lineno}"

@@ -40,8 +40,8 @@ SIZES = [
 
 
 @pytest.fixture(scope="module")
-def deepspeed_estimates(root: Path) -> dict[str, Any]:
-    script = root / "tests" / "support" / "deepspeed_estimates.py"
+def deepspeed_estimates(checkout_root: Path) -> dict[str, Any]:
+    script = checkout_root / "tests" / "support" / "deepspeed_estimates.py"
     run = subprocess.run([sys.executable, script, json.dumps(SIZES)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])

@@ -37,33 +37,33 @@ def modules_below(folder: Path, package: str) -> list[str]:
 
 
 @pytest.mark.parametrize("room", ["recording", "inside"])
-def test_what_runs_in_a_rank_needs_the_standard_library_only(room: str, root: Path) -> None:
-    folder = root / "probe" / "zerotop_probe" / room
+def test_what_runs_in_a_rank_needs_the_standard_library_only(room: str, checkout_root: Path) -> None:
+    folder = checkout_root / "probe" / "zerotop_probe" / room
     modules = modules_below(folder, f"zerotop_probe.{room}")
     assert modules
     # Without site (-S) no installed package can be found at all.
-    names = list_imported(", ".join(modules), root / "probe", options=("-S",))
+    names = list_imported(", ".join(modules), checkout_root / "probe", options=("-S",))
     assert names - set(sys.stdlib_module_names) <= {"zerotop_probe", "__main__"}
 
 
-def test_bootstrap_folder_holds_one_name(root: Path) -> None:
+def test_bootstrap_folder_holds_one_name(checkout_root: Path) -> None:
     """Everything in it becomes a top-level import in the user's process."""
-    folder = root / "probe" / "zerotop_probe" / "bootstrap"
+    folder = checkout_root / "probe" / "zerotop_probe" / "bootstrap"
     assert [path.name for path in folder.glob("*.py")] == ["sitecustomize.py"]
 
 
-def test_sampler_knows_neither_the_program_nor_torch(root: Path) -> None:
-    modules = modules_below(root / "probe" / "zerotop_probe" / "outside", "zerotop_probe.outside")
+def test_sampler_knows_neither_the_program_nor_torch(checkout_root: Path) -> None:
+    modules = modules_below(checkout_root / "probe" / "zerotop_probe" / "outside", "zerotop_probe.outside")
     assert not list_imported(", ".join(modules)) & (HEAVY | {"zerotop", "textual", "rich", "numpy", "polars"})
 
 
-def test_reading_a_session_needs_no_screen_and_no_torch(root: Path) -> None:
-    modules = modules_below(root / "tui" / "zerotop" / "session", "zerotop.session")
+def test_reading_a_session_needs_no_screen_and_no_torch(checkout_root: Path) -> None:
+    modules = modules_below(checkout_root / "tui" / "zerotop" / "session", "zerotop.session")
     assert not list_imported(", ".join(modules)) & (HEAVY | {"textual", "rich"})
 
 
-def test_analysis_needs_no_screen_and_no_torch(root: Path) -> None:
-    modules = modules_below(root / "tui" / "zerotop" / "analysis", "zerotop.analysis")
+def test_analysis_needs_no_screen_and_no_torch(checkout_root: Path) -> None:
+    modules = modules_below(checkout_root / "tui" / "zerotop" / "analysis", "zerotop.analysis")
     assert not list_imported(", ".join(modules)) & (HEAVY | {"textual", "rich"})
 
 
@@ -71,8 +71,8 @@ def test_command_line_starts_without_what_is_heavy() -> None:
     assert not list_imported("zerotop.cli") & (HEAVY | {"numpy", "polars", "textual"})
 
 
-def test_screen_needs_no_torch(root: Path) -> None:
-    modules = modules_below(root / "tui" / "zerotop" / "ui", "zerotop.ui")
+def test_screen_needs_no_torch(checkout_root: Path) -> None:
+    modules = modules_below(checkout_root / "tui" / "zerotop" / "ui", "zerotop.ui")
     assert not list_imported(", ".join(modules)) & HEAVY
 
 

@@ -95,7 +95,7 @@ def test_a_deep_stack_keeps_the_jobs_frames() -> None:
 
     frames = read_at_depth(100).frames
     assert len(frames) == 40
-    assert all(frame.function.endswith("recurse") for frame in frames)
+    assert all(frame.function.endswith("read_at_depth") for frame in frames)
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ def shipped_files(root: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def built_wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_wheel(checkout_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(root)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(checkout_root)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert len(list(folder.glob("*.tar.gz"))) == 1
@@ -32,10 +32,10 @@ def built_wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_wheel_holds_both_packages_whole_and_nothing_else(built_wheel: Path, root: Path) -> None:
+def test_wheel_holds_both_packages_whole_and_nothing_else(built_wheel: Path, checkout_root: Path) -> None:
     names = set(zipfile.ZipFile(built_wheel).namelist())
     shipped = {name for name in names if ".dist-info/" not in name}
-    assert shipped == shipped_files(root)
+    assert shipped == shipped_files(checkout_root)
     assert {
         "zerotop/py.typed",
         "zerotop/demo/finetune.py",
