@@ -225,15 +225,15 @@ def measure_entering(seconds: Seconds, state: Path, job: int, ranks: int, *, key
         since_s = attached.began_s
         if key:
             attached.terminal.wait_until(lambda text: "enter ranks" in text)
-            attached.terminal.watch(1.0)
+            attached.terminal.watch_output(1.0)
             since_s = time.monotonic()
-            attached.terminal.type("E")
+            attached.terminal.type_keys("E")
         else:
             seconds.add_values("--enter: first picture", attached.wait_for_picture())
         entered, first = attached.wait_for_entries(since_s)
         seconds.add_values(f"{name}: a rank is entered", *entered)
         seconds.add_values(f"{name}: it has recorded its first figure", *first)
-        attached.terminal.watch(2.0)
+        attached.terminal.watch_output(2.0)
         seconds.add_values("iteration of a rank", *attached.read_iterations())
 
 

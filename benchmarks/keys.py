@@ -68,7 +68,7 @@ class Inside:
         if stacks:
             threading.Thread(target=self._sample_stacks, args=(log + ".stacks",), daemon=True).start()
 
-    def watch(self) -> None:
+    def patch_textual(self) -> None:
         """Puts itself into Textual."""
         from textual.app import App
         from textual.driver import Driver
@@ -147,7 +147,7 @@ def run_watched_viewer(log: str, stacks: bool, arguments: Sequence[str]) -> None
     """The viewer, watched."""
     from zerotop.cli import main as zerotop
 
-    Inside(log, stacks).watch()
+    Inside(log, stacks).patch_textual()
     sys.exit(zerotop(list(arguments)))
 
 
@@ -161,13 +161,13 @@ class Keyboard:
         self._terminal, self._log = terminal, log
         self._read = 0
 
-    def press(self, key: bytes) -> Answer:
+    def measure_key(self, key: bytes) -> Answer:
         """At any moment between two frames."""
-        self._terminal.watch(random.uniform(0.12, 0.45))
+        self._terminal.collect_facts(random.uniform(0.12, 0.45))
         begun = time.monotonic()
         os.write(self._terminal._end, key)
         while time.monotonic() - begun < LONGEST_S:
-            self._terminal.watch(0.01)
+            self._terminal.collect_facts(0.01)
             lines = self._log.read_text().splitlines()
             if len(lines) > self._read:
                 self._read = len(lines)
@@ -188,13 +188,13 @@ def measure_screens(terminal: Terminal, log: Path, options: argparse.Namespace) 
     keyboard = Keyboard(terminal, log)
     found: dict[tuple[str, str], list[Answer]] = collections.defaultdict(list)
     for screen in options.screens:
-        found[screen, "first"].append(keyboard.press(screen.encode()))
-        terminal.watch(2.0)
+        found[screen, "first"].append(keyboard.measure_key(screen.encode()))
+        terminal.collect_facts(2.0)
         for _ in range(options.rounds):
             for group, keys in GROUPS.items():
                 if group not in options.keys or screen in LACKING.get(group, ""):
                     continue
-                found[screen, group] += [keyboard.press(key) for key in keys]
+                found[screen, group] += [keyboard.measure_key(key) for key in keys]
         print(format_figures(screen, "first", found[screen, "first"]))
         for group in GROUPS:
             if (screen, group) in found:
@@ -207,7 +207,7 @@ def measure_screens(terminal: Terminal, log: Path, options: argparse.Namespace) 
     turns: dict[str, list[Answer]] = collections.defaultdict(list)
     for screen, before in zip(others, [options.screens[-1], *others], strict=False):
         if screen != before:
-            turns[screen].append(keyboard.press(screen.encode()))
+            turns[screen].append(keyboard.measure_key(screen.encode()))
     for screen, answers in sorted(turns.items()):
         print(format_figures(screen, "number", answers), flush=True)
 
@@ -241,8 +241,8 @@ def main() -> None:
         mode = "stacks" if options.stacks else "-"
         terminal = Terminal([sys.executable, __file__, "--inside", str(log), mode, "attach", str(path)], width, height)
         try:
-            terminal.press(b"", b"LIVE", 60.0)
-            terminal.watch(5.0)
+            terminal.measure_key(b"", b"LIVE", 60.0)
+            terminal.collect_facts(5.0)
             print(f"{options.ranks} ranks on {options.hosts} nodes, {options.size}")
             print(" " * 19 + "".join(f"  {what:<20}" for what in ("answer, ms", "its CPU", "whole, ms", "its CPU")))
             print("screen   keys count" + "     p50    p95  worst" * 4)

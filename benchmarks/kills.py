@@ -85,7 +85,7 @@ class Training:
     def wait_for_step(self) -> None:
         """Wait until the training has begun."""
         while not any(path.stat().st_size > 1000 for path in self.session.glob("spans-rank*.rec")):
-            self.viewer.watch(0.2)
+            self.viewer.watch_output(0.2)
 
     def is_training(self) -> bool:
         """Whether ranks still run."""
@@ -93,7 +93,7 @@ class Training:
 
     def kill_one(self) -> None:
         """Wait a moment, kill a part, and attach again."""
-        self.viewer.watch(self._chooser.uniform(_SHORTEST_S, _LONGEST_S))
+        self.viewer.watch_output(self._chooser.uniform(_SHORTEST_S, _LONGEST_S))
         parts = self.list_parts()
         kind = self._chooser.choice(sorted(set(parts.values())))
         pid = self._chooser.choice(sorted(pid for pid, part in parts.items() if part == kind))
@@ -116,7 +116,7 @@ class Training:
         self._restart_closed_viewer()
 
     def _restart_closed_viewer(self) -> None:
-        if self.viewer.ended():
+        if self.viewer.has_ended():
             self.viewer.close()
             self.viewer = self._open_terminal("attach", str(self.session))
 
@@ -140,11 +140,11 @@ class Training:
         return wrong
 
     def _watch_viewer(self, seconds: float) -> None:
-        if self.viewer.ended():
+        if self.viewer.has_ended():
             time.sleep(seconds)
         else:
             with suppress(AssertionError):
-                self.viewer.watch(seconds)
+                self.viewer.watch_output(seconds)
 
     def _find_missing_steps(self) -> list[str]:
         exported = subprocess.run(

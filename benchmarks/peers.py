@@ -78,9 +78,9 @@ def measure_program(command: list[str], options: argparse.Namespace) -> tuple[fl
     width, height = (int(part) for part in options.size.split("x"))
     terminal = Terminal(command, width, height)
     try:
-        terminal.watch(options.warm_up)
+        terminal.collect_facts(options.warm_up)
         before, machine, since, written = terminal.processor_s(), machine_s(), time.monotonic(), terminal.written
-        terminal.watch(options.seconds)
+        terminal.collect_facts(options.seconds)
         passed = time.monotonic() - since
         own = (terminal.processor_s() - before) / passed
         others = (machine_s() - machine) / passed - own

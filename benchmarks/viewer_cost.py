@@ -57,7 +57,7 @@ class Terminal:
         self.written = 0
         self._tail = b""
 
-    def watch(self, seconds: float) -> list[tuple[int, int]]:
+    def collect_facts(self, seconds: float) -> list[tuple[int, int]]:
         """(number, when it was seen, ns of CLOCK_MONOTONIC) of the facts that are drawn meanwhile, in order."""
         seen: list[tuple[int, int]] = []
         until = time.monotonic() + seconds
@@ -72,7 +72,7 @@ class Terminal:
             seen.extend((int(number), now) for number in numbers[-1:])
         return seen
 
-    def press(self, key: bytes, answer: bytes, seconds: float) -> float:
+    def measure_key(self, key: bytes, answer: bytes, seconds: float) -> float:
         """Presses a key; returns after how many seconds ``answer`` was drawn, or ``seconds`` if it was not until then."""
         begun = time.monotonic()
         os.write(self._end, key)
@@ -84,7 +84,7 @@ class Terminal:
                     return time.monotonic() - begun
         return seconds
 
-    def type(self, keys: bytes) -> None:
+    def type_keys(self, keys: bytes) -> None:
         """Presses keys."""
         os.write(self._end, keys)
 
@@ -155,7 +155,7 @@ def measure_size(size: str, options: argparse.Namespace) -> Iterator[str]:
             watch_all(terminals, options.warm_up)
             for screen in options.screens:
                 for terminal in terminals:
-                    terminal.type(str(SCREENS.index(screen) + 1).encode())
+                    terminal.type_keys(str(SCREENS.index(screen) + 1).encode())
                 watch_all(terminals, 2.0)
                 yield f"{size:>8} {screen:>9} {format_figures(terminals, path, options.seconds)}"
         finally:
@@ -168,7 +168,7 @@ def measure_size(size: str, options: argparse.Namespace) -> Iterator[str]:
 def watch_all(terminals: Sequence[Terminal], seconds: float) -> list[list[tuple[int, int]]]:
     """What each of them showed meanwhile."""
     with ThreadPoolExecutor(len(terminals)) as pool:
-        return list(pool.map(lambda terminal: terminal.watch(seconds), terminals))
+        return list(pool.map(lambda terminal: terminal.collect_facts(seconds), terminals))
 
 
 def format_figures(terminals: Sequence[Terminal], path: Path, seconds: float) -> str:

@@ -123,7 +123,7 @@ def main() -> None:
         for seconds in given.seconds:
             job = Job(given.iterations, scale=seconds / sum(lasts for lasts, *_ in PLAN.values()))
             with tempfile.TemporaryDirectory() as folder:
-                job.write(Path(folder), ranks=ranks)
+                job.write_recording(Path(folder), ranks=ranks)
                 found = measure_recording(read_recording(Path(folder)), width, height)
             figures = "  ".join(f"{name} {value:.1f}" for name, value in found.items())
             against = found["fold"] / found["plain"]

@@ -87,7 +87,7 @@ def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
     (session,) = (state / "zerotop" / "sessions").glob("*/session.json")
-    first = int(Rank(session.parent, 0).phase("step")["step"][0])
+    first = int(Rank(session.parent, 0).select_phases("step")["step"][0])
     assert 0 < first < 5000
     told = run_zerotop(state, "memory", str(session.parent), "--json")
     assert told.returncode == 0, told.stderr.decode()

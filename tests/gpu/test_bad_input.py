@@ -115,7 +115,7 @@ def test_cuda_malloc_async(tmp_path: Path) -> None:
     options = ("--too-much", str(2 * total), *LINGER)
     found = run_odd_job(tmp_path, *options, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
     rank, stats = found.rank(), found.by_rank[0]["stats"]
-    (engine,) = rank.event("engine")
+    (engine,) = rank.find_events("engine")
     assert engine["allocator"] == "cudaMallocAsync"
     (path,) = found.session.glob("allocator-*.rec")
     rows = read_table_file(path)
@@ -123,7 +123,7 @@ def test_cuda_malloc_async(tmp_path: Path) -> None:
     assert (rows["allocated_bytes"] <= rows["reserved_bytes"]).all()
     # We have begun the peaks anew at every boundary, and the job has not seen it.
     assert rows["allocated_peak_bytes"].max() == stats["allocated_bytes.all.peak"]
-    for told in rank.event("tensors"):
+    for told in rank.find_events("tensors"):
         assert (told["allocated_bytes"], told["device"]["parameters"]) == (None, 4 * PARAMETERS)
     gpu = found.gpu()
     assert gpu.allocated_bytes in rows["allocated_bytes"][-40:]
@@ -141,12 +141,12 @@ def test_an_allocator_of_the_jobs_own(tmp_path: Path) -> None:
     """PyTorch knows nothing of what it holds; NVML does, and times are measured all the same."""
     found = run_odd_job(tmp_path, "--own-allocator", "--gloo", *LINGER)
     rank = found.rank()
-    (engine,) = rank.event("engine")
+    (engine,) = rank.find_events("engine")
     assert engine["allocator"] == "pluggable"
     assert "error" in found.by_rank[0]["stats"]
     assert not list(found.session.glob("allocator-*.rec"))
-    assert sum((span["flags"] & BOUNDARY) > 0 for span in rank.phase("step")) == 4
-    assert rank.event("tensors")[-1]["device"]["parameters"] == 4 * PARAMETERS
+    assert sum((span["flags"] & BOUNDARY) > 0 for span in rank.select_phases("step")) == 4
+    assert rank.find_events("tensors")[-1]["device"]["parameters"] == 4 * PARAMETERS
     (gpu,) = [gpu for gpu in found.gpus() if any("of its own" in note for note in gpu.notes)]
     assert gpu.ranks == ()
     assert gpu.total_bytes - gpu.sum_bytes("free") > 12 * PARAMETERS
@@ -157,9 +157,9 @@ def test_several_engines_on_a_gpu_named_by_its_uuid(tmp_path: Path) -> None:
     uuid = list_uuids()[-1]
     found = run_odd_job(tmp_path, "--engines", "2", *LINGER, CUDA_VISIBLE_DEVICES=uuid)
     rank = found.rank()
-    assert [event["engine"] for event in rank.event("engine")] == [0, 1]
-    assert {event["devices"][0]["uuid"] for event in rank.event("engine")} == {uuid}
-    steps = rank.phase("step")
+    assert [event["engine"] for event in rank.find_events("engine")] == [0, 1]
+    assert {event["devices"][0]["uuid"] for event in rank.find_events("engine")} == {uuid}
+    steps = rank.select_phases("step")
     assert steps[["engine", "step"]].tolist() == [(engine, step) for step in range(4) for engine in range(2)]
     gpu = found.gpu()
     assert gpu.index == len(list_uuids()) - 1
@@ -188,10 +188,10 @@ def test_two_ranks_on_one_gpu(tmp_path: Path) -> None:
 def test_an_engine_without_optimizer(tmp_path: Path) -> None:
     found = run_odd_job(tmp_path, "--no-optimizer", *LINGER)
     rank = found.rank()
-    (engine,) = rank.event("engine")
+    (engine,) = rank.find_events("engine")
     assert engine["optimizer"] == ""
-    assert [event["when"] for event in rank.event("tensors")] == ["init"]
-    forwards = rank.phase("forward")
+    assert [event["when"] for event in rank.find_events("tensors")] == ["init"]
+    forwards = rank.select_phases("forward")
     assert (len(forwards), set(forwards["flags"])) == (4, {EVAL})
     gpu = found.gpu()
     assert 4 * PARAMETERS <= gpu.sum_bytes("parameters") < 4 * PARAMETERS + (1 << 20)

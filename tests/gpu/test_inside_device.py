@@ -30,13 +30,13 @@ def run_measuring(factory: pytest.TempPathFactory, *options: str, recorded: bool
 
 def recorded_peaks(counted: Counted, field: str) -> list[list[Any]]:
     """(phase, highest of that field in its windows) of every phase of the loop, by time."""
-    rank, _ = counted.rank(0)
+    rank, _ = counted.read_rank(0)
     (path,) = counted.session.glob("allocator-*.rec")
     rows = read_table_file(path)
     rows = rows[rows["edge"] != TICK]
     found: list[list[Any]] = []
     for name in PHASES:
-        for span in rank.phase(name):
+        for span in rank.select_phases(name):
             inside = (rows["time_ns"] > span["begin_ns"]) & (rows["time_ns"] <= span["end_ns"])
             found.append([int(span["begin_ns"]), name, int(rows[field][inside].max())])
     return [entry[1:] for entry in sorted(found)]
@@ -65,9 +65,9 @@ def test_against_the_history_of_every_allocation(tmp_path_factory: pytest.TempPa
 
 
 def test_whose_bytes_the_allocated_ones_are(tmp_path_factory: pytest.TempPathFactory) -> None:
-    rank, _ = run_measuring(tmp_path_factory, "--steps", "2").rank(0)
-    (engine,) = rank.event("engine")
-    found = {event["when"]: event for event in rank.event("tensors")}
+    rank, _ = run_measuring(tmp_path_factory, "--steps", "2").read_rank(0)
+    (engine,) = rank.find_events("engine")
+    found = {event["when"]: event for event in rank.find_events("tensors")}
     assert list(found) == ["init", "before_update", "after_update"]
     for event in found.values():
         assert sum(event["device"].values()) + event["unclaimed_bytes"] == event["allocated_bytes"]
@@ -80,8 +80,8 @@ def test_whose_bytes_the_allocated_ones_are(tmp_path_factory: pytest.TempPathFac
 def test_the_black_box_of_an_out_of_memory_error(tmp_path_factory: pytest.TempPathFactory) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     counted = run_measuring(tmp_path_factory, "--steps", "3", "--too-much", str(2 * total))
-    rank, _ = counted.rank(0)
-    (told,) = rank.event("out_of_memory")
+    rank, _ = counted.read_rank(0)
+    (told,) = rank.find_events("out_of_memory")
     assert 0 <= told["requested_bytes"] - 2 * total < 2 << 20  # the allocator asks the driver for whole 2 MiB
     assert (told["limit_bytes"], told["device"]) == (total, 0)
     assert (told["phase"], told["step"], told["micro_step"], told["rows"], told["ooms"]) == ("forward", 2, 0, 4, 1)
@@ -92,11 +92,11 @@ def test_the_black_box_of_an_out_of_memory_error(tmp_path_factory: pytest.TempPa
 
 def test_the_gpus_own_times(tmp_path_factory: pytest.TempPathFactory) -> None:
     counted = run_measuring(tmp_path_factory, "--steps", "6")
-    rank, _ = counted.rank(0)
+    rank, _ = counted.read_rank(0)
     (path,) = counted.session.glob("device_times-*.rec")
     times = {int(row["begin_ns"]): int(row["device_ns"]) for row in read_table_file(path)}
     for name in PHASES:
-        spans = rank.phase(name)[1:-1]  # the last step's are learnt too late, the first are no measure
+        spans = rank.select_phases(name)[1:-1]  # the last step's are learnt too late, the first are no measure
         assert len(spans) == 4
         for span in spans:
             # Each ends with a synchronization in the loop, so that host and device agree but for that wait.

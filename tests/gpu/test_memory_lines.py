@@ -66,8 +66,8 @@ def run_watched(kind: str, folder: Path, *options: str, steps: int = STEPS) -> W
     run = run_recorded(make_command(kind, steps), folder, make_cuda_environment(), options)
     assert run.returncode == 0, run.output
     rank = Rank(run.session, 0)
-    assert not rank.event("probe_error")
-    return Watched(rank.event("memory_lines"), read_counted(run.output), rank)
+    assert not rank.find_events("probe_error")
+    return Watched(rank.find_events("memory_lines"), read_counted(run.output), rank)
 
 
 def describe_cost(watched: Watched) -> str:

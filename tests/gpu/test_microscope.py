@@ -37,7 +37,7 @@ def test_looks_at_a_running_job(tmp_path: Path) -> None:
     session = Path(directory.create_session(["python", "measuring.py"], path=str(tmp_path / "session")))
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(run_loop, "measuring", tmp_path, "--steps", "300", ranks=1, session=session, accelerator="cuda")
-        wait_for(lambda: list(session.glob("probe-*.rec")) and len(Rank(session, 0).phase("step")) > 5, 120)
+        wait_for(lambda: list(session.glob("probe-*.rec")) and len(Rank(session, 0).select_phases("step")) > 5, 120)
         looks = [run_microscope(session), run_microscope(session, "--steps", "2", "--stacks")]
         job.result()
     (path,) = session.glob("allocator-*.rec")
@@ -52,5 +52,5 @@ def test_looks_at_a_running_job(tmp_path: Path) -> None:
     assert looks[0][0]["snapshot"] is None
     assert (session / looks[1][0]["snapshot"]).stat().st_size > 10_000
     rank = Rank(session, 0)
-    assert not rank.event("probe_error")
-    assert len(rank.phase("step")) == 300
+    assert not rank.find_events("probe_error")
+    assert len(rank.select_phases("step")) == 300

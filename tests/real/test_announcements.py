@@ -51,7 +51,7 @@ def test_a_job_that_ends_is_announced_unless_that_is_off(tmp_path: Path, choice:
         if choice == "on":
             terminal.wait_until(lambda _: announced in terminal.drawn)
         drawn = terminal.drawn
-        terminal.watch(1.0)
+        terminal.watch_output(1.0)
         assert (drawn + terminal.drawn).count(announced) == (choice == "on")
     finally:
         terminal.close()

@@ -115,9 +115,9 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
     own = read_counted(attached)
     for number in (0, 1):
         rank = Rank(session, number)
-        assert len(rank.event("entered")) == 1
-        assert not rank.event("probe_error")
-        steps = rank.phase("step")
+        assert len(rank.find_events("entered")) == 1
+        assert not rank.find_events("probe_error")
+        steps = rank.select_phases("step")
         assert np.all(steps["flags"] & BOUNDARY)
         first = int(steps["step"][0])
         assert steps["step"].tolist() == list(range(first, own[number]["global_steps"]))
@@ -126,7 +126,7 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
         with_phases = steps["step"][steps["flags"] & COUNTED == 0]
         assert len(with_phases) >= 2
         for phase in ("forward", "backward"):
-            assert rank.phase(phase)["step"].tolist() == np.repeat(with_phases, 2).tolist()
+            assert rank.select_phases(phase)["step"].tolist() == np.repeat(with_phases, 2).tolist()
     done = ("--steps", str(own[0]["global_steps"]))
     bare = run_loop("hand_written", alone, *OPTIONS, *done, launcher="bare", session=Path(), bootstrap=False).by_rank
     for number in (0, 1):
@@ -153,7 +153,7 @@ def test_a_rank_that_is_left_trains_on_and_can_be_entered_again(tmp_path: Path) 
         assert process.wait(TIMEOUT_S) == 0
         assert [path.stat().st_size for path in files] == sizes
     own = read_counted(tmp_path)
-    steps = Rank(later, 0).phase("step")["step"]
+    steps = Rank(later, 0).select_phases("step")["step"]
     assert steps.tolist() == list(range(int(steps[0]), own[0]["global_steps"]))
 
 

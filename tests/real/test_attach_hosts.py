@@ -66,7 +66,7 @@ def start_training(cluster: Cluster, folder: Path, stack: ExitStack) -> list[sub
         processes.append(start_command(node, command, folder / f"output{number}", variables))
         stack.callback(processes[-1].wait)
         stack.callback(processes[-1].kill)
-        stack.callback(node.run, "pkill", "-KILL", "-f", "hand_written.py")
+        stack.callback(node.run_command, "pkill", "-KILL", "-f", "hand_written.py")
     return processes
 
 
@@ -109,7 +109,7 @@ def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_session_and_l
                 told = call_zerotop("attach", str(session), "--hosts", "job", "--enter").stderr.splitlines()
             wait_for(lambda: all(count_written(session, f"spans-rank{n}-zt_node_{n + 1}-*") > 5000 for n in (0, 1)), 60.0)
             assert [list_samplers(node).count(str(session)) for node in cluster.nodes] == [1, 1]
-            assert "sshd: root" not in cluster.nodes[1].run("ps", "-eo", "args").stdout
+            assert "sshd: root" not in cluster.nodes[1].run_command("ps", "-eo", "args").stdout
             done = call_zerotop("detach", str(session))
         assert done.returncode == 0, done.stderr + done.stdout
         assert "on zt-node-2" in done.stdout
@@ -118,9 +118,9 @@ def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_session_and_l
         assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
     for number in (0, 1):
         rank, own = Rank(session, number), read_counted(tmp_path, number)
-        assert not rank.event("probe_error")
-        assert len(rank.event("entered")) == len(rank.event("left")) == 1
-        steps = rank.phase("step")["step"]
+        assert not rank.find_events("probe_error")
+        assert len(rank.find_events("entered")) == len(rank.find_events("left")) == 1
+        steps = rank.select_phases("step")["step"]
         assert len(steps) > 3
         assert steps.tolist() == list(range(int(steps[0]), int(steps[0]) + len(steps)))
         assert int(steps[-1]) < int(str(own["global_steps"]))
@@ -189,7 +189,7 @@ def test_ranks_that_have_no_deepspeed_are_named_with_their_node(
         call = "import sys; from pathlib import Path; from zerotop.commands.job.controller import JobController as Job; "
         call += "print(Job(Path(sys.argv[1])).enter_ranks())"
         session = told[-1].partition("recording in ")[2]
-        pressed = cluster.nodes[0].run(
+        pressed = cluster.nodes[0].run_command(
             sys.executable, "-c", call, session, env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh)
         )
         assert pressed.stdout == f"Rank 0 is not {early} Rank 1 on zt-node-2 is not {early}\n"
@@ -199,7 +199,7 @@ def test_the_end_of_one_node_s_part_is_not_that_of_the_job(cluster: Cluster, cal
     one, two = cluster.nodes
     with ExitStack() as stack, rank_on(one, 0, tmp_path):
         with rank_on(two, 1, tmp_path):
-            command = one.command(*ZEROTOP, "attach", first_pid(call_zerotop), "--hosts", "zt-node-2", "--headless")
+            command = one.build_command(*ZEROTOP, "attach", first_pid(call_zerotop), "--hosts", "zt-node-2", "--headless")
             process = stack.enter_context(subprocess.Popen(command, env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh)))
             stack.callback(process.kill)
             (session,) = wait_for(lambda: list(tmp_path.glob("zerotop/sessions/*")))
@@ -216,7 +216,7 @@ def test_the_end_of_one_node_s_part_is_not_that_of_the_job(cluster: Cluster, cal
         wait_for(lambda: list_alive() == [0])
         assert RecordingSource(Session.open(session)).view_at(None).job.state is State.RUNNING
         assert process.poll() is None
-        one.run("pkill", "-KILL", "-f", "time.sleep.0.01")
+        one.run_command("pkill", "-KILL", "-f", "time.sleep.0.01")
         assert process.wait(30) == 0
     ended_session = Session.open(session)
     assert ended_session.is_over
@@ -230,12 +230,12 @@ def test_a_node_that_is_not_reached_any_more_is_detached_from_later(
     one, two = cluster.nodes
     with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
         session = told[-1].partition("recording in ")[2]
-        two.run("ip", "link", "set", "eth0", "down", check=True)
+        two.run_command("ip", "link", "set", "eth0", "down", check=True)
         done = call_zerotop("detach", session)
         assert done.returncode == 1
         assert "zt-node-2 is not detached: ssh cannot connect" in done.stdout
         assert [bool(list_samplers(node)) for node in (one, two)] == [False, True]
-        two.run("ip", "link", "set", "eth0", "up", check=True)
+        two.run_command("ip", "link", "set", "eth0", "up", check=True)
         done = call_zerotop("detach", session)
         assert (done.returncode, done.stdout) == (0, f"Recorded in {session}\n")
         assert list_samplers(two) == ""

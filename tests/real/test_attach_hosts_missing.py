@@ -88,10 +88,10 @@ def test_zerotop_at_another_place_is_found_by_the_path(cluster: Cluster, call_ze
         prefix = Path(sys.executable).parent.parent
         for name in ("lib", "pyvenv.cfg"):
             if (prefix / name).exists():
-                one.run("ln", "-s", str(prefix / name), str(elsewhere / name), check=True)
-        one.run("mkdir", str(elsewhere / "bin"), check=True)
+                one.run_command("ln", "-s", str(prefix / name), str(elsewhere / name), check=True)
+        one.run_command("mkdir", str(elsewhere / "bin"), check=True)
         python = elsewhere / "bin" / "python"
-        one.run("ln", "-s", os.path.realpath(sys.executable), str(python), check=True)
+        one.run_command("ln", "-s", os.path.realpath(sys.executable), str(python), check=True)
         program = tmp_path / "program"
         program.write_text(f'#!/bin/sh\ntouch {tmp_path}/asked\nexec {sys.executable} -m zerotop "$@"\n')
         program.chmod(0o755)
@@ -122,7 +122,7 @@ def test_another_format_of_recordings_is_said(cluster: Cluster, call_zerotop: Ze
         session = told[-1].partition("recording in ")[2]
         assert (Path(session) / SESSION_FILE).exists()
         request = {"from": ["elsewhere", ""], "format": [99, 0], "session": session, "action": "join"}
-        done = two.run(*ZEROTOP, "attach", "--there", json.dumps(request), env=make_environment(tmp_path))
+        done = two.run_command(*ZEROTOP, "attach", "--there", json.dumps(request), env=make_environment(tmp_path))
     answer = json.loads(done.stdout)["zerotop_there"]
     assert "zerotop there records in format 1." in answer["why_not"]
     assert "this session has format 99.0. Install the same version on both nodes" in answer["why_not"]
@@ -193,7 +193,7 @@ def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, cal
     shift.mkdir()
     (shift / "sitecustomize.py").write_text("import time\nnow = time.time_ns\ntime.time_ns = lambda: now() + 300 * 10**9\n")
     (shift / "boot_id").write_text("another-boot\n")
-    two.run("mount", "--bind", str(shift / "boot_id"), "/proc/sys/kernel/random/boot_id", check=True)
+    two.run_command("mount", "--bind", str(shift / "boot_id"), "/proc/sys/kernel/random/boot_id", check=True)
     wrong = tmp_path / "ssh"
     wrong.write_text(f'#!/bin/sh\nexec {cluster.ssh} "$@" -c "\'PYTHONPATH={shift} exec sh\'"\n')
     wrong.chmod(0o755)
@@ -214,5 +214,5 @@ def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, cal
             alive = [rank.alive for rank in RecordingSource(recorded).view_at(None).ranks]
             assert alive == [True, True]
     finally:
-        two.run("umount", "/proc/sys/kernel/random/boot_id", check=True)
+        two.run_command("umount", "/proc/sys/kernel/random/boot_id", check=True)
     assert list_samplers(two) == ""

@@ -65,7 +65,7 @@ def start_ranks(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Pope
                 start_command(node, build_python_command(RANK), folder / f"rank{number}", make_environment(folder, **told))
             )
             stack.callback(found[-1].wait)
-            stack.callback(node.run, "pkill", "-KILL", "-f", "signal.Signals")
+            stack.callback(node.run_command, "pkill", "-KILL", "-f", "signal.Signals")
         yield found
 
 
@@ -75,7 +75,7 @@ def watched_job(
 ) -> Iterator[tuple[Terminal, Path, list[subprocess.Popen[bytes]]]]:
     """The live screen on the first node, of a job on both; its session and its ranks."""
     with start_ranks(cluster, tmp_path) as processes:
-        arguments = cluster.nodes[0].command(*ZEROTOP, "attach", first_pid(call_zerotop), "--hosts", "zt-node-2")
+        arguments = cluster.nodes[0].build_command(*ZEROTOP, "attach", first_pid(call_zerotop), "--hosts", "zt-node-2")
         program = [shutil.which(arguments[0]) or "", *arguments[1:]]
         terminal = Terminal(program, environment=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh), folder=tmp_path)
         try:
@@ -91,14 +91,14 @@ def test_a_job_is_asked_to_stop_on_both_nodes_and_gently(
     cluster: Cluster, watched_job: tuple[Terminal, Path, list[subprocess.Popen[bytes]]], tmp_path: Path
 ) -> None:
     terminal, session, processes = watched_job
-    terminal.type("q")
+    terminal.type_keys("q")
     terminal.wait_for("Stops it gracefully here and on zt-node-2; again forces it")
     assert [process.poll() for process in processes] == [None, None]
-    terminal.type("s")
+    terminal.type_keys("s")
     assert [wait_for_exit(process, 30) for process in processes] == [4, 4]
     assert [(tmp_path / f"rank{number}").read_text() for number in (0, 1)] == ["SIGINT\n"] * 2
     terminal.wait_for("The job has ended.")
-    terminal.type("l")
+    terminal.type_keys("l")
     terminal.exit_code()
     wait_for(lambda: [list_samplers(node) for node in cluster.nodes] == ["", ""])
     sent = [event for event in Session.open(session).events if event.name == "stop_sent"]
@@ -113,18 +113,18 @@ def test_a_node_that_is_not_reached_is_named_and_the_others_are_stopped(
 ) -> None:
     terminal, _, processes = watched_job
     two = cluster.nodes[1]
-    two.run("ip", "link", "set", "eth0", "down", check=True)
+    two.run_command("ip", "link", "set", "eth0", "down", check=True)
     try:
-        terminal.type("q")
+        terminal.type_keys("q")
         terminal.wait_for("here and on zt-node-2")
-        terminal.type("s")
+        terminal.type_keys("s")
         assert wait_for_exit(processes[0], 30) == 4
         terminal.wait_for("zt-node-2 was not asked to stop")
         assert processes[1].poll() is None
     finally:
-        two.run("ip", "link", "set", "eth0", "up", check=True)
+        two.run_command("ip", "link", "set", "eth0", "up", check=True)
     terminal.wait_for("The job has ended.")
-    terminal.type("l")
+    terminal.type_keys("l")
     terminal.exit_code()
     assert "Its ranks may wait for the others: ask again, or end them there." in terminal.text
     assert list_samplers(two)
@@ -134,7 +134,7 @@ def test_a_joined_part_says_from_where_the_whole_is_stopped(cluster: Cluster, ca
     with start_ranks(cluster, tmp_path), attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
         session = told[-1].partition("recording in ")[2]
         means = f"import sys; {STOP.replace('.stop()', '.stop_means')}"
-        done = cluster.nodes[1].run(sys.executable, "-c", means, session, env=make_environment(tmp_path))
+        done = cluster.nodes[1].run_command(sys.executable, "-c", means, session, env=make_environment(tmp_path))
         assert done.stdout == "Asks its part on this node to end; all of it is stopped from zt_node_1.\n", done.stderr
 
 
@@ -157,7 +157,7 @@ def test_a_full_folder(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, 
             wait_for_both(session)
             with pytest.raises(OSError, match="No space left"):
                 full.write_bytes(bytes(1 << 20))
-            asked = one.run(
+            asked = one.run_command(
                 sys.executable, "-c", STOP, str(session), env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh), check=True
             )
             assert asked.stdout == "\n"

@@ -224,11 +224,11 @@ def test_entering_from_the_screen(start_job: Job, tmp_path: Path) -> None:
     terminal = on_terminal(tmp_path, "attach", str(process.pid))
     try:
         terminal.wait_for("E enter ranks")
-        terminal.type("E")
+        terminal.type_keys("E")
         terminal.wait_for(f"Process {process.pid} is not entered: it has not imported PyTorch yet. Try again")
-        terminal.type("q")
+        terminal.type_keys("q")
         terminal.wait_for("Detach")
-        terminal.type("d")
+        terminal.type_keys("d")
         assert terminal.exit_code() == 0
     finally:
         terminal.close()

@@ -52,7 +52,7 @@ def test_a_jobs_output_is_text_whatever_it_is(open_terminal: Open, tmp_path: Pat
     terminal.wait_for("coloured cleared titled alternate cursor", "wide 日本語 emoji 🎉")
     for escape in (b"\x1b[31m", b"my title", b"\x1b[3J", b"\x9b", b"\xff"):
         assert escape not in terminal.drawn
-    terminal.type("q")
+    terminal.type_keys("q")
     assert terminal.exit_code() == 0
 
 
@@ -63,19 +63,19 @@ def test_forty_columns(open_terminal: Open, tmp_path: Path, term: str) -> None:
         "run", "--session", str(tmp_path / "s"), "--", *build_python_command(code), rows=15, columns=40, TERM=term
     )
     terminal.wait_for("LIVE", "no step yet", "q leave")
-    terminal.type("q")
+    terminal.type_keys("q")
     terminal.wait_for("Stop the job")
-    terminal.type("s")
+    terminal.type_keys("s")
     terminal.wait_for("The job has ended")
-    terminal.type("l")
+    terminal.type_keys("l")
     assert terminal.exit_code() == 130
 
 
 def test_a_terminal_of_hardly_any_size(open_terminal: Open, hostile_session: str) -> None:
     for rows, columns in ((1, 1), (3, 10), (200, 20)):
         terminal = open_terminal("replay", hostile_session, rows=rows, columns=columns)
-        terminal.watch(1.0)
-        terminal.type("q")
+        terminal.watch_output(1.0)
+        terminal.type_keys("q")
         assert terminal.exit_code() == 0
 
 
@@ -91,9 +91,9 @@ def test_nothing_but_ascii_is_drawn_where_the_locale_has_no_more(
 ) -> None:
     terminal = open_terminal("replay", hostile_session, "--speed", "1000", **locale)
     terminal.wait_for("[red]markup", "emoji", "exit code 0")
-    terminal.watch(0.5)
+    terminal.watch_output(0.5)
     assert terminal.drawn.isascii()
-    terminal.type("q")
+    terminal.type_keys("q")
     assert terminal.exit_code() == 0
 
 
@@ -113,5 +113,5 @@ def test_a_viewer_that_ignores_hanging_up_ends_with_its_terminal(open_terminal: 
     (ignored,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn")]
     assert ignored >> (signal.SIGHUP - 1) & 1
     terminal.hang_up()
-    wait_for(terminal.ended)
+    wait_for(terminal.has_ended)
     assert terminal.exit_code() == -signal.SIGHUP

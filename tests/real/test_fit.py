@@ -41,7 +41,7 @@ def test_the_screen_shows_what_fits(tmp_path: Path) -> None:
     options = ["fit", "--seq-length", "8:64:8", "--set", "longest=20,44", "-o", str(tmp_path / "fit")]
     with closing(on_terminal(tmp_path, *options, *JOB, rows=30, columns=110)) as terminal:
         terminal.wait_for("Largest sequence length", "found", "done")
-        terminal.type("q")
+        terminal.type_keys("q")
         terminal.wait_for("largest seq-length", "48 does not fit", "results.csv")  # printed when the screen has gone
         assert terminal.exit_code() == 0
     assert "[run 1]" not in terminal.text

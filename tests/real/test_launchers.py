@@ -62,7 +62,7 @@ class Recorded:
         found: NDArray[Any] = array[array["phase"] == PHASE_CODE[phase]]
         return found
 
-    def facts(self, event: str) -> list[dict[str, Any]]:
+    def find_facts(self, event: str) -> list[dict[str, Any]]:
         return [found.facts for found in self.session.events if found.name == event]
 
 
@@ -77,12 +77,16 @@ def recorded_run(request: pytest.FixtureRequest, finetune_run: Callable[..., Run
 
 
 def test_the_job_ended_well_and_nothing_of_ours_failed(recorded_run: Recorded) -> None:
-    (ended,) = recorded_run.facts("job_ended")
+    (ended,) = recorded_run.find_facts("job_ended")
     assert (ended["exit_code"], ended["signal"]) == (0, None)
     assert not recorded_run.session.is_live
     assert recorded_run.session.info["launcher"] == ("" if recorded_run.launcher == "python" else recorded_run.launcher)
     assert recorded_run.session.damaged_files == 0
-    assert not recorded_run.facts("probe_error") + recorded_run.facts("sampler_error") + recorded_run.facts("rank_silent")
+    assert (
+        not recorded_run.find_facts("probe_error")
+        + recorded_run.find_facts("sampler_error")
+        + recorded_run.find_facts("rank_silent")
+    )
 
 
 def test_each_rank_says_hello_and_describes_its_engine(recorded_run: Recorded) -> None:
@@ -100,7 +104,7 @@ def test_each_rank_says_hello_and_describes_its_engine(recorded_run: Recorded) -
         "gradient_accumulation": recorded_run.accumulation,
         "world_size": len(recorded_run.ranks),
     }
-    for engine in recorded_run.facts("engine"):
+    for engine in recorded_run.find_facts("engine"):
         assert {name: engine[name] for name in expected} == expected
 
 
@@ -130,7 +134,7 @@ def test_evaluations_and_checkpoints_are_where_asked(recorded_run: Recorded) -> 
 
 
 def test_the_sampler_found_all_ranks_with_their_memory(recorded_run: Recorded) -> None:
-    found = {facts["rank"]: facts["pid"] for facts in recorded_run.facts("rank_found")}
+    found = {facts["rank"]: facts["pid"] for facts in recorded_run.find_facts("rank_found")}
     said = {event.rank: event.pid for event in recorded_run.session.events if event.name == "hello"}
     assert found == said
     (processes,) = recorded_run.session.sources["processes"]

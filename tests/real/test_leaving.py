@@ -47,14 +47,14 @@ class Work:
 
     def answer_quit(self, key: str) -> None:
         """Asks to leave, and answers the question."""
-        self.terminal.type("q")
+        self.terminal.type_keys("q")
         self.terminal.wait_for("Detach", "Stop the job", "Cancel")
-        self.terminal.type(key)
+        self.terminal.type_keys(key)
 
     def leave_ended(self) -> int:
         """Waits for the end of a job that was stopped, and leaves; the program's exit code."""
         self.terminal.wait_for("The job has ended.")
-        self.terminal.type("l")
+        self.terminal.type_keys("l")
         return self.terminal.exit_code()
 
     def wait_until_said(self, word: bytes) -> None:
@@ -65,11 +65,11 @@ class Work:
         assert isinstance(row, dict)
         return row
 
-    def end(self) -> None:
+    def end_job(self) -> None:
         self._flag.touch()
 
     def close(self) -> None:
-        self.end()
+        self.end_job()
         self.terminal.close()
         if (job := job_control.read_facts(str(self.session)).job) is not None:
             wait_for(lambda: not job.is_alive())
@@ -99,17 +99,17 @@ def start_work(tmp_path: Path) -> Iterator[Start]:
 
 def test_a_detached_job_goes_on_and_is_found_again(start_work: Start) -> None:
     work = start_work()
-    work.terminal.type("q")
+    work.terminal.type_keys("q")
     work.terminal.wait_for("Detach", "zerotop attach mine")
-    work.terminal.type("d")
+    work.terminal.type_keys("d")
     assert work.terminal.exit_code() == 0
     assert "Training continues. Reattach: zerotop attach mine" in work.terminal.text
     assert work.read_listed()["state"] == "live"
     again = work.attach_again()
     again.wait_for("at work")
-    work.end()
+    work.end_job()
     again.wait_for("exit code 6")
-    again.type("q")
+    again.type_keys("q")
     assert again.exit_code() == 6
     assert "The job failed with exit code 6." in again.text
     assert (work.read_listed()["state"], work.read_listed()["exit_code"]) == ("ended", 6)
@@ -120,7 +120,7 @@ def test_a_viewer_that_is_killed_takes_nothing_with_it(start_work: Start) -> Non
     os.kill(work.terminal.pid, signal.SIGKILL)
     assert work.terminal.exit_code() == -signal.SIGKILL
     assert work.read_listed()["state"] == "live"
-    work.end()
+    work.end_job()
     wait_for(lambda: read_node_events(work.session, "job_ended"))
     assert join_output_bytes(work.session, "output") == b"at work\nwork done\n"
 
@@ -128,9 +128,9 @@ def test_a_viewer_that_is_killed_takes_nothing_with_it(start_work: Start) -> Non
 def test_a_terminal_that_is_closed_leaves_the_job_running(start_work: Start) -> None:
     work = start_work()
     work.terminal.hang_up()
-    wait_for(work.terminal.ended)
+    wait_for(work.terminal.has_ended)
     assert work.read_listed()["state"] == "live"
-    work.end()
+    work.end_job()
     wait_for(lambda: read_node_events(work.session, "job_ended"))
 
 
@@ -146,10 +146,10 @@ def test_a_job_that_does_not_want_to_end_is_killed(start_work: Start) -> None:
     work = start_work(stubborn=True)
     work.answer_quit("s")
     work.wait_until_said(b"SIGINT")
-    work.terminal.type("s")
+    work.terminal.type_keys("s")
     work.wait_until_said(b"SIGTERM")
     work.terminal.wait_for("Kill it now")
-    work.terminal.type("s")
+    work.terminal.type_keys("s")
     assert work.leave_ended() == 137
     assert "The job was killed by signal 9 (SIGKILL), after it had been asked to stop." in work.terminal.text
 
@@ -157,9 +157,9 @@ def test_a_job_that_does_not_want_to_end_is_killed(start_work: Start) -> None:
 def test_a_cancelled_leave_changes_nothing(start_work: Start) -> None:
     work = start_work()
     work.answer_quit("c")
-    work.end()
+    work.end_job()
     work.terminal.wait_for("work done", "exit code 6")
-    work.terminal.type("q")
+    work.terminal.type_keys("q")
     assert work.terminal.exit_code() == 6
     assert read_node_events(work.session, "stop_sent") == []
 
@@ -168,14 +168,14 @@ def test_a_sampler_that_died_is_replaced_from_the_screen(start_work: Start) -> N
     """However long ago: a job that runs is live although nobody has written for more than the seconds of silence."""
     work = start_work()
     work.kill_sampler()
-    work.terminal.watch(7)
+    work.terminal.watch_output(7)
     assert "exit status is unknown" not in work.terminal.text
     work.terminal.wait_for("The sampler has stopped")
-    work.terminal.type("r")
+    work.terminal.type_keys("r")
     wait_for(lambda: job_control.is_sampler_alive(str(work.session)))
-    work.end()
+    work.end_job()
     work.terminal.wait_for("work done", "its exit code is not known")
-    work.terminal.type("q")
+    work.terminal.type_keys("q")
     assert work.terminal.exit_code() == 1
     assert (work.read_listed()["state"], work.read_listed()["exit_code"]) == ("ended", None)
     assert "mine  exit ?" in run_zerotop(work.folder, "sessions").stdout.decode()
@@ -205,17 +205,17 @@ def test_attaching_without_a_terminal_still_replaces_the_sampler(start_work: Sta
         "zerotop: The live screen needs a terminal; --headless records without one\n"
     )
     assert job_control.is_sampler_alive(str(work.session))
-    work.end()
+    work.end_job()
     wait_for(lambda: read_node_events(work.session, "sampler_ended"))
 
 
 def test_a_job_that_ended_unseen_is_no_success(start_work: Start) -> None:
     work = start_work()
     work.kill_sampler()
-    work.end()
+    work.end_job()
     wait_for(lambda: not job_control.is_job_alive(str(work.session)))
     work.terminal.wait_for("exit status is unknown")
-    work.terminal.type("q")
+    work.terminal.type_keys("q")
     assert work.terminal.exit_code() == 1
     assert "Exit status unknown: the job's end was not recorded." in work.terminal.text
     assert work.read_listed()["exit_code"] is None

@@ -40,14 +40,14 @@ def without_optimizer(tmp_path_factory: pytest.TempPathFactory) -> Counted:
 
 @BOTH
 def test_engines_that_train_in_turn(several_engines: Counted, number: int) -> None:
-    rank, own = several_engines.rank(number)
+    rank, own = several_engines.read_rank(number)
     assert own["steps"] == [4, 4]
-    steps = rank.phase("step")
+    steps = rank.select_phases("step")
     assert steps[["engine", "step"]].tolist() == [(engine, step) for step in range(4) for engine in range(2)]
     assert (steps["flags"] & BOUNDARY == BOUNDARY).all()
-    told = [(event["engine"], event["when"]) for event in rank.event("tensors")]
+    told = [(event["engine"], event["when"]) for event in rank.find_events("tensors")]
     assert sorted(told) == [(e, when) for e in (0, 1) for when in ("after_update", "before_update", "init")]
-    assert not rank.event("probe_error")
+    assert not rank.find_events("probe_error")
 
 
 def test_their_memory_is_shown_together(several_engines: Counted) -> None:
@@ -64,15 +64,15 @@ def test_their_memory_is_shown_together(several_engines: Counted) -> None:
 
 @BOTH
 def test_an_engine_without_optimizer(without_optimizer: Counted, number: int) -> None:
-    rank, own = without_optimizer.rank(number)
+    rank, own = without_optimizer.read_rank(number)
     assert own["steps"] == [0]
-    (engine,) = rank.event("engine")
+    (engine,) = rank.find_events("engine")
     assert (engine["optimizer"], engine["trainable_parameters"]) == ("", PARAMETERS)
-    assert [event["when"] for event in rank.event("tensors")] == ["init"]
-    forwards = rank.phase("forward")
+    assert [event["when"] for event in rank.find_events("tensors")] == ["init"]
+    forwards = rank.select_phases("forward")
     assert (len(forwards), set(forwards["flags"])) == (4, {EVAL})
-    assert not len(rank.phase("step", "backward"))
-    assert not rank.event("probe_error")
+    assert not len(rank.select_phases("step", "backward"))
+    assert not rank.find_events("probe_error")
 
 
 def test_its_memory(without_optimizer: Counted) -> None:

@@ -52,8 +52,8 @@ def offloaded_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
 
 
 def test_backwards_in_autograds_thread(direct_run: Counted) -> None:
-    rank, own = direct_run.rank(0)
-    backwards = rank.phase("backward")
+    rank, own = direct_run.read_rank(0)
+    backwards = rank.select_phases("backward")
     assert backwards[["step", "micro_step"]].tolist() == [(s, m) for s in range(20) for m in range(2)]
     assert not np.any(backwards["flags"])
     assert not np.any(backwards["depth"])
@@ -62,14 +62,14 @@ def test_backwards_in_autograds_thread(direct_run: Counted) -> None:
 
 
 def test_the_allocator_at_every_edge_and_in_between(direct_run: Counted) -> None:
-    rank, _ = direct_run.rank(0)
+    rank, _ = direct_run.read_rank(0)
     (path,) = direct_run.session.glob("allocator-*.rec")
     rows = read_table_file(path)
     assert np.all(rows["allocated_bytes"] <= rows["reserved_bytes"])
     assert np.all(rows["allocated_bytes"] <= rows["allocated_peak_bytes"])
     for edge in (BEGIN, END):
         for phase in ("forward", "backward", "step"):
-            spans = rank.phase(phase)
+            spans = rank.select_phases(phase)
             times = spans["begin_ns" if edge == BEGIN else "end_ns"]
             seen = rows[(rows["edge"] == edge) & (rows["phase"] == PHASES.index(phase))]
             if phase != "step":  # looked at where it updates, within the call
@@ -88,11 +88,11 @@ def test_the_jobs_own_counters_do_not_change(
 
 
 def test_the_device_and_an_optimizer_on_the_cpu(offloaded_run: Counted) -> None:
-    rank, _ = offloaded_run.rank(0)
-    (engine,) = rank.event("engine")
+    rank, _ = offloaded_run.read_rank(0)
+    (engine,) = rank.find_events("engine")
     (device,) = engine["devices"]
     properties = torch.cuda.get_device_properties(0)
     assert (device["ordinal"], device["total_bytes"]) == (0, properties.total_memory)
     assert device["uuid"].startswith("GPU-")
-    parts = [part for part in rank.inside(rank.phase("step")[-1]) if part != "grads_to_cpu"]
+    parts = [part for part in rank.list_phases_inside(rank.select_phases("step")[-1]) if part != "grads_to_cpu"]
     assert parts == ["cpu_optimizer", "params_to_gpu", "allgather"]

@@ -66,7 +66,7 @@ def are_nested(rank: Rank) -> bool:
 
 
 def list_forwards(rank: Rank, *, evaluation: bool) -> list[list[int]]:
-    spans = rank.phase("forward")
+    spans = rank.select_phases("forward")
     chosen = spans[((spans["flags"] & EVAL) > 0) == evaluation]
     chosen = chosen[(chosen["flags"] & FAILED) == 0]
     return [list(row) for row in chosen[["step", "rows", "sequence"]].tolist()]
@@ -74,7 +74,7 @@ def list_forwards(rank: Rank, *, evaluation: bool) -> list[list[int]]:
 
 def every_run(counted: Counted, number: int) -> None:
     """What holds for every run: nothing lost, nothing open, nothing outside of anything."""
-    rank, own = counted.rank(number)
+    rank, own = counted.read_rank(number)
     assert list_forwards(rank, evaluation=False) == own["forwards"]
     assert list_forwards(rank, evaluation=True) == own["evaluations"]
     assert are_nested(rank)
@@ -92,15 +92,15 @@ def every_run(counted: Counted, number: int) -> None:
         "hello",
         "goodbye",
     ]
-    assert not rank.event("probe_error")
+    assert not rank.find_events("probe_error")
 
 
 @BOTH
 def test_whose_bytes(offloaded_run: Counted, number: int) -> None:
     """The master weights and both moments of this rank's share, in four bytes each."""
-    rank, _ = offloaded_run.rank(number)
-    (engine,) = rank.event("engine")
-    found = {event["when"]: event["host"] for event in rank.event("tensors")}
+    rank, _ = offloaded_run.read_rank(number)
+    (engine,) = rank.find_events("engine")
+    found = {event["when"]: event["host"] for event in rank.find_events("tensors")}
     assert list(found) == ["init", "before_update", "after_update"]
     share = engine["parameters"] / engine["world_size"]
     for host in found.values():
@@ -113,14 +113,14 @@ def test_whose_bytes(offloaded_run: Counted, number: int) -> None:
 @BOTH
 def test_offloaded_counts(offloaded_run: Counted, number: int) -> None:
     every_run(offloaded_run, number)
-    rank, own = offloaded_run.rank(number)
-    steps = rank.phase("step")
+    rank, own = offloaded_run.read_rank(number)
+    steps = rank.select_phases("step")
     # Calls between two updates do nothing, and are not recorded.
     assert (steps["flags"] & BOUNDARY).tolist() == [BOUNDARY] * 4
     assert steps["step"].tolist() == [0, 1, 2, 3]
     assert steps["micro_step"].tolist() == [1] * 4
-    assert rank.phase("backward")["micro_step"].tolist() == [0, 1] * 4
-    training = rank.phase("forward")
+    assert rank.select_phases("backward")["micro_step"].tolist() == [0, 1] * 4
+    training = rank.select_phases("forward")
     training = training[(training["flags"] & (EVAL | FAILED)) == 0]
     assert training["micro_step"].tolist() == [0, 1] * 4
     assert training["tokens"].sum() == sum(rows * length for _, rows, length in own["forwards"])
@@ -128,7 +128,7 @@ def test_offloaded_counts(offloaded_run: Counted, number: int) -> None:
 
 @BOTH
 def test_a_forward_that_fails_and_is_repeated(offloaded_run: Counted, number: int) -> None:
-    rank, own = offloaded_run.rank(number)
+    rank, own = offloaded_run.read_rank(number)
     assert own["stumbles"] == 1
     (failed,) = rank.spans[(rank.spans["flags"] & FAILED) > 0]
     assert (PHASES[failed["phase"]], failed["step"], failed["micro_step"], failed["depth"]) == (
@@ -141,9 +141,9 @@ def test_a_forward_that_fails_and_is_repeated(offloaded_run: Counted, number: in
 
 @BOTH
 def test_the_inside_of_an_offloaded_step(offloaded_run: Counted, number: int) -> None:
-    rank, _ = offloaded_run.rank(number)
-    for step in rank.phase("step"):
-        assert rank.inside(step) == OFFLOADED_PARTS
+    rank, _ = offloaded_run.read_rank(number)
+    for step in rank.select_phases("step"):
+        assert rank.list_phases_inside(step) == OFFLOADED_PARTS
 
 
 OFFLOADED_PARTS = ["grads_to_cpu", "cpu_optimizer", "params_to_gpu", "allgather"]
@@ -151,31 +151,31 @@ OFFLOADED_PARTS = ["grads_to_cpu", "cpu_optimizer", "params_to_gpu", "allgather"
 
 @BOTH
 def test_evaluations_last_from_their_first_forward_to_their_last(offloaded_run: Counted, number: int) -> None:
-    rank, _ = offloaded_run.rank(number)
-    evaluations = rank.phase("eval")
+    rank, _ = offloaded_run.read_rank(number)
+    evaluations = rank.select_phases("eval")
     assert evaluations[["step", "depth"]].tolist() == [(0, 0), (2, 0)]
-    seen = rank.phase("forward")
+    seen = rank.select_phases("forward")
     for evaluation in evaluations:
         within = seen[(seen["begin_ns"] >= evaluation["begin_ns"]) & (seen["end_ns"] <= evaluation["end_ns"])]
         assert len(within) == 3
         assert within["begin_ns"][0] == evaluation["begin_ns"]
         assert within["end_ns"][-1] == evaluation["end_ns"]
-        assert rank.inside(evaluation) == ["forward", "data", "forward", "data", "forward"]
+        assert rank.list_phases_inside(evaluation) == ["forward", "data", "forward", "data", "forward"]
 
 
 @BOTH
 def test_every_batch_was_fetched_and_data_loader_workers_write_nothing(offloaded_run: Counted, number: int) -> None:
-    rank, own = offloaded_run.rank(number)
+    rank, own = offloaded_run.read_rank(number)
     # Each evaluation's loader is also asked once more, to say that it has no more.
-    assert len(rank.phase("data")) == len(own["forwards"]) + len(own["evaluations"]) + 2
-    assert not np.any(rank.phase("data")["flags"])
+    assert len(rank.select_phases("data")) == len(own["forwards"]) + len(own["evaluations"]) + 2
+    assert not np.any(rank.select_phases("data")["flags"])
     assert len(list(offloaded_run.session.glob(f"*rank{number}-*"))) == 4
 
 
 @BOTH
 def test_engine_facts(offloaded_run: Counted, number: int) -> None:
-    rank, own = offloaded_run.rank(number)
-    (engine,) = rank.event("engine")
+    rank, own = offloaded_run.read_rank(number)
+    (engine,) = rank.find_events("engine")
     expected = {
         "engine": 0,
         "zero_stage": 2,
@@ -206,8 +206,8 @@ def test_engine_facts(offloaded_run: Counted, number: int) -> None:
 
 @BOTH
 def test_hello(offloaded_run: Counted, number: int) -> None:
-    rank, own = offloaded_run.rank(number)
-    (hello,) = rank.event("hello")
+    rank, own = offloaded_run.read_rank(number)
+    (hello,) = rank.find_events("hello")
     assert (hello["rank"], hello["local_rank"], hello["node_rank"], hello["world_size"]) == (
         number,
         number,
@@ -235,25 +235,25 @@ def test_a_session_that_is_not_there_changes_nothing(
 @BOTH
 def test_loss_backward_without_the_engine(direct_run: Counted, number: int) -> None:
     every_run(direct_run, number)
-    rank, own = direct_run.rank(number)
-    backwards = rank.phase("backward")
+    rank, own = direct_run.read_rank(number)
+    backwards = rank.select_phases("backward")
     assert backwards[["step", "micro_step"]].tolist() == [(s, m) for s in range(3) for m in range(2)]
     assert not np.any(backwards["flags"])
-    assert [rank.inside(span) for span in backwards] == [["reduce"]] * 6
-    (engine,) = rank.event("engine")
+    assert [rank.list_phases_inside(span) for span in backwards] == [["reduce"]] * 6
+    (engine,) = rank.find_events("engine")
     assert engine["rank_parameters"] == own["parameters"] / 2
 
 
 @BOTH
 def test_checkpoints_and_the_steps_after_them(resumed_run: Counted, number: int) -> None:
     every_run(resumed_run, number)
-    rank, own = resumed_run.rank(number)
-    assert rank.phase("checkpoint_save")["step"].tolist() == [2, 3]
-    assert rank.phase("checkpoint_load")["step"].tolist() == [4]
-    assert rank.phase("step")["step"].tolist() == [step for step, *_ in own["steps"]] == [0, 1, 2, 3, 2]
-    assert rank.event("engine")[0]["wall_clock_breakdown"] is True
-    for step in rank.phase("step"):
-        assert rank.inside(step) == ["optimizer", "allgather"]
+    rank, own = resumed_run.read_rank(number)
+    assert rank.select_phases("checkpoint_save")["step"].tolist() == [2, 3]
+    assert rank.select_phases("checkpoint_load")["step"].tolist() == [4]
+    assert rank.select_phases("step")["step"].tolist() == [step for step, *_ in own["steps"]] == [0, 1, 2, 3, 2]
+    assert rank.find_events("engine")[0]["wall_clock_breakdown"] is True
+    for step in rank.select_phases("step"):
+        assert rank.list_phases_inside(step) == ["optimizer", "allgather"]
 
 
 def test_deepspeeds_own_timers_still_work(resumed_run: Counted) -> None:
@@ -264,7 +264,7 @@ def test_deepspeeds_own_timers_still_work(resumed_run: Counted) -> None:
 @BOTH
 def test_overflows(overflowed_run: Counted, number: int) -> None:
     every_run(overflowed_run, number)
-    rank, own = overflowed_run.rank(number)
+    rank, own = overflowed_run.read_rank(number)
     skipped_before = 0
     expected: list[dict[str, Any]] = []
     scale = 2.0**24
@@ -273,43 +273,43 @@ def test_overflows(overflowed_run: Counted, number: int) -> None:
             expected.append({"step": step, "loss_scale_before": scale, "loss_scale_after": after})
         skipped_before, scale = skipped, after
     assert len(expected) == own["skipped_steps"] > 2
-    assert [{name: event[name] for name in expected[0]} for event in rank.event("overflow")] == expected
-    steps = rank.phase("step")
+    assert [{name: event[name] for name in expected[0]} for event in rank.find_events("overflow")] == expected
+    steps = rank.select_phases("step")
     assert np.all(steps["flags"] & BOUNDARY)
     assert steps["step"][(steps["flags"] & SKIPPED) > 0].tolist() == [event["step"] for event in expected]
     for step in steps:
-        assert ("optimizer" in rank.inside(step)) is not bool(step["flags"] & SKIPPED)
+        assert ("optimizer" in rank.list_phases_inside(step)) is not bool(step["flags"] & SKIPPED)
 
 
 @pytest.fixture(scope="module")
 def two_engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rank, dict[str, Any]]:
     """Two engines, exceptions, threads and forks in one process."""
-    return run_loop("two_engines", make_folder(tmp_path_factory), launcher="bare", ranks=1).rank(0)
+    return run_loop("two_engines", make_folder(tmp_path_factory), launcher="bare", ranks=1).read_rank(0)
 
 
 def test_two_engines_are_told_apart(two_engines: tuple[Rank, dict[str, Any]]) -> None:
     rank, _ = two_engines
-    assert [(event["engine"], bool(event["optimizer"])) for event in rank.event("engine")] == [
+    assert [(event["engine"], bool(event["optimizer"])) for event in rank.find_events("engine")] == [
         (0, True),
         (1, False),
     ]
-    assert rank.phase("init")["engine"].tolist() == [0, 1]
-    steps = rank.phase("step")
+    assert rank.select_phases("init")["engine"].tolist() == [0, 1]
+    steps = rank.select_phases("step")
     assert steps["engine"].tolist() == [0, 0, 0, 1]
     assert steps["flags"].tolist() == [BOUNDARY] * 3 + [FAILED]
 
 
 def test_a_reference_model_evaluates_nothing(two_engines: tuple[Rank, dict[str, Any]]) -> None:
     rank, own = two_engines
-    spans = rank.phase("forward")
+    spans = rank.select_phases("forward")
     assert len(spans[spans["engine"] == 1]) == own["steps"]
     assert np.all(spans["flags"][spans["engine"] == 1] == EVAL)
-    assert not len(rank.phase("eval"))
+    assert not len(rank.select_phases("eval"))
 
 
 def test_a_backward_that_fails_is_no_micro_step(two_engines: tuple[Rank, dict[str, Any]]) -> None:
     rank, own = two_engines
-    backwards = rank.phase("backward")
+    backwards = rank.select_phases("backward")
     assert (backwards["flags"] & FAILED).tolist() == [FAILED, 0] * own["failures"]
     assert backwards["micro_step"].tolist() == [0, 0] * own["failures"]
     assert np.all(backwards["depth"] == 0)
@@ -317,20 +317,20 @@ def test_a_backward_that_fails_is_no_micro_step(two_engines: tuple[Rank, dict[st
 
 def test_other_threads_and_forked_children_are_not_the_training(two_engines: tuple[Rank, dict[str, Any]]) -> None:
     rank, own = two_engines
-    assert len(rank.phase("data")) == own["steps"] + 1
-    assert not rank.event("probe_error")
+    assert len(rank.select_phases("data")) == own["steps"] + 1
+    assert not rank.find_events("probe_error")
     assert {path.stem.rsplit("-", 1)[1] for path in rank.session.glob("*rank*")} == {str(own["pid"])}
     assert os.listdir(rank.session) != []
 
 
 def test_a_script_can_ask_to_be_recorded(tmp_path: Path) -> None:
-    rank, own = run_loop("attached", tmp_path, launcher="bare", ranks=1, bootstrap=False).rank(0)
+    rank, own = run_loop("attached", tmp_path, launcher="bare", ranks=1, bootstrap=False).read_rank(0)
     assert own["answers"] == [True, True]
-    assert rank.phase("step")[["step", "flags"]].tolist() == [(1, BOUNDARY), (2, BOUNDARY), (3, BOUNDARY)]
-    assert rank.inside(rank.phase("step")[0]) == ["optimizer", "allgather"]
-    (engine,) = rank.event("engine")
+    assert rank.select_phases("step")[["step", "flags"]].tolist() == [(1, BOUNDARY), (2, BOUNDARY), (3, BOUNDARY)]
+    assert rank.list_phases_inside(rank.select_phases("step")[0]) == ["optimizer", "allgather"]
+    (engine,) = rank.find_events("engine")
     assert engine["global_steps"] == 1
-    assert len(rank.phase("backward")) == len(rank.phase("forward")) == own["steps"] - 1
+    assert len(rank.select_phases("backward")) == len(rank.select_phases("forward")) == own["steps"] - 1
 
 
 def test_a_script_that_asks_without_a_session_trains_on(tmp_path: Path) -> None:
@@ -345,15 +345,15 @@ def pipelined_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
 
 @BOTH
 def test_a_pipeline(pipelined_run: Counted, number: int) -> None:
-    rank, own = pipelined_run.rank(number)
-    assert rank.phase("step")[["step", "micro_step", "flags"]].tolist() == [
+    rank, own = pipelined_run.read_rank(number)
+    assert rank.select_phases("step")[["step", "micro_step", "flags"]].tolist() == [
         (step, 2, BOUNDARY) for step in range(own["steps"])
     ]
-    assert rank.phase("backward")["micro_step"].tolist() == [0, 1, 2] * own["steps"]
-    forward = rank.phase("forward")
+    assert rank.select_phases("backward")["micro_step"].tolist() == [0, 1, 2] * own["steps"]
+    forward = rank.select_phases("forward")
     assert forward["flags"].tolist() == [0] * 6 + [EVAL] * 3
     assert np.all(forward["rows"] == 2)
-    (evaluation,) = rank.phase("eval")
-    assert rank.inside(evaluation).count("forward") == 3
+    (evaluation,) = rank.select_phases("eval")
+    assert rank.list_phases_inside(evaluation).count("forward") == 3
     assert are_nested(rank)
-    assert not rank.event("probe_error")
+    assert not rank.find_events("probe_error")

@@ -35,54 +35,54 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
 
 @BOTH
 def test_steps_and_micro_steps(trained_run: Counted, number: int) -> None:
-    rank, own = trained_run.rank(number)
-    steps = rank.phase("step")
+    rank, own = trained_run.read_rank(number)
+    steps = rank.select_phases("step")
     assert own["global_step"] == own["engine_steps"] == len(steps) == 4
     assert steps[["step", "micro_step", "flags"]].tolist() == [(step, 1, BOUNDARY) for step in range(4)]
-    backwards = rank.phase("backward")
+    backwards = rank.select_phases("backward")
     assert backwards[["step", "micro_step"]].tolist() == [(s, m) for s in range(4) for m in range(2)]
-    assert [event["steps"] for event in rank.event("total_steps")] == [4]
-    assert rank.event("total_steps")[0]["source"] == "trainer"
+    assert [event["steps"] for event in rank.find_events("total_steps")] == [4]
+    assert rank.find_events("total_steps")[0]["source"] == "trainer"
 
 
 def test_tokens_of_all_ranks_are_what_the_trainer_says(trained_run: Counted) -> None:
     total = 0
     for number in (0, 1):
-        spans = trained_run.rank(number)[0].phase("forward")
+        spans = trained_run.read_rank(number)[0].select_phases("forward")
         total += spans["tokens"][(spans["flags"] & EVAL) == 0].sum()
     assert total == trained_run.by_rank[0]["tokens_of_all_ranks"] > 0
 
 
 @BOTH
 def test_evaluations(trained_run: Counted, number: int) -> None:
-    rank, own = trained_run.rank(number)
-    evaluations = rank.phase("eval")
+    rank, own = trained_run.read_rank(number)
+    evaluations = rank.select_phases("eval")
     assert evaluations[["step", "depth", "flags"]].tolist() == [(2, 0, 0), (4, 0, 0)]
-    spans = rank.phase("forward")
+    spans = rank.select_phases("forward")
     spans = spans[(spans["flags"] & EVAL) > 0]
     assert [list(row) for row in spans[["rows", "sequence"]].tolist()] == own["predictions"]
     assert np.all(spans["depth"] == 1)
     for evaluation in evaluations:
-        assert rank.inside(evaluation).count("forward") == len(own["predictions"]) / 2
+        assert rank.list_phases_inside(evaluation).count("forward") == len(own["predictions"]) / 2
 
 
 @BOTH
 def test_generation_is_one_phase(trained_run: Counted, number: int) -> None:
-    rank, _ = trained_run.rank(number)
-    (span,) = rank.phase("generate")
+    rank, _ = trained_run.read_rank(number)
+    (span,) = rank.select_phases("generate")
     assert (span["step"], span["depth"]) == (3, 0)
-    assert rank.inside(span) == []
+    assert rank.list_phases_inside(span) == []
 
 
 @BOTH
 def test_saves_hello_and_nothing_wrong(trained_run: Counted, number: int) -> None:
-    rank, own = trained_run.rank(number)
-    assert set(rank.phase("checkpoint_save")["step"].tolist()) == {4}
-    (hello,) = rank.event("hello")
+    rank, own = trained_run.read_rank(number)
+    assert set(rank.select_phases("checkpoint_save")["step"].tolist()) == {4}
+    (hello,) = rank.find_events("hello")
     assert {"transformers", "accelerate"} <= hello.keys()
     assert hello["launcher"] == "deepspeed"
-    (engine,) = rank.event("engine")
+    (engine,) = rank.find_events("engine")
     assert (engine["model"], engine["parameters"]) == ("LlamaForCausalLM", own["parameters"])
     assert (engine["micro_batch"], engine["gradient_accumulation"]) == (2, 2)
     assert not np.any(rank.probe["errors"])
-    assert not rank.event("probe_error")
+    assert not rank.find_events("probe_error")

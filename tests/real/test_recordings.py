@@ -128,7 +128,7 @@ def test_the_recorded_demo_plays_on_a_terminal(tmp_path: Path) -> None:
     try:
         terminal.wait_for("story")
         terminal.wait_for("skipped")
-        terminal.type("q")
+        terminal.type_keys("q")
         assert terminal.exit_code() == 0
     finally:
         terminal.close()

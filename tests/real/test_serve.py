@@ -310,30 +310,30 @@ async def test_the_program_runs_in_a_real_browser(state_folder: Path, tmp_path: 
         pytest.skip("there is no Chromium on this machine")
     with start_serving(state_folder, "--token", TOKEN) as server:
         async with browser.open_page(program, tmp_path / "profile") as page:
-            await page.open(server.address)
+            await page.open_address(server.address)
             await page.wait_for("2 recordings")
-            assert await page.evaluate("location.href") == server.plain
+            assert await page.evaluate_script("location.href") == server.plain
             # Typed without a click: keys go to the terminal at once.
-            await page.type("/story")
+            await page.type_text("/story")
             await page.wait_for("1 shown")
-            await page.press("Enter", 13, "\r")
-            await page.press("Enter", 13, "\r")
+            await page.press_key("Enter", 13, "\r")
+            await page.press_key("Enter", 13, "\r")
             await page.wait_for("EXIT 0")
             shown = await page.wait_for("GPU memory GiB")
             assert "LlamaForCausalLM 8.03B" in shown.splitlines()[0]
-            await page.type("2")
+            await page.type_text("2")
             await page.wait_for(" findings")  # on the timeline's first lane
-            await page.type("?")
+            await page.type_text("?")
             await page.wait_for("Help: ")
-            await page.press("Escape", 27)
+            await page.press_key("Escape", 27)
             await page.wait_while("Help: ")
-            await page.type("q")
+            await page.type_text("q")
             await page.wait_for("1 shown")
             picture = tmp_path / "page.png"
-            await page.picture(picture)
+            await page.save_picture(picture)
             assert picture.stat().st_size > 10_000
-            await page.type("q")
-            while "-closed" not in await page.evaluate("document.body.className"):
+            await page.type_text("q")
+            while "-closed" not in await page.evaluate_script("document.body.className"):
                 time.sleep(0.05)
         assert [address for address in page.requested if not address.startswith(server.plain)] == []
         deadline = time.monotonic() + PATIENCE_S

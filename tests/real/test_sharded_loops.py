@@ -34,18 +34,22 @@ def test_losses_are_the_same_to_the_bit_without_the_probe(sharded_run: tuple[int
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_phases_and_steps(sharded_run: tuple[int, Counted], number: int) -> None:
-    rank, own = sharded_run[1].rank(number)
-    assert not rank.event("probe_error")
-    assert rank.phase("step")[["step", "micro_step", "flags"]].tolist() == [(n, 1, BOUNDARY) for n in range(own["steps"])]
-    assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(n, m) for n in range(own["steps"]) for m in (0, 1)]
-    assert [list(row) for row in rank.phase("forward")[["rows", "sequence"]].tolist()] == own["forwards"]
+    rank, own = sharded_run[1].read_rank(number)
+    assert not rank.find_events("probe_error")
+    assert rank.select_phases("step")[["step", "micro_step", "flags"]].tolist() == [
+        (n, 1, BOUNDARY) for n in range(own["steps"])
+    ]
+    assert rank.select_phases("backward")[["step", "micro_step"]].tolist() == [
+        (n, m) for n in range(own["steps"]) for m in (0, 1)
+    ]
+    assert [list(row) for row in rank.select_phases("forward")[["rows", "sequence"]].tolist()] == own["forwards"]
     assert np.all(rank.spans["flags"] & FAILED == 0)
 
 
 def test_how_it_is_sharded(sharded_run: tuple[int, Counted]) -> None:
     version, counted = sharded_run
-    rank, own = counted.rank(0)
-    (engine,) = rank.event("engine")
+    rank, own = counted.read_rank(0)
+    (engine,) = rank.find_events("engine")
     assert engine["unread"] == {}
     assert engine["sharding"] == {
         "ranks": 2,
@@ -63,15 +67,15 @@ def test_how_it_is_sharded(sharded_run: tuple[int, Counted]) -> None:
 
 def test_shards_and_what_is_gathered(sharded_run: tuple[int, Counted]) -> None:
     version, counted = sharded_run
-    rank, own = counted.rank(0)
-    hosts = {event["when"]: event["host"] for event in rank.event("tensors")}
+    rank, own = counted.read_rank(0)
+    hosts = {event["when"]: event["host"] for event in rank.find_events("tensors")}
     shard = 4 * own["local_parameters"]
     assert hosts["init"] == {"parameters": shard}
     # In bf16: with resharding only what the outermost module gathers is kept for the backward.
     gathered = 2 * (544 if version == 1 else own["parameters"])
     assert hosts["before_backward"] == {"parameters": shard, "unsharded_parameters": gathered}
     assert hosts["before_update"] == {"parameters": shard, "gradients": shard}
-    setup = parse_setup(rank.event("engine")[0])
+    setup = parse_setup(rank.find_events("engine")[0])
     assert setup is not None
     expected = compute_expected(setup).host
     for category in ("parameters", "gradients", "optimizer_state"):

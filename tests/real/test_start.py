@@ -39,11 +39,11 @@ def test_in_a_terminal_it_lists_opens_and_leaves(tmp_path: Path) -> None:
     terminal = start_program(tmp_path)
     terminal.wait_for("1 recording")
     terminal.wait_for("GPU memory")
-    terminal.type("\r")
+    terminal.type_keys("\r")
     terminal.wait_for("Timeline")  # the tabs of the screens, which the list has not
-    terminal.type("q")
+    terminal.type_keys("q")
     terminal.wait_for("1 recording")
-    terminal.type("q")
+    terminal.type_keys("q")
     assert terminal.exit_code() == 0
 
 
@@ -64,7 +64,7 @@ def _seconds_until_listed(folder: Path) -> float:
     terminal = start_program(folder)
     terminal.wait_for("200 recordings")
     seconds = time.monotonic() - begin
-    terminal.type("q")
+    terminal.type_keys("q")
     assert terminal.exit_code() == 0
     return seconds
 

@@ -183,7 +183,7 @@ def test_a_large_matrix_asks_first(tmp_path: Path) -> None:
     options = ["--seq-length", "1:10000", "-o", str(tmp_path / "sweep"), "--", "true", "{seq_length}"]
     with closing(on_terminal(tmp_path, "sweep", *options)) as terminal:
         terminal.wait_for("This is a matrix of 10,000 points", "Start? [y/N]")
-        terminal.type("n\r")
+        terminal.type_keys("n\r")
         terminal.wait_for("Not started")
 
 
@@ -192,10 +192,10 @@ def test_the_screen_opens_a_point_and_returns(tmp_path: Path) -> None:
     options = ["sweep", "--seq-length", "8,16", "--steps", "6", "-o", str(tmp_path / "sweep"), "--price-per-hour", "30"]
     with closing(on_terminal(tmp_path, *options, *job, rows=30, columns=110)) as terminal:
         terminal.wait_for("2 of 2 points", "done", "Peak host memory")
-        terminal.type("\r")
+        terminal.type_keys("\r")
         terminal.wait_for("Timeline", "Memory")
-        terminal.type("\x1b")
+        terminal.type_keys("\x1b")
         terminal.wait_for("2 of 2 points")
-        terminal.type("q")
+        terminal.type_keys("q")
         assert terminal.exit_code() == 0
     assert polars.read_csv(tmp_path / "sweep" / "results.csv")["outcome"].to_list() == ["ok", "ok"]

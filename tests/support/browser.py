@@ -56,7 +56,7 @@ class Page:
         self.requested: list[str] = []
         """Every address that the page has asked for."""
 
-    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+    async def call_method(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Asks the browser for something and waits for its answer."""
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
@@ -68,27 +68,27 @@ class Page:
                 assert "error" not in answer, answer
                 return dict(answer["result"])
 
-    async def open(self, address: str) -> None:
+    async def open_address(self, address: str) -> None:
         """Goes to a page."""
-        await self.call("Page.enable")
-        await self.call("Network.enable")
-        await self.call("Page.addScriptToEvaluateOnNewDocument", source=_REMEMBER)
-        await self.call("Page.navigate", url=address)
+        await self.call_method("Page.enable")
+        await self.call_method("Network.enable")
+        await self.call_method("Page.addScriptToEvaluateOnNewDocument", source=_REMEMBER)
+        await self.call_method("Page.navigate", url=address)
 
-    async def evaluate(self, expression: str) -> Any:
+    async def evaluate_script(self, expression: str) -> Any:
         """The value of some JavaScript."""
-        answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = await self.call_method("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    async def screen(self) -> str:
+    async def read_screen(self) -> str:
         """What the terminal shows."""
-        return str(await self.evaluate(_READ))
+        return str(await self.evaluate_script(_READ))
 
     async def wait_for(self, text: str) -> str:
         """Waits until the terminal shows some text; returns all that it shows then."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        while text not in (shown := await self.screen()):
+        while text not in (shown := await self.read_screen()):
             assert asyncio.get_running_loop().time() < deadline, f"no {text!r} in:\n{shown}"
             await asyncio.sleep(0.1)
         return shown
@@ -96,25 +96,25 @@ class Page:
     async def wait_while(self, text: str) -> None:
         """Waits until the terminal no longer shows some text."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        while text in (shown := await self.screen()):
+        while text in (shown := await self.read_screen()):
             assert asyncio.get_running_loop().time() < deadline, f"{text!r} still in:\n{shown}"
             await asyncio.sleep(0.1)
 
-    async def type(self, text: str) -> None:
+    async def type_text(self, text: str) -> None:
         """Presses keys that stand for characters."""
         for character in text:
-            await self.call("Input.dispatchKeyEvent", type="keyDown", text=character, key=character)
-            await self.call("Input.dispatchKeyEvent", type="keyUp", key=character)
+            await self.call_method("Input.dispatchKeyEvent", type="keyDown", text=character, key=character)
+            await self.call_method("Input.dispatchKeyEvent", type="keyUp", key=character)
 
-    async def press(self, key: str, code: int, text: str = "") -> None:
+    async def press_key(self, key: str, code: int, text: str = "") -> None:
         """Presses a key that has a name: ``Enter``, 13."""
         down = {"key": key, "code": key, "windowsVirtualKeyCode": code}
-        await self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **down)
-        await self.call("Input.dispatchKeyEvent", type="keyUp", **down)
+        await self.call_method("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **down)
+        await self.call_method("Input.dispatchKeyEvent", type="keyUp", **down)
 
-    async def picture(self, path: Path) -> None:
+    async def save_picture(self, path: Path) -> None:
         """Writes what is seen as PNG."""
-        path.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot"))["data"]))
+        path.write_bytes(base64.b64decode((await self.call_method("Page.captureScreenshot"))["data"]))
 
 
 @contextlib.asynccontextmanager
@@ -139,7 +139,7 @@ async def open_page(program: str, folder: Path, *, width: int = 1400, height: in
                 pages = [found for found in json.loads(await answer.text()) if found["type"] == "page"]
             async with client.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=1 << 26) as socket:
                 yield Page(socket)
-                await Page(socket).call("Browser.close")
+                await Page(socket).call_method("Browser.close")
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

@@ -239,7 +239,7 @@ class FakeSource:
         return tuple(finding for finding in self.story.findings if finding.known_ns <= cursor)
 
     def output_lines(self, cursor_ns: int, most: int) -> tuple[str, ...]:
-        return self._tell_story(cursor_ns).output(most)
+        return self._tell_story(cursor_ns).make_output(most)
 
     def reopen(self) -> FakeSource:
         return self
@@ -260,7 +260,7 @@ class FakeSource:
     def view_at(self, cursor_ns: int | None) -> LiveView:
         self.views += 1
         cursor = self.end_ns if cursor_ns is None else cursor_ns
-        return replace(self._tell_story(cursor).view(self._iterations), history=self._history_at(cursor // PIECE_NS))
+        return replace(self._tell_story(cursor).make_view(self._iterations), history=self._history_at(cursor // PIECE_NS))
 
     def _tell_story(self, cursor: int) -> Telling:
         return Telling(self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished)
@@ -275,7 +275,7 @@ class FakeSource:
 
     def _read_moment(self, at_ns: int) -> Moment:
         if at_ns not in self._moments:
-            self._moments[at_ns] = self._tell_story(at_ns).moment()
+            self._moments[at_ns] = self._tell_story(at_ns).make_moment()
         return self._moments[at_ns]
 
 
@@ -320,28 +320,28 @@ class Telling:
         self.over = story.ends and at_s >= story.ends_s - 1e-6
         self.started = at_s >= story.engine_s and len(story.step_s) > 0
 
-    def view(self, known: dict[int, Iterations]) -> LiveView:
+    def make_view(self, known: dict[int, Iterations]) -> LiveView:
         """The view; ``known`` keeps iterations by the number of finished steps, to hand them out again."""
         if self.done not in known:
-            known[self.done] = self.iterations()
+            known[self.done] = self.make_iterations()
         return LiveView(
             cursor_ns=self.cursor,
-            job=self.job(),
-            progress=self.progress(),
-            gpus=self.moment()[1],
-            hosts=self.hosts(),
-            ranks=self.moment()[0],
+            job=self.make_job(),
+            progress=self.make_progress(),
+            gpus=self.make_moment()[1],
+            hosts=self.make_hosts(),
+            ranks=self.make_moment()[0],
             iterations=known[self.done],
-            cost=self.cost(),
-            output=self.output(),
+            cost=self.make_cost(),
+            output=self.make_output(),
         )
 
-    def moment(self) -> Moment:
+    def make_moment(self) -> Moment:
         """The ranks and the GPUs."""
-        ranks = tuple(self.rank(number) for number in range(self.story.ranks)) if self.at > 2 else ()
-        return ranks, tuple(self.gpu(number) for number in range(self.story.gpus))
+        ranks = tuple(self.make_rank(number) for number in range(self.story.ranks)) if self.at > 2 else ()
+        return ranks, tuple(self.make_gpu(number) for number in range(self.story.gpus))
 
-    def job(self) -> Job:
+    def make_job(self) -> Job:
         job = self.story.job
         if not self.started:
             facts = parse_engine({})
@@ -350,7 +350,7 @@ class Telling:
             job = replace(job, state=State.ENDED, exit_code=self.story.exit_code, exit_text=self.story.exit_text)
         return job
 
-    def progress(self) -> Progress:
+    def make_progress(self) -> Progress:
         recent = [sum(step) for step in self.story.step_s[max(0, self.done - 10) : self.done]]
         iteration = sum(recent) / len(recent) if recent else math.nan
         total = self.story.total_steps
@@ -364,7 +364,7 @@ class Telling:
             elapsed_s=self.at,
         )
 
-    def place(self) -> tuple[str, float, bool]:
+    def find_phase(self) -> tuple[str, float, bool]:
         """(phase, since, whether the optimizer really works)."""
         if not self.started:
             return "", self.at, False
@@ -377,13 +377,13 @@ class Telling:
             since -= seconds
         return "other", since, False
 
-    def wave(self, number: int, width: float = 1.0) -> float:
+    def compute_wave(self, number: int, width: float = 1.0) -> float:
         return width * math.sin(self.at * 1.7 + number * 1.3)
 
-    def gpu(self, number: int) -> Gpu:
-        phase, _, adam = self.place()
+    def make_gpu(self, number: int) -> Gpu:
+        phase, _, adam = self.find_phase()
         share = {"forward": 0.75, "backward": 0.92}.get(phase, 0.55) if self.started else 0.02
-        allocated = int(GIB * (self.story.model_gib * share + self.wave(number, 0.3) * self.started + 0.4))
+        allocated = int(GIB * (self.story.model_gib * share + self.compute_wave(number, 0.3) * self.started + 0.4))
         reserved = int(GIB * (self.story.model_gib * 1.12 + 0.5) * (1 if self.started else 0.05))
         working = phase in ("forward", "backward")
         other = 3.1 if number else 4.6
@@ -398,16 +398,16 @@ class Telling:
             reserved_bytes=reserved if self.started else None,
             reserved_peak_bytes=reserved + int(GIB * 5.5) if self.started else None,
             process_bytes=reserved + int(GIB * (other - 0.6)),
-            pcie_tx_bytes_per_s=(21e9 if adam else 4e8) * (1 + self.wave(number, 0.1)),
-            pcie_rx_bytes_per_s=(12e9 if adam else 2e8) * (1 + self.wave(number, 0.1)),
+            pcie_tx_bytes_per_s=(21e9 if adam else 4e8) * (1 + self.compute_wave(number, 0.1)),
+            pcie_rx_bytes_per_s=(12e9 if adam else 2e8) * (1 + self.compute_wave(number, 0.1)),
             sample={
-                "utilization_percent": max(0.0, min(100.0, (97 if working else 0) + self.wave(number, 3.0))),
-                "power_w": (560 if working else 128) + self.wave(number, 20.0),
-                "temperature_c": 52 + self.wave(number, 4.0),
+                "utilization_percent": max(0.0, min(100.0, (97 if working else 0) + self.compute_wave(number, 3.0))),
+                "power_w": (560 if working else 128) + self.compute_wave(number, 20.0),
+                "temperature_c": 52 + self.compute_wave(number, 4.0),
             },
         )
 
-    def hosts(self) -> tuple[Host, ...]:
+    def make_hosts(self) -> tuple[Host, ...]:
         used = sum(self.cores_of(number) for number in range(self.story.ranks)) / self.story.hosts
         return tuple(
             Host(
@@ -422,15 +422,15 @@ class Telling:
         )
 
     def cores_of(self, number: int) -> float:
-        _, _, adam = self.place()
+        _, _, adam = self.find_phase()
         fair = self.story.cores / self.story.ranks * self.story.hosts
-        return max(0.0, fair * 0.985 if adam else min(1.0, fair) + self.wave(number, 0.05))
+        return max(0.0, fair * 0.985 if adam else min(1.0, fair) + self.compute_wave(number, 0.05))
 
-    def rank(self, number: int) -> Rank:
-        phase, since, adam = self.place()
+    def make_rank(self, number: int) -> Rank:
+        phase, since, adam = self.find_phase()
         used = 0.0 if self.over else self.cores_of(number)
         offloaded = self.story.gpus > 0
-        resident = int(GIB * (61.2 if offloaded else self.story.model_gib + self.wave(number, 0.02)))
+        resident = int(GIB * (61.2 if offloaded else self.story.model_gib + self.compute_wave(number, 0.02)))
         return Rank(
             rank=number,
             host=f"node{number // 8 + 1}",
@@ -444,7 +444,7 @@ class Telling:
             shared_bytes=int(resident * 0.3),
             pinned_bytes=int(GIB * self.story.pinned_gib),
             cores_used=used,
-            waiting_cores=abs(self.wave(number, 0.4)),
+            waiting_cores=abs(self.compute_wave(number, 0.4)),
             thread_count=207 if offloaded else 41,
             busiest=(
                 ("pt_main_thread", min(1.0, used)),
@@ -453,7 +453,7 @@ class Telling:
             ),
         )
 
-    def iterations(self) -> Iterations:
+    def make_iterations(self) -> Iterations:
         seconds = np.array(self.story.step_s[: self.done], dtype=np.float64).reshape(-1, len(PHASES))
         return Iterations(
             step=np.arange(self.done, dtype=np.int64),
@@ -463,7 +463,7 @@ class Telling:
             skipped=np.arange(self.done) < self.story.skipped,
         )
 
-    def cost(self) -> Cost:
+    def make_cost(self) -> Cost:
         records = int(self.at * 30 * (self.story.ranks + self.story.gpus))
         return Cost(
             probe_share=61.4e-6 / sum(self.story.step_s[self.done - 1]) if self.done else math.nan,
@@ -474,7 +474,7 @@ class Telling:
             records_per_s=30.0 * (self.story.ranks + self.story.gpus),
         )
 
-    def output(self, most: int = 200) -> tuple[str, ...]:
+    def make_output(self, most: int = 200) -> tuple[str, ...]:
         """The last lines."""
         if self.story.output:
             return self.story.output[-most:]

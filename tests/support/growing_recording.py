@@ -62,7 +62,7 @@ class Rows:
         self._unknown = [0 if field.name in ("pad", "depth", "engine", "flags") else UNKNOWN for field in table.fields]
         self._writer = RecordWriter(session, table, identity)
 
-    def write(self, **values: Any) -> None:
+    def append_record(self, **values: Any) -> None:
         """Appends one record."""
         record = self._unknown.copy()
         for name, value in values.items():
@@ -124,14 +124,14 @@ class GrowingRank:
                     yield seconds * self._slower
                 self._end_phase(name, 0, begin)
             cost, boundaries = self.step * 60_000, self.step * 14
-            self._probe.write(time_ns=time.monotonic_ns(), cost_ns=cost, boundaries=boundaries, lost=0, errors=0)
+            self._probe.append_record(time_ns=time.monotonic_ns(), cost_ns=cost, boundaries=boundaries, lost=0, errors=0)
             self.step += 1
             self.phase = "other"
             yield 0.002
 
     def _begin_phase(self, name: str, depth: int) -> int:
         self.phase, now = name, time.monotonic_ns()
-        self._begins.write(time_ns=now, step=self.step, micro_step=0, phase=PHASE_CODE[name], depth=depth)
+        self._begins.append_record(time_ns=now, step=self.step, micro_step=0, phase=PHASE_CODE[name], depth=depth)
         self.read_allocator(now, BEGIN)
         return now
 
@@ -140,7 +140,7 @@ class GrowingRank:
         batch = {"tokens": 1024, "rows": 2, "sequence": 512} if name == "forward" else {}
         flags = BOUNDARY if name == "step" else 0
         place = {"step": self.step, "micro_step": 0, "phase": PHASE_CODE[name], "depth": depth}
-        self._spans.write(begin_ns=begin, end_ns=now, flags=flags, **place, **batch)
+        self._spans.append_record(begin_ns=begin, end_ns=now, flags=flags, **place, **batch)
         self.read_allocator(now, END)
 
     def read_allocator(self, now: int, edge: int = TICK) -> None:
@@ -148,7 +148,7 @@ class GrowingRank:
         share = {"forward": 0.7, "backward": 0.95}.get(self.phase, 0.5)
         allocated = int(GIB * 40 * share + self.local * GIB // 9)
         self._peak = max(self._peak, allocated)
-        self._allocator.write(
+        self._allocator.append_record(
             time_ns=now,
             allocated_bytes=allocated,
             allocated_peak_bytes=self._peak,
@@ -193,13 +193,13 @@ class GrowingNode:
         writer.write(now, events.NODE, host=identity.host, cores=128, gpus=gpus, gpu_notice=None)
         writer.close()
 
-    def sample(self) -> None:
+    def take_sample(self) -> None:
         """One tick."""
         now, self._tick = time.monotonic_ns(), self._tick + 1
         for rank in self._ranks:
             self._sample_rank(now, rank)
         if self._tick % max(1, self._hertz // 2) == 0:
-            self._hosts.write(
+            self._hosts.append_record(
                 time_ns=now,
                 memory_total_bytes=2000 * GIB,
                 memory_available_bytes=1300 * GIB,
@@ -211,7 +211,7 @@ class GrowingNode:
     def _sample_rank(self, now: int, rank: GrowingRank) -> None:
         wave = math.sin(now / 1e9 + rank.rank)
         used, cores = int(GIB * (48 + wave / 4)), max(0.0, rank.cores + wave / 9)
-        self._gpus.write(
+        self._gpus.append_record(
             time_ns=now,
             used_bytes=used,
             total_bytes=140 * GIB,
@@ -222,7 +222,7 @@ class GrowingNode:
             temperature_c=50 + 3 * wave,
             gpu=rank.local,
         )
-        self._processes.write(
+        self._processes.append_record(
             time_ns=now,
             rss_bytes=int(GIB * (61 + wave / 9)),
             shared_bytes=18 * GIB,
@@ -237,7 +237,7 @@ class GrowingNode:
         )
         rank.read_allocator(now)
         if self._tick % max(1, self._hertz // 5) == 0:
-            self._held.write(time_ns=now, used_bytes=used - GIB, pid=rank.pid, gpu=rank.local)
+            self._held.append_record(time_ns=now, used_bytes=used - GIB, pid=rank.pid, gpu=rank.local)
         if self._tick % max(1, self._hertz // 2) == 0:
             self._sample_threads(now, rank, cores)
 
@@ -245,21 +245,25 @@ class GrowingNode:
         for place in range(8):
             name = b"pt_autograd_0" if place else b"python3"
             used = min(1.0, cores / (place + 1))
-            self._threads.write(time_ns=now, cores_used=used, pid=rank.pid, tid=rank.pid + place, processor=place, name=name)
+            self._threads.append_record(
+                time_ns=now, cores_used=used, pid=rank.pid, tid=rank.pid + place, processor=place, name=name
+            )
 
-    def print(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         """The job prints."""
         data, now = text.encode(), time.monotonic_ns()
         os.write(self._log, data)
-        self._output.write(time_ns=now, offset=self._written, length=len(data), stream=0)
+        self._output.append_record(time_ns=now, offset=self._written, length=len(data), stream=0)
         self._written += len(data)
 
     def print_fact(self) -> None:
         """The progress bar moves, with the fact's number in it; at times a line is finished."""
         step, self._facts = self._ranks[0].step, self._facts + 1
         if self._facts % 20 == 0:
-            self.print(f"\r{{'loss': {9 - step / 1e4:.3f}, 'grad_norm': 1.25, 'learning_rate': 1e-05, 'epoch': 0.{step}}}\n")
-        self.print(f"\r  3%|{'█' * 3}{' ' * 7}| {step}/100000 [00:06<00:05,  2.42it/s] fact {self._facts:08d}")
+            self.print_text(
+                f"\r{{'loss': {9 - step / 1e4:.3f}, 'grad_norm': 1.25, 'learning_rate': 1e-05, 'epoch': 0.{step}}}\n"
+            )
+        self.print_text(f"\r  3%|{'█' * 3}{' ' * 7}| {step}/100000 [00:06<00:05,  2.42it/s] fact {self._facts:08d}")
 
 
 def write_recording(session: str, ranks: int, hosts: int, hertz: int, slower: float) -> None:
@@ -279,7 +283,7 @@ def write_recording(session: str, ranks: int, hosts: int, hertz: int, slower: fl
             heapq.heapreplace(due, (at + next(lives[place]), place))
         if now >= sample:
             for node in nodes:
-                node.sample()
+                node.take_sample()
             sample += 1 / hertz
         if now >= fact:
             nodes[0].print_fact()

@@ -63,7 +63,7 @@ class Trouble:
 
 def write_recording(path: Path, steps: int, trouble: Trouble | None = None) -> Path:
     """Write it to a new folder, which is returned."""
-    return _Writer(path, steps, trouble or Trouble()).write()
+    return _Writer(path, steps, trouble or Trouble()).write_recording()
 
 
 class _Writer:
@@ -72,7 +72,7 @@ class _Writer:
         self.clock = {"monotonic_ns": 0, "unix_ns": _BORN_NS}
         self.node = Identity.for_this_process("node")
 
-    def write(self) -> Path:
+    def write_recording(self) -> Path:
         directory.create_session(["python", "train.py"], path=str(self.path), clock=self.clock)
         end_ns = max(self._write_rank(rank) for rank in range(self.trouble.ranks))
         self._write_node(np.arange(0, end_ns, _TICK_NS))

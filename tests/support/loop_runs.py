@@ -28,7 +28,7 @@ class Counted:
     output: str
     by_rank: dict[int, dict[str, Any]]
 
-    def rank(self, number: int) -> tuple[Rank, dict[str, Any]]:
+    def read_rank(self, number: int) -> tuple[Rank, dict[str, Any]]:
         """What a rank recorded, and what it counted."""
         return Rank(self.session, number), self.by_rank[number]
 

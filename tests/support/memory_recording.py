@@ -84,11 +84,11 @@ class Recording:
         self.folder = folder
         self.node = make_identity(-1)
 
-    def write(self, table: Table, who: Identity, records: Sequence[tuple[Any, ...]], **more: Any) -> None:
+    def write_records(self, table: Table, who: Identity, records: Sequence[tuple[Any, ...]], **more: Any) -> None:
         """Writes a whole table."""
         write_table(self.folder, table, who, *records, **more).close()
 
-    def event(self, who: Identity, at: float, name: str, **facts: Any) -> None:
+    def write_event(self, who: Identity, at: float, name: str, **facts: Any) -> None:
         """Adds an event."""
         writer = EventWriter(str(self.folder), who)
         writer.write(int(at * S), name, **facts)
@@ -99,9 +99,9 @@ class Recording:
         told = [
             {"index": i, "uuid": f"{UUID}{i}", "name": "NVIDIA H200", "total_bytes": gib_to_bytes(80)} for i in range(gpus)
         ]
-        self.event(self.node, 0, events.NODE, host="node1", cores=8, gpus=told, gpu_notice=None)
+        self.write_event(self.node, 0, events.NODE, host="node1", cores=8, gpus=told, gpu_notice=None)
 
-    def engine(self, rank: int = 0, at: float = 1, on: int = 0, **facts: Any) -> None:
+    def write_engine(self, rank: int = 0, at: float = 1, on: int = 0, **facts: Any) -> None:
         """An engine with 1 Gi parameters in bf16 under ZeRO-2, on the GPU of that index."""
         usual: dict[str, Any] = {
             "engine": 0,
@@ -118,9 +118,9 @@ class Recording:
             "optimizer": "DeepSpeedZeroOptimizer",
             "devices": [{"ordinal": 0, "uuid": f"{UUID}{on}", "name": "NVIDIA H200", "total_bytes": gib_to_bytes(79)}],
         }
-        self.event(make_identity(rank), at, events.ENGINE, **(usual | facts))
+        self.write_event(make_identity(rank), at, events.ENGINE, **(usual | facts))
 
-    def tensors(self, at: float, when: str, device: dict[str, float], *, rank: int = 0, **facts: Any) -> None:
+    def write_inventory(self, at: float, when: str, device: dict[str, float], *, rank: int = 0, **facts: Any) -> None:
         """An inventory, in gibibytes; ``unclaimed`` is 0 if not given."""
         sizes = {name: gib_to_bytes(size) for name, size in device.items()}
         host = {name: gib_to_bytes(size) for name, size in facts.pop("host", {}).items()}
@@ -135,17 +135,17 @@ class Recording:
             "unclaimed_bytes": unclaimed,
             "unclaimed_largest": [unclaimed] if unclaimed else [],
         }
-        self.event(make_identity(rank), at, events.TENSORS, when=when, device=sizes, **(told | facts))
+        self.write_event(make_identity(rank), at, events.TENSORS, when=when, device=sizes, **(told | facts))
 
-    def print(self, at: float, text: str) -> None:
+    def write_output(self, at: float, text: str) -> None:
         """The job's output, once."""
         data = text.encode()
         descriptor = create_file(str(self.folder), f"output-{self.node.file_stem}", ".log")
         os.write(descriptor, data)
         os.close(descriptor)
-        self.write(tables.OUTPUT, self.node, [make_record(tables.OUTPUT, at, length=len(data))])
+        self.write_records(tables.OUTPUT, self.node, [make_record(tables.OUTPUT, at, length=len(data))])
 
-    def read(self) -> Session:
+    def open_session(self) -> Session:
         """The recording so far."""
         return read_recording(self.folder)
 
@@ -158,7 +158,7 @@ def record_two_steps(folder: Path) -> Recording:
     """One rank on one GPU through two steps, from second 10 and from 20: forward for 3 s, backward for 4, step for 2."""
     recording, who = Recording(folder), make_identity(0)
     recording.node_event()
-    recording.engine()
+    recording.write_engine()
     spans, begins, readings = [], [], [read_allocator(2, 2, 4, phase="init", edge="end")]
     for step, start in enumerate((10, 20)):
         kept = 6.5 if step == 0 else 14.5
@@ -175,16 +175,16 @@ def record_two_steps(folder: Path) -> Recording:
             begins.append(make_record(tables.BEGINS, start + begin, step=step, phase=PHASE_CODE[phase]))
             more = {"allocated_peak_bytes": gib_to_bytes(highest), "reserved_peak_bytes": gib_to_bytes(22), "step": step}
             readings.append(read_allocator(start + end, after, 22, phase=phase, edge="end", **more))
-    recording.write(tables.SPANS, who, spans, born=1)
-    recording.write(tables.BEGINS, who, begins, born=1)
-    recording.write(tables.ALLOCATOR, who, readings, born=1, peaks="window")
-    recording.tensors(2, "init", {"parameters": 2, "master_weights": 4, "buffers": 0.5})
+    recording.write_records(tables.SPANS, who, spans, born=1)
+    recording.write_records(tables.BEGINS, who, begins, born=1)
+    recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
+    recording.write_inventory(2, "init", {"parameters": 2, "master_weights": 4, "buffers": 0.5})
     before = {"parameters": 2, "master_weights": 4, "buffers": 0.5, "gradients": 2}
-    recording.tensors(17, "before_update", before, unclaimed=0.25)
-    recording.tensors(18.5, "after_update", PARTS, unclaimed=0.125)
+    recording.write_inventory(17, "before_update", before, unclaimed=0.25)
+    recording.write_inventory(18.5, "after_update", PARTS, unclaimed=0.125)
     looks = range(30)
-    recording.write(tables.GPUS, recording.node, [sample_gpu(at, 0.5 if at < 2 else 28.5) for at in looks])
+    recording.write_records(tables.GPUS, recording.node, [sample_gpu(at, 0.5 if at < 2 else 28.5) for at in looks])
     held = [row for at in looks if at >= 2 for row in (sample_gpu_process(at, who.pid, 23), sample_gpu_process(at, 7, 4))]
-    recording.write(tables.GPU_PROCESSES, recording.node, held)
-    recording.write(tables.PROCESSES, recording.node, [sample_process(at, who.pid, 6) for at in looks])
+    recording.write_records(tables.GPU_PROCESSES, recording.node, held)
+    recording.write_records(tables.PROCESSES, recording.node, [sample_process(at, who.pid, 6) for at in looks])
     return recording

@@ -31,12 +31,12 @@ def looked_at(folder: Path, request: int = 1) -> Recording:
         add_action(at + 0.05, layer, 0.125, _FREE)
         add_action(at + 0.1, 200 + layer, 0.25, _FREE)
     add_action(26.9, 99, 1.5, _FREE)
-    recording.write(tables.HISTORY, who, rows, born=1)
+    recording.write_records(tables.HISTORY, who, rows, born=1)
     facts = {"first_step": 1, "steps": 1, "begin_ns": 20 * S, "end_ns": 29 * S, "entries": len(rows), "snapshot": None}
     baseline = {
         "allocated_bytes": gib_to_bytes(14.75),
         "requested_bytes": gib_to_bytes(14.5),
         "reserved_bytes": gib_to_bytes(22),
     }
-    recording.event(who, 29.1, events.MICROSCOPE, request=request, state="recorded", baseline=baseline, **facts)
+    recording.write_event(who, 29.1, events.MICROSCOPE, request=request, state="recorded", baseline=baseline, **facts)
     return recording

@@ -26,7 +26,7 @@ def bind_zerotop(cluster: Cluster, folder: Path) -> Zerotop:
 
     def call_zerotop(*arguments: str, node: Node = cluster.nodes[0], **variables: str) -> subprocess.CompletedProcess[str]:
         variables = {"ZEROTOP_SSH": cluster.ssh} | variables
-        done = node.run(*ZEROTOP, *arguments, env=make_environment(folder, **variables))
+        done = node.run_command(*ZEROTOP, *arguments, env=make_environment(folder, **variables))
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -43,18 +43,18 @@ def rank_on(node: Node, number: int, folder: Path, **told: str) -> Iterator[None
     try:
         yield
     finally:
-        node.run("pkill", "-KILL", "-f", "time.sleep.0.01")
+        node.run_command("pkill", "-KILL", "-f", "time.sleep.0.01")
         process.wait(30)
 
 
 @contextmanager
 def hide_folder(node: Node, folder: Path) -> Iterator[None]:
     """An empty folder of the node's own lies over this one."""
-    node.run("mount", "-t", "tmpfs", "none", str(folder), check=True)
+    node.run_command("mount", "-t", "tmpfs", "none", str(folder), check=True)
     try:
         yield
     finally:
-        node.run("umount", str(folder), check=True)
+        node.run_command("umount", str(folder), check=True)
 
 
 def first_pid(zerotop: Zerotop) -> str:
@@ -76,7 +76,7 @@ def attach_zerotop(
 ) -> Iterator[list[str]]:
     """``zerotop attach`` on the first node without a screen, until it has said all that it has to say: that."""
     what = first_pid(zerotop) if session is None else session.name
-    command = cluster.nodes[0].command(*program, "attach", what, *options, "--headless")
+    command = cluster.nodes[0].build_command(*program, "attach", what, *options, "--headless")
     variables = make_environment(folder, ZEROTOP_SSH=cluster.ssh)
     with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -94,7 +94,7 @@ def attach_zerotop(
 
 def list_samplers(node: Node) -> str:
     """The command lines of zerotop's processes on a node."""
-    return "\n".join(line for line in node.run("ps", "-ww", "-eo", "args").stdout.splitlines() if "--daemon" in line)
+    return "\n".join(line for line in node.run_command("ps", "-ww", "-eo", "args").stdout.splitlines() if "--daemon" in line)
 
 
 def wait_for_both(session: Path) -> None:
@@ -110,12 +110,12 @@ def wait_for_both(session: Path) -> None:
 def bind_file(node: Node, file: Path, place: Path) -> Iterator[None]:
     """A node has this file at that place too, in a folder of programs."""
     lower = f"lowerdir={_copy_alone(file, place.name)}:{place.parent}"
-    node.run("mount", "-t", "overlay", "none", "-o", lower, str(place.parent), check=True)
-    assert node.run("test", "-x", str(place)).returncode == 0
+    node.run_command("mount", "-t", "overlay", "none", "-o", lower, str(place.parent), check=True)
+    assert node.run_command("test", "-x", str(place)).returncode == 0
     try:
         yield
     finally:
-        node.run("umount", "--lazy", str(place.parent), check=True)
+        node.run_command("umount", "--lazy", str(place.parent), check=True)
 
 
 def _copy_alone(file: Path, name: str) -> Path:

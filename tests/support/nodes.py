@@ -74,24 +74,24 @@ class Node:
         children = Path(f"/proc/{self._starter.pid}/task/{self._starter.pid}/children")
         self.pid = int(children.read_text())
 
-    def command(self, *arguments: str) -> list[str]:
+    def build_command(self, *arguments: str) -> list[str]:
         """What runs a command there."""
         return ["nsenter", "--target", str(self.pid), "--uts", "--net", "--pid", "--mount", "--", *arguments]
 
-    def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run_command(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         """Runs a command there to its end."""
         chosen: dict[str, Any] = {"check": False, "capture_output": True, "text": True, "timeout": 120}
-        return subprocess.run(self.command(*arguments), **chosen | options)
+        return subprocess.run(self.build_command(*arguments), **chosen | options)
 
-    def serve(self, key: Path) -> None:
+    def start_sshd(self, key: Path) -> None:
         """Starts its sshd, which lets in whoever has ``key``."""
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "host_key"], check=True)
         shutil.copy(f"{key}.pub", self.folder / "user_key.pub")
         settings = self.folder / "sshd_config"
         settings.write_text(_SSHD.format(address=self.address, folder=self.folder))
-        subprocess.run(self.command(SSHD, "-f", str(settings), "-E", str(self.folder / "sshd.log")), check=True)
+        subprocess.run(self.build_command(SSHD, "-f", str(settings), "-E", str(self.folder / "sshd.log")), check=True)
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """Switches it off, with all that runs there."""
         self._starter.kill()
         self._starter.communicate()
@@ -104,7 +104,7 @@ class Cluster:
         self.folder = folder
         self.nodes: list[Node] = []
 
-    def start(self) -> None:
+    def start_nodes(self) -> None:
         """Switches both on."""
         for number in (1, 2):
             self.nodes.append(Node(f"zt-node-{number}", f"10.231.77.{number}", self.folder / f"node-{number}"))
@@ -112,7 +112,7 @@ class Cluster:
         key = self.folder / "user_key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
         for node in self.nodes:
-            node.serve(key)
+            node.start_sshd(key)
         self._write_settings()
 
     def _connect_nodes(self) -> None:
@@ -122,7 +122,7 @@ class Cluster:
         for name, node in zip(names, (one, two), strict=True):
             subprocess.run(["ip", "link", "set", name, "netns", str(node.pid), "name", "eth0"], check=True)
             up = f"ip address add {node.address}/24 dev eth0 && ip link set eth0 up"
-            node.run("sh", "-c", up, check=True)
+            node.run_command("sh", "-c", up, check=True)
 
     def _write_settings(self) -> None:
         known = [f"{node.address} {(node.folder / 'host_key.pub').read_text()}" for node in self.nodes]
@@ -135,10 +135,10 @@ class Cluster:
         """For ZEROTOP_SSH."""
         return shlex.join(["ssh", "-F", str(self.folder / "ssh_config")])
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         """Switches both off."""
         for node in self.nodes:
-            node.end()
+            node.shut_down()
 
 
 @contextmanager
@@ -146,16 +146,16 @@ def two_nodes(folder: Path) -> Iterator[Cluster]:
     """Two machines while it lasts."""
     cluster = Cluster(folder)
     try:
-        cluster.start()
+        cluster.start_nodes()
         yield cluster
     finally:
-        cluster.end()
+        cluster.shut_down()
 
 
 def start_command(node: Node, command: Sequence[str], output: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     """A command on a machine, left to run."""
     with open(output, "wb") as file:
-        return subprocess.Popen(node.command(*command), stdout=file, stderr=file, env=environment)
+        return subprocess.Popen(node.build_command(*command), stdout=file, stderr=file, env=environment)
 
 
 def wait_for_exit(process: subprocess.Popen[bytes], seconds: float) -> int:

@@ -47,15 +47,15 @@ class Rank:
         (_,) = {stem for (stem, _), _ in ordered}
         return np.concatenate([read_table_file(path) for _, path in ordered])
 
-    def phase(self, *names: str) -> Any:
+    def select_phases(self, *names: str) -> Any:
         """Return the spans of these phases, by time."""
         return self.spans[np.isin(self.spans["phase"], [PHASES.index(name) for name in names])]
 
-    def event(self, name: str) -> list[dict[str, Any]]:
+    def find_events(self, name: str) -> list[dict[str, Any]]:
         """Return the events of that name."""
         return [event for event in self.events if event["event"] == name]
 
-    def inside(self, outer: Any) -> list[str]:
+    def list_phases_inside(self, outer: Any) -> list[str]:
         """Return the names of the phases inside a span, in order."""
         spans = self.spans
         within = (spans["begin_ns"] >= outer["begin_ns"]) & (spans["end_ns"] <= outer["end_ns"])

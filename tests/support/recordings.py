@@ -67,7 +67,7 @@ class Label(NamedTuple):
     step: int | None
     within: int = 0  # steps more or less
 
-    def fits(self, found: tuple[str, int | None]) -> bool:
+    def fits_finding(self, found: tuple[str, int | None]) -> bool:
         """Whether that is the finding."""
         name, step = found
         same = step == self.step if step is None or self.step is None else abs(step - self.step) <= self.within
@@ -89,7 +89,7 @@ def compare_findings(
     """The kinds of what was found rightly, of what was found and should not be, and of what was not found."""
     right, wrong, missed = [], list(found), []
     for label in expected:
-        fitting = next((one for one in wrong if label.fits(one)), None)
+        fitting = next((one for one in wrong if label.fits_finding(one)), None)
         if fitting is None:
             missed.append(label.name)
         else:

@@ -48,7 +48,7 @@ class Job:
             values = np.array([PLAN[phase][column] for _, _, phase, _ in self.spans])[at]
             self._sums.append(np.concatenate(([0.0], np.cumsum(np.where(inside, values, 0.0) * self._grain))))
 
-    def mean(self, column: int, begin: float, end: float) -> float:
+    def compute_mean(self, column: int, begin: float, end: float) -> float:
         """The mean of a sensor's truth between two moments."""
         return (self._integrate_upto(column, end) - self._integrate_upto(column, begin)) / (end - begin)
 
@@ -70,7 +70,7 @@ class Job:
             found += [*rows, make_span(begin, end, "step", step, flags)]
         return found
 
-    def write(self, folder: Path, *, ranks: int = 1, gpu: bool = True, lag: float = 0.03) -> None:
+    def write_recording(self, folder: Path, *, ranks: int = 1, gpu: bool = True, lag: float = 0.03) -> None:
         """The recording: ``lag`` is how much later than NVML the sampler looks."""
         for rank in range(ranks):
             write_table(folder, SPANS, make_identity(rank), *self.spans_of()).close()
@@ -83,7 +83,7 @@ class Job:
             write_table(folder, GPUS, node, *rows).close()
 
     def _sample_processes(self, now: float, ranks: int) -> list[object]:
-        cores = self.mean(1, now - 0.1, now)
+        cores = self.compute_mean(1, now - 0.1, now)
         return [
             make_record(PROCESSES, time_ns=int(now * S), rss_bytes=10**9, cores_used=cores, pid=100 + rank, rank=rank)
             for rank in range(ranks)
@@ -91,9 +91,9 @@ class Job:
 
     def _sample_gpus(self, place: int, now: float, ranks: int, lag: float) -> list[object]:
         renewed = now - 0.1 * (place % 2) - lag
-        used = round(self.mean(0, renewed - 0.2, renewed))
-        moved = [int(self.mean(column, 0.0, now) * now) for column in (3, 4)]
-        values = {"pcie_tx_bytes": moved[0], "pcie_rx_bytes": moved[1], "power_w": self.mean(2, now - 0.02, now)}
+        used = round(self.compute_mean(0, renewed - 0.2, renewed))
+        moved = [int(self.compute_mean(column, 0.0, now) * now) for column in (3, 4)]
+        values = {"pcie_tx_bytes": moved[0], "pcie_rx_bytes": moved[1], "power_w": self.compute_mean(2, now - 0.02, now)}
         return [
             make_record(GPUS, time_ns=int(now * S), utilization_percent=used, gpu=rank, used_bytes=1, **values)
             for rank in range(ranks)

@@ -44,19 +44,19 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
     recording = Recording(folder)
     for rank in stands:
         who = make_identity(rank)
-        recording.engine(rank)
-        recording.event(who, 1.5, events.HELLO, rank=rank, local_rank=rank)
+        recording.write_engine(rank)
+        recording.write_event(who, 1.5, events.HELLO, rank=rank, local_rank=rank)
         begin = SILENT_S - STEPS
         spans = [make_span(begin + step, begin + step + 1, "step", step, tables.BOUNDARY) for step in range(STEPS)]
-        recording.write(tables.SPANS, who, spans, born=1)
-        recording.write(tables.BEGINS, who, [], born=1)
+        recording.write_records(tables.SPANS, who, spans, born=1)
+        recording.write_records(tables.BEGINS, who, [], born=1)
     looks = [(second, rank) for second in range(30) for rank in stands]
-    recording.write(tables.PROCESSES, recording.node, [_use_cores(at_s, rank, stands[rank]) for at_s, rank in looks])
+    recording.write_records(tables.PROCESSES, recording.node, [_use_cores(at_s, rank, stands[rank]) for at_s, rank in looks])
     for second in written_s:
         for rank, stand in stands.items():
             if stand is not None:
-                recording.event(make_identity(rank), second, events.STACKS, **make_facts(stand))
-    return recording.read()
+                recording.write_event(make_identity(rank), second, events.STACKS, **make_facts(stand))
+    return recording.open_session()
 
 
 def _use_cores(second: float, rank: int, stand: Stand | None) -> tuple[Any, ...]:

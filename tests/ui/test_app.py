@@ -33,7 +33,7 @@ from zerotop.ui.widgets.textual_private import WrittenText
 async def seen_by_ticks(seen: Watch, pilot: Pilot[Leaving], true: Callable[[], bool]) -> None:
     """Ticks until the job was asked how it is, and that was drawn."""
     while not true():
-        await seen.ticked(pilot)
+        await seen.wait_for_tick(pilot)
 
 
 def test_each_tab_is_the_screen_of_that_name() -> None:
@@ -47,7 +47,7 @@ async def test_what_is_written_is_drawn_at_the_next_tick() -> None:
         await pilot.pause()
         assert "15/616" in seen.text()
         seen.seconds = 90.0
-        await seen.ticked(pilot)
+        await seen.wait_for_tick(pilot)
         assert "21/616" in seen.text()
         assert "● LIVE" in seen.text()
 
@@ -126,10 +126,10 @@ async def test_a_replay_plays_and_ends() -> None:
         await pilot.pause()
         assert "▶ REPLAY 1×" in seen.text()
         seen.clock += 12
-        await seen.ticked(pilot)
+        await seen.wait_for_tick(pilot)
         assert " 9/40" in seen.text()
         seen.clock += 60
-        await seen.ticked(pilot)
+        await seen.wait_for_tick(pilot)
         assert "EXIT 0" in seen.text()
         assert "The job ended well after 40 steps." in seen.text()
         await pilot.press("q")
@@ -182,7 +182,7 @@ async def test_output_scrolled_back_stands_and_reaches_the_begin() -> None:
         await pilot.pause()
         await pilot.press(*["pageup"] * 3)
         seen.seconds = 300.0
-        await seen.ticked(pilot)
+        await seen.wait_for_tick(pilot)
         assert "newer below, this is the begin" in seen.text()
         assert "more than" in seen.text()
         assert "[INFO] [config.py:722]" in seen.text()
@@ -366,13 +366,13 @@ class TestLeaving:
             await pilot.press("q", "s")
             await wait_until(pilot, lambda: seen.job.stops == 1)
             seen.clock += 3
-            await seen.ticked(pilot)
+            await seen.wait_for_tick(pilot)
             assert "asked to end 3 s ago" in seen.text()
             await pilot.press("s")
             await wait_until(pilot, lambda: seen.job.stops == 2)
             assert "Killing the job" in seen.text()
             seen.seconds = 500.0
-            await seen.ticked(pilot)
+            await seen.wait_for_tick(pilot)
             assert "The job has ended." in seen.text()
             await pilot.press("s", "c")  # nothing is left to stop
             await pilot.pause()
@@ -386,7 +386,7 @@ class TestLeaving:
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", "s")
             seen.seconds = 500.0
-            await seen.ticked(pilot)
+            await seen.wait_for_tick(pilot)
             assert [option.id for option in seen.app.screen.query_one(OptionList).options] == [
                 "leave",
                 "cancel",
@@ -521,7 +521,7 @@ async def test_panels_move_when_there_is_more_or_less_to_say() -> None:
         memory = seen.app.screen.query_one("#memory")
         assert memory.region.y == 5  # two sentences, of which one takes two rows
         seen.seconds = 12.0
-        await seen.ticked(pilot)
+        await seen.wait_for_tick(pilot)
         assert memory.region.y == 4
         assert seen.text().split("\n")[4].startswith("Host GiB")
         await pilot.press("home")  # before there were any ranks

@@ -169,7 +169,7 @@ class Seen:
         fields = [field.value for field in screen.query(Input) if field.display]
         return type(screen), shown, fields, screen.focused, self.app.theme, len(self.told), self.app.is_running
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         await self.pilot.pause()
         screen = self.app.screen
         if isinstance(screen, IterationScreen):
@@ -188,7 +188,7 @@ class Seen:
         """Presses it, and waits for something to be different."""
         for before in FIRST.get(id, ()):
             await self.pilot.press(before)
-            await self.settled()
+            await self.wait_until_settled()
         unpressed = self.read_everything()
         await self.pilot.press(key)
         await wait_until(self.pilot, lambda: self.read_everything() != unpressed, f"{key} ({id}) changes nothing")
@@ -212,7 +212,7 @@ async def test_each_key_of_a_screen(
                 await pilot.pause()
                 await pilot.press("escape")
                 app.viewer.go_to_step(12)
-                await seen.settled()
+                await seen.wait_until_settled()
                 await seen.try_key(key, binding.id or "")
 
 
@@ -224,10 +224,10 @@ async def test_each_key_of_the_lists(tmp_path: Path, monkeypatch: pytest.MonkeyP
         seen = Seen(start.app, pilot, monkeypatch)
         for binding in [binding for kind in ON_LISTS for binding in find_own_bindings(kind) if binding.id not in ELSEWHERE]:
             for key in binding.key.split(","):
-                await seen.settled()
+                await seen.wait_until_settled()
                 while not isinstance(start.app.screen, StartScreen):
                     await pilot.press("escape")
                     await pilot.pause()
                 await pilot.press("escape", "home")
-                await seen.settled()
+                await seen.wait_until_settled()
                 await seen.try_key(key, binding.id or "")

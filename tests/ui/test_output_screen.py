@@ -59,7 +59,7 @@ def long_output(tmp_path: Path) -> Printing:
     begin = time.monotonic_ns() - 4000 * SECOND
     for second in range(3600):
         line = b"ValueError: number %d\n" % second if second % 100 == 0 else b"line %d\n" % second
-        job.say(line, at_ns=begin + second * SECOND)
+        job.write_output(line, at_ns=begin + second * SECOND)
     return job
 
 
@@ -158,7 +158,7 @@ async def test_what_is_not_there_is_not_found(long_output: Printing) -> None:
 
 async def test_long_lines_are_cut_or_wrapped(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    job.say(b"first\n" + b"x" * 150 + b"\nlast\n")
+    job.write_output(b"first\n" + b"x" * 150 + b"\nlast\n")
     app = app_of(Session.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_output(app, pilot)
@@ -170,7 +170,7 @@ async def test_long_lines_are_cut_or_wrapped(tmp_path: Path) -> None:
 
 async def test_the_lines_that_are_seen_are_copied_whole(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    job.say(b"first\n" + b"x" * 150 + b"\nlast\n")
+    job.write_output(b"first\n" + b"x" * 150 + b"\nlast\n")
     app = app_of(Session.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_output(app, pilot)
@@ -180,7 +180,7 @@ async def test_the_lines_that_are_seen_are_copied_whole(tmp_path: Path) -> None:
 
 async def test_what_the_job_prints_is_literal(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    job.say("[bold]no[/bold] \x1b[31mred\x1b[0m \u202eturned\x07\n".encode())
+    job.write_output("[bold]no[/bold] \x1b[31mred\x1b[0m \u202eturned\x07\n".encode())
     app = app_of(Session.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_output(app, pilot)
@@ -189,15 +189,15 @@ async def test_what_the_job_prints_is_literal(tmp_path: Path) -> None:
 
 async def test_while_the_job_prints_it_goes_along_and_stands_still_once_scrolled(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    job.say(b"".join(b"line %d\n" % number for number in range(100)))
+    job.write_output(b"".join(b"line %d\n" % number for number in range(100)))
     app = app_of(Session.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_output(app, pilot)
         for number in (100, 101):
-            job.say(b"line %d\n" % number)
+            job.write_output(b"line %d\n" % number)
             await wait_until(pilot, lambda number=number: read_body(app)[-1].endswith(f"line {number}"))  # type: ignore[misc]
         await pilot.press("up")
-        job.say(b"line 102\n")
+        job.write_output(b"line 102\n")
         await pilot.pause(0.6)
         assert read_body(app)[-1].endswith("line 100")
         await pilot.press("f")

@@ -52,11 +52,11 @@ class Looking:
         """Nanoseconds that are seen."""
         return self.picture.cell_count * self.picture.cell_ns
 
-    async def press(self, *keys: str) -> None:
+    async def press_keys(self, *keys: str) -> None:
         await self.pilot.press(*keys)
         await self.pilot.pause()
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
 
     def column(self, cell: int) -> tuple[int, int]:
@@ -79,7 +79,7 @@ async def open_timeline(
 
 async def test_all_that_there_is_of_it() -> None:
     async with open_timeline(open_recording("story")) as seen:
-        text = seen.text()
+        text = seen.read_text()
         for words in (
             "rank 0",
             "GPU 0 %",
@@ -95,93 +95,95 @@ async def test_all_that_there_is_of_it() -> None:
 
 async def test_zoom_keys() -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press("left", "left")
+        await seen.press_keys("left", "left")
         before = seen.length
-        await seen.press("plus")
+        await seen.press_keys("plus")
         assert 0.4 * before < seen.length < 0.6 * before
-        await seen.press("equals_sign")
+        await seen.press_keys("equals_sign")
         assert 0.2 * before < seen.length < 0.3 * before
-        await seen.press("minus", "minus")
+        await seen.press_keys("minus", "minus")
         assert seen.length == pytest.approx(before, rel=0.15)
-        await seen.press("w")
+        await seen.press_keys("w")
         assert seen.picture.begin == 0
         assert seen.length > 75 * S
-        await seen.press("w")
+        await seen.press_keys("w")
         assert seen.length == before
         for _ in range(30):
-            await seen.press("plus")
+            await seen.press_keys("plus")
         assert seen.picture.timeline.window.column_ns == 1000
         assert 0 <= seen.picture.find_cell(seen.picture.cursor) < seen.picture.cell_count
 
 
 async def test_panning_keys_leave_the_cursor_where_it_is() -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press("left")
+        await seen.press_keys("left")
         begin, cursor = seen.picture.begin, seen.picture.cursor
         for key, direction in (("h", -1), ("shift+left", -1), ("l", 1), ("shift+right", 1)):
-            await seen.press(key)
+            await seen.press_keys(key)
             assert (seen.picture.begin - begin) * direction > 0
             assert seen.picture.cursor == cursor
             begin = seen.picture.begin
-        await seen.press(*"hhhh", "f")
+        await seen.press_keys(*"hhhh", "f")
         assert seen.picture.find_cell(seen.picture.cursor) < seen.picture.cell_count
         assert not seen.screen.timeline_view.is_detached
 
 
 async def test_time_keys_move_the_cursor_through_it() -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press("left", "left", "left")
+        await seen.press_keys("left", "left", "left")
         cursors = [seen.picture.cursor]
         for _ in range(6):
-            await seen.press("left")
+            await seen.press_keys("left")
             cursors.append(seen.picture.cursor)
             assert 0 <= seen.picture.find_cell(cursors[-1]) < seen.picture.cell_count
         assert cursors == sorted(cursors, reverse=True)
-        await seen.press("home")
+        await seen.press_keys("home")
         assert seen.picture.cursor == seen.picture.begin == 0
-        await seen.press("n")
+        await seen.press_keys("n")
         here = [mark for mark in seen.picture.marks if mark.at_ns == seen.picture.cursor]
         assert here
-        assert "◆" in seen.text()
+        assert "◆" in seen.read_text()
 
 
 async def test_a_range_by_keys() -> None:
     async with open_timeline(open_recording("story"), (200, 50)) as seen:
-        assert "no range" not in seen.text()
-        await seen.press("left", "left", "left", "left_square_bracket", "right", "right", "right_square_bracket", "right")
+        assert "no range" not in seen.read_text()
+        await seen.press_keys(
+            "left", "left", "left", "left_square_bracket", "right", "right", "right_square_bracket", "right"
+        )
         assert seen.picture.selected_range is not None
         begin, end = seen.picture.selected_range
         assert seen.picture.summary is not None
         assert seen.picture.summary.steps == 2
-        assert "]  2 steps" in seen.text()
+        assert "]  2 steps" in seen.read_text()
         seen.app.draw_frame()
         await seen.pilot.pause()
-        assert "esc no range" in seen.text()
+        assert "esc no range" in seen.read_text()
         assert 4 * S < end - begin < 7 * S
-        await seen.press("escape")
+        await seen.press_keys("escape")
         assert seen.picture.selected_range is None
         assert "2 steps" not in seen.text()
 
 
 async def test_the_ranks_keys_choose_whose_lanes_are_shown() -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press("down")
+        await seen.press_keys("down")
         assert seen.picture.subject.rank == 1
         assert seen.picture.subject.gpu == (seen.picture.subject.host, 1)
         assert seen.picture.ranks[0] == 1
-        await seen.press("up")
+        await seen.press_keys("up")
         assert seen.picture.subject.rank == 0
 
 
 async def test_a_click_moves_the_cursor() -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press("left", "left")
+        await seen.press_keys("left", "left")
         window = seen.picture.timeline.window
         await seen.pilot.click(TimelineLanes, offset=seen.column(20))
         await seen.pilot.pause()
         assert seen.picture.find_cell(seen.picture.cursor) == 20
         assert seen.picture.timeline.window == window
-        assert "PAUSED" in seen.text()
+        assert "PAUSED" in seen.read_text()
         # Beside the charts there is nothing to go to.
         await seen.pilot.click(TimelineLanes, offset=(3, 4))
         await seen.pilot.pause()
@@ -190,7 +192,7 @@ async def test_a_click_moves_the_cursor() -> None:
 
 async def test_dragging_selects_a_range() -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press("left", "left")
+        await seen.press_keys("left", "left")
         cursor = seen.picture.cursor
         await seen.pilot.mouse_down(TimelineLanes, offset=seen.column(30))
         await seen.pilot.hover(TimelineLanes, offset=seen.column(20))
@@ -208,7 +210,7 @@ async def test_dragging_selects_a_range() -> None:
 
 async def test_the_wheel_zooms_where_the_mouse_is() -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press("left", "left")
+        await seen.press_keys("left", "left")
         x, y = seen.column(25)
         for kind, longer in ((MouseScrollUp, False), (MouseScrollDown, True)):
             before, there = seen.length, seen.picture.begin + 25 * seen.picture.cell_ns
@@ -224,7 +226,7 @@ async def test_the_wheel_zooms_where_the_mouse_is() -> None:
 )
 async def test_the_wheel_pans_sideways(kind: type[MouseScrollUp], shift: bool, direction: int) -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press("left", "left", "h")
+        await seen.press_keys("left", "left", "h")
         begin, length = seen.picture.begin, seen.length
         seen.lanes.post_message(kind(seen.lanes, 50, 4, 0, 0, 0, shift, False, False, 50, 4))
         await seen.pilot.pause()
@@ -234,7 +236,7 @@ async def test_the_wheel_pans_sideways(kind: type[MouseScrollUp], shift: bool, d
 
 async def test_what_was_chosen_is_kept_while_another_screen_is_shown() -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press("left", "plus", "plus", "left_square_bracket", "h", "left_square_bracket")
+        await seen.press_keys("left", "plus", "plus", "left_square_bracket", "h", "left_square_bracket")
         window = seen.picture.timeline.window
         await seen.app.run_action("switch('live')")
         await seen.pilot.pause()
@@ -246,7 +248,7 @@ async def test_what_was_chosen_is_kept_while_another_screen_is_shown() -> None:
 
 async def test_the_numbers_of_a_range_can_be_copied() -> None:
     async with open_timeline(open_recording("story")) as seen:
-        await seen.press("left", "left", "y")
+        await seen.press_keys("left", "left", "y")
         heading, *rows = seen.app.clipboard.split("\n")
         assert heading.startswith("time_s\trank 0 phase\t")
         assert "utilization mean\tutilization highest" in heading
@@ -258,14 +260,14 @@ async def test_the_numbers_of_a_range_can_be_copied() -> None:
         begin = seen.picture.begin + 20 * seen.picture.cell_ns
         seen.screen.timeline_view.select_range(begin, begin + 5 * seen.picture.cell_ns)
         seen.lanes.repaint()
-        await seen.press("y")
+        await seen.press_keys("y")
         assert len(seen.app.clipboard.split("\n")) == 11
 
 
 async def test_help_explains_it() -> None:
     async with open_timeline(open_recording("story"), (120, 60)) as seen:
-        await seen.press("question_mark")
-        text = seen.text()
+        await seen.press_keys("question_mark")
+        text = seen.read_text()
         assert "Zoom in around the cursor" in text
         assert "Begin a range at the cursor" in text
 
@@ -275,8 +277,8 @@ async def test_help_explains_it() -> None:
 async def test_any_terminal(name: str, size: tuple[int, int]) -> None:
     async with open_timeline(open_recording(name), size) as seen:
         for key in ("left", "plus", "minus", "w", "h", "left_square_bracket", "n", "down", "right", "escape"):
-            await seen.press(key)
-        assert seen.text()
+            await seen.press_keys(key)
+        assert seen.read_text()
 
 
 async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
@@ -310,14 +312,14 @@ async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:
             processes.write(*make_record(PROCESSES, time_ns=int((at + tick / 10) * S), rank=0, pid=100, cores_used=cores))
 
     async with open_timeline(read_recording(session_folder, begin_ns=begin_ns), (80, 24)) as seen:
-        assert "Not recorded" in seen.text()
+        assert "Not recorded" in seen.read_text()
         for step in range(40, 90):
             go_on(step)
         seen.app.viewer.source.refresh()
         seen.app.draw_frame()
         await seen.pilot.pause()
-        assert "CPU cores" in seen.text()
-        assert "backward" in seen.text()
+        assert "CPU cores" in seen.read_text()
+        assert "backward" in seen.read_text()
         first = seen.picture.timeline.window.first
         for step in range(90, 99):
             go_on(step)

@@ -29,7 +29,7 @@ def with_flushes(folder: Path) -> Recording:
     """Steps of 2 s, the third of 5 s with two flushes in its backward and one in its update."""
     recording, who = Recording(folder), make_identity(0)
     ends = (2, 4, 9, 11, 13)
-    recording.write(tables.SPANS, who, [make_span(end - 1, end, "step", n, BOUNDARY) for n, end in enumerate(ends)])
+    recording.write_records(tables.SPANS, who, [make_span(end - 1, end, "step", n, BOUNDARY) for n, end in enumerate(ends)])
     readings = [
         read_allocator(1, 40, 60, retries=0),
         read_allocator(3, 40, 70, step=1, phase="backward", retries=0),
@@ -37,12 +37,12 @@ def with_flushes(folder: Path) -> Recording:
         read_allocator(8, 50, 50, step=2, phase="step", retries=3),
         read_allocator(12, 50, 50, step=4, retries=3, ooms=1, inactive_split_bytes=gib_to_bytes(2)),
     ]
-    recording.write(tables.ALLOCATOR, who, readings, peaks="window")
+    recording.write_records(tables.ALLOCATOR, who, readings, peaks="window")
     return recording
 
 
 def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
-    session = with_flushes(tmp_path).read()
+    session = with_flushes(tmp_path).open_session()
     (found,) = read_allocator_health(session, second_to_unix_ns(14), read_steps(session))
     assert (found.rank, found.pid, found.retries, found.ooms) == (0, make_identity(0).pid, 3, 1)
     assert found.inactive_split_bytes == gib_to_bytes(2)
@@ -57,16 +57,16 @@ def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
 
 def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(1, 40, 60, segments=12)], peaks="window")
-    recording.write(tables.ALLOCATOR, make_identity(1), [read_allocator(1, 40, 60, segments=-1)], peaks="window")
-    assert [found.segments for found in read_allocator_health(recording.read(), second_to_unix_ns(2))] == [12, None]
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(1, 40, 60, segments=12)], peaks="window")
+    recording.write_records(tables.ALLOCATOR, make_identity(1), [read_allocator(1, 40, 60, segments=-1)], peaks="window")
+    assert [found.segments for found in read_allocator_health(recording.open_session(), second_to_unix_ns(2))] == [12, None]
     session = recordings.open_recording("z2")
     assert "segments" not in (session.sources["allocator"][0].array.dtype.names or ())
     assert [found.segments for found in read_allocator_health(session, session.last_written_ns)] == [None]
 
 
 def test_what_was_known_before(tmp_path: Path) -> None:
-    session = with_flushes(tmp_path).read()
+    session = with_flushes(tmp_path).open_session()
     (found,) = read_allocator_health(session, second_to_unix_ns(5))
     assert (found.retries, found.flushes, found.extra_s) == (0, (), None)
     assert read_allocator_health(session, second_to_unix_ns(0.5)) == ()
@@ -76,8 +76,8 @@ def test_what_was_known_before(tmp_path: Path) -> None:
 
 def test_flushes_from_before_the_first_reading(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(1, 40, 60, retries=2)], peaks="window")
-    (found,) = read_allocator_health(recording.read(), second_to_unix_ns(5))
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(1, 40, 60, retries=2)], peaks="window")
+    (found,) = read_allocator_health(recording.open_session(), second_to_unix_ns(5))
     assert [(flush.retries, flush.freed_bytes) for flush in found.flushes] == [(2, 0)]
 
 
@@ -93,9 +93,9 @@ def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
         read_allocator(2, 40, 65, phase="forward", edge="end", inactive_split_bytes=gib_to_bytes(3), **peak),
         read_allocator(3, 55, 60, phase="backward", edge="end"),
     ]
-    recording.write(tables.SPANS, make_identity(0), [make_span(1, 2, "forward"), make_span(2, 3, "backward")])
-    recording.write(tables.ALLOCATOR, make_identity(0), readings, peaks="window")
-    (found,) = read_allocator_health(recording.read(), second_to_unix_ns(5))
+    recording.write_records(tables.SPANS, make_identity(0), [make_span(1, 2, "forward"), make_span(2, 3, "backward")])
+    recording.write_records(tables.ALLOCATOR, make_identity(0), readings, peaks="window")
+    (found,) = read_allocator_health(recording.open_session(), second_to_unix_ns(5))
     assert found.at_peak is not None
     assert (found.at_peak.phase, found.at_peak.reserved_bytes, found.at_peak.unallocated_bytes) == (
         "forward",
@@ -108,10 +108,10 @@ def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
 
 def test_ranks_are_read_apart(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write(tables.ALLOCATOR, make_identity(1), [read_allocator(2, 1, 2, retries=-1)], peaks="window")
+    recording.write_records(tables.ALLOCATOR, make_identity(1), [read_allocator(2, 1, 2, retries=-1)], peaks="window")
     environment = {NEW: "expandable_segments:True,max_split_size_mb:128"}
-    recording.event(make_identity(1), 1, events.HELLO, torch="2.11.0+cu130", environment=environment)
-    first, second = read_allocator_health(recording.read(), second_to_unix_ns(20))
+    recording.write_event(make_identity(1), 1, events.HELLO, torch="2.11.0+cu130", environment=environment)
+    first, second = read_allocator_health(recording.open_session(), second_to_unix_ns(20))
     assert (first.rank, first.settings.variable, first.settings.has_expandable_segments) == (0, "", False)
     assert (second.rank, second.retries, second.settings.has_expandable_segments) == (1, 0, True)
     assert second.settings.values == {"expandable_segments": "True", "max_split_size_mb": "128"}

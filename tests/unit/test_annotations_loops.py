@@ -16,16 +16,16 @@ LOOP: dict[str, Any] = {"kind": "loop", "zero_stage": None, "parallelism": "", "
 
 
 def find_named(recording: Recording, name: str) -> list[Annotation]:
-    session = recording.read()
+    session = recording.open_session()
     return [finding for finding in find_annotations(session, session.end_ns) if finding.name == name]
 
 
 def make_logits(folder: Path, sizes: list[list[int]], rows: int = 8, **facts: Any) -> Recording:
     """A loop whose backward peaks at 19.5 GiB, with blocks of these sizes before it."""
     recording = record_two_steps(folder)
-    recording.engine(at=1.5, **LOOP | facts)
+    recording.write_engine(at=1.5, **LOOP | facts)
     more: dict[str, Any] = {"output_shape": [rows, LENGTH, WORDS], "output_item_bytes": 4, "unclaimed_groups": sizes}
-    recording.tensors(12.5, "before_backward", {"parameters": 2}, **more)
+    recording.write_inventory(12.5, "before_backward", {"parameters": 2}, **more)
     return recording
 
 
@@ -62,8 +62,8 @@ def test_other_blocks_are_no_logits(tmp_path: Path, sizes: list[list[int]]) -> N
 @pytest.mark.parametrize("reshards", [True, False])
 def test_parameters_that_stay_gathered(tmp_path: Path, reshards: bool) -> None:
     recording = record_two_steps(tmp_path)
-    recording.engine(at=1.5, **LOOP | {"parallelism": "FSDP2", "sharding": {"ranks": 2, "reshards": reshards}})
-    recording.tensors(12.5, "before_backward", {"parameters": 2, "unsharded_parameters": 2})
+    recording.write_engine(at=1.5, **LOOP | {"parallelism": "FSDP2", "sharding": {"ranks": 2, "reshards": reshards}})
+    recording.write_inventory(12.5, "before_backward", {"parameters": 2, "unsharded_parameters": 2})
     found = find_named(recording, "kept_gathered")
     assert len(found) == (not reshards)
     for finding in found:
@@ -74,9 +74,9 @@ def test_parameters_that_stay_gathered(tmp_path: Path, reshards: bool) -> None:
 @pytest.mark.parametrize("size", [0.0, 0.5, 2.0])
 def test_gradient_buckets(tmp_path: Path, size: float) -> None:
     recording = record_two_steps(tmp_path)
-    recording.engine(at=1.5, **LOOP | {"parallelism": "DDP"})
+    recording.write_engine(at=1.5, **LOOP | {"parallelism": "DDP"})
     # The first inventory of that moment counts.
-    recording.tensors(16.5, "before_update", {"gradients": 2, "gradient_buckets": size})
+    recording.write_inventory(16.5, "before_update", {"gradients": 2, "gradient_buckets": size})
     found = find_named(recording, "gradient_buckets")
     assert len(found) == (size == 2)
     for finding in found:
@@ -91,10 +91,10 @@ def test_activations_by_the_layers_that_made_them(tmp_path: Path, trainable: int
     recording = record_two_steps(tmp_path)
     dimensions = {"vocabulary": 32_000, "hidden": 4096, "intermediate": 11_008, "heads": 32, "layers": 32}
     facts = {"dimensions": dimensions, "trainable_parameters": trainable, "dtype": "fp32", "autocast": autocast}
-    recording.engine(at=1.5, **LOOP | facts)
+    recording.write_engine(at=1.5, **LOOP | facts)
     sizes = [[4 * 512 * 11_008 * 2, 96], [4 * 512 * 4096 * 4, 128], [4 * 512 * 32_000 * 4, 1], [1000, 9]]
     more: dict[str, Any] = {"output_shape": [4, 512, 32_000], "unclaimed_groups": sizes}
-    recording.tensors(12.5, "before_backward", {"parameters": 2}, unclaimed=12.25, **more)
+    recording.write_inventory(12.5, "before_backward", {"parameters": 2}, unclaimed=12.25, **more)
     (finding,) = find_named(recording, "saved_activations")
     assert finding.headline == "Activations are 62 % of the memory peak: backward begins with 12.01 GiB"
     assert finding.details.startswith(

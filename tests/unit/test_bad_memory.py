@@ -158,7 +158,7 @@ def sample_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
         sampler.take_sample(tick * S // 10, tick)
     sampler.close()
     told = [one.__dict__ for one in seen[0].gpus]
-    recording.event(recording.node, 0, events.NODE, host="node1", cores=8, gpus=told, gpu_notice=seen[0].notice)
+    recording.write_event(recording.node, 0, events.NODE, host="node1", cores=8, gpus=told, gpu_notice=seen[0].notice)
     return recording
 
 
@@ -167,10 +167,10 @@ def sample_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
 def test_an_instance_is_not_counted_as_the_whole_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uuid: str) -> None:
     recording = sample_node(tmp_path, monkeypatch)
     device = {"ordinal": 0, "uuid": uuid, "name": "NVIDIA H200 MIG 1g.18gb", "total_bytes": gib_to_bytes(9.9)}
-    recording.engine(devices=[device])
+    recording.write_engine(devices=[device])
     readings = [read_allocator(1 + i / 2, 1, 1.5) for i in range(12)]
-    recording.write(tables.ALLOCATOR, make_identity(0), readings, born=0.5)
-    found = read_checked_ledgers(recording.read(), 6)
+    recording.write_records(tables.ALLOCATOR, make_identity(0), readings, born=0.5)
+    found = read_checked_ledgers(recording.open_session(), 6)
     assert {index: one.ranks for index, one in found.items()} == {0: (), 2: (), 3: (0,)}
     assert found[3].total_bytes == gib_to_bytes(10)
     expected = {"free": 5, "driver": 3, "outside_pytorch": 0.5, "reserved_unallocated": 0.5, "unattributed": 1}
@@ -235,19 +235,19 @@ def test_in_a_container_the_jobs_own_processes_are_not_those_of_others(tmp_path:
     """NVML calls the rank 99999: neither the ledger nor a finding may call that another process."""
     recording, who = Recording(tmp_path), make_identity(0)
     recording.node_event()
-    recording.engine()
-    recording.event(recording.node, 0.4, events.RANK_FOUND, rank=0, local_rank=0, pid=who.pid, start=1)
-    recording.write(tables.ALLOCATOR, who, [read_allocator(2 + i / 4, 20, 30) for i in range(100)], born=1)
+    recording.write_engine()
+    recording.write_event(recording.node, 0.4, events.RANK_FOUND, rank=0, local_rank=0, pid=who.pid, start=1)
+    recording.write_records(tables.ALLOCATOR, who, [read_allocator(2 + i / 4, 20, 30) for i in range(100)], born=1)
     spans = [make_span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(24)]
-    recording.write(tables.SPANS, who, spans, born=1)
+    recording.write_records(tables.SPANS, who, spans, born=1)
     begins = [make_record(tables.BEGINS, 3 + i, step=i, phase=PHASE_CODE["step"]) for i in range(24)]
-    recording.write(tables.BEGINS, who, begins, born=1)
+    recording.write_records(tables.BEGINS, who, begins, born=1)
     looks = [i / 10 for i in range(280)]
-    recording.write(tables.GPUS, recording.node, [sample_gpu(second, 0.5 if second < 2 else 32) for second in looks])
-    recording.write(
+    recording.write_records(tables.GPUS, recording.node, [sample_gpu(second, 0.5 if second < 2 else 32) for second in looks])
+    recording.write_records(
         tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, 99999, 31.5) for second in looks if second >= 2]
     )
-    session = recording.read()
+    session = recording.open_session()
     (found,) = read_checked_ledgers(session, 20).values()
     assert read_row_sizes(found)["before_the_job"] == 0.5
     assert (found.sum_bytes("outside_pytorch"), found.sum_bytes("other_processes")) == (gib_to_bytes(1.5), 0)
@@ -345,8 +345,8 @@ def test_tensors_are_counted_by_their_size_where_there_are_no_blocks() -> None:
 
 def test_the_ledger_of_cuda_malloc_async(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.tensors(19, "after_update", PARTS, allocated_bytes=None)
-    (found,) = read_checked_ledgers(recording.read(), 19.5).values()
+    recording.write_inventory(19, "after_update", PARTS, allocated_bytes=None)
+    (found,) = read_checked_ledgers(recording.open_session(), 19.5).values()
     assert found.sum_bytes("optimizer_state", "master_weights") == gib_to_bytes(12)
     assert found.sum_bytes("activations") == gib_to_bytes(14.75 - sum(PARTS.values()))
     assert not found.sum_bytes("unattributed", "unexplained")
@@ -356,14 +356,14 @@ def test_the_ledger_of_cuda_malloc_async(tmp_path: Path) -> None:
 def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
     recording, who = Recording(tmp_path), make_identity(0)
     recording.node_event(gpus=2)
-    recording.engine(allocator="pluggable", on=1)
-    recording.write(tables.BEGINS, who, [make_record(tables.BEGINS, 2, phase=PHASE_CODE["forward"])], born=1)
+    recording.write_engine(allocator="pluggable", on=1)
+    recording.write_records(tables.BEGINS, who, [make_record(tables.BEGINS, 2, phase=PHASE_CODE["forward"])], born=1)
     looks = [sample_gpu(second, (1, 24)[index], index=index) for second in range(1, 6) for index in (0, 1)]
-    recording.write(tables.GPUS, recording.node, looks)
-    recording.write(
+    recording.write_records(tables.GPUS, recording.node, looks)
+    recording.write_records(
         tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, who.pid, 23, 1) for second in range(1, 6)]
     )
-    session = recording.read()
+    session = recording.open_session()
     found = read_checked_ledgers(session, 5.5)
     assert read_row_sizes(found[1]) == {"free": 56, "driver": 1, "this_job": 23}
     assert "an allocator of device memory of its own" in found[1].notes[0]
@@ -398,13 +398,13 @@ def test_how_cuda_malloc_async_says_that_there_is_no_more(text: str, sizes: tupl
 def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) -> None:
     recording, who = Recording(tmp_path), make_identity(0)
     recording.node_event(gpus=2)
-    recording.engine(devices=[], device="cpu", allocator=None)
+    recording.write_engine(devices=[], device="cpu", allocator=None)
     spans = [make_span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(12)]
-    recording.write(tables.SPANS, who, spans, born=1)
-    recording.write(
+    recording.write_records(tables.SPANS, who, spans, born=1)
+    recording.write_records(
         tables.GPUS, recording.node, [sample_gpu(second, 0.5, index=index) for second in range(16) for index in (0, 1)]
     )
-    session = recording.read()
+    session = recording.open_session()
     found = read_checked_ledgers(session, 15)
     assert [read_row_sizes(one) for one in found.values()] == [{"free": 79.5, "driver": 0.5}] * 2
     assert not any(one.ranks or one.notes for one in found.values())
@@ -415,9 +415,9 @@ def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) ->
 
 def test_what_is_expected_of_several_engines_adds_up(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.engine(at=18.8, engine=1, optimizer="", parameters=2 * GIB, trainable_parameters=0)
-    recording.tensors(18.9, "init", {"parameters": 4}, engine=1, unclaimed=14.5)
-    session = recording.read()
+    recording.write_engine(at=18.8, engine=1, optimizer="", parameters=2 * GIB, trainable_parameters=0)
+    recording.write_inventory(18.9, "init", {"parameters": 4}, engine=1, unclaimed=14.5)
+    session = recording.open_session()
     view = MemoryViewBuilder(session).view_at(second_to_unix_ns(19.5))
     (line,) = [line for line in view.lines if line.key == "parameters"]
     assert (line.now_bytes, line.expected_bytes) == (gib_to_bytes(6), gib_to_bytes(6))

@@ -30,7 +30,7 @@ SIZES = [(12, 1), (30, 4), (40, 12), (66, 18), (120, 30), (300, 60)]
 
 
 def view_of(recording: Recording, second: float, rank: int | None = None) -> MemoryView:
-    return MemoryViewBuilder(recording.read()).view_at(BEGIN_NS + int(second * S), rank)
+    return MemoryViewBuilder(recording.open_session()).view_at(BEGIN_NS + int(second * S), rank)
 
 
 def rows_text(rows: list[Row]) -> str:
@@ -99,7 +99,7 @@ def test_rows_without_room_are_merged_so_that_the_ledger_adds_up(tmp_path: Path)
 def test_host_memory(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     host = {"master_weights": 4, "optimizer_state": 1, "gradients": 0.25}
-    recording.tensors(19, "after_update", {"parameters": 2}, host=host, host_pinned={"master_weights": 4})
+    recording.write_inventory(19, "after_update", {"parameters": 2}, host=host, host_pinned={"master_weights": 4})
     lines = rows_text(draw_host_ledger(view_of(recording, 19.5), 90, 14, BLOCKS)).splitlines()
     rows = {line[:28].strip(" ■"): line[28:].split() for line in lines[1:]}
     assert rows["master weights"][:2] == ["4.00", "4.00"]
@@ -118,7 +118,7 @@ def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
 
 def test_ranks_that_have_exited(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.event(make_identity(0), 29.2, events.GOODBYE)
+    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
     view = view_of(recording, 40)
     assert "State when the first rank exited, 11 s ago." in rows_text(draw_gpu_ledger(view, 80, 26, BLOCKS))
 

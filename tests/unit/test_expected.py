@@ -198,7 +198,7 @@ def test_formulas_beside_real_runs(config: str) -> None:
 
 
 def test_differences_of_a_gpu(tmp_path: Path) -> None:
-    session = record_two_steps(tmp_path).read()
+    session = record_two_steps(tmp_path).open_session()
     facts = make_engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1)
     (after,), (before,) = (read_ledgers(session, BEGIN_NS + int(second * S)) for second in (19.5, 28))
     found = {d.key: d for d in compare_ledger(after, expect_memory(facts))}
@@ -216,8 +216,8 @@ def test_differences_of_a_gpu(tmp_path: Path) -> None:
 
 def test_differences_of_a_host(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.tensors(19, "after_update", {}, host={"master_weights": 4, "optimizer_state": 9})
-    (held,) = read_host_ledgers(recording.read(), BEGIN_NS + 19 * S + S // 2)
+    recording.write_inventory(19, "after_update", {}, host={"master_weights": 4, "optimizer_state": 9})
+    (held,) = read_host_ledgers(recording.open_session(), BEGIN_NS + 19 * S + S // 2)
     facts = make_engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1, offload_optimizer="cpu")
     found = {d.key: d.difference_bytes for d in compare_ledger(held, expect_memory(facts))}
     assert (found["master_weights"], found["optimizer_state"]) == (0, GIB)
@@ -241,7 +241,7 @@ def test_which_estimates_are_of_the_job() -> None:
 def test_the_rule_of_thumb(tmp_path: Path) -> None:
     assert RuleOfThumb(10, 20, 5, 4, 8).peak_bytes == 39
     assert RuleOfThumb(10, 20, 5, 4, 80).peak_bytes == 110
-    session, now = record_two_steps(tmp_path).read(), BEGIN_NS + 29 * S
+    session, now = record_two_steps(tmp_path).open_session(), BEGIN_NS + 29 * S
     (process,), (peaks,) = find_alive_processes(session, now), read_rank_peaks(session, now)
     told = read_inventory(session, process, now)
     assert told is not None

@@ -85,21 +85,21 @@ def test_a_disk_that_was_full_for_some_steps(tmp_path: Path) -> None:
 def make_lossy_recording(folder: Path) -> Recording:
     """Two ranks with steps of a second. Rank 0 loses 3 to 5, rank 1 loses 3, 4 and, at its end, 9."""
     recording = Recording(folder)
-    recording.engine()
+    recording.write_engine()
     for rank, lost in ((0, (3, 4, 5)), (1, (3, 4))):
         spans: list[Any] = []
         for step in (step for step in range(9) if step not in lost):
             spans.append(make_span(step, step + 0.5, "forward", step, tokens=10))
             spans.append(make_span(step + 0.5, step + 1, "step", step, BOUNDARY))
-        recording.write(tables.SPANS, make_identity(rank), spans)
-        recording.write(tables.BEGINS, make_identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
-        recording.event(make_identity(rank), 3.1, events.RECORDS_LOST, step=3, why="Disk quota exceeded")
-        recording.event(make_identity(rank), 10, events.GOODBYE, lost=6, step=8 + rank)
+        recording.write_records(tables.SPANS, make_identity(rank), spans)
+        recording.write_records(tables.BEGINS, make_identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
+        recording.write_event(make_identity(rank), 3.1, events.RECORDS_LOST, step=3, why="Disk quota exceeded")
+        recording.write_event(make_identity(rank), 10, events.GOODBYE, lost=6, step=8 + rank)
     return recording
 
 
 def test_the_finding_names_all_ranks_and_is_known_after_the_gap(tmp_path: Path) -> None:
-    session = make_lossy_recording(tmp_path).read()
+    session = make_lossy_recording(tmp_path).open_session()
     first, last = find_lost(session)
     assert (first.step, first.ranks, first.known_ns) == (3, (0, 1), BEGIN_NS + 7 * S)
     assert first.headline == "Steps 3 to 5 of ranks 0 and 1 are missing or incomplete in the recording"
@@ -110,7 +110,7 @@ def test_the_finding_names_all_ranks_and_is_known_after_the_gap(tmp_path: Path) 
 
 
 def test_reports_leave_the_missing_steps_out(tmp_path: Path) -> None:
-    session = make_lossy_recording(tmp_path).read()
+    session = make_lossy_recording(tmp_path).open_session()
     source = RecordingSource(session)
     view = source.view_at(None)
     assert view.iterations.step.tolist() == list(range(9))
@@ -135,7 +135,7 @@ def test_reports_leave_the_missing_steps_out(tmp_path: Path) -> None:
 
 
 def test_the_timeline_is_blank_in_a_gap(tmp_path: Path) -> None:
-    source = RecordingSource(make_lossy_recording(tmp_path).read())
+    source = RecordingSource(make_lossy_recording(tmp_path).open_session())
     timelines = TimelineBuilder(source.session, lambda: source.rank_steps)
     summary = summarize_range(timelines, timelines.make_subject(0), BEGIN_NS, BEGIN_NS + 9 * S)
     assert (summary.mean["iteration"], summary.highest["iteration"], summary.steps) == (1.0, 1.0, 5)
@@ -167,13 +167,13 @@ def test_a_full_disk_is_no_hanging_rank(tmp_path: Path) -> None:
     for name, lost in (("full", True), ("hanging", False)):
         (tmp_path / name).mkdir()
         recording = Recording(tmp_path / name)
-        recording.engine()
+        recording.write_engine()
         spans = [make_span(step, step + 1, "step", step, BOUNDARY) for step in (0, 1, 2, 300)]
-        recording.write(tables.SPANS, make_identity(0), spans)
-        recording.write(tables.BEGINS, make_identity(0), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
+        recording.write_records(tables.SPANS, make_identity(0), spans)
+        recording.write_records(tables.BEGINS, make_identity(0), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
         if lost:
-            recording.event(make_identity(0), 3.5, events.RECORDS_LOST, step=3, why="No space left on device")
-        session = recording.read()
+            recording.write_event(make_identity(0), 3.5, events.RECORDS_LOST, step=3, why="No space left on device")
+        session = recording.open_session()
         names = [finding.name for finding in find_annotations(session, session.end_ns)]
         assert ("hung_ranks" in names) == (not lost)
 

@@ -120,7 +120,7 @@ def test_hello_has_what_matters_and_no_secret(tmp_path: Path) -> None:
     secret = "hf_abcdefghijklmnop"
     more = {"OMP_NUM_THREADS": "3", "HF_TOKEN": secret, "WORLD_SIZE": "1"}
     run_script(tmp_path, code, "--steps", "3", "--hub_token", secret, f"--api-key={secret}", **more)
-    (hello,) = Rank(tmp_path, 0).event("hello")
+    (hello,) = Rank(tmp_path, 0).find_events("hello")
     assert secret not in json.dumps(hello)
     assert hello["arguments"][1:3] == ["--steps", "3"]
     assert hello["environment"]["OMP_NUM_THREADS"] == "3"
@@ -139,7 +139,7 @@ def test_an_internal_error_is_recorded_once_with_its_place(tmp_path: Path) -> No
     )
     done = run_script(tmp_path, code)
     assert (done.stdout, done.stderr) == ("", "")
-    (error,) = Rank(tmp_path, 0).event("probe_error")
+    (error,) = Rank(tmp_path, 0).find_events("probe_error")
     assert error["where"] == "somewhere"
     assert error["error"] == "KeyError: 'a key of <redacted>'"
     loud: Any = run_script(tmp_path, code, PYTHONZEROTOP_DEBUG="1", RANK="1")

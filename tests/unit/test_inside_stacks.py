@@ -122,7 +122,7 @@ def test_a_gap_that_lasts_is_sampled(sampled_recorder: tuple[Recorder, StackSamp
     record_steps(recorder, 10, 10 * MS, time.monotonic_ns() - 500 * MS)
     sampler.look()
     sampler.finish()
-    (event,) = Rank(tmp_path, 0).event("stacks")
+    (event,) = Rank(tmp_path, 0).find_events("stacks")
     assert (event["where"], event["why"], event["step"], event["samples"]) == ("between phases", "slow", 10, 1)
     frames = [event["frames"][number] for number in event["stacks"][0]["frames"]]
     assert "test_a_gap_that_lasts_is_sampled" in [frame["function"] for frame in frames]
@@ -134,7 +134,7 @@ def test_what_is_usual_is_not_sampled(sampled_recorder: tuple[Recorder, StackSam
     recorder.begin_span(time.monotonic_ns() - 500 * MS, "forward", (0, 10, 0))
     assert sampler.look() < 1
     sampler.finish()
-    assert Rank(tmp_path, 0).event("stacks") == []
+    assert Rank(tmp_path, 0).find_events("stacks") == []
 
 
 def test_other_events_leave_room_for_the_first_of_a_place(
@@ -147,7 +147,7 @@ def test_other_events_leave_room_for_the_first_of_a_place(
     sampler._events_left = 0.0
     sampler.look()
     sampler._write_due(sampler._find_place(), time.monotonic_ns() + 10_000 * MS)  # type: ignore[arg-type]
-    (event,) = Rank(tmp_path, 0).event("stacks")
+    (event,) = Rank(tmp_path, 0).find_events("stacks")
     assert event["where"] == "between phases"
 
 
@@ -167,7 +167,7 @@ def test_a_silent_rank_writes_the_stacks_of_all_threads(
     finally:
         release.set()
         other.join()
-    (event,) = [event for event in Rank(tmp_path, 0).event("stacks") if event["why"] == "silent"]
+    (event,) = [event for event in Rank(tmp_path, 0).find_events("stacks") if event["why"] == "silent"]
     assert "thread" not in event["stacks"][0]
     assert "loader" in [stack.get("thread") for stack in event["stacks"]]
 

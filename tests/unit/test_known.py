@@ -13,7 +13,7 @@ from zerotop_probe.recording import events, tables
 
 def test_once_for_as_long_as_nothing_comes_to_be_known(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    session, memo, asked = recording.read(), CursorMemo[float](("spans",)), []
+    session, memo, asked = recording.open_session(), CursorMemo[float](("spans",)), []
 
     def value_at(second: float) -> float:
         def compute_value() -> float:
@@ -25,10 +25,10 @@ def test_once_for_as_long_as_nothing_comes_to_be_known(tmp_path: Path) -> None:
     assert [value_at(19), value_at(19.5), value_at(29)] == [19, 19, 19]
     assert value_at(17.5) == 17.5  # before the inventory of 18.5
     assert value_at(0.5) == 0.5  # before the table was made
-    recording.event(make_identity(0), 19.2, events.GOODBYE)
+    recording.write_event(make_identity(0), 19.2, events.GOODBYE)
     session.refresh()
     assert [value_at(19), value_at(19.1), value_at(19.3)] == [19, 19, 19.3]
-    recording.write(tables.SPANS, make_identity(1), [make_span(1, 2, "forward")], born=19.2)
+    recording.write_records(tables.SPANS, make_identity(1), [make_span(1, 2, "forward")], born=19.2)
     session.refresh()
     assert value_at(19.3) == 19.3
     assert asked == [19, 17.5, 0.5, 19, 19.3, 19.3]
@@ -36,7 +36,7 @@ def test_once_for_as_long_as_nothing_comes_to_be_known(tmp_path: Path) -> None:
 
 def test_ranks_come_and_go_as_they_do_without_it(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.event(make_identity(0), 29.2, events.GOODBYE)
-    session = recording.read()
+    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
+    session = recording.open_session()
     counts = [len(find_alive_processes(session, BEGIN_NS + int(second * S))) for second in (0.5, 5, 29, 29.3, 5, 0.5)]
     assert counts == [0, 1, 1, 0, 1, 0]

@@ -69,7 +69,7 @@ DEVICE = {"free": 51.5, "driver": 1.5, "other_processes": 4, "outside_pytorch": 
 
 
 def test_between_two_steps(tmp_path: Path) -> None:
-    found = read_only_ledger(record_two_steps(tmp_path).read(), 19.5)
+    found = read_only_ledger(record_two_steps(tmp_path).open_session(), 19.5)
     assert read_row_sizes(found) == {
         **DEVICE,
         "reserved_unallocated": 7.25,
@@ -88,12 +88,12 @@ def test_between_two_steps(tmp_path: Path) -> None:
 
 
 def test_nvmls_figure_for_the_job_is_what_it_holds_inside_and_outside_pytorch(tmp_path: Path) -> None:
-    found = read_only_ledger(record_two_steps(tmp_path).read(), 27.5)
+    found = read_only_ledger(record_two_steps(tmp_path).open_session(), 27.5)
     assert found.job_bytes == found.sum_bytes("outside_pytorch", "reserved_unallocated", *ALLOCATED)
 
 
 def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_update(tmp_path: Path) -> None:
-    session = record_two_steps(tmp_path).read()
+    session = record_two_steps(tmp_path).open_session()
     gradients = {
         second: read_only_ledger(session, second).sum_bytes("gradients") / GIB
         for second in (15, 17.5, 18.9, 19.5, 26, 28, 29.5)
@@ -102,7 +102,7 @@ def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_upda
 
 
 def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
-    session = record_two_steps(tmp_path).read()
+    session = record_two_steps(tmp_path).open_session()
     basis = {second: {row.key: row.basis for row in read_only_ledger(session, second).rows} for second in (5, 17.5, 28)}
     assert basis[5]["parameters"] == basis[5]["gradients"] == "tensors counted before the training"
     assert basis[17.5]["gradients"] == "tensors counted before the first update, of step 0"
@@ -112,8 +112,8 @@ def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
 
 def test_before_an_engine_is_made_and_after_the_job(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.event(recording.node, 29.2, "rank_gone", rank=0, pid=make_identity(0).pid)
-    session = recording.read()
+    recording.write_event(recording.node, 29.2, "rank_gone", rank=0, pid=make_identity(0).pid)
+    session = recording.open_session()
     assert read_row_sizes(read_only_ledger(session, 1.5)) == {"free": 79.5, "driver": 0.5}
     assert read_row_sizes(read_only_ledger(session, 29.5)) == {
         "free": 51.5,
@@ -125,8 +125,8 @@ def test_before_an_engine_is_made_and_after_the_job(tmp_path: Path) -> None:
 
 def test_less_is_allocated_than_was_counted(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.tensors(19, "after_update", {**PARTS, "buffers": 3})
-    found = read_only_ledger(recording.read(), 19.5)
+    recording.write_inventory(19, "after_update", {**PARTS, "buffers": 3})
+    found = read_only_ledger(recording.open_session(), 19.5)
     assert (found.sum_bytes("freed_since"), found.sum_bytes("activations")) == (gib_to_bytes(14.75 - 17), 0)
     assert found.allocated_bytes == gib_to_bytes(14.75)
 
@@ -135,14 +135,14 @@ def record_readings_apart(folder: Path, *readings: Any, others: float = 0) -> Se
     """NVML is read at second 3 and at 4.2, the allocator at others; 1.5 GiB lie outside of PyTorch, 0.5 are the driver's."""
     recording = Recording(folder)
     recording.node_event()
-    recording.engine()
-    recording.write(
+    recording.write_engine()
+    recording.write_records(
         tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4), read_allocator(4, 1, 4), *readings], born=1
     )
-    recording.write(tables.GPUS, recording.node, [sample_gpu(3, 6 + others), sample_gpu(4.2, 6 + others)])
+    recording.write_records(tables.GPUS, recording.node, [sample_gpu(3, 6 + others), sample_gpu(4.2, 6 + others)])
     held = [sample_gpu_process(3, make_identity(0).pid, 5.5), sample_gpu_process(3, 7, others)]
-    recording.write(tables.GPU_PROCESSES, recording.node, held)
-    return recording.read()
+    recording.write_records(tables.GPU_PROCESSES, recording.node, held)
+    return recording.open_session()
 
 
 def test_between_nvmls_reading_and_the_allocators_memory_was_taken(tmp_path: Path) -> None:
@@ -168,11 +168,11 @@ def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path:
     """Its goodbye is yet to come, its allocator is read no more: NVML's figures are all there is."""
     recording = record_two_steps(tmp_path)
     sampler = recording.node._replace(pid=1001)
-    recording.write(tables.GPUS, sampler, [sample_gpu(30, 5.5)])
-    recording.write(
+    recording.write_records(tables.GPUS, sampler, [sample_gpu(30, 5.5)])
+    recording.write_records(
         tables.GPU_PROCESSES, sampler, [sample_gpu_process(30, make_identity(0).pid, 1), sample_gpu_process(30, 7, 4)]
     )
-    session = recording.read()
+    session = recording.open_session()
     found = read_only_ledger(session, 30.2)
     assert read_row_sizes(found) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
     assert "has released memory" in found.notes[0]
@@ -182,16 +182,16 @@ def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path:
 def test_what_is_outside_pytorch_is_taken_where_the_allocator_held_still(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.node_event()
-    recording.engine()
+    recording.write_engine()
     readings = [read_allocator(1, 1, 4), read_allocator(3, 1, 4), read_allocator(5, 1, 9), read_allocator(6, 1, 9)]
-    recording.write(tables.ALLOCATOR, make_identity(0), readings, born=1)
-    recording.write(tables.GPUS, recording.node, [sample_gpu(2, 6), sample_gpu(4, 10)])
-    recording.write(
+    recording.write_records(tables.ALLOCATOR, make_identity(0), readings, born=1)
+    recording.write_records(tables.GPUS, recording.node, [sample_gpu(2, 6), sample_gpu(4, 10)])
+    recording.write_records(
         tables.GPU_PROCESSES,
         recording.node,
         [sample_gpu_process(2, make_identity(0).pid, 5.5), sample_gpu_process(4, make_identity(0).pid, 9)],
     )
-    session = recording.read()
+    session = recording.open_session()
     outside = row_of(read_only_ledger(session, 6), "outside_pytorch")
     assert (outside.bytes, outside.note) == (gib_to_bytes(1.5), "")
     early = row_of(read_only_ledger(session, 2.5), "outside_pytorch")
@@ -202,16 +202,18 @@ def record_container(folder: Path, first: float) -> Recording:
     """NVML shows one process, by the number that it has outside of the container."""
     recording = Recording(folder)
     recording.node_event()
-    recording.engine()
-    recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(2 + i, 1, 4) for i in range(5)], born=1)
+    recording.write_engine()
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(2 + i, 1, 4) for i in range(5)], born=1)
     looks = [sample_gpu(second, 2 if second < 2 else 7.5) for second in range(8) if second >= first]
-    recording.write(tables.GPUS, recording.node, looks)
-    recording.write(tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, 99999, 5) for second in range(2, 8)])
+    recording.write_records(tables.GPUS, recording.node, looks)
+    recording.write_records(
+        tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, 99999, 5) for second in range(2, 8)]
+    )
     return recording
 
 
 def test_a_container_hides_the_jobs_processes(tmp_path: Path) -> None:
-    found = read_only_ledger(record_container(tmp_path, 0).read(), 5.5)
+    found = read_only_ledger(record_container(tmp_path, 0).open_session(), 5.5)
     expected = {"free": 72.5, "before_the_job": 2, "outside_pytorch": 1.5, "reserved_unallocated": 3, "unattributed": 1}
     assert read_row_sizes(found) == expected
     assert found.job_bytes is None
@@ -219,24 +221,24 @@ def test_a_container_hides_the_jobs_processes(tmp_path: Path) -> None:
 
 
 def test_a_container_and_no_look_from_before_the_job(tmp_path: Path) -> None:
-    found = read_only_ledger(record_container(tmp_path, 3).read(), 5.5)
+    found = read_only_ledger(record_container(tmp_path, 3).open_session(), 5.5)
     assert read_row_sizes(found) == {"free": 72.5, "outside_pytorch": 3.5, "reserved_unallocated": 3, "unattributed": 1}
     assert any("may be anybody's" in note for note in found.notes)
 
 
 def test_no_nvml(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.engine()
-    recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4)], born=1)
-    found = read_only_ledger(recording.read(), 5.5)
+    recording.write_engine()
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4)], born=1)
+    found = read_only_ledger(recording.open_session(), 5.5)
     assert read_row_sizes(found) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
     assert "NVML was not available" in found.notes[0]
 
 
 def test_an_allocator_that_shows_no_blocks(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.tensors(19, "after_update", {}, host={})
-    found = read_only_ledger(recording.read(), 19.5)
+    recording.write_inventory(19, "after_update", {}, host={})
+    found = read_only_ledger(recording.open_session(), 19.5)
     assert read_row_sizes(found) == {**DEVICE, "reserved_unallocated": 7.25, "unattributed": 14.75}
     assert "cudaMallocAsync" in found.notes[0]
 
@@ -245,8 +247,8 @@ def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: 
     recording, hopper, older = record_two_steps(tmp_path), 4096 * 8 * 1024, 4096 * 2 * 1024 + 16 * 8 * 1024
     largest, total = [gib_to_bytes(0.0625), hopper, hopper, older, 512], gib_to_bytes(0.0625) + 2 * hopper + older + 1024
     parts = {**PARTS, "buffers": 0.25}
-    recording.tensors(19, "after_update", parts, unclaimed_bytes=total, unclaimed_largest=largest)
-    found = read_only_ledger(recording.read(), 19.5)
+    recording.write_inventory(19, "after_update", parts, unclaimed_bytes=total, unclaimed_largest=largest)
+    found = read_only_ledger(recording.open_session(), 19.5)
     assert found.sum_bytes("cublas_workspaces") == 2 * hopper + older
     assert found.sum_bytes("unexplained") == gib_to_bytes(0.0625) + 1024
     assert found.unexplained_largest == (gib_to_bytes(0.0625), 512)
@@ -254,14 +256,14 @@ def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: 
 
 def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.tensors(19.2, "after_update", {"parameters": 70})
-    assert read_only_ledger(recording.read(), 19.5).sum_bytes("parameters", "freed_since") == gib_to_bytes(2)
+    recording.write_inventory(19.2, "after_update", {"parameters": 70})
+    assert read_only_ledger(recording.open_session(), 19.5).sum_bytes("parameters", "freed_since") == gib_to_bytes(2)
 
 
 def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.event(make_identity(0), 29.2, "goodbye")
-    assert read_row_sizes(read_only_ledger(recording.read(), 29.5)) == {
+    recording.write_event(make_identity(0), 29.2, "goodbye")
+    assert read_row_sizes(read_only_ledger(recording.open_session(), 29.5)) == {
         "free": 51.5,
         "driver": 1.5,
         "other_processes": 4,
@@ -271,21 +273,21 @@ def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
 
 def test_a_probe_that_was_removed_reports_nothing_until_it_is_entered_again(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.event(make_identity(0), 29.2, "left", lost=0)
-    found = read_only_ledger(recording.read(), 29.5)
+    recording.write_event(make_identity(0), 29.2, "left", lost=0)
+    found = read_only_ledger(recording.open_session(), 29.5)
     assert read_row_sizes(found) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
     assert found.notes == ("The probe was removed from rank 0: the division of this job's memory since then is not known.",)
-    recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(29.7, 3, 4)], born=29.6)
-    again = read_only_ledger(recording.read(), 29.8)
-    assert (again.reserved_bytes, again.notes) == (gib_to_bytes(4), read_only_ledger(recording.read(), 29.1).notes)
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(29.7, 3, 4)], born=29.6)
+    again = read_only_ledger(recording.open_session(), 29.8)
+    assert (again.reserved_bytes, again.notes) == (gib_to_bytes(4), read_only_ledger(recording.open_session(), 29.1).notes)
 
 
 def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.engine(rank=1)
-    recording.write(tables.ALLOCATOR, make_identity(1), [read_allocator(at, 3, 4) for at in range(2, 30)], born=1)
-    recording.tensors(10, "init", {"parameters": 2}, rank=1, unclaimed=0.5)
-    found = read_only_ledger(recording.read(), 19.5)
+    recording.write_engine(rank=1)
+    recording.write_records(tables.ALLOCATOR, make_identity(1), [read_allocator(at, 3, 4) for at in range(2, 30)], born=1)
+    recording.write_inventory(10, "init", {"parameters": 2}, rank=1, unclaimed=0.5)
+    found = read_only_ledger(recording.open_session(), 19.5)
     assert found.ranks == (0, 1)
     assert (found.reserved_bytes, found.allocated_bytes) == (gib_to_bytes(26), gib_to_bytes(17.75))
     assert (found.sum_bytes("parameters"), found.sum_bytes("unexplained")) == (gib_to_bytes(4), gib_to_bytes(0.625))
@@ -293,10 +295,10 @@ def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
 
 def test_two_engines_of_one_process_add_up(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.engine(at=18.8)
+    recording.write_engine(at=18.8)
     # The allocator is one: all that the first engine has is unclaimed by the second.
-    recording.tensors(18.9, "init", {"parameters": 0.125}, engine=1, unclaimed=14.625)
-    found = read_only_ledger(recording.read(), 19.5)
+    recording.write_inventory(18.9, "init", {"parameters": 0.125}, engine=1, unclaimed=14.625)
+    found = read_only_ledger(recording.open_session(), 19.5)
     assert found.sum_bytes("parameters") == gib_to_bytes(2.125)
     assert (found.sum_bytes("unexplained"), found.unexplained_largest) == (gib_to_bytes(0.125), ())
 
@@ -304,23 +306,23 @@ def test_two_engines_of_one_process_add_up(tmp_path: Path) -> None:
 def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.node_event(gpus=2)
-    recording.engine(on=1)  # CUDA_VISIBLE_DEVICES=1: its ordinal is 0
-    recording.write(tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4), read_allocator(4, 1, 4)], born=1)
-    recording.write(tables.GPUS, recording.node, [sample_gpu(3, 6, index=0), sample_gpu(3, 5, index=1)])
-    recording.write(
+    recording.write_engine(on=1)  # CUDA_VISIBLE_DEVICES=1: its ordinal is 0
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4), read_allocator(4, 1, 4)], born=1)
+    recording.write_records(tables.GPUS, recording.node, [sample_gpu(3, 6, index=0), sample_gpu(3, 5, index=1)])
+    recording.write_records(
         tables.GPU_PROCESSES,
         recording.node,
         [sample_gpu_process(3, 7, 5, 0), sample_gpu_process(3, make_identity(0).pid, 4.5, 1)],
     )
-    first, second = (check_ledger(found) for found in read_ledgers(recording.read(), second_to_unix_ns(5)))
+    first, second = (check_ledger(found) for found in read_ledgers(recording.open_session(), second_to_unix_ns(5)))
     assert read_row_sizes(first) == {"free": 74, "driver": 1, "other_processes": 5}
     assert (second.ranks, second.sum_bytes("outside_pytorch")) == ((0,), gib_to_bytes(0.5))
 
 
 def test_a_rank_started_again_holds_what_its_last_process_does(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write(tables.ALLOCATOR, make_identity(0, pid=500), [read_allocator(28, 1, 2)], born=27.5)
-    found = read_only_ledger(recording.read(), 28.5)
+    recording.write_records(tables.ALLOCATOR, make_identity(0, pid=500), [read_allocator(28, 1, 2)], born=27.5)
+    found = read_only_ledger(recording.open_session(), 28.5)
     assert (found.ranks, found.allocated_bytes) == ((0,), GIB)
 
 
@@ -342,7 +344,7 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
     recording.node_event(gpus=draw(st.integers(0, 2)))
     ranks = draw(st.integers(1, 2))
     for rank in range(ranks):
-        recording.engine(rank=rank, at=draw(seconds), on=draw(st.integers(0, 1)))
+        recording.write_engine(rank=rank, at=draw(seconds), on=draw(st.integers(0, 1)))
         times = sorted(draw(st.lists(seconds, max_size=6)))
         readings = [
             read_allocator(second, draw(amounts), draw(amounts), phase=draw(st.sampled_from(tables.PHASES)), edge=edge)
@@ -350,11 +352,11 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
             for edge in [draw(st.sampled_from(["begin", "end", "tick"]))]
         ]
         kind = {"peaks": draw(st.sampled_from(["window", "process"]))}
-        recording.write(tables.ALLOCATOR, make_identity(rank), readings, born=draw(seconds), **kind)
+        recording.write_records(tables.ALLOCATOR, make_identity(rank), readings, born=draw(seconds), **kind)
         ends = sorted(draw(st.lists(seconds, max_size=4)))
         phases = draw(st.lists(st.sampled_from(["forward", "backward", "step"]), min_size=4, max_size=4))
         flags = draw(st.sampled_from([0, BOUNDARY, FAILED]))
-        recording.write(
+        recording.write_records(
             tables.SPANS,
             make_identity(rank),
             [make_span(max(0, e - 1), e, p, 0, flags) for e, p in zip(ends, phases, strict=False)],
@@ -362,17 +364,17 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
         for when in draw(st.lists(st.sampled_from(["init", "before_update", "after_update"]), unique=True)):
             parts = draw(st.dictionaries(st.sampled_from(CATEGORIES), amounts))
             host = draw(st.dictionaries(st.sampled_from(CATEGORIES), amounts))
-            recording.tensors(draw(seconds), when, parts, rank=rank, unclaimed=draw(amounts), host=host)
+            recording.write_inventory(draw(seconds), when, parts, rank=rank, unclaimed=draw(amounts), host=host)
     for index in draw(st.sets(st.integers(0, 1))):
         looks = sorted(draw(st.lists(seconds, min_size=1, max_size=6)))
         sampler = recording.node._replace(pid=1000 + index)
-        recording.write(tables.GPUS, sampler, [sample_gpu(second, draw(amounts), index=index) for second in looks])
+        recording.write_records(tables.GPUS, sampler, [sample_gpu(second, draw(amounts), index=index) for second in looks])
         pids = draw(st.sets(st.sampled_from([100, 101, 7]), max_size=3))
         held = [sample_gpu_process(second, pid, draw(amounts), index) for second in looks for pid in sorted(pids)]
-        recording.write(tables.GPU_PROCESSES, sampler, held)
+        recording.write_records(tables.GPU_PROCESSES, sampler, held)
     sampled = [sample_process(second, 100, draw(amounts)) for second in sorted(draw(st.lists(seconds, max_size=4)))]
-    recording.write(tables.PROCESSES, recording.node, sampled)
-    return recording.read()
+    recording.write_records(tables.PROCESSES, recording.node, sampled)
+    return recording.open_session()
 
 
 @given(st.data(), seconds)
@@ -392,7 +394,7 @@ def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> Non
 
 
 def test_the_ledger_at_the_peak(tmp_path: Path) -> None:
-    session = record_two_steps(tmp_path).read()
+    session = record_two_steps(tmp_path).open_session()
     (found,) = read_peak_ledgers(session, second_to_unix_ns(29.5))
     check_ledger(found.ledger)
     assert (found.rank, found.peak.phase, found.peak.step, found.peak.exact) == (0, "backward", 1, True)
@@ -411,7 +413,7 @@ def read_phase_peaks(session: Session, second: float) -> dict[str, float]:
 
 
 def test_the_peak_of_each_phase(tmp_path: Path) -> None:
-    session = record_two_steps(tmp_path).read()
+    session = record_two_steps(tmp_path).open_session()
     assert read_phase_peaks(session, 29.5) == {"backward": 19.5, "step": 18.5, "forward": 17.5, "other": 14.75, "init": 2}
     assert read_phase_peaks(session, 15) == {"forward": 9.5, "other": 6.75, "init": 2}
     (found,) = read_rank_peaks(session, second_to_unix_ns(29.5))
@@ -425,13 +427,13 @@ def record_phases(
 ) -> Session:
     """One rank with spans (begin, end, phase, depth) and readings of its allocator."""
     recording, who = Recording(folder), make_identity(0)
-    recording.engine()
+    recording.write_engine()
     spans = [make_span(begin, end, phase, depth=depth) for begin, end, phase, depth in sorted(plan, key=lambda p: p[1])]
     begins = [make_record(tables.BEGINS, begin, phase=PHASE_CODE[p], depth=depth) for begin, _, p, depth in sorted(plan)]
-    recording.write(tables.SPANS, who, spans)
-    recording.write(tables.BEGINS, who, begins)
-    recording.write(tables.ALLOCATOR, who, readings, **{"peaks": "window", **header})
-    return recording.read()
+    recording.write_records(tables.SPANS, who, spans)
+    recording.write_records(tables.BEGINS, who, begins)
+    recording.write_records(tables.ALLOCATOR, who, readings, **{"peaks": "window", **header})
+    return recording.open_session()
 
 
 def read_peak(at: float, peak: float, phase: str, edge: str) -> Any:
@@ -525,7 +527,7 @@ def test_what_was_before_a_rank_was_entered_is_no_phase_s(tmp_path: Path) -> Non
     readings = [read_peak(1, 12, "forward", "begin"), read_peak(2, 5, "forward", "end"), read_peak(3, 9, "backward", "end")]
     session = record_phases(tmp_path, plan, readings)
     assert read_phase_peaks(session, 5) == {"init": 12, "backward": 9, "forward": 5}
-    Recording(tmp_path).event(make_identity(0), 0.5, "entered")
+    Recording(tmp_path).write_event(make_identity(0), 0.5, "entered")
     session = read_recording(tmp_path)
     assert read_phase_peaks(session, 5) == {BEFORE: 12, "backward": 9, "forward": 5}
     (found,) = read_rank_peaks(session, second_to_unix_ns(5))
@@ -586,8 +588,8 @@ def test_the_hosts_rows_add_up_to_what_is_resident(tmp_path: Path) -> None:
     host = {"master_weights": 0.5, "optimizer_state": 1, "gradients": 0.5}
     pinned = {"allocated_bytes": gib_to_bytes(3), "active_bytes": gib_to_bytes(2)}
     facts: dict[str, Any] = {"host": host, "host_pinned": {"master_weights": 0.5, "gradients": 0.5}}
-    recording.tensors(19, "after_update", PARTS, pinned_allocator=pinned, **facts)
-    (found,) = read_host_ledgers(recording.read(), second_to_unix_ns(19.5))
+    recording.write_inventory(19, "after_update", PARTS, pinned_allocator=pinned, **facts)
+    (found,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(19.5))
     assert (found.rank, found.pid, found.resident_bytes) == (0, make_identity(0).pid, gib_to_bytes(6))
     rows = {row.key: (row.bytes / GIB, row.pinned_bytes / GIB) for row in found.rows if row.bytes}
     assert rows == {
@@ -608,27 +610,27 @@ def test_the_hosts_rows_add_up_to_what_is_resident(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("stage", "per"), [(0, 0.5), (1, 4), (2, 4), (3, 4)])
 def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int, per: float) -> None:
     recording = Recording(tmp_path)
-    recording.engine(zero_stage=stage, data_parallel=8)
-    recording.write(tables.SPANS, make_identity(0), [make_span(2, 3, "forward")])
-    recording.write(tables.PROCESSES, recording.node, [sample_process(2, make_identity(0).pid, 6)])
-    recording.tensors(2, "init", {}, host={"master_weights": 0.5})
-    (found,) = read_host_ledgers(recording.read(), second_to_unix_ns(3))
+    recording.write_engine(zero_stage=stage, data_parallel=8)
+    recording.write_records(tables.SPANS, make_identity(0), [make_span(2, 3, "forward")])
+    recording.write_records(tables.PROCESSES, recording.node, [sample_process(2, make_identity(0).pid, 6)])
+    recording.write_inventory(2, "init", {}, host={"master_weights": 0.5})
+    (found,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(3))
     (row,) = [row for row in found.rows if row.key == "master_weights"]
     assert (row.per_parameter, found.updated_parameters) == (per, GIB if stage == 0 else GIB // 8)
 
 
 def test_moments_that_were_never_written_to_are_not_resident(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.tensors(19, "after_update", PARTS, host={"optimizer_state": 9})
-    (found,) = read_host_ledgers(recording.read(), second_to_unix_ns(19.5))
+    recording.write_inventory(19, "after_update", PARTS, host={"optimizer_state": 9})
+    (found,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(19.5))
     assert {row.key: row.bytes / GIB for row in found.rows if row.bytes} == {"optimizer_state": 9, "not_resident": -3}
 
 
 def test_an_engine_without_an_optimizer_updates_nothing(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.engine(optimizer="")
-    recording.write(tables.SPANS, make_identity(0), [make_span(2, 3, "eval", flags=EVAL)])
-    recording.write(tables.PROCESSES, recording.node, [sample_process(2, make_identity(0).pid, 6)])
-    (found,) = read_host_ledgers(recording.read(), second_to_unix_ns(3))
+    recording.write_engine(optimizer="")
+    recording.write_records(tables.SPANS, make_identity(0), [make_span(2, 3, "eval", flags=EVAL)])
+    recording.write_records(tables.PROCESSES, recording.node, [sample_process(2, make_identity(0).pid, 6)])
+    (found,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(3))
     assert found.updated_parameters is None
     assert [(row.key, row.bytes) for row in found.rows] == [("rest", gib_to_bytes(6))]

@@ -281,7 +281,7 @@ class Leaking:
 
     @property
     def read_events(self) -> list[dict[str, Any]]:
-        return Rank(self.folder, 0).event("memory_lines")
+        return Rank(self.folder, 0).find_events("memory_lines")
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ MOST_MOMENTS = 12
 
 
 def view_at(recording: Recording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
-    return MemoryViewBuilder(recording.read()).view_at(BEGIN_NS + int(second * S), rank, most)
+    return MemoryViewBuilder(recording.open_session()).view_at(BEGIN_NS + int(second * S), rank, most)
 
 
 def current_sizes(lines: Sequence[MemoryLine]) -> dict[str, float]:
@@ -136,7 +136,7 @@ def test_the_peak_beside_now(tmp_path: Path) -> None:
 
 def test_when_ranks_have_gone_it_is_the_moment_before(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.event(make_identity(0), 29.2, events.GOODBYE)
+    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
     view = view_at(recording, 40)
     assert view.moment_ns == BEGIN_NS + int(29.2 * S) - 1
     assert current_sizes(view.lines)["allocated"] == 14.75
@@ -152,8 +152,8 @@ def test_when_a_failure_ended_them_it_is_that(tmp_path: Path) -> None:
         "limit_bytes": gib_to_bytes(79),
         "phase": "backward",
     }
-    recording.event(make_identity(0), 29.1, events.OUT_OF_MEMORY, step=1, micro_step=0, **facts)
-    recording.event(make_identity(0), 29.2, events.GOODBYE)
+    recording.write_event(make_identity(0), 29.1, events.OUT_OF_MEMORY, step=1, micro_step=0, **facts)
+    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
     view = view_at(recording, 40)
     assert view.moment_ns == BEGIN_NS + int(29.1 * S)
     assert view.failure is not None
@@ -166,18 +166,18 @@ def record_ranks(folder: Path, count: int) -> Recording:
     recording = Recording(folder)
     recording.node_event(gpus=count)
     for rank in range(count):
-        recording.engine(rank=rank, on=rank)
-        recording.write(
+        recording.write_engine(rank=rank, on=rank)
+        recording.write_records(
             tables.ALLOCATOR, make_identity(rank), [read_allocator(t, 1 + rank, 2 + rank) for t in range(2, 9)], born=1
         )
     looks = [row for t in range(9) for row in [sample_gpu(t, 3 + rank, index=rank) for rank in range(count)]]
-    recording.write(tables.GPUS, recording.node, looks)
+    recording.write_records(tables.GPUS, recording.node, looks)
     held = [
         row for t in range(2, 9) for row in [sample_gpu_process(t, make_identity(r).pid, 2.5 + r, r) for r in range(count)]
     ]
-    recording.write(tables.GPU_PROCESSES, recording.node, held)
+    recording.write_records(tables.GPU_PROCESSES, recording.node, held)
     sampled = [row for t in range(9) for row in [sample_process(t, make_identity(r).pid, 1 + r, r) for r in range(count)]]
-    recording.write(tables.PROCESSES, recording.node, sampled)
+    recording.write_records(tables.PROCESSES, recording.node, sampled)
     return recording
 
 
@@ -213,7 +213,7 @@ def test_an_empty_recording(tmp_path: Path) -> None:
 def test_no_probe_only_nvml(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.node_event()
-    recording.write(tables.GPUS, recording.node, [sample_gpu(1, 3)])
+    recording.write_records(tables.GPUS, recording.node, [sample_gpu(1, 3)])
     view = view_at(recording, 1.5)
     check_view(view)
     assert current_sizes(view.lines) == {"driver": 3, "free": 77, "device": 80}

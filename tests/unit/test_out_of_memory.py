@@ -206,24 +206,26 @@ def test_the_last_of_several() -> None:
 def record_failure(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
     """The usual recording, whose rank runs out of memory in the backward of step 1."""
     recording = record_two_steps(folder)
-    recording.event(make_identity(0), at_s, events.OUT_OF_MEMORY, **(OOM | facts))
+    recording.write_event(make_identity(0), at_s, events.OUT_OF_MEMORY, **(OOM | facts))
     return recording
 
 
 def require_post_mortem(recording: Recording, second: float = 40) -> PostMortem:
-    found = find_post_mortem(recording.read(), BEGIN_NS + int(second * S))
+    found = find_post_mortem(recording.open_session(), BEGIN_NS + int(second * S))
     assert found is not None
     return found
 
 
 def end_job(recording: Recording, at_s: float = 30, **facts: Any) -> None:
     usual_end = {"exit_code": 1, "signal": None, "seconds": 30, "oom_kills": 0, "text": "The job failed."}
-    recording.event(recording.node, at_s, events.JOB_ENDED, **(usual_end | facts))
+    recording.write_event(recording.node, at_s, events.JOB_ENDED, **(usual_end | facts))
 
 
 def test_what_the_rank_recorded(tmp_path: Path) -> None:
     recording = record_failure(tmp_path)
-    recording.print(25.5, "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has\n")
+    recording.write_output(
+        25.5, "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has\n"
+    )
     found = require_post_mortem(recording, 26)
     assert (found.kind, found.witness, found.rank, found.device, found.failures) == ("cuda", "rank", 0, 0, 1)
     assert found.unix_ns == BEGIN_NS + 25 * S
@@ -240,7 +242,7 @@ def test_what_the_rank_recorded(tmp_path: Path) -> None:
 
 def test_whether_the_rank_survived_is_known_later(tmp_path: Path) -> None:
     recording = record_failure(tmp_path, 19.5)
-    recording.print(19.5, "CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has a total capacity of\n")
+    recording.write_output(19.5, "CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has a total capacity of\n")
     assert require_post_mortem(recording, 20).survived is None
     survivor = require_post_mortem(recording, 23.5)
     assert (survivor.survived, survivor.text) == (True, "")
@@ -248,26 +250,26 @@ def test_whether_the_rank_survived_is_known_later(tmp_path: Path) -> None:
 
 def test_who_ends_after_it_did_not_survive(tmp_path: Path) -> None:
     recording = record_failure(tmp_path, 29.2)
-    recording.event(make_identity(0), 15, events.OUT_OF_MEMORY, **(OOM | {"requested_bytes": 1}))
+    recording.write_event(make_identity(0), 15, events.OUT_OF_MEMORY, **(OOM | {"requested_bytes": 1}))
     assert require_post_mortem(recording, 29.5).survived is None
-    recording.event(recording.node, 29.6, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
+    recording.write_event(recording.node, 29.6, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
     found = require_post_mortem(recording, 30)
     assert (found.survived, found.requested_bytes, found.failures) == (False, gib_to_bytes(30), 2)
 
 
 def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
     recording, who = Recording(tmp_path), make_identity(0)
-    recording.engine(micro_batch=4)
+    recording.write_engine(micro_batch=4)
     begins = [
         make_record(tables.BEGINS, at, phase=PHASE_CODE[p], depth=d) for at, p, d in ((5, "eval", 0), (6, "forward", 1))
     ]
-    recording.write(tables.BEGINS, who, begins)
+    recording.write_records(tables.BEGINS, who, begins)
     spans = [
         make_span(6, 7.1, "forward", depth=1, flags=tables.FAILED | tables.EVAL),
         make_span(5, 7.2, "eval", flags=tables.FAILED),
     ]
-    recording.write(tables.SPANS, who, spans)
-    recording.event(who, 7, events.OUT_OF_MEMORY, **(OOM | {"phase": "forward", "rows": 160}))
+    recording.write_records(tables.SPANS, who, spans)
+    recording.write_event(who, 7, events.OUT_OF_MEMORY, **(OOM | {"phase": "forward", "rows": 160}))
     found = require_post_mortem(recording, 8)
     assert (found.phase, found.outer_phase, found.setting) == ("forward", "eval", "batch_size")
     assert [(s.phase, s.failed) for s in found.spans] == [("eval", True), ("forward", True)]
@@ -276,13 +278,13 @@ def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
 
 def test_in_a_counted_step_the_failed_call_tells_the_phase(tmp_path: Path) -> None:
     recording, who = Recording(tmp_path), make_identity(0)
-    recording.engine(micro_batch=4)
-    recording.write(tables.BEGINS, who, [make_record(tables.BEGINS, 1, phase=PHASE_CODE["step"])])
+    recording.write_engine(micro_batch=4)
+    recording.write_records(tables.BEGINS, who, [make_record(tables.BEGINS, 1, phase=PHASE_CODE["step"])])
     counted = tables.BOUNDARY | tables.COUNTED
     spans = [make_span(1, 2, "step", flags=tables.BOUNDARY), make_span(3, 4, "step", 1, flags=counted)]
-    recording.write(tables.SPANS, who, [*spans, make_span(5.0001, 5.0001, "forward", 2, flags=tables.FAILED)])
+    recording.write_records(tables.SPANS, who, [*spans, make_span(5.0001, 5.0001, "forward", 2, flags=tables.FAILED)])
     unknown = {"phase": "", "step": 2, "micro_step": None, "rows": None, "sequence": None, "tokens": None}
-    recording.event(who, 5, events.OUT_OF_MEMORY, **(OOM | unknown))
+    recording.write_event(who, 5, events.OUT_OF_MEMORY, **(OOM | unknown))
     found = require_post_mortem(recording, 8)
     assert (found.phase, found.outer_phase, found.step) == ("forward", "forward", 2)
     assert "The forward requested 30.00 GiB" in found.cause
@@ -291,21 +293,21 @@ def test_in_a_counted_step_the_failed_call_tells_the_phase(tmp_path: Path) -> No
 
 def test_nothing_went_wrong(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.print(20, "{'loss': 0.1}\n")
+    recording.write_output(20, "{'loss': 0.1}\n")
     end_job(recording, exit_code=0)
-    assert find_post_mortem(recording.read(), BEGIN_NS + 40 * S) is None
+    assert find_post_mortem(recording.open_session(), BEGIN_NS + 40 * S) is None
 
 
 def test_a_job_that_failed_otherwise(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.print(20, "ValueError: no\nexits with return code = 1\n")
+    recording.write_output(20, "ValueError: no\nexits with return code = 1\n")
     end_job(recording)
-    assert find_post_mortem(recording.read(), BEGIN_NS + 40 * S) is None
+    assert find_post_mortem(recording.open_session(), BEGIN_NS + 40 * S) is None
 
 
 def test_nccl_in_the_output(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.print(29, "node:1:2 [0] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes\n")
+    recording.write_output(29, "node:1:2 [0] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes\n")
     end_job(recording)
     found = require_post_mortem(recording)
     assert (found.kind, found.witness, found.rank, found.requested_bytes) == ("nccl", "output", 0, 6291456)
@@ -315,10 +317,12 @@ def test_nccl_in_the_output(tmp_path: Path) -> None:
 
 def test_an_error_in_the_output_of_one_of_several_ranks(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.engine(rank=1)
-    recording.write(tables.SPANS, make_identity(1), [make_span(20, 23, "forward", 7, flags=tables.FAILED, tokens=2048)])
+    recording.write_engine(rank=1)
+    recording.write_records(
+        tables.SPANS, make_identity(1), [make_span(20, 23, "forward", 7, flags=tables.FAILED, tokens=2048)]
+    )
     error = "CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 79.00 GiB of which 1.00 GiB is"
-    recording.print(24, f"[rank1]: {error} free. Of the allocated memory 70.00 GiB is allocated by PyTorch\n")
+    recording.write_output(24, f"[rank1]: {error} free. Of the allocated memory 70.00 GiB is allocated by PyTorch\n")
     end_job(recording)
     found = require_post_mortem(recording)
     assert (found.witness, found.rank, found.phase, found.step, found.rows) == ("output", 1, "forward", 7, 2)
@@ -343,14 +347,14 @@ def memory_of_host(recording: Recording, *used: float, limit: float = -1, kills:
         )
         for place, amount in enumerate(used)
     ]
-    recording.write(tables.HOSTS, recording.node, rows)
+    recording.write_records(tables.HOSTS, recording.node, rows)
 
 
 def test_the_kernel_killed_for_memory(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.engine(at=1.5, offload_optimizer="cpu")
+    recording.write_engine(at=1.5, offload_optimizer="cpu")
     memory_of_host(recording, 40, 50, 59.5, limit=60, kills=(2, 3))
-    recording.event(recording.node, 30.5, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
+    recording.write_event(recording.node, 30.5, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
     found = require_post_mortem(recording, 31)
     assert (found.kind, found.witness, found.rank, found.oom_kills, found.survived) == ("killed", "sampler", 0, 1, False)
     assert [sample.used_bytes for sample in found.host_memory] == [gib_to_bytes(40), gib_to_bytes(50), gib_to_bytes(59.5)]
@@ -367,16 +371,16 @@ def test_a_rank_killed_while_memory_was_short_and_while_it_was_not(tmp_path: Pat
         folder.mkdir()
         recording = record_two_steps(folder)
         memory_of_host(recording, 30, used)
-        recording.print(30, "[launch.py:434:sigkill_handler] ['python'] exits with return code = -9\n")
+        recording.write_output(30, "[launch.py:434:sigkill_handler] ['python'] exits with return code = -9\n")
         end_job(recording, 30.5)
-        found = find_post_mortem(recording.read(), BEGIN_NS + 31 * S)
+        found = find_post_mortem(recording.open_session(), BEGIN_NS + 31 * S)
         assert (found.kind if found else None) == expected
 
 
 def test_more_was_asked_of_the_host_than_it_has(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     memory_of_host(recording, 30, 70)
-    recording.print(29, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 132426121216 bytes.\n")
+    recording.write_output(29, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 132426121216 bytes.\n")
     end_job(recording)
     found = require_post_mortem(recording)
     assert (found.kind, found.requested_bytes, found.limit_bytes) == ("host", 132426121216, gib_to_bytes(100))

@@ -46,7 +46,7 @@ def a_job(folder: Path, count: int) -> Printing:
     while data:
         size = dice.randrange(1, 400)
         begin = begin + SECOND // 20
-        job.say(data[:size], at_ns=begin)
+        job.write_output(data[:size], at_ns=begin)
         data = data[size:]
     return job
 
@@ -73,7 +73,7 @@ def test_growing_equals_opening_later(tmp_path: Path, monkeypatch: pytest.Monkey
     growing.blocks.refresh()
     session = growing.blocks._session
     for number in range(60):
-        job.say(b"a line %d\nand th" % number)
+        job.write_output(b"a line %d\nand th" % number)
         if number % 3 == 0:
             session.refresh()
             growing.refresh_at(time.time_ns())
@@ -88,9 +88,9 @@ def test_streams_and_nodes_are_in_order_of_time(tmp_path: Path, monkeypatch: pyt
     first = Printing(tmp_path)
     second = Printing(tmp_path, pid=2, path=first.path)
     for number in range(20):
-        first.say(b"out %d\n" % number, "stdout")
-        first.say(b"\r%d%%" % number, "stderr")
-        second.say(b"far %d\n" % number, "stdout")
+        first.write_output(b"out %d\n" % number, "stdout")
+        first.write_output(b"\r%d%%" % number, "stderr")
+        second.write_output(b"far %d\n" % number, "stdout")
     shown = open_buffer(first).read_lines(BEGIN, 1000)
     assert [line.text for line in shown] == [f"{who} {n}" for n in range(20) for who in ("out", "far")] + ["19%"]
     assert [line.stream for line in shown[-3:]] == [1, 1, 2]
@@ -100,7 +100,7 @@ def test_lines_around_a_cursor(tmp_path: Path) -> None:
     job = Printing(tmp_path)
     begin = time.monotonic_ns() - 100 * SECOND
     pieces = (b"one\ntwo\n", b"\r10%", b"\r20%", b"\nthree\n")
-    at = [job.say(piece, at_ns=begin + number * SECOND) for number, piece in enumerate(pieces)]
+    at = [job.write_output(piece, at_ns=begin + number * SECOND) for number, piece in enumerate(pieces)]
     shown = open_buffer(job, at[2] + SECOND // 2).read_lines(BEGIN, 10)
     assert [(line.text, line.is_later, line.position) for line in shown] == [
         ("one", False, (0, 0)),
@@ -154,7 +154,7 @@ def test_every_match_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
 def test_a_search_that_takes_long_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_blocks, "BLOCK", 100)
     job = a_job(tmp_path, 50)
-    job.say(b"the needle\n")
+    job.write_output(b"the needle\n")
     search = OutputSearch(open_buffer(job), "needle")
     place, looks = BEGIN, 0
     while True:
@@ -175,7 +175,7 @@ def test_matches_come_while_the_job_prints(tmp_path: Path) -> None:
     there = OutputBuffer(session)
     search = OutputSearch(there, "loss")
     for number in range(1, 4):
-        job.say(b"a loss\n")
+        job.write_output(b"a loss\n")
         session.refresh()
         there.refresh_at(time.time_ns())
         assert search.match_count == number

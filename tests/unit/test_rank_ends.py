@@ -124,19 +124,19 @@ def test_prefixes_of_launchers(prefix: str, rank: int | None, local_rank: int | 
 def _lose_two_ranks(folder: Path, output: str, exit_code: int = 1) -> Recording:
     """Rank 0 ends at second 31 with a goodbye, rank 1 at 31.2 without one; the launcher ends at 33."""
     recording = record_two_steps(folder)
-    recording.write(tables.SPANS, make_identity(1), [make_span(29, 30, "step", 2, tables.BOUNDARY)], born=1)
+    recording.write_records(tables.SPANS, make_identity(1), [make_span(29, 30, "step", 2, tables.BOUNDARY)], born=1)
     for rank in (0, 1):
-        recording.event(make_identity(rank), 1.5, events.HELLO, rank=rank, local_rank=rank)
-    recording.event(make_identity(0), 31, events.GOODBYE)
+        recording.write_event(make_identity(rank), 1.5, events.HELLO, rank=rank, local_rank=rank)
+    recording.write_event(make_identity(0), 31, events.GOODBYE)
     for rank, second in ((0, 31.1), (1, 31.2)):
-        recording.event(recording.node, second, events.RANK_GONE, rank=rank, pid=make_identity(rank).pid)
-    recording.print(32, output)
-    recording.event(recording.node, 33, events.JOB_ENDED, exit_code=exit_code, signal=None, text="The job failed.")
+        recording.write_event(recording.node, second, events.RANK_GONE, rank=rank, pid=make_identity(rank).pid)
+    recording.write_output(32, output)
+    recording.write_event(recording.node, 33, events.JOB_ENDED, exit_code=exit_code, signal=None, text="The job failed.")
     return recording
 
 
 def _find_dead(recording: Recording, second: float) -> list[Annotation]:
-    found = find_annotations(recording.read(), BEGIN_NS + int(second * S))
+    found = find_annotations(recording.open_session(), BEGIN_NS + int(second * S))
     return [finding for finding in found if finding.name == "dead_rank"]
 
 
@@ -151,7 +151,7 @@ def test_the_launchers_word_decides_over_the_order_of_ends(tmp_path: Path) -> No
 
 def test_an_exception_is_named_with_its_line_and_not_that_of_a_rank_that_lost_its_peer(tmp_path: Path) -> None:
     recording = _lose_two_ranks(tmp_path, MIXED)
-    first, fallen = find_ends(recording.read(), recording.read().sources["spans"], BEGIN_NS + 40 * S)
+    first, fallen = find_ends(recording.open_session(), recording.open_session().sources["spans"], BEGIN_NS + 40 * S)
     assert (first.process.rank, first.is_consequence, fallen.is_consequence) == (1, False, True)
     (dead,) = _find_dead(recording, 40)
     assert (dead.headline, dead.fix) == ("Rank 1 ended with ValueError at rows.py:12 in __getitem__", "rows.py:12")

@@ -16,17 +16,17 @@ from zerotop_probe.recording.tables import BOUNDARY
 def record_job(folder: Path, steps: Sequence[float], *changes: tuple[float, int, str]) -> Session:
     """Two ranks whose steps end then, and (second, rank, event) of their processes."""
     recording = Recording(folder)
-    recording.engine()
+    recording.write_engine()
     for rank in (0, 1):
         spans = [
             make_span(begin, end, "step", step, BOUNDARY)
             for step, (begin, end) in enumerate(zip((0, *steps), steps, strict=False))
         ]
-        recording.write(tables.SPANS, make_identity(rank), spans)
-        recording.write(tables.BEGINS, make_identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
+        recording.write_records(tables.SPANS, make_identity(rank), spans)
+        recording.write_records(tables.BEGINS, make_identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
     for second, rank, name in changes:
-        recording.event(recording.node, second, name, rank=rank, pid=make_identity(rank).pid)
-    return recording.read()
+        recording.write_event(recording.node, second, name, rank=rank, pid=make_identity(rank).pid)
+    return recording.open_session()
 
 
 def find_stopped(session: Session, cursor_ns: int | None = None) -> list[Annotation]:

@@ -41,7 +41,7 @@ def compute_mean(fold: WaveformFold, signal: str, phase: str, trim: float = 0.0)
 
 
 def test_phases_of_a_third_of_a_second_are_told_apart_by_sensors_that_look_back_for_most_of_it(tmp_path: Path) -> None:
-    Job(300).write(tmp_path)
+    Job(300).write_recording(tmp_path)
     fold = fold_recording(tmp_path)
     assert 290 < fold.iterations <= 300
     assert fold.iteration_s == pytest.approx(0.344, rel=0.02)
@@ -57,15 +57,15 @@ def test_phases_of_a_third_of_a_second_are_told_apart_by_sensors_that_look_back_
 
 def test_what_the_sensors_add_up_to_stays(tmp_path: Path) -> None:
     job = Job(100)
-    job.write(tmp_path)
+    job.write_recording(tmp_path)
     fold = fold_recording(tmp_path)
-    true = [job.mean(column, job.spans[0][0], job.end) for column in (0, 1, 3)]
+    true = [job.compute_mean(column, job.spans[0][0], job.end) for column in (0, 1, 3)]
     for name, value in zip(("utilization", "cores", "to_host"), true, strict=True):
         assert fold.signals[name].compute_mean(0.0, fold.iteration_s) == pytest.approx(value, rel=0.04)
 
 
 def test_the_band_holds_the_median_and_is_within_bounds(tmp_path: Path) -> None:
-    Job(60).write(tmp_path)
+    Job(60).write_recording(tmp_path)
     for name, signal in fold_recording(tmp_path).signals.items():
         assert (signal.low <= signal.median + 1e-9).all(), name
         assert (signal.median <= signal.high + 1e-9).all(), name
@@ -76,14 +76,14 @@ def test_the_band_holds_the_median_and_is_within_bounds(tmp_path: Path) -> None:
 
 def test_iterations_far_shorter_than_a_window_show_the_mean_and_say_so(tmp_path: Path) -> None:
     job = Job(400, scale=0.1)
-    job.write(tmp_path)
+    job.write_recording(tmp_path)
     used = fold_recording(tmp_path).signals["utilization"]
     assert not used.resolved
-    assert used.compute_mean(0.0, 0.0344) == pytest.approx(job.mean(0, 11.0, job.end - 1), abs=6)
+    assert used.compute_mean(0.0, 0.0344) == pytest.approx(job.compute_mean(0, 11.0, job.end - 1), abs=6)
 
 
 def test_allocated_is_exact_where_phases_begin(tmp_path: Path) -> None:
-    Job(40).write(tmp_path)
+    Job(40).write_recording(tmp_path)
     fold = fold_recording(tmp_path)
     held = fold.signals["allocated"]
     begin, end = find_phase(fold, "backward")
@@ -92,7 +92,7 @@ def test_allocated_is_exact_where_phases_begin(tmp_path: Path) -> None:
 
 
 def test_ranks_are_folded_together_and_cores_added_up(tmp_path: Path) -> None:
-    Job(80).write(tmp_path, ranks=3)
+    Job(80).write_recording(tmp_path, ranks=3)
     whole, one = fold_recording(tmp_path), fold_recording(tmp_path, rank=1)
     assert (whole.ranks, whole.world, whole.gpu_count, whole.process_count) == ((0, 1, 2), 3, 3, 3)
     assert (one.ranks, one.gpu_count, one.process_count) == ((1,), 1, 1)
@@ -102,7 +102,7 @@ def test_ranks_are_folded_together_and_cores_added_up(tmp_path: Path) -> None:
 
 
 def test_skipped_and_long_iterations_are_left_out_and_counted(tmp_path: Path) -> None:
-    Job(60, skip=10, long=12).write(tmp_path)
+    Job(60, skip=10, long=12).write_recording(tmp_path)
     fold = fold_recording(tmp_path, number=100)
     assert not fold.skipped
     assert fold.left_out["long"] == 2
@@ -111,7 +111,7 @@ def test_skipped_and_long_iterations_are_left_out_and_counted(tmp_path: Path) ->
 
 
 def test_of_one_iteration_there_is_no_median(tmp_path: Path) -> None:
-    Job(60, skip=10, long=12).write(tmp_path)
+    Job(60, skip=10, long=12).write_recording(tmp_path)
     fold = fold_recording(tmp_path, number=100)
     assert labels.describe_fold(fold) == "median of 48, steps 12–59"
     assert labels.describe_fold(replace(fold, iterations=1, first_step=59)) == "step 59"
@@ -120,7 +120,7 @@ def test_of_one_iteration_there_is_no_median(tmp_path: Path) -> None:
 
 def test_while_all_are_skipped_those_are_folded(tmp_path: Path) -> None:
     job = Job(30, skip=10)
-    job.write(tmp_path)
+    job.write_recording(tmp_path)
     waveforms = WaveformCache(read_recording(tmp_path))
     tenth = next(begin for begin, _, _, step in job.spans if step == 10)
     early = waveforms.fold_at(BEGIN_NS + int(tenth * S))
@@ -168,7 +168,7 @@ def test_without_samplers_there_are_phases_all_the_same(tmp_path: Path) -> None:
 
 def test_a_fold_is_kept_while_no_iteration_is_finished_and_while_it_rests(tmp_path: Path) -> None:
     job = Job(50)
-    job.write(tmp_path)
+    job.write_recording(tmp_path)
     now = [0.0]
     waveforms = WaveformCache(read_recording(tmp_path), clock=lambda: now[0])
     ends = [end for _, end, phase, _ in job.spans if phase == "params_to_gpu"]
@@ -182,12 +182,12 @@ def test_a_fold_is_kept_while_no_iteration_is_finished_and_while_it_rests(tmp_pa
 
 def test_a_cursor_in_the_past_knows_nothing_of_later(tmp_path: Path) -> None:
     job = Job(50)
-    job.write(tmp_path)
+    job.write_recording(tmp_path)
     cursor = BEGIN_NS + int(next(begin for begin, _, _, step in job.spans if step == 20) * S)
     fold = WaveformCache(read_recording(tmp_path)).fold_at(cursor)
     shorter = tmp_path / "shorter"
     shorter.mkdir()
-    Job(20).write(shorter)
+    Job(20).write_recording(shorter)
     alone = fold_recording(shorter)
     assert fold is not None
     assert fold.last_step == alone.last_step == 19
@@ -196,7 +196,7 @@ def test_a_cursor_in_the_past_knows_nothing_of_later(tmp_path: Path) -> None:
 
 def test_a_step_on_in_a_long_run_seldom_folds_anew(tmp_path: Path) -> None:
     job = Job(200)
-    job.write(tmp_path, gpu=False)
+    job.write_recording(tmp_path, gpu=False)
     waveforms = WaveformCache(read_recording(tmp_path))
     ends = [end for _, end, phase, _ in job.spans if phase == "params_to_gpu"]
     folds = [waveforms.fold_at(BEGIN_NS + int(end * S) + 10**6) for end in ends[150:200]]

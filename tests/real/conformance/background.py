@@ -31,13 +31,13 @@ open("worked", "w").close()
     "the exit code is the first process's",
 )
 def observe_outliving(place: Place) -> Iterator[str]:
-    done = place.run(*small_python(DAEMON))
+    done = place.run_job(*small_python(DAEMON))
     early = not (place.work / "worked").exists()
     yield "yes" if wait_until((place.work / "worked").exists, 8) else "no"
     yield "yes" if early and done.ending == "exit 0" else f"no, {done.ending}"
-    yield place.run("bash", "-c", "(sleep 0.2; echo late) & wait; exit 5").output.decode().strip()
+    yield place.run_job("bash", "-c", "(sleep 0.2; echo late) & wait; exit 5").output.decode().strip()
     job = "(sleep 1; echo late; touch done) & echo early; exit 5"
-    with place.running("bash", "-c", job) as process:
+    with place.start_job("bash", "-c", job) as process:
         assert process.stdout is not None
         returned = wait_until(lambda: process.poll() is not None or (place.work / "done").exists())
         early = returned and not (place.work / "done").exists()
@@ -61,7 +61,7 @@ def observe_ranks(place: Place) -> Iterator[str]:
         "RANK=0 WORLD_SIZE=1 python train.py & sleep 0.7; kill -9 $$",
     ):
         (place.work / "done").unlink(missing_ok=True)
-        with place.running("bash", "-c", job) as process:
+        with place.start_job("bash", "-c", job) as process:
             assert process.stdout is not None
             wait_until(lambda: process.poll() is not None or (place.work / "done").exists())
             early = not (place.work / "done").exists()
@@ -94,16 +94,16 @@ os.wait()
 while not os.path.exists("orphan") or not open("orphan").read(): time.sleep(0.01)
 """
     job = 'export ROOT=$$; exec "$@"'
-    yield place.run("bash", "-c", job, "bash", *small_python(code)).output.decode().strip()
+    yield place.run_job("bash", "-c", job, "bash", *small_python(code)).output.decode().strip()
     orphan = Path("/proc", (place.work / "orphan").read_text())
     yield "yes" if wait_until(lambda: not orphan.exists(), 3) else "no"
-    done = place.run("bash", "-c", "echo first; exec bash -c 'echo second; exit 6'")
+    done = place.run_job("bash", "-c", "echo first; exec bash -c 'echo second; exit 6'")
     yield ", ".join((*done.output.decode().split(), done.ending))
-    done = place.run("bash", "-c", "for i in {1..200}; do sleep 0.1 & done; wait; echo $(jobs -p | wc -l) left; exit 2")
+    done = place.run_job("bash", "-c", "for i in {1..200}; do sleep 0.1 & done; wait; echo $(jobs -p | wc -l) left; exit 2")
     yield f"{done.output.decode().strip()}, {done.ending}"
     yield place.count_left()
     begin = time.time()
-    place.run("bash", "-c", "echo word > made")
+    place.run_job("bash", "-c", "echo word > made")
     new = [
         path.name
         for name in ("work", "tmp", "home")

@@ -109,7 +109,7 @@ def count_deliveries(place: Place, send: Send, numbers: list[int]) -> tuple[dict
             break
         for name in ("counts", "end"):
             (place.work / name).unlink(missing_ok=True)
-        with place.running(*small_python(COUNTER, json.dumps(numbers)), stdout=None, stderr=None) as process:
+        with place.start_job(*small_python(COUNTER, json.dumps(numbers)), stdout=None, stderr=None) as process:
             sent = send_in_turn(place, process, send, left)
             counts = read_counts(place)
             seen |= {number: describe_count(counts.get(number, 0)) for number in sent}
@@ -187,7 +187,7 @@ def own_request(place: Place) -> Iterator[str]:
     for send in WAYS.values():
         (place.work / "counts").unlink(missing_ok=True)
         numbers = [STOP_REQUEST, signal.SIGINT]
-        with place.running(*small_python(COUNTER, json.dumps(numbers)), stdout=None, stderr=None) as process:
+        with place.start_job(*small_python(COUNTER, json.dumps(numbers)), stdout=None, stderr=None) as process:
             send_in_turn(place, process, send, [STOP_REQUEST])
             wait_until(lambda: signal.SIGINT in read_counts(place), 1)
             yield ", ".join(describe_count(read_counts(place).get(number, 0)) for number in numbers)
@@ -208,7 +208,7 @@ def observe_senders(place: Place) -> Iterator[str]:
     for send in (send_to_group, send_to_process):
         (place.work / "ready").unlink(missing_ok=True)
         environment = place.environment | {"CALLER": str(os.getpid())}
-        with place.running(*small_python(INFORMED), env=environment) as process:
+        with place.start_job(*small_python(INFORMED), env=environment) as process:
             wait_until((place.work / "ready").exists)
             send(place, process, signal.SIGUSR1)
             output, _ = process.communicate(timeout=20)

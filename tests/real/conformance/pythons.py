@@ -41,8 +41,8 @@ print(json.dumps({
 )
 def observe_state(place: Place) -> Iterator[str]:
     (place.work / "state.py").write_text(STATE)
-    plain = place.shell("python state.py one two").output
-    job = place.shell("Z python state.py one two").output
+    plain = place.run_shell("python state.py one two").output
+    job = place.run_shell("Z python state.py one two").output
     caller, seen = json.loads(plain), json.loads(job)
     for names in (
         ["path"],
@@ -57,9 +57,11 @@ def observe_state(place: Place) -> Iterator[str]:
         yield (
             "as alone" if all(caller[name] == seen[name] for name in names) else f"others: {[seen[name] for name in names]}"
         )
-    codes = [place.shell(f"Z python {option} -c 'import json; raise SystemExit(7)'").ending for option in ("-E", "-I", "-S")]
+    codes = [
+        place.run_shell(f"Z python {option} -c 'import json; raise SystemExit(7)'").ending for option in ("-E", "-I", "-S")
+    ]
     yield ", ".join(codes)
-    done = place.shell(
+    done = place.run_shell(
         "LD_PRELOAD=libm.so.6 Z bash -c 'echo $LD_PRELOAD; grep -c libm.so /proc/self/maps > /dev/null && echo loaded'"
     )
     yield ", ".join(done.output.decode().split())
@@ -84,20 +86,20 @@ def observe_programs(place: Place) -> Iterator[str]:
     environment = place.environment | {"PYTHONPATH": f"{place.work}/lib:{place.environment.get('PYTHONPATH', '')}"}
 
     def run_script(script: str, **options: dict[str, str]) -> str:
-        done = place.shell(script, **options)
+        done = place.run_shell(script, **options)
         return ", ".join((*done.output.decode().splitlines(), done.ending))
 
     yield run_script("Z env JOB=1 python -c 'print(3)'", env=environment)
     yield run_script("Z python -c 'import own; print(own.WORD)' | tail -1", env=environment)
     late = "import time; print('first'); time.sleep(3)"
-    with place.running("python", "-c", late) as process:
+    with place.start_job("python", "-c", late) as process:
         yield "at once" if read_soon(process.stdout, 5, 2.5) else "when its buffer is full or it ends"
     yield run_script("PYTHONUNBUFFERED= Z python -c 'import os; print([os.environ[\"PYTHONUNBUFFERED\"]])'")
-    done = place.shell("Z python -c 'def f(): raise ValueError(3)\nf()'")
+    done = place.run_shell("Z python -c 'def f(): raise ValueError(3)\nf()'")
     yield f"{done.errors.decode().splitlines()[0]} ... {done.errors.decode().splitlines()[-1]}, {done.ending}"
     code = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)"
     (place.work / "interrupted").write_text(code)
-    done = place.shell("Z python interrupted")
+    done = place.run_shell("Z python interrupted")
     yield f"{done.errors.decode().splitlines()[-1] if done.errors else ''}, {done.ending}"
     (place.work / "children.py").write_text(
         "import multiprocessing, subprocess, sys\n"

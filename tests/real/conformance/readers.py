@@ -42,17 +42,17 @@ def wait_while_growing(place: Place, seconds: float = 6.0) -> int:
     "yes | head -1", "and how soon it ends", "a job that prints now and then, when its reader has left", alone=True
 )
 def observe_closed_pipes(place: Place) -> Iterator[str]:
-    done = place.shell("Z yes | head -1; echo ${PIPESTATUS[@]}")
+    done = place.run_shell("Z yes | head -1; echo ${PIPESTATUS[@]}")
     yield done.output.decode().replace("\n", " ").strip()
     yield "at once" if done.seconds < 5 else f"after {done.seconds:.0f} s"
-    done = place.shell("Z bash -c 'while echo word; do sleep 0.05; done; exit 8' | head -1; echo ${PIPESTATUS[@]}")
+    done = place.run_shell("Z bash -c 'while echo word; do sleep 0.05; done; exit 8' | head -1; echo ${PIPESTATUS[@]}")
     yield done.output.decode().replace("\n", " ").strip()
 
 
 @make_experiment("a reader that has left before the job starts, 4 times")
 def observe_missing_readers(place: Place) -> Iterator[str]:
     script = "Z bash -c 'exit 7' | true; echo exit ${PIPESTATUS[0]}"
-    seen = [place.shell(script).output.decode().strip() for _ in range(4)]
+    seen = [place.run_shell(script).output.decode().strip() for _ in range(4)]
     yield summarize_observations([(str(number), ending) for number, ending in enumerate(seen)], "exit 7")
 
 
@@ -68,7 +68,7 @@ except BrokenPipeError:
     os.write(2, b"told")
     os._exit(5)
 """
-        with place.running(*small_python(code.format(ignoring))) as process:
+        with place.start_job(*small_python(code.format(ignoring))) as process:
             assert process.stdout is not None
             read_soon(process.stdout, 5)
             process.stdout.close()
@@ -85,7 +85,7 @@ except BrokenPipeError:
     "and once its reader has read the rest",
 )
 def observe_slow_readers(place: Place) -> Iterator[str]:
-    with place.running(*small_python(WRITER)) as process:
+    with place.start_job(*small_python(WRITER)) as process:
         assert process.stdout is not None
         before = wait_while_growing(place)
         yield "yes" if before <= 2 << 20 else f"no, {before >> 20} MiB are written"
@@ -95,7 +95,7 @@ def observe_slow_readers(place: Place) -> Iterator[str]:
         process.stdout.close()
         ended = wait_until(lambda: process.poll() is not None, 8)
         yield describe_ending(process.returncode) if ended else "it goes on"
-    with place.running(*small_python(WRITER)) as process:
+    with place.start_job(*small_python(WRITER)) as process:
         assert process.stdout is not None
         wait_while_growing(place)
         process.terminate()
@@ -109,7 +109,7 @@ def observe_slow_readers(place: Place) -> Iterator[str]:
 
 @make_experiment("a job that closes its stdout and goes on: its reader sees the end", "and the job ends as it wants")
 def closed_by_the_job(place: Place) -> Iterator[str]:
-    with place.running("bash", "-c", "echo word; exec >&-; until [ -e end ]; do sleep 0.02; done; exit 6") as process:
+    with place.start_job("bash", "-c", "echo word; exec >&-; until [ -e end ]; do sleep 0.02; done; exit 6") as process:
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         received: list[bytes] = []
@@ -134,7 +134,7 @@ waiting.register(1, 0)
 print("word", flush=True)
 os._exit(5 if waiting.poll(5000) else 6)
 """
-    with place.running(*small_python(code)) as process:
+    with place.start_job(*small_python(code)) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()

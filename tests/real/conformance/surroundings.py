@@ -108,7 +108,7 @@ def observe_inherited(place: Place) -> Iterator[str]:
     reporter = shlex.join(small_python(REPORTER))
     # The first reporter is what the caller itself starts.
     script = f"echo $$ > shell; ({SETTINGS} {reporter} {place.work}/caller); ({SETTINGS} Z {reporter} {place.work}/job)"
-    place.shell(script, env=place.environment | {"RANK_OF_USER": "7", "EMPTY": "", "ODD_ÄÖ": "a b\nc"})
+    place.run_shell(script, env=place.environment | {"RANK_OF_USER": "7", "EMPTY": "", "ODD_ÄÖ": "a b\nc"})
     caller, job = read_facts(place, "caller"), read_facts(place, "job")
     shell = int((place.work / "shell").read_text())
     for name in PLAIN.values():

@@ -19,10 +19,10 @@ from .interruptions import WAITING, await_ready, has_ended, is_running
     "timeout -s KILL 1",
 )
 def observe_timeouts(place: Place) -> Iterator[str]:
-    outer = place.shell("timeout 1 Z sleep 20; echo $?").output.decode().strip()
+    outer = place.run_shell("timeout 1 Z sleep 20; echo $?").output.decode().strip()
     left = place.count_left()
     place.end_everything()
-    inner = place.shell("Z timeout 1 sleep 20; echo $?").output.decode().strip()
+    inner = place.run_shell("Z timeout 1 sleep 20; echo $?").output.decode().strip()
     yield f"{outer} and {inner}"
     yield left
     # A timeout whose time is over for SIGALRM ends what it runs as soon as that is ready.
@@ -39,12 +39,12 @@ except KeyboardInterrupt:
 """
     (place.work / "save").write_text(save)
     yield (
-        place.shell("bash -c 'echo $$ > pid; exec timeout -s INT 60 Z python -S -E save'; echo $?")
+        place.run_shell("bash -c 'echo $$ > pid; exec timeout -s INT 60 Z python -S -E save'; echo $?")
         .output.decode()
         .replace("\n", ", ")
         .strip(", ")
     )
-    yield place.shell("timeout -s KILL 1 Z sleep 20; echo $?").output.decode().strip()
+    yield place.run_shell("timeout -s KILL 1 Z sleep 20; echo $?").output.decode().strip()
 
 
 @make_experiment(
@@ -80,7 +80,7 @@ def observe_hangups(place: Place) -> Iterator[str]:
 )
 def observe_shells(place: Place) -> Iterator[str]:
     def run_script(script: str) -> str:
-        done = place.shell(script)
+        done = place.run_shell(script)
         return ", ".join((*done.output.decode().replace("\r", "").splitlines(), done.ending))
 
     yield run_script("env WORD=value Z bash -c 'echo $WORD'")
@@ -99,7 +99,7 @@ def observe_shells(place: Place) -> Iterator[str]:
     burn = "import time\nwhile time.process_time() < 0.5: pass"
     (place.work / "burn").write_text(burn)
     code = "TIMEFORMAT='%U %S'; time Z python -S -E burn"
-    seconds = sum(map(float, place.shell(code).errors.split()[-2:]))
+    seconds = sum(map(float, place.run_shell(code).errors.split()[-2:]))
     yield "yes" if seconds >= 0.4 else "no"
 
 
@@ -112,7 +112,7 @@ signal.signal(signal.SIGTERM, save)
 open("ready", "w").write("1")
 time.sleep(20)
 """
-    with place.running(*small_python(code)) as process:
+    with place.start_job(*small_python(code)) as process:
         await_ready(place)
         process.send_signal(signal.SIGTERM)
         if not wait_until(lambda: process.poll() is not None, 8):
