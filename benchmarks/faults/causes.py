@@ -102,14 +102,12 @@ class Plan:
     width: int
     layers: int
 
-    @property
-    def steps(self) -> int:
+    def count_steps(self) -> int:
         """Longer jobs where samples of a second decide; steps on a GPU take some 10 ms."""
         return (20 if torch.cuda.is_available() else 4) * _STEPS if self.fault in ("hogs", "neighbour") else _STEPS
 
-    @property
-    def command(self) -> list[str]:
-        """What starts it."""
+    def build_command(self) -> list[str]:
+        """Return the command line of the job."""
         ranks = "1" if self.engine == "plain" else "2"
         launchers = {
             "plain": [sys.executable],
@@ -117,7 +115,7 @@ class Plan:
             "deepspeed": ["deepspeed", "--num_gpus", "1" if torch.cuda.device_count() == 1 else ranks],
         }
         options = {name: value for name, value in asdict(self).items() if name not in ("fault", "line")} | {
-            "steps": self.steps
+            "steps": self.count_steps()
         }
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return [*launchers[self.engine], str(SCRIPT), self.fault, *words]
@@ -207,7 +205,7 @@ def _draw_plan(fault: str, engines: list[str], chance: random.Random) -> Plan:
 
 def _run_job(plan: Plan, session: Path) -> Result:
     kind = _KINDS.get(plan.fault)
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *plan.command]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *plan.build_command()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as job:
         assert job.stdout is not None
         limit = threading.Timer(_PATIENCE_S, job.terminate)

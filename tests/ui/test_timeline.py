@@ -162,7 +162,7 @@ async def test_a_range_by_keys() -> None:
         assert 4 * S < end - begin < 7 * S
         await seen.press_keys("escape")
         assert seen.picture.selected_range is None
-        assert "2 steps" not in seen.text()
+        assert "2 steps" not in seen.read_text()
 
 
 async def test_the_ranks_keys_choose_whose_lanes_are_shown() -> None:
@@ -286,11 +286,11 @@ async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await seen.app.run_action("switch('timeline')")
         await pilot.pause()
-        assert "Nothing recorded yet." in seen.text()
+        assert "Nothing recorded yet." in seen.read_text()
         for key in ("plus", "w", "h", "left_square_bracket", "right_square_bracket", "escape", "f"):
             await pilot.press(key)
         await pilot.click(TimelineLanes, offset=(60, 4))
-        assert "Nothing recorded yet." in seen.text()
+        assert "Nothing recorded yet." in seen.read_text()
 
 
 async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Counter:
         self.forwards.append(list(ids.shape))
 
 
-def accumulate(counter, rank):
+def train_accumulating(counter, rank):
     """DDP where there are several ranks; a loss scaler with one overflow; accumulation, evaluation, checkpoints."""
     model = Model()
     ddp = nn.parallel.DistributedDataParallel(model) if torch.distributed.is_initialized() else model
@@ -97,7 +97,7 @@ def accumulate(counter, rank):
     return model
 
 
-def alternate(counter, rank):
+def train_alternating(counter, rank):
     """A generator and a critic that takes two steps to each of the generator's; two models, two optimizers."""
     generator, critic = nn.Linear(3, 5), nn.Linear(5, 1)
     first = torch.optim.Adam(generator.parameters())
@@ -118,7 +118,7 @@ def alternate(counter, rank):
     return nn.ModuleList([generator, critic])
 
 
-def search(counter, rank):
+def train_with_closure(counter, rank):
     """An optimizer that calls a closure several times in each step."""
     model = Model()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
@@ -137,7 +137,7 @@ def search(counter, rank):
     return model
 
 
-def fuse(counter, rank):
+def train_fused(counter, rank):
     """Optimizers that step while the backward goes on, one for each parameter."""
     model = Model()
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
@@ -182,7 +182,7 @@ class StumblingSGD(torch.optim.SGD):
         return super().step(closure)
 
 
-def misbehave(counter, rank):
+def train_misbehaving(counter, rank):
     """Exceptions in the middle of a step, step() twice, backward in a thread, another model halfway, patched backward."""
     plain_backward = torch.Tensor.backward
     calls = []
@@ -221,7 +221,7 @@ def misbehave(counter, rank):
     return model
 
 
-def descend(counter, rank):
+def train_without_optimizer(counter, rank):
     """A loop without an optimizer."""
     model = Model()
     ids = Ids(ROWS, 1).ids
@@ -236,7 +236,7 @@ def descend(counter, rank):
     return model
 
 
-def infer(counter, rank):
+def run_inference(counter, rank):
     """A program that only looks."""
     model = Model().eval()
     with torch.no_grad():
@@ -244,7 +244,7 @@ def infer(counter, rank):
     return model
 
 
-def share(counter, rank):
+def train_shared_optimizer(counter, rank):
     """Two models and one optimizer."""
     encoder, decoder = nn.Linear(5, 3), nn.Linear(3, 5)
     optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()])
@@ -259,7 +259,7 @@ def share(counter, rank):
     return nn.ModuleList([encoder, decoder])
 
 
-def reload(counter, rank):
+def train_reloaded(counter, rank):
     """A whole module that is saved and loaded while it trains, as in the middle of a notebook."""
     model, ids = Model(), Ids(ROWS, 1).ids
     for index in range(6):
@@ -276,7 +276,17 @@ def reload(counter, rank):
     return model
 
 
-STYLES = {style.__name__: style for style in (accumulate, alternate, search, fuse, misbehave, descend, infer, share, reload)}
+STYLES = {
+    "accumulate": train_accumulating,
+    "alternate": train_alternating,
+    "search": train_with_closure,
+    "fuse": train_fused,
+    "misbehave": train_misbehaving,
+    "descend": train_without_optimizer,
+    "infer": run_inference,
+    "share": train_shared_optimizer,
+    "reload": train_reloaded,
+}
 
 
 def train_style(style, rank):
