@@ -56,9 +56,9 @@ def fold_simply(source: RecordingSource, session: Session) -> None:
         reference = aligned.median_bounds
         begin, end = aligned.base_ns, aligned.base_ns + int(aligned.bounds[-1, -1] * 1e9)
         pids = [process.source.pid]
-        found = samples.read_gpu_windows(session, process.source.host, process.source.rank, begin, end)
-        found |= samples.read_process_windows(session, process.source.host, pids, begin, end)
-        for windows in found.values():
+        gpu_windows = samples.read_gpu_windows(session, process.source.host, process.source.rank, begin, end)
+        gpu_windows |= samples.read_process_windows(session, process.source.host, pids, begin, end)
+        for windows in gpu_windows.values():
             middles = (windows.begins_ns + windows.ends_ns) // 2
             whole, places, _ = aligned.fold_windows(middles, middles + 1, reference)
             of = (places / reference[-1] * 100).astype(int)

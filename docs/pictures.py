@@ -68,10 +68,10 @@ async def take_picture(picture: Picture) -> None:
         while len(source.findings_at(None)) < len(said):
             await pilot.pause(0.1)
         if picture.finding:
-            found = [one for one in source.findings_at(None) if one.name == picture.finding]
-            if not found:
+            findings = [one for one in source.findings_at(None) if one.name == picture.finding]
+            if not findings:
                 raise SystemExit(f"{picture.recording.name} has no {picture.finding}")
-            app.viewer.go_to_finding(found[0])
+            app.viewer.go_to_finding(findings[0])
         elif picture.step >= 0:
             app.viewer.go_to_step(picture.step)
         app.action_switch(picture.screen)  # only now: a screen keeps the zoom with which it was shown first

@@ -89,9 +89,9 @@ def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_
     (session,) = (state / "zerotop" / "sessions").glob("*/session.json")
     first = int(Rank(session.parent, 0).select_phases("step")["step"][0])
     assert 0 < first < 5000
-    told = run_zerotop(state, "memory", str(session.parent), "--json")
-    assert told.returncode == 0, told.stderr.decode()
-    (gpu,) = [gpu for gpu in json.loads(told.stdout)["gpus"] if gpu["ranks"]]  # the machine may have others
+    done = run_zerotop(state, "memory", str(session.parent), "--json")
+    assert done.returncode == 0, done.stderr.decode()
+    (gpu,) = [gpu for gpu in json.loads(done.stdout)["gpus"] if gpu["ranks"]]  # the machine may have others
     rows = {row["key"]: row["bytes"] for row in gpu["rows"]}
     assert sum(rows.values()) == gpu["total_bytes"]
     assert abs(rows["unexplained"]) < 0.02 * gpu["allocated_bytes"]

@@ -34,8 +34,8 @@ def run_watched(kind: str, folder: Path) -> tuple[list[Annotation], dict[str, An
     assert run.returncode == 0, run.output
     counted = next(line for line in run.output.splitlines() if line.startswith("COUNTED "))
     session = Session.open(run.session)
-    found = [one for one in find_annotations(session, session.end_ns) if one.name in KINDS]
-    return found, json.loads(counted[8:])
+    findings = [one for one in find_annotations(session, session.end_ns) if one.name in KINDS]
+    return findings, json.loads(counted[8:])
 
 
 def test_waiting_for_the_gpu_is_no_finding(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ def _shared_memory_given_back() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def job_environment() -> dict[str, str]:
     """The environment of a real run: CPU, one thread a rank, no network, the tools of this Python on PATH."""
-    found = make_environment()
-    remove_stale_locks(found)
-    return found
+    environment = make_environment()
+    remove_stale_locks(environment)
+    return environment
 
 
 @pytest.fixture(scope="session")

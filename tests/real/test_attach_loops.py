@@ -125,9 +125,9 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=LIMIT_S)
         pid = self.manager.provisioner.pid
-        found = Process.from_pid(pid)
-        assert found is not None
-        self.process = found
+        process = Process.from_pid(pid)
+        assert process is not None
+        self.process = process
 
     def run_cell(self, cell: str) -> str:
         """Execute a cell; return what it printed, and its error if it had one."""
@@ -174,12 +174,12 @@ def test_an_idle_kernel_is_listed_and_entered_by_its_next_cell(kernel: Kernel, t
 
 def test_an_extension_records_a_notebook_without_a_terminal(kernel: Kernel, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    said = kernel.run_cell("%load_ext zerotop_probe")
-    assert "zerotop attach" in said
+    output = kernel.run_cell("%load_ext zerotop_probe")
+    assert "zerotop attach" in output
     assert kernel.run_cell(IMPORTS + TRAIN) == ""
     (row,) = json.loads(run_zerotop(state, "sessions", "--json").stdout)
     assert row["state"] == "live"
-    session = Path(said.split("recorded to ")[1].split(".\n")[0].strip())
+    session = Path(output.split("recorded to ")[1].split(".\n")[0].strip())
     assert has_reported(session)
     # A child that the notebook forks records nothing.
     child = "import os\npid = os.fork()\nif not pid:\n    exec(train)\n    os._exit(0)\nassert os.waitpid(pid, 0)[1] == 0"

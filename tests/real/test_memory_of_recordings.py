@@ -127,9 +127,9 @@ def test_who_owns_the_peak(name: str) -> None:
 def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
     """16 GB of 8 B parameters' shares: 7.48 + 7.48 + 3.74 + 0.98 GiB of tensors take 8 + 8 + 4 + 1."""
     session = open_cached("story")
-    found = read_host_ledgers(session, int(read_steps(session)["end_unix_ns"].max()))
-    assert len(found) == 4
-    for host in found:
+    host_ledgers = read_host_ledgers(session, int(read_steps(session)["end_unix_ns"].max()))
+    assert len(host_ledgers) == 4
+    for host in host_ledgers:
         assert host.pinned is not None
         assert host.pinned.held_bytes / 2**30 == pytest.approx(21, abs=0.001)
         assert host.pinned.tensors_bytes / 2**30 == pytest.approx(19.675, abs=0.001)
@@ -140,13 +140,24 @@ def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
 
 def test_an_evaluation_that_did_not_fit() -> None:
     session = open_cached("z2-oom")
-    found = find_post_mortem(session, session.last_written_ns)
-    assert found is not None
-    assert (found.kind, found.witness, found.outer_phase, found.phase, found.step) == ("cuda", "rank", "eval", "forward", 4)
-    assert (found.requested_bytes, found.rows, found.sequence, found.survived) == (99572776960, 160, 1024, False)
-    assert "607,744 bytes for each of the 163,840 tokens" in found.cause  # 151 936 logits of 4 bytes
-    assert found.setting == "per_device_eval_batch_size"
-    assert "Tried to allocate 92.73 GiB" in found.text
+    post_mortem = find_post_mortem(session, session.last_written_ns)
+    assert post_mortem is not None
+    assert (post_mortem.kind, post_mortem.witness, post_mortem.outer_phase, post_mortem.phase, post_mortem.step) == (
+        "cuda",
+        "rank",
+        "eval",
+        "forward",
+        4,
+    )
+    assert (post_mortem.requested_bytes, post_mortem.rows, post_mortem.sequence, post_mortem.survived) == (
+        99572776960,
+        160,
+        1024,
+        False,
+    )
+    assert "607,744 bytes for each of the 163,840 tokens" in post_mortem.cause  # 151 936 logits of 4 bytes
+    assert post_mortem.setting == "per_device_eval_batch_size"
+    assert "Tried to allocate 92.73 GiB" in post_mortem.text
     before = next(event for event in session.events if event.name == "out_of_memory").unix_ns - 1
     assert find_post_mortem(session, before) is None
 
@@ -164,9 +175,9 @@ def test_who_did_not_run_out_of_memory(name: str) -> None:
 
 def test_flushes_of_the_cache_are_counted() -> None:
     session = open_cached("z2-oom")
-    (found,) = read_allocator_health(session, session.last_written_ns, read_steps(session))
-    assert (found.retries, found.ooms, len(found.flushes)) == (3, 1, 3)
-    assert found.flushes[1].freed_bytes / 2**30 == pytest.approx(73.2, abs=0.1)
-    assert [flush.phase for flush in found.flushes] == ["backward", "forward", "forward"]
+    (health,) = read_allocator_health(session, session.last_written_ns, read_steps(session))
+    assert (health.retries, health.ooms, len(health.flushes)) == (3, 1, 3)
+    assert health.flushes[1].freed_bytes / 2**30 == pytest.approx(73.2, abs=0.1)
+    assert [flush.phase for flush in health.flushes] == ["backward", "forward", "forward"]
     (expandable,) = read_allocator_health(open_cached("z2-expandable"), open_cached("z2-expandable").last_written_ns)
     assert expandable.settings.has_expandable_segments

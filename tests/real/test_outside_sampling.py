@@ -61,10 +61,10 @@ def rows_of(session: Path, name: str, least: int, **wanted: int) -> NDArray[Any]
     """Waits for at least so many rows with these values."""
 
     def select_rows() -> NDArray[Any]:
-        found = read_node_records(session, name)
+        rows = read_node_records(session, name)
         for field, value in wanted.items():
-            found = found[found[field] == value]
-        return found
+            rows = rows[rows[field] == value]
+        return rows
 
     wait_for(lambda: len(select_rows()) >= least)
     return select_rows()

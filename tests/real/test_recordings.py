@@ -62,15 +62,15 @@ def test_steps_are_those_of_the_output(name: str) -> None:
     assert (session.damaged_files, session.damaged_lines) == (0, 0)
     steps, skipped, code = EXPECTED[name]
     view = RecordingSource(session).view_at(None)
-    said = read_output(session)
-    losses = re.findall(r"'loss': '([^']+)', 'grad_norm': '([^']+)'", said)
+    output = read_output(session)
+    losses = re.findall(r"'loss': '([^']+)', 'grad_norm': '([^']+)'", output)
     assert len(losses) == len(view.iterations.step) == steps
     assert view.iterations.skipped.sum() == sum(norm in ("inf", "nan") for _, norm in losses) == skipped
     assert view.job.exit_code == code
     assert f"{steps} steps, {skipped} skipped" in summarize_session(session)
     if code == 0:
-        assert f"after {steps} steps" in said
-        (seconds,) = re.findall(r"'train_runtime': '([\d.]+)'", said)
+        assert f"after {steps} steps" in output
+        (seconds,) = re.findall(r"'train_runtime': '([\d.]+)'", output)
         # The rest is the Trainer's own: evaluation, the last logs.
         assert 0 < view.iterations.iteration_s.sum() <= float(seconds) * 1.02
 

@@ -57,11 +57,11 @@ def count_largest_layers(stage3: Any) -> list[int]:
 
 def capture_printed_table(stage3: Any, stage_1_and_2: Any) -> str:
     """The tables that DeepSpeed prints, for their rows' names and order."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
         stage_1_and_2.estimate_zero2_model_states_mem_needs_all_cold(10**9, 8, 2)
         stage3.estimate_zero3_model_states_mem_needs_all_cold(10**9, 10**8, 8, 2)
-    return said.getvalue()
+    return printed.getvalue()
 
 
 if __name__ == "__main__":

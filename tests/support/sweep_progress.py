@@ -83,8 +83,8 @@ class FitProgress(Progress):
             size = 60 * GIB if largest else None
             is_final = bool(largest and failing and failing - largest <= 1024)
             predicted, expected = 4400.0 + 3000 * (stage - 2), 7300.0 * (stage - 1)
-            found = LargestResult({"stage": stage}, largest, failing, is_final, predicted, size, len(own), "", expected)
-            self.results = (*self.results, found)
+            result = LargestResult({"stage": stage}, largest, failing, is_final, predicted, size, len(own), "", expected)
+            self.results = (*self.results, result)
 
     def estimate_left_s(self) -> float | None:
         return None

@@ -131,9 +131,11 @@ def source_of(test: str) -> str:
     """A test of this folder, with what it is parametrized by."""
     module, _, name = test.partition("::")
     text = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
-    (found,) = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.AsyncFunctionDef) and node.name == name]
-    begin = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
-    return "\n".join(text.splitlines()[begin - 1 : found.end_lineno])
+    (functions,) = [
+        node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.AsyncFunctionDef) and node.name == name
+    ]
+    begin = min([functions.lineno, *(decorator.lineno for decorator in functions.decorator_list)])
+    return "\n".join(text.splitlines()[begin - 1 : functions.end_lineno])
 
 
 def test_each_key_is_pressed_somewhere() -> None:

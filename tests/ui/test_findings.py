@@ -208,15 +208,15 @@ def test_the_feed_s_picture(snap_compare: Any) -> None:
 
 def test_the_header_says_in_which_step_a_finding_begins_where_it_fits() -> None:
     view = FakeSource(offload_story(), lambda: 70.0).view_at(BEGIN_NS + 70 * 10**9)
-    found = make_finding("creep", 60, Severity.WARNING, headline="Memory grows, full near step 4346", step=16)
-    notices = build_notices(view, (), found)
+    finding = make_finding("creep", 60, Severity.WARNING, headline="Memory grows, full near step 4346", step=16)
+    notices = build_notices(view, (), finding)
     assert row_text(draw_notices(notices, 80, 2, BLOCKS)[0]).rstrip() == (
         " ! Memory grows, full near step 4346 · begins in step 16"
     )
     assert "begins" not in row_text(draw_notices(notices, 45, 2, BLOCKS)[0])
     for told in ("Slower from step 16 on", "Killed after 16 steps"):
-        said = make_finding("shift", 60, Severity.WARNING, headline=told, step=16)
-        assert "begins" not in row_text(draw_notices(build_notices(view, (), said), 80, 2, BLOCKS)[0])
+        finding = make_finding("shift", 60, Severity.WARNING, headline=told, step=16)
+        assert "begins" not in row_text(draw_notices(build_notices(view, (), finding), 80, 2, BLOCKS)[0])
     without = make_finding("others", 60, Severity.WARNING, headline="GPU 0 was in use before", step=None)
     assert "step" not in row_text(draw_notices(build_notices(view, (), without), 80, 2, BLOCKS)[0])
 
@@ -228,7 +228,7 @@ def test_growth_of_each_step_is_a_size() -> None:
 def test_beside_a_finding_on_a_low_terminal_a_notice_keeps_to_one_row() -> None:
     view = FakeSource(offload_story(), lambda: 70.0).view_at(BEGIN_NS + 70 * 10**9)
     view = replace(view, job=replace(view.job, notices=("Nothing is known of the GPUs: " + "no driver answered " * 4,)))
-    found = make_finding("creep", 60, Severity.WARNING)
-    assert count_notice_rows(build_notices(view, (), found, roomy=False), 80, 9, BLOCKS) == 2
+    finding = make_finding("creep", 60, Severity.WARNING)
+    assert count_notice_rows(build_notices(view, (), finding, roomy=False), 80, 9, BLOCKS) == 2
     assert count_notice_rows(build_notices(view, (), None, roomy=False), 80, 9, BLOCKS) == 2
-    assert count_notice_rows(build_notices(view, (), found, roomy=True), 80, 9, BLOCKS) == 4
+    assert count_notice_rows(build_notices(view, (), finding, roomy=True), 80, 9, BLOCKS) == 4

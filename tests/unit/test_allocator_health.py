@@ -43,16 +43,16 @@ def with_flushes(folder: Path) -> Recording:
 
 def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
     session = with_flushes(tmp_path).open_session()
-    (found,) = read_allocator_health(session, second_to_unix_ns(14), read_steps(session))
-    assert (found.rank, found.pid, found.retries, found.ooms) == (0, make_identity(0).pid, 3, 1)
-    assert found.inactive_split_bytes == gib_to_bytes(2)
-    assert [(f.step, f.phase, f.retries, f.freed_bytes) for f in found.flushes] == [
+    (health,) = read_allocator_health(session, second_to_unix_ns(14), read_steps(session))
+    assert (health.rank, health.pid, health.retries, health.ooms) == (0, make_identity(0).pid, 3, 1)
+    assert health.inactive_split_bytes == gib_to_bytes(2)
+    assert [(f.step, f.phase, f.retries, f.freed_bytes) for f in health.flushes] == [
         (2, "backward", 2, gib_to_bytes(25)),
         (2, "step", 1, 0),
     ]
-    assert [flush.unix_ns for flush in found.flushes] == [second_to_unix_ns(6), second_to_unix_ns(8)]
-    assert {flush.extra_s for flush in found.flushes} == {3.0}
-    assert found.extra_s == 3.0  # of one step, however many flushes it has
+    assert [flush.unix_ns for flush in health.flushes] == [second_to_unix_ns(6), second_to_unix_ns(8)]
+    assert {flush.extra_s for flush in health.flushes} == {3.0}
+    assert health.extra_s == 3.0  # of one step, however many flushes it has
 
 
 def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_path: Path) -> None:
@@ -67,8 +67,8 @@ def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_p
 
 def test_what_was_known_before(tmp_path: Path) -> None:
     session = with_flushes(tmp_path).open_session()
-    (found,) = read_allocator_health(session, second_to_unix_ns(5))
-    assert (found.retries, found.flushes, found.extra_s) == (0, (), None)
+    (health,) = read_allocator_health(session, second_to_unix_ns(5))
+    assert (health.retries, health.flushes, health.extra_s) == (0, (), None)
     assert read_allocator_health(session, second_to_unix_ns(0.5)) == ()
     (untimed,) = read_allocator_health(session, second_to_unix_ns(14))
     assert [flush.extra_s for flush in untimed.flushes] == [None, None]
@@ -77,8 +77,8 @@ def test_what_was_known_before(tmp_path: Path) -> None:
 def test_flushes_from_before_the_first_reading(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(1, 40, 60, retries=2)], peaks="window")
-    (found,) = read_allocator_health(recording.open_session(), second_to_unix_ns(5))
-    assert [(flush.retries, flush.freed_bytes) for flush in found.flushes] == [(2, 0)]
+    (health,) = read_allocator_health(recording.open_session(), second_to_unix_ns(5))
+    assert [(flush.retries, flush.freed_bytes) for flush in health.flushes] == [(2, 0)]
 
 
 def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
@@ -95,15 +95,15 @@ def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
     ]
     recording.write_records(tables.SPANS, make_identity(0), [make_span(1, 2, "forward"), make_span(2, 3, "backward")])
     recording.write_records(tables.ALLOCATOR, make_identity(0), readings, peaks="window")
-    (found,) = read_allocator_health(recording.open_session(), second_to_unix_ns(5))
-    assert found.at_peak is not None
-    assert (found.at_peak.phase, found.at_peak.reserved_bytes, found.at_peak.unallocated_bytes) == (
+    (health,) = read_allocator_health(recording.open_session(), second_to_unix_ns(5))
+    assert health.at_peak is not None
+    assert (health.at_peak.phase, health.at_peak.reserved_bytes, health.at_peak.unallocated_bytes) == (
         "forward",
         gib_to_bytes(70),
         gib_to_bytes(20),
     )
-    assert (found.at_peak.requested_bytes, found.at_peak.inactive_split_bytes) == (gib_to_bytes(49), gib_to_bytes(3))
-    assert found.at_peak.unallocated_share == pytest.approx(2 / 7)
+    assert (health.at_peak.requested_bytes, health.at_peak.inactive_split_bytes) == (gib_to_bytes(49), gib_to_bytes(3))
+    assert health.at_peak.unallocated_share == pytest.approx(2 / 7)
 
 
 def test_ranks_are_read_apart(tmp_path: Path) -> None:
@@ -132,28 +132,28 @@ def test_ranks_are_read_apart(tmp_path: Path) -> None:
     ],
 )
 def test_which_variable_counts(torch: str, environment: dict[str, str], counts: str, notes: int) -> None:
-    found = parse_settings(environment, torch)
-    assert (found.variable, len(found.notes)) == (counts, notes)
-    assert found.text == environment.get(counts, "")
-    assert found.values == ({} if not counts else dict([environment[counts].split(":")]))
+    settings = parse_settings(environment, torch)
+    assert (settings.variable, len(settings.notes)) == (counts, notes)
+    assert settings.text == environment.get(counts, "")
+    assert settings.values == ({} if not counts else dict([environment[counts].split(":")]))
 
 
 def test_torch_2_9_takes_expandable_segments_from_the_old_name_only() -> None:
-    found = parse_settings({NEW: "expandable_segments:True,max_split_size_mb:64"}, "2.9.1")
-    assert (found.has_expandable_segments, found.values) == (False, {"max_split_size_mb": "64"})
-    assert "ignores it in PYTORCH_ALLOC_CONF" in found.notes[0]
+    settings = parse_settings({NEW: "expandable_segments:True,max_split_size_mb:64"}, "2.9.1")
+    assert (settings.has_expandable_segments, settings.values) == (False, {"max_split_size_mb": "64"})
+    assert "ignores it in PYTORCH_ALLOC_CONF" in settings.notes[0]
     assert parse_settings({OLD: "expandable_segments:True"}, "2.9.1").has_expandable_segments
 
 
 def test_what_is_set() -> None:
     text = "backend:cudaMallocAsync, roundup_power2_divisions:[256:1,512:2,>:4],garbage_collection_threshold:0.8"
-    found = parse_settings({OLD: text}, "2.8")
-    assert found.values == {
+    settings = parse_settings({OLD: text}, "2.8")
+    assert settings.values == {
         "backend": "cudaMallocAsync",
         "roundup_power2_divisions": "[256:1,512:2,>:4]",
         "garbage_collection_threshold": "0.8",
     }
-    assert (found.values["backend"], found.caching) == ("cudaMallocAsync", True)
+    assert (settings.values["backend"], settings.caching) == ("cudaMallocAsync", True)
     assert parse_settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "2.8").caching is False
     assert parse_settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}, "2.8").caching is True
 
@@ -167,6 +167,6 @@ def test_versions(torch: str, expected: tuple[int, int], name: str) -> None:
 
 @given(st.text(), st.text(max_size=8))
 def test_any_text_is_read(text: str, torch: str) -> None:
-    found: Any = parse_settings({OLD: text, NEW: text}, torch)
-    assert found.variable == OLD
-    assert isinstance(found.has_expandable_segments, bool)
+    settings: Any = parse_settings({OLD: text, NEW: text}, torch)
+    assert settings.variable == OLD
+    assert isinstance(settings.has_expandable_segments, bool)

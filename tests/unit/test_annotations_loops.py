@@ -64,9 +64,9 @@ def test_parameters_that_stay_gathered(tmp_path: Path, reshards: bool) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_engine(at=1.5, **LOOP | {"parallelism": "FSDP2", "sharding": {"ranks": 2, "reshards": reshards}})
     recording.write_inventory(12.5, "before_backward", {"parameters": 2, "unsharded_parameters": 2})
-    found = find_named(recording, "kept_gathered")
-    assert len(found) == (not reshards)
-    for finding in found:
+    findings = find_named(recording, "kept_gathered")
+    assert len(findings) == (not reshards)
+    for finding in findings:
         assert finding.headline == "FSDP keeps 2.00 GiB of gathered parameters on each rank until the backward"
         assert finding.fix == "fully_shard(layer, reshard_after_forward=True)"
 
@@ -77,9 +77,9 @@ def test_gradient_buckets(tmp_path: Path, size: float) -> None:
     recording.write_engine(at=1.5, **LOOP | {"parallelism": "DDP"})
     # The first inventory of that moment counts.
     recording.write_inventory(16.5, "before_update", {"gradients": 2, "gradient_buckets": size})
-    found = find_named(recording, "gradient_buckets")
-    assert len(found) == (size == 2)
-    for finding in found:
+    findings = find_named(recording, "gradient_buckets")
+    assert len(findings) == (size == 2)
+    for finding in findings:
         assert finding.evidence["bucket_bytes"] == gib_to_bytes(2)
         assert "10 % of the peak of 19.50 GiB" in finding.details
         assert "gradient_as_bucket_view=True" in finding.fix

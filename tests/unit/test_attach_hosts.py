@@ -72,9 +72,9 @@ def test_an_address_alone_is_no_meeting() -> None:
 
 def test_the_parts_of_several_launchers_on_a_node_are_one() -> None:
     there = [make_job(3, pid=30, **TORCHRUN), make_job(2, pid=20, **TORCHRUN), make_job(0, pid=10, **TORCHRUN)]
-    found = find_local_part(there, make_rendezvous(0, 1, **TORCHRUN))
-    assert found is not None
-    assert [rank.rank for rank in found.ranks] == [2, 3]
+    local_part = find_local_part(there, make_rendezvous(0, 1, **TORCHRUN))
+    assert local_part is not None
+    assert [rank.rank for rank in local_part.ranks] == [2, 3]
     assert find_local_part(there[2:], make_rendezvous(0, 1, **TORCHRUN)) is None
 
 
@@ -104,13 +104,13 @@ def test_the_nodes_that_a_launcher_was_given(tmp_path: Path) -> None:
             launcher.stdout.readline()
             process = Process.from_pid(launcher.pid)
             assert process is not None
-            found = FoundJob(process, "deepspeed", (), (FoundRank(process, 0, {}),), 0.0)
+            job = FoundJob(process, "deepspeed", (), (FoundRank(process, 0, {}),), 0.0)
             try:
                 if names is None:
                     with pytest.raises(hostfile.NoHosts, match="does not say which nodes"):
-                        hostfile.find_job_hosts(found)
+                        hostfile.find_job_hosts(job)
                 else:
-                    assert hostfile.find_job_hosts(found) == names
+                    assert hostfile.find_job_hosts(job) == names
             finally:
                 launcher.kill()
 

@@ -170,13 +170,13 @@ def test_an_instance_is_not_counted_as_the_whole_gpu(tmp_path: Path, monkeypatch
     recording.write_engine(devices=[device])
     readings = [read_allocator(1 + i / 2, 1, 1.5) for i in range(12)]
     recording.write_records(tables.ALLOCATOR, make_identity(0), readings, born=0.5)
-    found = read_checked_ledgers(recording.open_session(), 6)
-    assert {index: one.ranks for index, one in found.items()} == {0: (), 2: (), 3: (0,)}
-    assert found[3].total_bytes == gib_to_bytes(10)
+    ledgers = read_checked_ledgers(recording.open_session(), 6)
+    assert {index: one.ranks for index, one in ledgers.items()} == {0: (), 2: (), 3: (0,)}
+    assert ledgers[3].total_bytes == gib_to_bytes(10)
     expected = {"free": 5, "driver": 3, "outside_pytorch": 0.5, "reserved_unallocated": 0.5, "unattributed": 1}
-    assert read_row_sizes(found[3]) == expected
-    assert any("MIG" in note for note in found[3].notes)
-    assert read_row_sizes(found[2]) == {"free": 7, "driver": 3}
+    assert read_row_sizes(ledgers[3]) == expected
+    assert any("MIG" in note for note in ledgers[3].notes)
+    assert read_row_sizes(ledgers[2]) == {"free": 7, "driver": 3}
 
 
 # --- hidden and renumbered -------------------------------------------------------------------------------------------------
@@ -364,11 +364,11 @@ def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
         tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, who.pid, 23, 1) for second in range(1, 6)]
     )
     session = recording.open_session()
-    found = read_checked_ledgers(session, 5.5)
-    assert read_row_sizes(found[1]) == {"free": 56, "driver": 1, "this_job": 23}
-    assert "an allocator of device memory of its own" in found[1].notes[0]
-    assert found[0].notes == ()
-    assert MemoryViewBuilder(session).view_at(second_to_unix_ns(5.5)).gpu == found[1]
+    ledgers = read_checked_ledgers(session, 5.5)
+    assert read_row_sizes(ledgers[1]) == {"free": 56, "driver": 1, "this_job": 23}
+    assert "an allocator of device memory of its own" in ledgers[1].notes[0]
+    assert ledgers[0].notes == ()
+    assert MemoryViewBuilder(session).view_at(second_to_unix_ns(5.5)).gpu == ledgers[1]
 
 
 @pytest.mark.parametrize(
@@ -385,11 +385,11 @@ def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_how_cuda_malloc_async_says_that_there_is_no_more(text: str, sizes: tuple[int | None, ...]) -> None:
-    found = parse_output("step 3\n" + text)
-    assert found is not None
-    assert found.kind == "cuda"
-    assert (found.requested_bytes, found.total_bytes, found.free_bytes, found.allocated_bytes) == sizes
-    assert "else" not in found.text
+    output = parse_output("step 3\n" + text)
+    assert output is not None
+    assert output.kind == "cuda"
+    assert (output.requested_bytes, output.total_bytes, output.free_bytes, output.allocated_bytes) == sizes
+    assert "else" not in output.text
 
 
 # --- engines and ranks ---------------------------------------------------------------------------------------------------
@@ -405,9 +405,9 @@ def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) ->
         tables.GPUS, recording.node, [sample_gpu(second, 0.5, index=index) for second in range(16) for index in (0, 1)]
     )
     session = recording.open_session()
-    found = read_checked_ledgers(session, 15)
-    assert [read_row_sizes(one) for one in found.values()] == [{"free": 79.5, "driver": 0.5}] * 2
-    assert not any(one.ranks or one.notes for one in found.values())
+    ledgers = read_checked_ledgers(session, 15)
+    assert [read_row_sizes(one) for one in ledgers.values()] == [{"free": 79.5, "driver": 0.5}] * 2
+    assert not any(one.ranks or one.notes for one in ledgers.values())
     assert find_annotations(session, second_to_unix_ns(16)) == ()
     view = MemoryViewBuilder(session).view_at(second_to_unix_ns(15))
     assert (view.rank, len(view.gpus), view.peak, view.health) == (0, 2, None, None)

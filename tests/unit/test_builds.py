@@ -55,9 +55,9 @@ def start_rank(tmp_path: Path) -> Iterator[Start]:
         )
         assert started[-1].stdout is not None
         assert started[-1].stdout.readline() == b"ready\n"
-        found = Process.from_pid(started[-1].pid)
-        assert found is not None
-        return found
+        process = Process.from_pid(started[-1].pid)
+        assert process is not None
+        return process
 
     yield launch_program
     for process in started:

@@ -26,8 +26,8 @@ def offload_comparison() -> Comparison:
 
 
 def find_measure(comparison: Comparison, name: str) -> Measure:
-    (found,) = [measure for measure in comparison.measures if measure.name.strip() == name]
-    return found
+    (measure,) = [measure for measure in comparison.measures if measure.name.strip() == name]
+    return measure
 
 
 def test_setup_time_memory_and_findings_are_beside_one_another(offload_comparison: Comparison) -> None:

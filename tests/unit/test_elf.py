@@ -31,8 +31,8 @@ def test_a_symbol_of_a_file_for_any_machine(
 ) -> None:
     path = tmp_path / "file"
     path.write_bytes(make_program(kind, number))
-    found = elf.read_symbols(str(path), ["sought", "absent"])
-    assert found == elf.Symbols(name, movable, {"sought": value})
+    symbols = elf.read_symbols(str(path), ["sought", "absent"])
+    assert symbols == elf.Symbols(name, movable, {"sought": value})
 
 
 def test_a_file_that_is_damaged_anywhere(tmp_path: Path) -> None:

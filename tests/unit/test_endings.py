@@ -48,8 +48,8 @@ def make_lossy_recording(folder: Path) -> Recording:
 
 
 def test_what_ranks_and_samplers_lost_adds_up(tmp_path: Path) -> None:
-    found = read_ending(make_lossy_recording(tmp_path).open_session())
-    assert (found.exit_code, found.lost_records, found.lost_output_bytes) == (0, 7 + 5 + 100, 9)
+    ending = read_ending(make_lossy_recording(tmp_path).open_session())
+    assert (ending.exit_code, ending.lost_records, ending.lost_output_bytes) == (0, 7 + 5 + 100, 9)
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,8 @@ def expect_memory(facts: dict[str, Any]) -> Any:
 
 
 def list_sizes(facts: dict[str, Any]) -> dict[str, list[int]]:
-    found = expect_memory(facts)
-    return {name: [sizes.get(name, 0) for sizes in (found.gpu, found.host, found.nvme)] for name in found.gpu}
+    expected = expect_memory(facts)
+    return {name: [sizes.get(name, 0) for sizes in (expected.gpu, expected.host, expected.nvme)] for name in expected.gpu}
 
 
 def test_what_is_offloaded_lies_elsewhere() -> None:
@@ -130,13 +130,13 @@ def test_what_is_offloaded_lies_elsewhere() -> None:
 
 def test_part_of_the_optimizer_is_offloaded() -> None:
     config = {"zero_optimization": {"offload_optimizer": {"ratio": 0.25}}}
-    found = list_sizes(make_engine(zero_stage=3, offload_optimizer="cpu", config=config))
-    assert (found["master_weights"], found["optimizer_state"]) == ([1500, 500, 0], [3000, 1000, 0])
+    sizes = list_sizes(make_engine(zero_stage=3, offload_optimizer="cpu", config=config))
+    assert (sizes["master_weights"], sizes["optimizer_state"]) == ([1500, 500, 0], [3000, 1000, 0])
 
 
 def test_what_does_not_train_has_no_gradients_and_no_state() -> None:
-    found = list_sizes(make_engine(trainable_parameters=10))
-    assert found == {
+    sizes = list_sizes(make_engine(trainable_parameters=10))
+    assert sizes == {
         "parameters": [2000, 0, 0],
         "gradients": [10, 0, 0],
         "master_weights": [20, 0, 0],
@@ -186,12 +186,12 @@ NAMES = ("parameters", "gradients", "master_weights", "optimizer_state")
 def test_formulas_beside_real_runs(config: str) -> None:
     stage, optimizer, weights, dtype, sizes = MEASURED[config]
     facts = make_engine(zero_stage=stage, offload_optimizer=optimizer, offload_parameters=weights, dtype=dtype, device="cpu")
-    found = expect_memory({**facts, "parameters": 3213568, "trainable_parameters": 3213568})
-    assert found.gpu == {}
+    expected = expect_memory({**facts, "parameters": 3213568, "trainable_parameters": 3213568})
+    assert expected.gpu == {}
     for name, measured in zip(NAMES, sizes, strict=True):
         # Up to one bucket of gradients is on its way.
-        near = found.host[name] == pytest.approx(measured, rel=0.01, abs=140_000)
-        assert near != ((config, name) in DIFFERS), (name, found.host[name], measured)
+        near = expected.host[name] == pytest.approx(measured, rel=0.01, abs=140_000)
+        assert near != ((config, name) in DIFFERS), (name, expected.host[name], measured)
 
 
 # --- beside a recording --------------------------------------------------------------------------------------------------
@@ -243,8 +243,8 @@ def test_the_rule_of_thumb(tmp_path: Path) -> None:
     assert RuleOfThumb(10, 20, 5, 4, 80).peak_bytes == 110
     session, now = record_two_steps(tmp_path).open_session(), BEGIN_NS + 29 * S
     (process,), (peaks,) = find_alive_processes(session, now), read_rank_peaks(session, now)
-    told = read_inventory(session, process, now)
-    assert told is not None
-    assert compute_rule_of_thumb(told, peaks) == RuleOfThumb(
+    inventory = read_inventory(session, process, now)
+    assert inventory is not None
+    assert compute_rule_of_thumb(inventory, peaks) == RuleOfThumb(
         gib_to_bytes(2), gib_to_bytes(12), gib_to_bytes(2), gib_to_bytes(18.5 - 16), gib_to_bytes(17.5 - 14)
     )

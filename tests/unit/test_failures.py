@@ -33,15 +33,15 @@ def end_rank(recording: Recording, at_s: float, rank: int = 0) -> None:
 
 def find_checked_failure(recording: Recording, second: float = 40) -> Failure | None:
     session, cursor = recording.open_session(), BEGIN_NS + int(second * S)
-    found = FailureFinder(session).failure_at(cursor)
-    assert found == find_failure(session, cursor)
-    return found
+    failure = FailureFinder(session).failure_at(cursor)
+    assert failure == find_failure(session, cursor)
+    return failure
 
 
 def require_failure(recording: Recording, second: float = 40) -> Failure:
-    found = find_checked_failure(recording, second)
-    assert found is not None
-    return found
+    failure = find_checked_failure(recording, second)
+    assert failure is not None
+    return failure
 
 
 def test_nothing_died(tmp_path: Path) -> None:
@@ -213,12 +213,12 @@ def test_real_deaths() -> None:
     for name, labels in recordings.read_labels().items():
         session = recordings.open_recording(name)
         died = bool({"out_of_memory", "dead_rank"} & {label.name for label in labels})
-        found = FailureFinder(session).failure_at(session.last_written_ns)
-        assert (found is not None) == ((died and name != "held-restart") or name == STOPPED), name
+        failure = FailureFinder(session).failure_at(session.last_written_ns)
+        assert (failure is not None) == ((died and name != "held-restart") or name == STOPPED), name
     dead = recordings.open_recording("cpu-dead")
-    found = find_failure(dead, dead.last_written_ns)
-    assert found is not None
-    assert found.what.startswith("Rank 1 (PID 29690) was killed by SIGKILL")
+    failure = find_failure(dead, dead.last_written_ns)
+    assert failure is not None
+    assert failure.what.startswith("Rank 1 (PID 29690) was killed by SIGKILL")
 
 
 def test_a_job_that_was_started_again_had_died_in_between() -> None:
@@ -246,5 +246,5 @@ def test_the_largest_batch_before_any_moment(batches: list[tuple[int, bool]], mo
         process = identify_process(session.sources["spans"][0])
         for moment in moments:
             known = [tokens for tokens, evaluating in batches[: max(0, moment - 1)] if not evaluating]
-            found = find_largest_batch(session, process, BEGIN_NS + moment * S)
-            assert found.get("tokens", 0) == max(known, default=0)
+            batch = find_largest_batch(session, process, BEGIN_NS + moment * S)
+            assert batch.get("tokens", 0) == max(known, default=0)

@@ -20,8 +20,8 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def find_commands() -> dict[str, argparse.ArgumentParser]:
-    (found,) = [action for action in cli._build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(found.choices)
+    (action,) = [action for action in cli._build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(action.choices)
 
 
 def read_pictures() -> list[dict[str, Any]]:

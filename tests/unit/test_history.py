@@ -115,15 +115,15 @@ def test_processes_and_gpus_of_a_node_are_told_apart(tmp_path: Path) -> None:
     ranks = [replace(RANK, rank=pid - 100, pid=pid) for pid in (100, 103)]
     gpus = [("node1", 3), ("node1", 1)]
     for end, some in ((2.05, slice(1, 2)), (4.05, slice(2)), (4.05, slice(1))):
-        told = histories.history_at(BEGIN_NS + int(end * S), ranks[some], gpus[some], {}, ProcessExits(()))
+        history = histories.history_at(BEGIN_NS + int(end * S), ranks[some], gpus[some], {}, ProcessExits(()))
         means = [0.25, 0.7, 1.1, None, 2.35, 2.7, 3.2, 3.7][: int(2 * end)]
         for rank in ranks[some]:
-            found = told.ranks[rank.rank]
+            found = history.ranks[rank.rank]
             assert round_last(found.cores_used / rank.pid, len(means)) == means
             assert round_last(found.rss_bytes / GIB, len(means)) == [mean and rank.pid for mean in means]
         for key in gpus[some]:
-            used = told.gpus[key].used_bytes
-            assert round_last(told.gpus[key].utilization_percent - 10 * key[1], len(means)) == means
+            used = history.gpus[key].used_bytes
+            assert round_last(history.gpus[key].utilization_percent - 10 * key[1], len(means)) == means
             assert round_last(used / GIB, len(means)) == [mean and key[1] for mean in means]
 
 
@@ -143,18 +143,18 @@ def test_a_cursor_shows_the_same_however_it_is_reached(recorded_session: Session
     forth = {cursor: history_at(on, cursor) for cursor in cursors}
     for cursor in [*reversed(cursors), 90.0, 3.0, *cursors[::7]]:
         known = forth.get(cursor) or history_at(Histories(recorded_session), cursor)
-        told = history_at(back, cursor)
-        np.testing.assert_array_equal(told.ranks[0].cores_used, known.ranks[0].cores_used)
-        np.testing.assert_array_equal(told.gpus["node1", 0].allocated_bytes, known.gpus["node1", 0].allocated_bytes)
-        assert told.ranks[0].phase == known.ranks[0].phase
+        history = history_at(back, cursor)
+        np.testing.assert_array_equal(history.ranks[0].cores_used, known.ranks[0].cores_used)
+        np.testing.assert_array_equal(history.gpus["node1", 0].allocated_bytes, known.gpus["node1", 0].allocated_bytes)
+        assert history.ranks[0].phase == known.ranks[0].phase
 
 
 def test_what_no_one_recorded_is_unknown(tmp_path: Path) -> None:
-    told = Histories(read_recording(tmp_path)).history_at(BEGIN_NS, [RANK], [("node1", 0)], {}, ProcessExits(()))
-    assert np.isnan(told.ranks[0].cores_used).all()
-    assert set(told.ranks[0].phase) == {""}
-    assert len(told.ranks[0].phase) == PIECES
-    assert told.piece_s == PIECE_NS / S
+    history = Histories(read_recording(tmp_path)).history_at(BEGIN_NS, [RANK], [("node1", 0)], {}, ProcessExits(()))
+    assert np.isnan(history.ranks[0].cores_used).all()
+    assert set(history.ranks[0].phase) == {""}
+    assert len(history.ranks[0].phase) == PIECES
+    assert history.piece_s == PIECE_NS / S
 
 
 def test_samples_out_of_order_are_no_error(tmp_path: Path) -> None:

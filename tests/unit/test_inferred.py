@@ -46,11 +46,11 @@ def busy_for(share: float, period: float) -> Callable[[float], float]:
 @pytest.mark.parametrize("period", [0.45, 0.8, 1.37, 2.75, 6.1])
 @pytest.mark.parametrize("share", [0.2, 0.6])
 def test_a_steady_rhythm_is_found_within_3_percent(tmp_path: Path, period: float, share: float) -> None:
-    found = infer_rhythm(tmp_path, busy_for(share, period), gpu=True)
-    assert found is not None
-    assert found.iteration_s == pytest.approx(period, rel=0.03)
-    assert found.signals == ("cpu",)
-    assert 0.5 < found.confidence <= 1.001
+    rhythm = infer_rhythm(tmp_path, busy_for(share, period), gpu=True)
+    assert rhythm is not None
+    assert rhythm.iteration_s == pytest.approx(period, rel=0.03)
+    assert rhythm.signals == ("cpu",)
+    assert 0.5 < rhythm.confidence <= 1.001
 
 
 @pytest.mark.parametrize("period", [0.035, 0.071, 0.11, 0.13, 0.147, 0.19])
@@ -75,9 +75,9 @@ def test_no_rhythm_is_reported_while_it_changes_and_the_new_one_afterwards(tmp_p
     changed = tmp_path / "changed"
     changed.mkdir()
     assert infer_rhythm(changed, lambda t: before(t) if t < 54 else after(t)) is None
-    found = infer_rhythm(tmp_path, lambda t: before(t) if t < 30 else after(t))
-    assert found is not None
-    assert found.iteration_s == pytest.approx(1.4, rel=0.03)
+    rhythm = infer_rhythm(tmp_path, lambda t: before(t) if t < 30 else after(t))
+    assert rhythm is not None
+    assert rhythm.iteration_s == pytest.approx(1.4, rel=0.03)
 
 
 def test_the_rhythm_of_a_real_job_is_right_or_not_reported() -> None:
@@ -85,11 +85,11 @@ def test_the_rhythm_of_a_real_job_is_right_or_not_reported() -> None:
     steps = RecordingSource(session).view_at(None).iterations
     answers = 0
     for cursor_s in np.arange(steps.begin_s[0] + 12, steps.begin_s[-1], 2.0):
-        found = infer_iteration(session, int(cursor_s * 1e9))
-        if found is not None:
-            within = (steps.begin_s > cursor_s - found.window_s) & (steps.begin_s <= cursor_s)
+        iteration = infer_iteration(session, int(cursor_s * 1e9))
+        if iteration is not None:
+            within = (steps.begin_s > cursor_s - iteration.window_s) & (steps.begin_s <= cursor_s)
             usual, mean = np.median(np.diff(steps.begin_s[within])), np.mean(np.diff(steps.begin_s[within]))
-            assert min(abs(found.iteration_s / usual - 1), abs(found.iteration_s / mean - 1)) < 0.03
+            assert min(abs(iteration.iteration_s / usual - 1), abs(iteration.iteration_s / mean - 1)) < 0.03
             answers += 1
     assert answers >= 4
 
@@ -98,8 +98,10 @@ def test_the_rhythm_of_a_real_job_is_right_or_not_reported() -> None:
 def test_no_recording_has_a_wrong_rhythm(name: str) -> None:
     session = open_recording(name)
     steps = RecordingSource(session).view_at(None).iterations
-    found = infer_iteration(session, session.last_written_ns - 2 * S)
-    assert found is None or found.iteration_s == pytest.approx(float(np.median(np.diff(steps.begin_s[-8:]))), rel=0.03)
+    iteration = infer_iteration(session, session.last_written_ns - 2 * S)
+    assert iteration is None or iteration.iteration_s == pytest.approx(
+        float(np.median(np.diff(steps.begin_s[-8:]))), rel=0.03
+    )
 
 
 def test_nothing_is_inferred_where_steps_are_known() -> None:

@@ -68,17 +68,17 @@ def test_an_engine_without_optimizer_and_things_without_storage() -> None:
     engine.optimizer = None
     engine.module.register_buffer("nothing", torch.zeros(0))
     engine.module.register_buffer("somewhere", torch.zeros(5, device="meta"))
-    found = build_inventory(engine)
-    assert found.sum_host_bytes() == {name: EXPECTED[name] for name in ("parameters", "gradients")}
-    assert found.unread_count == 0
+    inventory = build_inventory(engine)
+    assert inventory.sum_host_bytes() == {name: EXPECTED[name] for name in ("parameters", "gradients")}
+    assert inventory.unread_count == 0
 
 
 def test_a_tensor_that_does_not_tell_where_it_lies_is_counted() -> None:
     engine = make_trained_model()
     engine.module.register_buffer("sparse", torch.zeros(5).to_sparse())
-    found = build_inventory(engine)
-    assert found.sum_host_bytes() == EXPECTED
-    assert found.unread_count == 1
+    inventory = build_inventory(engine)
+    assert inventory.sum_host_bytes() == EXPECTED
+    assert inventory.unread_count == 1
 
 
 def test_circles_end() -> None:
@@ -88,10 +88,10 @@ def test_circles_end() -> None:
 
 
 def test_blocks_on_the_device_that_belong_to_no_part() -> None:
-    found = Inventory()
+    inventory = Inventory()
     for address, category in ((512, "parameters"), (1024, "gradients")):
         storage = SimpleNamespace(nbytes=lambda: 100, data_ptr=lambda address=address: address)
-        found.add(SimpleNamespace(device=torch.device("cuda"), untyped_storage=lambda s=storage: s), category)
-    sizes, unclaimed = found.match_blocks({512: 512, 1024: 1536, 4096: 2048, 9000: 4096})
+        inventory.add(SimpleNamespace(device=torch.device("cuda"), untyped_storage=lambda s=storage: s), category)
+    sizes, unclaimed = inventory.match_blocks({512: 512, 1024: 1536, 4096: 2048, 9000: 4096})
     assert sizes == {"parameters": 512, "gradients": 1536}
     assert unclaimed == [4096, 2048]

@@ -34,9 +34,9 @@ class Job:
         self.open.append(self.events)
 
     def start_process(self, rank: int, born: float, pid: int | None = None) -> Process:
-        found = Process(self, rank, make_identity(rank, pid).pid, born)
-        self.open.append(found.spans)
-        return found
+        process = Process(self, rank, make_identity(rank, pid).pid, born)
+        self.open.append(process.spans)
+        return process
 
     def open_source(self) -> RecordingSource:
         return RecordingSource(read_recording(self.folder, begin_ns=self.begin_ns))

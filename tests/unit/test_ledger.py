@@ -69,27 +69,27 @@ DEVICE = {"free": 51.5, "driver": 1.5, "other_processes": 4, "outside_pytorch": 
 
 
 def test_between_two_steps(tmp_path: Path) -> None:
-    found = read_only_ledger(record_two_steps(tmp_path).open_session(), 19.5)
-    assert read_row_sizes(found) == {
+    ledger = read_only_ledger(record_two_steps(tmp_path).open_session(), 19.5)
+    assert read_row_sizes(ledger) == {
         **DEVICE,
         "reserved_unallocated": 7.25,
         **PARTS,
         "activations": 0.125,
         "unexplained": 0.125,
     }
-    assert (found.name, found.ranks, found.total_bytes) == ("NVIDIA H200", (0,), gib_to_bytes(80))
-    assert (found.job_bytes, found.reserved_bytes, found.allocated_bytes) == (
+    assert (ledger.name, ledger.ranks, ledger.total_bytes) == ("NVIDIA H200", (0,), gib_to_bytes(80))
+    assert (ledger.job_bytes, ledger.reserved_bytes, ledger.allocated_bytes) == (
         gib_to_bytes(23),
         gib_to_bytes(22),
         gib_to_bytes(14.75),
     )
-    assert found.unexplained_largest == (gib_to_bytes(0.125),)
-    assert found.notes == ()
+    assert ledger.unexplained_largest == (gib_to_bytes(0.125),)
+    assert ledger.notes == ()
 
 
 def test_nvmls_figure_for_the_job_is_what_it_holds_inside_and_outside_pytorch(tmp_path: Path) -> None:
-    found = read_only_ledger(record_two_steps(tmp_path).open_session(), 27.5)
-    assert found.job_bytes == found.sum_bytes("outside_pytorch", "reserved_unallocated", *ALLOCATED)
+    ledger = read_only_ledger(record_two_steps(tmp_path).open_session(), 27.5)
+    assert ledger.job_bytes == ledger.sum_bytes("outside_pytorch", "reserved_unallocated", *ALLOCATED)
 
 
 def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_update(tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_before_an_engine_is_made_and_after_the_job(tmp_path: Path) -> None:
 def test_less_is_allocated_than_was_counted(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_inventory(19, "after_update", {**PARTS, "buffers": 3})
-    found = read_only_ledger(recording.open_session(), 19.5)
-    assert (found.sum_bytes("freed_since"), found.sum_bytes("activations")) == (gib_to_bytes(14.75 - 17), 0)
-    assert found.allocated_bytes == gib_to_bytes(14.75)
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    assert (ledger.sum_bytes("freed_since"), ledger.sum_bytes("activations")) == (gib_to_bytes(14.75 - 17), 0)
+    assert ledger.allocated_bytes == gib_to_bytes(14.75)
 
 
 def record_readings_apart(folder: Path, *readings: Any, others: float = 0) -> Session:
@@ -146,16 +146,16 @@ def record_readings_apart(folder: Path, *readings: Any, others: float = 0) -> Se
 
 
 def test_between_nvmls_reading_and_the_allocators_memory_was_taken(tmp_path: Path) -> None:
-    found = read_only_ledger(record_readings_apart(tmp_path, read_allocator(4.5, 9, 10)), 5)
+    ledger = read_only_ledger(record_readings_apart(tmp_path, read_allocator(4.5, 9, 10)), 5)
     outside = {"driver": 0.5, "outside_pytorch": 1.5}
-    assert read_row_sizes(found) == {"free": 68, **outside, "reserved_unallocated": 1, "unattributed": 9}
-    assert "the ledger is of PyTorch's" in row_of(found, "free").note
+    assert read_row_sizes(ledger) == {"free": 68, **outside, "reserved_unallocated": 1, "unattributed": 9}
+    assert "the ledger is of PyTorch's" in row_of(ledger, "free").note
 
 
 def test_more_was_taken_than_the_others_leave(tmp_path: Path) -> None:
-    found = read_only_ledger(record_readings_apart(tmp_path, read_allocator(4.5, 9, 60), others=30), 5)
-    assert read_row_sizes(found) == {"rest_of_device": 20, "reserved_unallocated": 51, "unattributed": 9}
-    assert "cannot be divided" in row_of(found, "rest_of_device").note
+    ledger = read_only_ledger(record_readings_apart(tmp_path, read_allocator(4.5, 9, 60), others=30), 5)
+    assert read_row_sizes(ledger) == {"rest_of_device": 20, "reserved_unallocated": 51, "unattributed": 9}
+    assert "cannot be divided" in row_of(ledger, "rest_of_device").note
 
 
 def test_pytorch_says_that_it_holds_more_than_there_is(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path:
         tables.GPU_PROCESSES, sampler, [sample_gpu_process(30, make_identity(0).pid, 1), sample_gpu_process(30, 7, 4)]
     )
     session = recording.open_session()
-    found = read_only_ledger(session, 30.2)
-    assert read_row_sizes(found) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
-    assert "has released memory" in found.notes[0]
+    ledger = read_only_ledger(session, 30.2)
+    assert read_row_sizes(ledger) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
+    assert "has released memory" in ledger.notes[0]
     assert read_only_ledger(session, 29.9).sum_bytes("this_job") == 0
 
 
@@ -213,34 +213,34 @@ def record_container(folder: Path, first: float) -> Recording:
 
 
 def test_a_container_hides_the_jobs_processes(tmp_path: Path) -> None:
-    found = read_only_ledger(record_container(tmp_path, 0).open_session(), 5.5)
+    ledger = read_only_ledger(record_container(tmp_path, 0).open_session(), 5.5)
     expected = {"free": 72.5, "before_the_job": 2, "outside_pytorch": 1.5, "reserved_unallocated": 3, "unattributed": 1}
-    assert read_row_sizes(found) == expected
-    assert found.job_bytes is None
-    assert any("as in a container" in note for note in found.notes)
+    assert read_row_sizes(ledger) == expected
+    assert ledger.job_bytes is None
+    assert any("as in a container" in note for note in ledger.notes)
 
 
 def test_a_container_and_no_look_from_before_the_job(tmp_path: Path) -> None:
-    found = read_only_ledger(record_container(tmp_path, 3).open_session(), 5.5)
-    assert read_row_sizes(found) == {"free": 72.5, "outside_pytorch": 3.5, "reserved_unallocated": 3, "unattributed": 1}
-    assert any("may be anybody's" in note for note in found.notes)
+    ledger = read_only_ledger(record_container(tmp_path, 3).open_session(), 5.5)
+    assert read_row_sizes(ledger) == {"free": 72.5, "outside_pytorch": 3.5, "reserved_unallocated": 3, "unattributed": 1}
+    assert any("may be anybody's" in note for note in ledger.notes)
 
 
 def test_no_nvml(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.write_engine()
     recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4)], born=1)
-    found = read_only_ledger(recording.open_session(), 5.5)
-    assert read_row_sizes(found) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
-    assert "NVML was not available" in found.notes[0]
+    ledger = read_only_ledger(recording.open_session(), 5.5)
+    assert read_row_sizes(ledger) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
+    assert "NVML was not available" in ledger.notes[0]
 
 
 def test_an_allocator_that_shows_no_blocks(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_inventory(19, "after_update", {}, host={})
-    found = read_only_ledger(recording.open_session(), 19.5)
-    assert read_row_sizes(found) == {**DEVICE, "reserved_unallocated": 7.25, "unattributed": 14.75}
-    assert "cudaMallocAsync" in found.notes[0]
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    assert read_row_sizes(ledger) == {**DEVICE, "reserved_unallocated": 7.25, "unattributed": 14.75}
+    assert "cudaMallocAsync" in ledger.notes[0]
 
 
 def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: Path) -> None:
@@ -248,10 +248,10 @@ def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: 
     largest, total = [gib_to_bytes(0.0625), hopper, hopper, older, 512], gib_to_bytes(0.0625) + 2 * hopper + older + 1024
     parts = {**PARTS, "buffers": 0.25}
     recording.write_inventory(19, "after_update", parts, unclaimed_bytes=total, unclaimed_largest=largest)
-    found = read_only_ledger(recording.open_session(), 19.5)
-    assert found.sum_bytes("cublas_workspaces") == 2 * hopper + older
-    assert found.sum_bytes("unexplained") == gib_to_bytes(0.0625) + 1024
-    assert found.unexplained_largest == (gib_to_bytes(0.0625), 512)
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    assert ledger.sum_bytes("cublas_workspaces") == 2 * hopper + older
+    assert ledger.sum_bytes("unexplained") == gib_to_bytes(0.0625) + 1024
+    assert ledger.unexplained_largest == (gib_to_bytes(0.0625), 512)
 
 
 def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: Path) -> None:
@@ -274,9 +274,9 @@ def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
 def test_a_probe_that_was_removed_reports_nothing_until_it_is_entered_again(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_event(make_identity(0), 29.2, "left", lost=0)
-    found = read_only_ledger(recording.open_session(), 29.5)
-    assert read_row_sizes(found) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
-    assert found.notes == ("The probe was removed from rank 0: the division of this job's memory since then is not known.",)
+    ledger = read_only_ledger(recording.open_session(), 29.5)
+    assert read_row_sizes(ledger) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
+    assert ledger.notes == ("The probe was removed from rank 0: the division of this job's memory since then is not known.",)
     recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(29.7, 3, 4)], born=29.6)
     again = read_only_ledger(recording.open_session(), 29.8)
     assert (again.reserved_bytes, again.notes) == (gib_to_bytes(4), read_only_ledger(recording.open_session(), 29.1).notes)
@@ -287,10 +287,10 @@ def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
     recording.write_engine(rank=1)
     recording.write_records(tables.ALLOCATOR, make_identity(1), [read_allocator(at, 3, 4) for at in range(2, 30)], born=1)
     recording.write_inventory(10, "init", {"parameters": 2}, rank=1, unclaimed=0.5)
-    found = read_only_ledger(recording.open_session(), 19.5)
-    assert found.ranks == (0, 1)
-    assert (found.reserved_bytes, found.allocated_bytes) == (gib_to_bytes(26), gib_to_bytes(17.75))
-    assert (found.sum_bytes("parameters"), found.sum_bytes("unexplained")) == (gib_to_bytes(4), gib_to_bytes(0.625))
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    assert ledger.ranks == (0, 1)
+    assert (ledger.reserved_bytes, ledger.allocated_bytes) == (gib_to_bytes(26), gib_to_bytes(17.75))
+    assert (ledger.sum_bytes("parameters"), ledger.sum_bytes("unexplained")) == (gib_to_bytes(4), gib_to_bytes(0.625))
 
 
 def test_two_engines_of_one_process_add_up(tmp_path: Path) -> None:
@@ -298,9 +298,9 @@ def test_two_engines_of_one_process_add_up(tmp_path: Path) -> None:
     recording.write_engine(at=18.8)
     # The allocator is one: all that the first engine has is unclaimed by the second.
     recording.write_inventory(18.9, "init", {"parameters": 0.125}, engine=1, unclaimed=14.625)
-    found = read_only_ledger(recording.open_session(), 19.5)
-    assert found.sum_bytes("parameters") == gib_to_bytes(2.125)
-    assert (found.sum_bytes("unexplained"), found.unexplained_largest) == (gib_to_bytes(0.125), ())
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    assert ledger.sum_bytes("parameters") == gib_to_bytes(2.125)
+    assert (ledger.sum_bytes("unexplained"), ledger.unexplained_largest) == (gib_to_bytes(0.125), ())
 
 
 def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Path) -> None:
@@ -322,8 +322,8 @@ def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Pat
 def test_a_rank_started_again_holds_what_its_last_process_does(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_records(tables.ALLOCATOR, make_identity(0, pid=500), [read_allocator(28, 1, 2)], born=27.5)
-    found = read_only_ledger(recording.open_session(), 28.5)
-    assert (found.ranks, found.allocated_bytes) == ((0,), GIB)
+    ledger = read_only_ledger(recording.open_session(), 28.5)
+    assert (ledger.ranks, ledger.allocated_bytes) == ((0,), GIB)
 
 
 def test_no_gpu_at_all(tmp_path: Path) -> None:

@@ -33,18 +33,18 @@ def run_memory(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = run_memory(capsys, str(record_ended_job(tmp_path).folder))
-    lines = said.splitlines()
+    report = run_memory(capsys, str(record_ended_job(tmp_path).folder))
+    lines = report.splitlines()
     setup = "1,073.7 M parameters, ZeRO-2, bf16, batch 1 x 1 x 1 (micro-batch x accumulation x ranks)"
     assert lines[0] == f"job, at the end of step 1: {setup}"
     table = {line.split("  ")[1]: line.split() for line in lines if line.startswith("  ")}
     assert table["free"][1] == "51.500"
     assert table["total"][-1] == "80.000"
-    assert "parameters 2.000 2.000 +0.000 tensors counted after" in " ".join(said.split())
-    assert "Peak of rank 0: 19.500 GiB allocated, in backward of step 1" in said
-    assert "Rule of thumb: parameters 2.000 + optimizer 12.000 + the larger of gradients 2.000" in said
-    assert "Host memory of rank 0 on node1, process 100" in said
-    assert "Allocator of rank 0: 0 retries" in said
+    assert "parameters 2.000 2.000 +0.000 tensors counted after" in " ".join(report.split())
+    assert "Peak of rank 0: 19.500 GiB allocated, in backward of step 1" in report
+    assert "Rule of thumb: parameters 2.000 + optimizer 12.000 + the larger of gradients 2.000" in report
+    assert "Host memory of rank 0 on node1, process 100" in report
+    assert "Allocator of rank 0: 0 retries" in report
     assert "offload_optimizer=none" in next(line for line in lines if line.endswith("this job"))
     assert all(line == line.rstrip() for line in lines)
 
@@ -94,16 +94,16 @@ def test_a_failure_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory.create_session(["true"], path=str(tmp_path / "empty"), launcher="python")
-    said = run_memory(capsys, str(tmp_path / "empty"))
-    assert said.splitlines()[0] == "empty, at the end: no rank has trained"
+    report = run_memory(capsys, str(tmp_path / "empty"))
+    assert report.splitlines()[0] == "empty, at the end: no rank has trained"
 
 
 def test_a_recording_without_a_sampler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = record_ended_job(tmp_path).folder
     for path in folder.glob("*-node-*.rec"):
         path.unlink()
-    said = run_memory(capsys, str(folder))
-    assert "offload_optimizer=none" in said
+    report = run_memory(capsys, str(folder))
+    assert "offload_optimizer=none" in report
 
 
 def test_a_killed_rank_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +117,6 @@ def test_a_killed_rank_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_parts_of_an_update(capsys: pytest.CaptureFixture[str]) -> None:
-    said = run_memory(capsys, str(recordings.find_packed_file("z2-offload")))
-    assert "Inside step() of rank 0, median 0.1" in said
-    assert "the GPU is idle for at least 0.0" in said
+    report = run_memory(capsys, str(recordings.find_packed_file("z2-offload")))
+    assert "Inside step() of rank 0, median 0.1" in report
+    assert "the GPU is idle for at least 0.0" in report

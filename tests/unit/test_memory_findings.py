@@ -106,9 +106,9 @@ def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blo
     ],
 )
 def test_the_lines_that_the_probe_found_on_a_gpu(name: str, finding: str, headline: str, details: str) -> None:
-    (found,) = find_named(recordings.open_recording(name), finding)
-    assert found.headline == headline
-    assert details in found.details
+    (findings,) = find_named(recordings.open_recording(name), finding)
+    assert findings.headline == headline
+    assert details in findings.details
 
 
 @pytest.fixture
@@ -150,9 +150,9 @@ def test_a_leak_without_a_line_is_reported_when_the_job_is_gone(
     (folder / "session.json").write_text(json.dumps(info | {"stacks": True}))
     add_calls(folder, lambda rows: 0)
     for path in folder.glob("events-*.jsonl"):
-        kept = [line for line in path.read_text().splitlines() if '"goodbye"' not in line and '"job_ended"' not in line]
-        kept = [line for line in kept if is_seen or '"rank_gone"' not in line]
-        path.write_text("\n".join(kept) + "\n")
+        lines = [line for line in path.read_text().splitlines() if '"goodbye"' not in line and '"job_ended"' not in line]
+        lines = [line for line in lines if is_seen or '"rank_gone"' not in line]
+        path.write_text("\n".join(lines) + "\n")
     (creep,) = find_named(Session.open(folder), "memory_creep")
     assert creep.headline == before.headline
     assert creep.known_ns > before.known_ns

@@ -129,10 +129,10 @@ def test_only_the_last_look_of_a_rank_is_computed_and_only_once(watched_rank: Ra
         watched_rank.run_step(2 * request + 1, lambda: watched_rank.memory.add_action("alloc", 512, 20))
     session = Session.open(Path(watched_rank.session))
     known, first = AllocationTraces(session), watched_rank.read_looks()[0]
-    found = known.trace_at(session.last_written_ns, 0)
-    assert found is not None
-    assert (found.request, found.phases.tolist()) == (2, [PHASES.index("backward")])
-    assert known.trace_at(session.last_written_ns, 0) is found
+    trace = known.trace_at(session.last_written_ns, 0)
+    assert trace is not None
+    assert (trace.request, trace.phases.tolist()) == (2, [PHASES.index("backward")])
+    assert known.trace_at(session.last_written_ns, 0) is trace
     earlier = known.trace_at(first.known_ns, 0)
     assert earlier is not None
     assert earlier.request == 1

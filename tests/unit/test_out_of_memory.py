@@ -174,10 +174,10 @@ REAL: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("text", "expected"), REAL)
 def test_real_sentences(text: str, expected: dict[str, Any]) -> None:
-    found = parse_output(f"Epoch 1: 10%\nTraceback (most recent call last):\n{text}\nmore output\n")
-    assert found is not None
-    assert {name: getattr(found, name) for name in expected} == expected
-    assert found.text in " ".join(text.split()) or " ".join(text.split()).startswith(found.text)
+    output = parse_output(f"Epoch 1: 10%\nTraceback (most recent call last):\n{text}\nmore output\n")
+    assert output is not None
+    assert {name: getattr(output, name) for name in expected} == expected
+    assert output.text in " ".join(text.split()) or " ".join(text.split()).startswith(output.text)
 
 
 @pytest.mark.parametrize(
@@ -189,15 +189,15 @@ def test_other_output(text: str) -> None:
 
 def test_pytorchs_sentence_says_more_than_what_followed_from_it() -> None:
     error = "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 8.00 GiB."
-    found = parse_output(f"[rank1]: {error}\nCUDA error: out of memory\nexits with return code = -9\n")
-    assert found is not None
-    assert (found.kind, found.rank, found.text) == ("cuda", 1, f"[rank1]: {error}")
+    output = parse_output(f"[rank1]: {error}\nCUDA error: out of memory\nexits with return code = -9\n")
+    assert output is not None
+    assert (output.kind, output.rank, output.text) == ("cuda", 1, f"[rank1]: {error}")
 
 
 def test_the_last_of_several() -> None:
-    found = parse_output("".join(f"CUDA out of memory. Tried to allocate {size}.00 GiB. GPU 0 has\n" for size in (4, 2, 1)))
-    assert found is not None
-    assert found.requested_bytes == gib_to_bytes(1)
+    output = parse_output("".join(f"CUDA out of memory. Tried to allocate {size}.00 GiB. GPU 0 has\n" for size in (4, 2, 1)))
+    assert output is not None
+    assert output.requested_bytes == gib_to_bytes(1)
 
 
 # --- the post-mortem of a recording --------------------------------------------------------------------------------------
@@ -211,9 +211,9 @@ def record_failure(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
 
 
 def require_post_mortem(recording: Recording, second: float = 40) -> PostMortem:
-    found = find_post_mortem(recording.open_session(), BEGIN_NS + int(second * S))
-    assert found is not None
-    return found
+    post_mortem = find_post_mortem(recording.open_session(), BEGIN_NS + int(second * S))
+    assert post_mortem is not None
+    return post_mortem
 
 
 def end_job(recording: Recording, at_s: float = 30, **facts: Any) -> None:
@@ -373,8 +373,8 @@ def test_a_rank_killed_while_memory_was_short_and_while_it_was_not(tmp_path: Pat
         memory_of_host(recording, 30, used)
         recording.write_output(30, "[launch.py:434:sigkill_handler] ['python'] exits with return code = -9\n")
         end_job(recording, 30.5)
-        found = find_post_mortem(recording.open_session(), BEGIN_NS + 31 * S)
-        assert (found.kind if found else None) == expected
+        post_mortem = find_post_mortem(recording.open_session(), BEGIN_NS + 31 * S)
+        assert (post_mortem.kind if post_mortem else None) == expected
 
 
 def test_more_was_asked_of_the_host_than_it_has(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ SECOND = 1_000_000_000
 
 def open_buffer(job: Printing, cursor_ns: int | None = None) -> OutputBuffer:
     """As a reader sees it that opens the session now."""
-    found = OutputBuffer(Session.open(job.path))
-    found.refresh_at(time.time_ns() if cursor_ns is None else cursor_ns)
-    return found
+    buffer = OutputBuffer(Session.open(job.path))
+    buffer.refresh_at(time.time_ns() if cursor_ns is None else cursor_ns)
+    return buffer
 
 
 def read_texts(reel: OutputBuffer, top: LinePosition = BEGIN, count: int = 1 << 30) -> list[str]:

@@ -26,13 +26,13 @@ def build_matrix(folder: Path, at_s: float = 1e6, columns: int = 100, *, meets_i
 
 def test_steps_stand_under_one_another_by_their_number(tmp_path: Path) -> None:
     write_ranks(tmp_path, 3, 6, first_step={2: 4}, sampled=False)
-    found = build_matrix(tmp_path)
-    assert found.rank_numbers.tolist() == [0, 1, 2]
-    assert found.host_names == ("node000",) * 3
-    assert found.steps.tolist() == [0, 1, 2, 3, 4, 5]
-    assert np.isnan(found.times[Metric.FORWARD]).tolist() == [[False] * 6, [False] * 6, [True] * 4 + [False] * 2]
-    assert found.times[Metric.FORWARD][0, 2] == pytest.approx(0.2)
-    assert found.times[Metric.ITERATION][0, 2] == pytest.approx(PERIOD_S)
+    matrix = build_matrix(tmp_path)
+    assert matrix.rank_numbers.tolist() == [0, 1, 2]
+    assert matrix.host_names == ("node000",) * 3
+    assert matrix.steps.tolist() == [0, 1, 2, 3, 4, 5]
+    assert np.isnan(matrix.times[Metric.FORWARD]).tolist() == [[False] * 6, [False] * 6, [True] * 4 + [False] * 2]
+    assert matrix.times[Metric.FORWARD][0, 2] == pytest.approx(0.2)
+    assert matrix.times[Metric.ITERATION][0, 2] == pytest.approx(PERIOD_S)
 
 
 def test_steps_of_a_damaged_recording_may_go_back(tmp_path: Path) -> None:
@@ -97,15 +97,15 @@ def test_what_was_sampled_in_each_step(tmp_path: Path) -> None:
     write_ranks(tmp_path, 10, 6, more_bytes={9: 2 * GIB})
     session = read_recording(tmp_path)
     source, samples, matrices = RecordingSource(session), RankSamples(session), RankMatrices()
-    found = matrices.matrix_at(source.rank_steps, BEGIN_NS + 100 * S, 10, meets_in_forward=False)
-    peak = samples.read_metric(Metric.PEAK, found)
+    matrix = matrices.matrix_at(source.rank_steps, BEGIN_NS + 100 * S, 10, meets_in_forward=False)
+    peak = samples.read_metric(Metric.PEAK, matrix)
     assert peak[0].tolist() == [30 * GIB] * 6
     assert peak[9].tolist() == [32 * GIB] * 6
-    free = samples.read_metric(Metric.FREE, found)
+    free = samples.read_metric(Metric.FREE, matrix)
     assert free[:, 3].tolist() == [(140 - 50 - rank % 8) * GIB for rank in range(10)]
-    cores = samples.read_metric(Metric.CORES, found)
+    cores = samples.read_metric(Metric.CORES, matrix)
     assert cores[:, 3] == pytest.approx([1 + rank % 8 for rank in range(10)], rel=1e-3)
-    assert samples.read_metric(Metric.PEAK, found) is peak
+    assert samples.read_metric(Metric.PEAK, matrix) is peak
     assert all(samples.is_recorded(metric) for metric in Metric)
 
 
@@ -133,40 +133,40 @@ def test_without_samples_there_is_nothing_to_tell(tmp_path: Path) -> None:
 
 def test_the_rank_that_is_different_stands_first(tmp_path: Path) -> None:
     write_ranks(tmp_path, 6, 8, late_s={4: 0.2, 1: 0.1}, sampled=False)
-    found = build_matrix(tmp_path)
-    waits = found.times[Metric.WAIT]
-    order = order_outliers(compute_deviations(waits, choose_scale(Metric.WAIT, found, waits)))
+    matrix = build_matrix(tmp_path)
+    waits = matrix.times[Metric.WAIT]
+    order = order_outliers(compute_deviations(waits, choose_scale(Metric.WAIT, matrix, waits)))
     assert order.tolist() == [4, 1, 0, 2, 3, 5]
-    iteration = found.times[Metric.ITERATION]
+    iteration = matrix.times[Metric.ITERATION]
     assert not compute_deviations(
-        iteration, choose_scale(Metric.ITERATION, found, iteration)
+        iteration, choose_scale(Metric.ITERATION, matrix, iteration)
     ).any()  # they wait for one another
 
 
 def test_the_cause_is_named_not_its_effect(tmp_path: Path) -> None:
     write_ranks(tmp_path, 6, 8, late_s={4: 0.2}, sampled=False)
-    found = build_matrix(tmp_path)
-    told = find_skew(found)
-    assert told is not None
-    assert (told.metric, told.row, told.is_waited_for, told.is_alike) == (Metric.DATA, 4, True, False)
-    assert told.lag_s == pytest.approx(0.2, rel=0.2)
-    beside = compare_rank(found, 4, Metric.DATA, found.times[Metric.DATA])
+    matrix = build_matrix(tmp_path)
+    skew = find_skew(matrix)
+    assert skew is not None
+    assert (skew.metric, skew.row, skew.is_waited_for, skew.is_alike) == (Metric.DATA, 4, True, False)
+    assert skew.lag_s == pytest.approx(0.2, rel=0.2)
+    beside = compare_rank(matrix, 4, Metric.DATA, matrix.times[Metric.DATA])
     assert not beside.is_alike
-    assert beside.own - beside.usual == pytest.approx(told.lag_s)
+    assert beside.own - beside.usual == pytest.approx(skew.lag_s)
 
 
 def test_of_two_ranks_the_late_one_is_named(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 8, late_s={1: 0.1}, sampled=False)
-    told = find_skew(build_matrix(tmp_path))
-    assert told is not None
-    assert (told.metric, told.row) == (Metric.DATA, 1)
+    skew = find_skew(build_matrix(tmp_path))
+    assert skew is not None
+    assert (skew.metric, skew.row) == (Metric.DATA, 1)
 
 
 def test_ranks_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
     write_ranks(tmp_path, 4, 8, sampled=False)
-    told = find_skew(build_matrix(tmp_path))
-    assert told is not None
-    assert told.is_alike
+    skew = find_skew(build_matrix(tmp_path))
+    assert skew is not None
+    assert skew.is_alike
     assert find_skew(build_matrix(tmp_path, 0.5)) is None
 
 

@@ -94,7 +94,7 @@ IDLE = [("z2-offload", 0.079), ("story", 1.22), ("z3-offload-all", 0.084), ("z2"
 @pytest.mark.parametrize(("name", "idle_s"), IDLE)
 def test_real_updates(name: str, idle_s: float | None) -> None:
     rows = read_step_parts(recordings.open_recording(name))
-    told = compute_medians(rows[-5:])
-    assert told.get("gpu_idle_s") == (pytest.approx(idle_s, rel=0.02) if idle_s is not None else None)
+    medians = compute_medians(rows[-5:])
+    assert medians.get("gpu_idle_s") == (pytest.approx(idle_s, rel=0.02) if idle_s is not None else None)
     parts = sum(rows[f"{part}_s"] for part in PARTS)
     assert (parts <= rows["step_s"] * 1.1).all()

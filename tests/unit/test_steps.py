@@ -171,8 +171,8 @@ class Slow:
 
     def select_training(self, *names: str, outermost: bool = False) -> list[Span]:
         codes = [PHASE_CODE[name] for name in names]
-        found = [each for each in self.mine if each.phase in codes and not each.flags & EVAL]
-        return [each for each in found if each.depth == 0 or not outermost]
+        spans = [each for each in self.mine if each.phase in codes and not each.flags & EVAL]
+        return [each for each in spans if each.depth == 0 or not outermost]
 
 
 @st.composite

@@ -61,15 +61,15 @@ def test_threads_of_a_name_are_a_group_and_the_first_thread_is_one_of_its_own(tm
     at_once = [(100, 0.5, b"python3"), (101, 0.9, b"python3"), (102, 0.8, b"python3"), (103, 0.1, b"worker-1")]
     rows = [make_thread(at / 2, tid, cores, name=name) for at in range(1, 20) for tid, cores, name in at_once]
     rows += [make_thread(at / 2, 104, 0.1, name=b"worker-2") for at in range(1, 20)]
-    found = read_threads(record_threads(tmp_path, *rows), 9.6)
-    assert [(group.name, [one.tid for one in group.threads]) for group in found.groups] == [
+    threads = read_threads(record_threads(tmp_path, *rows), 9.6)
+    assert [(group.name, [one.tid for one in group.threads]) for group in threads.groups] == [
         ("python3", [101, 102]),
         (MAIN_NAME, [100]),
         ("worker*", [103, 104]),
     ]
-    assert found.groups[0].cores_used == pytest.approx(1.7)
-    assert found.rest_cores == pytest.approx(3.0 - 2.4)
-    assert found.rest_threads == 25
+    assert threads.groups[0].cores_used == pytest.approx(1.7)
+    assert threads.rest_cores == pytest.approx(3.0 - 2.4)
+    assert threads.rest_threads == 25
 
 
 def test_a_thread_has_the_cores_of_each_cell_and_none_of_those_of_others(tmp_path: Path) -> None:
@@ -146,14 +146,14 @@ def test_the_phase_of_each_cell(tmp_path: Path) -> None:
     begins = [(int(at * S), 0, 0, tables.PHASE_CODE[phase], 0, 0, 0) for at, phase in ((1, "forward"), (2, "backward"))]
     write_table(tmp_path, tables.BEGINS, rank, *begins).close()
     write_table(tmp_path, tables.SPANS, rank, make_span(1, 2, "forward"), make_span(2, 4, "backward")).close()
-    found = read_threads(record_threads(tmp_path, make_thread(3, 101, 0.5)), 4.2)
-    assert found.phases[-8:] == ("", "", "forward", "forward", *["backward"] * 4)
+    threads = read_threads(record_threads(tmp_path, make_thread(3, 101, 0.5)), 4.2)
+    assert threads.phases[-8:] == ("", "", "forward", "forward", *["backward"] * 4)
 
 
 def test_without_threads_it_says_so(tmp_path: Path) -> None:
     write_table(tmp_path, tables.PROCESSES, SAMPLER, make_process(1, 2.0, 2)).close()
-    found = read_threads(read_recording(tmp_path), 1.5)
-    assert (found.groups, found.is_recorded, found.rest_threads) == ((), False, 30)
+    threads = read_threads(read_recording(tmp_path), 1.5)
+    assert (threads.groups, threads.is_recorded, threads.rest_threads) == ((), False, 30)
 
 
 def make_ranks(*facts: tuple[int, float, float], host: str = "node1") -> list[Rank]:

@@ -132,10 +132,10 @@ def test_no_peak_between_two_samples_is_lost() -> None:
     highest = int(source.array["allocated_peak_bytes"].max())
     assert highest > int(source.array["allocated_bytes"].max())
     for window in WINDOWS:
-        told = make_builder(session).build_timeline(
+        timeline = make_builder(session).build_timeline(
             Window(0, window.column_ns, 90 * S // window.column_ns), Subject(0, "vm", ("vm", 0)), (), session.end_ns
         )
-        assert np.nanmax(told.values["peak"].highest) == highest
+        assert np.nanmax(timeline.values["peak"].highest) == highest
 
 
 @pytest.mark.parametrize("name", ["story", "z2-offload", "cpu-clean", "cpu-dead", "cpu-hang"])
@@ -144,10 +144,10 @@ def test_the_innermost_phase_of_every_moment(name: str, column_ns: int) -> None:
     session = open_recording(name)
     begins, spans = (session.sources[table][0] for table in ("begins", "spans"))
     first = (int(spans.array["end_ns"][len(spans.array) // 2]) + spans.offset_ns - session.begin_ns) // column_ns - 150
-    told = make_builder(session).build_timeline(
+    timeline = make_builder(session).build_timeline(
         Window(first, column_ns, 300), Subject(begins.rank, begins.host, None), (begins.rank,), session.end_ns
     )
-    seconds = told.phases[begins.rank]
+    seconds = timeline.phases[begins.rank]
     # Looked at many times in every column, at the end of the recording, from where all is known.
     grain = column_ns // 50
     moments = session.begin_ns + first * column_ns + np.arange(0, 300 * column_ns, grain) + grain // 2
@@ -175,20 +175,20 @@ def many_steps(folder: Path, steps: int) -> Session:
 @pytest.mark.parametrize("column_ns", [300 * MS, 10 * S, 40 * S])
 def test_phases_add_up_at_every_zoom(tmp_path: Path, column_ns: int) -> None:
     session = many_steps(tmp_path, 100)
-    told = make_builder(session).build_timeline(
+    timeline = make_builder(session).build_timeline(
         Window(0, column_ns, -(-100 * S // column_ns)), Subject(0, "node1", None), (0,), BEGIN_NS + 100 * S
     )
-    sums = told.phases[0].sum(axis=1)
+    sums = timeline.phases[0].sum(axis=1)
     assert sums[PHASE_CODE["forward"]] == pytest.approx(20.0)
     assert sums[PHASE_CODE["backward"]] == pytest.approx(50.0)
     assert sums[PHASE_CODE["step"]] == pytest.approx(25.0)
-    assert told.phases[0].sum(axis=0)[0] == pytest.approx(column_ns / 1e9)
+    assert timeline.phases[0].sum(axis=0)[0] == pytest.approx(column_ns / 1e9)
 
 
 def test_iterations_and_their_numbers(tmp_path: Path) -> None:
     lines = make_builder(session := many_steps(tmp_path, 10))
-    told = lines.build_timeline(Window(0, S // 2, 30), lines.make_subject(0), (), BEGIN_NS + 20 * S)
-    values = told.values["iteration"]
+    timeline = lines.build_timeline(Window(0, S // 2, 30), lines.make_subject(0), (), BEGIN_NS + 20 * S)
+    values = timeline.values["iteration"]
     assert values.mean[2] == pytest.approx(1.0, abs=0.06)
     assert np.isnan(values.mean[25])
     begins, numbers = lines.find_begun_steps(0, BEGIN_NS + 3 * S, BEGIN_NS + 100 * S)
@@ -309,16 +309,16 @@ def test_a_recording_that_grows_gives_what_the_whole_one_gives(tmp_path: Path, c
         session.refresh()
         table.update()
         end_ns = BEGIN_NS + growing.ticks * S // 10
-        told = lines.build_timeline(window, lines.make_subject(0), (0,), end_ns)
+        timeline = lines.build_timeline(window, lines.make_subject(0), (0,), end_ns)
         afresh = make_builder(read_recording(tmp_path))
         expected = afresh.build_timeline(window, afresh.make_subject(0), (0,), end_ns)
-        assert told.is_complete
-        np.testing.assert_allclose(told.phases[0], expected.phases[0], atol=1e-9)
+        assert timeline.is_complete
+        np.testing.assert_allclose(timeline.phases[0], expected.phases[0], atol=1e-9)
         for name in ("cores", "rss", "iteration"):
             if name in expected.values:
                 for of in ("highest", "mean"):
                     np.testing.assert_allclose(
-                        getattr(told.values[name], of), getattr(expected.values[name], of), rtol=1e-12
+                        getattr(timeline.values[name], of), getattr(expected.values[name], of), rtol=1e-12
                     )
     growing.close()
 
@@ -346,16 +346,16 @@ def test_what_cannot_be_read_in_time_is_read_later(tmp_path: Path) -> None:
     growing.close()
     lines = make_builder(session := read_recording(tmp_path))
     window, subject = Window(0, 5 * S, 400), lines.make_subject(0)
-    told = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.0)
-    assert not told.is_complete
+    timeline = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.0)
+    assert not timeline.is_complete
     looks = 1
-    while not told.is_complete:
-        told = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.001)
+    while not timeline.is_complete:
+        timeline = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.001)
         looks += 1
     assert looks > 2
     expected = make_builder(session).build_timeline(window, subject, (0,), session.last_written_ns)
-    np.testing.assert_array_equal(told.values["cores"].highest, expected.values["cores"].highest)
-    assert lines.build_timeline(window, subject, (0,), session.last_written_ns) is told
+    np.testing.assert_array_equal(timeline.values["cores"].highest, expected.values["cores"].highest)
+    assert lines.build_timeline(window, subject, (0,), session.last_written_ns) is timeline
 
 
 def test_a_range_of_a_real_recording() -> None:
@@ -399,9 +399,9 @@ def test_nothing_recorded(tmp_path: Path) -> None:
     subject = lines.make_subject(-1)
     assert lines.find_rank_hosts() == {}
     assert subject == Subject(-1, "", None)
-    told = lines.build_timeline(Window(-10, S, 20), subject, (), BEGIN_NS + 5 * S)
-    assert told.values == {}
-    assert told.phases == {}
+    timeline = lines.build_timeline(Window(-10, S, 20), subject, (), BEGIN_NS + 5 * S)
+    assert timeline.values == {}
+    assert timeline.phases == {}
     assert summarize_range(lines, subject, BEGIN_NS, BEGIN_NS + 5 * S).mean == {}
 
 
@@ -411,12 +411,12 @@ def test_any_window_of_any_recording(name: str) -> None:
     lines = make_builder(session)
     for rank in lines.find_rank_hosts():
         for window in (Window(-300, MS, 280), Window(0, 10**9, 400), Window(5, 86400 * S, 10), Window(10**9, 1000, 60)):
-            told = lines.build_timeline(window, lines.make_subject(rank), tuple(lines.find_rank_hosts()), session.end_ns)
-            for values in told.values.values():
+            timeline = lines.build_timeline(window, lines.make_subject(rank), tuple(lines.find_rank_hosts()), session.end_ns)
+            for values in timeline.values.values():
                 assert values.mean.shape == (window.columns,)
                 known = ~np.isnan(values.mean)
                 slack = 1e-6 * np.abs(values.highest[known]) + 1e-9
                 assert (values.mean[known] <= values.highest[known] + slack).all()
-            for seconds in told.phases.values():
+            for seconds in timeline.phases.values():
                 assert seconds.shape == (len(PHASES), window.columns)
                 assert (seconds.sum(axis=0) <= window.column_ns / 1e9 + 1e-6).all()

@@ -32,10 +32,10 @@ EVERYTHING = {value for lane in LANES for value in lane.values}
 @lru_cache
 def open_searched(name: str) -> RecordingSource:
     """A recording of which all is found that there is to find: on a busy machine one look does not get that far."""
-    found = RecordingSource(open_recording(name))
-    while found.search_findings().is_behind:
+    source = RecordingSource(open_recording(name))
+    while source.search_findings().is_behind:
         pass
-    return found
+    return source
 
 
 class Look:

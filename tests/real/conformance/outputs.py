@@ -46,8 +46,8 @@ def outputs_of_each_kind(place: Place) -> Iterator[str]:
     yield place.run_shell(f"{job} > /dev/null 2>&1").ending
     for closing in (">&-", "2>&-", ">&- 2>&-"):
         done = place.run_shell(f"Z bash -c 'echo out; echo err >&2; exit 3' {closing}")
-        kept = [line for line in join_lines(done.output + done.errors).split(", ") if line in ("out", "err")]
-        yield f"{' '.join(kept) or 'nothing'}, {done.ending}"
+        lines = [line for line in join_lines(done.output + done.errors).split(", ") if line in ("out", "err")]
+        yield f"{' '.join(lines) or 'nothing'}, {done.ending}"
     done = place.run_shell(f"{job} 2>&1 > file; cat file")
     yield join_lines(done.output)
     yield join_lines(place.run_shell(f"echo [$({job} 2> /dev/null)]").output)

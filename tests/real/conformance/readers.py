@@ -72,9 +72,9 @@ except BrokenPipeError:
             assert process.stdout is not None
             read_soon(process.stdout, 5)
             process.stdout.close()
-            told = read_soon(process.stderr, 4).decode()
+            errors = read_soon(process.stderr, 4).decode()
             wait_until(lambda: process.poll() is not None)
-            yield f"{told if told == 'told' else 'not told'}, {describe_ending(process.returncode)}"
+            yield f"{errors if errors == 'told' else 'not told'}, {describe_ending(process.returncode)}"
 
 
 @make_experiment(
