@@ -109,9 +109,9 @@ def _search_long(steps: int, trouble: Trouble) -> tuple[float, Counter[str]]:
     def time_detector(name: str, detect: Detector) -> Detector:
         def run_timed(evidence: Evidence) -> list[Annotation | None]:
             began = time.process_time()
-            found = list(detect(evidence))
+            findings = list(detect(evidence))
             spent[name] += time.process_time() - began
-            return found
+            return findings
 
         return run_timed
 

@@ -162,10 +162,10 @@ def how_it_ended(process: subprocess.Popen[str], expected: int) -> str:
     process.stdin.flush()
     if not select.select([process.stdout], [], [], ANSWER_S)[0]:
         return "hang"
-    said = process.stdout.readline()
-    if said != f"over {expected}\n":
+    line = process.stdout.readline()
+    if line != f"over {expected}\n":
         error = (process.stderr.read().strip().splitlines() or ["no word"])[-1]
-        return f"crash ({said.strip() or error})"
+        return f"crash ({line.strip() or error})"
     return "" if process.wait(ANSWER_S) == 0 else f"exit {process.returncode}"
 
 

@@ -79,9 +79,9 @@ def last_json(command: list[str], begins: str) -> dict[str, float]:
     lines = [line for line in (done.stdout + done.stderr).splitlines() if re.search(r"\{.*\}", line) and begins in line]
     if not lines:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    found = re.search(r"\{.*\}", lines[-1])
-    assert found is not None
-    return dict(json.loads(found[0]))
+    match = re.search(r"\{.*\}", lines[-1])
+    assert match is not None
+    return dict(json.loads(match[0]))
 
 
 def measure_peer(options: argparse.Namespace) -> None:

@@ -88,8 +88,8 @@ def main() -> None:
     for ranks in given.ranks:
         with tempfile.TemporaryDirectory() as folder:
             write_ranks(Path(folder), ranks, given.steps, late_s={ranks // 2: 0.1}, more_bytes={ranks // 3: 4 * GIB})
-            found = asyncio.run(measure_recording(Path(folder), width, height))
-        print(f"{ranks:5} ranks, ms:", "  ".join(f"{name} {value:.1f}" for name, value in found.items()))
+            figures = asyncio.run(measure_recording(Path(folder), width, height))
+        print(f"{ranks:5} ranks, ms:", "  ".join(f"{name} {value:.1f}" for name, value in figures.items()))
 
 
 if __name__ == "__main__":

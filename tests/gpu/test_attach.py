@@ -52,8 +52,8 @@ def start_loop(folder: Path) -> subprocess.Popen[bytes]:
 def read_counted(folder: Path) -> dict[str, Any]:
     """What the script counted itself, its own view of the device's memory among it."""
     lines = (folder / "output").read_text(errors="replace").splitlines()
-    (found,) = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
-    return {name: found[name] for name in ("global_steps", "memory", "weights", "losses")}
+    (counted,) = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
+    return {name: counted[name] for name in ("global_steps", "memory", "weights", "losses")}
 
 
 def used_bytes() -> int:
@@ -66,8 +66,8 @@ def used_bytes() -> int:
 
 def rank_of(folder: Path) -> int | None:
     """The pid of the rank, once there is one."""
-    found = [job for job in jobs.find_jobs() if job.working_directory == str(folder)]
-    return found[0].ranks[0].process.pid if found and found[0].ranks else None
+    found_jobs = [job for job in jobs.find_jobs() if job.working_directory == str(folder)]
+    return found_jobs[0].ranks[0].process.pid if found_jobs and found_jobs[0].ranks else None
 
 
 def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_path: Path) -> None:

@@ -67,26 +67,32 @@ def test_against_the_history_of_every_allocation(tmp_path_factory: pytest.TempPa
 def test_whose_bytes_the_allocated_ones_are(tmp_path_factory: pytest.TempPathFactory) -> None:
     rank, _ = run_measuring(tmp_path_factory, "--steps", "2").read_rank(0)
     (engine,) = rank.find_events("engine")
-    found = {event["when"]: event for event in rank.find_events("tensors")}
-    assert list(found) == ["init", "before_update", "after_update"]
-    for event in found.values():
+    inventories = {event["when"]: event for event in rank.find_events("tensors")}
+    assert list(inventories) == ["init", "before_update", "after_update"]
+    for event in inventories.values():
         assert sum(event["device"].values()) + event["unclaimed_bytes"] == event["allocated_bytes"]
-    held = found["after_update"]["device"]
+    held = inventories["after_update"]["device"]
     assert held["master_weights"] == pytest.approx(4 * engine["parameters"], rel=0.02)
     assert held["optimizer_state"] == pytest.approx(8 * engine["parameters"], rel=0.02)
-    assert found["before_update"]["device"]["gradients"] >= 2 * engine["parameters"]
+    assert inventories["before_update"]["device"]["gradients"] >= 2 * engine["parameters"]
 
 
 def test_the_black_box_of_an_out_of_memory_error(tmp_path_factory: pytest.TempPathFactory) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
     counted = run_measuring(tmp_path_factory, "--steps", "3", "--too-much", str(2 * total))
     rank, _ = counted.read_rank(0)
-    (told,) = rank.find_events("out_of_memory")
-    assert 0 <= told["requested_bytes"] - 2 * total < 2 << 20  # the allocator asks the driver for whole 2 MiB
-    assert (told["limit_bytes"], told["device"]) == (total, 0)
-    assert (told["phase"], told["step"], told["micro_step"], told["rows"], told["ooms"]) == ("forward", 2, 0, 4, 1)
-    assert 0 < told["allocated_bytes"] <= told["reserved_bytes"] < total - told["free_bytes"]
-    assert 0 < told["largest_free_block_bytes"] <= told["reserved_bytes"] - told["allocated_bytes"]
+    (failures,) = rank.find_events("out_of_memory")
+    assert 0 <= failures["requested_bytes"] - 2 * total < 2 << 20  # the allocator asks the driver for whole 2 MiB
+    assert (failures["limit_bytes"], failures["device"]) == (total, 0)
+    assert (failures["phase"], failures["step"], failures["micro_step"], failures["rows"], failures["ooms"]) == (
+        "forward",
+        2,
+        0,
+        4,
+        1,
+    )
+    assert 0 < failures["allocated_bytes"] <= failures["reserved_bytes"] < total - failures["free_bytes"]
+    assert 0 < failures["largest_free_block_bytes"] <= failures["reserved_bytes"] - failures["allocated_bytes"]
     assert "out of memory. Tried to allocate" in counted.output
 
 

@@ -153,9 +153,9 @@ def test_skipped_updates_without_reading_the_gpu(tmp_path_factory: pytest.TempPa
     assert len(steps) == len(own["skipped"])
     assert [bool(flag & SKIPPED) for flag in steps["flags"][:plain]] == own["skipped"][:plain]
     expected = [(step, *own["scales"][step]) for step in range(plain) if own["skipped"][step]]
-    found = [(e["step"], e["loss_scale_before"], e["loss_scale_after"]) for e in rank.find_events("overflow")]
+    overflows = [(e["step"], e["loss_scale_before"], e["loss_scale_after"]) for e in rank.find_events("overflow")]
     # Of the fused optimizer only the GPU knows which updates it skips: nothing is said of them.
-    assert found == expected != []
+    assert overflows == expected != []
 
 
 def test_cuda_graphs_are_captured_and_replayed(tmp_path_factory: pytest.TempPathFactory) -> None:

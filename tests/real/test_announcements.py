@@ -68,12 +68,12 @@ def test_text_of_a_job_cannot_write_escape_sequences() -> None:
 def test_a_failure_is_announced_once_and_only_while_the_job_runs() -> None:
     session = recordings.open_recording("cpu-hang")
     frame = Viewer(RecordingSource(session), None, time.monotonic).make_frame()
-    found = find_annotations(session, session.end_ns)
-    before, after = replace(frame, all_findings=()), replace(frame, all_findings=found)
+    findings = find_annotations(session, session.end_ns)
+    before, after = replace(frame, all_findings=()), replace(frame, all_findings=findings)
     source = SimpleNamespace(is_live=True)
     announcer = Announcer(cast(Source, source))
     assert announcer.find_news(before) == ""
-    assert announcer.find_news(after) == f"cpu-hang: {next(one for one in found if one.name == 'hung_ranks').headline}"
+    assert announcer.find_news(after) == f"cpu-hang: {next(one for one in findings if one.name == 'hung_ranks').headline}"
     assert announcer.find_news(after) == ""
     source.is_live = False
     assert announcer.find_news(after) == "cpu-hang: The job ended with exit code 0."

@@ -69,8 +69,8 @@ def entered_job(folder: Path) -> tuple[jobs.FoundJob, Path]:
     session.mkdir()
 
     def job_of_ours() -> jobs.FoundJob | None:
-        found = [job for job in jobs.find_jobs() if job.working_directory == str(folder)]
-        return found[0] if found and len(found[0].ranks) == 2 else None
+        found_jobs = [job for job in jobs.find_jobs() if job.working_directory == str(folder)]
+        return found_jobs[0] if found_jobs and len(found_jobs[0].ranks) == 2 else None
 
     job: jobs.FoundJob = wait_for(job_of_ours, 120.0)
     waiting = [rank.process for rank in job.ranks]
@@ -94,8 +94,8 @@ def wait_for_spans(session: Path) -> None:
 def read_counted(folder: Path) -> dict[int, dict[str, Any]]:
     """By rank what the script counted itself."""
     lines = (folder / "output").read_text(errors="replace").splitlines()
-    found = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
-    return {one["rank"]: one for one in found}
+    counted = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
+    return {one["rank"]: one for one in counted}
 
 
 def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(tmp_path: Path) -> None:

@@ -103,10 +103,12 @@ def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_session_and_l
     session = tmp_path / "session"
     with ExitStack() as stack:
         processes = start_training(cluster, tmp_path, stack)
-        with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "job", "--enter", "--session", str(session)) as told:
-            while told[:-1]:
-                assert [process.poll() for process in processes] == [None, None], told
-                told = call_zerotop("attach", str(session), "--hosts", "job", "--enter").stderr.splitlines()
+        with attach_zerotop(
+            call_zerotop, cluster, tmp_path, "--hosts", "job", "--enter", "--session", str(session)
+        ) as messages:
+            while messages[:-1]:
+                assert [process.poll() for process in processes] == [None, None], messages
+                messages = call_zerotop("attach", str(session), "--hosts", "job", "--enter").stderr.splitlines()
             wait_for(lambda: all(count_written(session, f"spans-rank{n}-zt_node_{n + 1}-*") > 5000 for n in (0, 1)), 60.0)
             assert [list_samplers(node).count(str(session)) for node in cluster.nodes] == [1, 1]
             assert "sshd: root" not in cluster.nodes[1].run_command("ps", "-eo", "args").stdout
@@ -140,11 +142,11 @@ def test_a_job_of_two_nodes_that_is_entered_left_and_entered_again_trains_as_if_
     with ExitStack() as stack:
         processes = start_training(cluster, tmp_path, stack)
         for count in (1, 2):
-            with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "job", "--enter", session=session) as told:
+            with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "job", "--enter", session=session) as messages:
                 (session,) = tmp_path.glob("zerotop/sessions/*")
-                while told[:-1]:
-                    assert [process.poll() for process in processes] == [None, None], told
-                    told = call_zerotop("attach", session.name, "--hosts", "job", "--enter").stderr.splitlines()
+                while messages[:-1]:
+                    assert [process.poll() for process in processes] == [None, None], messages
+                    messages = call_zerotop("attach", session.name, "--hosts", "job", "--enter").stderr.splitlines()
                 wait_until_entered(session, count)
                 again = call_zerotop("attach", session.name, "--hosts", "job", "--enter")
                 assert again.stderr == "zerotop: The live screen needs a terminal; --headless records without one\n"
@@ -163,9 +165,9 @@ def test_the_other_node_is_sampled_until_it_is_detached_from_and_taken_up_again(
 ) -> None:
     session = None
     for _ in range(2):
-        with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-1,zt-node-2", session=session) as told:
+        with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-1,zt-node-2", session=session) as messages:
             (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
-            assert told == [f"recording in {session}"]
+            assert messages == [f"recording in {session}"]
             wait_for_both(session)
             again = call_zerotop("attach", session.name, "--hosts", "zt-node-2")
             assert again.stderr == "zerotop: The live screen needs a terminal; --headless records without one\n"
@@ -182,13 +184,13 @@ def test_ranks_that_have_no_deepspeed_are_named_with_their_node(
 ) -> None:
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("# ours\nzt-node-1 slots=1\n\nzt-node-2 slots=1\n")
-    with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", f"@{hostfile}", "--enter") as told:
+    with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", f"@{hostfile}", "--enter") as messages:
         early = "entered: it has not imported PyTorch yet. Try again when it trains."
-        assert told[:2] == [f"Rank 0 is not {early}", f"Rank 1 on zt-node-2 is not {early}"]
+        assert messages[:2] == [f"Rank 0 is not {early}", f"Rank 1 on zt-node-2 is not {early}"]
 
         call = "import sys; from pathlib import Path; from zerotop.commands.job.controller import JobController as Job; "
         call += "print(Job(Path(sys.argv[1])).enter_ranks())"
-        session = told[-1].partition("recording in ")[2]
+        session = messages[-1].partition("recording in ")[2]
         pressed = cluster.nodes[0].run_command(
             sys.executable, "-c", call, session, env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh)
         )
@@ -228,8 +230,8 @@ def test_a_node_that_is_not_reached_any_more_is_detached_from_later(
     cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> None:
     one, two = cluster.nodes
-    with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
-        session = told[-1].partition("recording in ")[2]
+    with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages:
+        session = messages[-1].partition("recording in ")[2]
         two.run_command("ip", "link", "set", "eth0", "down", check=True)
         done = call_zerotop("detach", session)
         assert done.returncode == 1

@@ -41,16 +41,16 @@ def test_nodes_that_cannot_take_part_get_a_sentence_and_the_others_go_on(
     odd.write_text(lost + refused + stranger + locked + settings.read_text())
     ssh = ("--ssh", f"ssh -F {odd}")
     names = "refused,stranger,locked,zt-node-2,silent"
-    with attach_zerotop(call_zerotop, cluster, tmp_path, *ssh, "--hosts", names) as told:
+    with attach_zerotop(call_zerotop, cluster, tmp_path, *ssh, "--hosts", names) as messages:
         (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
-        assert told[0].startswith("refused takes no part: ssh cannot connect (connect to host 10.231.77.2 port 23: ")
-        assert told[1] == "stranger takes no part: ssh does not know its host key. Connect once by hand and accept it."
-        assert told[2].startswith("locked takes no part: ssh cannot log in without a password (")
-        assert told[3].startswith("silent takes no part: ssh cannot connect (connect to host 10.231.77.99 port 22: ")
-        assert len(told) == 5
+        assert messages[0].startswith("refused takes no part: ssh cannot connect (connect to host 10.231.77.2 port 23: ")
+        assert messages[1] == "stranger takes no part: ssh does not know its host key. Connect once by hand and accept it."
+        assert messages[2].startswith("locked takes no part: ssh cannot log in without a password (")
+        assert messages[3].startswith("silent takes no part: ssh cannot connect (connect to host 10.231.77.99 port 22: ")
+        assert len(messages) == 5
         wait_for_both(session)
         notices = RecordingSource(Session.open(session)).view_at(None).job.notices
-        assert [line in notices for line in told[:4]] == [True] * 4
+        assert [line in notices for line in messages[:4]] == [True] * 4
 
 
 @pytest.mark.usefixtures("cluster_job")
@@ -59,10 +59,10 @@ def test_a_folder_that_is_not_shared(cluster: Cluster, call_zerotop: Zerotop, tm
     state.mkdir()
     with (
         hide_folder(cluster.nodes[1], state),
-        attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
+        attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages,
     ):
-        assert "takes no part: it does not see the recording's folder" in told[0]
-        assert "choose such a one with --session" in told[0]
+        assert "takes no part: it does not see the recording's folder" in messages[0]
+        assert "choose such a one with --session" in messages[0]
         assert list_samplers(cluster.nodes[1]) == ""
 
 
@@ -71,9 +71,9 @@ def test_a_node_without_zerotop(cluster: Cluster, call_zerotop: Zerotop, tmp_pat
     package = Path(zerotop_probe.__file__).parent / "outside" / "attaching"
     with (
         hide_folder(cluster.nodes[1], package),
-        attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
+        attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages,
     ):
-        assert told[0] == (
+        assert messages[0] == (
             f"zt-node-2 takes no part: zerotop is installed neither for {sys.executable} nor on the PATH there. "
             "Install it on that node."
         )
@@ -97,8 +97,10 @@ def test_zerotop_at_another_place_is_found_by_the_path(cluster: Cluster, call_ze
         program.chmod(0o755)
         with bind_file(two, program, Path("/usr/bin/zerotop")):
             options = ("--hosts", "zt-node-2", "--session", f"{tmp_path}/session")
-            with attach_zerotop(call_zerotop, cluster, tmp_path, *options, program=[str(python), "-m", "zerotop"]) as told:
-                assert told == [f"recording in {tmp_path}/session"]
+            with attach_zerotop(
+                call_zerotop, cluster, tmp_path, *options, program=[str(python), "-m", "zerotop"]
+            ) as messages:
+                assert messages == [f"recording in {tmp_path}/session"]
                 assert (tmp_path / "asked").exists()
                 wait_for_both(tmp_path / "session")
     assert list_samplers(two) == ""
@@ -110,16 +112,16 @@ def test_another_job_that_meets_at_the_same_port_is_not_taken_for_this_one(
 ) -> None:
     one, two = cluster.nodes
     with rank_on(one, 0, tmp_path, MASTER_ADDR=address), rank_on(two, 0, tmp_path, MASTER_ADDR=address):  # noqa: SIM117
-        with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
-            assert told[0] == "zt-node-2 takes no part: no rank of this job runs there."
+        with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages:
+            assert messages[0] == "zt-node-2 takes no part: no rank of this job runs there."
     assert list_samplers(two) == ""
 
 
 @pytest.mark.usefixtures("cluster_job")
 def test_another_format_of_recordings_is_said(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     two = cluster.nodes[1]
-    with attach_zerotop(call_zerotop, cluster, tmp_path) as told:
-        session = told[-1].partition("recording in ")[2]
+    with attach_zerotop(call_zerotop, cluster, tmp_path) as messages:
+        session = messages[-1].partition("recording in ")[2]
         assert (Path(session) / SESSION_FILE).exists()
         request = {"from": ["elsewhere", ""], "format": [99, 0], "session": session, "action": "join"}
         done = two.run_command(*ZEROTOP, "attach", "--there", json.dumps(request), env=make_environment(tmp_path))
@@ -149,8 +151,8 @@ def test_what_names_no_nodes(call_zerotop: Zerotop, tmp_path: Path, names: str, 
 def test_a_launcher_that_names_no_nodes_and_an_ssh_that_does_not_exist(
     cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> None:
-    with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "job") as told:
-        assert told[0] == "The job's launcher does not say which nodes it uses. Name them, or give a hostfile as @FILE."
+    with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "job") as messages:
+        assert messages[0] == "The job's launcher does not say which nodes it uses. Name them, or give a hostfile as @FILE."
         (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
         said = call_zerotop("attach", session.name, "--hosts", "zt-node-2", "--ssh", "no-such-ssh").stderr.splitlines()
         assert said[0] == (
@@ -162,9 +164,9 @@ def test_a_launcher_that_names_no_nodes_and_an_ssh_that_does_not_exist(
 def test_a_job_of_one_node_asks_no_other(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     with (
         rank_on(cluster.nodes[0], 0, tmp_path, WORLD_SIZE="1"),
-        attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
+        attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages,
     ):
-        assert told[0] == "All ranks of the job run on this node: no other node was asked."
+        assert messages[0] == "All ranks of the job run on this node: no other node was asked."
 
 
 @pytest.mark.usefixtures("cluster_job")
@@ -174,13 +176,13 @@ def test_a_connection_that_breaks_leaves_nothing_that_detach_does_not_end(
     two, breaking = cluster.nodes[1], tmp_path / "ssh"
     breaking.write_text(f'#!/bin/sh\n{cluster.ssh} "$@" | head -2\nexit 255\n')  # it has begun there, and no more is heard
     breaking.chmod(0o755)
-    with attach_zerotop(call_zerotop, cluster, tmp_path, "--ssh", str(breaking), "--hosts", "zt-node-2") as told:
-        assert told[0] == (
+    with attach_zerotop(call_zerotop, cluster, tmp_path, "--ssh", str(breaking), "--hosts", "zt-node-2") as messages:
+        assert messages[0] == (
             "zt-node-2 may or may not take part: the connection broke before it answered. Attach again with --hosts to ask"
             " it again; detach ends its part too."
         )
         wait_for(lambda: list_samplers(two))
-        session = told[-1].partition("recording in ")[2]
+        session = messages[-1].partition("recording in ")[2]
         notices = RecordingSource(Session.open(Path(session))).view_at(None).job.notices
         assert "zt-node-2 takes no part: the connection broke before it answered." in notices
         assert call_zerotop("detach", session).returncode == 0
@@ -198,9 +200,9 @@ def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, cal
     wrong.write_text(f'#!/bin/sh\nexec {cluster.ssh} "$@" -c "\'PYTHONPATH={shift} exec sh\'"\n')
     wrong.chmod(0o755)
     try:
-        with attach_zerotop(call_zerotop, cluster, tmp_path, "--ssh", str(wrong), "--hosts", "zt-node-2") as told:
-            session = Path(told[-1].partition("recording in ")[2])
-            assert told[0] == (
+        with attach_zerotop(call_zerotop, cluster, tmp_path, "--ssh", str(wrong), "--hosts", "zt-node-2") as messages:
+            session = Path(messages[-1].partition("recording in ")[2])
+            assert messages[0] == (
                 "The clock of zt-node-2 is 5 min ahead of this one: its times are corrected to about a second."
                 " Set both by NTP."
             )

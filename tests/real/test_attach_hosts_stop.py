@@ -131,8 +131,8 @@ def test_a_node_that_is_not_reached_is_named_and_the_others_are_stopped(
 
 
 def test_a_joined_part_says_from_where_the_whole_is_stopped(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
-    with start_ranks(cluster, tmp_path), attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
-        session = told[-1].partition("recording in ")[2]
+    with start_ranks(cluster, tmp_path), attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages:
+        session = messages[-1].partition("recording in ")[2]
         means = f"import sys; {STOP.replace('.stop()', '.stop_means')}"
         done = cluster.nodes[1].run_command(sys.executable, "-c", means, session, env=make_environment(tmp_path))
         assert done.stdout == "Asks its part on this node to end; all of it is stopped from zt_node_1.\n", done.stderr

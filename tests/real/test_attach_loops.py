@@ -78,11 +78,11 @@ def test_a_running_loop_is_entered_and_left(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=quiet(), text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        found = Process.from_pid(process.pid)
-        assert found is not None
-        assert [entry.why_not for entry in enter_processes([found], str(session))] == [""]
+        target = Process.from_pid(process.pid)
+        assert target is not None
+        assert [entry.why_not for entry in enter_processes([target], str(session))] == [""]
         time.sleep(1)
-        assert [entry.why_not for entry in leave_processes([found], str(session))] == [""]
+        assert [entry.why_not for entry in leave_processes([target], str(session))] == [""]
         wait_for(lambda: '"left"' in next(session.glob("events-rank0-*")).read_text(), LIMIT_S)
         end.touch()
         steps = int(process.stdout.readline().split()[1])

@@ -89,9 +89,9 @@ def attach_headless(state: Path, *arguments: str) -> tuple[subprocess.Popen[str]
         [*ZEROTOP, "attach", *arguments, "--headless"], env=make_environment(state), stderr=subprocess.PIPE, text=True
     )
     assert attached.stderr is not None
-    said = attached.stderr.readline()
-    assert said.startswith("zerotop: recording in ")
-    return attached, said.strip().rpartition("/")[2]
+    first_line = attached.stderr.readline()
+    assert first_line.startswith("zerotop: recording in ")
+    return attached, first_line.strip().rpartition("/")[2]
 
 
 def state_of(process: subprocess.Popen[bytes]) -> str:
@@ -101,9 +101,9 @@ def state_of(process: subprocess.Popen[bytes]) -> str:
 
 def why_not(process: subprocess.Popen[bytes], session: Path) -> str:
     """Why it cannot be entered."""
-    found = Process.from_pid(process.pid)
-    assert found is not None
-    (entry,) = enter_processes([found], str(session), patience_s=1.0)
+    target = Process.from_pid(process.pid)
+    assert target is not None
+    (entry,) = enter_processes([target], str(session), patience_s=1.0)
     assert entry.reply in ("", "early")
     return entry.why_not
 
@@ -198,8 +198,8 @@ def test_a_configuration_is_read_whatever_it_is(tmp_path: Path, damaged: str) ->
     variables = {**os.environ, "RANK": "0"}
     with subprocess.Popen(command, cwd=tmp_path, env=variables, start_new_session=True) as process:
         try:
-            found = wait_for(lambda: jobs.find_job(process.pid))
-            assert jobs.read_zero_stage(found) == (2 if damaged.startswith("{") else None)
+            job = wait_for(lambda: jobs.find_job(process.pid))
+            assert jobs.read_zero_stage(job) == (2 if damaged.startswith("{") else None)
         finally:
             process.kill()
 
@@ -271,12 +271,12 @@ def test_one_that_is_recorded_elsewhere(start_job: Job, tmp_path: Path) -> None:
     process = start_job(
         f"from zerotop_probe.inside.hooks.hook_installer import PROBE\nPROBE.start_recording({str(first)!r})"
     )
-    found = Process.from_pid(process.pid)
-    assert found is not None
-    (entry,) = enter_processes([found], str(second))
+    target = Process.from_pid(process.pid)
+    assert target is not None
+    (entry,) = enter_processes([target], str(second))
     assert entry.why_not == f"it is already recorded in {first}. End that with zerotop detach '{first}'"
     (tmp_path / "link").symlink_to(first)
-    (entry,) = enter_processes([found], str(tmp_path / "link"))
+    (entry,) = enter_processes([target], str(tmp_path / "link"))
     assert entry.why_not == ""
 
 
@@ -287,10 +287,10 @@ def test_another_tracer(start_job: Job, tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", hold + BUSY, str(process.pid)], stdout=subprocess.PIPE) as tracer:
         assert tracer.stdout is not None
         tracer.stdout.readline()
-        told = why_not(process, tmp_path)
+        reason = why_not(process, tmp_path)
         tracer.kill()
-    assert f"Process {process.pid} is already traced by python" in told
-    assert f"process {tracer.pid})" in told
+    assert f"Process {process.pid} is already traced by python" in reason
+    assert f"process {tracer.pid})" in reason
     assert "has not imported PyTorch" in why_not(process, tmp_path)
 
 
@@ -335,9 +335,9 @@ def test_a_thread_of_ours_that_computes_prolongs_no_stop(start_job: Job) -> None
 def test_a_main_thread_in_a_long_call_is_asked_and_not_waited_for(start_job: Job, tmp_path: Path) -> None:
     process = start_job("import time\nprint('ready', flush=True)\ntime.sleep(5)")
     wait_for(lambda: state_of(process) == "S")
-    told = why_not(process, tmp_path)
-    assert "in one C call for 1 s" in told
-    assert f"py-spy dump --pid {process.pid}" in told
+    reason = why_not(process, tmp_path)
+    assert "in one C call for 1 s" in reason
+    assert f"py-spy dump --pid {process.pid}" in reason
     assert process.poll() is None
 
 
@@ -349,10 +349,10 @@ def test_a_python_that_starts_is_not_harmed(tmp_path: Path) -> None:
     for number in range(60):
         with subprocess.Popen(what, stderr=subprocess.PIPE) as process:
             time.sleep(number / 1000)
-            found = Process.from_pid(process.pid)
-            if found is not None:
+            target = Process.from_pid(process.pid)
+            if target is not None:
                 refused |= {
-                    entry.why_not.replace(str(process.pid), "N") for entry in enter_processes([found], str(tmp_path))
+                    entry.why_not.replace(str(process.pid), "N") for entry in enter_processes([target], str(tmp_path))
                 }
             assert process.communicate(timeout=20)[1] == b"", number
             assert process.returncode == 0, number
@@ -373,9 +373,9 @@ def test_one_that_imports_without_end_is_entered_in_between(start_job: Job, tmp_
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    found = Process.from_pid(process.pid)
-    assert found is not None
-    reasons = [entry.why_not for _ in range(10) for entry in enter_processes([found], str(tmp_path), patience_s=1.0)]
+    target = Process.from_pid(process.pid)
+    assert target is not None
+    reasons = [entry.why_not for _ in range(10) for entry in enter_processes([target], str(tmp_path), patience_s=1.0)]
     assert not any("failed" in reason for reason in reasons)
     assert "it has not imported PyTorch yet. Try again when it trains" in reasons
     assert process.communicate(b"end\n", timeout=60)[1] == b""
@@ -384,9 +384,9 @@ def test_one_that_imports_without_end_is_entered_in_between(start_job: Job, tmp_
 
 def test_a_program_that_is_no_python(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
-        told = why_not(process, tmp_path)
+        reason = why_not(process, tmp_path)
         process.kill()
-    assert "exports no functions of CPython" in told
+    assert "exports no functions of CPython" in reason
 
 
 def test_the_sandbox_of_a_container(start_job: Job, tmp_path: Path) -> None:
@@ -432,10 +432,10 @@ class Stranger:
 @pytest.fixture
 def stranger() -> Iterator[Stranger]:
     with tempfile.TemporaryDirectory() as folder:
-        found = Stranger(Path(folder))
-        if not found.python:
+        stranger_user = Stranger(Path(folder))
+        if not stranger_user.python:
             pytest.skip("another user can run no Python here")
-        yield found
+        yield stranger_user
 
 
 @needs_root

@@ -179,16 +179,16 @@ def test_a_disk_that_runs_full_costs_the_recording_only_and_that_is_said(tmp_pat
     with small_disk(tmp_path / "disk", "1m") as disk:
         session = disk / "zerotop" / "sessions" / "full"
         done = run_headless(session, build_python_command(code))
-        kept = join_output_bytes(session, "stdout")
+        recorded = join_output_bytes(session, "stdout")
         listed = run_zerotop(disk, "sessions").stdout.decode()
     assert done.returncode == 5
     assert done.stdout == b"".join(b"%09999d\n" % i for i in range(300))
-    assert done.stdout.startswith(kept)
-    lost = f"{len(done.stdout) - len(kept)} bytes of the job's output could not be written."
-    said = re.search(rf"zerotop: (The recording is incomplete: (\d+ records? and )?{lost})\n", done.stderr.decode())
-    assert said is not None
+    assert done.stdout.startswith(recorded)
+    lost = f"{len(done.stdout) - len(recorded)} bytes of the job's output could not be written."
+    match = re.search(rf"zerotop: (The recording is incomplete: (\d+ records? and )?{lost})\n", done.stderr.decode())
+    assert match is not None
     assert "full  exit 5" in listed
-    assert f"\n  {said[1]}\n" in listed
+    assert f"\n  {match[1]}\n" in listed
 
 
 # Locales

@@ -20,13 +20,13 @@ def test_the_largest_that_fits(tmp_path: Path) -> None:
     options = ["--seq-length", "8:128:8", "--set", "longest=4,44,900", "-o", str(tmp_path / "fit"), "--json"]
     done = run_zerotop(tmp_path, "fit", *options, *JOB)
     assert done.returncode == 1  # the first has none
-    found = json.loads(done.stdout)
-    assert [(one["largest"], one["failing"], one["is_final"]) for one in found["series"]] == [
+    result = json.loads(done.stdout)
+    assert [(one["largest"], one["failing"], one["is_final"]) for one in result["series"]] == [
         (None, 8, True),
         (40, 48, True),
         (128, None, True),
     ]
-    assert found["runs"] == len(read_sweep(tmp_path / "fit").points) <= 13
+    assert result["runs"] == len(read_sweep(tmp_path / "fit").points) <= 13
     assert "[run 1] " in done.stderr.decode()
 
 
@@ -57,15 +57,15 @@ def test_estimates_for_a_preset(tmp_path: Path) -> None:
     done = run_zerotop(
         tmp_path, "estimate", "llama-8b", "--gpus", "8", "--gpu-memory", "80GB", "--seq-length", "2048", "--json"
     )
-    found = json.loads(done.stdout)
-    options = {(row["stage"], row["offload"]): row for row in found["options"]}
-    parameters = found["model"]["model"]["parameters"]
+    result = json.loads(done.stdout)
+    options = {(row["stage"], row["offload"]): row for row in result["options"]}
+    parameters = result["model"]["model"]["parameters"]
     assert parameters == 8_030_261_248
     assert len(options) == 12
     assert options[0, "none"]["gpu_bytes"] == 16 * parameters
     assert options[3, "none"]["gpu_bytes"] == 2 * parameters
     assert options[2, "optimizer"]["own_estimates"][0]["gpu_bytes"] == 2 * parameters
-    assert len(found["deepspeed_estimates"]) == 8
+    assert len(result["deepspeed_estimates"]) == 8
     text = run_zerotop(tmp_path, "estimate", "llama-8b", "--gpus", "8", "--gpu-memory", "80GB").stdout.decode()
     assert "does not fit" in text
     assert "stage 3, offload_param=cpu, offload_optimizer=cpu, zero_init=1" in text

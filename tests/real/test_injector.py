@@ -78,10 +78,10 @@ def at_work(program: str) -> Iterator[tuple[subprocess.Popen[str], Process]]:
     with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        found = Process.from_pid(process.pid)
-        assert found is not None
+        target = Process.from_pid(process.pid)
+        assert target is not None
         try:
-            yield process, found
+            yield process, target
         finally:
             process.kill()
 

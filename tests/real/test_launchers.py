@@ -59,8 +59,8 @@ class Recorded:
     def select_spans(self, rank: int, phase: str) -> NDArray[Any]:
         (source,) = [source for source in self.session.sources["spans"] if source.rank == rank]
         array: NDArray[Any] = source.array
-        found: NDArray[Any] = array[array["phase"] == PHASE_CODE[phase]]
-        return found
+        spans: NDArray[Any] = array[array["phase"] == PHASE_CODE[phase]]
+        return spans
 
     def find_facts(self, event: str) -> list[dict[str, Any]]:
         return [found.facts for found in self.session.events if found.name == event]
@@ -91,8 +91,8 @@ def test_the_job_ended_well_and_nothing_of_ours_failed(recorded_run: Recorded) -
 
 def test_each_rank_says_hello_and_describes_its_engine(recorded_run: Recorded) -> None:
     for name in ("hello", "engine", "goodbye"):
-        found = [event.rank for event in recorded_run.session.events if event.name == name]
-        assert sorted(found) == recorded_run.ranks, name
+        ranks = [event.rank for event in recorded_run.session.events if event.name == name]
+        assert sorted(ranks) == recorded_run.ranks, name
     content = json.loads(demo.find_config(recorded_run.config).read_text())
     zero = content["zero_optimization"]
     expected = {
@@ -134,11 +134,11 @@ def test_evaluations_and_checkpoints_are_where_asked(recorded_run: Recorded) -> 
 
 
 def test_the_sampler_found_all_ranks_with_their_memory(recorded_run: Recorded) -> None:
-    found = {facts["rank"]: facts["pid"] for facts in recorded_run.find_facts("rank_found")}
-    said = {event.rank: event.pid for event in recorded_run.session.events if event.name == "hello"}
-    assert found == said
+    pids_found = {facts["rank"]: facts["pid"] for facts in recorded_run.find_facts("rank_found")}
+    pids = {event.rank: event.pid for event in recorded_run.session.events if event.name == "hello"}
+    assert pids_found == pids
     (processes,) = recorded_run.session.sources["processes"]
-    for rank, pid in said.items():
+    for rank, pid in pids.items():
         samples = processes.array[(processes.array["rank"] == rank) & (processes.array["pid"] == pid)]
         assert len(samples) > 1, rank
         # The last sample may be of a process that is ending, when the kernel has taken its memory already.

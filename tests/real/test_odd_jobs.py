@@ -45,8 +45,8 @@ def test_engines_that_train_in_turn(several_engines: Counted, number: int) -> No
     steps = rank.select_phases("step")
     assert steps[["engine", "step"]].tolist() == [(engine, step) for step in range(4) for engine in range(2)]
     assert (steps["flags"] & BOUNDARY == BOUNDARY).all()
-    told = [(event["engine"], event["when"]) for event in rank.find_events("tensors")]
-    assert sorted(told) == [(e, when) for e in (0, 1) for when in ("after_update", "before_update", "init")]
+    inventories = [(event["engine"], event["when"]) for event in rank.find_events("tensors")]
+    assert sorted(inventories) == [(e, when) for e in (0, 1) for when in ("after_update", "before_update", "init")]
     assert not rank.find_events("probe_error")
 
 

@@ -237,8 +237,8 @@ def test_watching_a_job_that_somebody_else_started(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "1"]) as child:
         assert agent.watch_job(str(tmp_path), child.pid).exit_code is None
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
-    said = {event["event"] for event in read_node_events(tmp_path)}
-    assert said == {"node", "affinity", "job_ended", "sampler_ended"}
+    names = {event["event"] for event in read_node_events(tmp_path)}
+    assert names == {"node", "affinity", "job_ended", "sampler_ended"}
     assert len(read_node_records(tmp_path, "processes")) > 5
     with pytest.raises(ProcessLookupError, match="There is no process"):
         agent.watch_job(str(tmp_path), child.pid)

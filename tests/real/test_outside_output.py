@@ -299,13 +299,13 @@ def test_a_full_disk_costs_the_recording_not_the_job(tmp_path: Path) -> None:
     code = "import sys\nfor i in range(20000): print('a line of output', i)\nsys.exit(7)"
     with small_disk(tmp_path / "small", "256k") as session:
         done = run_in_foreground(session, code, capture_output=True)
-        kept = join_output_bytes(session, "stdout")
+        recorded = join_output_bytes(session, "stdout")
         (ended,) = read_node_events(session, "sampler_ended")
     assert done.returncode == 7
     assert done.stdout == b"".join(b"a line of output %d\n" % i for i in range(20000))
-    assert kept
-    assert done.stdout.startswith(kept[:4096])
-    assert ended["lost_output_bytes"] == len(done.stdout) - len(kept)
+    assert recorded
+    assert done.stdout.startswith(recorded[:4096])
+    assert ended["lost_output_bytes"] == len(done.stdout) - len(recorded)
 
 
 # Fills the disk of its recording, then has more ranks than one page of events can tell of (blind ones, at that).

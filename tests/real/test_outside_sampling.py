@@ -72,13 +72,15 @@ def rows_of(session: Path, name: str, least: int, **wanted: int) -> NDArray[Any]
 
 def test_ranks_are_found_below_a_launcher_and_their_workers_are_not(tmp_path: Path, start_job: Start) -> None:
     start_job(*build_python_command(LAUNCHER), WORKER)
-    found = wait_for(lambda: len(read_node_events(tmp_path, "rank_found")) == 2 and read_node_events(tmp_path, "rank_found"))
-    assert sorted((event["rank"], event["local_rank"]) for event in found) == [(0, 0), (1, 1)]
-    assert all(Process(event["pid"], event["start"]).is_alive() for event in found)
+    events = wait_for(
+        lambda: len(read_node_events(tmp_path, "rank_found")) == 2 and read_node_events(tmp_path, "rank_found")
+    )
+    assert sorted((event["rank"], event["local_rank"]) for event in events) == [(0, 0), (1, 1)]
+    assert all(Process(event["pid"], event["start"]).is_alive() for event in events)
     rows_of(tmp_path, "processes", 15, rank=1)
     table = read_node_records(tmp_path, "processes")
     (root,) = read_node_events(tmp_path, "job_started")
-    assert set(table["pid"].tolist()) == {root["pid"], *(event["pid"] for event in found)}
+    assert set(table["pid"].tolist()) == {root["pid"], *(event["pid"] for event in events)}
     assert set(table["rank"][table["pid"] == root["pid"]].tolist()) == {-1}
     assert len(read_node_events(tmp_path, "rank_found")) == 2
     assert read_node_events(tmp_path, "rank_silent") == []
@@ -101,16 +103,18 @@ def test_compilers_below_a_rank_are_reported_once(tmp_path: Path, start_job: Sta
     compiler.symlink_to("/bin/sleep")
     code = f"import subprocess; subprocess.run(['/bin/sh', '-c', '{compiler} 600; true'])"
     start_job(*build_python_command(LAUNCHER), code)
-    (found,) = wait_for(lambda: read_node_events(tmp_path, "compiling"))
-    assert (found["rank"], found["pid"]) in {(e["rank"], e["pid"]) for e in read_node_events(tmp_path, "rank_found")}
+    (events,) = wait_for(lambda: read_node_events(tmp_path, "compiling"))
+    assert (events["rank"], events["pid"]) in {(e["rank"], e["pid"]) for e in read_node_events(tmp_path, "rank_found")}
     rows_of(tmp_path, "processes", 15, rank=1)
     assert len(read_node_events(tmp_path, "compiling")) == 1
 
 
 def test_a_rank_that_dies_is_gone(tmp_path: Path, start_job: Start) -> None:
     start_job(*build_python_command(LAUNCHER), SLEEP)
-    found = wait_for(lambda: len(read_node_events(tmp_path, "rank_found")) == 2 and read_node_events(tmp_path, "rank_found"))
-    first = next(event for event in found if event["rank"] == 0)
+    events = wait_for(
+        lambda: len(read_node_events(tmp_path, "rank_found")) == 2 and read_node_events(tmp_path, "rank_found")
+    )
+    first = next(event for event in events if event["rank"] == 0)
     rows_of(tmp_path, "processes", 2, rank=0)
     os.kill(first["pid"], 9)
     (gone,) = wait_for(lambda: read_node_events(tmp_path, "rank_gone"))
@@ -121,9 +125,11 @@ def test_a_rank_that_dies_is_gone(tmp_path: Path, start_job: Start) -> None:
 
 def test_a_rank_that_a_signal_stops_is_reported_until_it_goes_on(tmp_path: Path, start_job: Start) -> None:
     start_job(*build_python_command(LAUNCHER), SLEEP)
-    found = wait_for(lambda: len(read_node_events(tmp_path, "rank_found")) == 2 and read_node_events(tmp_path, "rank_found"))
+    events = wait_for(
+        lambda: len(read_node_events(tmp_path, "rank_found")) == 2 and read_node_events(tmp_path, "rank_found")
+    )
     rows_of(tmp_path, "processes", 2, rank=1)
-    (pid,) = (event["pid"] for event in found if event["rank"] == 1)
+    (pid,) = (event["pid"] for event in events if event["rank"] == 1)
     for sent, name in ((signal.SIGSTOP, "rank_stopped"), (signal.SIGCONT, "rank_continued")):
         assert not read_node_events(tmp_path, name)
         os.kill(pid, sent)
@@ -141,9 +147,9 @@ EventWriter({str(tmp_path)!r}, Identity.for_this_process("rank", 0))
 time.sleep(600)
 """
     start_job(*build_python_command(code))
-    (found,) = wait_for(lambda: read_node_events(tmp_path, "rank_found"))
+    (events,) = wait_for(lambda: read_node_events(tmp_path, "rank_found"))
     (root,) = read_node_events(tmp_path, "job_started")
-    assert (found["rank"], found["pid"], found["start"]) == (0, root["pid"], root["start"])
+    assert (events["rank"], events["pid"], events["start"]) == (0, root["pid"], root["start"])
     rows_of(tmp_path, "processes", 3, rank=0)
     ranks = read_node_records(tmp_path, "processes")["rank"]
     assert (np.diff(ranks) >= 0).all()  # sampled from the start on, as -1

@@ -80,8 +80,8 @@ def test_steps_micro_steps_and_batches(ddp_run: Counted, number: int) -> None:
 def test_skipped_updates_have_their_loss_scale(ddp_run: Counted, number: int) -> None:
     rank, own = ddp_run.read_rank(number)
     expected = [(step, *scales) for step, scales in enumerate(own["scales"]) if own["skipped"][step]]
-    found = [(e["step"], e["loss_scale_before"], e["loss_scale_after"]) for e in rank.find_events("overflow")]
-    assert found == expected != []
+    overflows = [(e["step"], e["loss_scale_before"], e["loss_scale_after"]) for e in rank.find_events("overflow")]
+    assert overflows == expected != []
 
 
 @BOTH

@@ -100,14 +100,14 @@ def test_whose_bytes(offloaded_run: Counted, number: int) -> None:
     """The master weights and both moments of this rank's share, in four bytes each."""
     rank, _ = offloaded_run.read_rank(number)
     (engine,) = rank.find_events("engine")
-    found = {event["when"]: event["host"] for event in rank.find_events("tensors")}
-    assert list(found) == ["init", "before_update", "after_update"]
+    inventories = {event["when"]: event["host"] for event in rank.find_events("tensors")}
+    assert list(inventories) == ["init", "before_update", "after_update"]
     share = engine["parameters"] / engine["world_size"]
-    for host in found.values():
+    for host in inventories.values():
         assert host["master_weights"] == pytest.approx(4 * share, rel=0.05)
         assert host["parameters"] >= 2 * engine["parameters"]
-    assert found["after_update"]["optimizer_state"] == pytest.approx(8 * share, rel=0.05)
-    assert "optimizer_state" not in found["before_update"]
+    assert inventories["after_update"]["optimizer_state"] == pytest.approx(8 * share, rel=0.05)
+    assert "optimizer_state" not in inventories["before_update"]
 
 
 @BOTH

@@ -117,9 +117,9 @@ def test_exports(name: str) -> None:
 
 def test_the_recorded_demo_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--recorded"]) == 0
-    said = capsys.readouterr().out
-    assert "LlamaForCausalLM, 8,030.3 M parameters, ZeRO-2, optimizer on CPU, fp16" in said
-    assert "14 steps, 10 skipped" in said
+    output = capsys.readouterr().out
+    assert "LlamaForCausalLM, 8,030.3 M parameters, ZeRO-2, optimizer on CPU, fp16" in output
+    assert "14 steps, 10 skipped" in output
 
 
 def test_the_recorded_demo_plays_on_a_terminal(tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ class Serving:
 
     @property
     def port(self) -> int:
-        found = re.search(r":(\d+)/", self.address)
-        assert found is not None
-        return int(found[1])
+        match = re.search(r":(\d+)/", self.address)
+        assert match is not None
+        return int(match[1])
 
     @property
     def plain(self) -> str:
@@ -69,10 +69,10 @@ def start_serving(state: Path, *arguments: str, **variables: str) -> Iterator[Se
     ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"http://\S+", line)
-        assert found is not None, line + process.stdout.read()
+        match = re.search(r"http://\S+", line)
+        assert match is not None, line + process.stdout.read()
         try:
-            yield Serving(process, found[0])
+            yield Serving(process, match[0])
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0

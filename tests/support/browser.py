@@ -44,7 +44,7 @@ _READ = """
 
 def find_chromium() -> str | None:
     """The program, if there is one."""
-    return next((found for name in _NAMES if (found := shutil.which(name)) is not None), None)
+    return next((program for name in _NAMES if (program := shutil.which(name)) is not None), None)
 
 
 class Page:

@@ -16,8 +16,8 @@ ZEROTOP = [sys.executable, "-m", "zerotop"]
 
 def make_environment(state: Path, **more: str) -> dict[str, str]:
     """Sessions lie in ``state``; nothing of a job that runs these tests is passed on."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
-    return kept | {"XDG_STATE_HOME": str(state), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"} | more
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
+    return inherited | {"XDG_STATE_HOME": str(state), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"} | more
 
 
 def run_zerotop(state: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:

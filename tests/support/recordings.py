@@ -79,8 +79,8 @@ def read_labels(kind: str = "findings") -> dict[str, list[Label]]:
 
     ``outside``: without what ranks wrote. ``missed``: what was staged too and is known not to be found.
     """
-    told = json.loads((FOLDER / "labels.json").read_text())
-    return {name: [Label(*label) for label in entry.get(kind, ())] for name, entry in told.items()}
+    entries = json.loads((FOLDER / "labels.json").read_text())
+    return {name: [Label(*label) for label in entry.get(kind, ())] for name, entry in entries.items()}
 
 
 def compare_findings(

@@ -45,9 +45,9 @@ class Start:
 
     @property
     def list(self) -> StartScreen:
-        found = self.app.screen
-        assert isinstance(found, StartScreen)
-        return found
+        screen = self.app.screen
+        assert isinstance(screen, StartScreen)
+        return screen
 
     def names(self) -> Sequence[str]:
         return [getattr(row, "name", "") for row in self.list.model.rows]

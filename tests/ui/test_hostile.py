@@ -44,9 +44,9 @@ class Page(App[None]):
 async def test_what_a_panel_passes_on(glyphs: Glyphs) -> None:
     app = Page(glyphs)
     async with app.run_test(size=(60, 1)):
-        told = app.query_one(Told)
-        told.repaint()
-        text = told.render_line(0).text
+        panel = app.query_one(Told)
+        panel.repaint()
+        text = panel.render_line(0).text
         assert "[red]x[/red]" in text
         assert text.isprintable()
 

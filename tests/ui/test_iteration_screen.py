@@ -73,18 +73,18 @@ async def open_app(
 
 def fold_of(name: str, **how: Any) -> Any:
     session = recordings.open_recording(name)
-    found = WaveformCache(session).fold_at(session.last_written_ns, **how)
-    assert found is not None
-    return found
+    fold = WaveformCache(session).fold_at(session.last_written_ns, **how)
+    assert fold is not None
+    return fold
 
 
 async def test_the_story_in_one_sentence() -> None:
     async with open_app(recordings.open_recording("story")) as screen:
-        said = screen.read_text()
-        assert "Iteration 2.67 s · median of 3, steps 11–13 · 4 ranks" in said
-        assert re.search(r"GPUs idle 1\.[67]\d s of 2\.67 s while 62 cores run the optimizer", said)
+        text = screen.read_text()
+        assert "Iteration 2.67 s · median of 3, steps 11–13 · 4 ranks" in text
+        assert re.search(r"GPUs idle 1\.[67]\d s of 2\.67 s while 62 cores run the optimizer", text)
         for words in ("backward", "cpu optim", "next iteration", "GPU %", "CPU/64", "power W", "Phases ms"):
-            assert words in said, words
+            assert words in text, words
 
 
 @pytest.mark.parametrize(
@@ -112,10 +112,10 @@ async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens()
     async with open_app(recordings.open_recording("story"), step=8) as screen:
         assert "skipped steps 1–8" in screen.read_text()
         await screen.press_keys("c", "end")
-        said = screen.read_text()
-        assert "pinned: 884 ms, median of 8, skipped steps 1–8" in said
-        assert "change" in said
-        assert "+1789" in said
+        text = screen.read_text()
+        assert "pinned: 884 ms, median of 8, skipped steps 1–8" in text
+        assert "change" in text
+        assert "+1789" in text
         await screen.press_keys("1")
         assert not isinstance(screen.app.screen, IterationScreen)
         screen.app.action_switch("iteration")
@@ -280,10 +280,10 @@ async def test_any_size_and_any_characters(glyphs: Glyphs) -> None:
         for size in [(40, 12), (60, 16), (80, 24), (120, 40), (300, 90)]:
             await screen.pilot.resize_terminal(*size)
             for keys in ((), ("c", "minus", "m", "z"), ("c", "plus", "z")):
-                said = await screen.press_keys(*keys)
-                assert "Iteration" in said
-                assert {len(line) for line in said.splitlines()} == {size[0]} or glyphs is ASCII
-                assert glyphs is not ASCII or said.isascii()
+                text = await screen.press_keys(*keys)
+                assert "Iteration" in text
+                assert {len(line) for line in text.splitlines()} == {size[0]} or glyphs is ASCII
+                assert glyphs is not ASCII or text.isascii()
 
 
 @pytest.mark.parametrize("story", [offload_story, many_story, failed_story])

@@ -61,11 +61,11 @@ async def test_what_has_no_room_is_named_and_a_key_shows_it() -> None:
 
 async def test_the_ledger_of_a_gpu() -> None:
     async with open_memory(recordings.open_recording("z2"), 45) as screen:
-        said = screen.read_text()
+        text = screen.read_text()
         for words in ("parameters", "0.92", "at peak", "Peak: backward, 12.65 GiB in step 1", "Peak by phase"):
-            assert words in said
-        assert "allocator  0 cache flushes" in said
-        assert "None recorded" in said
+            assert words in text
+        assert "allocator  0 cache flushes" in text
+        assert "None recorded" in text
 
 
 @pytest.mark.parametrize("name", ["cpu-straggler", "gpu-leak"])
@@ -136,10 +136,10 @@ async def test_what_is_chosen_stays_when_screens_are_switched() -> None:
 
 async def test_without_a_gpu_host_memory_comes_first() -> None:
     async with open_memory(recordings.open_recording("cpu-clean"), 36) as screen:
-        said = screen.read_text()
-        assert "Host memory of rank 0, MiB" in said
-        assert "master weights" in said
-        assert " h " not in said.splitlines()[-1]
+        text = screen.read_text()
+        assert "Host memory of rank 0, MiB" in text
+        assert "master weights" in text
+        assert " h " not in text.splitlines()[-1]
         assert "No GPU found" in await screen.press_keys("H")
 
 
@@ -192,9 +192,9 @@ async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_pat
         source.seconds = 29.2
         app.draw_frame()
         await wait_until(pilot, lambda: "Requested" not in screen.read_text())
-        said = screen.read_text()
-        assert "Microscope, step 1 of rank 0, GiB" in said
-        assert "19.25 GiB in backward" in said
+        text = screen.read_text()
+        assert "Microscope, step 1 of rank 0, GiB" in text
+        assert "19.25 GiB in backward" in text
         job.trouble = OSError("No space left on device")
         await screen.press_keys("x")
         assert any("Cannot request a trace" in str(note.message) for note in app._notifications)
@@ -238,9 +238,9 @@ async def test_a_death_is_shown_on_every_screen(name: str, what: str, size: tupl
     async with app.run_test(size=size) as pilot:
         screen = Shown(app, pilot, MemoryScreen)
         for number in "14":
-            said = await screen.press_keys(number)
-            assert what in said
-            assert "→ " in said
+            text = await screen.press_keys(number)
+            assert what in text
+            assert "→ " in text
         app.viewer.go_to_seconds(2)
         app.draw_frame()
         await pilot.pause()
@@ -251,16 +251,16 @@ async def test_with_room_to_spare_memory_over_time_is_under_the_ledger() -> None
     app = ZerotopApp(RecordingSource(recordings.open_recording("story")), None, title="story")
     async with app.run_test(size=(300, 90)) as pilot:
         screen = Shown(app, pilot, MemoryScreen)
-        said = await screen.press_keys("end", "4")
-        assert "Memory of GPU 0, GiB" in said
-        assert "Resident memory of all ranks, GiB" in said
-        said = await screen.press_keys("H")
-        assert "Memory of GPU 0" not in said
+        text = await screen.press_keys("end", "4")
+        assert "Memory of GPU 0, GiB" in text
+        assert "Resident memory of all ranks, GiB" in text
+        text = await screen.press_keys("H")
+        assert "Memory of GPU 0" not in text
 
 
 async def test_without_a_probe_memory_over_time_is_what_there_is_to_show(tmp_path: Path) -> None:
     app = ZerotopApp(RecordingSource(recordings.from_outside("z2-offload", tmp_path)), None, title="outside")
     async with app.run_test(size=(80, 24)) as pilot:
-        said = await Shown(app, pilot, MemoryScreen).press_keys("end", "4")
-        assert "Memory of GPU 0, GiB" in said
-        assert "Peaks by phase" not in said
+        text = await Shown(app, pilot, MemoryScreen).press_keys("end", "4")
+        assert "Memory of GPU 0, GiB" in text
+        assert "Peaks by phase" not in text

@@ -42,11 +42,11 @@ def cells_of(row: Row) -> list[tuple[str, str]]:
 
 @given(rows, rows)
 def test_changes_make_the_one_row_of_the_other(before: Row, after: Row) -> None:
-    found = cells_of(before)
+    cells = cells_of(before)
     for x, spans in iter_changes(before, after):
         piece = cells_of(tuple(spans))
-        found[x : x + len(piece)] = piece
-    assert found == cells_of(after)
+        cells[x : x + len(piece)] = piece
+    assert cells == cells_of(after)
 
 
 def test_only_spans_that_differ_are_written() -> None:

@@ -105,8 +105,8 @@ async def test_the_post_mortem_uses_them_too() -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("end")
         await pilot.pause()
-        said = read_panels(app)["notices"]
-        assert "GiB" in said
+        notices = read_panels(app)["notices"]
+        assert "GiB" in notices
         await pilot.press("u")
         await pilot.pause()
         ours = read_panels(app)["notices"].partition(_ERROR)[0]

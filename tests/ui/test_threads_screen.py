@@ -141,9 +141,9 @@ async def test_the_charts_phases_are_told_apart_without_colours(glyphs: Glyphs, 
     app = app_of(open_recording("x4-attached"), glyphs)
     async with app.run_test(size=(120, 40)) as pilot:
         await open_threads(app, pilot)
-        said = [line.lstrip() for line in read_rows(app)]
+        rows = [line.lstrip() for line in read_rows(app)]
     for sample, phase in zip(samples, ("backward", "cpu optimizer"), strict=True):
-        assert any(line.startswith(f"{sample} {phase} ") for line in said), phase
+        assert any(line.startswith(f"{sample} {phase} ") for line in rows), phase
 
 
 async def test_crowding_is_said() -> None:
@@ -182,11 +182,11 @@ async def test_a_process_that_nobody_numbered_is_the_job_and_all_its_threads_are
     app = app_of(read_recording(tmp_path))
     async with app.run_test(size=(80, 24)) as pilot:
         await open_threads(app, pilot, 1.0)
-        said = "\n".join(read_rows(app))
-        assert "Process 100 1.0 cores used, 1.0 runnable, 1 thread" in said
-        assert "› job " in said
-        assert "-1" not in said
-        assert "others" not in said
+        text = "\n".join(read_rows(app))
+        assert "Process 100 1.0 cores used, 1.0 runnable, 1 thread" in text
+        assert "› job " in text
+        assert "-1" not in text
+        assert "others" not in text
 
 
 async def test_no_rank_and_no_threads_are_said(tmp_path: Path) -> None:

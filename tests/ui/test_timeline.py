@@ -278,7 +278,7 @@ async def test_any_terminal(name: str, size: tuple[int, int]) -> None:
     async with open_timeline(open_recording(name), size) as seen:
         for key in ("left", "plus", "minus", "w", "h", "left_square_bracket", "n", "down", "right", "escape"):
             await seen.press_keys(key)
-        assert seen.read_text()
+        assert seen.text()
 
 
 async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
@@ -286,11 +286,11 @@ async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await seen.app.run_action("switch('timeline')")
         await pilot.pause()
-        assert "Nothing recorded yet." in seen.read_text()
+        assert "Nothing recorded yet." in seen.text()
         for key in ("plus", "w", "h", "left_square_bracket", "right_square_bracket", "escape", "f"):
             await pilot.press(key)
         await pilot.click(TimelineLanes, offset=(60, 4))
-        assert "Nothing recorded yet." in seen.read_text()
+        assert "Nothing recorded yet." in seen.text()
 
 
 async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:

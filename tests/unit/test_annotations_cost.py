@@ -46,10 +46,10 @@ def count_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         def run_detector(evidence: Evidence) -> Iterable[Annotation | None]:
             before, profile = read_count, cProfile.Profile()
             with profile:
-                found = list(detect(evidence))
+                findings = list(detect(evidence))
             calls: int = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
             work[name] += calls + (read_count - before) // RECORDS_PER_CALL
-            return found
+            return findings
 
         return run_detector
 

@@ -52,9 +52,9 @@ class Lookalike:
 
     def __init__(self, process: subprocess.Popen[str], version: int) -> None:
         self._process = process
-        found = Process.from_pid(process.pid)
-        assert found is not None
-        self.target = Target(found, (version >> 24, version >> 16 & 0xFF), "", runtime=int(self._read_line()))
+        target = Process.from_pid(process.pid)
+        assert target is not None
+        self.target = Target(target, (version >> 24, version >> 16 & 0xFF), "", runtime=int(self._read_line()))
 
     def _read_line(self) -> str:
         assert self._process.stdout is not None
@@ -150,11 +150,11 @@ def test_files_that_a_process_sees_otherwise_are_no_way_to_it(tmp_path: Path) ->
             assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
                 pytest.skip("no namespaces of mounts can be made here")
-            found = Process.from_pid(process.pid)
-            assert found is not None
-            payload.write_file(str(tmp_path / "outer"), "seen", found)
+            target = Process.from_pid(process.pid)
+            assert target is not None
+            payload.write_file(str(tmp_path / "outer"), "seen", target)
             with pytest.raises(CannotEnter, match=f"does not see {tmp_path}/inner, as it runs in a container"):
-                payload.write_file(str(tmp_path / "inner" / "file"), "hidden", found)
+                payload.write_file(str(tmp_path / "inner" / "file"), "hidden", target)
         finally:
             process.kill()
     assert os.listdir(tmp_path / "inner") == []
@@ -177,13 +177,13 @@ def test_what_another_user_is_to_read_is_written_as_that_user(tmp_path: Path) ->
     closed.mkdir(mode=0o700)
     try:
         with subprocess.Popen(["sleep", "60"], user=65534, group=65534, cwd="/") as process:
-            found = Process.from_pid(process.pid)
-            assert found is not None
-            payload.write_file(str(open_folder / "file"), "text", found)
+            target = Process.from_pid(process.pid)
+            assert target is not None
+            payload.write_file(str(open_folder / "file"), "text", target)
             facts = (open_folder / "file").stat()
             assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o777) == (65534, 65534, 0o600)
             with pytest.raises(CannotEnter, match="cannot write to the recording's folder"):
-                payload.write_file(str(closed / "file"), "text", found)
+                payload.write_file(str(closed / "file"), "text", target)
             process.kill()
         assert list(closed.iterdir()) == []
         (closed / "own").touch()  # we ourselves are who we were
@@ -211,9 +211,9 @@ class TestRealOnes:
             try:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "ready\n"
-                found = Process.from_pid(process.pid)
-                assert found is not None
-                yield process, found
+                target = Process.from_pid(process.pid)
+                assert target is not None
+                yield process, target
             finally:
                 process.kill()
 

@@ -28,9 +28,9 @@ def make_job(*ranks: int, pid: int = 1, **environment: str) -> FoundJob:
 
 
 def make_rendezvous(*ranks: int, **environment: str) -> Rendezvous:
-    found = Rendezvous.from_job(make_job(*ranks, **environment))  # type: ignore[arg-type]
-    assert found is not None
-    return found
+    rendezvous = Rendezvous.from_job(make_job(*ranks, **environment))  # type: ignore[arg-type]
+    assert rendezvous is not None
+    return rendezvous
 
 
 def test_ranks_of_one_job_meet_from_two_nodes() -> None:

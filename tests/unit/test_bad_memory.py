@@ -248,10 +248,10 @@ def test_in_a_container_the_jobs_own_processes_are_not_those_of_others(tmp_path:
         tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, 99999, 31.5) for second in looks if second >= 2]
     )
     session = recording.open_session()
-    (found,) = read_checked_ledgers(session, 20).values()
-    assert read_row_sizes(found)["before_the_job"] == 0.5
-    assert (found.sum_bytes("outside_pytorch"), found.sum_bytes("other_processes")) == (gib_to_bytes(1.5), 0)
-    assert "what the device uses beyond its use" in found.notes[0]
+    (ledger,) = read_checked_ledgers(session, 20).values()
+    assert read_row_sizes(ledger)["before_the_job"] == 0.5
+    assert (ledger.sum_bytes("outside_pytorch"), ledger.sum_bytes("other_processes")) == (gib_to_bytes(1.5), 0)
+    assert "what the device uses beyond its use" in ledger.notes[0]
     assert not [one.name for one in find_annotations(session, second_to_unix_ns(28)) if one.name.startswith("others")]
 
 
@@ -346,11 +346,11 @@ def test_tensors_are_counted_by_their_size_where_there_are_no_blocks() -> None:
 def test_the_ledger_of_cuda_malloc_async(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_inventory(19, "after_update", PARTS, allocated_bytes=None)
-    (found,) = read_checked_ledgers(recording.open_session(), 19.5).values()
-    assert found.sum_bytes("optimizer_state", "master_weights") == gib_to_bytes(12)
-    assert found.sum_bytes("activations") == gib_to_bytes(14.75 - sum(PARTS.values()))
-    assert not found.sum_bytes("unattributed", "unexplained")
-    assert "counted by their own size" in found.notes[0]
+    (ledger,) = read_checked_ledgers(recording.open_session(), 19.5).values()
+    assert ledger.sum_bytes("optimizer_state", "master_weights") == gib_to_bytes(12)
+    assert ledger.sum_bytes("activations") == gib_to_bytes(14.75 - sum(PARTS.values()))
+    assert not ledger.sum_bytes("unattributed", "unexplained")
+    assert "counted by their own size" in ledger.notes[0]
 
 
 def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:

@@ -131,9 +131,9 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str])
     (step,) = [line for line in lines if line.startswith("  step ")]
     assert step.split() == ["step", "34.7", "ms", "4.15×", "144", "ms"]
     assert main(["compare", "--json", *paths]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["sessions"] == ["z2.zerotop", "z2-offload.zerotop"]
-    (measure,) = [found for found in told["rows"] if found["name"] == "GPU 0, reserved"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["sessions"] == ["z2.zerotop", "z2-offload.zerotop"]
+    (measure,) = [found for found in result["rows"] if found["name"] == "GPU 0, reserved"]
     assert measure["differs"] is True
     assert measure["unit"] == "bytes"
 

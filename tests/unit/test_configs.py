@@ -22,8 +22,8 @@ def parsed_configs(checkout_root: Path) -> dict[str, dict[str, Any]]:
     script = checkout_root / "tests" / "support" / "parse_configs.py"
     run = subprocess.run([sys.executable, script, *FILES], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
-    found: dict[str, dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])
-    return found
+    result: dict[str, dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -44,8 +44,8 @@ def deepspeed_estimates(checkout_root: Path) -> dict[str, Any]:
     script = checkout_root / "tests" / "support" / "deepspeed_estimates.py"
     run = subprocess.run([sys.executable, script, json.dumps(SIZES)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return result
 
 
 def test_estimates_are_deepspeeds_own(deepspeed_estimates: dict[str, Any]) -> None:
@@ -201,15 +201,15 @@ def test_differences_of_a_gpu(tmp_path: Path) -> None:
     session = record_two_steps(tmp_path).open_session()
     facts = make_engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1)
     (after,), (before,) = (read_ledgers(session, BEGIN_NS + int(second * S)) for second in (19.5, 28))
-    found = {d.key: d for d in compare_ledger(after, expect_memory(facts))}
-    assert {name: (d.expected_bytes, d.measured_bytes, d.difference_bytes) for name, d in found.items()} == {
+    expected = {d.key: d for d in compare_ledger(after, expect_memory(facts))}
+    assert {name: (d.expected_bytes, d.measured_bytes, d.difference_bytes) for name, d in expected.items()} == {
         "parameters": (gib_to_bytes(2), gib_to_bytes(2), 0),
         "gradients": (gib_to_bytes(2), 0, -gib_to_bytes(2)),
         "master_weights": (gib_to_bytes(4), gib_to_bytes(4), 0),
         "optimizer_state": (gib_to_bytes(8), gib_to_bytes(8), 0),
         "buffers": (None, gib_to_bytes(0.5), None),
     }
-    assert found["gradients"].note == "Gradients live from the backward to the update."
+    assert expected["gradients"].note == "Gradients live from the backward to the update."
     alive = {d.key: d for d in compare_ledger(before, expect_memory(facts))}["gradients"]
     assert (alive.difference_bytes, alive.note) == (0, "")
 
@@ -219,8 +219,8 @@ def test_differences_of_a_host(tmp_path: Path) -> None:
     recording.write_inventory(19, "after_update", {}, host={"master_weights": 4, "optimizer_state": 9})
     (held,) = read_host_ledgers(recording.open_session(), BEGIN_NS + 19 * S + S // 2)
     facts = make_engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1, offload_optimizer="cpu")
-    found = {d.key: d.difference_bytes for d in compare_ledger(held, expect_memory(facts))}
-    assert (found["master_weights"], found["optimizer_state"]) == (0, GIB)
+    expected = {d.key: d.difference_bytes for d in compare_ledger(held, expect_memory(facts))}
+    assert (expected["master_weights"], expected["optimizer_state"]) == (0, GIB)
 
 
 def test_which_estimates_are_of_the_job() -> None:

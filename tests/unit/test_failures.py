@@ -58,16 +58,16 @@ def test_a_gpu_without_room(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_event(make_identity(0), 25, events.OUT_OF_MEMORY, **OOM)
     assert find_checked_failure(recording, 24.9) is None
-    found = require_failure(recording, 25)
-    assert (found.kind, found.rank, found.final) == (MEMORY, 0, False)
-    assert found.what == "Rank 0 ran out of GPU memory in backward of step 1."
-    assert found.where == "GPU 0 of node1, micro-step 0, micro-batch of 4 x 512 tokens"
-    numbers = {number.label: (number.bytes, number.of_bytes) for number in found.numbers}
+    failure = require_failure(recording, 25)
+    assert (failure.kind, failure.rank, failure.final) == (MEMORY, 0, False)
+    assert failure.what == "Rank 0 ran out of GPU memory in backward of step 1."
+    assert failure.where == "GPU 0 of node1, micro-step 0, micro-batch of 4 x 512 tokens"
+    numbers = {number.label: (number.bytes, number.of_bytes) for number in failure.numbers}
     assert numbers["free"] == (gib_to_bytes(20), gib_to_bytes(79))
     # 14.5 are parameters, master weights, state and buffers, 2 are the gradients that the backward makes.
     assert numbers["of which activations"] == (gib_to_bytes(50 - 14.5 - 0.125), None)
     assert numbers["reserved but unused"] == (gib_to_bytes(3), None)
-    assert found.setting in found.advice
+    assert failure.setting in failure.advice
 
 
 def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_a_rank_ended_by_a_signal(tmp_path: Path, facts: dict[str, Any], name: s
     early = require_failure(recording, 26.5)
     assert early.what == "Rank 0 (PID 100) died unexpectedly in backward of step 1."
     end_job(recording, 27, **facts)
-    found = require_failure(recording)
-    assert found.what == f"Rank 0 (PID 100) was killed by {name} in backward of step 1."
-    assert (found.kind, found.unix_ns, found.final) == (SIGNAL, BEGIN_NS + 26 * S, True)
-    assert found.setting in found.advice
+    failure = require_failure(recording)
+    assert failure.what == f"Rank 0 (PID 100) was killed by {name} in backward of step 1."
+    assert (failure.kind, failure.unix_ns, failure.final) == (SIGNAL, BEGIN_NS + 26 * S, True)
+    assert failure.setting in failure.advice
 
 
 def test_one_whose_place_was_taken_by_another_is_no_death(tmp_path: Path) -> None:
@@ -133,18 +133,18 @@ def test_a_job_that_failed_by_itself(tmp_path: Path) -> None:
     for rank in (0, 1):
         recording.write_event(make_identity(rank), 31.5, events.GOODBYE)
     end_job(recording, 32)
-    found = require_failure(recording)
-    assert (found.kind, found.rank, found.what) == (ERROR, 1, "Rank 1 failed in forward of step 2.")
-    assert found.why == "ValueError: a shape, at train.py:71 in save."
-    assert found.advice == "Its output has the traceback."
+    failure = require_failure(recording)
+    assert (failure.kind, failure.rank, failure.what) == (ERROR, 1, "Rank 1 failed in forward of step 2.")
+    assert failure.why == "ValueError: a shape, at train.py:71 in save."
+    assert failure.advice == "Its output has the traceback."
 
 
 def test_a_job_that_failed_before_any_rank_was_there(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     end_job(recording, 3)
-    found = require_failure(recording)
-    assert (found.what, found.rank) == ("The job failed with exit code 1.", None)
-    assert found.why == "Its output names no exception."
+    failure = require_failure(recording)
+    assert (failure.what, failure.rank) == ("The job failed with exit code 1.", None)
+    assert failure.why == "Its output names no exception."
 
 
 @pytest.mark.parametrize(

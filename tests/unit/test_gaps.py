@@ -57,8 +57,8 @@ for step in range(30):
 
 
 def find_lost(session: Session, cursor_ns: int | None = None) -> list[Annotation]:
-    found = find_annotations(session, session.end_ns if cursor_ns is None else cursor_ns)
-    return [finding for finding in found if finding.name == "steps_not_recorded"]
+    findings = find_annotations(session, session.end_ns if cursor_ns is None else cursor_ns)
+    return [finding for finding in findings if finding.name == "steps_not_recorded"]
 
 
 def test_a_disk_that_was_full_for_some_steps(tmp_path: Path) -> None:

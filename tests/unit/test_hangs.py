@@ -136,11 +136,11 @@ def test_a_rank_that_moves_on_between_its_stacks_does_not_hang(tmp_path: Path) -
 @pytest.mark.parametrize(("width", "height"), [(78, 14), (118, 12), (196, 30), (20, 3)])
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII], ids=["blocks", "ascii"])
 def test_the_stacks_are_drawn_in_any_size(tmp_path: Path, width: int, height: int, glyphs: Glyphs) -> None:
-    found = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE})).find_at(
+    standstill = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE})).find_at(
         second_to_unix_ns(42)
     )
-    assert found is not None
-    rows = draw_stacks(found, second_to_unix_ns(42), width, height, glyphs, with_sentences=True)
+    assert standstill is not None
+    rows = draw_stacks(standstill, second_to_unix_ns(42), width, height, glyphs, with_sentences=True)
     assert len(rows) == height
     assert {row_width(row) for row in rows} == {width}
     if width > 20:
@@ -152,13 +152,13 @@ def test_the_stacks_are_drawn_in_any_size(tmp_path: Path, width: int, height: in
             "train.py:90",
         )
         assert [part for part in parts if part not in text] == []
-        assert count_stack_rows(found, width, glyphs, with_sentences=True) >= 10
+        assert count_stack_rows(standstill, width, glyphs, with_sentences=True) >= 10
 
 
 def test_all_stacks_are_copied(tmp_path: Path) -> None:
-    found = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP})).find_at(second_to_unix_ns(42))
-    assert found is not None
-    first, second = copy_stacks(found.standstill).split("\n\n")
+    standstill = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP})).find_at(second_to_unix_ns(42))
+    assert standstill is not None
+    first, second = copy_stacks(standstill.standstill).split("\n\n")
     assert first == "ranks 1: in time.sleep\n  time.sleep()\n  train.py:40 in build_batch\n  train.py:118"
     assert "torch/distributed/distributed_c10d.py:3252 in all_reduce" in second
 

@@ -26,8 +26,8 @@ def find_commands() -> dict[str, argparse.ArgumentParser]:
 
 def read_pictures() -> list[dict[str, Any]]:
     """What docs/pictures.py takes."""
-    found = runpy.run_path(str(README.parent / "docs" / "pictures.py"))["PICTURES"]
-    return [picture._asdict() for picture in found]
+    pictures = runpy.run_path(str(README.parent / "docs" / "pictures.py"))["PICTURES"]
+    return [picture._asdict() for picture in pictures]
 
 
 def split_words(line: str) -> list[str]:

@@ -41,9 +41,9 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_
 
 @pytest.mark.parametrize("environment", [DEEPSPEED, TORCHRUN, OPENMPI, SLURM])
 def test_every_launcher_says_the_same_in_its_words(environment: dict[str, str]) -> None:
-    told = identity.read_identity(environment)
-    del told["launcher"]
-    assert told == {"rank": 5, "local_rank": 1, "node_rank": 1, "world_size": 8}
+    rank_identity = identity.read_identity(environment)
+    del rank_identity["launcher"]
+    assert rank_identity == {"rank": 5, "local_rank": 1, "node_rank": 1, "world_size": 8}
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_launchers_by_name(environment: dict[str, str], name: str) -> None:
 
 
 def test_without_a_launcher_the_process_is_rank_0() -> None:
-    told = identity.read_identity({"RANK": "", "LOCAL_RANK": "none"})
-    assert told | {"launcher": ""} == {
+    rank_identity = identity.read_identity({"RANK": "", "LOCAL_RANK": "none"})
+    assert rank_identity | {"launcher": ""} == {
         "rank": 0,
         "local_rank": None,
         "node_rank": None,

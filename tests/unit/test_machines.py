@@ -150,9 +150,9 @@ def waiting_child() -> Iterator[Process]:
     with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = Process.from_pid(process.pid)
-        assert found is not None
-        yield found
+        target = Process.from_pid(process.pid)
+        assert target is not None
+        yield target
         process.kill()
 
 

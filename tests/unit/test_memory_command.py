@@ -50,20 +50,20 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_has_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said: dict[str, Any] = json.loads(run_memory(capsys, str(record_ended_job(tmp_path).folder), "--json"))
-    (gpu,) = said["gpus"]
+    report: dict[str, Any] = json.loads(run_memory(capsys, str(record_ended_job(tmp_path).folder), "--json"))
+    (gpu,) = report["gpus"]
     rows = {row["key"]: row["bytes"] for row in gpu["rows"]}
     assert sum(rows.values()) == gpu["total_bytes"] == gib_to_bytes(80)
     assert {name: rows[name] / GIB for name in PARTS} == PARTS
     differences = {each["key"]: each["difference_bytes"] for each in gpu["differences"]}
     assert (differences["parameters"], differences["buffers"]) == (0, None)
-    assert said["at_peak"][0]["peak"]["allocated_bytes"] == gib_to_bytes(19.5)
-    assert said["rules"]["0"]["bytes"] == gib_to_bytes(2 + 12 + 4.5)
-    assert [(each["options"], each["this_job"]) for each in said["estimates"]] == [
+    assert report["at_peak"][0]["peak"]["allocated_bytes"] == gib_to_bytes(19.5)
+    assert report["rules"]["0"]["bytes"] == gib_to_bytes(2 + 12 + 4.5)
+    assert [(each["options"], each["this_job"]) for each in report["estimates"]] == [
         ("offload_optimizer=cpu", False),
         ("offload_optimizer=none", True),
     ]
-    assert (said["step"], said["unix_ns"], said["post_mortem"]) == (1, BEGIN_NS + 29 * S, None)
+    assert (report["step"], report["unix_ns"], report["post_mortem"]) == (1, BEGIN_NS + 29 * S, None)
 
 
 def test_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,8 +111,12 @@ def test_a_killed_rank_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run_memory(capsys, path).splitlines()
     assert lines[2] == "Rank 1 (PID 29690) was killed by SIGKILL after step() of step 19."
     assert "Frequent checkpoints limit how much is lost." in lines[4]
-    told = json.loads(run_memory(capsys, path, "--json"))
-    assert (told["failure"]["kind"], told["failure"]["setting"], told["post_mortem"]) == ("signal", "checkpoints", None)
+    report = json.loads(run_memory(capsys, path, "--json"))
+    assert (report["failure"]["kind"], report["failure"]["setting"], report["post_mortem"]) == (
+        "signal",
+        "checkpoints",
+        None,
+    )
     assert json.loads(run_memory(capsys, path, "--at", "3", "--json"))["failure"] is None
 
 

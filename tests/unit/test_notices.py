@@ -21,8 +21,8 @@ def test_who_is_not_entered_and_why_until_it_is(tmp_path: Path) -> None:
     recording.write_event(alone, 6, events.ENTERED)
     recording.write_event(recording.node, 7, events.DETACHED)
     source = RecordingSource(recording.open_session())
-    said = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 7)]
-    assert said == [
+    notices = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 7)]
+    assert notices == [
         ("Attached to a job.",),
         ("Attached to a job.", "Rank 3 is not entered: it hangs"),
         ("Attached to a job.", "Rank 3 is not entered: it still hangs"),
@@ -43,14 +43,14 @@ def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
     recording.write_engine(at=6)
     recording.write_event(recording.node, 9, events.SAMPLER_ERROR, where="nothing", error="else")
     source = RecordingSource(recording.open_session())
-    said = [source.view_at(BEGIN_NS + second * S).job.exit_text for second in range(1, 7)]
-    assert said[0] == "Waiting for the training to begin."
-    assert said[1] == "Compiling DeepSpeed's operators for 0 s: 1 to 2 minutes, on the first run only."
-    assert "no process on their node holds /builds/cpu_adam/lock: they may wait forever" in said[2]
-    assert said[2].endswith("stop this one, delete it and start it again.")
-    assert "holds /builds/cpu_adam/lock and /builds/utils/lock: they may" in said[3]
-    assert said[4] == "Compiling cpu_adam for 3 s: 1 to 2 minutes, on the first run only."
-    assert said[5] == ""
+    texts = [source.view_at(BEGIN_NS + second * S).job.exit_text for second in range(1, 7)]
+    assert texts[0] == "Waiting for the training to begin."
+    assert texts[1] == "Compiling DeepSpeed's operators for 0 s: 1 to 2 minutes, on the first run only."
+    assert "no process on their node holds /builds/cpu_adam/lock: they may wait forever" in texts[2]
+    assert texts[2].endswith("stop this one, delete it and start it again.")
+    assert "holds /builds/cpu_adam/lock and /builds/utils/lock: they may" in texts[3]
+    assert texts[4] == "Compiling cpu_adam for 3 s: 1 to 2 minutes, on the first run only."
+    assert texts[5] == ""
 
 
 def test_which_optimizers_make_an_iteration(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_which_optimizers_make_an_iteration(tmp_path: Path) -> None:
     recording.write_event(rank, 3, events.OPTIMIZERS, engine=0, step=9, optimizers=one)
     recording.write_event(rank, 4, events.GOODBYE, lost=0)
     source = RecordingSource(recording.open_session())
-    said = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 4)]
-    assert said == [
+    notices = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 4)]
+    assert notices == [
         (),
         ("An iteration ends when Adam (2,000 parameters) and SGD (1 parameter) have each stepped since the last one.",),
         (

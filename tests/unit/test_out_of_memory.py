@@ -226,18 +226,29 @@ def test_what_the_rank_recorded(tmp_path: Path) -> None:
     recording.write_output(
         25.5, "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has\n"
     )
-    found = require_post_mortem(recording, 26)
-    assert (found.kind, found.witness, found.rank, found.device, found.failures) == ("cuda", "rank", 0, 0, 1)
-    assert found.unix_ns == BEGIN_NS + 25 * S
-    assert (found.requested_bytes, found.free_bytes, found.limit_bytes) == (
+    post_mortem = require_post_mortem(recording, 26)
+    assert (post_mortem.kind, post_mortem.witness, post_mortem.rank, post_mortem.device, post_mortem.failures) == (
+        "cuda",
+        "rank",
+        0,
+        0,
+        1,
+    )
+    assert post_mortem.unix_ns == BEGIN_NS + 25 * S
+    assert (post_mortem.requested_bytes, post_mortem.free_bytes, post_mortem.limit_bytes) == (
         gib_to_bytes(30),
         gib_to_bytes(20),
         gib_to_bytes(79),
     )
-    assert (found.phase, found.outer_phase, found.step, found.micro_step) == ("backward", "backward", 1, 0)
-    assert (found.rows, found.sequence, found.tokens) == (4, 512, 2048)
-    assert found.text.startswith("[rank0]: torch.OutOfMemoryError")
-    assert [span.phase for span in found.spans] == ["forward", "backward", "step", "forward"]
+    assert (post_mortem.phase, post_mortem.outer_phase, post_mortem.step, post_mortem.micro_step) == (
+        "backward",
+        "backward",
+        1,
+        0,
+    )
+    assert (post_mortem.rows, post_mortem.sequence, post_mortem.tokens) == (4, 512, 2048)
+    assert post_mortem.text.startswith("[rank0]: torch.OutOfMemoryError")
+    assert [span.phase for span in post_mortem.spans] == ["forward", "backward", "step", "forward"]
 
 
 def test_whether_the_rank_survived_is_known_later(tmp_path: Path) -> None:
@@ -253,8 +264,8 @@ def test_who_ends_after_it_did_not_survive(tmp_path: Path) -> None:
     recording.write_event(make_identity(0), 15, events.OUT_OF_MEMORY, **(OOM | {"requested_bytes": 1}))
     assert require_post_mortem(recording, 29.5).survived is None
     recording.write_event(recording.node, 29.6, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
-    found = require_post_mortem(recording, 30)
-    assert (found.survived, found.requested_bytes, found.failures) == (False, gib_to_bytes(30), 2)
+    post_mortem = require_post_mortem(recording, 30)
+    assert (post_mortem.survived, post_mortem.requested_bytes, post_mortem.failures) == (False, gib_to_bytes(30), 2)
 
 
 def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
@@ -270,10 +281,10 @@ def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
     ]
     recording.write_records(tables.SPANS, who, spans)
     recording.write_event(who, 7, events.OUT_OF_MEMORY, **(OOM | {"phase": "forward", "rows": 160}))
-    found = require_post_mortem(recording, 8)
-    assert (found.phase, found.outer_phase, found.setting) == ("forward", "eval", "batch_size")
-    assert [(s.phase, s.failed) for s in found.spans] == [("eval", True), ("forward", True)]
-    assert "Evaluation requested 30.00 GiB with a micro-batch of 160 x 512 tokens; 20.00 GiB of 79" in found.cause
+    post_mortem = require_post_mortem(recording, 8)
+    assert (post_mortem.phase, post_mortem.outer_phase, post_mortem.setting) == ("forward", "eval", "batch_size")
+    assert [(s.phase, s.failed) for s in post_mortem.spans] == [("eval", True), ("forward", True)]
+    assert "Evaluation requested 30.00 GiB with a micro-batch of 160 x 512 tokens; 20.00 GiB of 79" in post_mortem.cause
 
 
 def test_in_a_counted_step_the_failed_call_tells_the_phase(tmp_path: Path) -> None:
@@ -285,9 +296,9 @@ def test_in_a_counted_step_the_failed_call_tells_the_phase(tmp_path: Path) -> No
     recording.write_records(tables.SPANS, who, [*spans, make_span(5.0001, 5.0001, "forward", 2, flags=tables.FAILED)])
     unknown = {"phase": "", "step": 2, "micro_step": None, "rows": None, "sequence": None, "tokens": None}
     recording.write_event(who, 5, events.OUT_OF_MEMORY, **(OOM | unknown))
-    found = require_post_mortem(recording, 8)
-    assert (found.phase, found.outer_phase, found.step) == ("forward", "forward", 2)
-    assert "The forward requested 30.00 GiB" in found.cause
+    post_mortem = require_post_mortem(recording, 8)
+    assert (post_mortem.phase, post_mortem.outer_phase, post_mortem.step) == ("forward", "forward", 2)
+    assert "The forward requested 30.00 GiB" in post_mortem.cause
     assert require_post_mortem(recording, 5.00005).phase == ""
 
 
@@ -309,10 +320,15 @@ def test_nccl_in_the_output(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_output(29, "node:1:2 [0] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes\n")
     end_job(recording)
-    found = require_post_mortem(recording)
-    assert (found.kind, found.witness, found.rank, found.requested_bytes) == ("nccl", "output", 0, 6291456)
-    assert found.survived is False
-    assert found.cause.startswith("NCCL could not allocate 6.0 MiB on the device outside PyTorch's allocator")
+    post_mortem = require_post_mortem(recording)
+    assert (post_mortem.kind, post_mortem.witness, post_mortem.rank, post_mortem.requested_bytes) == (
+        "nccl",
+        "output",
+        0,
+        6291456,
+    )
+    assert post_mortem.survived is False
+    assert post_mortem.cause.startswith("NCCL could not allocate 6.0 MiB on the device outside PyTorch's allocator")
 
 
 def test_an_error_in_the_output_of_one_of_several_ranks(tmp_path: Path) -> None:
@@ -324,9 +340,15 @@ def test_an_error_in_the_output_of_one_of_several_ranks(tmp_path: Path) -> None:
     error = "CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 79.00 GiB of which 1.00 GiB is"
     recording.write_output(24, f"[rank1]: {error} free. Of the allocated memory 70.00 GiB is allocated by PyTorch\n")
     end_job(recording)
-    found = require_post_mortem(recording)
-    assert (found.witness, found.rank, found.phase, found.step, found.rows) == ("output", 1, "forward", 7, 2)
-    assert (found.free_bytes, found.limit_bytes, found.allocated_bytes) == (
+    post_mortem = require_post_mortem(recording)
+    assert (post_mortem.witness, post_mortem.rank, post_mortem.phase, post_mortem.step, post_mortem.rows) == (
+        "output",
+        1,
+        "forward",
+        7,
+        2,
+    )
+    assert (post_mortem.free_bytes, post_mortem.limit_bytes, post_mortem.allocated_bytes) == (
         gib_to_bytes(1),
         gib_to_bytes(79),
         gib_to_bytes(70),
@@ -355,14 +377,24 @@ def test_the_kernel_killed_for_memory(tmp_path: Path) -> None:
     recording.write_engine(at=1.5, offload_optimizer="cpu")
     memory_of_host(recording, 40, 50, 59.5, limit=60, kills=(2, 3))
     recording.write_event(recording.node, 30.5, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
-    found = require_post_mortem(recording, 31)
-    assert (found.kind, found.witness, found.rank, found.oom_kills, found.survived) == ("killed", "sampler", 0, 1, False)
-    assert [sample.used_bytes for sample in found.host_memory] == [gib_to_bytes(40), gib_to_bytes(50), gib_to_bytes(59.5)]
-    assert {sample.limit_bytes for sample in found.host_memory} == {gib_to_bytes(60)}
-    assert found.cause == (
+    post_mortem = require_post_mortem(recording, 31)
+    assert (post_mortem.kind, post_mortem.witness, post_mortem.rank, post_mortem.oom_kills, post_mortem.survived) == (
+        "killed",
+        "sampler",
+        0,
+        1,
+        False,
+    )
+    assert [sample.used_bytes for sample in post_mortem.host_memory] == [
+        gib_to_bytes(40),
+        gib_to_bytes(50),
+        gib_to_bytes(59.5),
+    ]
+    assert {sample.limit_bytes for sample in post_mortem.host_memory} == {gib_to_bytes(60)}
+    assert post_mortem.cause == (
         "The kernel killed 1 process for lack of host memory: 59.50 GiB of 60.00 GiB were in use just before."
     )
-    assert found.setting == "zero_optimization.offload_optimizer.device"
+    assert post_mortem.setting == "zero_optimization.offload_optimizer.device"
 
 
 def test_a_rank_killed_while_memory_was_short_and_while_it_was_not(tmp_path: Path) -> None:
@@ -382,18 +414,22 @@ def test_more_was_asked_of_the_host_than_it_has(tmp_path: Path) -> None:
     memory_of_host(recording, 30, 70)
     recording.write_output(29, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 132426121216 bytes.\n")
     end_job(recording)
-    found = require_post_mortem(recording)
-    assert (found.kind, found.requested_bytes, found.limit_bytes) == ("host", 132426121216, gib_to_bytes(100))
-    assert found.cause.startswith("123.33 GiB could not be allocated on the host: ")
+    post_mortem = require_post_mortem(recording)
+    assert (post_mortem.kind, post_mortem.requested_bytes, post_mortem.limit_bytes) == (
+        "host",
+        132426121216,
+        gib_to_bytes(100),
+    )
+    assert post_mortem.cause.startswith("123.33 GiB could not be allocated on the host: ")
 
 
 def test_another_processes_memory(tmp_path: Path) -> None:
     recording = record_failure(
         tmp_path, requested_bytes=gib_to_bytes(22), reserved_bytes=gib_to_bytes(50), inactive_split_bytes=0
     )
-    found = require_post_mortem(recording, 26)
-    assert found.others_bytes == gib_to_bytes(4)
-    assert (found.setting, "other processes hold 4.00 GiB" in found.cause) == ("CUDA_VISIBLE_DEVICES", True)
+    post_mortem = require_post_mortem(recording, 26)
+    assert post_mortem.others_bytes == gib_to_bytes(4)
+    assert (post_mortem.setting, "other processes hold 4.00 GiB" in post_mortem.cause) == ("CUDA_VISIBLE_DEVICES", True)
 
 
 # --- causes --------------------------------------------------------------------------------------------------------------
@@ -501,19 +537,22 @@ EXPANDABLE = parse_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:Tru
     ],
 )
 def test_the_cause_follows_from_the_numbers(facts: dict[str, Any], cause: str, setting: str) -> None:
-    found = choose_verdict(make_case(**facts))
-    assert cause in found.cause
-    assert found.setting == setting.replace("EXPANDABLE", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-    assert all(sentence.endswith(".") for sentence in (found.cause, found.advice))
-    assert found.setting.split("=")[0] in found.advice or found.setting in ("max_seq_length", "activation checkpointing")
+    verdict = choose_verdict(make_case(**facts))
+    assert cause in verdict.cause
+    assert verdict.setting == setting.replace("EXPANDABLE", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    assert all(sentence.endswith(".") for sentence in (verdict.cause, verdict.advice))
+    assert verdict.setting.split("=")[0] in verdict.advice or verdict.setting in (
+        "max_seq_length",
+        "activation checkpointing",
+    )
 
 
 def test_a_request_that_grows_with_the_micro_batch() -> None:
-    found = choose_verdict(
+    verdict = choose_verdict(
         make_case(requested_bytes=163840 * 607744, tokens=163840, free_bytes=gib_to_bytes(74), engine=ZERO2)
     )
-    assert "That is 607,744 bytes for each of the 163,840 tokens of the micro-batch" in found.cause
-    assert found.cause.endswith(", as float32 logits over a vocabulary of 151,936 take.")
+    assert "That is 607,744 bytes for each of the 163,840 tokens of the micro-batch" in verdict.cause
+    assert verdict.cause.endswith(", as float32 logits over a vocabulary of 151,936 take.")
     wide = choose_verdict(
         make_case(requested_bytes=163840 * 4 * 57344, tokens=163840, free_bytes=gib_to_bytes(9), engine=ZERO2)
     )
@@ -545,8 +584,8 @@ def test_a_request_that_grows_with_the_micro_batch() -> None:
     st.sampled_from([{}, ZERO2, ALL_OFFLOADED]),
 )
 def test_there_is_always_a_cause_and_an_advice(facts: dict[str, Any], kind: str, phase: str, engine: dict[str, Any]) -> None:
-    found = choose_verdict(OomCase(kind=kind, outer_phase=phase, engine=engine, **facts))
-    assert found.cause
-    assert found.advice
-    assert found.setting
-    assert "None" not in found.cause + found.advice
+    verdict = choose_verdict(OomCase(kind=kind, outer_phase=phase, engine=engine, **facts))
+    assert verdict.cause
+    assert verdict.advice
+    assert verdict.setting
+    assert "None" not in verdict.cause + verdict.advice

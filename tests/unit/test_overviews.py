@@ -92,9 +92,9 @@ def test_steps_are_the_jobs(name: str, finished: int) -> None:
 def test_no_spike_is_lost() -> None:
     values = np.full(10_000, 0.5)
     values[7_777] = 60.0
-    found = resample_longest(values, PIECES)
-    assert len(found) == PIECES
-    assert found.max() == 60.0
+    resampled = resample_longest(values, PIECES)
+    assert len(resampled) == PIECES
+    assert resampled.max() == 60.0
     assert resample_longest(values[:3], PIECES).tolist() == [0.5] * 3
 
 

@@ -111,9 +111,9 @@ def test_steps_counters_and_findings_are_there(story_trace: ReadTrace) -> None:
     assert max(story_trace.counters["GPU 3 of vm", "utilization"]) == 100
     assert max(story_trace.counters["rank 1 on vm", "cores in use"]) > 10
     assert max(story_trace.counters["host vm", "cores in use"]) > 50
-    found = find_annotations(session, session.end_ns)
+    findings = find_annotations(session, session.end_ns)
     assert [packet.track_event.name for packet in story_trace.instants] == [
-        finding.name.replace("_", " ") for finding in sorted(found, key=lambda finding: finding.begin_ns)
+        finding.name.replace("_", " ") for finding in sorted(findings, key=lambda finding: finding.begin_ns)
     ]
     texts = {note.name: note.string_value for note in story_trace.instants[0].track_event.debug_annotations}
     assert texts["headline"]
@@ -151,10 +151,10 @@ def test_spans_that_overlap_are_cut_so_that_they_nest() -> None:
 def test_long_counters_keep_their_spikes() -> None:
     values = np.random.default_rng(0).integers(0, 100, 300_000).astype(np.float64)
     values[123_456] = 1000
-    kept = thin_values(values)
-    assert len(kept) <= 40_000
-    assert 123_456 in kept
-    assert (np.diff(kept) > 0).all()
+    thinned = thin_values(values)
+    assert len(thinned) <= 40_000
+    assert 123_456 in thinned
+    assert (np.diff(thinned) > 0).all()
     assert thin_values(np.array([5.0, 5.0, 5.0, 6.0, 6.0])).tolist() == [0, 3]
 
 

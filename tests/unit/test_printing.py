@@ -52,14 +52,14 @@ def test_a_hostile_recording(
     more = {"compare": [path], "pack": to, "export": to}
     main([command, path, *more.get(command, [])])
     captured = capsys.readouterr()
-    said = captured.out + captured.err
-    assert said
-    assert all(character.isprintable() or character == "\n" for character in said), said
+    output = captured.out + captured.err
+    assert output
+    assert all(character.isprintable() or character == "\n" for character in output), output
 
 
 def test_what_went_wrong(capfd: pytest.CaptureFixture[str]) -> None:
     main(["replay", f"no{ESCAPES}such"])
     write_messages(f"worker-2 takes no part: {ESCAPES}")
-    said = capfd.readouterr().err
-    assert all(character.isprintable() or character == "\n" for character in said), said
-    assert len(said.splitlines()) == 2
+    errors = capfd.readouterr().err
+    assert all(character.isprintable() or character == "\n" for character in errors), errors
+    assert len(errors.splitlines()) == 2

@@ -57,9 +57,9 @@ def prune_sessions(*options: str) -> int:
 def test_deleted(session_root: Path, options: list[str], left: set[str], capsys: pytest.CaptureFixture[str]) -> None:
     everything = list_names(session_root)
     assert prune_sessions(*options, "--dry-run") == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert list_names(session_root) == everything
-    assert {name for name in everything if f"{name} " in said} == everything - left
+    assert {name for name in everything if f"{name} " in output} == everything - left
     assert prune_sessions(*options, "--yes") == 0
     assert list_names(session_root) == left
 

@@ -136,8 +136,8 @@ def _lose_two_ranks(folder: Path, output: str, exit_code: int = 1) -> Recording:
 
 
 def _find_dead(recording: Recording, second: float) -> list[Annotation]:
-    found = find_annotations(recording.open_session(), BEGIN_NS + int(second * S))
-    return [finding for finding in found if finding.name == "dead_rank"]
+    findings = find_annotations(recording.open_session(), BEGIN_NS + int(second * S))
+    return [finding for finding in findings if finding.name == "dead_rank"]
 
 
 def test_the_launchers_word_decides_over_the_order_of_ends(tmp_path: Path) -> None:

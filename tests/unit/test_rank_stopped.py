@@ -30,8 +30,8 @@ def record_job(folder: Path, steps: Sequence[float], *changes: tuple[float, int,
 
 
 def find_stopped(session: Session, cursor_ns: int | None = None) -> list[Annotation]:
-    found = find_annotations(session, session.end_ns if cursor_ns is None else cursor_ns)
-    return [finding for finding in found if finding.name in ("rank_stopped", "hung_ranks")]
+    findings = find_annotations(session, session.end_ns if cursor_ns is None else cursor_ns)
+    return [finding for finding in findings if finding.name in ("rank_stopped", "hung_ranks")]
 
 
 def test_a_stop_has_its_length(tmp_path: Path) -> None:

@@ -166,8 +166,8 @@ def make_ranks(*facts: tuple[int, float, float], host: str = "node1") -> list[Ra
 
 def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
     affinities = Affinities(record_threads(tmp_path))
-    (said,) = describe_crowding(make_ranks((0, 8.0, 6.0), (1, 8.0, 6.0)), {"node1": 16}, affinities, BEGIN_NS)
-    assert said.startswith("28 threads compete for 16 cores: 12.0 of them wait. Set OMP_NUM_THREADS=8")
+    (notes,) = describe_crowding(make_ranks((0, 8.0, 6.0), (1, 8.0, 6.0)), {"node1": 16}, affinities, BEGIN_NS)
+    assert notes.startswith("28 threads compete for 16 cores: 12.0 of them wait. Set OMP_NUM_THREADS=8")
     assert describe_crowding(make_ranks((0, 8.0, 0.5), (1, 8.0, 0.3)), {"node1": 16}, affinities, BEGIN_NS) == []
     assert describe_crowding(make_ranks((0, 8.0, math.nan)), {}, affinities, BEGIN_NS) == []
     # It is other processes that have the cores.

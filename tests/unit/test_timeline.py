@@ -61,13 +61,13 @@ def compute_naively(parts: list[tuple[int, int, float]], begin: int, end: int) -
 def compare_timeline(
     session: Session, name: str, parts: list[tuple[int, int, float]], window: Window, subject: Subject
 ) -> None:
-    told = make_builder(session).build_timeline(window, subject, (), session.end_ns).values[name]
+    values = make_builder(session).build_timeline(window, subject, (), session.end_ns).values[name]
     edges = [session.begin_ns + (window.first + place) * window.column_ns for place in range(window.columns + 1)]
     expected = np.array([compute_naively(parts, begin, end) for begin, end in pairwise(edges)]).T
     beyond = np.array(edges[:-1]) > session.end_ns
     expected[:, beyond] = math.nan
     assert np.isfinite(expected).any()
-    for row, of in zip(expected, (told.highest, told.mean), strict=True):
+    for row, of in zip(expected, (values.highest, values.mean), strict=True):
         np.testing.assert_allclose(of, row, rtol=1e-6, atol=1e-6)
 
 
@@ -265,9 +265,9 @@ def test_hosts_within_a_control_group(tmp_path: Path) -> None:
     ]
     write_table(tmp_path, HOSTS, make_identity(-1), *rows).close()
     lines = make_builder(read_recording(tmp_path))
-    told = lines.build_timeline(Window(0, S, 3), lines.make_subject(-1), (), BEGIN_NS + 3 * S).values
-    assert told["host_memory"].mean.tolist() == [7.0, 7.0, 7.0]
-    assert told["host_cores"].mean.tolist() == [2.0, 2.0, 2.0]
+    values = lines.build_timeline(Window(0, S, 3), lines.make_subject(-1), (), BEGIN_NS + 3 * S).values
+    assert values["host_memory"].mean.tolist() == [7.0, 7.0, 7.0]
+    assert values["host_cores"].mean.tolist() == [2.0, 2.0, 2.0]
 
 
 class Growing:
@@ -362,22 +362,22 @@ def test_a_range_of_a_real_recording() -> None:
     session = open_recording("story")
     lines = make_builder(session)
     begin_ns, end_ns = session.begin_ns + 55 * S, session.begin_ns + 64 * S
-    told = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
+    summary = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
     (gpus,) = session.sources["gpus"]
     highest, mean = compute_naively(
         split_samples(gpus, gpus.array[gpus.array["gpu"] == 0], "utilization_percent", 0.01), begin_ns, end_ns
     )
-    assert told.highest["utilization"] == pytest.approx(highest)
-    assert told.mean["utilization"] == pytest.approx(mean)
+    assert summary.highest["utilization"] == pytest.approx(highest)
+    assert summary.mean["utilization"] == pytest.approx(mean)
     table = StepTable(session, memory=False)
     table.update()
     rows = next(process.step_rows for process in table.rank_steps if process.source.rank == 0)
     within = rows[(rows["end_unix_ns"] > begin_ns) & (rows["end_unix_ns"] <= end_ns)]
-    assert told.steps == len(within) > 2
-    assert told.mean["iteration"] == pytest.approx(within["iteration_s"].mean())
-    assert sum(told.phase_s.values()) == pytest.approx(9.0)
+    assert summary.steps == len(within) > 2
+    assert summary.mean["iteration"] == pytest.approx(within["iteration_s"].mean())
+    assert sum(summary.phase_s.values()) == pytest.approx(9.0)
     # The story: most of the time the optimizer runs on the CPU.
-    assert max(told.phase_s, key=lambda name: told.phase_s[name]) == "cpu_optimizer"
+    assert max(summary.phase_s, key=lambda name: summary.phase_s[name]) == "cpu_optimizer"
 
 
 def test_a_long_range_is_made_of_what_is_kept(tmp_path: Path) -> None:
@@ -386,12 +386,12 @@ def test_a_long_range_is_made_of_what_is_kept(tmp_path: Path) -> None:
     growing.close()
     lines = make_builder(session := read_recording(tmp_path))
     begin_ns, end_ns = BEGIN_NS + int(3.3 * S), BEGIN_NS + int(388.8 * S)
-    told = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
+    summary = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
     (source,) = session.sources["processes"]
     highest, mean = compute_naively(split_samples(source, source.array, "cores_used"), begin_ns, end_ns)
-    assert told.mean["cores"] == pytest.approx(mean)
-    assert told.highest["cores"] == highest
-    assert told.highest["rss"] == 3888
+    assert summary.mean["cores"] == pytest.approx(mean)
+    assert summary.highest["cores"] == highest
+    assert summary.highest["rss"] == 3888
 
 
 def test_nothing_recorded(tmp_path: Path) -> None:

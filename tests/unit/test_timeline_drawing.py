@@ -189,8 +189,8 @@ def test_why_there_are_no_phases_is_said(state: State, why: str, tmp_path: Path)
     watched.refresh()
     frame = Viewer(watched, None, lambda: 0.0).make_frame()
     frame = replace(frame, view=replace(frame.view, job=replace(frame.view.job, state=state)))
-    (said,) = PictureBuilder(watched, TimelineView()).build_picture(frame, 40, 20).missing_notes
-    assert said.startswith(f"Not recorded: phases ({why}), GPU")
+    (missing_notes,) = PictureBuilder(watched, TimelineView()).build_picture(frame, 40, 20).missing_notes
+    assert missing_notes.startswith(f"Not recorded: phases ({why}), GPU")
 
 
 def test_without_a_gpu() -> None:

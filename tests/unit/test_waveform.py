@@ -23,9 +23,9 @@ from zerotop_probe.recording.tables import SPANS
 
 def fold_recording(folder: Path, **options: object) -> WaveformFold:
     """The fold at the end."""
-    found = WaveformCache(read_recording(folder)).fold_at(BEGIN_NS + 10**6 * S, **options)  # type: ignore[arg-type]
-    assert found is not None
-    return found
+    fold = WaveformCache(read_recording(folder)).fold_at(BEGIN_NS + 10**6 * S, **options)  # type: ignore[arg-type]
+    assert fold is not None
+    return fold
 
 
 def find_phase(fold: WaveformFold, phase: str) -> tuple[float, float]:

@@ -41,9 +41,9 @@ def of_files(place: Place) -> Iterator[str]:
 @make_experiment("ulimit -v 60000 and a job that fits into it", "ulimit -v 3000000 and a job that wants 4 GB")
 def of_memory(place: Place) -> Iterator[str]:
     done = place.run_shell("ulimit -v 60000; Z sh -c 'echo word; exit 3'")
-    said = done.raw_errors.decode().strip().splitlines()
+    error_lines = done.raw_errors.decode().strip().splitlines()
     yield f"{done.output.decode().strip() or 'no output'}, {done.ending}" + (
-        ", a sentence" if len(said) == 1 and done.ending != "exit 3" else ""
+        ", a sentence" if len(error_lines) == 1 and done.ending != "exit 3" else ""
     )
     (place.work / "big").write_text("try: bytearray(4 << 30)\nexcept MemoryError: raise SystemExit(9)")
     yield place.run_shell("ulimit -v 3000000; Z python -S -E big").ending

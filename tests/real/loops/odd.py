@@ -98,7 +98,7 @@ def read_torch_stats():
 
 def main():
     options = parse_options()
-    kept = use_own_allocator() if options.own_allocator else None
+    own_allocator = use_own_allocator() if options.own_allocator else None
     if options.one_gpu:
         os.environ["LOCAL_RANK"] = "0"
     import deepspeed
@@ -123,7 +123,7 @@ def main():
     os.write(1, f"COUNTED {json.dumps(counted)}\n".encode())
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-    if kept:
+    if own_allocator:
         # Nothing may be freed by functions that are gone.
         sys.stdout.flush()
         os._exit(0)
