@@ -29,16 +29,17 @@ class ShortRun(NamedTuple):
     session: Session
     steps: list[Any]
     findings: tuple[Annotation, ...]
-    moments: dict[int, Any]
+    moments: list[Any]
 
 
 def _run_counted(folder: Path, environment: dict[str, str], command: list[str]) -> ShortRun:
     run = run_recorded(command, folder, environment)
     assert run.returncode == 0, run.output
-    counted = [json.loads(line[8:]) for line in run.output.splitlines() if line.startswith("COUNTED ")]
     session = Session.open(run.session)
     findings = find_annotations(session, session.end_ns)
-    return ShortRun(session, read_rank_steps(session), findings, {one["rank"]: np.array(one["moments"]) for one in counted})
+    steps = read_rank_steps(session)
+    moments = [np.array(json.loads((folder / f"moments-rank{rank}.json").read_bytes())) for rank in range(len(steps))]
+    return ShortRun(session, steps, findings, moments)
 
 
 @pytest.fixture(scope="module")

@@ -278,7 +278,7 @@ async def test_any_terminal(name: str, size: tuple[int, int]) -> None:
     async with open_timeline(open_recording(name), size) as seen:
         for key in ("left", "plus", "minus", "w", "h", "left_square_bracket", "n", "down", "right", "escape"):
             await seen.press_keys(key)
-        assert seen.text()
+        assert seen.read_text()
 
 
 async def test_a_session_of_which_nothing_is_recorded_yet() -> None:

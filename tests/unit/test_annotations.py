@@ -264,6 +264,10 @@ def test_the_allocator_retry_before_out_of_memory(all_findings: dict[str, tuple[
 
 def test_ranks_with_late_data(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     assert find_one(all_findings["cpu-stall"], "data_stall").ranks == (0, 1)
+    assert find_one(all_findings["cpu-stall"], "data_stall").headline.startswith("76 % of each ")
+    assert find_one(all_findings["cpu-straggler"], "data_stall").headline.startswith(
+        "Rank 1 waits for data for 63 % of each "
+    )
     assert find_one(all_findings["cpu-stall"], "data_stall").evidence["data_s"] == pytest.approx(0.1, abs=0.005)
     assert find_one(all_findings["cpu-straggler"], "straggler").ranks == (1,)
     assert find_one(all_findings["cpu-straggler"], "straggler").evidence["late_s"] == pytest.approx(0.06, abs=0.005)

@@ -107,4 +107,4 @@ def test_every_list_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert frame["because_of_step"].to_list() == [15]
 
     page = write_session_page(read_session_report(recordings.open_recording("cpu-straggler")))
-    assert '<p>Because of <a href="#finding-1">finding 1</a>: 63 % of each 96 ms iteration' in page
+    assert '<p>Because of <a href="#finding-1">finding 1</a>: Rank 1 waits for data for 63 % of each' in page

@@ -28,6 +28,8 @@ _KIND = FindingKind(
     fix="{workers_fix}",
 )
 
+# Where the other ranks have their data, and wait for this one.
+_ONE_RANK_HEADLINE = "Rank {rank} waits for data for {share:percent} of each {iteration_s:seconds} iteration"
 # The share of an iteration that must be added to the waiting at once.
 _RISE_SHARE = 0.10
 # Where much is slow, samples are written late: for the line a finding waits this long (ns).
@@ -105,7 +107,9 @@ def _build_finding(group: Group, wait: _Wait, found: FoundLine) -> Annotation:
     ranks = _find_waiting(group, wait)
     evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
     evidence |= measure_distance(rows)
-    kind = _KIND if found.line is None else _KIND.with_changes(headline=_KIND.headline + ": {place}")
+    is_one_of_several = len(ranks) == 1 < len(group.processes)
+    headline = _ONE_RANK_HEADLINE if is_one_of_several else _KIND.headline
+    kind = _KIND.with_changes(headline=headline if found.line is None else headline + ": {place}")
     loader = find_loader_cause(wait.process, int(rows["begin_unix_ns"][0]), found.known_ns)
     if loader is not None and loader.advice is not None:
         kind = kind.with_changes(advice=loader.advice[0], fix=loader.advice[1])
