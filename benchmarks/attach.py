@@ -215,7 +215,7 @@ def keep_busy() -> None:
 
 
 def format_row(python: str, load: str, result: Result) -> str:
-    """One row."""
+    """Return the row of the table for one target."""
     name = python.replace(str(Path.home()), "~").replace("~/.pyenv/versions/", "").replace("/bin/python3", "")
     stops, own, wholes = ([1e3 * value for value in values] or [float("nan")] for values in result[:3])
     harm = result.failure or (f"{result.refused} refused" if result.refused else "none")
@@ -227,7 +227,7 @@ def format_row(python: str, load: str, result: Result) -> str:
 
 
 def find_percentile_99(values: list[float]) -> float:
-    """What 99 of 100 are at most."""
+    """Return the 99th percentile."""
     return sorted(values)[max(0, len(values) * 99 // 100 - 1)]
 
 

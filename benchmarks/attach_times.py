@@ -67,7 +67,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Seconds:
-    """What was measured, by its name and in order."""
+    """The measured seconds, by name, in the order of the table."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[float]] = {}
@@ -76,7 +76,7 @@ class Seconds:
         self._found.setdefault(name, []).extend(values)
 
     def print_row(self, name: str, target: str = "") -> None:
-        """One row of the table."""
+        """Print one row of the table."""
         values = self._found.get(name, [])
         if values:
             print(f"{name:<58} {len(values):>5} {statistics.median(values):>8.2f} {max(values):>8.2f}  {target}")
@@ -238,7 +238,7 @@ def measure_entering(seconds: Seconds, state: Path, job: int, ranks: int, *, key
 
 
 def measure_imports(seconds: Seconds) -> None:
-    """What Python itself and imports take, of files that are in the page cache."""
+    """Measure the start of Python and its imports, from files in the page cache."""
     for name, code in IMPORTS.items():
         for _ in range(5):
             began_s = time.monotonic()

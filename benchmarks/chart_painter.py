@@ -52,7 +52,7 @@ class Lines(FrameWidget):
         return charts.add_axes(canvas, axis, charts.draw_time_axis(0, 100, canvas.width, self.glyphs))
 
     def show_series(self, series: Series) -> None:
-        """One frame."""
+        """Draw one frame."""
         self.series = series
         self.repaint()
         self.render_lines(Region(0, 0, *self.size))
@@ -151,7 +151,7 @@ async def frames_ms(make: Maker, size: tuple[int, int], most: int) -> list[float
 
 
 def median_ms(work: Callable[[], object], times: int) -> float:
-    """Of processor time."""
+    """Return the median processor time in milliseconds."""
     found = []
     for _ in range(times):
         before = time.process_time()

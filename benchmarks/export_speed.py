@@ -46,7 +46,7 @@ def make_recording(path: Path, rows: int) -> Session:
 
 
 def measure_seconds(work: Callable[[Path], object], path: Path) -> float:
-    """How long it takes to write a file that is not there yet."""
+    """Return the seconds that writing a new file takes."""
     path.unlink(missing_ok=True)
     begin = time.perf_counter()
     work(path)

@@ -43,7 +43,7 @@ SLOW_S = 0.025  # of processor time for an answer
 
 
 class Answer(NamedTuple):
-    """Of one key, in ms: since its byte was written, and of processor time."""
+    """The answer to one key, in ms: since its byte was written, and of processor time."""
 
     wall: float
     processor: float
@@ -128,7 +128,7 @@ class Inside:
             os.write(self._log, (" ".join(map(repr, told)) + "\n").encode())
 
     def _sample_stacks(self, path: str) -> None:
-        """Where the main thread is while a key has not answered, in a file now and then; of slow ones alone."""
+        """Write the main thread's stacks during unanswered keys to a file now and then; only of slow keys."""
         main = threading.main_thread().ident
         told = time.monotonic()
         while True:

@@ -27,7 +27,7 @@ LONGEST_S = 5.0
 
 
 def answers_ms(terminal: Terminal) -> list[float]:
-    """How long each of some keys took to answer, in ms."""
+    """Return the milliseconds until each of some keys was answered."""
     found: list[float] = []
     for _ in range(KEYS):
         for key, answer in ((b" ", b"PAUSED"), (b"f", b"LIVE")):
@@ -37,7 +37,7 @@ def answers_ms(terminal: Terminal) -> list[float]:
 
 
 def measure_screen(terminal: Terminal, screen: str, options: argparse.Namespace) -> str:
-    """One line of figures for a screen, named by its key."""
+    """Return a line of figures for a screen, named by its key."""
     terminal.measure_key(screen.encode(), b"\x1b", 1.0)
     terminal.collect_facts(3.0)
     before, machine, since = terminal.processor_s(), machine_s(), time.monotonic()

@@ -63,7 +63,7 @@ class Recording:
         return self.node._replace(role="rank", rank=number, pid=1000 + number)
 
     def write_table(self, table: tables.Table, who: Identity, count: int, **columns: Any) -> None:
-        """One writer's records; columns that are not given are 0."""
+        """Write one writer's records; columns that are not given are 0."""
         RecordWriter(str(self.path), table, who, clock=self.clock, peaks="window").close()
         rows = np.zeros(count, np.dtype([tuple(field) for field in table.dtype]))
         for name, values in columns.items():
@@ -109,7 +109,7 @@ class Recording:
         return np.repeat(np.arange(0, self.length_ns, TICK_NS * every), each)
 
     def write_samples(self, table: tables.Table, each: int, every: int = 1, **columns: Any) -> None:
-        """What the node's sampler writes of ``each`` things; a column is one value, or those of one tick."""
+        """Write the node's samples of ``each`` things; a column is one value, or the values of one tick."""
         times = self.list_ticks(each, every)
         whole = {name: np.resize(values, len(times)) for name, values in columns.items()}
         self.write_table(table, self.node, len(times), time_ns=times, **whole)

@@ -85,7 +85,7 @@ def last_json(command: list[str], begins: str) -> dict[str, float]:
 
 
 def measure_peer(options: argparse.Namespace) -> None:
-    """In a process that TraceML has started."""
+    """Measure in a process that TraceML has started."""
     import traceml_ai as traceml
 
     options.width, options.torch_adam, options.offload = options.width[0], True, False

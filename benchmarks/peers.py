@@ -47,7 +47,7 @@ OUR_RANKS = 8  # where there are no GPUs
 
 
 def count_gpus() -> int:
-    """How many this machine has, 0 without a driver."""
+    """Return the number of GPUs of this machine, 0 without a driver."""
     try:
         import pynvml
 

@@ -84,7 +84,7 @@ def make_engine(options: argparse.Namespace) -> Any:
 
 
 def wrapped_methods() -> list[tuple[Any, str, Any]]:
-    """Where the probe stands: (class, name of the method, what stands there)."""
+    """Return the methods that the probe wraps: (class, name of the method, wrapper)."""
     import deepspeed.runtime.engine as engine_module
     import torch.utils.data.dataloader as data
 

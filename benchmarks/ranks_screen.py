@@ -35,7 +35,7 @@ TIMES = 9
 
 
 def median_ms(work: Callable[[], object]) -> float:
-    """Of processor time."""
+    """Return the median processor time in milliseconds."""
     found = []
     for _ in range(TIMES):
         before = time.process_time()

@@ -158,7 +158,7 @@ class Loop:
 
 
 def measure_product(options: argparse.Namespace) -> None:
-    """In the process of one product: measure every target."""
+    """Measure every target, in the process of one product."""
     for target in options.targets:
         loop = Loop(target, options.device, options.sequence)
         product = TraceMl(loop) if options.child == "traceml" else Zerotop(loop)

@@ -65,7 +65,7 @@ class Watching:
         self.pictures = PictureBuilder(self.source, self.view)
 
     def draw_frame(self) -> bool:
-        """One frame; whether it was complete."""
+        """Draw one frame; return whether it was complete."""
         picture = self.pictures.build_picture(self.frame, chart_cells(WIDTH), HEIGHT)
         draw_timeline(picture, WIDTH, HEIGHT, BLOCKS)
         return picture.timeline.is_complete

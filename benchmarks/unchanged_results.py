@@ -61,7 +61,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def run_training(arguments: tuple[str, ...], options: argparse.Namespace, probe: bool) -> list[dict[str, Any]]:
-    """What each rank counted in one run. Raises RuntimeError with the output if it fails."""
+    """Train once; return the counts of each rank. Raise RuntimeError with the output if the run fails."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])

@@ -94,7 +94,7 @@ class Terminal:
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def memory_mb(self, name: str) -> float:
-        """One of the memory figures of the process's status, in 10^6 bytes."""
+        """Return a memory figure of the process's status, in 10^6 bytes."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(re.findall(rf"{name}:\s+(\d+)", status)[0]) * 1024 / 1e6
 
@@ -128,7 +128,7 @@ def facts_written(path: Path) -> dict[int, int]:
 
 
 def lateness_ms(seen: list[tuple[int, int]], written: dict[int, int]) -> np.ndarray:
-    """How late each fact between the first and the last seen one was on screen: when it or a later one was drawn."""
+    """Return how late each fact between the first and the last seen one, or a later one, was drawn."""
     late: list[float] = []
     last = seen[0][0]
     for number, when in seen:
@@ -166,7 +166,7 @@ def measure_size(size: str, options: argparse.Namespace) -> Iterator[str]:
 
 
 def watch_all(terminals: Sequence[Terminal], seconds: float) -> list[list[tuple[int, int]]]:
-    """What each of them showed meanwhile."""
+    """Return the facts that each terminal drew meanwhile."""
     with ThreadPoolExecutor(len(terminals)) as pool:
         return list(pool.map(lambda terminal: terminal.collect_facts(seconds), terminals))
 

@@ -39,7 +39,7 @@ GRAIN = 40
 
 
 def median_ms(work: Callable[[], object]) -> float:
-    """Of processor time."""
+    """Return the median processor time in milliseconds."""
     found = []
     for _ in range(TIMES):
         before = time.process_time()

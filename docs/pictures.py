@@ -27,7 +27,7 @@ SIZE = (120, 40)
 
 
 class Picture(NamedTuple):
-    """What is on one."""
+    """The contents of one picture."""
 
     name: str
     recording: Path

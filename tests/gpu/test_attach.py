@@ -50,14 +50,14 @@ def start_loop(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def read_counted(folder: Path) -> dict[str, Any]:
-    """What the script counted itself, its own view of the device's memory among it."""
+    """Return the script's own counts, among them its view of the device's memory."""
     lines = (folder / "output").read_text(errors="replace").splitlines()
     (counted,) = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
     return {name: counted[name] for name in ("global_steps", "memory", "weights", "losses")}
 
 
 def used_bytes() -> int:
-    """What is in use on the GPU, by anyone."""
+    """Return the bytes in use on the GPU, by all processes."""
     import pynvml
 
     pynvml.nvmlInit()

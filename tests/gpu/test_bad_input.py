@@ -61,7 +61,7 @@ class Odd:
         return ledgers
 
     def gpu(self, number: int = 0) -> GpuLedger:
-        """The one that this rank's allocator lies on."""
+        """Return the ledger of the GPU that this rank allocates on."""
         (gpu,) = [gpu for gpu in self.gpus() if number in gpu.ranks]
         return gpu
 

@@ -92,7 +92,7 @@ def wait_for_spans(session: Path) -> None:
 
 
 def read_counted(folder: Path) -> dict[int, dict[str, Any]]:
-    """By rank what the script counted itself."""
+    """Return the script's own counts, by rank."""
     lines = (folder / "output").read_text(errors="replace").splitlines()
     counted = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
     return {one["rank"]: one for one in counted}

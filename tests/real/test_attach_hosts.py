@@ -45,7 +45,7 @@ def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
 def counted_alone(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, _operators_are_built: None
 ) -> list[dict[str, object]]:
-    """What the ranks of the job count themselves where nobody attaches to it."""
+    """The ranks' own counts of a job that nobody attaches to."""
     folder = tmp_path_factory.mktemp("alone")
     with ExitStack() as stack:
         processes = start_training(cluster, folder, stack)
@@ -76,7 +76,7 @@ def count_written(session: Path, pattern: str) -> int:
 
 
 def read_counted(folder: Path, number: int) -> dict[str, object]:
-    """What a rank counted itself."""
+    """Return a rank's own counts."""
     lines = (folder / f"output{number}").read_text(errors="replace").splitlines()
     return dict(json.loads(next(line for line in lines if line.startswith("COUNTED "))[8:]))
 

@@ -56,7 +56,7 @@ def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @contextmanager
 def start_ranks(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One on each node, which say in ``rank0`` and ``rank1`` what they were asked."""
+    """Start a rank on each node; they write the signals that they get to ``rank0`` and ``rank1``."""
     found = []
     with ExitStack() as stack:
         for number, node in enumerate(cluster.nodes):

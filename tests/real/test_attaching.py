@@ -423,7 +423,7 @@ class Stranger:
         return done.returncode == 0
 
     def ask_to_enter(self, pid: int) -> str:
-        """What he is told when he wants to enter it."""
+        """Try to enter the process as this user; return the answer."""
         command = [self.python, "-c", ENTER, str(pid), str(self._folder)]
         done = subprocess.run(command, check=True, capture_output=True, text=True, **self.options)
         return str(done.stdout)

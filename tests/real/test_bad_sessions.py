@@ -37,7 +37,7 @@ def small_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows_of_each(session: Path) -> dict[str, int]:
-    """How many records each table has."""
+    """Return the number of records of each table."""
     begun = [path for path in session.glob("*.rec") if path.stat().st_size]
     return {path.name.partition("-")[0]: len(read_table_file(path)) for path in begun}
 
@@ -96,14 +96,14 @@ def test_sessions_lists_what_it_cannot_read_with_the_reason(
 
 
 def build_views(session: Path) -> None:
-    """What the screens do with a recording, short of drawing it."""
+    """Build the views of a recording as the screens do, without drawing them."""
     source = RecordingSource(Session.open(session))
     for cursor in (None, source.begin_ns, source.begin_ns + 1_500_000_000):
         source.view_at(cursor)
 
 
 def print_of(session: Path, table: str) -> None:
-    """What the commands do with it."""
+    """Run the commands on a recording."""
     assert main(["export", str(session), "--table", "steps"]) == 0
     assert main(["export", str(session), "--table", table if table in TABLES else "gpus"]) == 0
     assert main(["sessions"]) == 0

@@ -98,7 +98,7 @@ def wait_until_done(planted: PlantedCode) -> None:
 
 @pytest.fixture(scope="module")
 def sleep_seconds() -> dict[str, float]:
-    """By way, the seconds that a sleep lasted although it was entered three times; all of them sleep at the same time."""
+    """The seconds that a sleep lasted although it was entered three times, by way; all sleep at the same time."""
     lasted = {}
     with ExitStack() as stack:
         sleepers = {way: stack.enter_context(at_work(SLEEPS.replace("WAY", call))) for way, call in WAYS.items()}

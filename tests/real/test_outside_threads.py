@@ -60,7 +60,7 @@ class Child:
         self._read_answer()
 
     def ran_ns(self) -> int:
-        """What the process ran since the last sample."""
+        """Take a sample; return the nanoseconds that the process ran since the last one."""
         return self._read_clocks()[1] - self._before[1]
 
     def take_sample(self) -> int:

@@ -32,7 +32,7 @@ def ddp_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
 
 
 def find_style(alone: Counted, style: str) -> tuple[Rank, dict[str, Any]]:
-    """What the rank of that style recorded, and what it counted."""
+    """Return the recording and the own counts of the rank of that style."""
     return alone.read_rank(STYLES.index(style))
 
 

@@ -73,7 +73,7 @@ def list_forwards(rank: Rank, *, evaluation: bool) -> list[list[int]]:
 
 
 def every_run(counted: Counted, number: int) -> None:
-    """What holds for every run: nothing lost, nothing open, nothing outside of anything."""
+    """Check what holds for every run: no record is lost, no span open or outside of its parent."""
     rank, own = counted.read_rank(number)
     assert list_forwards(rank, evaluation=False) == own["forwards"]
     assert list_forwards(rank, evaluation=True) == own["evaluations"]

@@ -43,7 +43,7 @@ _READ = """
 
 
 def find_chromium() -> str | None:
-    """The program, if there is one."""
+    """Return the path of Chromium, or None if it is not installed."""
     return next((program for name in _NAMES if (program := shutil.which(name)) is not None), None)
 
 
@@ -57,7 +57,7 @@ class Page:
         """Every address that the page has asked for."""
 
     async def call_method(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Asks the browser for something and waits for its answer."""
+        """Call a method of the DevTools protocol and return its result."""
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         while True:
@@ -69,20 +69,20 @@ class Page:
                 return dict(answer["result"])
 
     async def open_address(self, address: str) -> None:
-        """Goes to a page."""
+        """Go to a page."""
         await self.call_method("Page.enable")
         await self.call_method("Network.enable")
         await self.call_method("Page.addScriptToEvaluateOnNewDocument", source=_REMEMBER)
         await self.call_method("Page.navigate", url=address)
 
     async def evaluate_script(self, expression: str) -> Any:
-        """The value of some JavaScript."""
+        """Return the value of a JavaScript expression."""
         answer = await self.call_method("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     async def read_screen(self) -> str:
-        """What the terminal shows."""
+        """Return the text of the terminal in the page."""
         return str(await self.evaluate_script(_READ))
 
     async def wait_for(self, text: str) -> str:
@@ -101,25 +101,25 @@ class Page:
             await asyncio.sleep(0.1)
 
     async def type_text(self, text: str) -> None:
-        """Presses keys that stand for characters."""
+        """Type characters."""
         for character in text:
             await self.call_method("Input.dispatchKeyEvent", type="keyDown", text=character, key=character)
             await self.call_method("Input.dispatchKeyEvent", type="keyUp", key=character)
 
     async def press_key(self, key: str, code: int, text: str = "") -> None:
-        """Presses a key that has a name: ``Enter``, 13."""
+        """Press a key that has a name: ``Enter``, 13."""
         down = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         await self.call_method("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **down)
         await self.call_method("Input.dispatchKeyEvent", type="keyUp", **down)
 
     async def save_picture(self, path: Path) -> None:
-        """Writes what is seen as PNG."""
+        """Write a screenshot as PNG."""
         path.write_bytes(base64.b64decode((await self.call_method("Page.captureScreenshot"))["data"]))
 
 
 @contextlib.asynccontextmanager
 async def open_page(program: str, folder: Path, *, width: int = 1400, height: int = 900) -> AsyncIterator[Page]:
-    """A page of a browser of its own, which ends with it; ``folder`` is for what the browser keeps."""
+    """Start a browser with one page and end it afterwards; ``folder`` is for its profile."""
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     process = await asyncio.create_subprocess_exec(
         program,

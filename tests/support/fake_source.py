@@ -266,7 +266,7 @@ class FakeSource:
         return Telling(self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished)
 
     def _history_at(self, end: int) -> History:
-        """What was told in the middle of each of the last pieces; the same object until one more is over."""
+        """The moments in the middle of each of the last pieces; the same object until the next piece is over."""
         if self._history is None or self._history[0] != end:
             middles = (piece * PIECE_NS + PIECE_NS // 2 for piece in range(end - PIECES, end))
             told = [self._read_moment(middle) for middle in middles if middle > self.begin_ns]

@@ -52,7 +52,7 @@ for module in (textual.app, textual.pilot):
 
 
 class Fault(NamedTuple):
-    """What went wrong in one command or screen."""
+    """An error in one command or screen."""
 
     step: str
     what: str  # traceback, hang, memory, or the name of another rule

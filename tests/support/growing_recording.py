@@ -63,7 +63,7 @@ class Rows:
         self._writer = RecordWriter(session, table, identity)
 
     def append_record(self, **values: Any) -> None:
-        """Appends one record."""
+        """Append one record."""
         record = self._unknown.copy()
         for name, value in values.items():
             record[self._places[name]] = value
@@ -109,7 +109,7 @@ class GrowingRank:
         writer.close()
 
     def run_steps(self) -> Iterator[float]:
-        """Trains for ever; yields for how many seconds it is busy before it is to be asked on."""
+        """Train forever; yield the seconds of each part before continuing."""
         while True:
             for place, (name, depth, seconds, _, _) in enumerate(PLAN):
                 if depth:
@@ -163,12 +163,12 @@ class GrowingRank:
 
     @property
     def cores(self) -> float:
-        """Cores that its phase keeps busy."""
+        """The cores that its phase keeps busy."""
         return next((cores for name, _, _, cores, _ in PLAN if name == self.phase), 0.4)
 
     @property
     def utilization(self) -> float:
-        """Percent of its GPU."""
+        """The utilization of its GPU in percent."""
         return next((percent for name, _, _, _, percent in PLAN if name == self.phase), 0)
 
 
@@ -194,7 +194,7 @@ class GrowingNode:
         writer.close()
 
     def take_sample(self) -> None:
-        """One tick."""
+        """Write the samples of one tick."""
         now, self._tick = time.monotonic_ns(), self._tick + 1
         for rank in self._ranks:
             self._sample_rank(now, rank)
@@ -250,7 +250,7 @@ class GrowingNode:
             )
 
     def print_text(self, text: str) -> None:
-        """The job prints."""
+        """Print a text as the job does."""
         data, now = text.encode(), time.monotonic_ns()
         os.write(self._log, data)
         self._output.append_record(time_ns=now, offset=self._written, length=len(data), stream=0)
@@ -267,7 +267,7 @@ class GrowingNode:
 
 
 def write_recording(session: str, ranks: int, hosts: int, hertz: int, slower: float) -> None:
-    """Writes for ever."""
+    """Write the recording forever."""
     names = [Identity.for_this_process("node").host] if hosts == 1 else [f"node{host:03d}" for host in range(hosts)]
     each = -(-ranks // hosts)
     places = [(rank, names[rank // each], rank % each) for rank in range(ranks)]

@@ -62,7 +62,7 @@ class Trouble:
 
 
 def write_recording(path: Path, steps: int, trouble: Trouble | None = None) -> Path:
-    """Write it to a new folder, which is returned."""
+    """Write a recording to a new folder; return the folder."""
     return _Writer(path, steps, trouble or Trouble()).write_recording()
 
 

@@ -29,7 +29,7 @@ class Counted:
     by_rank: dict[int, dict[str, Any]]
 
     def read_rank(self, number: int) -> tuple[Rank, dict[str, Any]]:
-        """What a rank recorded, and what it counted."""
+        """Return the recording and the own counts of a rank."""
         return Rank(self.session, number), self.by_rank[number]
 
 

@@ -54,5 +54,5 @@ def small_group(limit_bytes: int) -> Iterator[Path]:
 
 
 def run_in_cgroup(group: Path, *command: str) -> list[str]:
-    """``command``, run in that control group."""
+    """Return a command line that runs ``command`` in that control group."""
     return ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "_", *command]

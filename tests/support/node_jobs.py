@@ -22,7 +22,7 @@ Zerotop = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def bind_zerotop(cluster: Cluster, folder: Path) -> Zerotop:
-    """The program on the first node, unless another is named."""
+    """Return a function that runs zerotop on the first node, unless another is named."""
 
     def call_zerotop(*arguments: str, node: Node = cluster.nodes[0], **variables: str) -> subprocess.CompletedProcess[str]:
         variables = {"ZEROTOP_SSH": cluster.ssh} | variables
@@ -49,7 +49,7 @@ def rank_on(node: Node, number: int, folder: Path, **told: str) -> Iterator[None
 
 @contextmanager
 def hide_folder(node: Node, folder: Path) -> Iterator[None]:
-    """An empty folder of the node's own lies over this one."""
+    """Mount an empty folder over this one on the node."""
     node.run_command("mount", "-t", "tmpfs", "none", str(folder), check=True)
     try:
         yield
@@ -93,7 +93,7 @@ def attach_zerotop(
 
 
 def list_samplers(node: Node) -> str:
-    """The command lines of zerotop's processes on a node."""
+    """Return the command lines of zerotop's processes on a node."""
     return "\n".join(line for line in node.run_command("ps", "-ww", "-eo", "args").stdout.splitlines() if "--daemon" in line)
 
 
@@ -108,7 +108,7 @@ def wait_for_both(session: Path) -> None:
 
 @contextmanager
 def bind_file(node: Node, file: Path, place: Path) -> Iterator[None]:
-    """A node has this file at that place too, in a folder of programs."""
+    """Mount a file into a folder of programs on a node."""
     lower = f"lowerdir={_copy_alone(file, place.name)}:{place.parent}"
     node.run_command("mount", "-t", "overlay", "none", "-o", lower, str(place.parent), check=True)
     assert node.run_command("test", "-x", str(place)).returncode == 0

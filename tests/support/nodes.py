@@ -75,16 +75,16 @@ class Node:
         self.pid = int(children.read_text())
 
     def build_command(self, *arguments: str) -> list[str]:
-        """What runs a command there."""
+        """Return the command line that runs a command on the node."""
         return ["nsenter", "--target", str(self.pid), "--uts", "--net", "--pid", "--mount", "--", *arguments]
 
     def run_command(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Runs a command there to its end."""
+        """Run a command on the node to its end."""
         chosen: dict[str, Any] = {"check": False, "capture_output": True, "text": True, "timeout": 120}
         return subprocess.run(self.build_command(*arguments), **chosen | options)
 
     def start_sshd(self, key: Path) -> None:
-        """Starts its sshd, which lets in whoever has ``key``."""
+        """Start its sshd, which accepts ``key``."""
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "host_key"], check=True)
         shutil.copy(f"{key}.pub", self.folder / "user_key.pub")
         settings = self.folder / "sshd_config"
@@ -92,7 +92,7 @@ class Node:
         subprocess.run(self.build_command(SSHD, "-f", str(settings), "-E", str(self.folder / "sshd.log")), check=True)
 
     def shut_down(self) -> None:
-        """Switches it off, with all that runs there."""
+        """Shut the node down with all its processes."""
         self._starter.kill()
         self._starter.communicate()
 
@@ -105,7 +105,7 @@ class Cluster:
         self.nodes: list[Node] = []
 
     def start_nodes(self) -> None:
-        """Switches both on."""
+        """Start both nodes."""
         for number in (1, 2):
             self.nodes.append(Node(f"zt-node-{number}", f"10.231.77.{number}", self.folder / f"node-{number}"))
         self._connect_nodes()
@@ -132,11 +132,11 @@ class Cluster:
 
     @property
     def ssh(self) -> str:
-        """For ZEROTOP_SSH."""
+        """The value for ZEROTOP_SSH."""
         return shlex.join(["ssh", "-F", str(self.folder / "ssh_config")])
 
     def shut_down(self) -> None:
-        """Switches both off."""
+        """Shut both nodes down."""
         for node in self.nodes:
             node.shut_down()
 
@@ -153,13 +153,13 @@ def two_nodes(folder: Path) -> Iterator[Cluster]:
 
 
 def start_command(node: Node, command: Sequence[str], output: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A command on a machine, left to run."""
+    """Start a command on a node; do not wait for it."""
     with open(output, "wb") as file:
         return subprocess.Popen(node.build_command(*command), stdout=file, stderr=file, env=environment)
 
 
 def wait_for_exit(process: subprocess.Popen[bytes], seconds: float) -> int:
-    """Its exit code. Raises AssertionError if it runs longer."""
+    """Return the exit code. Raise AssertionError if the process runs longer."""
     deadline_s = time.monotonic() + seconds
     while process.poll() is None:
         assert time.monotonic() < deadline_s

@@ -22,7 +22,7 @@ class Printing:
         self._offset = 0
 
     def write_unrecorded(self, data: bytes) -> None:
-        """Prints what no record tells of: on a full disk there may be room for the one and not for the other."""
+        """Write output without its record: a full disk may have room for the one and not for the other."""
         self._offset += os.write(self._log, data)
 
     def write_output(self, data: bytes, stream: str = "output", *, at_ns: int | None = None) -> int:

@@ -15,13 +15,13 @@ ZEROTOP = [sys.executable, "-m", "zerotop"]
 
 
 def make_environment(state: Path, **more: str) -> dict[str, str]:
-    """Sessions lie in ``state``; nothing of a job that runs these tests is passed on."""
+    """Return an environment whose sessions lie in ``state``, without variables of a job that runs these tests."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
     return inherited | {"XDG_STATE_HOME": str(state), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"} | more
 
 
 def run_zerotop(state: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """The program run to its end, its output caught unless ``options`` say otherwise."""
+    """Run zerotop to its end; its output is captured unless ``options`` say otherwise."""
     chosen: dict[str, Any] = {
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
@@ -34,7 +34,7 @@ def run_zerotop(state: Path, *arguments: str, **options: Any) -> subprocess.Comp
 
 
 def run_headless(session: Path, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """``command`` run as a batch job and recorded in ``session``."""
+    """Run ``command`` headless, recorded in ``session``."""
     return run_zerotop(session.parent, "run", "--headless", "--session", str(session), "--", *command, **options)
 
 

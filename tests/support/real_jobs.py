@@ -40,7 +40,7 @@ class Run:
 
 
 def make_environment() -> dict[str, str]:
-    """What a real run sees. Operators are compiled into torch's usual folder and stay there for next time."""
+    """Return the environment of a real run. Operators are compiled once, into torch's usual folder."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
     return inherited | {
         "DS_ACCELERATOR": "cpu",
@@ -58,7 +58,7 @@ def free_port() -> int:
 
 
 def build_launch_command(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[str]:
-    """The command that runs ``script`` (a path and its arguments) by ``launcher``; python is one rank.
+    """Return the command that runs ``script`` (a path and its arguments) by ``launcher``; python is one rank.
 
     "bare" is bare_ranks.py, where the launcher is not what is tested: that of DeepSpeed imports torch twice.
     """

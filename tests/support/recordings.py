@@ -24,17 +24,17 @@ def from_outside(name: str, into: Path) -> Session:
 
 
 def list_recordings() -> list[str]:
-    """Of all there are; one of them is shipped with the demo."""
+    """Return the names of all recordings; one of them is shipped with the demo."""
     return sorted(path.stem for path in (RECORDING_PATH, *FOLDER.glob(f"*{SUFFIX}")))
 
 
 def find_packed_file(name: str) -> Path:
-    """The packed file."""
+    """Return the path of a packed recording."""
     return RECORDING_PATH if name == RECORDING_PATH.stem else FOLDER / (name + SUFFIX)
 
 
 def open_recording(name: str) -> Session:
-    """A recording, opened."""
+    """Open a recording."""
     return Session.open(find_packed_file(name))
 
 
@@ -48,7 +48,7 @@ def as_directory(name: str, into: Path) -> Path:
 
 
 def rewrite_events(name: str, change: Callable[[dict[str, Any]], object]) -> Session:
-    """The recording with the lines of its events as ``change`` makes them; that gets one at a time, headers too."""
+    """Open a recording with each line of its event files, headers too, replaced by ``change``."""
     files = {
         file: content if not file.endswith(".jsonl") else b"".join(map(_make_line_rewriter(change), content.splitlines()))
         for file, content in unpack_files(find_packed_file(name)).items()
@@ -68,7 +68,7 @@ class Label(NamedTuple):
     within: int = 0  # steps more or less
 
     def fits_finding(self, found: tuple[str, int | None]) -> bool:
-        """Whether that is the finding."""
+        """Return whether that is the labelled finding."""
         name, step = found
         same = step == self.step if step is None or self.step is None else abs(step - self.step) <= self.within
         return name == self.name and same
@@ -86,7 +86,7 @@ def read_labels(kind: str = "findings") -> dict[str, list[Label]]:
 def compare_findings(
     expected: Iterable[Label], found: Iterable[tuple[str, int | None]]
 ) -> tuple[list[str], list[str], list[str]]:
-    """The kinds of what was found rightly, of what was found and should not be, and of what was not found."""
+    """Return the kinds of right, wrong and missed findings."""
     right, wrong, missed = [], list(found), []
     for label in expected:
         fitting = next((one for one in wrong if label.fits_finding(one)), None)

@@ -75,21 +75,23 @@ class Job:
         for rank in range(ranks):
             write_table(folder, SPANS, make_identity(rank), *self.spans_of()).close()
             if gpu:
-                write_table(folder, ALLOCATOR, make_identity(rank), *self._read_allocator(rank)).close()
+                write_table(folder, ALLOCATOR, make_identity(rank), *self._make_readings(rank)).close()
         node, ticks = make_identity(-1), np.arange(9.0, self.end + 0.5, 0.1).tolist()
-        write_table(folder, PROCESSES, node, *[row for now in ticks for row in self._sample_processes(now, ranks)]).close()
+        write_table(
+            folder, PROCESSES, node, *[row for now in ticks for row in self._make_process_samples(now, ranks)]
+        ).close()
         if gpu:
-            rows = [row for place, now in enumerate(ticks) for row in self._sample_gpus(place, now, ranks, lag)]
+            rows = [row for place, now in enumerate(ticks) for row in self._make_gpu_samples(place, now, ranks, lag)]
             write_table(folder, GPUS, node, *rows).close()
 
-    def _sample_processes(self, now: float, ranks: int) -> list[object]:
+    def _make_process_samples(self, now: float, ranks: int) -> list[object]:
         cores = self.compute_mean(1, now - 0.1, now)
         return [
             make_record(PROCESSES, time_ns=int(now * S), rss_bytes=10**9, cores_used=cores, pid=100 + rank, rank=rank)
             for rank in range(ranks)
         ]
 
-    def _sample_gpus(self, place: int, now: float, ranks: int, lag: float) -> list[object]:
+    def _make_gpu_samples(self, place: int, now: float, ranks: int, lag: float) -> list[object]:
         renewed = now - 0.1 * (place % 2) - lag
         used = round(self.compute_mean(0, renewed - 0.2, renewed))
         moved = [int(self.compute_mean(column, 0.0, now) * now) for column in (3, 4)]
@@ -99,7 +101,7 @@ class Job:
             for rank in range(ranks)
         ]
 
-    def _read_allocator(self, rank: int) -> list[tuple[Any, ...]]:
+    def _make_readings(self, rank: int) -> list[tuple[Any, ...]]:
         found = []
         for begin, end, phase, _ in self.spans:
             held = 2000 if phase == "backward" else 1000

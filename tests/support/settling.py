@@ -47,7 +47,7 @@ def _to_be_painted(app: App[Any]) -> bool:
 
 
 async def wait_until(pilot: Pilot[Any], true: Callable[[], object], otherwise: str = "it does not come") -> None:
-    """Waits for what comes a moment later."""
+    """Wait until ``true`` returns something true."""
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < deadline, otherwise

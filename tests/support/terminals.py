@@ -41,17 +41,17 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was drawn since the last key, without escapes and without the order that they give it."""
+        """The text drawn since the last key, without escapes, in the order of drawing."""
         return _ESCAPES.sub(b"", self._drawn).decode("utf-8", "replace")
 
     @property
     def screen(self) -> str:
-        """What is on it now, a line for each row."""
+        """The current screen, a line for each row."""
         return "\n".join(self._shown.display)
 
     @property
     def drawn(self) -> bytes:
-        """The same as it came."""
+        """The bytes drawn since the last key."""
         return self._drawn
 
     def wait_for(self, *texts: str) -> None:
@@ -66,14 +66,14 @@ class Terminal:
             assert self._read_output(), f"it ended: {self.text[-3000:]}"
 
     def watch_output(self, seconds: float) -> None:
-        """Reads what is drawn for a while; what was drawn before is forgotten."""
+        """Read the output for some seconds; earlier output is forgotten."""
         self._drawn = b""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             assert self._read_output(), f"it ended: {self.text[-3000:]}"
 
     def _read_output(self) -> bool:
-        """Takes what there is, for a moment; False once nobody can write any more."""
+        """Read the available output; return False once nobody can write any more."""
         if self.master < 0:
             return False
         if not self._is_readable(0.2):
@@ -93,7 +93,7 @@ class Terminal:
         return bool(waiting.poll(1000 * seconds))
 
     def type_keys(self, keys: str) -> None:
-        """Types; what was drawn before is forgotten."""
+        """Type keys; earlier output is forgotten."""
         self._drawn = b""
         os.write(self.master, keys.encode())
 
@@ -110,7 +110,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(self._status)
 
     def has_ended(self) -> bool:
-        """Whether the child has ended."""
+        """Return whether the child has ended."""
         if self._status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._status = status if pid else None
@@ -123,7 +123,7 @@ class Terminal:
             self.master = -1
 
     def close(self) -> None:
-        """Ends what is left."""
+        """End the child."""
         if not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)

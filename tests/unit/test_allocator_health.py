@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recordings
-from memory_recording import Recording, gib_to_bytes, read_allocator, record_two_steps
+from memory_recording import Recording, gib_to_bytes, make_reading, record_two_steps
 from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.memory.allocator_health import read_allocator_health
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_settings, parse_version
@@ -31,11 +31,11 @@ def with_flushes(folder: Path) -> Recording:
     ends = (2, 4, 9, 11, 13)
     recording.write_records(tables.SPANS, who, [make_span(end - 1, end, "step", n, BOUNDARY) for n, end in enumerate(ends)])
     readings = [
-        read_allocator(1, 40, 60, retries=0),
-        read_allocator(3, 40, 70, step=1, phase="backward", retries=0),
-        read_allocator(6, 40, 45, step=2, phase="backward", retries=2, inactive_split_bytes=gib_to_bytes(1)),
-        read_allocator(8, 50, 50, step=2, phase="step", retries=3),
-        read_allocator(12, 50, 50, step=4, retries=3, ooms=1, inactive_split_bytes=gib_to_bytes(2)),
+        make_reading(1, 40, 60, retries=0),
+        make_reading(3, 40, 70, step=1, phase="backward", retries=0),
+        make_reading(6, 40, 45, step=2, phase="backward", retries=2, inactive_split_bytes=gib_to_bytes(1)),
+        make_reading(8, 50, 50, step=2, phase="step", retries=3),
+        make_reading(12, 50, 50, step=4, retries=3, ooms=1, inactive_split_bytes=gib_to_bytes(2)),
     ]
     recording.write_records(tables.ALLOCATOR, who, readings, peaks="window")
     return recording
@@ -57,8 +57,8 @@ def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
 
 def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(1, 40, 60, segments=12)], peaks="window")
-    recording.write_records(tables.ALLOCATOR, make_identity(1), [read_allocator(1, 40, 60, segments=-1)], peaks="window")
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(1, 40, 60, segments=12)], peaks="window")
+    recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(1, 40, 60, segments=-1)], peaks="window")
     assert [found.segments for found in read_allocator_health(recording.open_session(), second_to_unix_ns(2))] == [12, None]
     session = recordings.open_recording("z2")
     assert "segments" not in (session.sources["allocator"][0].array.dtype.names or ())
@@ -76,7 +76,7 @@ def test_what_was_known_before(tmp_path: Path) -> None:
 
 def test_flushes_from_before_the_first_reading(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(1, 40, 60, retries=2)], peaks="window")
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(1, 40, 60, retries=2)], peaks="window")
     (health,) = read_allocator_health(recording.open_session(), second_to_unix_ns(5))
     assert [(flush.retries, flush.freed_bytes) for flush in health.flushes] == [(2, 0)]
 
@@ -89,9 +89,9 @@ def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
         "requested_peak_bytes": gib_to_bytes(49),
     }
     readings = [
-        read_allocator(1, 40, 60, phase="forward", edge="begin"),
-        read_allocator(2, 40, 65, phase="forward", edge="end", inactive_split_bytes=gib_to_bytes(3), **peak),
-        read_allocator(3, 55, 60, phase="backward", edge="end"),
+        make_reading(1, 40, 60, phase="forward", edge="begin"),
+        make_reading(2, 40, 65, phase="forward", edge="end", inactive_split_bytes=gib_to_bytes(3), **peak),
+        make_reading(3, 55, 60, phase="backward", edge="end"),
     ]
     recording.write_records(tables.SPANS, make_identity(0), [make_span(1, 2, "forward"), make_span(2, 3, "backward")])
     recording.write_records(tables.ALLOCATOR, make_identity(0), readings, peaks="window")
@@ -108,7 +108,7 @@ def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
 
 def test_ranks_are_read_apart(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write_records(tables.ALLOCATOR, make_identity(1), [read_allocator(2, 1, 2, retries=-1)], peaks="window")
+    recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(2, 1, 2, retries=-1)], peaks="window")
     environment = {NEW: "expandable_segments:True,max_split_size_mb:128"}
     recording.write_event(make_identity(1), 1, events.HELLO, torch="2.11.0+cu130", environment=environment)
     first, second = read_allocator_health(recording.open_session(), second_to_unix_ns(20))

@@ -15,11 +15,11 @@ from memory_recording import (
     UUID,
     Recording,
     gib_to_bytes,
+    make_gpu_process_sample,
+    make_gpu_sample,
+    make_reading,
     make_record,
-    read_allocator,
     record_two_steps,
-    sample_gpu,
-    sample_gpu_process,
 )
 from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.annotations import find_annotations
@@ -57,7 +57,7 @@ def read_checked_ledgers(session: Session, second: float) -> dict[int, GpuLedger
     return found
 
 
-def read_row_sizes(one: GpuLedger) -> dict[str, float]:
+def list_row_sizes(one: GpuLedger) -> dict[str, float]:
     return {row.key: row.bytes / GIB for row in one.rows if row.bytes}
 
 
@@ -168,15 +168,15 @@ def test_an_instance_is_not_counted_as_the_whole_gpu(tmp_path: Path, monkeypatch
     recording = sample_node(tmp_path, monkeypatch)
     device = {"ordinal": 0, "uuid": uuid, "name": "NVIDIA H200 MIG 1g.18gb", "total_bytes": gib_to_bytes(9.9)}
     recording.write_engine(devices=[device])
-    readings = [read_allocator(1 + i / 2, 1, 1.5) for i in range(12)]
+    readings = [make_reading(1 + i / 2, 1, 1.5) for i in range(12)]
     recording.write_records(tables.ALLOCATOR, make_identity(0), readings, born=0.5)
     ledgers = read_checked_ledgers(recording.open_session(), 6)
     assert {index: one.ranks for index, one in ledgers.items()} == {0: (), 2: (), 3: (0,)}
     assert ledgers[3].total_bytes == gib_to_bytes(10)
     expected = {"free": 5, "driver": 3, "outside_pytorch": 0.5, "reserved_unallocated": 0.5, "unattributed": 1}
-    assert read_row_sizes(ledgers[3]) == expected
+    assert list_row_sizes(ledgers[3]) == expected
     assert any("MIG" in note for note in ledgers[3].notes)
-    assert read_row_sizes(ledgers[2]) == {"free": 7, "driver": 3}
+    assert list_row_sizes(ledgers[2]) == {"free": 7, "driver": 3}
 
 
 # --- hidden and renumbered -------------------------------------------------------------------------------------------------
@@ -237,19 +237,23 @@ def test_in_a_container_the_jobs_own_processes_are_not_those_of_others(tmp_path:
     recording.node_event()
     recording.write_engine()
     recording.write_event(recording.node, 0.4, events.RANK_FOUND, rank=0, local_rank=0, pid=who.pid, start=1)
-    recording.write_records(tables.ALLOCATOR, who, [read_allocator(2 + i / 4, 20, 30) for i in range(100)], born=1)
+    recording.write_records(tables.ALLOCATOR, who, [make_reading(2 + i / 4, 20, 30) for i in range(100)], born=1)
     spans = [make_span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(24)]
     recording.write_records(tables.SPANS, who, spans, born=1)
     begins = [make_record(tables.BEGINS, 3 + i, step=i, phase=PHASE_CODE["step"]) for i in range(24)]
     recording.write_records(tables.BEGINS, who, begins, born=1)
     looks = [i / 10 for i in range(280)]
-    recording.write_records(tables.GPUS, recording.node, [sample_gpu(second, 0.5 if second < 2 else 32) for second in looks])
     recording.write_records(
-        tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, 99999, 31.5) for second in looks if second >= 2]
+        tables.GPUS, recording.node, [make_gpu_sample(second, 0.5 if second < 2 else 32) for second in looks]
+    )
+    recording.write_records(
+        tables.GPU_PROCESSES,
+        recording.node,
+        [make_gpu_process_sample(second, 99999, 31.5) for second in looks if second >= 2],
     )
     session = recording.open_session()
     (ledger,) = read_checked_ledgers(session, 20).values()
-    assert read_row_sizes(ledger)["before_the_job"] == 0.5
+    assert list_row_sizes(ledger)["before_the_job"] == 0.5
     assert (ledger.sum_bytes("outside_pytorch"), ledger.sum_bytes("other_processes")) == (gib_to_bytes(1.5), 0)
     assert "what the device uses beyond its use" in ledger.notes[0]
     assert not [one.name for one in find_annotations(session, second_to_unix_ns(28)) if one.name.startswith("others")]
@@ -358,14 +362,14 @@ def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
     recording.node_event(gpus=2)
     recording.write_engine(allocator="pluggable", on=1)
     recording.write_records(tables.BEGINS, who, [make_record(tables.BEGINS, 2, phase=PHASE_CODE["forward"])], born=1)
-    looks = [sample_gpu(second, (1, 24)[index], index=index) for second in range(1, 6) for index in (0, 1)]
+    looks = [make_gpu_sample(second, (1, 24)[index], index=index) for second in range(1, 6) for index in (0, 1)]
     recording.write_records(tables.GPUS, recording.node, looks)
     recording.write_records(
-        tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, who.pid, 23, 1) for second in range(1, 6)]
+        tables.GPU_PROCESSES, recording.node, [make_gpu_process_sample(second, who.pid, 23, 1) for second in range(1, 6)]
     )
     session = recording.open_session()
     ledgers = read_checked_ledgers(session, 5.5)
-    assert read_row_sizes(ledgers[1]) == {"free": 56, "driver": 1, "this_job": 23}
+    assert list_row_sizes(ledgers[1]) == {"free": 56, "driver": 1, "this_job": 23}
     assert "an allocator of device memory of its own" in ledgers[1].notes[0]
     assert ledgers[0].notes == ()
     assert MemoryViewBuilder(session).view_at(second_to_unix_ns(5.5)).gpu == ledgers[1]
@@ -402,11 +406,11 @@ def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) ->
     spans = [make_span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(12)]
     recording.write_records(tables.SPANS, who, spans, born=1)
     recording.write_records(
-        tables.GPUS, recording.node, [sample_gpu(second, 0.5, index=index) for second in range(16) for index in (0, 1)]
+        tables.GPUS, recording.node, [make_gpu_sample(second, 0.5, index=index) for second in range(16) for index in (0, 1)]
     )
     session = recording.open_session()
     ledgers = read_checked_ledgers(session, 15)
-    assert [read_row_sizes(one) for one in ledgers.values()] == [{"free": 79.5, "driver": 0.5}] * 2
+    assert [list_row_sizes(one) for one in ledgers.values()] == [{"free": 79.5, "driver": 0.5}] * 2
     assert not any(one.ranks or one.notes for one in ledgers.values())
     assert find_annotations(session, second_to_unix_ns(16)) == ()
     view = MemoryViewBuilder(session).view_at(second_to_unix_ns(15))

@@ -17,12 +17,12 @@ from memory_recording import (
     PARTS,
     Recording,
     gib_to_bytes,
+    make_gpu_process_sample,
+    make_gpu_sample,
+    make_process_sample,
+    make_reading,
     make_record,
-    read_allocator,
     record_two_steps,
-    sample_gpu,
-    sample_gpu_process,
-    sample_process,
 )
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording
 from zerotop.analysis.memory import phase_peaks
@@ -42,7 +42,7 @@ def second_to_unix_ns(second: float) -> int:
     return BEGIN_NS + int(second * S)
 
 
-def read_row_sizes(ledger: GpuLedger) -> dict[str, float]:
+def list_row_sizes(ledger: GpuLedger) -> dict[str, float]:
     """Its rows in gibibytes, those that are not 0."""
     return {row.key: row.bytes / GIB for row in ledger.rows if row.bytes}
 
@@ -70,7 +70,7 @@ DEVICE = {"free": 51.5, "driver": 1.5, "other_processes": 4, "outside_pytorch": 
 
 def test_between_two_steps(tmp_path: Path) -> None:
     ledger = read_only_ledger(record_two_steps(tmp_path).open_session(), 19.5)
-    assert read_row_sizes(ledger) == {
+    assert list_row_sizes(ledger) == {
         **DEVICE,
         "reserved_unallocated": 7.25,
         **PARTS,
@@ -114,8 +114,8 @@ def test_before_an_engine_is_made_and_after_the_job(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_event(recording.node, 29.2, "rank_gone", rank=0, pid=make_identity(0).pid)
     session = recording.open_session()
-    assert read_row_sizes(read_only_ledger(session, 1.5)) == {"free": 79.5, "driver": 0.5}
-    assert read_row_sizes(read_only_ledger(session, 29.5)) == {
+    assert list_row_sizes(read_only_ledger(session, 1.5)) == {"free": 79.5, "driver": 0.5}
+    assert list_row_sizes(read_only_ledger(session, 29.5)) == {
         "free": 51.5,
         "driver": 1.5,
         "other_processes": 4,
@@ -137,29 +137,29 @@ def record_readings_apart(folder: Path, *readings: Any, others: float = 0) -> Se
     recording.node_event()
     recording.write_engine()
     recording.write_records(
-        tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4), read_allocator(4, 1, 4), *readings], born=1
+        tables.ALLOCATOR, make_identity(0), [make_reading(2, 1, 4), make_reading(4, 1, 4), *readings], born=1
     )
-    recording.write_records(tables.GPUS, recording.node, [sample_gpu(3, 6 + others), sample_gpu(4.2, 6 + others)])
-    held = [sample_gpu_process(3, make_identity(0).pid, 5.5), sample_gpu_process(3, 7, others)]
+    recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(3, 6 + others), make_gpu_sample(4.2, 6 + others)])
+    held = [make_gpu_process_sample(3, make_identity(0).pid, 5.5), make_gpu_process_sample(3, 7, others)]
     recording.write_records(tables.GPU_PROCESSES, recording.node, held)
     return recording.open_session()
 
 
 def test_between_nvmls_reading_and_the_allocators_memory_was_taken(tmp_path: Path) -> None:
-    ledger = read_only_ledger(record_readings_apart(tmp_path, read_allocator(4.5, 9, 10)), 5)
+    ledger = read_only_ledger(record_readings_apart(tmp_path, make_reading(4.5, 9, 10)), 5)
     outside = {"driver": 0.5, "outside_pytorch": 1.5}
-    assert read_row_sizes(ledger) == {"free": 68, **outside, "reserved_unallocated": 1, "unattributed": 9}
+    assert list_row_sizes(ledger) == {"free": 68, **outside, "reserved_unallocated": 1, "unattributed": 9}
     assert "the ledger is of PyTorch's" in row_of(ledger, "free").note
 
 
 def test_more_was_taken_than_the_others_leave(tmp_path: Path) -> None:
-    ledger = read_only_ledger(record_readings_apart(tmp_path, read_allocator(4.5, 9, 60), others=30), 5)
-    assert read_row_sizes(ledger) == {"rest_of_device": 20, "reserved_unallocated": 51, "unattributed": 9}
+    ledger = read_only_ledger(record_readings_apart(tmp_path, make_reading(4.5, 9, 60), others=30), 5)
+    assert list_row_sizes(ledger) == {"rest_of_device": 20, "reserved_unallocated": 51, "unattributed": 9}
     assert "cannot be divided" in row_of(ledger, "rest_of_device").note
 
 
 def test_pytorch_says_that_it_holds_more_than_there_is(tmp_path: Path) -> None:
-    assert read_only_ledger(record_readings_apart(tmp_path, read_allocator(4.5, 9, 81)), 5).sum_bytes(
+    assert read_only_ledger(record_readings_apart(tmp_path, make_reading(4.5, 9, 81)), 5).sum_bytes(
         "read_apart"
     ) == gib_to_bytes(-77)
 
@@ -168,13 +168,15 @@ def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path:
     """Its goodbye is yet to come, its allocator is read no more: NVML's figures are all there is."""
     recording = record_two_steps(tmp_path)
     sampler = recording.node._replace(pid=1001)
-    recording.write_records(tables.GPUS, sampler, [sample_gpu(30, 5.5)])
+    recording.write_records(tables.GPUS, sampler, [make_gpu_sample(30, 5.5)])
     recording.write_records(
-        tables.GPU_PROCESSES, sampler, [sample_gpu_process(30, make_identity(0).pid, 1), sample_gpu_process(30, 7, 4)]
+        tables.GPU_PROCESSES,
+        sampler,
+        [make_gpu_process_sample(30, make_identity(0).pid, 1), make_gpu_process_sample(30, 7, 4)],
     )
     session = recording.open_session()
     ledger = read_only_ledger(session, 30.2)
-    assert read_row_sizes(ledger) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
+    assert list_row_sizes(ledger) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
     assert "has released memory" in ledger.notes[0]
     assert read_only_ledger(session, 29.9).sum_bytes("this_job") == 0
 
@@ -183,13 +185,13 @@ def test_what_is_outside_pytorch_is_taken_where_the_allocator_held_still(tmp_pat
     recording = Recording(tmp_path)
     recording.node_event()
     recording.write_engine()
-    readings = [read_allocator(1, 1, 4), read_allocator(3, 1, 4), read_allocator(5, 1, 9), read_allocator(6, 1, 9)]
+    readings = [make_reading(1, 1, 4), make_reading(3, 1, 4), make_reading(5, 1, 9), make_reading(6, 1, 9)]
     recording.write_records(tables.ALLOCATOR, make_identity(0), readings, born=1)
-    recording.write_records(tables.GPUS, recording.node, [sample_gpu(2, 6), sample_gpu(4, 10)])
+    recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(2, 6), make_gpu_sample(4, 10)])
     recording.write_records(
         tables.GPU_PROCESSES,
         recording.node,
-        [sample_gpu_process(2, make_identity(0).pid, 5.5), sample_gpu_process(4, make_identity(0).pid, 9)],
+        [make_gpu_process_sample(2, make_identity(0).pid, 5.5), make_gpu_process_sample(4, make_identity(0).pid, 9)],
     )
     session = recording.open_session()
     outside = row_of(read_only_ledger(session, 6), "outside_pytorch")
@@ -203,11 +205,11 @@ def record_container(folder: Path, first: float) -> Recording:
     recording = Recording(folder)
     recording.node_event()
     recording.write_engine()
-    recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(2 + i, 1, 4) for i in range(5)], born=1)
-    looks = [sample_gpu(second, 2 if second < 2 else 7.5) for second in range(8) if second >= first]
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(2 + i, 1, 4) for i in range(5)], born=1)
+    looks = [make_gpu_sample(second, 2 if second < 2 else 7.5) for second in range(8) if second >= first]
     recording.write_records(tables.GPUS, recording.node, looks)
     recording.write_records(
-        tables.GPU_PROCESSES, recording.node, [sample_gpu_process(second, 99999, 5) for second in range(2, 8)]
+        tables.GPU_PROCESSES, recording.node, [make_gpu_process_sample(second, 99999, 5) for second in range(2, 8)]
     )
     return recording
 
@@ -215,23 +217,23 @@ def record_container(folder: Path, first: float) -> Recording:
 def test_a_container_hides_the_jobs_processes(tmp_path: Path) -> None:
     ledger = read_only_ledger(record_container(tmp_path, 0).open_session(), 5.5)
     expected = {"free": 72.5, "before_the_job": 2, "outside_pytorch": 1.5, "reserved_unallocated": 3, "unattributed": 1}
-    assert read_row_sizes(ledger) == expected
+    assert list_row_sizes(ledger) == expected
     assert ledger.job_bytes is None
     assert any("as in a container" in note for note in ledger.notes)
 
 
 def test_a_container_and_no_look_from_before_the_job(tmp_path: Path) -> None:
     ledger = read_only_ledger(record_container(tmp_path, 3).open_session(), 5.5)
-    assert read_row_sizes(ledger) == {"free": 72.5, "outside_pytorch": 3.5, "reserved_unallocated": 3, "unattributed": 1}
+    assert list_row_sizes(ledger) == {"free": 72.5, "outside_pytorch": 3.5, "reserved_unallocated": 3, "unattributed": 1}
     assert any("may be anybody's" in note for note in ledger.notes)
 
 
 def test_no_nvml(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.write_engine()
-    recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4)], born=1)
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(2, 1, 4)], born=1)
     ledger = read_only_ledger(recording.open_session(), 5.5)
-    assert read_row_sizes(ledger) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
+    assert list_row_sizes(ledger) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
     assert "NVML was not available" in ledger.notes[0]
 
 
@@ -239,7 +241,7 @@ def test_an_allocator_that_shows_no_blocks(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_inventory(19, "after_update", {}, host={})
     ledger = read_only_ledger(recording.open_session(), 19.5)
-    assert read_row_sizes(ledger) == {**DEVICE, "reserved_unallocated": 7.25, "unattributed": 14.75}
+    assert list_row_sizes(ledger) == {**DEVICE, "reserved_unallocated": 7.25, "unattributed": 14.75}
     assert "cudaMallocAsync" in ledger.notes[0]
 
 
@@ -263,7 +265,7 @@ def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: P
 def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_event(make_identity(0), 29.2, "goodbye")
-    assert read_row_sizes(read_only_ledger(recording.open_session(), 29.5)) == {
+    assert list_row_sizes(read_only_ledger(recording.open_session(), 29.5)) == {
         "free": 51.5,
         "driver": 1.5,
         "other_processes": 4,
@@ -275,9 +277,9 @@ def test_a_probe_that_was_removed_reports_nothing_until_it_is_entered_again(tmp_
     recording = record_two_steps(tmp_path)
     recording.write_event(make_identity(0), 29.2, "left", lost=0)
     ledger = read_only_ledger(recording.open_session(), 29.5)
-    assert read_row_sizes(ledger) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
+    assert list_row_sizes(ledger) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
     assert ledger.notes == ("The probe was removed from rank 0: the division of this job's memory since then is not known.",)
-    recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(29.7, 3, 4)], born=29.6)
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(29.7, 3, 4)], born=29.6)
     again = read_only_ledger(recording.open_session(), 29.8)
     assert (again.reserved_bytes, again.notes) == (gib_to_bytes(4), read_only_ledger(recording.open_session(), 29.1).notes)
 
@@ -285,7 +287,7 @@ def test_a_probe_that_was_removed_reports_nothing_until_it_is_entered_again(tmp_
 def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_engine(rank=1)
-    recording.write_records(tables.ALLOCATOR, make_identity(1), [read_allocator(at, 3, 4) for at in range(2, 30)], born=1)
+    recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(at, 3, 4) for at in range(2, 30)], born=1)
     recording.write_inventory(10, "init", {"parameters": 2}, rank=1, unclaimed=0.5)
     ledger = read_only_ledger(recording.open_session(), 19.5)
     assert ledger.ranks == (0, 1)
@@ -307,21 +309,21 @@ def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Pat
     recording = Recording(tmp_path)
     recording.node_event(gpus=2)
     recording.write_engine(on=1)  # CUDA_VISIBLE_DEVICES=1: its ordinal is 0
-    recording.write_records(tables.ALLOCATOR, make_identity(0), [read_allocator(2, 1, 4), read_allocator(4, 1, 4)], born=1)
-    recording.write_records(tables.GPUS, recording.node, [sample_gpu(3, 6, index=0), sample_gpu(3, 5, index=1)])
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(2, 1, 4), make_reading(4, 1, 4)], born=1)
+    recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(3, 6, index=0), make_gpu_sample(3, 5, index=1)])
     recording.write_records(
         tables.GPU_PROCESSES,
         recording.node,
-        [sample_gpu_process(3, 7, 5, 0), sample_gpu_process(3, make_identity(0).pid, 4.5, 1)],
+        [make_gpu_process_sample(3, 7, 5, 0), make_gpu_process_sample(3, make_identity(0).pid, 4.5, 1)],
     )
     first, second = (check_ledger(found) for found in read_ledgers(recording.open_session(), second_to_unix_ns(5)))
-    assert read_row_sizes(first) == {"free": 74, "driver": 1, "other_processes": 5}
+    assert list_row_sizes(first) == {"free": 74, "driver": 1, "other_processes": 5}
     assert (second.ranks, second.sum_bytes("outside_pytorch")) == ((0,), gib_to_bytes(0.5))
 
 
 def test_a_rank_started_again_holds_what_its_last_process_does(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
-    recording.write_records(tables.ALLOCATOR, make_identity(0, pid=500), [read_allocator(28, 1, 2)], born=27.5)
+    recording.write_records(tables.ALLOCATOR, make_identity(0, pid=500), [make_reading(28, 1, 2)], born=27.5)
     ledger = read_only_ledger(recording.open_session(), 28.5)
     assert (ledger.ranks, ledger.allocated_bytes) == ((0,), GIB)
 
@@ -347,7 +349,7 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
         recording.write_engine(rank=rank, at=draw(seconds), on=draw(st.integers(0, 1)))
         times = sorted(draw(st.lists(seconds, max_size=6)))
         readings = [
-            read_allocator(second, draw(amounts), draw(amounts), phase=draw(st.sampled_from(tables.PHASES)), edge=edge)
+            make_reading(second, draw(amounts), draw(amounts), phase=draw(st.sampled_from(tables.PHASES)), edge=edge)
             for second in times
             for edge in [draw(st.sampled_from(["begin", "end", "tick"]))]
         ]
@@ -368,11 +370,13 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
     for index in draw(st.sets(st.integers(0, 1))):
         looks = sorted(draw(st.lists(seconds, min_size=1, max_size=6)))
         sampler = recording.node._replace(pid=1000 + index)
-        recording.write_records(tables.GPUS, sampler, [sample_gpu(second, draw(amounts), index=index) for second in looks])
+        recording.write_records(
+            tables.GPUS, sampler, [make_gpu_sample(second, draw(amounts), index=index) for second in looks]
+        )
         pids = draw(st.sets(st.sampled_from([100, 101, 7]), max_size=3))
-        held = [sample_gpu_process(second, pid, draw(amounts), index) for second in looks for pid in sorted(pids)]
+        held = [make_gpu_process_sample(second, pid, draw(amounts), index) for second in looks for pid in sorted(pids)]
         recording.write_records(tables.GPU_PROCESSES, sampler, held)
-    sampled = [sample_process(second, 100, draw(amounts)) for second in sorted(draw(st.lists(seconds, max_size=4)))]
+    sampled = [make_process_sample(second, 100, draw(amounts)) for second in sorted(draw(st.lists(seconds, max_size=4)))]
     recording.write_records(tables.PROCESSES, recording.node, sampled)
     return recording.open_session()
 
@@ -401,7 +405,7 @@ def test_the_ledger_at_the_peak(tmp_path: Path) -> None:
     assert ledger.peak.allocated_bytes == ledger.ledger.allocated_bytes == gib_to_bytes(19.5)
     # Gradients that a backward is just making are still its temporaries.
     parts = {**PARTS, "activations": 4.875, "unexplained": 0.125}
-    assert read_row_sizes(ledger.ledger) == {**DEVICE, "reserved_unallocated": 2.5, **parts}
+    assert list_row_sizes(ledger.ledger) == {**DEVICE, "reserved_unallocated": 2.5, **parts}
     (earlier,) = read_peak_ledgers(session, second_to_unix_ns(15))
     assert (earlier.peak.phase, earlier.peak.step, earlier.ledger.allocated_bytes) == ("forward", 0, gib_to_bytes(9.5))
 
@@ -436,8 +440,8 @@ def record_phases(
     return recording.open_session()
 
 
-def read_peak(at: float, peak: float, phase: str, edge: str) -> Any:
-    return read_allocator(
+def make_peak_reading(at: float, peak: float, phase: str, edge: str) -> Any:
+    return make_reading(
         at, 1, 50, phase=phase, edge=edge, allocated_peak_bytes=gib_to_bytes(peak), reserved_peak_bytes=gib_to_bytes(50)
     )
 
@@ -448,11 +452,11 @@ def read_peak(at: float, peak: float, phase: str, edge: str) -> Any:
         pytest.param(
             [(1, 5, "step", 0), (2, 3, "cpu_optimizer", 1)],
             [
-                read_peak(1, 3, "step", "begin"),
-                read_peak(2, 5, "cpu_optimizer", "begin"),
-                read_peak(3, 7, "cpu_optimizer", "end"),
-                read_peak(5, 6, "step", "end"),
-                read_peak(6, 4, "other", "tick"),
+                make_peak_reading(1, 3, "step", "begin"),
+                make_peak_reading(2, 5, "cpu_optimizer", "begin"),
+                make_peak_reading(3, 7, "cpu_optimizer", "end"),
+                make_peak_reading(5, 6, "step", "end"),
+                make_peak_reading(6, 4, "other", "tick"),
             ],
             {"cpu_optimizer": 7, "step": 6, "other": 4, "init": 3},
             id="a window that a part of the step ends or begins",
@@ -460,9 +464,9 @@ def read_peak(at: float, peak: float, phase: str, edge: str) -> Any:
         pytest.param(
             [(1, 5, "backward", 0), (3, 4, "reduce", 1)],
             [
-                read_peak(1, 3, "backward", "begin"),
-                read_peak(3.5, 9, "reduce", "tick"),
-                read_peak(5, 9, "backward", "end"),
+                make_peak_reading(1, 3, "backward", "begin"),
+                make_peak_reading(3.5, 9, "reduce", "tick"),
+                make_peak_reading(5, 9, "backward", "end"),
             ],
             {"backward": 9, "init": 3},
             id="a reading within a part tells of all since the phase began",
@@ -470,27 +474,27 @@ def read_peak(at: float, peak: float, phase: str, edge: str) -> Any:
         pytest.param(
             [(1, 9, "eval", 0), (2, 3, "forward", 1)],
             [
-                read_peak(1, 2, "eval", "begin"),
-                read_peak(2, 3, "forward", "begin"),
-                read_peak(3, 9, "forward", "end"),
-                read_peak(9, 5, "eval", "end"),
+                make_peak_reading(1, 2, "eval", "begin"),
+                make_peak_reading(2, 3, "forward", "begin"),
+                make_peak_reading(3, 9, "forward", "end"),
+                make_peak_reading(9, 5, "eval", "end"),
             ],
             {"eval": 9, "init": 2},
             id="evaluation is one phase, whatever is in it",
         ),
         pytest.param(
             [(1, 1.004, "forward", 0), (1.004, 1.008, "backward", 0), (1.008, 1.012, "step", 0)],
-            [read_peak(0.999, 1, "other", "begin"), read_peak(1.012, 8, "step", "end")],
+            [make_peak_reading(0.999, 1, "other", "begin"), make_peak_reading(1.012, 8, "step", "end")],
             {MIXED: 8, "init": 1},
             id="a short step that is read at its end only has no owner",
         ),
         pytest.param(
             [(1, 2, "backward", 0), (2.5, 3, "step", 0)],
             [
-                read_peak(1, 1, "backward", "begin"),
-                read_peak(2, 8, "backward", "end"),
-                read_peak(2.5002, 6, "step", "begin"),
-                read_peak(3, 7, "step", "end"),
+                make_peak_reading(1, 1, "backward", "begin"),
+                make_peak_reading(2, 8, "backward", "end"),
+                make_peak_reading(2.5002, 6, "step", "begin"),
+                make_peak_reading(3, 7, "step", "end"),
             ],
             {"backward": 8, "step": 7, "other": 6, "init": 1},
             id="a step that turns out to be one a moment after it began",
@@ -506,10 +510,10 @@ def test_whose_the_peak_of_a_window_is(
 def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: Path) -> None:
     plan = [(1, 2, "forward", 0), (2, 3, "backward", 0), (3, 4, "step", 0)]
     readings = [
-        read_peak(1, 2, "forward", "begin"),
-        read_peak(2, 5, "forward", "end"),
-        read_peak(3, 9, "backward", "end"),
-        read_peak(4, 9, "step", "end"),
+        make_peak_reading(1, 2, "forward", "begin"),
+        make_peak_reading(2, 5, "forward", "end"),
+        make_peak_reading(3, 9, "backward", "end"),
+        make_peak_reading(4, 9, "step", "end"),
     ]
     session = record_phases(tmp_path, plan, readings, peaks="process")
     assert read_phase_peaks(session, 5) == {"backward": 9, "forward": 5, "init": 2, "step": 1}
@@ -524,7 +528,11 @@ def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: 
 
 def test_what_was_before_a_rank_was_entered_is_no_phase_s(tmp_path: Path) -> None:
     plan = [(1, 2, "forward", 0), (2, 3, "backward", 0)]
-    readings = [read_peak(1, 12, "forward", "begin"), read_peak(2, 5, "forward", "end"), read_peak(3, 9, "backward", "end")]
+    readings = [
+        make_peak_reading(1, 12, "forward", "begin"),
+        make_peak_reading(2, 5, "forward", "end"),
+        make_peak_reading(3, 9, "backward", "end"),
+    ]
     session = record_phases(tmp_path, plan, readings)
     assert read_phase_peaks(session, 5) == {"init": 12, "backward": 9, "forward": 5}
     Recording(tmp_path).write_event(make_identity(0), 0.5, "entered")
@@ -568,7 +576,7 @@ def test_peaks_are_the_same_in_blocks_of_any_size(plan: list[tuple[int, int]], b
     readings = [
         row
         for i, (kind, highest) in enumerate(plan, 1)
-        for row in (read_peak(i, 1, names[kind], "begin"), read_peak(i + 0.9, highest, names[kind], "end"))
+        for row in (make_peak_reading(i, 1, names[kind], "begin"), make_peak_reading(i + 0.9, highest, names[kind], "end"))
     ]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(phase_peaks, "_BLOCK", block)
@@ -612,7 +620,7 @@ def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int
     recording = Recording(tmp_path)
     recording.write_engine(zero_stage=stage, data_parallel=8)
     recording.write_records(tables.SPANS, make_identity(0), [make_span(2, 3, "forward")])
-    recording.write_records(tables.PROCESSES, recording.node, [sample_process(2, make_identity(0).pid, 6)])
+    recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(2, make_identity(0).pid, 6)])
     recording.write_inventory(2, "init", {}, host={"master_weights": 0.5})
     (ledger,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(3))
     (row,) = [row for row in ledger.rows if row.key == "master_weights"]
@@ -630,7 +638,7 @@ def test_an_engine_without_an_optimizer_updates_nothing(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.write_engine(optimizer="")
     recording.write_records(tables.SPANS, make_identity(0), [make_span(2, 3, "eval", flags=EVAL)])
-    recording.write_records(tables.PROCESSES, recording.node, [sample_process(2, make_identity(0).pid, 6)])
+    recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(2, make_identity(0).pid, 6)])
     (ledger,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(3))
     assert ledger.updated_parameters is None
     assert [(row.key, row.bytes) for row in ledger.rows] == [("rest", gib_to_bytes(6))]

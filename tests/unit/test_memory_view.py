@@ -15,11 +15,11 @@ from memory_recording import (
     PARTS,
     Recording,
     gib_to_bytes,
-    read_allocator,
+    make_gpu_process_sample,
+    make_gpu_sample,
+    make_process_sample,
+    make_reading,
     record_two_steps,
-    sample_gpu,
-    sample_gpu_process,
-    sample_process,
 )
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.memory.memory_table import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, MemoryLine
@@ -168,15 +168,19 @@ def record_ranks(folder: Path, count: int) -> Recording:
     for rank in range(count):
         recording.write_engine(rank=rank, on=rank)
         recording.write_records(
-            tables.ALLOCATOR, make_identity(rank), [read_allocator(t, 1 + rank, 2 + rank) for t in range(2, 9)], born=1
+            tables.ALLOCATOR, make_identity(rank), [make_reading(t, 1 + rank, 2 + rank) for t in range(2, 9)], born=1
         )
-    looks = [row for t in range(9) for row in [sample_gpu(t, 3 + rank, index=rank) for rank in range(count)]]
+    looks = [row for t in range(9) for row in [make_gpu_sample(t, 3 + rank, index=rank) for rank in range(count)]]
     recording.write_records(tables.GPUS, recording.node, looks)
     held = [
-        row for t in range(2, 9) for row in [sample_gpu_process(t, make_identity(r).pid, 2.5 + r, r) for r in range(count)]
+        row
+        for t in range(2, 9)
+        for row in [make_gpu_process_sample(t, make_identity(r).pid, 2.5 + r, r) for r in range(count)]
     ]
     recording.write_records(tables.GPU_PROCESSES, recording.node, held)
-    sampled = [row for t in range(9) for row in [sample_process(t, make_identity(r).pid, 1 + r, r) for r in range(count)]]
+    sampled = [
+        row for t in range(9) for row in [make_process_sample(t, make_identity(r).pid, 1 + r, r) for r in range(count)]
+    ]
     recording.write_records(tables.PROCESSES, recording.node, sampled)
     return recording
 
@@ -213,7 +217,7 @@ def test_an_empty_recording(tmp_path: Path) -> None:
 def test_no_probe_only_nvml(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.node_event()
-    recording.write_records(tables.GPUS, recording.node, [sample_gpu(1, 3)])
+    recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(1, 3)])
     view = view_at(recording, 1.5)
     check_view(view)
     assert current_sizes(view.lines) == {"driver": 3, "free": 77, "device": 80}

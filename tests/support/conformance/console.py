@@ -33,7 +33,7 @@ class Console:
 
     @property
     def output(self) -> bytes:
-        """All that came so far, without zerotop's own lines."""
+        """The output so far, without zerotop's own lines."""
         return drop_own_lines(self._output)
 
     def wait_for_pattern(self, pattern: bytes, seconds: float = _PATIENCE_S) -> bool:
@@ -45,7 +45,7 @@ class Console:
         return True
 
     def _read(self, seconds: float) -> bool:
-        """Read what there is; False if nobody can write any more."""
+        """Read the output that is there; return False if nobody can write any more."""
         waiting = select.poll()
         waiting.register(self._master, select.POLLIN)
         if not waiting.poll(1000 * seconds):
@@ -58,11 +58,11 @@ class Console:
         return bool(data)
 
     def forget_output(self) -> None:
-        """Forget what came so far."""
+        """Forget the output so far."""
         self._output = b""
 
     def type_keys(self, keys: bytes) -> None:
-        """Type."""
+        """Type keys."""
         os.write(self._master, keys)
 
     def resize(self, rows: int, columns: int) -> None:

@@ -24,7 +24,7 @@ _OWN_LINES = re.compile(rb"zerotop: [^\r\n]*\r?\n")
 
 
 class Finished(NamedTuple):
-    """What a caller sees of a command that has ended."""
+    """The result of a command that has ended."""
 
     ending: str
     output: bytes
