@@ -78,6 +78,6 @@ class Watch:
 
     async def ticked(self, pilot: Pilot[Leaving]) -> None:
         """One tick of the monitor's timer: the frame it asks for is on the screen afterwards."""
-        self.app._rest_until_s = 0.0  # however soon it comes after the one before
+        self.app._scheduler._rest_until_s = 0.0  # however soon it comes after the one before
         self.app.run_tick()
         await pilot.pause()
