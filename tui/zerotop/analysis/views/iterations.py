@@ -51,9 +51,9 @@ class IterationTable:
         for number, members in enumerate(attempts[self._attempt_index :], self._attempt_index):
             if number != self._attempt_index:
                 self._attempt_index, self._joined_count = number, 0
-            self._join(members)
+            self._join_members(members)
 
-    def _join(self, members: Sequence[AttemptMember]) -> None:
+    def _join_members(self, members: Sequence[AttemptMember]) -> None:
         end = _find_end(members)
         if end <= self._joined_count:
             return

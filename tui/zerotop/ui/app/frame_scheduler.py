@@ -116,11 +116,11 @@ class FrameScheduler:
             self.draw_frame()
         if result.picture is not None:
             self._show_picture(result.picture)
-        self._rest(result.cpu_s + time.thread_time() - begin_s)
+        self._delay_poll(result.cpu_s + time.thread_time() - begin_s)
         if time.monotonic() >= self._search_due_s:
             self.search_findings()
 
-    def _rest(self, cpu_s: float) -> None:
+    def _delay_poll(self, cpu_s: float) -> None:
         """Delay the next poll after work that took this processor time."""
         self._rest_until_s = max(self._rest_until_s, time.monotonic()) + REST_FACTOR * cpu_s
 
@@ -130,11 +130,11 @@ class FrameScheduler:
             return
         source = self._host.viewer.source
 
-        def search() -> tuple[SearchResult, float]:
+        def search_timed() -> tuple[SearchResult, float]:
             begin_s = time.thread_time()
             return source.search_findings(), time.thread_time() - begin_s
 
-        self._worker.submit(search, self._finish_search, slot="search", routine=True)
+        self._worker.submit(search_timed, self._finish_search, slot="search", routine=True)
 
     def _finish_search(self, searched: tuple[SearchResult, float]) -> None:
         result, cpu_s = searched
@@ -145,7 +145,7 @@ class FrameScheduler:
             if result.is_behind:
                 self.search_findings()
         else:  # the job needs the machine, too
-            self._rest(cpu_s)
+            self._delay_poll(cpu_s)
             if result.is_behind:
                 self._host.set_timer(max(0.001, self._rest_until_s - time.monotonic()), self.search_findings)
 
