@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,3 +132,19 @@ def test_a_straggler_is_found(late_run: ShortRun) -> None:
     assert straggler.ranks == (1,)
     assert _LATE_FROM <= (straggler.step or 0) < _LATE_FROM + 32
     assert straggler.evidence["late_s"] == pytest.approx(0.03, rel=0.5)
+
+
+def test_odd_loops_train_as_if_alone_and_lose_no_step(tmp_path: Path, job_environment: dict[str, str]) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    command = [sys.executable, str(LOOPS / "odd_steps.py")]
+    subprocess.run(command, cwd=alone, env=job_environment, check=True, timeout=300)
+    run = run_recorded(command, tmp_path, job_environment)
+    assert run.returncode == 0, run.output
+    facts, facts_alone = (json.loads((folder / "odd-steps.json").read_bytes()) for folder in (tmp_path, alone))
+    assert facts == facts_alone
+    session = Session.open(run.session)
+    assert not session.events_named("probe_error")
+    steps = max(read_rank_steps(session), key=len)  # the forked child has few
+    assert steps["step"].tolist() == list(range(facts["updates"]))
+    assert steps["counted"].sum() > 100

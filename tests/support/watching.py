@@ -78,6 +78,6 @@ class Watch:
 
     async def wait_for_tick(self, pilot: Pilot[Leaving]) -> None:
         """Run one tick of the monitor's timer and wait until its frame is on the screen."""
-        self.app._rest_until_s = 0.0  # however soon it comes after the one before
+        self.app._scheduler._rest_until_s = 0.0  # however soon it comes after the one before
         self.app.run_tick()
         await pilot.pause()

@@ -11,7 +11,7 @@ from textual.widgets._toast import Toast
 
 from fake_source import FakeSource, offload_story
 from paper import Paper
-from zerotop.ui.app import monitor
+from zerotop.ui.app import frame_scheduler, monitor
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.drawing.glyphs import BLOCKS
@@ -65,7 +65,9 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
-    for pause in ("ANSWER_S", "FRAME_S", "FIRST_S"):  # no picture but those that are asked for
+    # No picture but those that are asked for.
+    monkeypatch.setattr(frame_scheduler, "ANSWER_S", 60.0)
+    for pause in ("FRAME_S", "FIRST_S"):
         monkeypatch.setattr(monitor, pause, 60.0)
 
     def note_written(app: ZerotopApp, screen: object, update: object) -> None:

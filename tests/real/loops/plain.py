@@ -291,7 +291,7 @@ def train_mended(counter, rank):
             model.layer = nn.Linear(8, 8)
             optimizer.add_param_group({"params": model.layer.parameters()})
         loss = compute_loss(model(ids), ids)
-        counter.note(loss, ids)
+        counter.note_batch(loss, ids)
         if index == 3:
             loss.register_hook(fail)
         try:
@@ -312,7 +312,7 @@ def train_idle(counter, rank):
     empty = torch.optim.SGD([{"params": []}], lr=0.1)
     for _ in range(6):
         loss = compute_loss(model(ids), ids)
-        counter.note(loss, ids)
+        counter.note_batch(loss, ids)
         loss.backward()
         empty.step()
     counter.facts |= {"steps": 6}
