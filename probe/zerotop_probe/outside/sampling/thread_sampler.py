@@ -168,7 +168,8 @@ class ProcessThreads:
     def _read_cold_thread(self, thread: ThreadCounters, now_ns: int, elapsed_ns: int) -> int:
         """Read a thread that was not read for a while; spread the growth of its waiting time over that while."""
         waited = self._read_thread(thread, now_ns)
-        return waited * elapsed_ns // max(now_ns - thread.before_at_ns, 1)
+        # One that was listed in this sample was read a moment ago.
+        return waited * elapsed_ns // max(now_ns - thread.before_at_ns, elapsed_ns, 1)
 
     def _read_schedstat(self, thread: ThreadCounters) -> None:
         text = self._read_text(thread)

@@ -1,6 +1,7 @@
 """fp16 skips steps until the loss scale fits; time and memory change when skipping ends.
 
-Two findings: that nothing has been updated yet, while it is so, and what changed when it ended.
+Three findings: that nothing has been updated yet, while it is so; what changed when it ended; and that later steps are all
+skipped, which no loss scale explains.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from zerotop.analysis.annotations.support.fp16_warmup import (
     read_loss_scales,
     read_state_bytes,
 )
+from zerotop.analysis.annotations.support.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
 from zerotop.analysis.stats.medians import compute_known_median
 
@@ -33,6 +35,15 @@ _SKIPPING = FindingKind(
     ),
     advice="Train in bf16, which needs no loss scale, or {lower_scale}.",
     fix="{bf16_fix}",
+)
+_STUCK = _SKIPPING.with_changes(
+    headline="fp16 has skipped all steps since step {step}: nothing is trained any more",
+    details=(
+        "{skipped_steps:count step} in a row overflowed[, while the loss scale fell from {loss_scale_first:.0f} to"
+        " {loss_scale_now:.0f}], after steps that did not."
+    ),
+    advice="A loss or gradient is infinite or NaN, which no loss scale mends: look for it in the first of these steps.",
+    fix="torch.autograd.set_detect_anomaly(True)",
 )
 _ENDED = FindingKind(
     name="skipping_ended",
@@ -53,12 +64,15 @@ _ENDED = FindingKind(
 REAL_STEPS = 2
 # Steps from the first real one on among which enough others have to be real too.
 _SEARCH_STEPS = 1000
+# A growing loss scale makes one step overflow, or a few; these divide it by a thousand.
+_STUCK_STEPS = 10
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report both for each attempt of the job that begins with skipped steps."""
+    """Report each once for each attempt of the job."""
     for group in recording.groups:
         steps, skipped = group.lead.steps, count_skipped_first(group.lead)
+        yield from _find_stuck(group)
         if skipped < SKIPPED_STEPS or int(steps["step"][0]) != 0:
             continue
         if _SKIPPING.name not in group.reported:
@@ -71,8 +85,24 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             yield _build_end_finding(group, skipped, steps[real[: REAL_STEPS + 1]])
 
 
+def _find_stuck(group: Group) -> Iterator[Annotation]:
+    """Yield the finding that all steps are skipped although earlier ones were not."""
+    key, steps = f"{_STUCK.name} stuck", group.lead.steps
+    window = group.lead.next_steps(len(steps), key, _STUCK_STEPS - 1) if key not in group.reported else None
+    first = find_first_run(steps["skipped"][window], _STUCK_STEPS) if window is not None else None
+    if window is None or first is None or window.start + first <= count_skipped_first(group.lead):
+        return
+    group.reported.add(key)
+    rows = steps[window.start + first : window.start + first + _STUCK_STEPS]
+    scales = read_loss_scales(group.lead, rows)
+    evidence: dict[str, float | None] = {"skipped_steps": len(rows)}
+    if scales:
+        evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
+    yield _STUCK.at_steps(group, rows, evidence)
+
+
 def _build_skipping_finding(group: Group, rows: Rows) -> Annotation:
-    engine, scales = group.lead.engine, read_loss_scales(group.lead, len(rows))
+    engine, scales = group.lead.engine, read_loss_scales(group.lead, rows)
     evidence: dict[str, float | None] = {"skipped_steps": len(rows)}
     if scales:
         evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
@@ -99,7 +129,8 @@ def _measure_update(skipped: Rows, real: Rows) -> dict[str, float]:
 def _build_end_finding(group: Group, steps: int, real: Rows) -> Annotation:
     """``real``: the first real step and those after it that count."""
     lead = group.lead
-    skipped, scales = lead.steps[:steps], read_loss_scales(lead, steps)
+    skipped = lead.steps[:steps]
+    scales = read_loss_scales(lead, skipped)
     # The first step of all warms up; it counts only if there is no other.
     usual = skipped[1:] if len(skipped) > 1 else skipped
     evidence = {

@@ -44,6 +44,15 @@ _RAISED = _KIND.with_changes(
     advice="Its output has the traceback.",
     fix="[{line}]",
 )
+_LEFT_ALONE = _RAISED.with_changes(
+    headline="Rank {early_rank} ended without an error after {early_steps:count step}: rank {rank} lost it and failed",
+    details="Rank {rank} ended with {error}[ at {place}].[ {others:Ranks} failed because of that.]",
+    advice=(
+        "See why rank {early_rank} leaves the loop before the others: sys.exit(), a data loader with fewer batches, or a"
+        " condition that differs between ranks."
+    ),
+    fix="",
+)
 _EXITED = _KIND.with_changes(
     headline="Rank {rank} ended with exit code {code}[ after {steps:count step}]{early}",
     details="Process {pid}[, as {launcher} printed], without a traceback.[ {others:Ranks} failed because of that.]",
@@ -112,7 +121,7 @@ def _check_ends(recording: Evidence, group: Group, known_ns: int) -> Annotation 
     if first is None or _is_expected(recording, group, first, known_ns):
         return None
     others = sorted(end.process.rank for end in ends[1:] if end.is_consequence)
-    return _build_finding(recording, processes[first.process.host, first.process.pid], first, known_ns, others)
+    return _build_finding(recording, group, processes[first.process.host, first.process.pid], first, known_ns, others)
 
 
 def _is_expected(recording: Evidence, group: Group, end: RankEnd, known_ns: int) -> bool:
@@ -154,7 +163,9 @@ def _was_taken_down(recording: Evidence, group: Group, end: RankEnd) -> bool:
     return any(goodbye < time_ns and any(goodbye <= event.unix_ns < time_ns for event in gone) for goodbye in ended)
 
 
-def _build_finding(recording: Evidence, process: Process, end: RankEnd, known_ns: int, others: list[int]) -> Annotation:
+def _build_finding(
+    recording: Evidence, group: Group, process: Process, end: RankEnd, known_ns: int, others: list[int]
+) -> Annotation:
     ended_ns = min(_find_end(recording, process), known_ns)
     steps, sample = process.steps_until(ended_ns), process.host_samples.read_last(ended_ns)
     finished = int(steps["step"][-1]) + 1 if len(steps) else 0
@@ -166,7 +177,8 @@ def _build_finding(recording: Evidence, process: Process, end: RankEnd, known_ns
         "signal_number": end.signal_number,
         "exit_code": end.exit_code,
     }
-    return _choose_kind(end, kills).at(
+    early = _find_early_end(group, end, ended_ns)
+    return (_LEFT_ALONE if early is not None else _choose_kind(end, kills)).at(
         process,
         ended_ns,
         known_ns,
@@ -180,7 +192,20 @@ def _build_finding(recording: Evidence, process: Process, end: RankEnd, known_ns
         number=end.signal_number,
         signal=end.signal_name,
         **_describe_exception(end),
+        **(early or {}),
     )
+
+
+def _find_early_end(group: Group, end: RankEnd, ended_ns: int) -> dict[str, Any] | None:
+    """Return which rank had ended in good order before this one lost its connection; None if that was not the reason."""
+    if end.traceback is None or not end.traceback.is_lost_peer:
+        return None
+    for other in group.processes:
+        ends = [event for event in other.events_named(events.GOODBYE) if event.unix_ns < ended_ns]
+        steps = other.steps_until(ended_ns)
+        if other.rank != end.process.rank and ends and len(steps):
+            return {"early_rank": other.rank, "early_steps": int(steps["step"][-1]) + 1}
+    return None
 
 
 def _find_end(recording: Evidence, process: Process) -> int:

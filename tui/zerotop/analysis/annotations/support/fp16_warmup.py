@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.evidence import Process
+from zerotop.analysis.annotations.support.evidence import Process, Rows
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop.analysis.memory.tensor_inventory import OPTIMIZER_STATE
@@ -31,14 +31,14 @@ def count_skipped_first(process: Process) -> int:
     return state.skipped_steps
 
 
-def read_loss_scales(process: Process, count: int) -> tuple[float, ...]:
-    """Return the loss scale before each of the first ``count`` steps and after the last; empty if one is unknown."""
-    steps = set(process.steps["step"][:count].tolist())
+def read_loss_scales(process: Process, skipped: Rows) -> tuple[float, ...]:
+    """Return the loss scale before each of some skipped steps and after the last; empty if one is unknown."""
+    steps = set(skipped["step"].tolist())
     events = [event.facts for event in process.events_named("overflow") if event.facts.get("step") in steps]
     values = [facts.get("loss_scale_before") for facts in events]
     values += [facts.get("loss_scale_after") for facts in events[-1:]]
     scales = tuple(float(value) for value in values if isinstance(value, (int, float)))
-    return scales if len(scales) == count + 1 else ()
+    return scales if len(scales) == len(skipped) + 1 else ()
 
 
 def read_state_bytes(event: Event | None) -> dict[str, int]:

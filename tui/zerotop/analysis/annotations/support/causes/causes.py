@@ -84,7 +84,22 @@ def _check_skipping(change: StepChange) -> Cause | None:
 
 def check_batch(change: StepChange) -> Cause | None:
     """Return the cause that batches have another size: in tokens where the model takes tokens, else in rows."""
-    tokens, rows = (_compute_growth(change, name) for name in ("tokens", "rows"))
+    return _compare_batches(change, change.phased, "a rank")
+
+
+def _check_other_batches(change: StepChange) -> Cause | None:
+    """Another rank's batches have another size, and the lead waits for it."""
+    for process in change.group.processes:
+        if process is not change.process:
+            cause = _compare_batches(change, change.read_phased(process), f"rank {process.rank}")
+            if cause is not None:
+                # All wait for the rank with the most work.
+                return cause._replace(is_expected=False, culprit=process)
+    return None
+
+
+def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str) -> Cause | None:
+    tokens, rows = (_compute_growth(parts, name) for name in ("tokens", "rows"))
     growth = tokens or rows
     if growth is None:
         return None
@@ -94,15 +109,15 @@ def check_batch(change: StepChange) -> Cause | None:
         return None
     is_expected = bool(larger >= slower)
     if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
-        text = f"a rank's steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
+        text = f"{owner}'s steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
         return Cause(text, *_ROWS, 0.9, is_expected=is_expected)
-    text = f"a rank's batches have {growth[1]:.0f} tokens instead of {growth[0]:.0f}"
+    text = f"{owner}'s batches have {growth[1]:.0f} tokens instead of {growth[0]:.0f}"
     return Cause(text, *_LENGTH, 0.9, is_expected=is_expected)
 
 
-def _compute_growth(change: StepChange, column: str) -> tuple[float, float] | None:
+def _compute_growth(parts: tuple[Rows, Rows], column: str) -> tuple[float, float] | None:
     """Return a figure of the batches before and after; None if it is not known."""
-    before, after = (float(np.median(rows[column])) if len(rows) else 0.0 for rows in change.phased)
+    before, after = (float(np.median(rows[column])) if len(rows) else 0.0 for rows in parts)
     return (before, after) if before > 0 and after > 0 else None
 
 
@@ -219,6 +234,7 @@ _Check = Callable[[StepChange], Cause | None]
 _CHECKS: tuple[_Check, ...] = (
     _check_skipping,
     check_batch,
+    _check_other_batches,
     _check_data,
     _check_retries,
     _check_cache_clearing,
@@ -236,6 +252,7 @@ _CHECKS: tuple[_Check, ...] = (
 )
 _DRIFT_CHECKS: tuple[_Check, ...] = (
     check_batch,
+    _check_other_batches,
     _check_retries,
     _check_collector,
     gpu_causes.check_clocks,
