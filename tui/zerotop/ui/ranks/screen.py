@@ -149,7 +149,8 @@ class RanksScreen(MonitorScreen):
         ),
         (
             "median",
-            "Figures are medians of the last 64 steps; beside them are those of the median rank, of two ranks the other's.",
+            "Figures are medians of the last 64 steps, or of those since a rank began to delay the others. Beside them are\n"
+            "those of the median rank, of two ranks the other's.",
         ),
         LEFT_OUT_TERM,
     )
