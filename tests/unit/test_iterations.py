@@ -86,6 +86,22 @@ def test_the_slowest_rank_counts(job: Job) -> None:
     assert shown(source, 8) == [(0, 3.0), (1, 5.0)]
 
 
+def test_all_iterations_as_on_one_rank(job: Job) -> None:
+    one, other = job.process(0, 0), job.process(1, 0)
+    for begin, ends in ((1, (2, 3)), (3, (5, 4))):
+        for process, end in zip((one, other), ends, strict=True):
+            process.finish(begin, end)
+    again = job.process(0, 10, pid=200)
+    again.finish(11, 14)
+    view = (source := job.source()).view_at(source.begin_ns + 20 * S)
+    assert view.iterations.iteration_s.tolist() == [2, 3, 3]  # each on the slowest rank
+    assert source.iterations_on(0, view).iteration_s.tolist() == [1, 3, 3]
+    on_other = source.iterations_on(1, view)
+    assert on_other.iteration_s.tolist() == [2, 1, 3]  # after the restart there is no rank 1
+    assert (on_other.rank, view.iterations.rank) == (1, None)
+    assert source.iterations_on(1, view) is on_other
+
+
 def test_a_process_without_steps_is_waited_for_while_it_lives(job: Job) -> None:
     one, silent = job.process(0, 0), job.process(1, 0)
     one.finish(1, 2)

@@ -140,7 +140,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Iterations:
-    """The finished steps up to the cursor on the slowest rank of each, oldest first; all arrays have shape (n,).
+    """The finished steps up to the cursor, oldest first; all arrays have shape (n,).
 
     ``phase_s`` has the seconds of each phase, in drawing order; "other" is the rest of ``iteration_s``. In counted steps
     they are NaN and all of the time is "unknown", which is only there if there are such steps.
@@ -151,6 +151,7 @@ class Iterations:
     iteration_s: Floats
     phase_s: dict[str, Floats]  # data, forward, backward, step, other, unknown
     skipped: NDArray[np.bool_]
+    rank: int | None = None  # on which rank; None: on the slowest one of each step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
