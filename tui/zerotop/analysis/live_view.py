@@ -182,6 +182,7 @@ class History:
     end_s: float  # unix time at which the last piece ends
     ranks: Mapping[int, RankHistory]  # by rank
     gpus: Mapping[GpuKey, GpuHistory]
+    length: int = 1 << 30  # pieces since the recording began, or a few more: charts show no time before it
 
 
 NO_HISTORY = History(0.5, 0.0, {}, {})
