@@ -138,6 +138,14 @@ async def test_cores_and_runnable_threads_of_each_phase_are_beside_the_chart() -
         assert used + 20 < runnable  # the others wait
 
 
+async def test_a_process_that_has_ended_uses_no_cores() -> None:
+    app = app_of(recording("story"))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await shown(app, pilot, 1.0)
+        assert not any(" cores used, " in line for line in text(app))
+        assert any(line.lstrip().startswith("Rank 0 ended") for line in text(app))
+
+
 def test_at_80_columns_the_charts_keep_a_third_of_the_width() -> None:
     for nodes in (1, 2):
         assert measure_history(80, 60 * 10**9, nodes=nodes, bound=True)[0] >= 28

@@ -251,3 +251,16 @@ def test_a_delay_that_is_over_does_not_cut_the_figures(tmp_path: Path) -> None:
     )
     assert matrix.recent_steps.tolist() == list(range(12))
     assert not matrix.is_delayed
+
+
+def test_where_no_rank_is_late_the_sentence_has_the_figures_of_the_table() -> None:
+    source = RecordingSource(recording("story"))
+    viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
+    for step in range(source.last_step or 0):
+        viewer.go_to_step(step)
+        picture = ranking.make_picture(viewer.make_frame(), 60)
+        if picture.skew is not None and picture.skew.is_effect and not picture.skew.is_alike:
+            (row,) = (row for row in picture.table_rows if row.metric is picture.skew.metric)
+            assert (picture.skew.own_s, picture.skew.usual_s) == pytest.approx((row.own, row.usual))
+            return
+    pytest.fail("no step has ranks that wait for one another")

@@ -118,10 +118,15 @@ def _find_usual(own: Matrix) -> float:
 
 
 def _measure_skew(matrix: RankMatrix, metric: Metric, row: int) -> Skew:
-    """Measure a rank's lag over the steps since it began."""
+    """Measure a rank's lag over the steps since it began; an effect over all that other figures are of."""
     recent = matrix.cut_recent(matrix.times[metric])
     lag = recent[row] - compute_median(recent, 0)
-    onset = _find_onset(lag, float(np.nanmedian(lag)) / 2)
+    skew = _measure_since(matrix, metric, row, _find_onset(lag, float(np.nanmedian(lag)) / 2))
+    return _measure_since(matrix, metric, row, 0) if skew.is_effect else skew
+
+
+def _measure_since(matrix: RankMatrix, metric: Metric, row: int, onset: int) -> Skew:
+    recent = matrix.cut_recent(matrix.times[metric])
     own = compute_median(recent[:, onset:], 1)
     iteration = float(np.nanmedian(matrix.cut_recent(matrix.times[Metric.ITERATION])[:, onset:]))
     since = int(matrix.recent_steps[onset]) if onset or matrix.is_delayed else None

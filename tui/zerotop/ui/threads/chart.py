@@ -102,10 +102,14 @@ def _draw_legend(threads: RankThreads, begin_s: float, width: int, glyphs: Glyph
         for phase, style in zip(kinds, styles, strict=True)
     ]
     mark = glyphs.track if glyphs.smooth else _LETTER
+    used, runnable = (
+        format_fixed(value, 1, width) if rank.alive else " " * width
+        for value, width in ((rank.cores_used, 7), (rank.runnable_threads, 5))
+    )
     return [
-        ((f"{format_fixed(rank.cores_used, 1, 7)} used", "text"),),
-        ((f"{mark} ", _RUNNABLE_STYLE), (f"{format_fixed(rank.runnable_threads, 1, 5)} runnable", "text")),
-        ((f"{rank.thread_count:7d} threads", "text"),),
+        ((f"{used} used", "text"),),
+        ((f"{mark} ", _RUNNABLE_STYLE), (f"{runnable} runnable", "text")),
+        *([((f"{rank.thread_count:7d} threads", "text"),)] if rank.alive else []),
         ((f"last {format_rough_time(threads.end_s - max(threads.begin_s, begin_s))}", "muted"),),
         *([()] if named else []),
         *(tuple(row) for row in named if width >= 12),

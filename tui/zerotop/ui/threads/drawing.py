@@ -243,6 +243,8 @@ def draw_threads(
 def _draw_title(threads: RankThreads, width: int) -> Row:
     rank = threads.rank
     name = f"Rank {rank.rank}" if rank.rank >= 0 else f"Process {rank.pid}"
+    if not rank.alive:
+        return (*panel_title(name, False), (" ended", "muted"))
     threads_text = format_count(rank.thread_count, "thread")
     text = f" {rank.cores_used:.1f} cores used, {rank.runnable_threads:.1f} runnable, {threads_text}"
     return (*panel_title(name, False), (text if width >= len(text) + 40 else "", "title-value"))
