@@ -27,7 +27,7 @@ from zerotop.ui.charts import (
 from zerotop.ui.drawing.formatting import format_fixed, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
-from zerotop.ui.drawing.rows import Row, fit_row
+from zerotop.ui.drawing.rows import Row, Span, fit_row
 from zerotop.ui.drawing.table import PlacedColumns
 from zerotop.ui.threads.phase_means import draw_phase_means, has_phase_means
 
@@ -101,15 +101,14 @@ def _draw_legend(threads: RankThreads, begin_s: float, width: int, glyphs: Glyph
         ((glyphs.find_sample(style), style), (f" {phase_word(phase, glyphs)}", "muted"))
         for phase, style in zip(kinds, styles, strict=True)
     ]
-    mark = glyphs.track if glyphs.smooth else _LETTER
-    used, runnable = (
-        format_fixed(value, 1, width) if rank.alive else " " * width
-        for value, width in ((rank.cores_used, 7), (rank.runnable_threads, 5))
-    )
+    line: Span = (f"{glyphs.track if glyphs.smooth else _LETTER} ", _RUNNABLE_STYLE)
+    figures: list[Row] = [
+        ((f"{format_fixed(rank.cores_used, 1, 7)} used", "text"),),
+        (line, (f"{format_fixed(rank.runnable_threads, 1, 5)} runnable", "text")),
+        ((f"{rank.thread_count:7d} threads", "text"),),
+    ]
     return [
-        ((f"{used} used", "text"),),
-        ((f"{mark} ", _RUNNABLE_STYLE), (f"{runnable} runnable", "text")),
-        *([((f"{rank.thread_count:7d} threads", "text"),)] if rank.alive else []),
+        *(figures if rank.alive else [(line, ("runnable", "text"))]),
         ((f"last {format_rough_time(threads.end_s - max(threads.begin_s, begin_s))}", "muted"),),
         *([()] if named else []),
         *(tuple(row) for row in named if width >= 12),

@@ -32,21 +32,25 @@ def draw_phase_means(
 
     ``phases``, ``used`` and ``runnable`` have a value for each column of the chart.
     """
-    kinds = [phase for phase in dict.fromkeys(phases) if phase]
+    # Time without a phase, before the first and after the last one, has the same colour as time outside of them.
+    words = [phase_word(phase or "other", glyphs) for phase in phases]
+    styles = dict(zip(words, map(phase_style, phases), strict=True))
     (cores_begin, cores), (runnable_begin, waiting), (name_begin, name) = (
         (begin, size) for _, begin, size in placed.columns[_FIRST : _FIRST + 3]
     )
     gap = " " * (runnable_begin - cores_begin - cores), " " * (name_begin - runnable_begin - waiting)
     lead = " " * (name_begin - cores_begin + 1)
-    rows: list[Row] = [((lead, "text"), (fit_text(_HEADING, name, glyphs, at_words=False), "heading"))] if kinds else []
-    for phase in kinds:
-        inside, style = np.array([one == phase for one in phases]), phase_style(phase)
+    rows: list[Row] = [((lead, "text"), (fit_text(_HEADING, name, glyphs, at_words=False), "heading"))]
+    for word, style in styles.items():
+        inside = np.array(words) == word
         figures = [_compute_mean(values[inside]) for values in (used, runnable)]
+        if np.isnan(figures).all():
+            continue
         rows.append(
             (
                 (f" {format_fixed(figures[0], 1, cores)}{gap[0]}{format_fixed(figures[1], 1, waiting)}{gap[1]}", "value"),
                 (f"{glyphs.find_sample(style)} ", style),
-                (fit_text(phase_word(phase, glyphs), name - 2, glyphs, at_words=False), "muted"),
+                (fit_text(word, name - 2, glyphs, at_words=False), "muted"),
             )
         )
     return rows
