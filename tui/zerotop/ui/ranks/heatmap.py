@@ -97,7 +97,7 @@ class _MapPanel:
         skew = self.picture.skew
         rank = None if skew is None else int(self.picture.matrix.rank_numbers[skew.row])
         text, short, attention = describe_skew(skew, rank, len(self.picture.matrix.processes))
-        most = 3 if self.height >= 18 else 2 if self.height >= 12 else 1 if self.height >= 6 else 0
+        most = 3 if self.height >= 18 else 2 if self.height >= 12 else 1 if self.height >= 5 else 0
         room = max(1, self.width - 1)
         lines = wrap_text(self.glyphs.to_plain(text), room, most + 1, self.glyphs)
         if len(lines) > most:
