@@ -100,6 +100,10 @@ def test_all_iterations_as_on_one_rank(job: Job) -> None:
     assert on_other.iteration_s.tolist() == [2, 1, 3]  # after the restart there is no rank 1
     assert (on_other.rank, view.iterations.rank) == (1, None)
     assert source.iterations_on(1, view) is on_other
+    again.finish(14, 16)
+    source.refresh()
+    assert source.iterations_on(1, source.view_at(source.begin_ns + 20 * S)).iteration_s.tolist() == [2, 1, 3, 2]
+    assert source.iterations_on(1, view).iteration_s.tolist() == [2, 1, 3]
 
 
 def test_a_process_without_steps_is_waited_for_while_it_lives(job: Job) -> None:
@@ -194,10 +198,14 @@ def test_ranks_that_were_entered_at_different_steps_are_joined_by_the_steps_numb
     source = job.source()
     assert [step for step, _ in shown(source, 9)] == [40, 41, 42, 43]
     assert [round(seconds, 1) for _, seconds in shown(source, 9)] == [1.0, 1.0, 1.0, 2.4]
+    before = source.iterations_on(1, source.view_at(source.begin_ns + 9 * S)).iteration_s.tolist()
+    assert [round(before[place], 1) for place in (0, 1, 3)] == [1.0, 1.0, 2.4]  # the other one's, before it was entered
     one.gone(7)
     late.finish(6.5, 9)
     source.refresh()
     assert [step for step, _ in shown(source, 9)] == [40, 41, 42, 43, 44]
+    after = source.iterations_on(1, source.view_at(source.begin_ns + 9 * S)).iteration_s.tolist()
+    assert after == [*before, pytest.approx(2.5)]
 
 
 def test_steps_that_were_not_recorded_are_left_out(job: Job) -> None:

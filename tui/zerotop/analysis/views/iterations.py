@@ -31,7 +31,9 @@ class IterationTable:
         self._attempts: Sequence[Sequence[AttemptMember]] = ()
         self._joined_counts = [0]  # steps joined so far of each attempt; the last one is being joined
         self._last_iterations: tuple[int, Iterations] | None = None
-        self._last_on_rank: tuple[int, int, Iterations] | None = None
+        self._rank: int | None = None  # the rank asked for last,
+        self._rank_rows = GrowingArray(STEP_DTYPE)  # and the steps as on it
+        self._last_on_rank: tuple[int, Iterations] | None = None
 
     @property
     def rows(self) -> Rows:
@@ -92,22 +94,32 @@ class IterationTable:
 
     def iterations_on(self, rank: int, count: int) -> Iterations:
         """Return the first ``count`` iterations as on one rank, where it recorded them; the same object as the last time."""
-        if self._last_on_rank is None or self._last_on_rank[:2] != (rank, count):
-            rows = self.rows[:count].copy()
-            begin = 0
-            for members, joined in zip(self._attempts, self._joined_counts, strict=False):
-                _copy_steps(members, rank, rows[begin : begin + joined])
-                begin += joined
-            self._last_on_rank = rank, count, replace(_build_iterations(rows), rank=rank)
-        return self._last_on_rank[2]
+        if rank != self._rank:
+            self._rank, self._rank_rows, self._last_on_rank = rank, GrowingArray(STEP_DTYPE), None
+        if count > len(self._rank_rows):
+            self._add_rank_rows(rank, count)
+        if self._last_on_rank is None or self._last_on_rank[0] != count:
+            self._last_on_rank = count, replace(_build_iterations(self._rank_rows.rows[:count]), rank=rank)
+        return self._last_on_rank[1]
+
+    def _add_rank_rows(self, rank: int, count: int) -> None:
+        done = len(self._rank_rows)
+        rows = self._rank_rows.add_rows(count - done)
+        rows[:] = self.rows[done:count]
+        begin = 0
+        for members, joined in zip(self._attempts, self._joined_counts, strict=False):
+            low, high = max(done, begin), min(count, begin + joined)
+            if low < high:
+                _copy_steps(members, rank, low - begin, rows[low - done : high - done])
+            begin += joined
 
 
-def _copy_steps(members: Sequence[AttemptMember], rank: int, rows: Rows) -> None:
-    """Overwrite the steps of an attempt with those that this rank recorded."""
+def _copy_steps(members: Sequence[AttemptMember], rank: int, begin: int, rows: Rows) -> None:
+    """Overwrite an attempt's steps from ``begin`` on with those that this rank recorded."""
     member = next((member for member in members if len(member.rows) and member.rows["rank"][0] == rank), None)
     if member is not None:
-        own = member.read_steps(0, len(rows))
-        shown = rows[member.missed_steps :][: len(own)]
+        own = member.read_steps(begin, begin + len(rows))
+        shown = rows[max(0, member.missed_steps - begin) :][: len(own)]
         recorded = find_recorded(own) & (own["step"] == shown["step"])
         shown[recorded] = own[recorded]
 
