@@ -48,11 +48,11 @@ def main() -> None:
         _print_live()
         return
     counts = {group: {name: Counter[str]() for name in ("right", "wrong", "missed")} for group in _GROUPS}
-    for name, session, labels in _sessions():
+    for name, session, labels in _list_sessions():
         began = time.perf_counter()
         found = [(finding.name, finding.step) for finding in find_annotations(session, session.end_ns)]
         took = time.perf_counter() - began
-        right, wrong, missed = recordings.compare(labels, found)
+        right, wrong, missed = recordings.compare_findings(labels, found)
         for group in ("all", name.partition("-")[0]):
             for into, kinds in zip(counts.get(group, {}).values(), (right, wrong, missed), strict=False):
                 into.update(kinds)
@@ -62,11 +62,11 @@ def main() -> None:
         _print_table(group, **counts[group])
 
 
-def _sessions() -> Iterator[tuple[str, Session, list[recordings.Label]]]:
+def _list_sessions() -> Iterator[tuple[str, Session, list[recordings.Label]]]:
     """Each recording, and of those with a GPU also what samplers alone saw of it."""
-    outside, missed = recordings.labels("outside"), recordings.labels("missed")
-    for name, labels in recordings.labels().items():
-        session = recordings.recording(name)
+    outside, missed = recordings.read_labels("outside"), recordings.read_labels("missed")
+    for name, labels in recordings.read_labels().items():
+        session = recordings.open_recording(name)
         yield name, session, labels + missed[name]
         if session.sources["gpus"]:
             with tempfile.TemporaryDirectory() as folder:
@@ -76,11 +76,11 @@ def _sessions() -> Iterator[tuple[str, Session, list[recordings.Label]]]:
 def _print_table(group: str, right: Counter[str], wrong: Counter[str], missed: Counter[str]) -> None:
     print(f"\n{group:20} {'labels':>6} {'precision':>9} {'recall':>6}")
     for kind in sorted(right | wrong | missed):
-        print(_line(kind, right[kind], wrong[kind], missed[kind]))
-    print(_line("all kinds", right.total(), wrong.total(), missed.total()))
+        print(_format_row(kind, right[kind], wrong[kind], missed[kind]))
+    print(_format_row("all kinds", right.total(), wrong.total(), missed.total()))
 
 
-def _line(kind: str, right: int, wrong: int, missed: int) -> str:
+def _format_row(kind: str, right: int, wrong: int, missed: int) -> str:
     precision = f"{right / (right + wrong):.0%}" if right + wrong else "-"
     recall = f"{right / (right + missed):.0%}" if right + missed else "-"
     return f"{kind:20} {right + missed:6} {precision:>9} {recall:>6}"
@@ -107,16 +107,16 @@ def _search_long(steps: int, trouble: Trouble) -> tuple[float, Counter[str]]:
     spent = Counter[str]()
 
     def time_detector(name: str, detect: Detector) -> Detector:
-        def run(evidence: Evidence) -> list[Annotation | None]:
+        def run_timed(evidence: Evidence) -> list[Annotation | None]:
             began = time.process_time()
-            found = list(detect(evidence))
+            findings = list(detect(evidence))
             spent[name] += time.process_time() - began
-            return found
+            return findings
 
-        return run
+        return run_timed
 
     with tempfile.TemporaryDirectory() as folder:
-        session = Session.open(long_recording.write(Path(folder) / "session", steps, trouble))
+        session = Session.open(long_recording.write_recording(Path(folder) / "session", steps, trouble))
         annotator = DetectorRunner(session, [time_detector(*item) for item in load_detectors().items()])
         began = time.process_time()
         annotator.update()
@@ -126,7 +126,7 @@ def _search_long(steps: int, trouble: Trouble) -> tuple[float, Counter[str]]:
 def _print_live() -> None:
     """Print the time for each second of a live job that has made a million steps."""
     with tempfile.TemporaryDirectory() as folder:
-        session = Session.open(long_recording.write(Path(folder) / "session", 1_000_000))
+        session = Session.open(long_recording.write_recording(Path(folder) / "session", 1_000_000))
         annotator, pieces, end_ns = Annotator(session), [], session.end_ns
         annotator.update(end_ns - 60 * 10**9)
         for second in range(60):

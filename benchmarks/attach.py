@@ -91,7 +91,7 @@ class Result(NamedTuple):
 
 
 @contextmanager
-def target(python: str, load: str) -> Iterator[subprocess.Popen[str]]:
+def start_target(python: str, load: str) -> Iterator[subprocess.Popen[str]]:
     """A busy process that has begun its work."""
     before, body, after = LOADS[load]
     program = FRAME.format(before=before, round=body, after=after)
@@ -105,7 +105,7 @@ def target(python: str, load: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def entered(process: Process) -> tuple[Callable[[], bool], float, float]:
+def enter_process(process: Process) -> tuple[Callable[[], bool], float, float]:
     """Has it count one more. Returns what tells whether that is done, how long it was stopped, and our part of that.
 
     Raises CannotEnter; what is returned raises ProcessLookupError.
@@ -119,25 +119,25 @@ def entered(process: Process) -> tuple[Callable[[], bool], float, float]:
     script.write_text(f"{COUNT}\nimport os, signal; signal.pthread_sigmask(0, ()); os.unlink({str(script)!r})")
     remote_exec.request_script(seen, str(script))
 
-    def done() -> bool:
+    def is_done() -> bool:
         if not process.is_alive():
             payload.remove_file(str(script))
             raise ProcessLookupError(process.pid)
         return not script.exists()
 
-    return done, 0.0, 0.0
+    return is_done, 0.0, 0.0
 
 
 def enter_many(python: str, load: str, entries: int) -> Result:
     """Enters one target as often; every entry adds one to a number in it, which has to be right in the end."""
     result = Result([], [], [], 0, "")
-    with target(python, load) as process:
+    with start_target(python, load) as process:
         seen = Process.from_pid(process.pid)
         assert seen is not None
         for _ in range(entries):
             began_s = time.perf_counter()
             try:
-                done, stopped_s, own_s = entered(seen)
+                done, stopped_s, own_s = enter_process(seen)
                 result.stops.append(stopped_s)
                 result.own.append(own_s)
                 while not done():
@@ -162,14 +162,14 @@ def how_it_ended(process: subprocess.Popen[str], expected: int) -> str:
     process.stdin.flush()
     if not select.select([process.stdout], [], [], ANSWER_S)[0]:
         return "hang"
-    said = process.stdout.readline()
-    if said != f"over {expected}\n":
+    line = process.stdout.readline()
+    if line != f"over {expected}\n":
         error = (process.stderr.read().strip().splitlines() or ["no word"])[-1]
-        return f"crash ({said.strip() or error})"
+        return f"crash ({line.strip() or error})"
     return "" if process.wait(ANSWER_S) == 0 else f"exit {process.returncode}"
 
 
-def pythons() -> list[str]:
+def find_pythons() -> list[str]:
     """The interpreters of this machine that can be entered."""
     found = sorted(Path.home().glob(".pyenv/versions/3.*/bin/python3"), key=lambda path: path.parts[-3])
     named = [str(path) for path in found if int(path.parts[-3].split(".")[1]) >= 9]
@@ -185,18 +185,18 @@ def main() -> int:
     parser.add_argument("--python", nargs="*", default=None, metavar="PATH")
     options = parser.parse_args()
     if options.drawing:
-        threading.Thread(target=compute, daemon=True).start()
+        threading.Thread(target=keep_busy, daemon=True).start()
     harmed, all_stops, all_own = 0, [], []
     print(f"{'':<32} {'':>7} {'stop, ms':>23}  {'own, of that':>15}  {'whole, ms':>15}")
     kinds = [f"{name:>7}" for name in ("median", "99 %", "worst")]
     print(f"{'':<32} {'entries':>7} {' '.join(kinds)}  {kinds[0]} {kinds[2]}  {kinds[0]} {kinds[2]}  harm")
-    for python in options.python or pythons():
+    for python in options.python or find_pythons():
         for load in LOADS:
             result = enter_many(python, load, options.entries)
             all_stops += result.stops
             all_own += result.own
             harmed += bool(result.failure)
-            print(line(python, load, result), flush=True)
+            print(format_row(python, load, result), flush=True)
     for name, values in (("stopped", all_stops), ("of which own processor time", all_own)):
         middle, worst = 1e3 * statistics.median(values), 1e3 * max(values)
         print(f"{len(values)} entries, {name}: {middle:.2f} ms median, {worst:.2f} ms worst")
@@ -208,26 +208,26 @@ def main() -> int:
     return 1 if harmed else 0
 
 
-def compute() -> None:
+def keep_busy() -> None:
     """Keeps the interpreter busy."""
     while True:
         sum(range(2000))
 
 
-def line(python: str, load: str, result: Result) -> str:
-    """One row."""
+def format_row(python: str, load: str, result: Result) -> str:
+    """Return the row of the table for one target."""
     name = python.replace(str(Path.home()), "~").replace("~/.pyenv/versions/", "").replace("/bin/python3", "")
     stops, own, wholes = ([1e3 * value for value in values] or [float("nan")] for values in result[:3])
     harm = result.failure or (f"{result.refused} refused" if result.refused else "none")
     return (
         f"{name + ' ' + load:<32} {len(result.stops):>7} "
-        f"{statistics.median(stops):>7.2f} {most(stops):>7.2f} {max(stops):>7.2f}"
+        f"{statistics.median(stops):>7.2f} {find_percentile_99(stops):>7.2f} {max(stops):>7.2f}"
         f"  {statistics.median(own):>7.2f} {max(own):>7.2f}  {statistics.median(wholes):>7.1f} {max(wholes):>7.1f}  {harm}"
     )
 
 
-def most(values: list[float]) -> float:
-    """What 99 of 100 are at most."""
+def find_percentile_99(values: list[float]) -> float:
+    """Return the 99th percentile."""
     return sorted(values)[max(0, len(values) * 99 // 100 - 1)]
 
 

@@ -34,8 +34,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from programs import ZEROTOP, environment, on_terminal
-from rank_recordings import events, table
+from programs import ZEROTOP, make_environment, on_terminal
+from rank_recordings import read_event_file, read_table_file
 from terminals import Terminal
 
 FIRST_PICTURE_S, ENTERED_S = 0.5, 1.0
@@ -67,23 +67,23 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Seconds:
-    """What was measured, by its name and in order."""
+    """The measured seconds, by name, in the order of the table."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[float]] = {}
 
-    def add(self, name: str, *values: float) -> None:
+    def add_values(self, name: str, *values: float) -> None:
         self._found.setdefault(name, []).extend(values)
 
-    def show(self, name: str, target: str = "") -> None:
-        """One row of the table."""
+    def print_row(self, name: str, target: str = "") -> None:
+        """Print one row of the table."""
         values = self._found.get(name, [])
         if values:
             print(f"{name:<58} {len(values):>5} {statistics.median(values):>8.2f} {max(values):>8.2f}  {target}")
 
 
 @contextlib.contextmanager
-def training(ranks: int, width: int) -> Iterator[int]:
+def start_training(ranks: int, width: int) -> Iterator[int]:
     """The job, once all ranks train: its launcher's number."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
@@ -96,7 +96,7 @@ def training(ranks: int, width: int) -> Iterator[int]:
         with open(Path(folder, "output"), "w+b") as output:
             job = subprocess.Popen(
                 [*command, str(script), folder, str(width)],
-                env=environment(Path(folder), **own), stdout=output, stderr=output, start_new_session=True,
+                env=make_environment(Path(folder), **own), stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
             try:
                 wait_for(lambda: job.poll() is not None or len(list(Path(folder).glob("trains-*"))) == ranks, START_S)
@@ -124,7 +124,7 @@ class Attached:
     def __init__(self, state: Path, job: int, ranks: int, *options: str) -> None:
         self._state, self._job, self._ranks = state, job, ranks
         self._sessions = state / "zerotop" / "sessions"
-        self._before = self._listed()
+        self._before = self._list_sessions()
         self.began_s = time.monotonic()
         self.terminal: Terminal = on_terminal(state, "attach", str(job), *options, rows=60, columns=200)
 
@@ -133,12 +133,14 @@ class Attached:
 
     def __exit__(self, *_: object) -> None:
         self.terminal.close()
-        subprocess.run([*ZEROTOP, "detach", str(self._job)], env=environment(self._state), check=True, capture_output=True)
+        subprocess.run(
+            [*ZEROTOP, "detach", str(self._job)], env=make_environment(self._state), check=True, capture_output=True
+        )
 
-    def _listed(self) -> set[Path]:
+    def _list_sessions(self) -> set[Path]:
         return set(self._sessions.iterdir()) if self._sessions.is_dir() else set()
 
-    def picture(self) -> float:
+    def wait_for_picture(self) -> float:
         """Waits until all ranks are seen with a figure; seconds since the command."""
         wanted = [re.compile(rf"rank +{number} .*?\d\.\d") for number in range(self._ranks)]
         self.terminal.wait_until(lambda _: all(pattern.search(self.terminal.screen) for pattern in wanted))
@@ -151,20 +153,20 @@ class Attached:
 
     @property
     def session(self) -> Path:
-        (path,) = self._listed() - self._before
+        (path,) = self._list_sessions() - self._before
         return path
 
-    def told(self, role: str, name: str) -> float:
+    def find_event(self, role: str, name: str) -> float:
         """When its control or node first wrote an event of that name; seconds since the command."""
         (path,) = self.session.glob(f"events-{role}-*.jsonl")
-        return next(event["time_ns"] for event in events(path) if event["event"] == name) / 1e9 - self.began_s
+        return next(event["time_ns"] for event in read_event_file(path) if event["event"] == name) / 1e9 - self.began_s
 
-    def sampled(self) -> float:
+    def find_first_sample(self) -> float:
         """When the first reading of a process was taken."""
         (path,) = self.session.glob("processes-*.rec")
-        return float(table(path)["time_ns"].min()) / 1e9 - self.began_s
+        return float(read_table_file(path)["time_ns"].min()) / 1e9 - self.began_s
 
-    def entered(self, since_s: float) -> tuple[list[float], list[float]]:
+    def wait_for_entries(self, since_s: float) -> tuple[list[float], list[float]]:
         """Waits until all ranks were entered and have recorded: when that was, and when they first recorded."""
         at: list[int] = []
         first: list[int] = []
@@ -181,67 +183,67 @@ class Attached:
         """Of its first record of the allocator, or of a phase where there is none; 0 so far."""
         for name, field in (("allocator", "time_ns"), ("spans", "end_ns")):
             for path in self.session.glob(f"{name}-rank{rank}-*.rec"):
-                rows = table(path)
+                rows = read_table_file(path)
                 if len(rows):
                     return int(rows[field][0])
         return 0
 
-    def iterations(self) -> list[float]:
+    def read_iterations(self) -> list[float]:
         """Seconds that each rank's iterations took."""
-        spans = [table(path) for path in self.session.glob("spans-rank*.rec")]
+        spans = [read_table_file(path) for path in self.session.glob("spans-rank*.rec")]
         starts = [sorted(rows["begin_ns"][(rows["phase"] == 3) & (rows["depth"] == 0)]) for rows in spans]  # forward
         return [float(after - before) / 1e9 for found in starts for before, after in pairwise(found)]
 
 
 def _entered_ns(path: Path) -> int:
     with contextlib.suppress(json.JSONDecodeError):  # a line that is being written
-        return next((int(event["time_ns"]) for event in events(path) if event["event"] == "entered"), 0)
+        return next((int(event["time_ns"]) for event in read_event_file(path) if event["event"] == "entered"), 0)
     return 0
 
 
 def first_pictures(seconds: Seconds, state: Path, job: int, ranks: int, tries: int) -> None:
     for _ in range(tries):
         with Attached(state, job, ranks) as attached:
-            seconds.add("first picture with a figure of every rank", attached.picture())
-            seconds.add("  processor time of the program until then", attached.cpu_s())
-            seconds.add("  the job found and its recording begun", attached.told("control", "attached"))
-            seconds.add("  the sampler has begun", attached.told("node", "rank_found"))
-            seconds.add("  its first reading of a rank", attached.sampled())
+            seconds.add_values("first picture with a figure of every rank", attached.wait_for_picture())
+            seconds.add_values("  processor time of the program until then", attached.cpu_s())
+            seconds.add_values("  the job found and its recording begun", attached.find_event("control", "attached"))
+            seconds.add_values("  the sampler has begun", attached.find_event("node", "rank_found"))
+            seconds.add_values("  its first reading of a rank", attached.find_first_sample())
 
 
-def lists(seconds: Seconds, state: Path, job: int, tries: int) -> None:
+def measure_lists(seconds: Seconds, state: Path, job: int, tries: int) -> None:
     for _ in range(tries):
         began_s = time.monotonic()
-        done = subprocess.run([*ZEROTOP, "attach"], env=environment(state), check=True, capture_output=True, text=True)
-        seconds.add("list of jobs printed", time.monotonic() - began_s)
+        done = subprocess.run([*ZEROTOP, "attach"], env=make_environment(state), check=True, capture_output=True, text=True)
+        seconds.add_values("list of jobs printed", time.monotonic() - began_s)
         assert str(job) in done.stdout, done.stdout
 
 
-def enter(seconds: Seconds, state: Path, job: int, ranks: int, *, key: bool) -> None:
+def measure_entering(seconds: Seconds, state: Path, job: int, ranks: int, *, key: bool) -> None:
     name = "key E" if key else "--enter"
     with Attached(state, job, ranks, *([] if key else ["--enter"])) as attached:
         since_s = attached.began_s
         if key:
             attached.terminal.wait_until(lambda text: "enter ranks" in text)
-            attached.terminal.watch(1.0)
+            attached.terminal.watch_output(1.0)
             since_s = time.monotonic()
-            attached.terminal.type("E")
+            attached.terminal.type_keys("E")
         else:
-            seconds.add("--enter: first picture", attached.picture())
-        entered, first = attached.entered(since_s)
-        seconds.add(f"{name}: a rank is entered", *entered)
-        seconds.add(f"{name}: it has recorded its first figure", *first)
-        attached.terminal.watch(2.0)
-        seconds.add("iteration of a rank", *attached.iterations())
+            seconds.add_values("--enter: first picture", attached.wait_for_picture())
+        entered, first = attached.wait_for_entries(since_s)
+        seconds.add_values(f"{name}: a rank is entered", *entered)
+        seconds.add_values(f"{name}: it has recorded its first figure", *first)
+        attached.terminal.watch_output(2.0)
+        seconds.add_values("iteration of a rank", *attached.read_iterations())
 
 
-def starts(seconds: Seconds) -> None:
-    """What Python itself and imports take, of files that are in the page cache."""
+def measure_imports(seconds: Seconds) -> None:
+    """Measure the start of Python and its imports, from files in the page cache."""
     for name, code in IMPORTS.items():
         for _ in range(5):
             began_s = time.monotonic()
             subprocess.run([sys.executable, "-c", code], check=True)
-            seconds.add(f"  {name}", time.monotonic() - began_s)
+            seconds.add_values(f"  {name}", time.monotonic() - began_s)
 
 
 def main() -> None:
@@ -255,25 +257,25 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder)
         for number in range(options.jobs):
-            with training(options.ranks, options.width) as job:
+            with start_training(options.ranks, options.width) as job:
                 first_pictures(seconds, state, job, options.ranks, options.tries)
-                lists(seconds, state, job, options.tries)
+                measure_lists(seconds, state, job, options.tries)
                 # The first time the probe is imported there, the second time it is there already.
                 for key in (bool(number % 2), not number % 2):
-                    enter(seconds, state, job, options.ranks, key=key)
-    starts(seconds)
+                    measure_entering(seconds, state, job, options.ranks, key=key)
+    measure_imports(seconds)
     print(f"{options.ranks} ranks{'':<{58 - len(str(options.ranks)) - 6}} {'times':>5} {'median s':>8} {'worst':>8}  target")
-    seconds.show("first picture with a figure of every rank", f"{FIRST_PICTURE_S} s")
+    seconds.print_row("first picture with a figure of every rank", f"{FIRST_PICTURE_S} s")
     for name in ("processor time of the program until then", *IMPORTS, "the job found and its recording begun"):
-        seconds.show(f"  {name}")
-    seconds.show("  the sampler has begun")
-    seconds.show("  its first reading of a rank")
-    seconds.show("list of jobs printed", f"{FIRST_PICTURE_S} s")
-    seconds.show("--enter: first picture")
+        seconds.print_row(f"  {name}")
+    seconds.print_row("  the sampler has begun")
+    seconds.print_row("  its first reading of a rank")
+    seconds.print_row("list of jobs printed", f"{FIRST_PICTURE_S} s")
+    seconds.print_row("--enter: first picture")
     for name in ("--enter", "key E"):
-        seconds.show(f"{name}: a rank is entered")
-        seconds.show(f"{name}: it has recorded its first figure", f"{ENTERED_S:.0f} s and its next return to Python")
-    seconds.show("iteration of a rank")
+        seconds.print_row(f"{name}: a rank is entered")
+        seconds.print_row(f"{name}: it has recorded its first figure", f"{ENTERED_S:.0f} s and its next return to Python")
+    seconds.print_row("iteration of a rank")
     print(f"load of the machine {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, of which {options.ranks} is the job's")
 
 

@@ -51,19 +51,19 @@ class Lines(FrameWidget):
             charts.plot_line(canvas, low, high, f"series-{number % 6}", top=axis.highest)
         return charts.add_axes(canvas, axis, charts.draw_time_axis(0, 100, canvas.width, self.glyphs))
 
-    def show(self, series: Series) -> None:
-        """One frame."""
+    def show_series(self, series: Series) -> None:
+        """Draw one frame."""
         self.series = series
         self.repaint()
         self.render_lines(Region(0, 0, *self.size))
 
 
-def ours() -> tuple[Widget, Callable[[Series], None]]:
+def prepare_ours() -> tuple[Widget, Callable[[Series], None]]:
     """The widget and what draws a frame of it."""
     widget = Lines(BLOCKS, id="lines")
     widget.series = [(np.arange(2.0), np.zeros(2))]
     widget.frame = cast("Frame", object())
-    return widget, widget.show
+    return widget, widget.show_series
 
 
 def textual_plot() -> tuple[Widget, Callable[[Series], None]]:
@@ -73,7 +73,7 @@ def textual_plot() -> tuple[Widget, Callable[[Series], None]]:
 
     widget = PlotWidget()
 
-    def show(series: Series) -> None:
+    def show_frame(series: Series) -> None:
         widget.clear()
         for number, (x, y) in enumerate(series):
             widget.plot(x, y, line_style=COLORS[number % len(COLORS)], hires_mode=HiResMode.BRAILLE)
@@ -82,7 +82,7 @@ def textual_plot() -> tuple[Widget, Callable[[Series], None]]:
         canvas.refresh()
         canvas.render_lines(Region(0, 0, *canvas.size))
 
-    return widget, show
+    return widget, show_frame
 
 
 def textual_plotext() -> tuple[Widget, Callable[[Series], None]]:
@@ -91,14 +91,14 @@ def textual_plotext() -> tuple[Widget, Callable[[Series], None]]:
 
     widget = PlotextPlot()
 
-    def show(series: Series) -> None:
+    def show_frame(series: Series) -> None:
         widget.plt.clear_data()
         for number, (x, y) in enumerate(series):
             widget.plt.plot(x.tolist(), y.tolist(), marker="braille", color=COLORS[number % len(COLORS)])
         widget.refresh()
         widget.render_lines(Region(0, 0, *widget.size))
 
-    return widget, show
+    return widget, show_frame
 
 
 class Stage(App[None]):
@@ -120,7 +120,7 @@ class Stage(App[None]):
         yield self.widget
 
 
-def points(number: int, count: int) -> Iterator[Series]:
+def make_points(number: int, count: int) -> Iterator[Series]:
     """Lines of noise on waves, each time a little further on, at times that are not evenly spaced."""
     chance = np.random.default_rng(0)
     x = np.sort(chance.uniform(0, 100, count))
@@ -138,7 +138,7 @@ async def frames_ms(make: Maker, size: tuple[int, int], most: int) -> list[float
     async with Stage(widget).run_test(size=size) as pilot:
         await pilot.pause()
         for number, count in LOADS:
-            source, times = points(number, count), []
+            source, times = make_points(number, count), []
             show(next(source))
             began = time.perf_counter()
             while len(times) < most and (len(times) < 3 or time.perf_counter() - began < 10):
@@ -151,7 +151,7 @@ async def frames_ms(make: Maker, size: tuple[int, int], most: int) -> list[float
 
 
 def median_ms(work: Callable[[], object], times: int) -> float:
-    """Of processor time."""
+    """Return the median processor time in milliseconds."""
     found = []
     for _ in range(times):
         before = time.process_time()
@@ -160,14 +160,14 @@ def median_ms(work: Callable[[], object], times: int) -> float:
     return float(np.median(found))
 
 
-def others(size: tuple[int, int], times: int) -> Iterator[tuple[str, float]]:
+def measure_others(size: tuple[int, int], times: int) -> Iterator[tuple[str, float]]:
     """(what, ms) of our other charts and of finding columns' extremes."""
     chance = np.random.default_rng(0)
     many = np.sort(chance.uniform(0, 1, 10_000_000))
     for dtype in (np.float64, np.float32, np.int64):
         values = (chance.normal(0, 100, len(many))).astype(dtype)
-        work = lambda values=values: charts.resample_minmax(many, values, 0, 1, 2 * size[0])  # noqa: E731
-        yield f"lowest and highest of 10 million {np.dtype(dtype).name}", median_ms(work, 5)
+        draw_chart = lambda values=values: charts.resample_minmax(many, values, 0, 1, 2 * size[0])  # noqa: E731
+        yield f"lowest and highest of 10 million {np.dtype(dtype).name}", median_ms(draw_chart, 5)
     width, height = size
     layers = [(f"series-{place}", chance.uniform(0, 3, width)) for place in range(6)]
     codes, styles = chance.integers(0, 5, 2 * width), ["phase-data", "phase-forward", "phase-backward", "phase-step", "load"]
@@ -181,12 +181,12 @@ def others(size: tuple[int, int], times: int) -> Iterator[tuple[str, float]]:
     }
     for name, draw in kinds.items():
 
-        def work() -> list[Row]:
+        def draw_chart() -> list[Row]:
             canvas = charts.Canvas(width, height, BLOCKS)
             draw(canvas)  # noqa: B023
             return canvas.to_rows()
 
-        yield name, median_ms(work, times)
+        yield name, median_ms(draw_chart, times)
 
 
 def main() -> None:
@@ -198,7 +198,7 @@ def main() -> None:
     names = [f"{number} x {count:,}" for number, count in LOADS]
     print(f"{width}x{height}, ms a frame".ljust(34), *(name.rjust(12) for name in names))
     own: list[float] = []
-    for name, make in (("zerotop", ours), ("textual-plot", textual_plot), ("textual-plotext", textual_plotext)):
+    for name, make in (("zerotop", prepare_ours), ("textual-plot", textual_plot), ("textual-plotext", textual_plotext)):
         try:
             told = name if name == "zerotop" else f"{name} {version(name)}"
             times = asyncio.run(frames_ms(make, (width, height), given.frames))
@@ -210,7 +210,7 @@ def main() -> None:
         print(told.ljust(34), *(f"{value:12.2f}" for value in times), " ", ratios)
     within = "within" if own[-1] <= BUDGET_MS else "OVER"
     print(f"ten series of 10,000 points: {own[-1]:.2f} ms, {within} {BUDGET_MS:.0f} ms")
-    for what, cost in others((width, height), given.frames):
+    for what, cost in measure_others((width, height), given.frames):
         print(f"{what}: {cost:.2f} ms")
 
 

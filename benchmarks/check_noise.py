@@ -69,7 +69,7 @@ def main() -> None:
         # Slow runs are spread over the others: what the machine does meanwhile is then the same for both.
         is_slow = [(number + 1) * options.slow // count > number * options.slow // count for number in range(count)]
         paces = [
-            _run(into / f"{number:03}", work * (SLOWER if slow else 1), options.computes)
+            _measure_job(into / f"{number:03}", work * (SLOWER if slow else 1), options.computes)
             for number, slow in enumerate(is_slow)
         ]
         same, slow = (
@@ -78,7 +78,7 @@ def main() -> None:
     _print_outcome(same, slow)
 
 
-def _run(path: Path, work: float, computes: bool) -> Pace:
+def _measure_job(path: Path, work: float, computes: bool) -> Pace:
     if not path.exists():
         job = [sys.executable, "-c", JOB, str(work), "computes" if computes else "sleeps", str(STEPS)]
         command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(path), "--", *job]

@@ -24,7 +24,7 @@ RANKS = 2
 TARGET = 0.5  # of the speed of Polars
 
 
-def recording(path: Path, rows: int) -> Session:
+def make_recording(path: Path, rows: int) -> Session:
     """A recording of spans as so many ranks would write them, behind the real writer's headers."""
     directory.create_session(["python", "train.py"], path=str(path))
     numbers = np.arange(rows // RANKS)
@@ -45,8 +45,8 @@ def recording(path: Path, rows: int) -> Session:
     return Session.open(path)
 
 
-def seconds(work: Callable[[Path], object], path: Path) -> float:
-    """How long it takes to write a file that is not there yet."""
+def measure_seconds(work: Callable[[Path], object], path: Path) -> float:
+    """Return the seconds that writing a new file takes."""
     path.unlink(missing_ok=True)
     begin = time.perf_counter()
     work(path)
@@ -59,18 +59,18 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     rows = parser.parse_args().rows
     with tempfile.TemporaryDirectory() as folder:
-        session = recording(Path(folder, "session"), rows)
+        session = make_recording(Path(folder, "session"), rows)
         parquet = io.BytesIO()
         export_table(session, "spans", "parquet", parquet)
         parquet.seek(0)
         frame = polars.read_parquet(parquet)
 
-        def ours(path: Path) -> None:
+        def export_ours(path: Path) -> None:
             with open(path, "wb") as stream:
                 export_table(session, "spans", "csv", stream)
 
         files = Path(folder, "ours.csv"), Path(folder, "polars.csv")
-        times = [(seconds(ours, files[0]), seconds(frame.write_csv, files[1])) for _ in range(5)]
+        times = [(measure_seconds(export_ours, files[0]), measure_seconds(frame.write_csv, files[1])) for _ in range(5)]
         mine, theirs = (min(column) for column in zip(*times, strict=True))
         same = files[0].stat().st_size == files[1].stat().st_size
     print(f"spans, {rows:,} rows, the files {'are' if same else 'are NOT'} of one size")

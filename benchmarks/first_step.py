@@ -57,8 +57,8 @@ def read_times(master: int) -> tuple[dict[int, int], int]:
             except OSError:
                 return drawn, gpu_ns
         text = "\n".join(screen.display)
-        if (found := re.search(rf"\b(\d+)/{STEPS} steps", text)) is not None and int(found[1]):
-            drawn.setdefault(int(found[1]), time.time_ns())
+        if (match := re.search(rf"\b(\d+)/{STEPS} steps", text)) is not None and int(match[1]):
+            drawn.setdefault(int(match[1]), time.time_ns())
         if not gpu_ns and re.search(r"GPU 0 .*\d", text):
             gpu_ns = time.time_ns()
         if "EXIT 0" in text and leave_at == float("inf"):

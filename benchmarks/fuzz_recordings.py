@@ -34,7 +34,7 @@ def list_cases(options: argparse.Namespace) -> list[tuple[int, str, Path]]:
     import recordings
     from fuzzing import KINDS
 
-    packs = [recordings.packed(name) for name in recordings.names()]
+    packs = [recordings.find_packed_file(name) for name in recordings.list_recordings()]
     for folder in options.folders:
         packs += sorted(Path(folder).glob("*.zerotop"))
     kinds = [kind for kind in KINDS if options.only in (None, kind)]
@@ -42,7 +42,7 @@ def list_cases(options: argparse.Namespace) -> list[tuple[int, str, Path]]:
     return [(seed, kinds[seed % len(kinds)], packs[seed * 7 % len(packs)]) for seed in range(first, first + options.cases)]
 
 
-def work(options: argparse.Namespace) -> None:
+def try_cases(options: argparse.Namespace) -> None:
     """Try the cases whose numbers are read from standard input; write a line of JSON for each step."""
     from fuzzing import find_faults, read_resident_bytes
 
@@ -102,7 +102,7 @@ class Worker:
         process.stdin.write(f"{seed}\n")
         process.stdin.flush()
         self._heard_s, stuck = time.monotonic(), threading.Event()
-        watchdog = threading.Timer(_SILENCE_S, self._kill, (process, stuck))
+        watchdog = threading.Timer(_SILENCE_S, self._kill_stuck, (process, stuck))
         watchdog.start()
         last = "begin"
         for line in process.stdout:
@@ -117,7 +117,7 @@ class Worker:
                 _, what, text = result["fault"]
                 print(f"seed {seed}: {what} in {result['step']}: {text[-300:]}", file=sys.stderr, flush=True)
             last = result["step"]
-            watchdog = threading.Timer(_SILENCE_S, self._kill, (process, stuck))
+            watchdog = threading.Timer(_SILENCE_S, self._kill_stuck, (process, stuck))
             watchdog.start()
         watchdog.cancel()
         what = "hang" if stuck.is_set() else "crash"
@@ -125,7 +125,7 @@ class Worker:
         self._results.append({"seed": seed, "step": f"after {last}", "seconds": 0.0, "peak": 0, "fault": fault})
 
     @staticmethod
-    def _kill(process: subprocess.Popen[str], stuck: threading.Event) -> None:
+    def _kill_stuck(process: subprocess.Popen[str], stuck: threading.Event) -> None:
         stuck.set()
         process.kill()
 
@@ -147,14 +147,14 @@ def main() -> int:
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        work(options)
+        try_cases(options)
         return 0
     cases, results = list_cases(options), list[dict[str, Any]]()
     queue, done = iter(cases), list[int]()
     lock = threading.Lock()
     begin_s = time.monotonic()
 
-    def run() -> None:
+    def run_worker() -> None:
         worker = Worker([argument for argument in sys.argv[1:] if argument != "--work"], results)
         while True:
             with lock:
@@ -167,15 +167,15 @@ def main() -> int:
                 print(f"{len(done)} cases, {time.monotonic() - begin_s:.0f} s", file=sys.stderr, flush=True)
         worker.close()
 
-    threads = [threading.Thread(target=run) for _ in range(options.workers)]
+    threads = [threading.Thread(target=run_worker) for _ in range(options.workers)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return report(cases, results, time.monotonic() - begin_s)
+    return print_report(cases, results, time.monotonic() - begin_s)
 
 
-def report(cases: list[tuple[int, str, Path]], results: list[dict[str, Any]], seconds: float) -> int:
+def print_report(cases: list[tuple[int, str, Path]], results: list[dict[str, Any]], seconds: float) -> int:
     """Print the faults, those of one place once, and the figures. Return 1 if there is a fault."""
     by_seed = {seed: (kind, packed.stem) for seed, kind, packed in cases}
     faults = [(result["seed"], *result["fault"]) for result in results if result["fault"]]

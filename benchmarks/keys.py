@@ -43,7 +43,7 @@ SLOW_S = 0.025  # of processor time for an answer
 
 
 class Answer(NamedTuple):
-    """Of one key, in ms: since its byte was written, and of processor time."""
+    """The answer to one key, in ms: since its byte was written, and of processor time."""
 
     wall: float
     processor: float
@@ -66,9 +66,9 @@ class Inside:
         self._stacks: collections.Counter[str] = collections.Counter()  # while slow keys waited
         self._waiting: collections.Counter[str] = collections.Counter()  # while this one does
         if stacks:
-            threading.Thread(target=self._sample, args=(log + ".stacks",), daemon=True).start()
+            threading.Thread(target=self._sample_stacks, args=(log + ".stacks",), daemon=True).start()
 
-    def watch(self) -> None:
+    def patch_textual(self) -> None:
         """Puts itself into Textual."""
         from textual.app import App
         from textual.driver import Driver
@@ -84,7 +84,7 @@ class Inside:
             with self._in_action(app):
                 return await before(app, *arguments, **named)
 
-        def write(driver: Any, data: str, before: Any = LinuxDriver.write) -> None:
+        def write_timed(driver: Any, data: str, before: Any = LinuxDriver.write) -> None:
             before(driver, data)
             if self._first is None and (self._acting or self._acted):
                 self._first = time.monotonic(), time.process_time()
@@ -94,7 +94,7 @@ class Inside:
 
         Driver.process_message = process_message  # type: ignore[method-assign]
         App.run_action = run_action  # type: ignore[method-assign]
-        LinuxDriver.write = write  # type: ignore[method-assign]
+        LinuxDriver.write = write_timed  # type: ignore[method-assign]
 
     @contextmanager
     def _in_action(self, app: Any) -> Iterator[None]:
@@ -103,9 +103,9 @@ class Inside:
         self._acting -= 1
         if not self._acting and self._since is not None and not self._acted:
             self._acted = True
-            self._look(app)
+            self._look_for_answer(app)
 
-    def _look(self, app: Any) -> None:
+    def _look_for_answer(self, app: Any) -> None:
         import asyncio
 
         screen = app.screen
@@ -119,7 +119,7 @@ class Inside:
         for work in (getattr(screen, "folding", None), getattr(screen, "ranking", None)):
             waits = waits or (work is not None and work.is_busy)
         if waits or getattr(app, "is_busy", False) or getattr(app, "_frame_work", None) is not None:
-            asyncio.get_running_loop().call_later(0.001, self._look, app)
+            asyncio.get_running_loop().call_later(0.001, self._look_for_answer, app)
         elif self._since is not None:
             now = time.monotonic(), time.process_time()
             first = self._first or now
@@ -127,8 +127,8 @@ class Inside:
             self._since = None
             os.write(self._log, (" ".join(map(repr, told)) + "\n").encode())
 
-    def _sample(self, path: str) -> None:
-        """Where the main thread is while a key has not answered, in a file now and then; of slow ones alone."""
+    def _sample_stacks(self, path: str) -> None:
+        """Write the main thread's stacks during unanswered keys to a file now and then; only of slow keys."""
         main = threading.main_thread().ident
         told = time.monotonic()
         while True:
@@ -143,11 +143,11 @@ class Inside:
                 Path(path).write_text("".join(lines))
 
 
-def inside(log: str, stacks: bool, arguments: Sequence[str]) -> None:
+def run_watched_viewer(log: str, stacks: bool, arguments: Sequence[str]) -> None:
     """The viewer, watched."""
     from zerotop.cli import main as zerotop
 
-    Inside(log, stacks).watch()
+    Inside(log, stacks).patch_textual()
     sys.exit(zerotop(list(arguments)))
 
 
@@ -161,13 +161,13 @@ class Keyboard:
         self._terminal, self._log = terminal, log
         self._read = 0
 
-    def press(self, key: bytes) -> Answer:
+    def measure_key(self, key: bytes) -> Answer:
         """At any moment between two frames."""
-        self._terminal.watch(random.uniform(0.12, 0.45))
+        self._terminal.collect_facts(random.uniform(0.12, 0.45))
         begun = time.monotonic()
         os.write(self._terminal._end, key)
         while time.monotonic() - begun < LONGEST_S:
-            self._terminal.watch(0.01)
+            self._terminal.collect_facts(0.01)
             lines = self._log.read_text().splitlines()
             if len(lines) > self._read:
                 self._read = len(lines)
@@ -176,45 +176,45 @@ class Keyboard:
         return Answer(*[LONGEST_S * 1e3] * 4)
 
 
-def told(screen: str, group: str, answers: list[Answer]) -> str:
+def format_figures(screen: str, group: str, answers: list[Answer]) -> str:
     """A line of figures."""
     columns = [np.array(column) for column in zip(*answers, strict=True)]
     figures = [" ".join(f"{np.quantile(column, share):6.0f}" for share in (0.5, 0.95, 1.0)) for column in columns]
     return f"{screen:>6} {group:>6} {len(answers):5d}  " + "  ".join(figures)
 
 
-def measure(terminal: Terminal, log: Path, options: argparse.Namespace) -> None:
+def measure_screens(terminal: Terminal, log: Path, options: argparse.Namespace) -> None:
     """Prints a line for each screen and kind of key."""
     keyboard = Keyboard(terminal, log)
     found: dict[tuple[str, str], list[Answer]] = collections.defaultdict(list)
     for screen in options.screens:
-        found[screen, "first"].append(keyboard.press(screen.encode()))
-        terminal.watch(2.0)
+        found[screen, "first"].append(keyboard.measure_key(screen.encode()))
+        terminal.collect_facts(2.0)
         for _ in range(options.rounds):
             for group, keys in GROUPS.items():
                 if group not in options.keys or screen in LACKING.get(group, ""):
                     continue
-                found[screen, group] += [keyboard.press(key) for key in keys]
-        print(told(screen, "first", found[screen, "first"]))
+                found[screen, group] += [keyboard.measure_key(key) for key in keys]
+        print(format_figures(screen, "first", found[screen, "first"]))
         for group in GROUPS:
             if (screen, group) in found:
-                print(told(screen, group, found[screen, group]))
+                print(format_figures(screen, group, found[screen, group]))
         every = [answer for (of, group), answers in found.items() if of == screen and group != "first" for answer in answers]
         if every:
-            print(told(screen, "all", every), flush=True)
+            print(format_figures(screen, "all", every), flush=True)
     others = [screen for screen in options.screens for _ in range(max(2, options.rounds // 2))]
     random.shuffle(others)
     turns: dict[str, list[Answer]] = collections.defaultdict(list)
     for screen, before in zip(others, [options.screens[-1], *others], strict=False):
         if screen != before:
-            turns[screen].append(keyboard.press(screen.encode()))
+            turns[screen].append(keyboard.measure_key(screen.encode()))
     for screen, answers in sorted(turns.items()):
-        print(told(screen, "number", answers), flush=True)
+        print(format_figures(screen, "number", answers), flush=True)
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--inside"]:
-        inside(sys.argv[2], sys.argv[3] == "stacks", sys.argv[4:])
+        run_watched_viewer(sys.argv[2], sys.argv[3] == "stacks", sys.argv[4:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--hosts", type=int, default=1)
@@ -241,12 +241,12 @@ def main() -> None:
         mode = "stacks" if options.stacks else "-"
         terminal = Terminal([sys.executable, __file__, "--inside", str(log), mode, "attach", str(path)], width, height)
         try:
-            terminal.press(b"", b"LIVE", 60.0)
-            terminal.watch(5.0)
+            terminal.measure_key(b"", b"LIVE", 60.0)
+            terminal.collect_facts(5.0)
             print(f"{options.ranks} ranks on {options.hosts} nodes, {options.size}")
             print(" " * 19 + "".join(f"  {what:<20}" for what in ("answer, ms", "its CPU", "whole, ms", "its CPU")))
             print("screen   keys count" + "     p50    p95  worst" * 4)
-            measure(terminal, log, options)
+            measure_screens(terminal, log, options)
         finally:
             stacks = log.with_name("answers.stacks")
             if options.stacks and stacks.exists():

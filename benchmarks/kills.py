@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 import programs
 import real_jobs
-from agents import table
+from agents import read_table_file
 from terminals import Terminal
 from zerotop import demo
 from zerotop_probe.recording.directory import SESSION_VARIABLE
@@ -57,11 +57,11 @@ class Training:
         self._printed = folder / "printed"
         options = ["--model", "tiny", "--steps", str(steps), "--seq-length", "32", "--micro-batch", "1"]
         script = [str(demo.SCRIPT_PATH), *options, "--deepspeed", str(demo.find_config("zero1_bf16"))]
-        command = ["bash", "-c", SCRIPT.format(EXIT_CODE), "bash", *real_jobs.launch("bare", script)]
-        self._variables = real_jobs.environment() | {_MARK: str(folder), "PRINTED": str(self._printed)}
-        self.viewer = self._open("run", "--session", str(self.session), "--", *command)
+        command = ["bash", "-c", SCRIPT.format(EXIT_CODE), "bash", *real_jobs.build_launch_command("bare", script)]
+        self._variables = real_jobs.make_environment() | {_MARK: str(folder), "PRINTED": str(self._printed)}
+        self.viewer = self._open_terminal("run", "--session", str(self.session), "--", *command)
 
-    def _open(self, *arguments: str) -> Terminal:
+    def _open_terminal(self, *arguments: str) -> Terminal:
         return programs.on_terminal(self.folder, *arguments, **self._variables)
 
     def list_parts(self) -> dict[int, str]:
@@ -85,7 +85,7 @@ class Training:
     def wait_for_step(self) -> None:
         """Wait until the training has begun."""
         while not any(path.stat().st_size > 1000 for path in self.session.glob("spans-rank*.rec")):
-            self.viewer.watch(0.2)
+            self.viewer.watch_output(0.2)
 
     def is_training(self) -> bool:
         """Whether ranks still run."""
@@ -93,7 +93,7 @@ class Training:
 
     def kill_one(self) -> None:
         """Wait a moment, kill a part, and attach again."""
-        self.viewer.watch(self._chooser.uniform(_SHORTEST_S, _LONGEST_S))
+        self.viewer.watch_output(self._chooser.uniform(_SHORTEST_S, _LONGEST_S))
         parts = self.list_parts()
         kind = self._chooser.choice(sorted(set(parts.values())))
         pid = self._chooser.choice(sorted(pid for pid, part in parts.items() if part == kind))
@@ -102,12 +102,12 @@ class Training:
             self.killed[kind] += 1
         if kind == "viewer":
             self.viewer.close()
-            self.viewer = self._open("attach", str(self.session))
+            self.viewer = self._open_terminal("attach", str(self.session))
         elif kind == "sampler":
             # Without a terminal this only replaces the sampler.
             subprocess.run(
                 [*programs.ZEROTOP, "attach", str(self.session)],
-                env=programs.environment(self.folder, **self._variables),
+                env=programs.make_environment(self.folder, **self._variables),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 check=False,
@@ -116,16 +116,16 @@ class Training:
         self._restart_closed_viewer()
 
     def _restart_closed_viewer(self) -> None:
-        if self.viewer.ended():
+        if self.viewer.has_ended():
             self.viewer.close()
-            self.viewer = self._open("attach", str(self.session))
+            self.viewer = self._open_terminal("attach", str(self.session))
 
-    def finish(self) -> list[str]:
+    def check_end(self) -> list[str]:
         """Wait for the end of the job; return what is wrong."""
         root = next(int(event["pid"]) for event in read_events(self.session) if event.get("event") == "job_started")
         status = wait_for_orphan(root, self)
         while set(self.list_parts().values()) - {"viewer"}:
-            self._watch(0.1)
+            self._watch_viewer(0.1)
         self.viewer.close()
         ends = [event for event in read_events(self.session) if event.get("event") == JOB_ENDED]
         codes = {event["exit_code"] for event in ends} - {None}
@@ -139,12 +139,12 @@ class Training:
         wrong += self._find_missing_steps() + self._find_missing_output()
         return wrong
 
-    def _watch(self, seconds: float) -> None:
-        if self.viewer.ended():
+    def _watch_viewer(self, seconds: float) -> None:
+        if self.viewer.has_ended():
             time.sleep(seconds)
         else:
             with suppress(AssertionError):
-                self.viewer.watch(seconds)
+                self.viewer.watch_output(seconds)
 
     def _find_missing_steps(self) -> list[str]:
         exported = subprocess.run(
@@ -181,7 +181,7 @@ def wait_for_orphan(pid: int, training: Training) -> int | None:
                 return os.waitstatus_to_exitcode(status)
         if not training.is_training() and not Path(f"/proc/{pid}").exists():
             return None
-        training._watch(0.1)
+        training._watch_viewer(0.1)
 
 
 def read_events(session: Path) -> list[dict[str, object]]:
@@ -196,7 +196,7 @@ def read_output(session: Path) -> bytes:
     for index in sorted(session.glob("output-node-*.rec")):
         if index.stat().st_size:
             text = index.with_suffix(".log").read_bytes()
-            rows = table(index)
+            rows = read_table_file(index)
             pieces += [(int(row["time_ns"]), text[row["offset"] : row["offset"] + row["length"]]) for row in rows]
     return b"".join(text for _, text in sorted(pieces, key=lambda piece: piece[0]))
 
@@ -212,7 +212,7 @@ def main() -> int:
     # Jobs whose sampler was killed become our children, and so their exit codes are known.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     chooser = random.Random(options.seed)
-    real_jobs.remove_stale_locks(real_jobs.environment())
+    real_jobs.remove_stale_locks(real_jobs.make_environment())
     share, killed, wrong, jobs = -(-options.kills // options.jobs), Counter[str](), 0, 0
     while sum(killed.values()) < options.kills:
         jobs += 1
@@ -223,7 +223,7 @@ def main() -> int:
                 training.wait_for_step()
                 while sum(training.killed.values()) < share and training.is_training():
                     training.kill_one()
-                problems = training.finish()
+                problems = training.check_end()
             finally:
                 for pid in (*training.list_parts(), *find_job(training.session)):
                     with suppress(ProcessLookupError):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from open_session import PHASES, measure
+from open_session import PHASES, measure_opening
 
 from zerotop_probe.outside.folding import folding
 from zerotop_probe.outside.folding.coarse_samples import COARSE_SUFFIX
@@ -50,7 +50,7 @@ class Recording:
         self.length_ns = length_ns
         self.bytes: dict[str, int] = {}
 
-    def write(self, table: tables.Table, who: Identity, count: int, suffix: str = "", **columns: Any) -> None:
+    def write_records(self, table: tables.Table, who: Identity, count: int, suffix: str = "", **columns: Any) -> None:
         """Write one writer's records; times count from the begin, columns that are not given are 0."""
         rows = np.zeros(count, np.dtype([tuple(field) for field in table.dtype]))
         for name, values in columns.items():
@@ -91,7 +91,7 @@ class Recording:
         counts = np.diff(ends, prepend=0)
         columns = {f"{name}_ns": counts * STEP_NS // 5 for name in ("data", "forward", "backward", "step")}
         memory = dict.fromkeys(("allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "nvml_process_bytes"), GIB)
-        self.write(
+        self.write_records(
             FOLDED,
             who,
             len(ends),
@@ -121,34 +121,36 @@ class Recording:
         forward = place["phase"] == PHASE_CODE["forward"]
         flags = np.where(place["phase"] == PHASE_CODE["step"], BOUNDARY, 0)
         sizes = {"tokens": np.where(forward, 4096, -1), "rows": np.where(forward, 8, -1)}
-        self.write(tables.SPANS, who, len(begins), begin_ns=begins, end_ns=ends, flags=flags, **place, **sizes)
-        self.write(tables.BEGINS, who, len(begins), time_ns=begins, **place)
+        self.write_records(tables.SPANS, who, len(begins), begin_ns=begins, end_ns=ends, flags=flags, **place, **sizes)
+        self.write_records(tables.BEGINS, who, len(begins), time_ns=begins, **place)
         ticks = np.arange(first_ns, self.length_ns, TICK_NS)
         times = np.concatenate([begins, ends, ticks])
         order = np.argsort(times, kind="stable")
         edges = np.repeat([BEGIN, END, TICK], [len(begins), len(ends), len(ticks)])[order]
         held = 10 * GIB + times[order] % GIB
         values = dict.fromkeys(("allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "reserved_peak_bytes"), held)
-        self.write(tables.ALLOCATOR, who, len(order), time_ns=times[order], edge=edges, **values)
-        self.write(tables.DEVICE_TIMES, who, len(begins), time_ns=ends, begin_ns=begins, device_ns=STEP_NS // each, **place)
-        self.write(tables.PROBE, who, steps, time_ns=first_ns + (np.arange(steps) + 1) * STEP_NS)
+        self.write_records(tables.ALLOCATOR, who, len(order), time_ns=times[order], edge=edges, **values)
+        self.write_records(
+            tables.DEVICE_TIMES, who, len(begins), time_ns=ends, begin_ns=begins, device_ns=STEP_NS // each, **place
+        )
+        self.write_records(tables.PROBE, who, steps, time_ns=first_ns + (np.arange(steps) + 1) * STEP_NS)
 
     def _write_samples(self, node: Identity, ranks: list[Identity], first_ns: int, period_ns: int, suffix: str) -> None:
         pids = [who.pid for who in ranks]
         numbers = np.arange(RANKS)
 
-        def write(table: tables.Table, each: int, every: int = 1, **columns: Any) -> None:
+        def write_samples(table: tables.Table, each: int, every: int = 1, **columns: Any) -> None:
             end_ns = self.length_ns if not suffix else self.length_ns * 9 // 10
             times = np.repeat(np.arange(first_ns, end_ns, period_ns * every), each)
             whole = {name: np.resize(values, len(times)) for name, values in columns.items()}
-            self.write(table, node, len(times), suffix, time_ns=times, **whole)
+            self.write_records(table, node, len(times), suffix, time_ns=times, **whole)
 
-        write(tables.GPUS, RANKS, gpu=numbers, used_bytes=10 * GIB, total_bytes=80 * GIB)
-        write(tables.GPU_PROCESSES, RANKS, 10, gpu=numbers, pid=pids, used_bytes=10 * GIB)
+        write_samples(tables.GPUS, RANKS, gpu=numbers, used_bytes=10 * GIB, total_bytes=80 * GIB)
+        write_samples(tables.GPU_PROCESSES, RANKS, 10, gpu=numbers, pid=pids, used_bytes=10 * GIB)
         rank_numbers = [*(who.rank for who in ranks), -1]
-        write(tables.PROCESSES, RANKS + 1, pid=[*pids, 999], rank=rank_numbers, rss_bytes=GIB)
-        write(tables.THREADS, RANKS * THREADS, THREADS_EVERY, pid=np.repeat(pids, THREADS), cores_used=0.5)
-        write(tables.HOSTS, 1, 5, cores=64, memory_total_bytes=1000 * GIB, cgroup_limit_bytes=-1)
+        write_samples(tables.PROCESSES, RANKS + 1, pid=[*pids, 999], rank=rank_numbers, rss_bytes=GIB)
+        write_samples(tables.THREADS, RANKS * THREADS, THREADS_EVERY, pid=np.repeat(pids, THREADS), cores_used=0.5)
+        write_samples(tables.HOSTS, 1, 5, cores=64, memory_total_bytes=1000 * GIB, cgroup_limit_bytes=-1)
 
     def _write_events(self, node: Identity, ranks: list[Identity]) -> None:
         writer = EventWriter(str(self.path), node, clock=self.clock)
@@ -232,7 +234,7 @@ def main() -> None:
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure)))
+        print(json.dumps(measure_opening(options.measure)))
         return
     with tempfile.TemporaryDirectory() as folder:
         report_folding(Path(folder, "folding"))

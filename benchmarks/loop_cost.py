@@ -18,13 +18,13 @@ import probe_cost
 
 
 def main() -> None:
-    options = parse()
+    options = parse_options()
     if "RANK" not in os.environ:
         raise SystemExit(probe_cost.start_rank(options.budget))
-    probe_cost.measure_blocks(options, Loop(options), switch)
+    probe_cost.measure_blocks(options, Loop(options), make_switch)
 
 
-def parse() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps in all [400]")
     parser.add_argument("--block", type=int, default=10, help="steps in a block [10]")
@@ -76,7 +76,7 @@ class Loop:
         self._evict_caches()  # before the next batch is fetched
 
 
-def switch(loop: Loop) -> Callable[[bool], None]:
+def make_switch(loop: Loop) -> Callable[[bool], None]:
     """A function that takes the probe's hooks out of this process and puts them back."""
     import torch
     import torch.utils.data.dataloader as data
@@ -90,7 +90,7 @@ def switch(loop: Loop) -> Callable[[bool], None]:
     fetch = data._BaseDataLoaderIter.__next__
     assert all(kept), "the probe is not installed here"
 
-    def turn(on: bool) -> None:
+    def turn_hooks(on: bool) -> None:
         for owner, wrapper in backwards:
             owner._engine_run_backward = wrapper if on else wrapper.__wrapped__
         for registered, own in zip(hooks, kept, strict=True):
@@ -102,7 +102,7 @@ def switch(loop: Loop) -> Callable[[bool], None]:
         else:
             root.pop("_compiled_call_impl", None)
 
-    return turn
+    return turn_hooks
 
 
 if __name__ == "__main__":

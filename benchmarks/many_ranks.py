@@ -20,28 +20,28 @@ import tempfile
 import time
 from pathlib import Path
 
-from viewer_cost import WRITER, Terminal, attach, machine_s
+from viewer_cost import WRITER, Terminal, build_attach_command, machine_s
 
 KEYS = 20  # how often each is pressed
 LONGEST_S = 5.0
 
 
 def answers_ms(terminal: Terminal) -> list[float]:
-    """How long each of some keys took to answer, in ms."""
+    """Return the milliseconds until each of some keys was answered."""
     found: list[float] = []
     for _ in range(KEYS):
         for key, answer in ((b" ", b"PAUSED"), (b"f", b"LIVE")):
-            found.append(terminal.press(key, answer, LONGEST_S) * 1e3)
-            terminal.watch(0.13)
+            found.append(terminal.measure_key(key, answer, LONGEST_S) * 1e3)
+            terminal.collect_facts(0.13)
     return found
 
 
-def measure(terminal: Terminal, screen: str, options: argparse.Namespace) -> str:
-    """One line of figures for a screen, named by its key."""
-    terminal.press(screen.encode(), b"\x1b", 1.0)
-    terminal.watch(3.0)
+def measure_screen(terminal: Terminal, screen: str, options: argparse.Namespace) -> str:
+    """Return a line of figures for a screen, named by its key."""
+    terminal.measure_key(screen.encode(), b"\x1b", 1.0)
+    terminal.collect_facts(3.0)
     before, machine, since = terminal.processor_s(), machine_s(), time.monotonic()
-    terminal.watch(options.seconds)
+    terminal.collect_facts(options.seconds)
     passed = time.monotonic() - since
     share = (terminal.processor_s() - before) / passed
     others = (machine_s() - machine) / passed - share
@@ -72,14 +72,14 @@ def main() -> None:
         assert writer.stdout is not None
         assert writer.stdout.readline()
         time.sleep(15.0)
-        terminal = Terminal(attach(path), width, height)
+        terminal = Terminal(build_attach_command(path), width, height)
         try:
-            opened = terminal.press(b"", b"LIVE", 60.0)
-            terminal.watch(options.warm_up)
+            opened = terminal.measure_key(b"", b"LIVE", 60.0)
+            terminal.collect_facts(options.warm_up)
             print(f"{options.ranks} ranks on {options.hosts} nodes, {options.size}; first picture after {opened:.1f} s")
             print("screen  1 core  others   RSS MB  anon MB  key p50 ms  p95  worst")
             for screen in options.screens:
-                print(measure(terminal, screen, options), flush=True)
+                print(measure_screen(terminal, screen, options), flush=True)
         finally:
             terminal.close()
             writer.kill()

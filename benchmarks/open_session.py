@@ -58,12 +58,12 @@ class Recording:
         self.node = Identity.for_this_process("node")
         self.records = 0
 
-    def rank(self, number: int) -> Identity:
+    def identify_rank(self, number: int) -> Identity:
         """Who writes as this rank."""
         return self.node._replace(role="rank", rank=number, pid=1000 + number)
 
-    def table(self, table: tables.Table, who: Identity, count: int, **columns: Any) -> None:
-        """One writer's records; columns that are not given are 0."""
+    def write_table(self, table: tables.Table, who: Identity, count: int, **columns: Any) -> None:
+        """Write one writer's records; columns that are not given are 0."""
         RecordWriter(str(self.path), table, who, clock=self.clock, peaks="window").close()
         rows = np.zeros(count, np.dtype([tuple(field) for field in table.dtype]))
         for name, values in columns.items():
@@ -72,7 +72,7 @@ class Recording:
             rows.tofile(file)
         self.records += count
 
-    def spans(self, who: Identity, phases: tuple[tuple[str, int], ...]) -> dict[str, Any]:
+    def write_spans(self, who: Identity, phases: tuple[tuple[str, int], ...]) -> dict[str, Any]:
         """The spans of a rank, of evenly long phases; what begins and allocator samples share with them."""
         steps, each = self.length_ns // STEP_NS, len(phases)
         place = {
@@ -81,7 +81,7 @@ class Recording:
         }
         begin = np.arange(steps * each) * (STEP_NS // each)
         forward = place["phase"] == PHASE_CODE["forward"]
-        self.table(
+        self.write_table(
             tables.SPANS,
             who,
             steps * each,
@@ -95,24 +95,24 @@ class Recording:
         )
         return {"time_ns": begin, **place}
 
-    def allocator(self, who: Identity, begins: dict[str, Any]) -> None:
+    def write_allocator(self, who: Identity, begins: dict[str, Any]) -> None:
         """Samples at the begin and the end of every phase, and at ticks between."""
-        times = [begins["time_ns"], begins["time_ns"] + STEP_NS // len(PHASES), self.ticks()]
+        times = [begins["time_ns"], begins["time_ns"] + STEP_NS // len(PHASES), self.list_ticks()]
         edges = np.repeat([BEGIN, END, TICK], [len(part) for part in times])
         order = np.argsort(joined := np.concatenate(times), kind="stable")
         held = 10**10 + joined % 10**9
         counts = dict.fromkeys(("allocated_bytes", "allocated_peak_bytes", "reserved_peak_bytes"), held[order])
-        self.table(tables.ALLOCATOR, who, len(order), time_ns=joined[order], edge=edges[order], **counts)
+        self.write_table(tables.ALLOCATOR, who, len(order), time_ns=joined[order], edge=edges[order], **counts)
 
-    def ticks(self, each: int = 1, every: int = 1) -> Any:
+    def list_ticks(self, each: int = 1, every: int = 1) -> Any:
         """The sampler's times, for ``each`` things it samples."""
         return np.repeat(np.arange(0, self.length_ns, TICK_NS * every), each)
 
-    def samples(self, table: tables.Table, each: int, every: int = 1, **columns: Any) -> None:
-        """What the node's sampler writes of ``each`` things; a column is one value, or those of one tick."""
-        times = self.ticks(each, every)
+    def write_samples(self, table: tables.Table, each: int, every: int = 1, **columns: Any) -> None:
+        """Write the node's samples of ``each`` things; a column is one value, or the values of one tick."""
+        times = self.list_ticks(each, every)
         whole = {name: np.resize(values, len(times)) for name, values in columns.items()}
-        self.table(table, self.node, len(times), time_ns=times, **whole)
+        self.write_table(table, self.node, len(times), time_ns=times, **whole)
 
 
 def write_job(path: Path, records: int) -> Recording:
@@ -121,19 +121,19 @@ def write_job(path: Path, records: int) -> Recording:
     per_tick = 2 * RANKS + RANKS + 1 + 1 + RANKS * (THREADS / THREADS_EVERY + 1)
     made = Recording(path, int(records / (per_step / STEP_NS + per_tick / TICK_NS)))
     for number in range(RANKS):
-        who = made.rank(number)
-        begins = made.spans(who, PHASES)
-        made.table(tables.BEGINS, who, len(begins["time_ns"]), **begins)
-        made.allocator(who, begins)
+        who = made.identify_rank(number)
+        begins = made.write_spans(who, PHASES)
+        made.write_table(tables.BEGINS, who, len(begins["time_ns"]), **begins)
+        made.write_allocator(who, begins)
         steps = made.length_ns // STEP_NS
-        made.table(tables.PROBE, who, steps, time_ns=(np.arange(steps) + 1) * STEP_NS)
+        made.write_table(tables.PROBE, who, steps, time_ns=(np.arange(steps) + 1) * STEP_NS)
     numbers = np.arange(RANKS)
     pids = 1000 + numbers
-    made.samples(tables.GPUS, RANKS, gpu=numbers, used_bytes=10**10, total_bytes=10**11)
-    made.samples(tables.GPU_PROCESSES, RANKS, gpu=numbers, pid=pids, used_bytes=10**10)
-    made.samples(tables.PROCESSES, RANKS + 1, pid=[*pids, LAUNCHER], rank=[*numbers, -1], rss_bytes=[*pids * 10**7, 1])
-    made.samples(tables.THREADS, RANKS * THREADS, THREADS_EVERY, pid=np.repeat(pids, THREADS), cores_used=0.5)
-    made.samples(tables.HOSTS, 1, cores=64, memory_total_bytes=10**12, cgroup_limit_bytes=-1)
+    made.write_samples(tables.GPUS, RANKS, gpu=numbers, used_bytes=10**10, total_bytes=10**11)
+    made.write_samples(tables.GPU_PROCESSES, RANKS, gpu=numbers, pid=pids, used_bytes=10**10)
+    made.write_samples(tables.PROCESSES, RANKS + 1, pid=[*pids, LAUNCHER], rank=[*numbers, -1], rss_bytes=[*pids * 10**7, 1])
+    made.write_samples(tables.THREADS, RANKS * THREADS, THREADS_EVERY, pid=np.repeat(pids, THREADS), cores_used=0.5)
+    made.write_samples(tables.HOSTS, 1, cores=64, memory_total_bytes=10**12, cgroup_limit_bytes=-1)
     _write_events(made)
     return made
 
@@ -143,7 +143,7 @@ def _write_events(made: Recording) -> None:
     node.write(0, "node", gpus=[{"index": number, "name": "GPU", "uuid": f"GPU-{number}"} for number in range(RANKS)])
     node.write(0, "job_started", pid=LAUNCHER)
     node.write(made.length_ns, "job_ended", exit_code=0, text="The job ended well.")
-    rank = EventWriter(str(made.path), made.rank(0))
+    rank = EventWriter(str(made.path), made.identify_rank(0))
     rank.write(0, "engine", world_size=RANKS, zero_stage=2, model="made up")
     for writer in (node, rank):
         writer.close()
@@ -153,7 +153,7 @@ def write_spans(path: Path, records: int) -> Recording:
     """Nothing but spans."""
     made = Recording(path, records // RANKS // len(ONLY_SPANS) * STEP_NS)
     for number in range(RANKS):
-        made.spans(made.rank(number), ONLY_SPANS)
+        made.write_spans(made.identify_rank(number), ONLY_SPANS)
     return made
 
 
@@ -166,19 +166,19 @@ def _read_with_numpy(path: Path) -> float:
     return time.perf_counter() - begin
 
 
-def _memory(field: str) -> int:
+def _read_memory(field: str) -> int:
     """A field of this process's status in MiB."""
     return int(re.findall(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[0]) // 1024
 
 
-def measure(path: Path) -> dict[str, float]:
+def measure_opening(path: Path) -> dict[str, float]:
     """Opens the recording in a process of its own, whose memory is that of opening. Seconds and MiB."""
-    before = _memory("VmHWM")
+    before = _read_memory("VmHWM")
     begin, begin_cpu = time.perf_counter(), time.process_time()
     source = RecordingSource(Session.open(path))
     view = source.view_at(None)
     opened, processor = time.perf_counter() - begin, time.process_time() - begin_cpu
-    peak, mapped = _memory("VmHWM") - before, _memory("RssFile")
+    peak, mapped = _read_memory("VmHWM") - before, _read_memory("RssFile")
     elsewhere = []
     for share in (0.5, 0.25, 0.75):
         begin = time.perf_counter()
@@ -196,7 +196,7 @@ def measure(path: Path) -> dict[str, float]:
     }
 
 
-def report(made: Recording, name: str) -> None:
+def print_figures(made: Recording, name: str) -> None:
     """Measures a recording in fresh processes and prints figures: of the one whose opening took the median time."""
     command = [sys.executable, __file__, "--measure", str(made.path)]
     runs = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(RUNS)]
@@ -219,11 +219,11 @@ def main() -> None:
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        print(json.dumps(measure(options.measure)))
+        print(json.dumps(measure_opening(options.measure)))
         return
     for name, write in (("a job as it is", write_job), ("nothing but spans", write_spans)):
         with tempfile.TemporaryDirectory() as folder:
-            report(write(Path(folder, "session"), options.records), name)
+            print_figures(write(Path(folder, "session"), options.records), name)
 
 
 if __name__ == "__main__":

@@ -31,21 +31,21 @@ BUDGET_US, BUDGET_SHARE = 150.0, 0.003
 
 
 def main() -> None:
-    options = parse()
+    options = parse_options()
     if "TRACEML_SESSION_ID" in os.environ or options.peer:
         measure_peer(options)
         return
     print(f"{'us a micro-step':24}{'width':>8}{'without':>12}{'felt':>10}{'quartiles':>18}{'share':>9}")
     for width in options.width:
-        ours = zerotop(options, width)
-        show("zerotop", width, ours)
+        ours = measure_zerotop(options, width)
+        print_row("zerotop", width, ours)
         print(f"{'  measured by itself':24}{width:8}{'':12}{ours['measured_per_micro_step_us']:10.0f}")
         if importlib.util.find_spec("traceml_ai") is not None:
-            show("traceml-ai", width, peer(options, width))
+            print_row("traceml-ai", width, run_peer(options, width))
     print(f"budget: {BUDGET_US:.0f} us a micro-step where it takes 2 to 5 ms, {BUDGET_SHARE:.1%} where a step takes 100 ms")
 
 
-def parse() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--block", type=int, default=10)
@@ -56,22 +56,22 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def arguments(options: argparse.Namespace, width: int) -> list[str]:
+def build_arguments(options: argparse.Namespace, width: int) -> list[str]:
     names = ("steps", "block", "accumulation", "stage")
     given = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
     return [*given, "--width", str(width)]
 
 
-def zerotop(options: argparse.Namespace, width: int) -> dict[str, float]:
+def measure_zerotop(options: argparse.Namespace, width: int) -> dict[str, float]:
     script = str(Path(__file__).with_name("probe_cost.py"))
-    return last_json([sys.executable, script, "--json", "--torch-adam", *arguments(options, width)], "{")
+    return last_json([sys.executable, script, "--json", "--torch-adam", *build_arguments(options, width)], "{")
 
 
-def peer(options: argparse.Namespace, width: int) -> dict[str, float]:
+def run_peer(options: argparse.Namespace, width: int) -> dict[str, float]:
     program = shutil.which("traceml") or "traceml"
     with tempfile.TemporaryDirectory() as logs:
         command = [program, "run", "--mode", "summary", "--logs-dir", logs, "--nproc-per-node", "1", __file__]
-        return last_json([*command, "--args", "--peer", *arguments(options, width)], MARK)
+        return last_json([*command, "--args", "--peer", *build_arguments(options, width)], MARK)
 
 
 def last_json(command: list[str], begins: str) -> dict[str, float]:
@@ -79,25 +79,25 @@ def last_json(command: list[str], begins: str) -> dict[str, float]:
     lines = [line for line in (done.stdout + done.stderr).splitlines() if re.search(r"\{.*\}", line) and begins in line]
     if not lines:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    found = re.search(r"\{.*\}", lines[-1])
-    assert found is not None
-    return dict(json.loads(found[0]))
+    match = re.search(r"\{.*\}", lines[-1])
+    assert match is not None
+    return dict(json.loads(match[0]))
 
 
 def measure_peer(options: argparse.Namespace) -> None:
-    """In a process that TraceML has started."""
+    """Measure in a process that TraceML has started."""
     import traceml_ai as traceml
 
     options.width, options.torch_adam, options.offload = options.width[0], True, False
     engine = probe_cost.make_engine(options)
-    source = probe_cost.batches(options, engine)
+    source = probe_cost.make_batches(options, engine)
     for _ in range(3):
-        block(engine, source, options, traced=traceml.trace_step)
+        measure_block(engine, source, options, traced=traceml.trace_step)
     without, differences = [], []
     for number in range(max(2, options.steps // options.block // 2)):
         times = {}
         for on in (True, False) if number % 2 else (False, True):
-            times[on] = block(engine, source, options, traced=traceml.trace_step if on else None)
+            times[on] = measure_block(engine, source, options, traced=traceml.trace_step if on else None)
         without.append(times[False])
         differences.append(times[True] - times[False])
     quarters = statistics.quantiles(differences, n=4)
@@ -113,7 +113,7 @@ def measure_peer(options: argparse.Namespace) -> None:
     torch.distributed.destroy_process_group()
 
 
-def block(engine: Any, source: Any, options: argparse.Namespace, *, traced: Any) -> float:
+def measure_block(engine: Any, source: Any, options: argparse.Namespace, *, traced: Any) -> float:
     """Microseconds per micro-step over one block of steps."""
     begin = time.perf_counter_ns()
     for _ in range(options.block):
@@ -125,7 +125,7 @@ def block(engine: Any, source: Any, options: argparse.Namespace, *, traced: Any)
     return (time.perf_counter_ns() - begin) / 1000 / options.block / options.accumulation
 
 
-def show(name: str, width: int, found: dict[str, float]) -> None:
+def print_row(name: str, width: int, found: dict[str, float]) -> None:
     base, felt = found["micro_step_without_us"], found["felt_per_micro_step_us"]
     quartiles = f"{found['felt_lower_quartile_us']:.0f} to {found['felt_upper_quartile_us']:.0f}"
     print(f"{name:24}{width:8}{base:12.0f}{felt:10.0f}{quartiles:>18}{felt / base:9.2%}", flush=True)

@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from viewer_cost import WRITER, Terminal, attach, machine_s
+from viewer_cost import WRITER, Terminal, build_attach_command, machine_s
 
 LOOP = "import time\nkept = []\nwhile True:\n    kept = [bytearray(1000) for _ in range(1000)]\n    time.sleep(0.02)\n"
 # A context and memory on one GPU, with the driver alone, and a little work: what a rank is to who looks from outside.
@@ -46,8 +46,8 @@ while True:
 OUR_RANKS = 8  # where there are no GPUs
 
 
-def gpus() -> int:
-    """How many this machine has, 0 without a driver."""
+def count_gpus() -> int:
+    """Return the number of GPUs of this machine, 0 without a driver."""
     try:
         import pynvml
 
@@ -58,7 +58,7 @@ def gpus() -> int:
 
 
 @contextlib.contextmanager
-def running(commands: list[list[str]]) -> Iterator[None]:
+def start_programs(commands: list[list[str]]) -> Iterator[None]:
     """Programs that have said a line each, until they are no longer needed."""
     started = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
     try:
@@ -73,14 +73,14 @@ def running(commands: list[list[str]]) -> Iterator[None]:
             process.wait()
 
 
-def measured(command: list[str], options: argparse.Namespace) -> tuple[float, float, float, float] | None:
+def measure_program(command: list[str], options: argparse.Namespace) -> tuple[float, float, float, float] | None:
     """Processor seconds a minute, of everything else likewise, 10^6 bytes, 10^3 bytes a second; None if it ended."""
     width, height = (int(part) for part in options.size.split("x"))
     terminal = Terminal(command, width, height)
     try:
-        terminal.watch(options.warm_up)
+        terminal.collect_facts(options.warm_up)
         before, machine, since, written = terminal.processor_s(), machine_s(), time.monotonic(), terminal.written
-        terminal.watch(options.seconds)
+        terminal.collect_facts(options.seconds)
         passed = time.monotonic() - since
         own = (terminal.processor_s() - before) / passed
         others = (machine_s() - machine) / passed - own
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--size", default="120x40")
     parser.add_argument("--ranks", type=int, help="of the recording; otherwise as many as there are GPUs")
     options = parser.parse_args()
-    devices = gpus()
+    devices = count_gpus()
     ranks = options.ranks or devices or OUR_RANKS
     nvitop = [sys.executable, "-m", "nvitop", "--monitor", "full"]
     with tempfile.TemporaryDirectory() as folder:
@@ -112,7 +112,7 @@ def main() -> None:
         for number in range(options.rounds):
             path = Path(folder) / f"session{number}"
             programs = {
-                "zerotop": (attach(path), [[sys.executable, str(WRITER), str(path), "--ranks", str(ranks)]]),
+                "zerotop": (build_attach_command(path), [[sys.executable, str(WRITER), str(path), "--ranks", str(ranks)]]),
                 "nvitop -i 0.25": ([*nvitop, "--interval", "0.25"], holders),
                 "nvitop": (nvitop, holders),
                 "memray": ([sys.executable, "-m", "memray", "run", "--live", "--quiet", str(loop)], []),
@@ -124,8 +124,8 @@ def main() -> None:
                 if importlib.util.find_spec(package) is None:
                     print(f"{name:>16} is not installed")
                     continue
-                with running(beside):
-                    found = measured(command, options)
+                with start_programs(beside):
+                    found = measure_program(command, options)
                 if found is None:
                     print(f"{name:>16} ended by itself")
                     continue

@@ -30,13 +30,13 @@ BUDGET_MICRO_STEP_US = 150.0
 
 
 def main() -> None:
-    options = parse()
+    options = parse_options()
     if "RANK" not in os.environ:
         raise SystemExit(start_rank(options.budget))
-    measure(options)
+    measure_engine(options)
 
 
-def parse() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps in all [400]")
     parser.add_argument("--block", type=int, default=10, help="steps in a block [10]")
@@ -84,7 +84,7 @@ def make_engine(options: argparse.Namespace) -> Any:
 
 
 def wrapped_methods() -> list[tuple[Any, str, Any]]:
-    """Where the probe stands: (class, name of the method, what stands there)."""
+    """Return the methods that the probe wraps: (class, name of the method, wrapper)."""
     import deepspeed.runtime.engine as engine_module
     import torch.utils.data.dataloader as data
 
@@ -93,22 +93,22 @@ def wrapped_methods() -> list[tuple[Any, str, Any]]:
     return [entry for entry in found if hasattr(entry[2], "__zerotop__")]
 
 
-def switch(engine: Any) -> Callable[[bool], None]:
+def make_switch(engine: Any) -> Callable[[bool], None]:
     """A function that takes the probe out of this process and puts it back."""
     methods = wrapped_methods()
     assert methods, "the probe is not installed here"
     timers = getattr(engine.optimizer, "timers", None)
 
-    def turn(on: bool) -> None:
+    def turn_probe(on: bool) -> None:
         for owner, name, method in methods:
             setattr(owner, name, method if on else method.__wrapped__)
         if timers is not None:
             engine.optimizer.timers = timers if on else timers._inner
 
-    return turn
+    return turn_probe
 
 
-def batches(options: argparse.Namespace, engine: Any) -> Iterator[Any]:
+def make_batches(options: argparse.Namespace, engine: Any) -> Iterator[Any]:
     import torch
 
     ids = torch.randint(1000, (64, 32))
@@ -117,7 +117,7 @@ def batches(options: argparse.Namespace, engine: Any) -> Iterator[Any]:
             yield batch.to(engine.device)
 
 
-def block(engine: Any, source: Iterator[Any], options: argparse.Namespace) -> float:
+def measure_block(engine: Any, source: Iterator[Any], options: argparse.Namespace) -> float:
     """Microseconds per micro-step over one block of steps."""
     clock = time.thread_time_ns if options.cpu_time else time.perf_counter_ns
     begin = clock()
@@ -128,8 +128,8 @@ def block(engine: Any, source: Iterator[Any], options: argparse.Namespace) -> fl
     return (clock() - begin) / 1000 / options.block / options.accumulation
 
 
-def measure(options: argparse.Namespace) -> None:
-    measure_blocks(options, make_engine(options), switch)
+def measure_engine(options: argparse.Namespace) -> None:
+    measure_blocks(options, make_engine(options), make_switch)
     import torch
 
     torch.distributed.destroy_process_group()
@@ -139,9 +139,9 @@ def measure_blocks(options: argparse.Namespace, engine: Any, make_switch: Callab
     """Measure and print. ``make_switch(engine)`` returns the function that takes the probe out and puts it back."""
     from zerotop_probe.inside.hooks.hook_installer import PROBE
 
-    source, meter = batches(options, engine), PROBE.meter
+    source, meter = make_batches(options, engine), PROBE.meter
     for _ in range(10):
-        block(engine, source, options)
+        measure_block(engine, source, options)
     turn = pause_budget(PROBE, make_switch(engine))
     without, differences, cost, boundaries = [], [], 0, 0
     for number in range(max(2, options.steps // options.block // 2)):
@@ -150,13 +150,13 @@ def measure_blocks(options: argparse.Namespace, engine: Any, make_switch: Callab
         for on in (True, False) if number % 2 else (False, True):
             turn(on)
             before = (meter.cost_ns, meter.boundaries)
-            times[on] = block(engine, source, options)
+            times[on] = measure_block(engine, source, options)
             cost += meter.cost_ns - before[0]
             boundaries += meter.boundaries - before[1]
         without.append(times[False])
         differences.append(times[True] - times[False])
     turn(True)
-    show(figures(without, differences, cost, boundaries, options), options)
+    print_figures(compute_figures(without, differences, cost, boundaries, options), options)
 
 
 def pause_budget(probe: Any, turn: Callable[[bool], None]) -> Callable[[bool], None]:
@@ -185,7 +185,7 @@ def shift_clock(recorder: Any, passed_ns: int, cost_ns: int) -> None:
         counting.begin_ns += passed_ns
 
 
-def figures(
+def compute_figures(
     without: list[float], differences: list[float], cost: int, boundaries: int, options: argparse.Namespace
 ) -> dict[str, float]:
     micro_steps = len(without) * options.block * options.accumulation
@@ -202,7 +202,7 @@ def figures(
     }
 
 
-def show(found: dict[str, float], options: argparse.Namespace) -> None:
+def print_figures(found: dict[str, float], options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(found))
         return

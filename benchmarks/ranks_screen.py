@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from small_recording import read
+from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.ranks.matrix import Metric
 from zerotop.analysis.ranks.samples import RankSamples
@@ -35,7 +35,7 @@ TIMES = 9
 
 
 def median_ms(work: Callable[[], object]) -> float:
-    """Of processor time."""
+    """Return the median processor time in milliseconds."""
     found = []
     for _ in range(TIMES):
         before = time.process_time()
@@ -44,9 +44,9 @@ def median_ms(work: Callable[[], object]) -> float:
     return sorted(found)[TIMES // 2]
 
 
-async def measure(folder: Path, width: int, height: int) -> dict[str, float]:
+async def measure_recording(folder: Path, width: int, height: int) -> dict[str, float]:
     """The figures of one recording."""
-    source = RecordingSource(read(folder))
+    source = RecordingSource(read_recording(folder))
     app = ZerotopApp(source, title="ranks", glyphs=BLOCKS)
     found: dict[str, float] = {}
     async with app.run_test(size=(width, height)) as pilot:
@@ -61,20 +61,20 @@ async def measure(folder: Path, width: int, height: int) -> dict[str, float]:
         for metric in (Metric.PEAK, Metric.FREE, Metric.CORES):
             found[metric.value] = median_ms(lambda metric=metric: RankSamples(source.session).read_metric(metric, matrix))
 
-        def redraw() -> None:
+        def redraw_matrix() -> None:
             screen.ranking.metric = Metric.WAIT if screen.ranking.metric is Metric.ITERATION else Metric.ITERATION
             screen.frame = frame
             screen._compositor.render_strips()
 
-        found["redraw"] = median_ms(redraw)
+        found["redraw"] = median_ms(redraw_matrix)
         ranks = [rank.rank for rank in frame.view.ranks]
 
-        def key() -> None:
+        def choose_next_rank() -> None:
             ranks.append(ranks.pop(0))
             screen.frame = replace(frame, rank=ranks[0])
             screen._compositor.render_strips()
 
-        found["key"] = median_ms(key)
+        found["key"] = median_ms(choose_next_rank)
     return found
 
 
@@ -88,8 +88,8 @@ def main() -> None:
     for ranks in given.ranks:
         with tempfile.TemporaryDirectory() as folder:
             write_ranks(Path(folder), ranks, given.steps, late_s={ranks // 2: 0.1}, more_bytes={ranks // 3: 4 * GIB})
-            found = asyncio.run(measure(Path(folder), width, height))
-        print(f"{ranks:5} ranks, ms:", "  ".join(f"{name} {value:.1f}" for name, value in found.items()))
+            figures = asyncio.run(measure_recording(Path(folder), width, height))
+        print(f"{ranks:5} ranks, ms:", "  ".join(f"{name} {value:.1f}" for name, value in figures.items()))
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ SHAPES = {5: (2, 256, 4, 3), 20: (8, 512, 2, 2), 60: (12, 768, 1, 2), 300: (24, 
 
 
 def main() -> None:
-    options = parse()
+    options = parse_options()
     if options.child:
-        train(options)
+        measure_product(options)
         return
     print("| | a step, us | felt, us | of it | median, us | +-, us | measured by itself, us | in full detail | counted |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
@@ -51,7 +51,7 @@ def main() -> None:
         run_product("TraceML", "traceml", options, None, options.peers)
 
 
-def parse() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", type=int, nargs="*", default=list(SHAPES), help="milliseconds of a step [5 20 60 300]")
     parser.add_argument("--peers", type=int, nargs="*", default=[5, 20, 60], help="the same for other products [5 20 60]")
@@ -89,12 +89,12 @@ def run_product(
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     found = [json.loads(line.split(MARK, 1)[1]) for line in done.stdout.splitlines() if MARK in line]
     for row in found:
-        show(name, row)
+        print_row(name, row)
     if len(found) < len(targets):
         print(f"{name} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}", flush=True)
 
 
-def show(name: str, row: dict[str, float]) -> None:
+def print_row(name: str, row: dict[str, float]) -> None:
     felt, base = row["felt_us"], row["step_us"]
     cells = [f"{base:.0f}", f"{felt:.0f}", f"{felt / base:.2%}", f"{row['median_us']:.0f}", f"{row['error_us']:.0f}"]
     cells += (
@@ -157,24 +157,24 @@ class Loop:
         return (time.perf_counter_ns() - begin_ns) / 1000 / count
 
 
-def train(options: argparse.Namespace) -> None:
-    """In the process of one product: measure every target."""
+def measure_product(options: argparse.Namespace) -> None:
+    """Measure every target, in the process of one product."""
     for target in options.targets:
         loop = Loop(target, options.device, options.sequence)
         product = TraceMl(loop) if options.child == "traceml" else Zerotop(loop)
-        product.turn(True)
+        product.turn_hooks(True)
         loop.run_steps(60 if target < 100 else 25, product.around_step)  # the first steps are recorded in full
-        product.reset()
+        product.reset_costs()
         without, differences = [], []
         for number in range(options.pairs * SHAPES[target][3]):
             times = {}
             # Whichever comes first in a pair comes second in the next.
             for is_on in (True, False) if number % 2 else (False, True):
-                product.turn(is_on)
+                product.turn_hooks(is_on)
                 times[is_on] = loop.run_steps(SHAPES[target][2], product.around_step)
             without.append(times[False])
             differences.append(times[True] - times[False])
-        product.turn(False)
+        product.turn_hooks(False)
         cut = len(differences) // 20
         kept = sorted(differences)[cut : len(differences) - cut]
         row = {
@@ -191,25 +191,25 @@ class Zerotop:
     """The probe in this process, of either version."""
 
     def __init__(self, loop: Loop) -> None:
-        from loop_cost import switch
+        from loop_cost import make_switch
         from probe_cost import shift_clock
 
         from zerotop_probe.inside.hooks.hook_installer import PROBE
 
         self._probe = PROBE
         self._shift_clock = shift_clock
-        self._switch = switch(SimpleNamespace(model=loop.model))
+        self._switch = make_switch(SimpleNamespace(model=loop.model))
         self._is_on = True
         self._turned_ns = 0
-        self.reset()
+        self.reset_costs()
 
-    def reset(self) -> None:
+    def reset_costs(self) -> None:
         """Forget what the steps so far have cost."""
         self._cost_ns = 0
         self._begin_ns = time.monotonic_ns()
         self._cost_before = self._read_cost(self._probe.meter)
 
-    def turn(self, is_on: bool) -> None:
+    def turn_hooks(self, is_on: bool) -> None:
         """Put the hooks into this process, or take them out; the probe's threads rest meanwhile."""
         self._switch(is_on)
         recorder, meter = self._probe.recorder, self._probe.meter
@@ -278,10 +278,10 @@ class TraceMl:
         self._trace = lambda: traceml_ai.trace_step(loop.model)
         self._is_on = True
 
-    def turn(self, is_on: bool) -> None:
+    def turn_hooks(self, is_on: bool) -> None:
         self._is_on = is_on
 
-    def reset(self) -> None:
+    def reset_costs(self) -> None:
         """Do nothing: TraceML does not say what it costs."""
 
     def around_step(self) -> Any:

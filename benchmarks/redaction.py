@@ -38,9 +38,11 @@ def main() -> None:
     from zerotop_probe.recording.redact import StreamRedactor, redact_command, redact_text
 
     output, commands = b"", set[tuple[str, ...]]()
-    for name in recordings.names():
-        session = recordings.recording(name)
-        output += b"".join(data for file, data in unpack_files(recordings.packed(name)).items() if file.endswith(".log"))
+    for name in recordings.list_recordings():
+        session = recordings.open_recording(name)
+        output += b"".join(
+            data for file, data in unpack_files(recordings.find_packed_file(name)).items() if file.endswith(".log")
+        )
         commands.add(tuple(session.info["command"]))
         facts = [event.facts for event in session.events]
         commands |= {tuple(fact[key]) for fact in facts for key in ("command", "arguments") if fact.get(key)}

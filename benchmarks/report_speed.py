@@ -26,7 +26,7 @@ def main() -> None:
     """Measure and print."""
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
     with tempfile.TemporaryDirectory() as folder:
-        path = long_recording.write(Path(folder) / "long", steps)
+        path = long_recording.write_recording(Path(folder) / "long", steps)
         begin = time.process_time()
         read_steps(Session.open(path))
         reading_s = time.process_time() - begin

@@ -84,7 +84,7 @@ while True:
 
 
 @contextmanager
-def children(code: str, arguments: list[list[str]]) -> Iterator[list[subprocess.Popen[str]] | None]:
+def start_programs(code: str, arguments: list[list[str]]) -> Iterator[list[subprocess.Popen[str]] | None]:
     """Programs that have said that they are ready; None if one of them did not. They are killed at the end."""
     command = [sys.executable, "-c", code]
     started = [
@@ -117,7 +117,7 @@ def measure_agent(processes: int, threads: int, busy: int, seconds: float) -> fl
     return share
 
 
-def measure(sample: Callable[[int], object], seconds: float, hertz: int = HERTZ) -> tuple[float, float]:
+def measure_sampler(sample: Callable[[int], object], seconds: float, hertz: int = HERTZ) -> tuple[float, float]:
     """Share of a core that sampling used, and the median time of a sample in milliseconds."""
     times = []
     cpu_before, began = time.process_time_ns(), time.monotonic_ns()
@@ -130,27 +130,27 @@ def measure(sample: Callable[[int], object], seconds: float, hertz: int = HERTZ)
     return used / (time.monotonic_ns() - began), statistics.median(times) / 1e6
 
 
-def ours(pids: list[int], folder: str) -> tuple[Callable[[int], object], Callable[[], object]]:
+def make_our_sampler(pids: list[int], folder: str) -> tuple[Callable[[int], object], Callable[[], object]]:
     """Our sampler of these processes and the host, and what closes it."""
     identity = Identity.for_this_process("node")
     processes = ProcessSampler(folder, identity, lambda *_: None, lambda *_: None)
     hosts = HostSampler(folder, identity, ControlGroup(pids[0]))
     members = [SampledMember(process, rank) for rank, pid in enumerate(pids) if (process := Process.from_pid(pid))]
 
-    def sample(tick: int) -> None:
+    def sample_ours(tick: int) -> None:
         time_ns = time.monotonic_ns()
         processes.take_sample(time_ns, tick, members)
         if tick % TICKS_PER_HOST == 0:
             hosts.take_sample(time_ns)
 
-    return sample, processes.close
+    return sample_ours, processes.close
 
 
 def with_psutil(pids: list[int]) -> Callable[[int], object]:
     """The same facts by psutil."""
     processes = [psutil.Process(pid) for pid in pids]
 
-    def sample(tick: int) -> None:
+    def sample_psutil(tick: int) -> None:
         for process in processes:
             process.memory_info()
             process.cpu_times()
@@ -160,7 +160,7 @@ def with_psutil(pids: list[int]) -> Callable[[int], object]:
             psutil.swap_memory()
             psutil.cpu_times()
 
-    return sample
+    return sample_psutil
 
 
 def measure_gpus(seconds: float) -> float:
@@ -174,7 +174,7 @@ def measure_gpus(seconds: float) -> float:
             if sampler.is_due(number):
                 sampler.take_sample(time.monotonic_ns(), number)
 
-        share, _ = measure(half_tick, seconds, 2 * HERTZ)
+        share, _ = measure_sampler(half_tick, seconds, 2 * HERTZ)
         sampler.close()
     return share
 
@@ -182,7 +182,7 @@ def measure_gpus(seconds: float) -> float:
 def query_costs(devices: list[nvml.GpuDevice]) -> dict[str, float]:
     """Seconds of processor time of each query of a GPU, the mean over all of them."""
 
-    def cost(body: Callable[[nvml.GpuDevice], object], times: int = 100) -> float:
+    def measure_cost(body: Callable[[nvml.GpuDevice], object], times: int = 100) -> float:
         before = time.thread_time_ns()
         for _ in range(times):
             for device in devices:
@@ -191,12 +191,12 @@ def query_costs(devices: list[nvml.GpuDevice]) -> dict[str, float]:
 
     for device in devices:
         device.read_row(0, 0)
-    plain = cost(lambda device: device.read_row(0, 1))
+    plain = measure_cost(lambda device: device.read_row(0, 1))
     return {
         "row": plain,
-        "what changes slowly": cost(lambda device: device.read_row(0, 0)) - plain,
+        "what changes slowly": measure_cost(lambda device: device.read_row(0, 0)) - plain,
         "look at the byte counters, both ways": statistics.mean(device.measure_read_cost() for device in devices),
-        "list of processes": cost(lambda device: device.read_process_rows(0, refresh=True)),
+        "list of processes": measure_cost(lambda device: device.read_process_rows(0, refresh=True)),
     }
 
 
@@ -208,7 +208,7 @@ def print_gpus(seconds: float, agent: float) -> None:
         return
     count = len(devices)
     print(f"  GPUs     {100 * (idle := measure_gpus(seconds)) / count:6.2f} % of a core for each of {count}, idle")
-    with children(COPIER, [[str(index)] for index in range(count)]) as copiers:
+    with start_programs(COPIER, [[str(index)] for index in range(count)]) as copiers:
         if copiers:
             busy = measure_gpus(seconds)
             print(f"           {100 * busy / count:6.2f} % of a core for each of {count}, bytes flowing both ways")
@@ -241,13 +241,13 @@ def main() -> None:
     shares: dict[str, list[float]] = {"zerotop": [], "psutil": []}
     times: dict[str, list[float]] = {"zerotop": [], "psutil": []}
     arguments = [[str(options.threads), str(options.busy)]] * options.processes
-    with children(CHILD, arguments) as started, tempfile.TemporaryDirectory() as folder:
+    with start_programs(CHILD, arguments) as started, tempfile.TemporaryDirectory() as folder:
         assert started is not None
         pids = [child.pid for child in started]
-        sample, close = ours(pids, folder)
+        sample, close = make_our_sampler(pids, folder)
         for _ in range(options.rounds):
             for name, body in (("zerotop", sample), ("psutil", with_psutil(pids))):
-                share, milliseconds = measure(body, options.seconds)
+                share, milliseconds = measure_sampler(body, options.seconds)
                 shares[name].append(share)
                 times[name].append(milliseconds)
         close()

@@ -36,7 +36,7 @@ def main() -> None:
     print(f"{'loop':8}{'width':>7}{'a step, ms':>12}{'felt':>10}{'quartiles':>20}{'own thread':>12}")
     for width in options.width:
         for kind in KINDS:
-            measure(kind, width, options)
+            measure_loop(kind, width, options)
 
 
 def start_rank() -> int:
@@ -59,7 +59,7 @@ def make_step(kind: str, width: int) -> Callable[[], None]:
     begin = time.perf_counter()
     steps = 0
 
-    def train() -> None:
+    def train_step() -> None:
         nonlocal begin, steps
         steps += 1
         if kind != "calm":
@@ -71,10 +71,10 @@ def make_step(kind: str, width: int) -> Callable[[], None]:
         optimizer.step()
         optimizer.zero_grad()
 
-    return train
+    return train_step
 
 
-def measure(kind: str, width: int, options: argparse.Namespace) -> None:
+def measure_loop(kind: str, width: int, options: argparse.Namespace) -> None:
     """Measure one kind of loop and print its line."""
     from zerotop_probe.inside.hooks.hook_installer import PROBE
     from zerotop_probe.inside.stacks.stack_sampler import NAME

@@ -25,7 +25,7 @@ TABLES = ("sweep.json", "results.csv", "results.parquet")
 
 
 def main() -> None:
-    options = parse()
+    options = parse_options()
     output = Path(options.output)
     common = ["--model", options.model, "--micro-batch", options.micro_batch, "--steps", "8", "--warmup", "3"]
     common += ["--retries", "1", "--hang-after", "120", "--price-per-hour", options.price]
@@ -41,7 +41,7 @@ def main() -> None:
             bring_back(folder, output / name)
 
 
-def parse() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", help="folder for tables and packed sessions")
     parser.add_argument("--model", default="qwen-0.5b")

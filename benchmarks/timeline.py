@@ -46,11 +46,11 @@ class Costs:
     pan: float
 
 
-def write(path: Path, records: int) -> None:
+def write_recording(path: Path, records: int) -> None:
     """The recording; every rank says which GPU it is on."""
     made = open_session.write_job(path, records)
     for number in range(open_session.RANKS):
-        writer = EventWriter(str(made.path), made.rank(number))
+        writer = EventWriter(str(made.path), made.identify_rank(number))
         writer.write(1, "engine", world_size=open_session.RANKS, devices=[{"ordinal": 0, "uuid": str(number)}])
         writer.close()
 
@@ -64,33 +64,33 @@ class Watching:
         self.view = TimelineView()
         self.pictures = PictureBuilder(self.source, self.view)
 
-    def draw(self) -> bool:
-        """One frame; whether it was complete."""
+    def draw_frame(self) -> bool:
+        """Draw one frame; return whether it was complete."""
         picture = self.pictures.build_picture(self.frame, chart_cells(WIDTH), HEIGHT)
         draw_timeline(picture, WIDTH, HEIGHT, BLOCKS)
         return picture.timeline.is_complete
 
-    def look(self, share: float, column_ns: int) -> Costs:
+    def look_at(self, share: float, column_ns: int) -> Costs:
         """Goes to a place, with columns of about a length."""
         self.viewer.go_to_share(share)
         self.frame = self.viewer.make_frame()
         self.view.set_column_ns(column_ns)
         begin = time.perf_counter()
-        complete = self.draw()
+        complete = self.draw_frame()
         rows = time.perf_counter() - begin
         while not complete:
-            complete = self.draw()
+            complete = self.draw_frame()
         first = time.perf_counter() - begin
         again, pan = [], []
         for _ in range(5):
-            again.append(self._took())
+            again.append(self._time_frame())
             self.view.pan_columns(2)
-            pan.append(self._took())
+            pan.append(self._time_frame())
         return Costs(first * 1e3, rows * 1e3, float(np.median(again)) * 1e3, max(pan) * 1e3)
 
-    def _took(self) -> float:
+    def _time_frame(self) -> float:
         begin = time.perf_counter()
-        self.draw()
+        self.draw_frame()
         return time.perf_counter() - begin
 
 
@@ -99,7 +99,7 @@ def memory_mib(field: str) -> int:
     return int(re.findall(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[0]) // 1024
 
 
-def measure(path: Path) -> None:
+def measure_recording(path: Path) -> None:
     """Seeks with columns of every other length, each at a place of its own, and prints what that took."""
     watching = Watching(path)
     for share in (1.0, 0.1, 0.5, 0.9):  # what a view of any screen costs is not the timeline's
@@ -109,7 +109,7 @@ def measure(path: Path) -> None:
     shares = iter(np.random.default_rng(1).permutation(np.linspace(0.05, 0.9, len(LEVELS_NS))))
     found: dict[int, Costs] = {}
     for column_ns in [level for level in LEVELS_NS if level >= 1000][::4]:
-        costs = watching.look(float(next(shares)), column_ns)
+        costs = watching.look_at(float(next(shares)), column_ns)
         found[watching.view.column_ns] = costs
     print(f"{'column':>10} {'first ms':>9} {'first rows':>11} {'again':>7} {'pan':>7}")
     for column_ns, costs in found.items():
@@ -130,11 +130,11 @@ def main() -> None:
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        measure(options.measure)
+        measure_recording(options.measure)
         return
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "session")
-        write(path, options.records)
+        write_recording(path, options.records)
         subprocess.run([sys.executable, __file__, "--measure", str(path)], check=True)
 
 

@@ -39,20 +39,20 @@ COMMON = ("--accumulation", "2", "--evaluate-every", "2")
 
 
 def main() -> None:
-    options = parse()
+    options = parse_options()
     differs = False
     print(f"{'training':28}{'losses':>9}{'weights':>10}{'compared':>10}")
     for name, arguments in KINDS.items():
         if options.only not in name:
             continue
-        runs = [train((*arguments, *COMMON), options, probe) for probe in (False, True, False)]
-        losses, weights, compared = verdict(*runs)
+        runs = [run_training((*arguments, *COMMON), options, probe) for probe in (False, True, False)]
+        losses, weights, compared = compare_runs(*runs)
         differs |= "differ" in (losses, weights)
         print(f"{name:28}{losses:>9}{weights:>10}{compared:>10}", flush=True)
     raise SystemExit(differs)
 
 
-def parse() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=6, help="optimizer steps a run [6]")
@@ -60,8 +60,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train(arguments: tuple[str, ...], options: argparse.Namespace, probe: bool) -> list[dict[str, Any]]:
-    """What each rank counted in one run. Raises RuntimeError with the output if it fails."""
+def run_training(arguments: tuple[str, ...], options: argparse.Namespace, probe: bool) -> list[dict[str, Any]]:
+    """Train once; return the counts of each rank. Raise RuntimeError with the output if the run fails."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
@@ -85,7 +85,7 @@ def train(arguments: tuple[str, ...], options: argparse.Namespace, probe: bool) 
     return sorted(ranks, key=lambda rank: int(rank["rank"]))
 
 
-def verdict(
+def compare_runs(
     before: list[dict[str, Any]], with_probe: list[dict[str, Any]], after: list[dict[str, Any]]
 ) -> tuple[str, str, str]:
     """(losses, weights, how many losses): "same", "differ", or "-" where training does not repeat itself."""

@@ -57,7 +57,7 @@ class Terminal:
         self.written = 0
         self._tail = b""
 
-    def watch(self, seconds: float) -> list[tuple[int, int]]:
+    def collect_facts(self, seconds: float) -> list[tuple[int, int]]:
         """(number, when it was seen, ns of CLOCK_MONOTONIC) of the facts that are drawn meanwhile, in order."""
         seen: list[tuple[int, int]] = []
         until = time.monotonic() + seconds
@@ -72,7 +72,7 @@ class Terminal:
             seen.extend((int(number), now) for number in numbers[-1:])
         return seen
 
-    def press(self, key: bytes, answer: bytes, seconds: float) -> float:
+    def measure_key(self, key: bytes, answer: bytes, seconds: float) -> float:
         """Presses a key; returns after how many seconds ``answer`` was drawn, or ``seconds`` if it was not until then."""
         begun = time.monotonic()
         os.write(self._end, key)
@@ -84,7 +84,7 @@ class Terminal:
                     return time.monotonic() - begun
         return seconds
 
-    def type(self, keys: bytes) -> None:
+    def type_keys(self, keys: bytes) -> None:
         """Presses keys."""
         os.write(self._end, keys)
 
@@ -94,7 +94,7 @@ class Terminal:
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def memory_mb(self, name: str) -> float:
-        """One of the memory figures of the process's status, in 10^6 bytes."""
+        """Return a memory figure of the process's status, in 10^6 bytes."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(re.findall(rf"{name}:\s+(\d+)", status)[0]) * 1024 / 1e6
 
@@ -105,7 +105,7 @@ class Terminal:
         os.close(self._end)
 
 
-def attach(session: Path) -> list[str]:
+def build_attach_command(session: Path) -> list[str]:
     """The command that watches a session."""
     return [sys.executable, "-m", "zerotop", "attach", str(session)]
 
@@ -128,7 +128,7 @@ def facts_written(path: Path) -> dict[int, int]:
 
 
 def lateness_ms(seen: list[tuple[int, int]], written: dict[int, int]) -> np.ndarray:
-    """How late each fact between the first and the last seen one was on screen: when it or a later one was drawn."""
+    """Return how late each fact between the first and the last seen one, or a later one, was drawn."""
     late: list[float] = []
     last = seen[0][0]
     for number, when in seen:
@@ -137,7 +137,7 @@ def lateness_ms(seen: list[tuple[int, int]], written: dict[int, int]) -> np.ndar
     return np.array(late)
 
 
-def measure(size: str, options: argparse.Namespace) -> Iterator[str]:
+def measure_size(size: str, options: argparse.Namespace) -> Iterator[str]:
     """A line of figures for each screen on a terminal of this size."""
     width, height = (int(part) for part in size.split("x"))
     with tempfile.TemporaryDirectory() as folder:
@@ -147,17 +147,17 @@ def measure(size: str, options: argparse.Namespace) -> Iterator[str]:
         assert writer.stdout is not None
         assert writer.stdout.readline()
         time.sleep(1.0)
-        terminals = [Terminal(attach(path), width, height)]
+        terminals = [Terminal(build_attach_command(path), width, height)]
         if options.other is not None:
             roots = f"PYTHONPATH={options.other / 'tui'}:{options.other / 'probe'}"
-            terminals.append(Terminal(["env", roots, *attach(path)], width, height))
+            terminals.append(Terminal(["env", roots, *build_attach_command(path)], width, height))
         try:
-            watched(terminals, options.warm_up)
+            watch_all(terminals, options.warm_up)
             for screen in options.screens:
                 for terminal in terminals:
-                    terminal.type(str(SCREENS.index(screen) + 1).encode())
-                watched(terminals, 2.0)
-                yield f"{size:>8} {screen:>9} {told(terminals, path, options.seconds)}"
+                    terminal.type_keys(str(SCREENS.index(screen) + 1).encode())
+                watch_all(terminals, 2.0)
+                yield f"{size:>8} {screen:>9} {format_figures(terminals, path, options.seconds)}"
         finally:
             for terminal in terminals:
                 terminal.close()
@@ -165,18 +165,18 @@ def measure(size: str, options: argparse.Namespace) -> Iterator[str]:
             writer.wait()
 
 
-def watched(terminals: Sequence[Terminal], seconds: float) -> list[list[tuple[int, int]]]:
-    """What each of them showed meanwhile."""
+def watch_all(terminals: Sequence[Terminal], seconds: float) -> list[list[tuple[int, int]]]:
+    """Return the facts that each terminal drew meanwhile."""
     with ThreadPoolExecutor(len(terminals)) as pool:
-        return list(pool.map(lambda terminal: terminal.watch(seconds), terminals))
+        return list(pool.map(lambda terminal: terminal.collect_facts(seconds), terminals))
 
 
-def told(terminals: Sequence[Terminal], path: Path, seconds: float) -> str:
+def format_figures(terminals: Sequence[Terminal], path: Path, seconds: float) -> str:
     """The figures of the first one while so many seconds pass, and its processor time as a share of the other one's."""
     viewer = terminals[0]
     before, machine, written = [one.processor_s() for one in terminals], machine_s(), viewer.written
     since = time.monotonic()
-    seen = watched(terminals, seconds)[0]
+    seen = watch_all(terminals, seconds)[0]
     passed = time.monotonic() - since
     shares = [(one.processor_s() - begun) / passed for one, begun in zip(terminals, before, strict=True)]
     others = (machine_s() - machine) / passed - shares[0]
@@ -205,7 +205,7 @@ def main() -> None:
     ratio = f" {'ratio':>6}" if options.other is not None else ""
     print(f"{'size':>8} {'screen':>9} {'1 core':>7} {'others':>7} {'RSS MB':>7} {'anon MB':>8} {'kB/s':>6}{ratio}")
     for size in options.size:
-        for line in measure(size, options):
+        for line in measure_size(size, options):
             print(line, flush=True)
 
 

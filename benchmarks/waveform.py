@@ -25,7 +25,7 @@ import zerotop.analysis.waveform.samples as samples  # first, before NumPy: see 
 import numpy as np  # isort: skip
 
 from sensed_job import PLAN, Job
-from small_recording import read
+from small_recording import read_recording
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.alignment import align_iterations, choose_iterations
 from zerotop.analysis.waveform.fold_cache import WaveformCache
@@ -39,7 +39,7 @@ GRAIN = 40
 
 
 def median_ms(work: Callable[[], object]) -> float:
-    """Of processor time."""
+    """Return the median processor time in milliseconds."""
     found = []
     for _ in range(TIMES):
         before = time.process_time()
@@ -48,7 +48,7 @@ def median_ms(work: Callable[[], object]) -> float:
     return sorted(found)[TIMES // 2]
 
 
-def plain(source: RecordingSource, session: Session) -> None:
+def fold_simply(source: RecordingSource, session: Session) -> None:
     """The peer: each GPU's and process's samples by the middles of their windows, a median for each of 100 places."""
     for process in source.rank_steps:
         aligned = align_iterations(process.source, process.step_rows, choose_iterations(process.step_rows, None).indices)
@@ -56,9 +56,9 @@ def plain(source: RecordingSource, session: Session) -> None:
         reference = aligned.median_bounds
         begin, end = aligned.base_ns, aligned.base_ns + int(aligned.bounds[-1, -1] * 1e9)
         pids = [process.source.pid]
-        found = samples.read_gpu_windows(session, process.source.host, process.source.rank, begin, end)
-        found |= samples.read_process_windows(session, process.source.host, pids, begin, end)
-        for windows in found.values():
+        gpu_windows = samples.read_gpu_windows(session, process.source.host, process.source.rank, begin, end)
+        gpu_windows |= samples.read_process_windows(session, process.source.host, pids, begin, end)
+        for windows in gpu_windows.values():
             middles = (windows.begins_ns + windows.ends_ns) // 2
             whole, places, _ = aligned.fold_windows(middles, middles + 1, reference)
             of = (places / reference[-1] * 100).astype(int)
@@ -67,7 +67,7 @@ def plain(source: RecordingSource, session: Session) -> None:
                 np.median(part) if len(part) else None
 
 
-async def drawn(session: Session, width: int, height: int) -> dict[str, float]:
+async def measure_screen(session: Session, width: int, height: int) -> dict[str, float]:
     """The figures of the screen."""
     app = ZerotopApp(RecordingSource(session), title="waveform", glyphs=BLOCKS)
     async with app.run_test(size=(width, height)) as pilot:
@@ -80,19 +80,19 @@ async def drawn(session: Session, width: int, height: int) -> dict[str, float]:
             await pilot.pause(0.01)
         frame = app.viewer.make_frame()
 
-        def redraw() -> None:
+        def redraw_lanes() -> None:
             screen.folding.choose_next_lane()
             screen.frame = frame
             screen._compositor.render_strips()
 
-        def still() -> None:
+        def redraw_same() -> None:
             screen.frame = app.viewer.make_frame()
 
-        redraw()
-        return {"redraw": median_ms(redraw), "still": median_ms(still)}
+        redraw_lanes()
+        return {"redraw": median_ms(redraw_lanes), "still": median_ms(redraw_same)}
 
 
-def measured(session: Session, width: int, height: int) -> dict[str, float]:
+def measure_recording(session: Session, width: int, height: int) -> dict[str, float]:
     """All figures of one recording."""
     source, end, now = RecordingSource(session), session.last_written_ns, [0.0]
     found = {"fold": median_ms(lambda: WaveformCache(session, lambda: source.rank_steps).fold_at(end))}
@@ -101,13 +101,13 @@ def measured(session: Session, width: int, height: int) -> dict[str, float]:
     ends = iter(source.rank_steps[0].step_rows["end_unix_ns"][::-GRAIN][TIMES::-1].tolist())
     live.fold_at(next(ends), hurry=False)
 
-    def grown() -> None:
+    def fold_longer() -> None:
         now[0] += 1000.0
         live.fold_at(next(ends), hurry=False)
 
-    found["grown"] = median_ms(grown)
-    found |= asyncio.run(drawn(session, width, height))
-    found["plain"] = median_ms(lambda: plain(source, session))
+    found["grown"] = median_ms(fold_longer)
+    found |= asyncio.run(measure_screen(session, width, height))
+    found["plain"] = median_ms(lambda: fold_simply(source, session))
     return found
 
 
@@ -123,8 +123,8 @@ def main() -> None:
         for seconds in given.seconds:
             job = Job(given.iterations, scale=seconds / sum(lasts for lasts, *_ in PLAN.values()))
             with tempfile.TemporaryDirectory() as folder:
-                job.write(Path(folder), ranks=ranks)
-                found = measured(read(Path(folder)), width, height)
+                job.write_recording(Path(folder), ranks=ranks)
+                found = measure_recording(read_recording(Path(folder)), width, height)
             figures = "  ".join(f"{name} {value:.1f}" for name, value in found.items())
             against = found["fold"] / found["plain"]
             print(f"{ranks} ranks, {given.iterations} of {seconds} s, ms: {figures}  fold/plain {against:.1f}", flush=True)

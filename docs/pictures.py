@@ -27,7 +27,7 @@ SIZE = (120, 40)
 
 
 class Picture(NamedTuple):
-    """What is on one."""
+    """The contents of one picture."""
 
     name: str
     recording: Path
@@ -59,7 +59,7 @@ PICTURES = (
 )
 
 
-async def take(picture: Picture) -> None:
+async def take_picture(picture: Picture) -> None:
     """Writes one picture. Raises SystemExit where the recording has no such finding."""
     source = RecordingSource(Session.open(picture.recording))
     app = ZerotopApp(source, glyphs=BLOCKS, title=picture.recording.stem)
@@ -68,10 +68,10 @@ async def take(picture: Picture) -> None:
         while len(source.findings_at(None)) < len(said):
             await pilot.pause(0.1)
         if picture.finding:
-            found = [one for one in source.findings_at(None) if one.name == picture.finding]
-            if not found:
+            findings = [one for one in source.findings_at(None) if one.name == picture.finding]
+            if not findings:
                 raise SystemExit(f"{picture.recording.name} has no {picture.finding}")
-            app.viewer.go_to_finding(found[0])
+            app.viewer.go_to_finding(findings[0])
         elif picture.step >= 0:
             app.viewer.go_to_step(picture.step)
         app.action_switch(picture.screen)  # only now: a screen keeps the zoom with which it was shown first
@@ -102,6 +102,6 @@ def take_report() -> None:
 if __name__ == "__main__":
     for each in PICTURES:
         if not sys.argv[1:] or each.name in sys.argv[1:]:
-            asyncio.run(take(each))
+            asyncio.run(take_picture(each))
     if not sys.argv[1:]:
         take_report()

@@ -23,7 +23,7 @@ SIZE = (120, 40)
 GIB = 1 << 30
 
 
-async def take(name: str) -> None:
+async def take_picture(name: str) -> None:
     """Write one picture, and print the sweep's table and lines."""
     sweep = read_sweep(HERE / "sweeps" / name)
     sweep = replace(sweep, points=tuple(sweep.finished))
@@ -65,4 +65,4 @@ def format_result(point: Point) -> list[str]:
 
 if __name__ == "__main__":
     for folder in sorted((HERE / "sweeps").iterdir()):
-        asyncio.run(take(folder.name))
+        asyncio.run(take_picture(folder.name))

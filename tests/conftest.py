@@ -47,6 +47,6 @@ def memory_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def root() -> Path:
+def checkout_root() -> Path:
     """The top of the checkout."""
     return ROOT

@@ -102,14 +102,12 @@ class Plan:
     width: int
     layers: int
 
-    @property
-    def steps(self) -> int:
+    def count_steps(self) -> int:
         """Longer jobs where samples of a second decide; steps on a GPU take some 10 ms."""
         return (20 if torch.cuda.is_available() else 4) * _STEPS if self.fault in ("hogs", "neighbour") else _STEPS
 
-    @property
-    def command(self) -> list[str]:
-        """What starts it."""
+    def build_command(self) -> list[str]:
+        """Return the command line of the job."""
         ranks = "1" if self.engine == "plain" else "2"
         launchers = {
             "plain": [sys.executable],
@@ -117,7 +115,7 @@ class Plan:
             "deepspeed": ["deepspeed", "--num_gpus", "1" if torch.cuda.device_count() == 1 else ranks],
         }
         options = {name: value for name, value in asdict(self).items() if name not in ("fault", "line")} | {
-            "steps": self.steps
+            "steps": self.count_steps()
         }
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         return [*launchers[self.engine], str(SCRIPT), self.fault, *words]
@@ -154,7 +152,7 @@ def _judge_kept(folder: Path) -> list[Result]:
     for number, path in enumerate(sorted(folder.glob("*.json"))):
         recording = Session.open(path.with_suffix(".zerotop"))
         findings = find_annotations(recording, recording.end_ns)
-        results.append(_judge(Plan(**json.loads(path.read_text())), findings))
+        results.append(_judge_findings(Plan(**json.loads(path.read_text())), findings))
         _print_job(number, results[-1])
     return results
 
@@ -207,7 +205,7 @@ def _draw_plan(fault: str, engines: list[str], chance: random.Random) -> Plan:
 
 def _run_job(plan: Plan, session: Path) -> Result:
     kind = _KINDS.get(plan.fault)
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *plan.command]
+    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *plan.build_command()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as job:
         assert job.stdout is not None
         limit = threading.Timer(_PATIENCE_S, job.terminate)
@@ -218,7 +216,7 @@ def _run_job(plan: Plan, session: Path) -> Result:
                     begin()
         limit.cancel()
     recording = Session.open(session)
-    return _judge(plan, find_annotations(recording, recording.end_ns))
+    return _judge_findings(plan, find_annotations(recording, recording.end_ns))
 
 
 @contextmanager
@@ -227,7 +225,7 @@ def _run_beside(code: str) -> Iterator[Callable[[], None]]:
     count = 0 if not code else 1 if code == _NEIGHBOUR else os.cpu_count() or 1
     children = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in range(count)]
 
-    def begin() -> None:
+    def begin_load() -> None:
         for child in children:
             assert child.stdin is not None
             if not child.stdin.closed:
@@ -235,14 +233,14 @@ def _run_beside(code: str) -> Iterator[Callable[[], None]]:
                 child.stdin.close()
 
     try:
-        yield begin
+        yield begin_load
     finally:
         for child in children:
             child.kill()
             child.wait()
 
 
-def _judge(plan: Plan, findings: tuple[Annotation, ...]) -> Result:
+def _judge_findings(plan: Plan, findings: tuple[Annotation, ...]) -> Result:
     kind = _KINDS.get(plan.fault)
     found = next((one for one in findings if kind is not None and _is_told(plan, kind, one)), None)
     allowed = (kind.finding, *kind.also) if kind is not None else ()

@@ -51,7 +51,7 @@ class Batches(torch.utils.data.Dataset):
         return torch.randint(VOCABULARY, (rows, length))
 
 
-def parse():
+def parse_options():
     parser = argparse.ArgumentParser()
     parser.add_argument("fault")
     parser.add_argument("--engine", choices=("plain", "ddp", "deepspeed"), default="plain")
@@ -83,11 +83,11 @@ def set_up(options, device):
         }
         engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
-        def update(loss):
+        def update_weights(loss):
             engine.backward(loss)
             engine.step()
 
-        return engine, update, engine.save_checkpoint
+        return engine, update_weights, engine.save_checkpoint
     if options.engine == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
@@ -97,10 +97,10 @@ def set_up(options, device):
         optimizer.step()
         optimizer.zero_grad()
 
-    def save(folder, client_state):
+    def save_checkpoint(folder, client_state):
         torch.save({"model": model.state_dict(), **client_state}, f"{folder}/checkpoint.pt")
 
-    return model, update_plain, save
+    return model, update_plain, save_checkpoint
 
 
 def collect_garbage(junk):
@@ -109,7 +109,7 @@ def collect_garbage(junk):
     return len(junk)
 
 
-def disturb(options, rank, junk):
+def delay_step(options, rank, junk):
     """Do what takes time between the phases from the fault's step on."""
     if options.fault == "sleep":
         time.sleep(options.seconds)  # fault: sleep
@@ -121,7 +121,7 @@ def disturb(options, rank, junk):
         torch.cuda.empty_cache()  # fault: empty_cache
 
 
-def fail(options, rank):
+def end_rank(options, rank):
     """End a rank, in the fault's step."""
     if rank != options.rank:
         return
@@ -142,7 +142,7 @@ class SlowDisk:
         return (float, (self.seconds,))
 
 
-def pause(options, model, save, device):
+def pause_training(options, model, save, device):
     """Save or evaluate, once."""
     if options.fault == "checkpoint":
         with tempfile.TemporaryDirectory() as folder:
@@ -155,7 +155,7 @@ def pause(options, model, save, device):
 
 
 def main():
-    options = parse()
+    options = parse_options()
     on_gpu = torch.cuda.is_available()
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
@@ -171,11 +171,11 @@ def main():
     for step, batch in enumerate(torch.utils.data.DataLoader(Batches(options), batch_size=None)):
         if step == options.step:
             print("FAULT", flush=True)
-            pause(options, compute_loss, save, device)
-            fail(options, rank)
+            pause_training(options, compute_loss, save, device)
+            end_rank(options, rank)
         update(compute_loss(batch.to(device)))
         if step >= options.step:
-            disturb(options, rank, junk)
+            delay_step(options, rank, junk)
             if options.fault == "leak":
                 kept.append(torch.ones(32 << 20, dtype=torch.uint8, device=device))  # fault: leak
     if torch.distributed.is_initialized():

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "tests" / "support"))
 
-from real_jobs import environment
+from real_jobs import make_environment
 from standing_jobs import LINES, StandingJob
 
 _HANGS = ("sleep", "lock", "disk", "native", "mismatch", "peer")
@@ -72,7 +72,7 @@ def _start_job(folder: Path, kind: str, chance: random.Random) -> StandingJob:
     odd = chance.randrange(1 if kind == "peer" else 0, ranks)
     pause_s = _ENDLESS_S if kind in _HANGS else chance.uniform(15, 40)
     step = chance.randrange(15, 80)
-    return StandingJob(folder, environment(), kind, ranks=ranks, odd=odd, step=step, pause_s=pause_s)
+    return StandingJob(folder, make_environment(), kind, ranks=ranks, odd=odd, step=step, pause_s=pause_s)
 
 
 def _watch_jobs(jobs: list[StandingJob]) -> list[Result]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "tests" / "support"))
 
-from real_jobs import environment, free_port
+from real_jobs import free_port, make_environment
 from zerotop.analysis.annotations import Annotator
 from zerotop.session.headers import SessionError
 from zerotop.session.reader import Session
@@ -59,7 +59,7 @@ def _start_job(folder: Path, options: argparse.Namespace) -> subprocess.Popen[by
         return subprocess.Popen(
             [*command, "bash", "-c", f"{members} & wait"],
             cwd=folder,
-            env={**environment(), **world},
+            env={**make_environment(), **world},
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -17,7 +17,7 @@ def build_model():
     return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 1))
 
 
-def evaluate(model, seconds):
+def evaluate_model(model, seconds):
     """All ranks, in steps."""
     model.eval()
     with torch.no_grad():
@@ -36,31 +36,31 @@ class Slow:
 
     def __reduce__(self):
         time.sleep(self.seconds / 2)
-        return (_restore, (self.seconds / 2,))
+        return (_restore_slowly, (self.seconds / 2,))
 
 
-def _restore(seconds):
+def _restore_slowly(seconds):
     time.sleep(seconds)
     return Slow(seconds)
 
 
-def save(seconds):
+def save_weights(seconds):
     torch.save({"weights": Slow(2 * seconds)}, "model.pt")
 
 
-def load(seconds):
+def load_weights(seconds):
     torch.save({"weights": Slow(seconds)}, "state.pt")
     torch.load("state.pt", weights_only=False)
 
 
-def compute(seconds):
+def compute_samples(seconds):
     """Sorts the samples of the next epoch, or the like."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         sum(range(1000))
 
 
-def upload(seconds):
+def upload_checkpoint(seconds):
     """Another program copies the checkpoint to where it is kept."""
     code = f"import time\nfor _ in range({int(seconds)}): open('copy.bin', 'ab').write(bytes(10**6)); time.sleep(1)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -74,7 +74,16 @@ def compile_model(_):
 
 
 # By how often each comes.
-PAUSES = [evaluate, save, save, load, upload, upload, compute, compile_model]
+PAUSES = [
+    evaluate_model,
+    save_weights,
+    save_weights,
+    load_weights,
+    upload_checkpoint,
+    upload_checkpoint,
+    compute_samples,
+    compile_model,
+]
 
 
 def main():
@@ -93,10 +102,10 @@ def main():
             time.sleep(0.1)
         pause, seconds, pausing = chance.choice(PAUSES), chance.uniform(5, 60), chance.randrange(dist.get_world_size())
         began = time.monotonic()
-        if pause is evaluate:
-            evaluate(model.module, seconds)
+        if pause is evaluate_model:
+            evaluate_model(model.module, seconds)
         elif rank == pausing:
-            pause(min(seconds, 20) if pause is compute else seconds)
+            pause(min(seconds, 20) if pause is compute_samples else seconds)
         if rank == pausing:
             print(f"PAUSE {pause.__name__} {time.monotonic() - began:.1f} s on rank {rank}", flush=True)
         is_over.fill_(float(time.monotonic() > end))

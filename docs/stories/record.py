@@ -78,7 +78,7 @@ def note_output(message: dict[str, object], log: object) -> None:
     print(content.get("text", ""), *content.get("traceback", ()), sep="\n", end="", file=log)  # type: ignore[call-overload]
 
 
-def describe(name: str, folder: Path) -> None:
+def describe_recording(name: str, folder: Path) -> None:
     """Pack a recording, and write what zerotop says of it."""
     packed = folder / f"{name}.zerotop"
     subprocess.run([*ZEROTOP, "pack", str(folder / name), "-o", str(packed)], check=True)
@@ -108,7 +108,7 @@ def main() -> int:
                 run_notebook(name, options.folder)
             else:
                 run_recorded(name, list_commands()[name], options.folder)
-            describe(name, options.folder)
+            describe_recording(name, options.folder)
             state = "recorded"
         except Exception as error:
             failed += 1

@@ -14,10 +14,10 @@ import pytest
 
 from agents import wait_for
 from loop_runs import LOOPS
-from programs import ZEROTOP, zerotop
-from programs import environment as own_environment
+from programs import ZEROTOP, run_zerotop
+from programs import make_environment as own_environment
 from rank_recordings import Rank
-from real_jobs import TIMEOUT_S, environment, launch
+from real_jobs import TIMEOUT_S, build_launch_command, make_environment
 from zerotop_probe.outside.attaching import jobs
 
 torch = pytest.importorskip("torch")
@@ -33,14 +33,14 @@ OPTIONS = ("--torch-adam", "--stage", "2", "--dtype", "bf16", "--width", "4096",
 TRAINS_S = 9.0
 
 
-def started(folder: Path) -> subprocess.Popen[bytes]:
+def start_loop(folder: Path) -> subprocess.Popen[bytes]:
     """The loop, started by somebody who has never heard of us."""
     folder.mkdir()
-    variables = environment() | {"DS_ACCELERATOR": "cuda"}
+    variables = make_environment() | {"DS_ACCELERATOR": "cuda"}
     del variables["CUDA_VISIBLE_DEVICES"]
     with open(folder / "output", "wb") as output:
         return subprocess.Popen(
-            launch("deepspeed", [str(LOOPS / "hand_written.py"), *OPTIONS], ranks=1),
+            build_launch_command("deepspeed", [str(LOOPS / "hand_written.py"), *OPTIONS], ranks=1),
             cwd=folder,
             env=variables,
             stdout=output,
@@ -49,15 +49,15 @@ def started(folder: Path) -> subprocess.Popen[bytes]:
         )
 
 
-def counted(folder: Path) -> dict[str, Any]:
-    """What the script counted itself, its own view of the device's memory among it."""
+def read_counted(folder: Path) -> dict[str, Any]:
+    """Return the script's own counts, among them its view of the device's memory."""
     lines = (folder / "output").read_text(errors="replace").splitlines()
-    (found,) = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
-    return {name: found[name] for name in ("global_steps", "memory", "weights", "losses")}
+    (counted,) = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
+    return {name: counted[name] for name in ("global_steps", "memory", "weights", "losses")}
 
 
 def used_bytes() -> int:
-    """What is in use on the GPU, by anyone."""
+    """Return the bytes in use on the GPU, by all processes."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -66,13 +66,13 @@ def used_bytes() -> int:
 
 def rank_of(folder: Path) -> int | None:
     """The pid of the rank, once there is one."""
-    found = [job for job in jobs.find_jobs() if job.working_directory == str(folder)]
-    return found[0].ranks[0].process.pid if found and found[0].ranks else None
+    found_jobs = [job for job in jobs.find_jobs() if job.working_directory == str(folder)]
+    return found_jobs[0].ranks[0].process.pid if found_jobs and found_jobs[0].ranks else None
 
 
 def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_path: Path) -> None:
     before = used_bytes()
-    job = started(tmp_path / "attached")
+    job = start_loop(tmp_path / "attached")
     try:
         pid = wait_for(lambda: rank_of(tmp_path / "attached"), 120.0)
         wait_for(lambda: used_bytes() > before + 500 * 1024**2, 120.0)
@@ -87,17 +87,17 @@ def test_entered_half_way_a_jobs_ledger_adds_up_and_its_results_are_its_own(tmp_
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
     (session,) = (state / "zerotop" / "sessions").glob("*/session.json")
-    first = int(Rank(session.parent, 0).phase("step")["step"][0])
+    first = int(Rank(session.parent, 0).select_phases("step")["step"][0])
     assert 0 < first < 5000
-    told = zerotop(state, "memory", str(session.parent), "--json")
-    assert told.returncode == 0, told.stderr.decode()
-    (gpu,) = [gpu for gpu in json.loads(told.stdout)["gpus"] if gpu["ranks"]]  # the machine may have others
+    done = run_zerotop(state, "memory", str(session.parent), "--json")
+    assert done.returncode == 0, done.stderr.decode()
+    (gpu,) = [gpu for gpu in json.loads(done.stdout)["gpus"] if gpu["ranks"]]  # the machine may have others
     rows = {row["key"]: row["bytes"] for row in gpu["rows"]}
     assert sum(rows.values()) == gpu["total_bytes"]
     assert abs(rows["unexplained"]) < 0.02 * gpu["allocated_bytes"]
     expected = {row["key"]: row["expected_bytes"] for row in gpu["differences"]}
     for key in ("parameters", "master_weights", "optimizer_state"):
         assert rows[key] == pytest.approx(expected[key], rel=0.03), key  # the allocator rounds up
-    alone = started(tmp_path / "alone")
+    alone = start_loop(tmp_path / "alone")
     assert alone.wait(TIMEOUT_S) == 0
-    assert counted(tmp_path / "attached") == counted(tmp_path / "alone")
+    assert read_counted(tmp_path / "attached") == read_counted(tmp_path / "alone")

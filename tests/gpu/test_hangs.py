@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from real_jobs import environment
+from real_jobs import make_environment
 from standing_jobs import LINES, StandingJob
 
 torch = pytest.importorskip("torch")
@@ -23,7 +23,7 @@ LIMIT_S = 300
 
 @pytest.mark.parametrize("kind", ["sleep", "lock", "native"])
 def test_the_rank_that_hangs_is_named_with_its_line(kind: str, tmp_path: Path) -> None:
-    variables = environment() | {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")}
+    variables = make_environment() | {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0,1")}
     job = StandingJob(tmp_path / "job", variables, kind, ranks=2, odd=1, step=60, pause_s=LIMIT_S)
     try:
         end = time.monotonic() + LIMIT_S

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from loop_runs import Counted, run
-from rank_recordings import table
+from loop_runs import Counted, run_loop
+from rank_recordings import read_table_file
 from zerotop_probe.recording.tables import TICK
 
 torch = pytest.importorskip("torch")
@@ -22,21 +22,21 @@ pytestmark = [
 PHASES = ("forward", "backward", "step")
 
 
-def trained(factory: pytest.TempPathFactory, *options: str, recorded: bool = True) -> Counted:
+def run_measuring(factory: pytest.TempPathFactory, *options: str, recorded: bool = True) -> Counted:
     folder = factory.mktemp("measuring")
     session = None if recorded else Path()
-    return run("measuring", folder, *options, ranks=1, session=session, accelerator="cuda", bootstrap=recorded)
+    return run_loop("measuring", folder, *options, ranks=1, session=session, accelerator="cuda", bootstrap=recorded)
 
 
 def recorded_peaks(counted: Counted, field: str) -> list[list[Any]]:
     """(phase, highest of that field in its windows) of every phase of the loop, by time."""
-    rank, _ = counted.rank(0)
+    rank, _ = counted.read_rank(0)
     (path,) = counted.session.glob("allocator-*.rec")
-    rows = table(path)
+    rows = read_table_file(path)
     rows = rows[rows["edge"] != TICK]
     found: list[list[Any]] = []
     for name in PHASES:
-        for span in rank.phase(name):
+        for span in rank.select_phases(name):
             inside = (rows["time_ns"] > span["begin_ns"]) & (rows["time_ns"] <= span["end_ns"])
             found.append([int(span["begin_ns"]), name, int(rows[field][inside].max())])
     return [entry[1:] for entry in sorted(found)]
@@ -46,8 +46,8 @@ def recorded_peaks(counted: Counted, field: str) -> list[list[Any]]:
 def test_a_jobs_own_peaks_are_those_without_us_and_ours_are_the_same(
     tmp_path_factory: pytest.TempPathFactory, options: tuple[str, ...]
 ) -> None:
-    watched = trained(tmp_path_factory, *options, "--resets")
-    alone = trained(tmp_path_factory, *options, "--resets", recorded=False)
+    watched = run_measuring(tmp_path_factory, *options, "--resets")
+    alone = run_measuring(tmp_path_factory, *options, "--resets", recorded=False)
     assert watched.by_rank[0] == alone.by_rank[0]
     own = watched.by_rank[0]["peaks"]
     assert recorded_peaks(watched, "allocated_peak_bytes") == [[name, allocated] for name, allocated, _ in own]
@@ -55,8 +55,8 @@ def test_a_jobs_own_peaks_are_those_without_us_and_ours_are_the_same(
 
 
 def test_against_the_history_of_every_allocation(tmp_path_factory: pytest.TempPathFactory) -> None:
-    watched = trained(tmp_path_factory, "--history")
-    alone = trained(tmp_path_factory, "--history", recorded=False)
+    watched = run_measuring(tmp_path_factory, "--history")
+    alone = run_measuring(tmp_path_factory, "--history", recorded=False)
     assert watched.by_rank[0] == alone.by_rank[0]
     assert recorded_peaks(watched, "requested_peak_bytes") == watched.by_rank[0]["history"]
     peaks = [re.findall(r"Max_(?:MA|CA) [\d.]+ GB", counted.output) for counted in (watched, alone)]
@@ -65,38 +65,44 @@ def test_against_the_history_of_every_allocation(tmp_path_factory: pytest.TempPa
 
 
 def test_whose_bytes_the_allocated_ones_are(tmp_path_factory: pytest.TempPathFactory) -> None:
-    rank, _ = trained(tmp_path_factory, "--steps", "2").rank(0)
-    (engine,) = rank.event("engine")
-    found = {event["when"]: event for event in rank.event("tensors")}
-    assert list(found) == ["init", "before_update", "after_update"]
-    for event in found.values():
+    rank, _ = run_measuring(tmp_path_factory, "--steps", "2").read_rank(0)
+    (engine,) = rank.find_events("engine")
+    inventories = {event["when"]: event for event in rank.find_events("tensors")}
+    assert list(inventories) == ["init", "before_update", "after_update"]
+    for event in inventories.values():
         assert sum(event["device"].values()) + event["unclaimed_bytes"] == event["allocated_bytes"]
-    held = found["after_update"]["device"]
+    held = inventories["after_update"]["device"]
     assert held["master_weights"] == pytest.approx(4 * engine["parameters"], rel=0.02)
     assert held["optimizer_state"] == pytest.approx(8 * engine["parameters"], rel=0.02)
-    assert found["before_update"]["device"]["gradients"] >= 2 * engine["parameters"]
+    assert inventories["before_update"]["device"]["gradients"] >= 2 * engine["parameters"]
 
 
 def test_the_black_box_of_an_out_of_memory_error(tmp_path_factory: pytest.TempPathFactory) -> None:
     total = torch.cuda.get_device_properties(0).total_memory
-    counted = trained(tmp_path_factory, "--steps", "3", "--too-much", str(2 * total))
-    rank, _ = counted.rank(0)
-    (told,) = rank.event("out_of_memory")
-    assert 0 <= told["requested_bytes"] - 2 * total < 2 << 20  # the allocator asks the driver for whole 2 MiB
-    assert (told["limit_bytes"], told["device"]) == (total, 0)
-    assert (told["phase"], told["step"], told["micro_step"], told["rows"], told["ooms"]) == ("forward", 2, 0, 4, 1)
-    assert 0 < told["allocated_bytes"] <= told["reserved_bytes"] < total - told["free_bytes"]
-    assert 0 < told["largest_free_block_bytes"] <= told["reserved_bytes"] - told["allocated_bytes"]
+    counted = run_measuring(tmp_path_factory, "--steps", "3", "--too-much", str(2 * total))
+    rank, _ = counted.read_rank(0)
+    (failures,) = rank.find_events("out_of_memory")
+    assert 0 <= failures["requested_bytes"] - 2 * total < 2 << 20  # the allocator asks the driver for whole 2 MiB
+    assert (failures["limit_bytes"], failures["device"]) == (total, 0)
+    assert (failures["phase"], failures["step"], failures["micro_step"], failures["rows"], failures["ooms"]) == (
+        "forward",
+        2,
+        0,
+        4,
+        1,
+    )
+    assert 0 < failures["allocated_bytes"] <= failures["reserved_bytes"] < total - failures["free_bytes"]
+    assert 0 < failures["largest_free_block_bytes"] <= failures["reserved_bytes"] - failures["allocated_bytes"]
     assert "out of memory. Tried to allocate" in counted.output
 
 
 def test_the_gpus_own_times(tmp_path_factory: pytest.TempPathFactory) -> None:
-    counted = trained(tmp_path_factory, "--steps", "6")
-    rank, _ = counted.rank(0)
+    counted = run_measuring(tmp_path_factory, "--steps", "6")
+    rank, _ = counted.read_rank(0)
     (path,) = counted.session.glob("device_times-*.rec")
-    times = {int(row["begin_ns"]): int(row["device_ns"]) for row in table(path)}
+    times = {int(row["begin_ns"]): int(row["device_ns"]) for row in read_table_file(path)}
     for name in PHASES:
-        spans = rank.phase(name)[1:-1]  # the last step's are learnt too late, the first are no measure
+        spans = rank.select_phases(name)[1:-1]  # the last step's are learnt too late, the first are no measure
         assert len(spans) == 4
         for span in spans:
             # Each ends with a synchronization in the loop, so that host and device agree but for that wait.

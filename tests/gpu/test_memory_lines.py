@@ -13,7 +13,7 @@ import pytest
 
 from loop_runs import LOOPS
 from rank_recordings import Rank
-from real_jobs import environment, run_recorded
+from real_jobs import make_environment, run_recorded
 from zerotop_probe.recording.directory import DEFAULT_BUDGET
 
 torch = pytest.importorskip("torch")
@@ -51,8 +51,8 @@ def make_command(kind: str, steps: int) -> list[str]:
     return [sys.executable, str(LOOPS / SCRIPT), kind, str(steps), "cuda"]
 
 
-def make_environment() -> dict[str, str]:
-    inherited = environment() | {"DS_ACCELERATOR": "cuda"}
+def make_cuda_environment() -> dict[str, str]:
+    inherited = make_environment() | {"DS_ACCELERATOR": "cuda"}
     del inherited["CUDA_VISIBLE_DEVICES"]
     return inherited
 
@@ -62,12 +62,12 @@ def read_counted(output: str) -> dict[str, Any]:
     return dict(json.loads(line[8:]))
 
 
-def watch(kind: str, folder: Path, *options: str, steps: int = STEPS) -> Watched:
-    run = run_recorded(make_command(kind, steps), folder, make_environment(), options)
+def run_watched(kind: str, folder: Path, *options: str, steps: int = STEPS) -> Watched:
+    run = run_recorded(make_command(kind, steps), folder, make_cuda_environment(), options)
     assert run.returncode == 0, run.output
     rank = Rank(run.session, 0)
-    assert not rank.event("probe_error")
-    return Watched(rank.event("memory_lines"), read_counted(run.output), rank)
+    assert not rank.find_events("probe_error")
+    return Watched(rank.find_events("memory_lines"), read_counted(run.output), rank)
 
 
 def describe_cost(watched: Watched) -> str:
@@ -86,13 +86,13 @@ def describe_cost(watched: Watched) -> str:
 
 
 def test_a_clean_run_is_looked_at_once_and_comes_out_the_same(tmp_path: Path) -> None:
-    watched = watch("nothing", tmp_path)
+    watched = run_watched("nothing", tmp_path)
     print(describe_cost(watched))
     assert [look["why"] for look in watched.looks] == ["peak"]
     total_s = sum(watched.counted["seconds"])
     assert sum(look["seconds"] for look in watched.looks) <= DEFAULT_BUDGET * (total_s + ADVANCE_S)
     alone = subprocess.run(
-        make_command("nothing", STEPS), env=make_environment(), capture_output=True, text=True, timeout=300, check=True
+        make_command("nothing", STEPS), env=make_cuda_environment(), capture_output=True, text=True, timeout=300, check=True
     )
     assert read_counted(alone.stdout)["losses"] == watched.counted["losses"]
     lines = watched.counted["lines"]
@@ -100,14 +100,14 @@ def test_a_clean_run_is_looked_at_once_and_comes_out_the_same(tmp_path: Path) ->
 
 
 def test_the_line_of_a_leak_is_found(tmp_path: Path) -> None:
-    watched = watch("leak", tmp_path)
+    watched = run_watched("leak", tmp_path)
     print(describe_cost(watched))
     assert [look["why"] for look in watched.looks][:2] == ["peak", "creep"]
     assert watched.find_lines("creep") == [(SCRIPT, watched.counted["lines"]["leak"], 32 << 20)]
 
 
 def test_the_line_of_a_new_peak_is_found(tmp_path: Path) -> None:
-    watched = watch("jump", tmp_path)
+    watched = run_watched("jump", tmp_path)
     print(describe_cost(watched))
     looks = [(look["why"], look["first_step"] > watched.counted["first"]) for look in watched.looks]
     assert looks == [("peak", False), ("peak", True)]
@@ -116,7 +116,7 @@ def test_the_line_of_a_new_peak_is_found(tmp_path: Path) -> None:
 
 
 def test_the_line_of_an_evaluation_is_found(tmp_path: Path) -> None:
-    watched = watch("eval", tmp_path)
+    watched = run_watched("eval", tmp_path)
     print(describe_cost(watched))
     assert [look["why"] for look in watched.looks] == ["peak", "evaluation"]
     lines = watched.counted["lines"]
@@ -124,10 +124,10 @@ def test_the_line_of_an_evaluation_is_found(tmp_path: Path) -> None:
 
 
 def test_nothing_is_looked_at_without_stacks(tmp_path: Path) -> None:
-    assert watch("leak", tmp_path, "--no-stacks", steps=60).looks == []
+    assert run_watched("leak", tmp_path, "--no-stacks", steps=60).looks == []
 
 
 def test_the_history_of_a_job_is_its_own(tmp_path: Path) -> None:
-    watched = watch("own", tmp_path, steps=60)
+    watched = run_watched("own", tmp_path, steps=60)
     assert watched.counted["entries"] > 0
     assert all(look["first_step"] < watched.counted["first"] for look in watched.looks)

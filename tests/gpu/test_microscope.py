@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agents import wait_for
-from loop_runs import run
-from rank_recordings import Rank, table
+from loop_runs import run_loop
+from rank_recordings import Rank, read_table_file
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import TICK
 
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-def microscope(session: Path, *options: str) -> list[dict[str, Any]]:
+def run_microscope(session: Path, *options: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "zerotop", "microscope", str(session), "--json", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -36,12 +36,12 @@ def microscope(session: Path, *options: str) -> list[dict[str, Any]]:
 def test_looks_at_a_running_job(tmp_path: Path) -> None:
     session = Path(directory.create_session(["python", "measuring.py"], path=str(tmp_path / "session")))
     with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(run, "measuring", tmp_path, "--steps", "300", ranks=1, session=session, accelerator="cuda")
-        wait_for(lambda: list(session.glob("probe-*.rec")) and len(Rank(session, 0).phase("step")) > 5, 120)
-        looks = [microscope(session), microscope(session, "--steps", "2", "--stacks")]
+        job = pool.submit(run_loop, "measuring", tmp_path, "--steps", "300", ranks=1, session=session, accelerator="cuda")
+        wait_for(lambda: list(session.glob("probe-*.rec")) and len(Rank(session, 0).select_phases("step")) > 5, 120)
+        looks = [run_microscope(session), run_microscope(session, "--steps", "2", "--stacks")]
         job.result()
     (path,) = session.glob("allocator-*.rec")
-    rows = table(path)
+    rows = read_table_file(path)
     rows = rows[rows["edge"] != TICK]
     for (look,), steps in zip(looks, (1, 2), strict=True):
         assert not look["refused"]
@@ -52,5 +52,5 @@ def test_looks_at_a_running_job(tmp_path: Path) -> None:
     assert looks[0][0]["snapshot"] is None
     assert (session / looks[1][0]["snapshot"]).stat().st_size > 10_000
     rank = Rank(session, 0)
-    assert not rank.event("probe_error")
-    assert len(rank.phase("step")) == 300
+    assert not rank.find_events("probe_error")
+    assert len(rank.select_phases("step")) == 300

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agents import events, python, records, wait_for
+from agents import build_python_command, read_node_events, read_node_records, wait_for
 from zerotop_probe.outside.job import agent, job_control
 from zerotop_probe.outside.sampling import nvml, pcie
 
@@ -36,26 +36,26 @@ while True:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _driver() -> None:
+def _require_driver() -> None:
     seen, _ = nvml.discover_gpus()
     if not seen.gpus:
         pytest.skip(str(seen.notice))
 
 
-def run(session: Path, products: int) -> tuple[NDArray[Any], float]:
+def record_products(session: Path, products: int) -> tuple[NDArray[Any], float]:
     """The rows of the last second of such a job on GPU 0, and the bytes a second that it says it got."""
-    started = agent.launch_in_background(str(session), [*python(JOB), str(products)], grace_s=(2.0, 2.0))
+    started = agent.launch_in_background(str(session), [*build_python_command(JOB), str(products)], grace_s=(2.0, 2.0))
 
-    def said() -> bytes:
+    def read_output() -> bytes:
         return b"".join(path.read_bytes() for path in session.glob("output-*.log"))
 
-    wait_for(lambda: b"ready" in said(), 120)
+    wait_for(lambda: b"ready" in read_output(), 120)
     time.sleep(3)
     stopped_ns = time.monotonic_ns()
-    rate = float(said().split()[-1])
+    rate = float(read_output().split()[-1])
     job_control.request_stop(str(session))
     wait_for(lambda: not started.is_alive())
-    table = records(session, "gpus")
+    table = read_node_records(session, "gpus")
     return table[(table["gpu"] == 0) & (table["time_ns"] < stopped_ns)][-10:], rate
 
 
@@ -65,11 +65,11 @@ def counted_rate(rows: NDArray[Any]) -> float:
 
 
 def test_a_cuda_process_is_seen(tmp_path: Path) -> None:
-    last, copied = run(tmp_path, 20)
-    (node,) = events(tmp_path, "node")
+    last, copied = record_products(tmp_path, 20)
+    (node,) = read_node_events(tmp_path, "node")
     assert node["driver"]
     assert all(gpu["uuid"].startswith("GPU-") and gpu["name"] for gpu in node["gpus"])
-    (root,) = events(tmp_path, "job_started")
+    (root,) = read_node_events(tmp_path, "job_started")
     assert (last["total_bytes"] == node["gpus"][0]["total_bytes"]).all()
     assert (last["used_bytes"] > 8 * GIB).all()
     assert np.nanmean(last["utilization_percent"]) > 50
@@ -79,11 +79,11 @@ def test_a_cuda_process_is_seen(tmp_path: Path) -> None:
     assert (last["throttle_reasons"] >= 0).all()
     assert counted_rate(last) == pytest.approx(copied, rel=0.3)
     assert 0.08 < np.median(np.diff(last["time_ns"])) / 1e9 < 0.15
-    mine = records(tmp_path, "gpu_processes")
+    mine = read_node_records(tmp_path, "gpu_processes")
     mine = mine[mine["gpu"] == 0]
     assert mine["used_bytes"].max() > 8 * GIB
     assert root["pid"] in mine["pid"]
-    assert events(tmp_path, "sampler_error") == []
+    assert read_node_events(tmp_path, "sampler_error") == []
 
 
 def test_counters_are_right_at_the_full_speed_of_the_link(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_counters_are_right_at_the_full_speed_of_the_link(tmp_path: Path) -> Non
     pace = pcie.choose_pace(len(devices), max(device.measure_read_cost() for device in devices))
     if pace.flowing_ticks > 1:
         pytest.skip(f"{len(devices)} GPUs are too many to look at their counters every 50 ms: {pace}")
-    last, copied = run(tmp_path, 0)
+    last, copied = record_products(tmp_path, 0)
     print(f"copied {copied / 1e9:.1f} GB/s, counted {counted_rate(last) / 1e9:.1f} GB/s")
     assert counted_rate(last) == pytest.approx(copied * 1.08, rel=0.15)
 

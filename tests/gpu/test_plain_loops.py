@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from loop_runs import LOOPS, Counted, run
-from rank_recordings import Rank, table
-from real_jobs import environment
+from loop_runs import LOOPS, Counted, run_loop
+from rank_recordings import Rank, read_table_file
+from real_jobs import make_environment
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.memory.expected.zero_model import compare_ledger, compute_expected, parse_setup
@@ -35,10 +35,10 @@ GIB = 1 << 30
 PHASES = ("forward", "backward", "step")
 
 
-def train(factory: pytest.TempPathFactory, *options: str, recorded: bool = True) -> Counted:
+def run_story(factory: pytest.TempPathFactory, *options: str, recorded: bool = True) -> Counted:
     """Run a story with the probe alone, or without it."""
     folder, session = factory.mktemp("story"), None if recorded else Path()
-    return run(
+    return run_loop(
         "stories",
         folder,
         *options,
@@ -50,9 +50,9 @@ def train(factory: pytest.TempPathFactory, *options: str, recorded: bool = True)
     )
 
 
-def watch(folder: Path, *options: str) -> tuple[Session, dict[str, Any]]:
+def record_story(folder: Path, *options: str) -> tuple[Session, dict[str, Any]]:
     """Run a story under ``zerotop run``; return its recording, and what it counted itself."""
-    inherited = environment()
+    inherited = make_environment()
     del inherited["CUDA_VISIBLE_DEVICES"]
     session = folder / "session"
     script = [sys.executable, str(LOOPS / "stories.py"), *options, "--linger", "2.5", "--output", str(folder / "output")]
@@ -66,13 +66,13 @@ def watch(folder: Path, *options: str) -> tuple[Session, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def linear(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, dict[str, Any]]:
-    return watch(tmp_path_factory.mktemp("linear"), "linear")
+def linear_story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, dict[str, Any]]:
+    return record_story(tmp_path_factory.mktemp("linear"), "linear")
 
 
 @pytest.fixture(scope="module")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, dict[str, Any]]:
-    return watch(tmp_path_factory.mktemp("trainer"), "trainer")
+def trainer_story(tmp_path_factory: pytest.TempPathFactory) -> tuple[Session, dict[str, Any]]:
+    return record_story(tmp_path_factory.mktemp("trainer"), "trainer")
 
 
 def read_last_ledger(session: Session) -> GpuLedger:
@@ -86,22 +86,22 @@ def read_last_ledger(session: Session) -> GpuLedger:
 
 
 def test_peaks_are_torchs_own_to_the_byte(tmp_path_factory: pytest.TempPathFactory) -> None:
-    counted, blind = train(tmp_path_factory, "linear"), train(tmp_path_factory, "linear", recorded=False)
+    counted, blind = run_story(tmp_path_factory, "linear"), run_story(tmp_path_factory, "linear", recorded=False)
     assert counted.by_rank[0] == blind.by_rank[0]
-    rank, own = counted.rank(0)
+    rank, own = counted.read_rank(0)
     (path,) = counted.session.glob("allocator-*.rec")
-    rows = table(path)
+    rows = read_table_file(path)
     rows = rows[rows["edge"] != TICK]
     found: list[tuple[int, str, int]] = []
     for name in PHASES:
-        for span in rank.phase(name):
+        for span in rank.select_phases(name):
             inside = (rows["time_ns"] > span["begin_ns"]) & (rows["time_ns"] <= span["end_ns"])
             found.append((int(span["begin_ns"]), name, int(rows["allocated_peak_bytes"][inside].max())))
     assert [list(entry[1:]) for entry in sorted(found)] == [[name, allocated] for name, allocated, _ in own["peaks"]]
 
 
-def test_the_ledger_of_a_linear_layer(linear: tuple[Session, dict[str, Any]]) -> None:
-    session, own = linear
+def test_the_ledger_of_a_linear_layer(linear_story: tuple[Session, dict[str, Any]]) -> None:
+    session, own = linear_story
     ledger, weights = read_last_ledger(session), 4 * own["parameters"]
     for name, copies in (("parameters", 1), ("gradients", 1), ("optimizer_state", 2)):
         assert ledger.sum_bytes(name) == pytest.approx(copies * weights, rel=0.01)
@@ -116,23 +116,23 @@ def test_the_ledger_of_a_linear_layer(linear: tuple[Session, dict[str, Any]]) ->
     assert "first_real_step" in {finding.name for finding in find_annotations(session, session.end_ns)}
 
 
-def test_device_times_of_every_phase(linear: tuple[Session, dict[str, Any]]) -> None:
-    session, _ = linear
+def test_device_times_of_every_phase(linear_story: tuple[Session, dict[str, Any]]) -> None:
+    session, _ = linear_story
     (path,) = session.path.glob("device_times-*.rec")
-    assert {int(phase) for phase in table(path)["phase"]} == {
-        int(s["phase"][0]) for s in map(Rank(session.path, 0).phase, PHASES)
+    assert {int(phase) for phase in read_table_file(path)["phase"]} == {
+        int(s["phase"][0]) for s in map(Rank(session.path, 0).select_phases, PHASES)
     }
 
 
-def test_the_trainer_on_gpt2(trainer: tuple[Session, dict[str, Any]]) -> None:
-    session, own = trainer
+def test_the_trainer_on_gpt2(trainer_story: tuple[Session, dict[str, Any]]) -> None:
+    session, own = trainer_story
     rank = Rank(session.path, 0)
-    (engine,) = rank.event("engine")
+    (engine,) = rank.find_events("engine")
     facts = [engine[name] for name in ("library", "model", "micro_batch", "gradient_accumulation", "parameters")]
     assert facts == ["Trainer", "GPT2LMHeadModel", 8, 1, own["parameters"]]
-    steps = rank.phase("step")
+    steps = rank.select_phases("step")
     assert (steps["flags"] & BOUNDARY).tolist() == [BOUNDARY] * own["steps"]
-    assert rank.phase("forward")["tokens"].sum() == own["tokens"]
+    assert rank.select_phases("forward")["tokens"].sum() == own["tokens"]
     read_last_ledger(session)
     (peak,) = read_peak_ledgers(session, session.end_ns)
     assert peak.ledger.allocated_bytes == own["stats"]["allocated_bytes.all.peak"]
@@ -145,25 +145,25 @@ def test_the_trainer_on_gpt2(trainer: tuple[Session, dict[str, Any]]) -> None:
 
 
 def test_skipped_updates_without_reading_the_gpu(tmp_path_factory: pytest.TempPathFactory) -> None:
-    counted, blind = train(tmp_path_factory, "scaler"), train(tmp_path_factory, "scaler", recorded=False)
-    rank, own = counted.rank(0)
+    counted, blind = run_story(tmp_path_factory, "scaler"), run_story(tmp_path_factory, "scaler", recorded=False)
+    rank, own = counted.read_rank(0)
     assert own["losses"] == blind.by_rank[0]["losses"]
     assert own["scales"] == blind.by_rank[0]["scales"]
-    steps, plain = rank.phase("step"), len(own["skipped"]) // 2
+    steps, plain = rank.select_phases("step"), len(own["skipped"]) // 2
     assert len(steps) == len(own["skipped"])
     assert [bool(flag & SKIPPED) for flag in steps["flags"][:plain]] == own["skipped"][:plain]
     expected = [(step, *own["scales"][step]) for step in range(plain) if own["skipped"][step]]
-    found = [(e["step"], e["loss_scale_before"], e["loss_scale_after"]) for e in rank.event("overflow")]
+    overflows = [(e["step"], e["loss_scale_before"], e["loss_scale_after"]) for e in rank.find_events("overflow")]
     # Of the fused optimizer only the GPU knows which updates it skips: nothing is said of them.
-    assert found == expected != []
+    assert overflows == expected != []
 
 
 def test_cuda_graphs_are_captured_and_replayed(tmp_path_factory: pytest.TempPathFactory) -> None:
-    counted, blind = train(tmp_path_factory, "graphs"), train(tmp_path_factory, "graphs", recorded=False)
-    rank, own = counted.rank(0)
+    counted, blind = run_story(tmp_path_factory, "graphs"), run_story(tmp_path_factory, "graphs", recorded=False)
+    rank, own = counted.read_rank(0)
     without = blind.by_rank[0]
     # torch.compile gives up no graph, and a replayed step computes what it computes without the probe.
     assert (own["losses"], own["skips"]) == (without["losses"], without["skips"])
-    assert not rank.event("probe_error")
+    assert not rank.find_events("probe_error")
     # A replay calls no Python: the last step that is seen is the one that was captured.
-    assert len(rank.phase("step")) == own["steps"]
+    assert len(rank.select_phases("step")) == own["steps"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loop_runs import LOOPS
-from real_jobs import environment, run_recorded
+from real_jobs import make_environment, run_recorded
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.session.reader import Session
 
@@ -26,26 +26,26 @@ STEPS = 160
 KINDS = ("iteration_shift", "time_between_phases", "repeated_pause", "data_stall")
 
 
-def watch(kind: str, folder: Path) -> tuple[list[Annotation], dict[str, Any]]:
+def run_watched(kind: str, folder: Path) -> tuple[list[Annotation], dict[str, Any]]:
     """Run the loop; return its findings about lines, and what it counted itself."""
-    inherited = environment() | {"DS_ACCELERATOR": "cuda"}
+    inherited = make_environment() | {"DS_ACCELERATOR": "cuda"}
     del inherited["CUDA_VISIBLE_DEVICES"]
     run = run_recorded([sys.executable, str(LOOPS / "slow_on_gpu.py"), kind, str(STEPS), "cuda"], folder, inherited)
     assert run.returncode == 0, run.output
     counted = next(line for line in run.output.splitlines() if line.startswith("COUNTED "))
     session = Session.open(run.session)
-    found = [one for one in find_annotations(session, session.end_ns) if one.name in KINDS]
-    return found, json.loads(counted[8:])
+    findings = [one for one in find_annotations(session, session.end_ns) if one.name in KINDS]
+    return findings, json.loads(counted[8:])
 
 
 def test_waiting_for_the_gpu_is_no_finding(tmp_path: Path) -> None:
-    found, _ = watch("nothing", tmp_path)
+    found, _ = run_watched("nothing", tmp_path)
     assert [one.headline for one in found] == []
 
 
 @pytest.mark.parametrize(("kind", "call"), [("empty", "torch.cuda.empty_cache"), ("collect", "gc.collect")])
 def test_the_line_is_named(tmp_path: Path, kind: str, call: str) -> None:
-    found, counted = watch(kind, tmp_path)
+    found, counted = run_watched(kind, tmp_path)
     shift = next(one for one in found if one.name == "iteration_shift")
     assert 0 <= (shift.step or 0) - counted["first"] <= 3  # what the first does is felt in the step after it
     assert f"slow_on_gpu.py:{counted['lines'][kind]} in clean_up ({call})" in shift.details

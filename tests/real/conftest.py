@@ -12,13 +12,13 @@ import local_model
 import nodes
 import shared_memory
 from config_runs import OWN_MODEL, RUNS, SAVE, TOGETHER, WITHOUT_DEEPSPEED, why_impossible_here
-from node_jobs import Zerotop, caller, rank_on
+from node_jobs import Zerotop, bind_zerotop, rank_on
 from nodes import Cluster
 from real_jobs import (
     Run,
-    environment,
     finetune_command,
     finetunes_in_turn,
+    make_environment,
     prepared_config,
     remove_stale_locks,
     run_recorded,
@@ -51,9 +51,9 @@ def _shared_memory_given_back() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def job_environment() -> dict[str, str]:
     """The environment of a real run: CPU, one thread a rank, no network, the tools of this Python on PATH."""
-    found = environment()
-    remove_stale_locks(found)
-    return found
+    environment = make_environment()
+    remove_stale_locks(environment)
+    return environment
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +61,7 @@ def finetune_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict
     """``finetune_run(config, launcher="deepspeed", options=())`` is a real_jobs.Run of finetune.py."""
     made: dict[tuple[str | None, str, tuple[str, ...]], Run] = {}
 
-    def run(config: str | None, *, launcher: str = "deepspeed", options: tuple[str, ...] = ()) -> Run:
+    def run_config(config: str | None, *, launcher: str = "deepspeed", options: tuple[str, ...] = ()) -> Run:
         key = (config, launcher, options)
         if key not in made:
             folder: Path = tmp_path_factory.mktemp(f"{config}-{launcher}")
@@ -70,7 +70,7 @@ def finetune_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict
             shared_memory.remove_leftovers()
         return made[key]
 
-    return run
+    return run_config
 
 
 @pytest.fixture(scope="session")
@@ -101,13 +101,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def zerotop(cluster: Cluster, tmp_path: Path) -> Zerotop:
+def call_zerotop(cluster: Cluster, tmp_path: Path) -> Zerotop:
     """The program on the first of them."""
-    return caller(cluster, tmp_path)
+    return bind_zerotop(cluster, tmp_path)
 
 
 @pytest.fixture
-def job(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
+def cluster_job(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
     """A rank on each node."""
     with rank_on(cluster.nodes[0], 0, tmp_path), rank_on(cluster.nodes[1], 1, tmp_path):
         yield

@@ -51,7 +51,7 @@ def test_a_job_that_ends_is_announced_unless_that_is_off(tmp_path: Path, choice:
         if choice == "on":
             terminal.wait_until(lambda _: announced in terminal.drawn)
         drawn = terminal.drawn
-        terminal.watch(1.0)
+        terminal.watch_output(1.0)
         assert (drawn + terminal.drawn).count(announced) == (choice == "on")
     finally:
         terminal.close()
@@ -66,14 +66,14 @@ def test_text_of_a_job_cannot_write_escape_sequences() -> None:
 
 
 def test_a_failure_is_announced_once_and_only_while_the_job_runs() -> None:
-    session = recordings.recording("cpu-hang")
+    session = recordings.open_recording("cpu-hang")
     frame = Viewer(RecordingSource(session), None, time.monotonic).make_frame()
-    found = find_annotations(session, session.end_ns)
-    before, after = replace(frame, all_findings=()), replace(frame, all_findings=found)
+    findings = find_annotations(session, session.end_ns)
+    before, after = replace(frame, all_findings=()), replace(frame, all_findings=findings)
     source = SimpleNamespace(is_live=True)
     announcer = Announcer(cast(Source, source))
     assert announcer.find_news(before) == ""
-    assert announcer.find_news(after) == f"cpu-hang: {next(one for one in found if one.name == 'hung_ranks').headline}"
+    assert announcer.find_news(after) == f"cpu-hang: {next(one for one in findings if one.name == 'hung_ranks').headline}"
     assert announcer.find_news(after) == ""
     source.is_live = False
     assert announcer.find_news(after) == "cpu-hang: The job ended with exit code 0."

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from agents import wait_for
-from loop_runs import LOOPS, run
-from programs import zerotop
+from loop_runs import LOOPS, run_loop
+from programs import run_zerotop
 from rank_recordings import Rank
-from real_jobs import TIMEOUT_S, environment, launch
+from real_jobs import TIMEOUT_S, build_launch_command, make_environment
 from zerotop_probe.outside.attaching import jobs
 from zerotop_probe.outside.attaching.probe_entry import enter_processes, leave_processes
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED
@@ -34,7 +34,7 @@ STEPS = 5000
 @pytest.fixture(scope="module", autouse=True)
 def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The first start of DeepSpeed on a machine compiles for minutes; a job that is killed then leaves its lock for ever."""
-    run(
+    run_loop(
         "hand_written",
         tmp_path_factory.mktemp("built"),
         *OPTIONS,
@@ -47,13 +47,13 @@ def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def start_loop(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """The loop, started by somebody who has never heard of us; it ends soon after the file "enough" appears."""
     script = [str(LOOPS / "hand_written.py"), *OPTIONS, "--steps", str(STEPS), "--until", str(folder / "enough")]
-    command = launch("deepspeed", script)
+    command = build_launch_command("deepspeed", script)
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment(), stdout=output, stderr=output, start_new_session=True
+            command, cwd=folder, env=make_environment(), stdout=output, stderr=output, start_new_session=True
         )
         try:
             yield process
@@ -69,8 +69,8 @@ def entered_job(folder: Path) -> tuple[jobs.FoundJob, Path]:
     session.mkdir()
 
     def job_of_ours() -> jobs.FoundJob | None:
-        found = [job for job in jobs.find_jobs() if job.working_directory == str(folder)]
-        return found[0] if found and len(found[0].ranks) == 2 else None
+        found_jobs = [job for job in jobs.find_jobs() if job.working_directory == str(folder)]
+        return found_jobs[0] if found_jobs and len(found_jobs[0].ranks) == 2 else None
 
     job: jobs.FoundJob = wait_for(job_of_ours, 120.0)
     waiting = [rank.process for rank in job.ranks]
@@ -85,24 +85,24 @@ def entered_job(folder: Path) -> tuple[jobs.FoundJob, Path]:
 def wait_for_spans(session: Path) -> None:
     """Waits until both ranks have recorded some twenty steps."""
 
-    def sizes() -> list[int]:
+    def read_sizes() -> list[int]:
         return [path.stat().st_size for path in session.glob("spans-rank*.rec")]
 
-    wait_for(lambda: len(sizes()) == 2 and min(sizes()) > 8000, 120.0)
+    wait_for(lambda: len(read_sizes()) == 2 and min(read_sizes()) > 8000, 120.0)
 
 
-def counted(folder: Path) -> dict[int, dict[str, Any]]:
-    """By rank what the script counted itself."""
+def read_counted(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return the script's own counts, by rank."""
     lines = (folder / "output").read_text(errors="replace").splitlines()
-    found = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
-    return {one["rank"]: one for one in found}
+    counted = [json.loads(line[8:]) for line in lines if line.startswith("COUNTED ")]
+    return {one["rank"]: one for one in counted}
 
 
 def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(tmp_path: Path) -> None:
     attached, alone = tmp_path / "attached", tmp_path / "alone"
     attached.mkdir()
     alone.mkdir()
-    with running(attached) as process:
+    with start_loop(attached) as process:
         job, session = entered_job(attached)
         assert job.launcher == "deepspeed"
         assert [rank.rank for rank in job.ranks] == [0, 1]
@@ -112,12 +112,12 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
         wait_for_spans(session)
         (attached / "enough").touch()
         assert process.wait(TIMEOUT_S) == 0
-    own = counted(attached)
+    own = read_counted(attached)
     for number in (0, 1):
         rank = Rank(session, number)
-        assert len(rank.event("entered")) == 1
-        assert not rank.event("probe_error")
-        steps = rank.phase("step")
+        assert len(rank.find_events("entered")) == 1
+        assert not rank.find_events("probe_error")
+        steps = rank.select_phases("step")
         assert np.all(steps["flags"] & BOUNDARY)
         first = int(steps["step"][0])
         assert steps["step"].tolist() == list(range(first, own[number]["global_steps"]))
@@ -126,16 +126,16 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
         with_phases = steps["step"][steps["flags"] & COUNTED == 0]
         assert len(with_phases) >= 2
         for phase in ("forward", "backward"):
-            assert rank.phase(phase)["step"].tolist() == np.repeat(with_phases, 2).tolist()
+            assert rank.select_phases(phase)["step"].tolist() == np.repeat(with_phases, 2).tolist()
     done = ("--steps", str(own[0]["global_steps"]))
-    bare = run("hand_written", alone, *OPTIONS, *done, launcher="bare", session=Path(), bootstrap=False).by_rank
+    bare = run_loop("hand_written", alone, *OPTIONS, *done, launcher="bare", session=Path(), bootstrap=False).by_rank
     for number in (0, 1):
         assert own[number]["losses"] == bare[number]["losses"]
         assert own[number]["weights"] == bare[number]["weights"]
 
 
 def test_a_rank_that_is_left_trains_on_and_can_be_entered_again(tmp_path: Path) -> None:
-    with running(tmp_path) as process:
+    with start_loop(tmp_path) as process:
         job, session = entered_job(tmp_path)
         ranks = [rank.process for rank in job.ranks]
         files = sorted(session.glob("spans-rank*.rec"))
@@ -152,15 +152,15 @@ def test_a_rank_that_is_left_trains_on_and_can_be_entered_again(tmp_path: Path) 
         (tmp_path / "enough").touch()
         assert process.wait(TIMEOUT_S) == 0
         assert [path.stat().st_size for path in files] == sizes
-    own = counted(tmp_path)
-    steps = Rank(later, 0).phase("step")["step"]
+    own = read_counted(tmp_path)
+    steps = Rank(later, 0).select_phases("step")["step"]
     assert steps.tolist() == list(range(int(steps[0]), own[0]["global_steps"]))
 
 
 def test_a_process_that_is_no_python_is_refused_in_a_sentence(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
-            done = zerotop(tmp_path, "attach", str(process.pid), "--headless")
+            done = run_zerotop(tmp_path, "attach", str(process.pid), "--headless")
         finally:
             process.kill()
     assert done.returncode == 2

@@ -14,13 +14,13 @@ import pytest
 
 import nodes
 from agents import wait_for
-from loop_runs import LOOPS, run
-from node_jobs import PORT, Zerotop, attached, first_pid, rank_on, samplers, wait_for_both
-from nodes import Cluster, ended, started
-from programs import ZEROTOP, environment
+from loop_runs import LOOPS, run_loop
+from node_jobs import PORT, Zerotop, attach_zerotop, first_pid, list_samplers, rank_on, wait_for_both
+from nodes import Cluster, start_command, wait_for_exit
+from programs import ZEROTOP, make_environment
 from rank_recordings import Rank
 from real_jobs import TIMEOUT_S
-from real_jobs import environment as job_environment
+from real_jobs import make_environment as job_environment
 from zerotop.analysis.live_view import State
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
@@ -38,20 +38,22 @@ OPTIONS = ("--stage", "3", "--offload")
 @pytest.fixture(scope="module")
 def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
     """See test_attach.py."""
-    run("hand_written", tmp_path_factory.mktemp("built"), *OPTIONS, "--steps", "1", session=Path(), bootstrap=False)
+    run_loop("hand_written", tmp_path_factory.mktemp("built"), *OPTIONS, "--steps", "1", session=Path(), bootstrap=False)
 
 
 @pytest.fixture(scope="module")
-def alone(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, _operators_are_built: None) -> list[dict[str, object]]:
-    """What the ranks of the job count themselves where nobody attaches to it."""
+def counted_alone(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, _operators_are_built: None
+) -> list[dict[str, object]]:
+    """The ranks' own counts of a job that nobody attaches to."""
     folder = tmp_path_factory.mktemp("alone")
     with ExitStack() as stack:
-        processes = train(cluster, folder, stack)
-        assert [ended(process, TIMEOUT_S) for process in processes] == [0, 0]
-    return [counted(folder, number) for number in (0, 1)]
+        processes = start_training(cluster, folder, stack)
+        assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
+    return [read_counted(folder, number) for number in (0, 1)]
 
 
-def train(cluster: Cluster, folder: Path, stack: ExitStack) -> list[subprocess.Popen[bytes]]:
+def start_training(cluster: Cluster, folder: Path, stack: ExitStack) -> list[subprocess.Popen[bytes]]:
     """A job of one rank on each node, as DeepSpeed's launcher starts it through pdsh."""
     world = json.dumps({node.name: [0] for node in cluster.nodes})
     told = ["--world_info", base64.urlsafe_b64encode(world.encode()).decode(), "--master_port", PORT]
@@ -61,20 +63,20 @@ def train(cluster: Cluster, folder: Path, stack: ExitStack) -> list[subprocess.P
     for number, node in enumerate(cluster.nodes):
         command = [sys.executable, "-m", "deepspeed.launcher.launch", "--node_rank", str(number), *told, *script]
         variables = job_environment() | {"GLOO_SOCKET_IFNAME": "eth0"}
-        processes.append(started(node, command, folder / f"output{number}", variables))
+        processes.append(start_command(node, command, folder / f"output{number}", variables))
         stack.callback(processes[-1].wait)
         stack.callback(processes[-1].kill)
-        stack.callback(node.run, "pkill", "-KILL", "-f", "hand_written.py")
+        stack.callback(node.run_command, "pkill", "-KILL", "-f", "hand_written.py")
     return processes
 
 
-def written(session: Path, pattern: str) -> int:
+def count_written(session: Path, pattern: str) -> int:
     """Bytes in these files."""
     return sum(path.stat().st_size for path in session.glob(pattern))
 
 
-def counted(folder: Path, number: int) -> dict[str, object]:
-    """What a rank counted itself."""
+def read_counted(folder: Path, number: int) -> dict[str, object]:
+    """Return a rank's own counts."""
     lines = (folder / f"output{number}").read_text(errors="replace").splitlines()
     return dict(json.loads(next(line for line in lines if line.startswith("COUNTED "))[8:]))
 
@@ -82,47 +84,49 @@ def counted(folder: Path, number: int) -> dict[str, object]:
 def wait_until_entered(session: Path, count: int) -> None:
     """Waits until both ranks have recorded for a while, in so many files."""
 
-    def sizes(number: int) -> list[int]:
+    def read_sizes(number: int) -> list[int]:
         return [path.stat().st_size for path in session.glob(f"spans-rank{number}-*")]
 
-    wait_for(lambda: all(sum(size > 5000 for size in sizes(number)) == count for number in (0, 1)), 60.0)
+    wait_for(lambda: all(sum(size > 5000 for size in read_sizes(number)) == count for number in (0, 1)), 60.0)
 
 
 def trained_alike(folder: Path, alone: list[dict[str, object]]) -> bool:
     """Whether all losses, and the weights and classes at the end, are those of the job that nobody attached to."""
     names = ("losses", "weights", "strange_methods")
-    own = [counted(folder, number) for number in (0, 1)]
+    own = [read_counted(folder, number) for number in (0, 1)]
     return all(here[name] == there[name] for here, there in zip(own, alone, strict=True) for name in names)
 
 
 def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_session_and_left(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path, alone: list[dict[str, object]]
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, counted_alone: list[dict[str, object]]
 ) -> None:
     session = tmp_path / "session"
     with ExitStack() as stack:
-        processes = train(cluster, tmp_path, stack)
-        with attached(zerotop, cluster, tmp_path, "--hosts", "job", "--enter", "--session", str(session)) as told:
-            while told[:-1]:
-                assert [process.poll() for process in processes] == [None, None], told
-                told = zerotop("attach", str(session), "--hosts", "job", "--enter").stderr.splitlines()
-            wait_for(lambda: all(written(session, f"spans-rank{n}-zt_node_{n + 1}-*") > 5000 for n in (0, 1)), 60.0)
-            assert [samplers(node).count(str(session)) for node in cluster.nodes] == [1, 1]
-            assert "sshd: root" not in cluster.nodes[1].run("ps", "-eo", "args").stdout
-            done = zerotop("detach", str(session))
+        processes = start_training(cluster, tmp_path, stack)
+        with attach_zerotop(
+            call_zerotop, cluster, tmp_path, "--hosts", "job", "--enter", "--session", str(session)
+        ) as messages:
+            while messages[:-1]:
+                assert [process.poll() for process in processes] == [None, None], messages
+                messages = call_zerotop("attach", str(session), "--hosts", "job", "--enter").stderr.splitlines()
+            wait_for(lambda: all(count_written(session, f"spans-rank{n}-zt_node_{n + 1}-*") > 5000 for n in (0, 1)), 60.0)
+            assert [list_samplers(node).count(str(session)) for node in cluster.nodes] == [1, 1]
+            assert "sshd: root" not in cluster.nodes[1].run_command("ps", "-eo", "args").stdout
+            done = call_zerotop("detach", str(session))
         assert done.returncode == 0, done.stderr + done.stdout
         assert "on zt-node-2" in done.stdout
-        assert [samplers(node) for node in cluster.nodes] == ["", ""]
+        assert [list_samplers(node) for node in cluster.nodes] == ["", ""]
         assert [process.poll() for process in processes] == [None, None]
-        assert [ended(process, TIMEOUT_S) for process in processes] == [0, 0]
+        assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
     for number in (0, 1):
-        rank, own = Rank(session, number), counted(tmp_path, number)
-        assert not rank.event("probe_error")
-        assert len(rank.event("entered")) == len(rank.event("left")) == 1
-        steps = rank.phase("step")["step"]
+        rank, own = Rank(session, number), read_counted(tmp_path, number)
+        assert not rank.find_events("probe_error")
+        assert len(rank.find_events("entered")) == len(rank.find_events("left")) == 1
+        steps = rank.select_phases("step")["step"]
         assert len(steps) > 3
         assert steps.tolist() == list(range(int(steps[0]), int(steps[0]) + len(steps)))
         assert int(steps[-1]) < int(str(own["global_steps"]))
-    assert trained_alike(tmp_path, alone)
+    assert trained_alike(tmp_path, counted_alone)
     recorded = Session.open(session)
     assert recorded.is_over
     view = RecordingSource(recorded).view_at(None)
@@ -132,112 +136,114 @@ def test_both_nodes_of_a_deepspeed_job_are_entered_recorded_in_one_session_and_l
 
 
 def test_a_job_of_two_nodes_that_is_entered_left_and_entered_again_trains_as_if_alone(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path, alone: list[dict[str, object]]
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, counted_alone: list[dict[str, object]]
 ) -> None:
     session = None
     with ExitStack() as stack:
-        processes = train(cluster, tmp_path, stack)
+        processes = start_training(cluster, tmp_path, stack)
         for count in (1, 2):
-            with attached(zerotop, cluster, tmp_path, "--hosts", "job", "--enter", session=session) as told:
+            with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "job", "--enter", session=session) as messages:
                 (session,) = tmp_path.glob("zerotop/sessions/*")
-                while told[:-1]:
-                    assert [process.poll() for process in processes] == [None, None], told
-                    told = zerotop("attach", session.name, "--hosts", "job", "--enter").stderr.splitlines()
+                while messages[:-1]:
+                    assert [process.poll() for process in processes] == [None, None], messages
+                    messages = call_zerotop("attach", session.name, "--hosts", "job", "--enter").stderr.splitlines()
                 wait_until_entered(session, count)
-                again = zerotop("attach", session.name, "--hosts", "job", "--enter")
+                again = call_zerotop("attach", session.name, "--hosts", "job", "--enter")
                 assert again.stderr == "zerotop: The live screen needs a terminal; --headless records without one\n"
-                assert [samplers(node).count("--watch") for node in cluster.nodes] == [1, 1]
+                assert [list_samplers(node).count("--watch") for node in cluster.nodes] == [1, 1]
                 assert [len(list(session.glob(f"spans-rank{number}-*"))) for number in (0, 1)] == [count, count]
-        assert [ended(process, TIMEOUT_S) for process in processes] == [0, 0]
+        assert [wait_for_exit(process, TIMEOUT_S) for process in processes] == [0, 0]
     assert session is not None
     said = [event.name for event in Session.open(session).events if event.name in ("entered", "left", "probe_error")]
     assert sorted(said) == ["entered"] * 4 + ["left"] * 4
-    assert trained_alike(tmp_path, alone)
+    assert trained_alike(tmp_path, counted_alone)
 
 
-@pytest.mark.usefixtures("job")
+@pytest.mark.usefixtures("cluster_job")
 def test_the_other_node_is_sampled_until_it_is_detached_from_and_taken_up_again(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> None:
     session = None
     for _ in range(2):
-        with attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-1,zt-node-2", session=session) as told:
+        with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-1,zt-node-2", session=session) as messages:
             (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
-            assert told == [f"recording in {session}"]
+            assert messages == [f"recording in {session}"]
             wait_for_both(session)
-            again = zerotop("attach", session.name, "--hosts", "zt-node-2")
+            again = call_zerotop("attach", session.name, "--hosts", "zt-node-2")
             assert again.stderr == "zerotop: The live screen needs a terminal; --headless records without one\n"
-            assert [samplers(node).count("--watch") for node in cluster.nodes] == [1, 1]
-            done = zerotop("detach", session.name)
+            assert [list_samplers(node).count("--watch") for node in cluster.nodes] == [1, 1]
+            done = call_zerotop("detach", session.name)
             assert (done.returncode, done.stdout) == (0, f"Recorded in {session}\n")
-            assert [samplers(node) for node in cluster.nodes] == ["", ""]
+            assert [list_samplers(node) for node in cluster.nodes] == ["", ""]
             assert not list(session.glob("shared-*"))
 
 
-@pytest.mark.usefixtures("job")
-def test_ranks_that_have_no_deepspeed_are_named_with_their_node(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cluster_job")
+def test_ranks_that_have_no_deepspeed_are_named_with_their_node(
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
+) -> None:
     hostfile = tmp_path / "hostfile"
     hostfile.write_text("# ours\nzt-node-1 slots=1\n\nzt-node-2 slots=1\n")
-    with attached(zerotop, cluster, tmp_path, "--hosts", f"@{hostfile}", "--enter") as told:
+    with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", f"@{hostfile}", "--enter") as messages:
         early = "entered: it has not imported PyTorch yet. Try again when it trains."
-        assert told[:2] == [f"Rank 0 is not {early}", f"Rank 1 on zt-node-2 is not {early}"]
+        assert messages[:2] == [f"Rank 0 is not {early}", f"Rank 1 on zt-node-2 is not {early}"]
 
         call = "import sys; from pathlib import Path; from zerotop.commands.job.controller import JobController as Job; "
         call += "print(Job(Path(sys.argv[1])).enter_ranks())"
-        session = told[-1].partition("recording in ")[2]
-        pressed = cluster.nodes[0].run(
-            sys.executable, "-c", call, session, env=environment(tmp_path, ZEROTOP_SSH=cluster.ssh)
+        session = messages[-1].partition("recording in ")[2]
+        pressed = cluster.nodes[0].run_command(
+            sys.executable, "-c", call, session, env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh)
         )
         assert pressed.stdout == f"Rank 0 is not {early} Rank 1 on zt-node-2 is not {early}\n"
 
 
-def test_the_end_of_one_node_s_part_is_not_that_of_the_job(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+def test_the_end_of_one_node_s_part_is_not_that_of_the_job(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     one, two = cluster.nodes
     with ExitStack() as stack, rank_on(one, 0, tmp_path):
         with rank_on(two, 1, tmp_path):
-            command = one.command(*ZEROTOP, "attach", first_pid(zerotop), "--hosts", "zt-node-2", "--headless")
-            process = stack.enter_context(subprocess.Popen(command, env=environment(tmp_path, ZEROTOP_SSH=cluster.ssh)))
+            command = one.build_command(*ZEROTOP, "attach", first_pid(call_zerotop), "--hosts", "zt-node-2", "--headless")
+            process = stack.enter_context(subprocess.Popen(command, env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh)))
             stack.callback(process.kill)
             (session,) = wait_for(lambda: list(tmp_path.glob("zerotop/sessions/*")))
             wait_for(lambda: (session / SESSION_FILE).exists())
             wait_for_both(session)
-        wait_for(lambda: samplers(two) == "")
+        wait_for(lambda: list_samplers(two) == "")
         recorded = Session.open(session)
         assert not recorded.is_over
         assert [event.host for event in recorded.events if event.name == "parted"] == ["zt_node_2"]
 
-        def alive() -> list[int]:
+        def list_alive() -> list[int]:
             return [rank.rank for rank in RecordingSource(Session.open(session)).view_at(None).ranks if rank.alive]
 
-        wait_for(lambda: alive() == [0])
+        wait_for(lambda: list_alive() == [0])
         assert RecordingSource(Session.open(session)).view_at(None).job.state is State.RUNNING
         assert process.poll() is None
-        one.run("pkill", "-KILL", "-f", "time.sleep.0.01")
+        one.run_command("pkill", "-KILL", "-f", "time.sleep.0.01")
         assert process.wait(30) == 0
     ended_session = Session.open(session)
     assert ended_session.is_over
     assert RecordingSource(ended_session).view_at(None).job.state is State.ENDED
 
 
-@pytest.mark.usefixtures("job")
+@pytest.mark.usefixtures("cluster_job")
 def test_a_node_that_is_not_reached_any_more_is_detached_from_later(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> None:
     one, two = cluster.nodes
-    with attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
-        session = told[-1].partition("recording in ")[2]
-        two.run("ip", "link", "set", "eth0", "down", check=True)
-        done = zerotop("detach", session)
+    with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages:
+        session = messages[-1].partition("recording in ")[2]
+        two.run_command("ip", "link", "set", "eth0", "down", check=True)
+        done = call_zerotop("detach", session)
         assert done.returncode == 1
         assert "zt-node-2 is not detached: ssh cannot connect" in done.stdout
-        assert [bool(samplers(node)) for node in (one, two)] == [False, True]
-        two.run("ip", "link", "set", "eth0", "up", check=True)
-        done = zerotop("detach", session)
+        assert [bool(list_samplers(node)) for node in (one, two)] == [False, True]
+        two.run_command("ip", "link", "set", "eth0", "up", check=True)
+        done = call_zerotop("detach", session)
         assert (done.returncode, done.stdout) == (0, f"Recorded in {session}\n")
-        assert samplers(two) == ""
+        assert list_samplers(two) == ""
 
 
-def test_nodes_of_no_job(zerotop: Zerotop) -> None:
-    done = zerotop("attach", "--hosts", "zt-node-2")
+def test_nodes_of_no_job(call_zerotop: Zerotop) -> None:
+    done = call_zerotop("attach", "--hosts", "zt-node-2")
     assert done.returncode == 2
     assert "--hosts needs a PID or SESSION" in done.stderr

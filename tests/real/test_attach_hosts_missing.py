@@ -12,9 +12,9 @@ import pytest
 import nodes
 import zerotop_probe
 from agents import wait_for
-from node_jobs import Zerotop, attached, bound, first_pid, hidden, rank_on, samplers, wait_for_both
+from node_jobs import Zerotop, attach_zerotop, bind_file, first_pid, hide_folder, list_samplers, rank_on, wait_for_both
 from nodes import Cluster
-from programs import ZEROTOP, environment
+from programs import ZEROTOP, make_environment
 from real_jobs import TIMEOUT_S
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
@@ -27,9 +27,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.usefixtures("job")
+@pytest.mark.usefixtures("cluster_job")
 def test_nodes_that_cannot_take_part_get_a_sentence_and_the_others_go_on(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> None:
     two = cluster.nodes[1]
     settings = Path(cluster.folder / "ssh_config")
@@ -41,88 +41,90 @@ def test_nodes_that_cannot_take_part_get_a_sentence_and_the_others_go_on(
     odd.write_text(lost + refused + stranger + locked + settings.read_text())
     ssh = ("--ssh", f"ssh -F {odd}")
     names = "refused,stranger,locked,zt-node-2,silent"
-    with attached(zerotop, cluster, tmp_path, *ssh, "--hosts", names) as told:
+    with attach_zerotop(call_zerotop, cluster, tmp_path, *ssh, "--hosts", names) as messages:
         (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
-        assert told[0].startswith("refused takes no part: ssh cannot connect (connect to host 10.231.77.2 port 23: ")
-        assert told[1] == "stranger takes no part: ssh does not know its host key. Connect once by hand and accept it."
-        assert told[2].startswith("locked takes no part: ssh cannot log in without a password (")
-        assert told[3].startswith("silent takes no part: ssh cannot connect (connect to host 10.231.77.99 port 22: ")
-        assert len(told) == 5
+        assert messages[0].startswith("refused takes no part: ssh cannot connect (connect to host 10.231.77.2 port 23: ")
+        assert messages[1] == "stranger takes no part: ssh does not know its host key. Connect once by hand and accept it."
+        assert messages[2].startswith("locked takes no part: ssh cannot log in without a password (")
+        assert messages[3].startswith("silent takes no part: ssh cannot connect (connect to host 10.231.77.99 port 22: ")
+        assert len(messages) == 5
         wait_for_both(session)
         notices = RecordingSource(Session.open(session)).view_at(None).job.notices
-        assert [line in notices for line in told[:4]] == [True] * 4
+        assert [line in notices for line in messages[:4]] == [True] * 4
 
 
-@pytest.mark.usefixtures("job")
-def test_a_folder_that_is_not_shared(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cluster_job")
+def test_a_folder_that_is_not_shared(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     state = tmp_path / "zerotop"
     state.mkdir()
     with (
-        hidden(cluster.nodes[1], state),
-        attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
+        hide_folder(cluster.nodes[1], state),
+        attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages,
     ):
-        assert "takes no part: it does not see the recording's folder" in told[0]
-        assert "choose such a one with --session" in told[0]
-        assert samplers(cluster.nodes[1]) == ""
+        assert "takes no part: it does not see the recording's folder" in messages[0]
+        assert "choose such a one with --session" in messages[0]
+        assert list_samplers(cluster.nodes[1]) == ""
 
 
-@pytest.mark.usefixtures("job")
-def test_a_node_without_zerotop(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cluster_job")
+def test_a_node_without_zerotop(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     package = Path(zerotop_probe.__file__).parent / "outside" / "attaching"
     with (
-        hidden(cluster.nodes[1], package),
-        attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
+        hide_folder(cluster.nodes[1], package),
+        attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages,
     ):
-        assert told[0] == (
+        assert messages[0] == (
             f"zt-node-2 takes no part: zerotop is installed neither for {sys.executable} nor on the PATH there. "
             "Install it on that node."
         )
 
 
-@pytest.mark.usefixtures("job")
-def test_zerotop_at_another_place_is_found_by_the_path(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cluster_job")
+def test_zerotop_at_another_place_is_found_by_the_path(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     one, two = cluster.nodes
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "bin").mkdir(parents=True)
-    with hidden(one, elsewhere):
+    with hide_folder(one, elsewhere):
         prefix = Path(sys.executable).parent.parent
         for name in ("lib", "pyvenv.cfg"):
             if (prefix / name).exists():
-                one.run("ln", "-s", str(prefix / name), str(elsewhere / name), check=True)
-        one.run("mkdir", str(elsewhere / "bin"), check=True)
+                one.run_command("ln", "-s", str(prefix / name), str(elsewhere / name), check=True)
+        one.run_command("mkdir", str(elsewhere / "bin"), check=True)
         python = elsewhere / "bin" / "python"
-        one.run("ln", "-s", os.path.realpath(sys.executable), str(python), check=True)
+        one.run_command("ln", "-s", os.path.realpath(sys.executable), str(python), check=True)
         program = tmp_path / "program"
         program.write_text(f'#!/bin/sh\ntouch {tmp_path}/asked\nexec {sys.executable} -m zerotop "$@"\n')
         program.chmod(0o755)
-        with bound(two, program, Path("/usr/bin/zerotop")):
+        with bind_file(two, program, Path("/usr/bin/zerotop")):
             options = ("--hosts", "zt-node-2", "--session", f"{tmp_path}/session")
-            with attached(zerotop, cluster, tmp_path, *options, program=[str(python), "-m", "zerotop"]) as told:
-                assert told == [f"recording in {tmp_path}/session"]
+            with attach_zerotop(
+                call_zerotop, cluster, tmp_path, *options, program=[str(python), "-m", "zerotop"]
+            ) as messages:
+                assert messages == [f"recording in {tmp_path}/session"]
                 assert (tmp_path / "asked").exists()
                 wait_for_both(tmp_path / "session")
-    assert samplers(two) == ""
+    assert list_samplers(two) == ""
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.231.77.1"])
 def test_another_job_that_meets_at_the_same_port_is_not_taken_for_this_one(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path, address: str
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, address: str
 ) -> None:
     one, two = cluster.nodes
     with rank_on(one, 0, tmp_path, MASTER_ADDR=address), rank_on(two, 0, tmp_path, MASTER_ADDR=address):  # noqa: SIM117
-        with attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
-            assert told[0] == "zt-node-2 takes no part: no rank of this job runs there."
-    assert samplers(two) == ""
+        with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages:
+            assert messages[0] == "zt-node-2 takes no part: no rank of this job runs there."
+    assert list_samplers(two) == ""
 
 
-@pytest.mark.usefixtures("job")
-def test_another_format_of_recordings_is_said(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cluster_job")
+def test_another_format_of_recordings_is_said(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     two = cluster.nodes[1]
-    with attached(zerotop, cluster, tmp_path) as told:
-        session = told[-1].partition("recording in ")[2]
+    with attach_zerotop(call_zerotop, cluster, tmp_path) as messages:
+        session = messages[-1].partition("recording in ")[2]
         assert (Path(session) / SESSION_FILE).exists()
         request = {"from": ["elsewhere", ""], "format": [99, 0], "session": session, "action": "join"}
-        done = two.run(*ZEROTOP, "attach", "--there", json.dumps(request), env=environment(tmp_path))
+        done = two.run_command(*ZEROTOP, "attach", "--there", json.dumps(request), env=make_environment(tmp_path))
     answer = json.loads(done.stdout)["zerotop_there"]
     assert "zerotop there records in format 1." in answer["why_not"]
     assert "this session has format 99.0. Install the same version on both nodes" in answer["why_not"]
@@ -137,70 +139,70 @@ def test_another_format_of_recordings_is_said(cluster: Cluster, zerotop: Zerotop
         ("@nowhere", "No such file or directory: nowhere"),
     ],
 )
-@pytest.mark.usefixtures("job")
-def test_what_names_no_nodes(zerotop: Zerotop, tmp_path: Path, names: str, said: str) -> None:
-    done = zerotop("attach", first_pid(zerotop), f"--hosts={names}", "--headless")
+@pytest.mark.usefixtures("cluster_job")
+def test_what_names_no_nodes(call_zerotop: Zerotop, tmp_path: Path, names: str, said: str) -> None:
+    done = call_zerotop("attach", first_pid(call_zerotop), f"--hosts={names}", "--headless")
     assert done.returncode in (1, 2)
     assert done.stderr == f"zerotop: {said}\n"
     assert not (tmp_path / "zerotop").exists()
 
 
-@pytest.mark.usefixtures("job")
+@pytest.mark.usefixtures("cluster_job")
 def test_a_launcher_that_names_no_nodes_and_an_ssh_that_does_not_exist(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> None:
-    with attached(zerotop, cluster, tmp_path, "--hosts", "job") as told:
-        assert told[0] == "The job's launcher does not say which nodes it uses. Name them, or give a hostfile as @FILE."
+    with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "job") as messages:
+        assert messages[0] == "The job's launcher does not say which nodes it uses. Name them, or give a hostfile as @FILE."
         (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
-        said = zerotop("attach", session.name, "--hosts", "zt-node-2", "--ssh", "no-such-ssh").stderr.splitlines()
+        said = call_zerotop("attach", session.name, "--hosts", "zt-node-2", "--ssh", "no-such-ssh").stderr.splitlines()
         assert said[0] == (
             "zerotop: no-such-ssh cannot be executed (No such file or directory). "
             "Choose another command with --ssh or ZEROTOP_SSH."
         )
 
 
-def test_a_job_of_one_node_asks_no_other(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+def test_a_job_of_one_node_asks_no_other(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     with (
         rank_on(cluster.nodes[0], 0, tmp_path, WORLD_SIZE="1"),
-        attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told,
+        attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages,
     ):
-        assert told[0] == "All ranks of the job run on this node: no other node was asked."
+        assert messages[0] == "All ranks of the job run on this node: no other node was asked."
 
 
-@pytest.mark.usefixtures("job")
+@pytest.mark.usefixtures("cluster_job")
 def test_a_connection_that_breaks_leaves_nothing_that_detach_does_not_end(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> None:
     two, breaking = cluster.nodes[1], tmp_path / "ssh"
     breaking.write_text(f'#!/bin/sh\n{cluster.ssh} "$@" | head -2\nexit 255\n')  # it has begun there, and no more is heard
     breaking.chmod(0o755)
-    with attached(zerotop, cluster, tmp_path, "--ssh", str(breaking), "--hosts", "zt-node-2") as told:
-        assert told[0] == (
+    with attach_zerotop(call_zerotop, cluster, tmp_path, "--ssh", str(breaking), "--hosts", "zt-node-2") as messages:
+        assert messages[0] == (
             "zt-node-2 may or may not take part: the connection broke before it answered. Attach again with --hosts to ask"
             " it again; detach ends its part too."
         )
-        wait_for(lambda: samplers(two))
-        session = told[-1].partition("recording in ")[2]
+        wait_for(lambda: list_samplers(two))
+        session = messages[-1].partition("recording in ")[2]
         notices = RecordingSource(Session.open(Path(session))).view_at(None).job.notices
         assert "zt-node-2 takes no part: the connection broke before it answered." in notices
-        assert zerotop("detach", session).returncode == 0
-        assert samplers(two) == ""
+        assert call_zerotop("detach", session).returncode == 0
+        assert list_samplers(two) == ""
 
 
-@pytest.mark.usefixtures("job")
-def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cluster_job")
+def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     two, shift = cluster.nodes[1], tmp_path / "shift"
     shift.mkdir()
     (shift / "sitecustomize.py").write_text("import time\nnow = time.time_ns\ntime.time_ns = lambda: now() + 300 * 10**9\n")
     (shift / "boot_id").write_text("another-boot\n")
-    two.run("mount", "--bind", str(shift / "boot_id"), "/proc/sys/kernel/random/boot_id", check=True)
+    two.run_command("mount", "--bind", str(shift / "boot_id"), "/proc/sys/kernel/random/boot_id", check=True)
     wrong = tmp_path / "ssh"
     wrong.write_text(f'#!/bin/sh\nexec {cluster.ssh} "$@" -c "\'PYTHONPATH={shift} exec sh\'"\n')
     wrong.chmod(0o755)
     try:
-        with attached(zerotop, cluster, tmp_path, "--ssh", str(wrong), "--hosts", "zt-node-2") as told:
-            session = Path(told[-1].partition("recording in ")[2])
-            assert told[0] == (
+        with attach_zerotop(call_zerotop, cluster, tmp_path, "--ssh", str(wrong), "--hosts", "zt-node-2") as messages:
+            session = Path(messages[-1].partition("recording in ")[2])
+            assert messages[0] == (
                 "The clock of zt-node-2 is 5 min ahead of this one: its times are corrected to about a second."
                 " Set both by NTP."
             )
@@ -214,5 +216,5 @@ def test_a_clock_that_is_minutes_off_is_said_and_put_right(cluster: Cluster, zer
             alive = [rank.alive for rank in RecordingSource(recorded).view_at(None).ranks]
             assert alive == [True, True]
     finally:
-        two.run("umount", "/proc/sys/kernel/random/boot_id", check=True)
-    assert samplers(two) == ""
+        two.run_command("umount", "/proc/sys/kernel/random/boot_id", check=True)
+    assert list_samplers(two) == ""

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import nodes
-from agents import python, wait_for
-from node_jobs import PORT, Zerotop, attached, first_pid, samplers, wait_for_both
-from nodes import Cluster, ended, started
-from programs import ZEROTOP, environment
+from agents import build_python_command, wait_for
+from node_jobs import PORT, Zerotop, attach_zerotop, first_pid, list_samplers, wait_for_both
+from nodes import Cluster, start_command, wait_for_exit
+from programs import ZEROTOP, make_environment
 from terminals import Terminal
 from zerotop.session.reader import Session
 
@@ -44,7 +44,7 @@ print(JobController(Path(sys.argv[1])).stop())
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def small_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of little room, which both nodes see, for it is there before them."""
     folder = tmp_path_factory.mktemp("small")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=True)
@@ -55,27 +55,29 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @contextmanager
-def ranks(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """One on each node, which say in ``rank0`` and ``rank1`` what they were asked."""
+def start_ranks(cluster: Cluster, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start a rank on each node; they write the signals that they get to ``rank0`` and ``rank1``."""
     found = []
     with ExitStack() as stack:
         for number, node in enumerate(cluster.nodes):
             told = {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": cluster.nodes[0].address, "MASTER_PORT": PORT}
-            found.append(started(node, python(RANK), folder / f"rank{number}", environment(folder, **told)))
+            found.append(
+                start_command(node, build_python_command(RANK), folder / f"rank{number}", make_environment(folder, **told))
+            )
             stack.callback(found[-1].wait)
-            stack.callback(node.run, "pkill", "-KILL", "-f", "signal.Signals")
+            stack.callback(node.run_command, "pkill", "-KILL", "-f", "signal.Signals")
         yield found
 
 
 @pytest.fixture
-def watched(
-    cluster: Cluster, zerotop: Zerotop, tmp_path: Path
+def watched_job(
+    cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path
 ) -> Iterator[tuple[Terminal, Path, list[subprocess.Popen[bytes]]]]:
     """The live screen on the first node, of a job on both; its session and its ranks."""
-    with ranks(cluster, tmp_path) as processes:
-        arguments = cluster.nodes[0].command(*ZEROTOP, "attach", first_pid(zerotop), "--hosts", "zt-node-2")
+    with start_ranks(cluster, tmp_path) as processes:
+        arguments = cluster.nodes[0].build_command(*ZEROTOP, "attach", first_pid(call_zerotop), "--hosts", "zt-node-2")
         program = [shutil.which(arguments[0]) or "", *arguments[1:]]
-        terminal = Terminal(program, environment=environment(tmp_path, ZEROTOP_SSH=cluster.ssh), folder=tmp_path)
+        terminal = Terminal(program, environment=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh), folder=tmp_path)
         try:
             terminal.wait_for("E enter ranks")
             (session,) = tmp_path.glob("zerotop/sessions/*")
@@ -86,19 +88,19 @@ def watched(
 
 
 def test_a_job_is_asked_to_stop_on_both_nodes_and_gently(
-    cluster: Cluster, watched: tuple[Terminal, Path, list[subprocess.Popen[bytes]]], tmp_path: Path
+    cluster: Cluster, watched_job: tuple[Terminal, Path, list[subprocess.Popen[bytes]]], tmp_path: Path
 ) -> None:
-    terminal, session, processes = watched
-    terminal.type("q")
+    terminal, session, processes = watched_job
+    terminal.type_keys("q")
     terminal.wait_for("Stops it gracefully here and on zt-node-2; again forces it")
     assert [process.poll() for process in processes] == [None, None]
-    terminal.type("s")
-    assert [ended(process, 30) for process in processes] == [4, 4]
+    terminal.type_keys("s")
+    assert [wait_for_exit(process, 30) for process in processes] == [4, 4]
     assert [(tmp_path / f"rank{number}").read_text() for number in (0, 1)] == ["SIGINT\n"] * 2
     terminal.wait_for("The job has ended.")
-    terminal.type("l")
+    terminal.type_keys("l")
     terminal.exit_code()
-    wait_for(lambda: [samplers(node) for node in cluster.nodes] == ["", ""])
+    wait_for(lambda: [list_samplers(node) for node in cluster.nodes] == ["", ""])
     sent = [event for event in Session.open(session).events if event.name == "stop_sent"]
     assert sorted((event.host, event.facts["signal"]) for event in sent) == [
         ("zt_node_1", "SIGINT"),
@@ -107,56 +109,58 @@ def test_a_job_is_asked_to_stop_on_both_nodes_and_gently(
 
 
 def test_a_node_that_is_not_reached_is_named_and_the_others_are_stopped(
-    cluster: Cluster, watched: tuple[Terminal, Path, list[subprocess.Popen[bytes]]]
+    cluster: Cluster, watched_job: tuple[Terminal, Path, list[subprocess.Popen[bytes]]]
 ) -> None:
-    terminal, _, processes = watched
+    terminal, _, processes = watched_job
     two = cluster.nodes[1]
-    two.run("ip", "link", "set", "eth0", "down", check=True)
+    two.run_command("ip", "link", "set", "eth0", "down", check=True)
     try:
-        terminal.type("q")
+        terminal.type_keys("q")
         terminal.wait_for("here and on zt-node-2")
-        terminal.type("s")
-        assert ended(processes[0], 30) == 4
+        terminal.type_keys("s")
+        assert wait_for_exit(processes[0], 30) == 4
         terminal.wait_for("zt-node-2 was not asked to stop")
         assert processes[1].poll() is None
     finally:
-        two.run("ip", "link", "set", "eth0", "up", check=True)
+        two.run_command("ip", "link", "set", "eth0", "up", check=True)
     terminal.wait_for("The job has ended.")
-    terminal.type("l")
+    terminal.type_keys("l")
     terminal.exit_code()
     assert "Its ranks may wait for the others: ask again, or end them there." in terminal.text
-    assert samplers(two)
+    assert list_samplers(two)
 
 
-def test_a_joined_part_says_from_where_the_whole_is_stopped(cluster: Cluster, zerotop: Zerotop, tmp_path: Path) -> None:
-    with ranks(cluster, tmp_path), attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as told:
-        session = told[-1].partition("recording in ")[2]
+def test_a_joined_part_says_from_where_the_whole_is_stopped(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
+    with start_ranks(cluster, tmp_path), attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages:
+        session = messages[-1].partition("recording in ")[2]
         means = f"import sys; {STOP.replace('.stop()', '.stop_means')}"
-        done = cluster.nodes[1].run(sys.executable, "-c", means, session, env=environment(tmp_path))
+        done = cluster.nodes[1].run_command(sys.executable, "-c", means, session, env=make_environment(tmp_path))
         assert done.stdout == "Asks its part on this node to end; all of it is stopped from zt_node_1.\n", done.stderr
 
 
-def test_a_full_folder(cluster: Cluster, zerotop: Zerotop, tmp_path: Path, small: Path) -> None:
+def test_a_full_folder(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, small_folder: Path) -> None:
     one, two = cluster.nodes
-    full = small / "full"
-    with ranks(cluster, tmp_path) as processes:
-        full.write_bytes(bytes(os.statvfs(small).f_bavail * os.statvfs(small).f_frsize - 8192))
-        session = small / "early"
-        done = zerotop("attach", first_pid(zerotop), "--hosts", "zt-node-2", "--headless", "--session", str(session))
+    full = small_folder / "full"
+    with start_ranks(cluster, tmp_path) as processes:
+        full.write_bytes(bytes(os.statvfs(small_folder).f_bavail * os.statvfs(small_folder).f_frsize - 8192))
+        session = small_folder / "early"
+        done = call_zerotop(
+            "attach", first_pid(call_zerotop), "--hosts", "zt-node-2", "--headless", "--session", str(session)
+        )
         assert done.returncode == 1
         assert f"nothing can be written to {session}: make room there" in done.stderr
-        assert [samplers(one), samplers(two)] == ["", ""]
+        assert [list_samplers(one), list_samplers(two)] == ["", ""]
 
         full.unlink()
-        session = small / "late"
-        with attached(zerotop, cluster, tmp_path, "--hosts", "zt-node-2", "--session", str(session)):
+        session = small_folder / "late"
+        with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2", "--session", str(session)):
             wait_for_both(session)
             with pytest.raises(OSError, match="No space left"):
                 full.write_bytes(bytes(1 << 20))
-            asked = one.run(
-                sys.executable, "-c", STOP, str(session), env=environment(tmp_path, ZEROTOP_SSH=cluster.ssh), check=True
+            asked = one.run_command(
+                sys.executable, "-c", STOP, str(session), env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh), check=True
             )
             assert asked.stdout == "\n"
-            assert [ended(process, 30) for process in processes] == [4, 4]
-            wait_for(lambda: [samplers(one), samplers(two)] == ["", ""])
+            assert [wait_for_exit(process, 30) for process in processes] == [4, 4]
+            wait_for(lambda: [list_samplers(one), list_samplers(two)] == ["", ""])
             full.unlink()

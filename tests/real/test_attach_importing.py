@@ -34,9 +34,9 @@ def test_a_rank_is_asked_again_until_it_has_imported(tmp_path: Path) -> None:
         process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=output)
     try:
         wait_for(lambda: "importing" in (tmp_path / "output").read_text())
-        found = Process.from_pid(process.pid)
-        assert found is not None
-        (entry,) = enter_processes([found], str(session), patience_s=PATIENCE_S)
+        target = Process.from_pid(process.pid)
+        assert target is not None
+        (entry,) = enter_processes([target], str(session), patience_s=PATIENCE_S)
     finally:
         process.kill()
         process.wait()

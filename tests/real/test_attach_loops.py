@@ -15,9 +15,9 @@ import pytest
 
 from agents import wait_for
 from loop_runs import LOOPS
-from programs import environment, zerotop
+from programs import make_environment, run_zerotop
 from rank_recordings import Rank
-from real_jobs import environment as quiet
+from real_jobs import make_environment as quiet
 from zerotop_probe.outside.attaching.probe_entry import enter_processes, leave_processes
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, FAILED
@@ -60,11 +60,11 @@ def has_reported(session: Path) -> bool:
 
 def check_steps(rank: Rank, at_least: int) -> None:
     """Whole iterations of two micro-steps, from the first on."""
-    steps = rank.phase("step")
+    steps = rank.select_phases("step")
     assert steps["step"].tolist() == [*range(len(steps))]
     assert len(steps) >= at_least
     assert np_all(steps["flags"] | COUNTED == BOUNDARY | COUNTED)  # of short ones only the end may be recorded
-    assert not rank.event("probe_error")
+    assert not rank.find_events("probe_error")
 
 
 def np_all(values: Any) -> bool:
@@ -78,24 +78,24 @@ def test_a_running_loop_is_entered_and_left(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=quiet(), text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        found = Process.from_pid(process.pid)
-        assert found is not None
-        assert [entry.why_not for entry in enter_processes([found], str(session))] == [""]
+        target = Process.from_pid(process.pid)
+        assert target is not None
+        assert [entry.why_not for entry in enter_processes([target], str(session))] == [""]
         time.sleep(1)
-        assert [entry.why_not for entry in leave_processes([found], str(session))] == [""]
+        assert [entry.why_not for entry in leave_processes([target], str(session))] == [""]
         wait_for(lambda: '"left"' in next(session.glob("events-rank0-*")).read_text(), LIMIT_S)
         end.touch()
         steps = int(process.stdout.readline().split()[1])
     assert process.returncode == 0
     rank = Rank(session, 0)
     check_steps(rank, 10)
-    assert len(rank.phase("step")) < steps
+    assert len(rank.select_phases("step")) < steps
     assert [event["event"] for event in rank.events[:2]] == ["hello", "entered"]
-    assert rank.phase("backward")[["step", "micro_step"]].tolist()[:4] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert rank.select_phases("backward")[["step", "micro_step"]].tolist()[:4] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert not np_all(rank.spans["flags"] & FAILED)
-    (engine,) = rank.event("engine")
+    (engine,) = rank.find_events("engine")
     assert (engine["model"], engine["optimizer"], engine["parameters"]) == ("Sequential", "AdamW", 8 * 16 + 16 + 16 * 8 + 8)
-    assert [event["when"] for event in rank.event("tensors")] == [
+    assert [event["when"] for event in rank.find_events("tensors")] == [
         "before_backward",
         "before_update",
         "after_update",
@@ -107,9 +107,9 @@ def test_layers_of_the_forward_that_was_entered_are_no_models(tmp_path: Path) ->
     command = [sys.executable, "-c", ENTERED_IN_A_FORWARD, str(tmp_path)]
     subprocess.run(command, env=quiet(), check=True, timeout=LIMIT_S)
     rank = Rank(tmp_path, 0)
-    (engine,) = rank.event("engine")
+    (engine,) = rank.find_events("engine")
     assert (engine["model"], engine["parameters"]) == ("Sequential", 10 * (8 * 8 + 8))
-    assert rank.phase("forward")["step"].tolist() == rank.phase("step")["step"].tolist() == [0, 1, 2, 3]
+    assert rank.select_phases("forward")["step"].tolist() == rank.select_phases("step")["step"].tolist() == [0, 1, 2, 3]
 
 
 class Kernel:
@@ -117,7 +117,7 @@ class Kernel:
 
     def __init__(self, folder: Path, state: Path) -> None:
         self.manager = jupyter_client.KernelManager(kernel_name="python3")
-        variables = quiet() | environment(state) | {"JPY_SESSION_NAME": "lora.ipynb"}
+        variables = quiet() | make_environment(state) | {"JPY_SESSION_NAME": "lora.ipynb"}
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         self.manager.kernel_spec.argv[:] = command
         self.manager.start_kernel(env=variables, cwd=str(folder))
@@ -125,19 +125,19 @@ class Kernel:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=LIMIT_S)
         pid = self.manager.provisioner.pid
-        found = Process.from_pid(pid)
-        assert found is not None
-        self.process = found
+        process = Process.from_pid(pid)
+        assert process is not None
+        self.process = process
 
-    def run(self, cell: str) -> str:
+    def run_cell(self, cell: str) -> str:
         """Execute a cell; return what it printed, and its error if it had one."""
         printed: list[str] = []
 
-        def note(message: Any) -> None:
+        def note_output(message: Any) -> None:
             content = message["content"]
             printed.append(content.get("text", "") + "\n".join(content.get("traceback", ())))
 
-        self.client.execute_interactive(cell, timeout=LIMIT_S, output_hook=note)
+        self.client.execute_interactive(cell, timeout=LIMIT_S, output_hook=note_output)
         return "".join(printed)
 
     def close(self) -> None:
@@ -155,40 +155,40 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 def test_an_idle_kernel_is_listed_and_entered_by_its_next_cell(kernel: Kernel, tmp_path: Path) -> None:
     state, session = tmp_path / "state", tmp_path / "session"
     session.mkdir()
-    assert kernel.run(IMPORTS + TRAIN) == ""
-    rows = json.loads(zerotop(state, "attach", "--json").stdout)
+    assert kernel.run_cell(IMPORTS + TRAIN) == ""
+    rows = json.loads(run_zerotop(state, "attach", "--json").stdout)
     (row,) = (row for row in rows if row["pid"] == kernel.process.pid)
     assert (row["launcher"], row["script"], row["session"]) == ("jupyter", "lora.ipynb", None)
     (entry,) = enter_processes([kernel.process], str(session), patience_s=0.5)
     assert entry.is_pending
     assert entry.why_not == "it is an idle Jupyter kernel, waiting for the next cell"
-    assert kernel.run(TRAIN) == ""
-    assert kernel.run("raise ValueError") != ""
-    assert kernel.run(TRAIN) == ""
+    assert kernel.run_cell(TRAIN) == ""
+    assert kernel.run_cell("raise ValueError") != ""
+    assert kernel.run_cell(TRAIN) == ""
     rank = Rank(session, 0)
     # The first step told that it trains; an exception between two cells changes nothing.
     check_steps(rank, 9)
-    assert len(rank.phase("step")) == 9
-    assert rank.event("engine")[0]["model"] == "Linear"
+    assert len(rank.select_phases("step")) == 9
+    assert rank.find_events("engine")[0]["model"] == "Linear"
 
 
 def test_an_extension_records_a_notebook_without_a_terminal(kernel: Kernel, tmp_path: Path) -> None:
     state = tmp_path / "state"
-    said = kernel.run("%load_ext zerotop_probe")
-    assert "zerotop attach" in said
-    assert kernel.run(IMPORTS + TRAIN) == ""
-    (row,) = json.loads(zerotop(state, "sessions", "--json").stdout)
+    output = kernel.run_cell("%load_ext zerotop_probe")
+    assert "zerotop attach" in output
+    assert kernel.run_cell(IMPORTS + TRAIN) == ""
+    (row,) = json.loads(run_zerotop(state, "sessions", "--json").stdout)
     assert row["state"] == "live"
-    session = Path(said.split("recorded to ")[1].split(".\n")[0].strip())
+    session = Path(output.split("recorded to ")[1].split(".\n")[0].strip())
     assert has_reported(session)
     # A child that the notebook forks records nothing.
     child = "import os\npid = os.fork()\nif not pid:\n    exec(train)\n    os._exit(0)\nassert os.waitpid(pid, 0)[1] == 0"
-    assert kernel.run(f"train = {TRAIN!r}\n{child}") == ""
-    assert kernel.run("%unload_ext zerotop_probe") != ""
-    assert kernel.run(TRAIN) == ""
+    assert kernel.run_cell(f"train = {TRAIN!r}\n{child}") == ""
+    assert kernel.run_cell("%unload_ext zerotop_probe") != ""
+    assert kernel.run_cell(TRAIN) == ""
     rank = Rank(session, 0)
     check_steps(rank, 5)
-    assert len(rank.phase("step")) == 5
+    assert len(rank.select_phases("step")) == 5
     assert rank.events[-1]["event"] == "left"
     assert os.path.isfile(session / "session.json")
-    assert json.loads(zerotop(state, "sessions", "--json").stdout)[0]["state"] != "live"
+    assert json.loads(run_zerotop(state, "sessions", "--json").stdout)[0]["state"] != "live"

@@ -22,7 +22,7 @@ import pytest
 import zerotop_probe
 from agents import wait_for
 from machine import small_disk
-from programs import ZEROTOP, environment, on_terminal, zerotop
+from programs import ZEROTOP, make_environment, on_terminal, run_zerotop
 from zerotop_probe.outside.attaching import jobs, payload
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.injector import State, plant_code
@@ -60,11 +60,11 @@ Job = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
-def job() -> Iterator[Job]:
+def start_job() -> Iterator[Job]:
     """Starts a Python that is at work; ended at the end of the test."""
     jobs: list[subprocess.Popen[bytes]] = []
 
-    def begin(before: str = "", *, python: str = sys.executable, **options: Any) -> subprocess.Popen[bytes]:
+    def begin_job(before: str = "", *, python: str = sys.executable, **options: Any) -> subprocess.Popen[bytes]:
         command = [python, "-c", f"{before}\n{BUSY}"]
         jobs.append(subprocess.Popen(command, stdout=subprocess.PIPE, **options))
         output = jobs[-1].stdout
@@ -72,26 +72,26 @@ def job() -> Iterator[Job]:
         assert output.readline() == b"ready\n"
         return jobs[-1]
 
-    yield begin
+    yield begin_job
     for one in jobs:
         one.kill()
         one.communicate()
 
 
-def listed(state: Path) -> list[tuple[str, str]]:
+def list_sessions(state: Path) -> list[tuple[str, str]]:
     """(name, state) of each session."""
-    return [(row["name"], row["state"]) for row in json.loads(zerotop(state, "sessions", "--json").stdout)]
+    return [(row["name"], row["state"]) for row in json.loads(run_zerotop(state, "sessions", "--json").stdout)]
 
 
-def recording(state: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
+def attach_headless(state: Path, *arguments: str) -> tuple[subprocess.Popen[str], str]:
     """``zerotop attach`` without a screen, and the name of the session that it records in."""
     attached = subprocess.Popen(
-        [*ZEROTOP, "attach", *arguments, "--headless"], env=environment(state), stderr=subprocess.PIPE, text=True
+        [*ZEROTOP, "attach", *arguments, "--headless"], env=make_environment(state), stderr=subprocess.PIPE, text=True
     )
     assert attached.stderr is not None
-    said = attached.stderr.readline()
-    assert said.startswith("zerotop: recording in ")
-    return attached, said.strip().rpartition("/")[2]
+    first_line = attached.stderr.readline()
+    assert first_line.startswith("zerotop: recording in ")
+    return attached, first_line.strip().rpartition("/")[2]
 
 
 def state_of(process: subprocess.Popen[bytes]) -> str:
@@ -101,58 +101,58 @@ def state_of(process: subprocess.Popen[bytes]) -> str:
 
 def why_not(process: subprocess.Popen[bytes], session: Path) -> str:
     """Why it cannot be entered."""
-    found = Process.from_pid(process.pid)
-    assert found is not None
-    (entry,) = enter_processes([found], str(session), patience_s=1.0)
+    target = Process.from_pid(process.pid)
+    assert target is not None
+    (entry,) = enter_processes([target], str(session), patience_s=1.0)
     assert entry.reply in ("", "early")
     return entry.why_not
 
 
-def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(job: Job, tmp_path: Path) -> None:
-    process = job()
-    attached, name = recording(tmp_path, str(process.pid))
-    assert listed(tmp_path) == [(name, "live")]
+def test_a_recording_from_outside_ends_with_detach_and_can_be_taken_up(start_job: Job, tmp_path: Path) -> None:
+    process = start_job()
+    attached, name = attach_headless(tmp_path, str(process.pid))
+    assert list_sessions(tmp_path) == [(name, "live")]
     for called in (str(process.pid), name):
-        done = zerotop(tmp_path, "detach", called)
+        done = run_zerotop(tmp_path, "detach", called)
         assert done.returncode == 0, done.stderr
         assert f"Recorded in {tmp_path}" in done.stdout.decode()
         _, said = attached.communicate(timeout=30)
         assert (attached.returncode, said) == (0, "")
-        assert listed(tmp_path) == [(name, "ended")]
-        assert f"{name}  detached" in zerotop(tmp_path, "sessions").stdout.decode()
+        assert list_sessions(tmp_path) == [(name, "ended")]
+        assert f"{name}  detached" in run_zerotop(tmp_path, "sessions").stdout.decode()
         assert process.poll() is None
-        attached, again = recording(tmp_path, name)
+        attached, again = attach_headless(tmp_path, name)
         assert again == name
-        assert listed(tmp_path) == [(name, "live")]
+        assert list_sessions(tmp_path) == [(name, "live")]
     attached.send_signal(signal.SIGINT)
     _, said = attached.communicate(timeout=30)
     assert "The job and its recording continue." in said
     assert job_control.is_sampler_alive(str(tmp_path / "zerotop" / "sessions" / name))
     process.kill()
-    wait_for(lambda: listed(tmp_path) == [(name, "ended")])
-    assert zerotop(tmp_path, "attach", name, "--headless").stderr.decode() == (
+    wait_for(lambda: list_sessions(tmp_path) == [(name, "ended")])
+    assert run_zerotop(tmp_path, "attach", name, "--headless").stderr.decode() == (
         f"zerotop: The job of {name} has ended; watch the recording with: zerotop replay {name}\n"
     )
 
 
 @pytest.mark.parametrize(("size", "existed"), [("4k", False), ("8k", False), ("8k", True)])
-def test_where_nothing_can_be_recorded_nothing_is_left(job: Job, tmp_path: Path, size: str, existed: bool) -> None:
+def test_where_nothing_can_be_recorded_nothing_is_left(start_job: Job, tmp_path: Path, size: str, existed: bool) -> None:
     """On a full disk, and on one with room for the session's own file and no event."""
     with small_disk(tmp_path / "disk", size) as disk:
         (disk / "filler").write_bytes(bytes(4096))
         if existed:
             (disk / "s").mkdir()
-        done = zerotop(tmp_path, "attach", str(job().pid), "--headless", "--session", str(disk / "s"))
+        done = run_zerotop(tmp_path, "attach", str(start_job().pid), "--headless", "--session", str(disk / "s"))
         said = f"zerotop: Cannot record to {disk}/s: No space left on device. Choose another folder with --session DIR\n"
         assert (done.returncode, done.stderr.decode()) == (1, said)
         assert (disk / "s").exists() == existed
         assert [path for path in disk.rglob("*") if path.is_file()] == [disk / "filler"]
 
 
-def test_one_that_was_seen_from_outside_only_is_left_alone(job: Job, tmp_path: Path) -> None:
-    process = job("import time; print('ready', flush=True); time.sleep(600)")
-    attached, name = recording(tmp_path, str(process.pid))
-    done = zerotop(tmp_path, "detach", name)
+def test_one_that_was_seen_from_outside_only_is_left_alone(start_job: Job, tmp_path: Path) -> None:
+    process = start_job("import time; print('ready', flush=True); time.sleep(600)")
+    attached, name = attach_headless(tmp_path, str(process.pid))
+    done = run_zerotop(tmp_path, "detach", name)
     assert done.stdout.decode() == f"Recorded in {tmp_path}/zerotop/sessions/{name}\n"
     attached.communicate(timeout=30)
 
@@ -173,9 +173,9 @@ def test_one_that_was_asked_to_take_the_probe_in_is_asked_to_let_it_go(tmp_path:
     assert not attaching._may_hold_probe(str(tmp_path), facts, process.pid + 1)
 
 
-def test_the_sampler_ends_when_its_recording_was_removed(job: Job, tmp_path: Path) -> None:
-    process = job()
-    attached, name = recording(tmp_path, str(process.pid))
+def test_the_sampler_ends_when_its_recording_was_removed(start_job: Job, tmp_path: Path) -> None:
+    process = start_job()
+    attached, name = attach_headless(tmp_path, str(process.pid))
     session = tmp_path / "zerotop" / "sessions" / name
     (sampler,) = job_control.read_facts(str(session)).samplers
     shutil.rmtree(session)
@@ -198,8 +198,8 @@ def test_a_configuration_is_read_whatever_it_is(tmp_path: Path, damaged: str) ->
     variables = {**os.environ, "RANK": "0"}
     with subprocess.Popen(command, cwd=tmp_path, env=variables, start_new_session=True) as process:
         try:
-            found = wait_for(lambda: jobs.find_job(process.pid))
-            assert jobs.read_zero_stage(found) == (2 if damaged.startswith("{") else None)
+            job = wait_for(lambda: jobs.find_job(process.pid))
+            assert jobs.read_zero_stage(job) == (2 if damaged.startswith("{") else None)
         finally:
             process.kill()
 
@@ -219,22 +219,22 @@ def test_the_order_of_attaching_and_detaching_is_that_of_time(tmp_path: Path) ->
     assert not job_control.read_facts(str(session)).detached
 
 
-def test_entering_from_the_screen(job: Job, tmp_path: Path) -> None:
-    process = job()
+def test_entering_from_the_screen(start_job: Job, tmp_path: Path) -> None:
+    process = start_job()
     terminal = on_terminal(tmp_path, "attach", str(process.pid))
     try:
         terminal.wait_for("E enter ranks")
-        terminal.type("E")
+        terminal.type_keys("E")
         terminal.wait_for(f"Process {process.pid} is not entered: it has not imported PyTorch yet. Try again")
-        terminal.type("q")
+        terminal.type_keys("q")
         terminal.wait_for("Detach")
-        terminal.type("d")
+        terminal.type_keys("d")
         assert terminal.exit_code() == 0
     finally:
         terminal.close()
-    ((name, state),) = listed(tmp_path)
+    ((name, state),) = list_sessions(tmp_path)
     assert state == "live"
-    assert zerotop(tmp_path, "detach", name).returncode == 0
+    assert run_zerotop(tmp_path, "detach", name).returncode == 0
     assert process.poll() is None
 
 
@@ -245,55 +245,57 @@ def test_a_number_that_is_no_process(tmp_path: Path, number: str, command: str) 
         with subprocess.Popen([sys.executable, "-c", ""]) as process:
             number = str(process.pid)
     options = ["--headless"] if command == "attach" else []
-    done = zerotop(tmp_path, command, number, *options)
+    done = run_zerotop(tmp_path, command, number, *options)
     assert done.returncode == 2
     words = "is not a Python process of a job here" if command == "attach" else f"PID {number} is not being recorded"
     assert words in done.stderr.decode()
-    assert listed(tmp_path) == []
+    assert list_sessions(tmp_path) == []
 
 
-def test_without_a_terminal_nothing_is_begun(job: Job, tmp_path: Path) -> None:
-    done = zerotop(tmp_path, "attach", str(job().pid))
+def test_without_a_terminal_nothing_is_begun(start_job: Job, tmp_path: Path) -> None:
+    done = run_zerotop(tmp_path, "attach", str(start_job().pid))
     assert done.returncode == 1
     assert done.stderr == b"zerotop: The live screen needs a terminal; --headless records without one\n"
-    assert listed(tmp_path) == []
+    assert list_sessions(tmp_path) == []
 
 
-def test_a_python_without_pytorch_is_not_entered_yet(job: Job, tmp_path: Path) -> None:
-    assert "has not imported PyTorch yet" in why_not(job(), tmp_path)
+def test_a_python_without_pytorch_is_not_entered_yet(start_job: Job, tmp_path: Path) -> None:
+    assert "has not imported PyTorch yet" in why_not(start_job(), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_is_recorded_elsewhere(job: Job, tmp_path: Path) -> None:
+def test_one_that_is_recorded_elsewhere(start_job: Job, tmp_path: Path) -> None:
     first, second = tmp_path / "the first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    process = job(f"from zerotop_probe.inside.hooks.hook_installer import PROBE\nPROBE.start_recording({str(first)!r})")
-    found = Process.from_pid(process.pid)
-    assert found is not None
-    (entry,) = enter_processes([found], str(second))
+    process = start_job(
+        f"from zerotop_probe.inside.hooks.hook_installer import PROBE\nPROBE.start_recording({str(first)!r})"
+    )
+    target = Process.from_pid(process.pid)
+    assert target is not None
+    (entry,) = enter_processes([target], str(second))
     assert entry.why_not == f"it is already recorded in {first}. End that with zerotop detach '{first}'"
     (tmp_path / "link").symlink_to(first)
-    (entry,) = enter_processes([found], str(tmp_path / "link"))
+    (entry,) = enter_processes([target], str(tmp_path / "link"))
     assert entry.why_not == ""
 
 
-def test_another_tracer(job: Job, tmp_path: Path) -> None:
-    process = job()
+def test_another_tracer(start_job: Job, tmp_path: Path) -> None:
+    process = start_job()
     hold = "import sys\nfrom zerotop_probe.outside.attaching.ptrace.tracing import _call_ptrace\n"
     hold += "_call_ptrace(0x4206, int(sys.argv[1]))\n"
     with subprocess.Popen([sys.executable, "-c", hold + BUSY, str(process.pid)], stdout=subprocess.PIPE) as tracer:
         assert tracer.stdout is not None
         tracer.stdout.readline()
-        told = why_not(process, tmp_path)
+        reason = why_not(process, tmp_path)
         tracer.kill()
-    assert f"Process {process.pid} is already traced by python" in told
-    assert f"process {tracer.pid})" in told
+    assert f"Process {process.pid} is already traced by python" in reason
+    assert f"process {tracer.pid})" in reason
     assert "has not imported PyTorch" in why_not(process, tmp_path)
 
 
-def test_a_stopped_process(job: Job, tmp_path: Path) -> None:
-    process = job()
+def test_a_stopped_process(start_job: Job, tmp_path: Path) -> None:
+    process = start_job()
     process.send_signal(signal.SIGSTOP)
     wait_for(lambda: state_of(process) == "T")
     assert f"kill -CONT {process.pid}" in why_not(process, tmp_path)
@@ -308,17 +310,17 @@ def stopped_s(target: Target) -> float:
 
 @pytest.mark.skipif(sys.version_info >= REMOTE_EXEC_VERSION, reason="this Python is asked, and not stopped")
 @pytest.mark.alone
-def test_a_thread_of_ours_that_computes_prolongs_no_stop(job: Job) -> None:
-    process = Process.from_pid(job().pid)
+def test_a_thread_of_ours_that_computes_prolongs_no_stop(start_job: Job) -> None:
+    process = Process.from_pid(start_job().pid)
     assert process is not None
     target, over, turn_s = examine_process(process), threading.Event(), sys.getswitchinterval()
 
-    def compute() -> None:
+    def keep_busy() -> None:
         while not over.is_set():
             sum(range(1000))
 
     with ThreadPoolExecutor() as threads:
-        threads.submit(compute)
+        threads.submit(keep_busy)
         # Long, so that a turn of that thread in the middle of a stop can be told from other programs' turns.
         sys.setswitchinterval(0.3)
         try:
@@ -330,12 +332,12 @@ def test_a_thread_of_ours_that_computes_prolongs_no_stop(job: Job) -> None:
     assert median(stops) < 0.25
 
 
-def test_a_main_thread_in_a_long_call_is_asked_and_not_waited_for(job: Job, tmp_path: Path) -> None:
-    process = job("import time\nprint('ready', flush=True)\ntime.sleep(5)")
+def test_a_main_thread_in_a_long_call_is_asked_and_not_waited_for(start_job: Job, tmp_path: Path) -> None:
+    process = start_job("import time\nprint('ready', flush=True)\ntime.sleep(5)")
     wait_for(lambda: state_of(process) == "S")
-    told = why_not(process, tmp_path)
-    assert "in one C call for 1 s" in told
-    assert f"py-spy dump --pid {process.pid}" in told
+    reason = why_not(process, tmp_path)
+    assert "in one C call for 1 s" in reason
+    assert f"py-spy dump --pid {process.pid}" in reason
     assert process.poll() is None
 
 
@@ -347,18 +349,18 @@ def test_a_python_that_starts_is_not_harmed(tmp_path: Path) -> None:
     for number in range(60):
         with subprocess.Popen(what, stderr=subprocess.PIPE) as process:
             time.sleep(number / 1000)
-            found = Process.from_pid(process.pid)
-            if found is not None:
+            target = Process.from_pid(process.pid)
+            if target is not None:
                 refused |= {
-                    entry.why_not.replace(str(process.pid), "N") for entry in enter_processes([found], str(tmp_path))
+                    entry.why_not.replace(str(process.pid), "N") for entry in enter_processes([target], str(tmp_path))
                 }
             assert process.communicate(timeout=20)[1] == b"", number
             assert process.returncode == 0, number
     assert "The Python of process N is starting or exiting. Try again when it trains." in refused
 
 
-def test_one_that_imports_without_end_is_entered_in_between(job: Job, tmp_path: Path) -> None:
-    process = job(
+def test_one_that_imports_without_end_is_entered_in_between(start_job: Job, tmp_path: Path) -> None:
+    process = start_job(
         "import importlib, json, select, signal, sys, time\n"
         "def imports():\n"
         "    for name in ('json', 'json.decoder', 'json.scanner', 'json.encoder'):\n"
@@ -371,9 +373,9 @@ def test_one_that_imports_without_end_is_entered_in_between(job: Job, tmp_path: 
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    found = Process.from_pid(process.pid)
-    assert found is not None
-    reasons = [entry.why_not for _ in range(10) for entry in enter_processes([found], str(tmp_path), patience_s=1.0)]
+    target = Process.from_pid(process.pid)
+    assert target is not None
+    reasons = [entry.why_not for _ in range(10) for entry in enter_processes([target], str(tmp_path), patience_s=1.0)]
     assert not any("failed" in reason for reason in reasons)
     assert "it has not imported PyTorch yet. Try again when it trains" in reasons
     assert process.communicate(b"end\n", timeout=60)[1] == b""
@@ -382,13 +384,13 @@ def test_one_that_imports_without_end_is_entered_in_between(job: Job, tmp_path: 
 
 def test_a_program_that_is_no_python(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
-        told = why_not(process, tmp_path)
+        reason = why_not(process, tmp_path)
         process.kill()
-    assert "exports no functions of CPython" in told
+    assert "exports no functions of CPython" in reason
 
 
-def test_the_sandbox_of_a_container(job: Job, tmp_path: Path) -> None:
-    process = job()
+def test_the_sandbox_of_a_container(start_job: Job, tmp_path: Path) -> None:
+    process = start_job()
     done = subprocess.run(
         [sys.executable, "-c", SANDBOX + ENTER, str(process.pid), str(tmp_path)], check=True, capture_output=True, text=True
     )
@@ -411,17 +413,17 @@ class Stranger:
         shutil.copytree(Path(zerotop_probe.__file__).parent, folder / "zerotop_probe")
         folder.chmod(0o755)
         self.options: dict[str, Any] = {"user": NOBODY, "cwd": "/", "env": {"PYTHONPATH": str(folder)}}
-        self.python = next(filter(self._runs, ("/usr/bin/python3", sys.executable)), "")
+        self.python = next(filter(self._can_run, ("/usr/bin/python3", sys.executable)), "")
 
-    def _runs(self, python: str) -> bool:
+    def _can_run(self, python: str) -> bool:
         try:
             done = subprocess.run([python, "-c", ENTER, "0", "/"], check=False, capture_output=True, **self.options)
         except OSError:
             return False
         return done.returncode == 0
 
-    def told(self, pid: int) -> str:
-        """What he is told when he wants to enter it."""
+    def ask_to_enter(self, pid: int) -> str:
+        """Try to enter the process as this user; return the answer."""
         command = [self.python, "-c", ENTER, str(pid), str(self._folder)]
         done = subprocess.run(command, check=True, capture_output=True, text=True, **self.options)
         return str(done.stdout)
@@ -430,23 +432,23 @@ class Stranger:
 @pytest.fixture
 def stranger() -> Iterator[Stranger]:
     with tempfile.TemporaryDirectory() as folder:
-        found = Stranger(Path(folder))
-        if not found.python:
+        stranger_user = Stranger(Path(folder))
+        if not stranger_user.python:
             pytest.skip("another user can run no Python here")
-        yield found
+        yield stranger_user
 
 
 @needs_root
-def test_another_user_s_process(job: Job, stranger: Stranger) -> None:
-    pid = job().pid
-    assert stranger.told(pid) == f"Process {pid} belongs to another user. Run zerotop as that user or as root.\n"
+def test_another_user_s_process(start_job: Job, stranger: Stranger) -> None:
+    pid = start_job().pid
+    assert stranger.ask_to_enter(pid) == f"Process {pid} belongs to another user. Run zerotop as that user or as root.\n"
 
 
 @needs_root
-def test_a_process_that_may_not_be_traced(job: Job, stranger: Stranger) -> None:
+def test_a_process_that_may_not_be_traced(start_job: Job, stranger: Stranger) -> None:
     forbid = "import ctypes; assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0"
-    pid = job(forbid, python=stranger.python, **stranger.options).pid
-    assert f"The kernel denies access to process {pid}" in stranger.told(pid)
+    pid = start_job(forbid, python=stranger.python, **stranger.options).pid
+    assert f"The kernel denies access to process {pid}" in stranger.ask_to_enter(pid)
 
 
 @needs_root

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agents import events, python, recorded
-from machine import inside, make_read_only, small_disk, small_group
-from programs import ZEROTOP, environment, headless, zerotop
+from agents import build_python_command, join_output_bytes, read_node_events
+from machine import make_read_only, run_in_cgroup, small_disk, small_group
+from programs import ZEROTOP, make_environment, run_headless, run_zerotop
 from rank_recordings import Rank
 
 # Jobs
@@ -30,8 +30,8 @@ from rank_recordings import Rank
 )
 def test_a_job_that_dies_is_reported(tmp_path: Path, code: str, exit_code: int, sentence: str | None) -> None:
     session = tmp_path / "sessions" / "mine"
-    plain = subprocess.run(python(code), capture_output=True, check=False)
-    done = headless(session, python(code))
+    plain = subprocess.run(build_python_command(code), capture_output=True, check=False)
+    done = run_headless(session, build_python_command(code))
     assert (done.returncode, done.stdout) == (exit_code, plain.stdout)
     ours = [sentence] if sentence else []
     said = "".join(f"zerotop: {line}\n" for line in [*ours, f"recorded in {session}"])
@@ -39,9 +39,9 @@ def test_a_job_that_dies_is_reported(tmp_path: Path, code: str, exit_code: int, 
 
 
 def test_the_kernels_oom_killer_is_named(tmp_path: Path) -> None:
-    job = python("import time; time.sleep(0.5); held = bytearray(300 << 20)")
+    job = build_python_command("import time; time.sleep(0.5); held = bytearray(300 << 20)")
     with small_group(120 << 20) as group:
-        command = inside(group, *ZEROTOP, "run", "--headless", "--session", str(tmp_path / "s"), "--", *job)
+        command = run_in_cgroup(group, *ZEROTOP, "run", "--headless", "--session", str(tmp_path / "s"), "--", *job)
         done = subprocess.run(command, check=False, timeout=60, capture_output=True)
     assert done.returncode == -9
     assert b"zerotop: The job was killed by signal 9 (SIGKILL); the kernel's OOM killer ended 1 process of" in done.stderr
@@ -70,12 +70,12 @@ sys.exit(subprocess.call([sys.executable, "-c", {RANK!r}], env={{**os.environ, "
 
 def test_a_killed_rank_leaves_all_it_did(tmp_path: Path) -> None:
     session = tmp_path / "session"
-    done = headless(session, python(LAUNCHER))
+    done = run_headless(session, build_python_command(LAUNCHER))
     assert (done.returncode, done.stdout) == (3, b"step 2 begins\n")
-    assert [event["rank"] for event in events(session, "rank_found", "rank_gone")] == [0, 0]
+    assert [event["rank"] for event in read_node_events(session, "rank_found", "rank_gone")] == [0, 0]
     rank = Rank(session, 0)
     assert (len(rank.spans), len(rank.begins)) == (6, 7)
-    exported = zerotop(tmp_path, "export", str(session))
+    exported = run_zerotop(tmp_path, "export", str(session))
     assert len(exported.stdout.splitlines()) == 3
 
 
@@ -98,17 +98,17 @@ def test_the_exit_code_is_the_jobs_whatever_we_are_started_with(tmp_path: Path, 
 def test_nothing_of_ours_comes_into_the_jobs_output_where_standard_error_is_closed(tmp_path: Path) -> None:
     command = f"{' '.join(ZEROTOP)} run --headless --session {tmp_path / 's'} -- echo hi 2>&-"
     done = subprocess.run(["bash", "-c", command], check=True, stdout=subprocess.PIPE, timeout=60)
-    assert done.stdout == recorded(tmp_path / "s", "stdout") == b"hi\n"
+    assert done.stdout == join_output_bytes(tmp_path / "s", "stdout") == b"hi\n"
 
 
 def test_output_that_could_not_be_passed_on_is_reported_and_recorded(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
-        done = headless(tmp_path / "s", ["echo", "hi"], stdout=full)
+        done = run_headless(tmp_path / "s", ["echo", "hi"], stdout=full)
     assert done.returncode == 0
     assert (
         b"zerotop: The last part of the job's output could not be passed through: No space left on device.\n" in done.stderr
     )
-    assert recorded(tmp_path / "s", "stdout") == b"hi\n"
+    assert join_output_bytes(tmp_path / "s", "stdout") == b"hi\n"
 
 
 # A user's own modules
@@ -120,10 +120,10 @@ def test_a_users_own_modules_are_the_users_own(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text(f"import sys; sys.stderr.write('{name} of the user\\n')")
     (tmp_path / "train.py").write_text("import probe, tui, recording; print(probe.__file__, tui.__file__)")
     path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
-    chosen = {"env": environment(tmp_path, PYTHONPATH=os.pathsep.join(path)), "cwd": tmp_path}
+    chosen = {"env": make_environment(tmp_path, PYTHONPATH=os.pathsep.join(path)), "cwd": tmp_path}
     command = [sys.executable, "train.py"]
     plain = subprocess.run(command, check=True, capture_output=True, **chosen)  # type: ignore[call-overload]
-    done = headless(tmp_path / "sessions" / "s", command, **chosen)
+    done = run_headless(tmp_path / "sessions" / "s", command, **chosen)
     assert done.stdout == plain.stdout
     # Our own Python has found it too.
     ours = f"zerotop: recorded in {tmp_path}/sessions/s\n"
@@ -139,7 +139,7 @@ def test_nothing_is_started_that_cannot_be_recorded(tmp_path: Path, chosen: bool
     with small_disk(tmp_path / "disk", "1m") as disk:
         make_read_only(disk)
         folder = ["--session", str(disk / "s")] if chosen else []
-        done = zerotop(disk, "run", "--headless", *folder, "--", "touch", str(flag))
+        done = run_zerotop(disk, "run", "--headless", *folder, "--", "touch", str(flag))
         where = disk / "s" if chosen else disk / "zerotop" / "sessions"
     assert done.returncode == 1
     assert done.stderr.decode() == (
@@ -155,7 +155,7 @@ def test_a_folder_that_is_named_by_nothing_is_the_one_we_are_in(tmp_path: Path, 
     train.parent.mkdir()
     train.write_text("no program")
     train.chmod(0o700)
-    done = zerotop(tmp_path, "run", "--headless", "--session", "", "--", program, cwd=train.parent)
+    done = run_zerotop(tmp_path, "run", "--headless", "--session", "", "--", program, cwd=train.parent)
     assert done.stderr.decode() == f"zerotop: {train.parent} exists and is not empty\n"
     assert list(train.parent.iterdir()) == [train]
 
@@ -167,7 +167,7 @@ def test_a_disk_that_is_full_from_the_start_keeps_no_half_session(tmp_path: Path
         with (disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
             list(iter(lambda: filler.write(bytes(4096)), 0))
         folder = ["--session", str(disk / "s")] if chosen else []
-        done = zerotop(disk, "run", "--headless", *folder, "--", "true")
+        done = run_zerotop(disk, "run", "--headless", *folder, "--", "true")
         assert done.returncode == 1
         assert b": No space left on device. Choose another folder" in done.stderr
         assert [path for path in disk.rglob("*") if path.is_file()] == [disk / "filler"]
@@ -178,17 +178,17 @@ def test_a_disk_that_runs_full_costs_the_recording_only_and_that_is_said(tmp_pat
     code = "import sys\nfor i in range(300): sys.stdout.write(f'{i:09999}\\n')\nsys.exit(5)"
     with small_disk(tmp_path / "disk", "1m") as disk:
         session = disk / "zerotop" / "sessions" / "full"
-        done = headless(session, python(code))
-        kept = recorded(session, "stdout")
-        listed = zerotop(disk, "sessions").stdout.decode()
+        done = run_headless(session, build_python_command(code))
+        recorded = join_output_bytes(session, "stdout")
+        listed = run_zerotop(disk, "sessions").stdout.decode()
     assert done.returncode == 5
     assert done.stdout == b"".join(b"%09999d\n" % i for i in range(300))
-    assert done.stdout.startswith(kept)
-    lost = f"{len(done.stdout) - len(kept)} bytes of the job's output could not be written."
-    said = re.search(rf"zerotop: (The recording is incomplete: (\d+ records? and )?{lost})\n", done.stderr.decode())
-    assert said is not None
+    assert done.stdout.startswith(recorded)
+    lost = f"{len(done.stdout) - len(recorded)} bytes of the job's output could not be written."
+    match = re.search(rf"zerotop: (The recording is incomplete: (\d+ records? and )?{lost})\n", done.stderr.decode())
+    assert match is not None
     assert "full  exit 5" in listed
-    assert f"\n  {said[1]}\n" in listed
+    assert f"\n  {match[1]}\n" in listed
 
 
 # Locales
@@ -204,17 +204,17 @@ def test_a_disk_that_runs_full_costs_the_recording_only_and_that_is_said(tmp_pat
 )
 def test_a_locale_without_utf8(tmp_path: Path, locale: dict[str, str]) -> None:
     """Arguments, paths and output beyond ASCII, and bytes that are no text at all."""
-    chosen = {"env": environment(tmp_path, **locale)}
+    chosen = {"env": make_environment(tmp_path, **locale)}
     said = "Größe 日本 [red]\x1b[31m".encode() + b"\xff\n"
     words = [sys.executable, "-c", f"import os; os.write(1, {said!r})", "Größe", "日本", "two\nlines"]
-    done = zerotop(tmp_path, "run", "--headless", "--", *words, **chosen)
+    done = run_zerotop(tmp_path, "run", "--headless", "--", *words, **chosen)
     assert (done.returncode, done.stdout) == (0, said)
-    strange = headless(tmp_path / "日本", ["true"], **chosen)
+    strange = run_headless(tmp_path / "日本", ["true"], **chosen)
     assert strange.returncode == 0
     assert strange.stderr.isascii() or locale == {"LC_ALL": "C"}
     for arguments in (["sessions"], ["sessions", "--json"], ["doctor"], ["export", str(tmp_path / "日本")]):
-        result = zerotop(tmp_path, *arguments, **chosen)
+        result = run_zerotop(tmp_path, *arguments, **chosen)
         assert (result.stderr, bool(result.stdout)) == (b"", True)
-    assert zerotop(tmp_path, "sessions", **chosen).stdout.count(b"\n") == 1
-    assert b"There is no session" in zerotop(tmp_path, "replay", "Größe", **chosen).stderr
-    assert zerotop(tmp_path, "run", "--", "日本", **chosen).returncode == 127
+    assert run_zerotop(tmp_path, "sessions", **chosen).stdout.count(b"\n") == 1
+    assert b"There is no session" in run_zerotop(tmp_path, "replay", "Größe", **chosen).stderr
+    assert run_zerotop(tmp_path, "run", "--", "日本", **chosen).returncode == 127

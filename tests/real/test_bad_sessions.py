@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import recordings
-from agents import table, wait_for
+from agents import read_table_file, wait_for
 from machine import make_read_only, small_disk
-from programs import zerotop
+from programs import run_zerotop
 from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
@@ -37,12 +37,12 @@ def small_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows_of_each(session: Path) -> dict[str, int]:
-    """How many records each table has."""
+    """Return the number of records of each table."""
     begun = [path for path in session.glob("*.rec") if path.stat().st_size]
-    return {path.name.partition("-")[0]: len(table(path)) for path in begun}
+    return {path.name.partition("-")[0]: len(read_table_file(path)) for path in begun}
 
 
-def newer(session: Path) -> None:
+def make_newer(session: Path) -> None:
     path = session / "session.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"zerotop": [2, 0]}))
 
@@ -52,7 +52,7 @@ def replace_by_file(session: Path) -> None:
     session.write_text("hello")
 
 
-def empty(session: Path) -> None:
+def remove_files(session: Path) -> None:
     shutil.rmtree(session)
     session.mkdir()
 
@@ -60,8 +60,8 @@ def empty(session: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (shutil.rmtree, "There is no session"),
     "a file": (replace_by_file, "There is no session"),
-    "empty": (empty, "holds no recording: it has no session.json"),
-    "of a newer format": (newer, "has recording format 2, this zerotop reads up to 1: use a newer zerotop"),
+    "empty": (remove_files, "holds no recording: it has no session.json"),
+    "of a newer format": (make_newer, "has recording format 2, this zerotop reads up to 1: use a newer zerotop"),
     "no JSON": (lambda path: (path / "session.json").write_text("{"), "is damaged: the recording cannot be read"),
     "other JSON": (lambda path: (path / "session.json").write_text("[1]"), "is damaged: the recording cannot be read"),
 }
@@ -87,7 +87,7 @@ def test_sessions_lists_what_it_cannot_read_with_the_reason(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder = tmp_path / "zerotop" / "sessions"
-    newer(Path(shutil.copytree(small_recording, folder / "of-tomorrow")))
+    make_newer(Path(shutil.copytree(small_recording, folder / "of-tomorrow")))
     (folder / "not-a-session").mkdir()
     assert main(["sessions"]) == 0
     (line,) = capfd.readouterr().out.splitlines()
@@ -95,15 +95,15 @@ def test_sessions_lists_what_it_cannot_read_with_the_reason(
     assert line.endswith("session.json has recording format 2, this zerotop reads up to 1: use a newer zerotop.")
 
 
-def look(session: Path) -> None:
-    """What the screens do with a recording, short of drawing it."""
+def build_views(session: Path) -> None:
+    """Build the views of a recording as the screens do, without drawing them."""
     source = RecordingSource(Session.open(session))
     for cursor in (None, source.begin_ns, source.begin_ns + 1_500_000_000):
         source.view_at(cursor)
 
 
 def print_of(session: Path, table: str) -> None:
-    """What the commands do with it."""
+    """Run the commands on a recording."""
     assert main(["export", str(session), "--table", "steps"]) == 0
     assert main(["export", str(session), "--table", table if table in TABLES else "gpus"]) == 0
     assert main(["sessions"]) == 0
@@ -124,7 +124,7 @@ def test_cut_off_anywhere(
                 assert main(["export", str(session)]) == 1
                 assert "is damaged" in capfd.readouterr().err
             else:
-                look(session)
+                build_views(session)
                 if length % 8 == 0:
                     print_of(session, path.name.split("-")[0])
         path.write_bytes(data)
@@ -142,7 +142,7 @@ def test_cut_off_everywhere_at_once(
             data = path.read_bytes()
             if path.name != "session.json":
                 (session / path.name).write_bytes(data[: chance.randrange(len(data) + 1)])
-        look(session)
+        build_views(session)
         print_of(session, "events")
         capfd.readouterr()
 
@@ -154,5 +154,5 @@ def test_a_recording_on_a_read_only_disk_is_read(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         session = recordings.as_directory("cpu-clean", folder)
         make_read_only(disk)
-        assert zerotop(disk, "export", str(session)).stdout.startswith(b"rank,step,")
-        assert zerotop(disk, "sessions").stdout.startswith(b"cpu-clean  exit 0")
+        assert run_zerotop(disk, "export", str(session)).stdout.startswith(b"rank,step,")
+        assert run_zerotop(disk, "sessions").stdout.startswith(b"cpu-clean  exit 0")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import python, wait_for
-from programs import headless, on_terminal, zerotop
+from agents import build_python_command, wait_for
+from programs import on_terminal, run_headless, run_zerotop
 from terminals import Terminal
 
 # Markup, colours, a cleared screen, another title, the alternate screen, a bell, bytes that are no UTF-8, wide characters.
@@ -24,56 +24,58 @@ Open = Callable[..., Terminal]
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Open]:
+def open_terminal(tmp_path: Path) -> Iterator[Open]:
     """The program on a terminal; ended at the end of the test."""
     terminals: list[Terminal] = []
 
-    def begin(*arguments: str, **options: object) -> Terminal:
+    def begin_program(*arguments: str, **options: object) -> Terminal:
         terminals.append(on_terminal(tmp_path, *arguments, **options))  # type: ignore[arg-type]
         return terminals[-1]
 
-    yield begin
+    yield begin_program
     for terminal in terminals:
         terminal.close()
 
 
 @pytest.fixture
-def hostile(tmp_path: Path) -> str:
+def hostile_session(tmp_path: Path) -> str:
     """A recording of such output."""
     session = tmp_path / "session"
-    assert headless(session, python(f"import os; os.write(1, {HOSTILE!r})")).returncode == 0
+    assert run_headless(session, build_python_command(f"import os; os.write(1, {HOSTILE!r})")).returncode == 0
     return str(session)
 
 
-def test_a_jobs_output_is_text_whatever_it_is(opened: Open, tmp_path: Path) -> None:
+def test_a_jobs_output_is_text_whatever_it_is(open_terminal: Open, tmp_path: Path) -> None:
     code = f"import os, time; os.write(1, {HOSTILE!r}); time.sleep(2)"
-    terminal = opened("run", "--session", str(tmp_path / "session"), "--", *python(code))
+    terminal = open_terminal("run", "--session", str(tmp_path / "session"), "--", *build_python_command(code))
     terminal.wait_for("[red]markup[/red] [/] [@click=app.quit]click[/] [bold", "exit code 0", "no end of line")
     terminal.wait_for("coloured cleared titled alternate cursor", "wide 日本語 emoji 🎉")
     for escape in (b"\x1b[31m", b"my title", b"\x1b[3J", b"\x9b", b"\xff"):
         assert escape not in terminal.drawn
-    terminal.type("q")
+    terminal.type_keys("q")
     assert terminal.exit_code() == 0
 
 
 @pytest.mark.parametrize("term", ["xterm", "vt100", "dumb", ""])
-def test_forty_columns(opened: Open, tmp_path: Path, term: str) -> None:
+def test_forty_columns(open_terminal: Open, tmp_path: Path, term: str) -> None:
     code = "import time; print('at work', flush=True); time.sleep(600)"
-    terminal = opened("run", "--session", str(tmp_path / "s"), "--", *python(code), rows=15, columns=40, TERM=term)
+    terminal = open_terminal(
+        "run", "--session", str(tmp_path / "s"), "--", *build_python_command(code), rows=15, columns=40, TERM=term
+    )
     terminal.wait_for("LIVE", "no step yet", "q leave")
-    terminal.type("q")
+    terminal.type_keys("q")
     terminal.wait_for("Stop the job")
-    terminal.type("s")
+    terminal.type_keys("s")
     terminal.wait_for("The job has ended")
-    terminal.type("l")
+    terminal.type_keys("l")
     assert terminal.exit_code() == 130
 
 
-def test_a_terminal_of_hardly_any_size(opened: Open, hostile: str) -> None:
+def test_a_terminal_of_hardly_any_size(open_terminal: Open, hostile_session: str) -> None:
     for rows, columns in ((1, 1), (3, 10), (200, 20)):
-        terminal = opened("replay", hostile, rows=rows, columns=columns)
-        terminal.watch(1.0)
-        terminal.type("q")
+        terminal = open_terminal("replay", hostile_session, rows=rows, columns=columns)
+        terminal.watch_output(1.0)
+        terminal.type_keys("q")
         assert terminal.exit_code() == 0
 
 
@@ -84,30 +86,32 @@ def test_a_terminal_of_hardly_any_size(opened: Open, hostile: str) -> None:
         {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii:strict"},
     ],
 )
-def test_nothing_but_ascii_is_drawn_where_the_locale_has_no_more(opened: Open, hostile: str, locale: dict[str, str]) -> None:
-    terminal = opened("replay", hostile, "--speed", "1000", **locale)
+def test_nothing_but_ascii_is_drawn_where_the_locale_has_no_more(
+    open_terminal: Open, hostile_session: str, locale: dict[str, str]
+) -> None:
+    terminal = open_terminal("replay", hostile_session, "--speed", "1000", **locale)
     terminal.wait_for("[red]markup", "emoji", "exit code 0")
-    terminal.watch(0.5)
+    terminal.watch_output(0.5)
     assert terminal.drawn.isascii()
-    terminal.type("q")
+    terminal.type_keys("q")
     assert terminal.exit_code() == 0
 
 
-def test_without_a_terminal_the_screens_say_what_to_do(tmp_path: Path, hostile: str) -> None:
-    done = zerotop(tmp_path, "replay", hostile)
+def test_without_a_terminal_the_screens_say_what_to_do(tmp_path: Path, hostile_session: str) -> None:
+    done = run_zerotop(tmp_path, "replay", hostile_session)
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr == b"zerotop: Replay needs a terminal; zerotop export writes the same data to files\n"
     # A screen cannot be shown, so the job is run as a batch job.
-    done = zerotop(tmp_path, "run", "--", sys.executable, "-c", "print(1)")
+    done = run_zerotop(tmp_path, "run", "--", sys.executable, "-c", "print(1)")
     assert (done.returncode, done.stdout) == (0, b"1\n")
 
 
-def test_a_viewer_that_ignores_hanging_up_ends_with_its_terminal(opened: Open, hostile: str) -> None:
-    terminal = opened("replay", hostile, ignoring="HUP")
+def test_a_viewer_that_ignores_hanging_up_ends_with_its_terminal(open_terminal: Open, hostile_session: str) -> None:
+    terminal = open_terminal("replay", hostile_session, ignoring="HUP")
     terminal.wait_for("EXIT 0")
     status = Path(f"/proc/{terminal.pid}/status").read_text()
     (ignored,) = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn")]
     assert ignored >> (signal.SIGHUP - 1) & 1
     terminal.hang_up()
-    wait_for(terminal.ended)
+    wait_for(terminal.has_ended)
     assert terminal.exit_code() == -signal.SIGHUP

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import environment, zerotop
+from programs import make_environment, run_zerotop
 from zerotop.analysis.sweeps.settings import build_points
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.sweeping.cluster_runner import ClusterRunner, parse_parameters
@@ -67,7 +67,7 @@ def test_parameters() -> None:
 
 def test_without_slurm_it_says_so(tmp_path: Path) -> None:
     options = ["--seq-length", "1,2", "--executor", "slurm", "-o", str(tmp_path / "sweep")]
-    nowhere = environment(tmp_path, PATH=str(tmp_path))
-    done = zerotop(tmp_path, "sweep", *options, "--", sys.executable, "{seq_length}", env=nowhere)
+    nowhere = make_environment(tmp_path, PATH=str(tmp_path))
+    done = run_zerotop(tmp_path, "sweep", *options, "--", sys.executable, "{seq_length}", env=nowhere)
     assert done.returncode == 1
     assert b"Cannot submit jobs to slurm" in done.stderr

@@ -23,7 +23,7 @@ _ZSH = 'autoload -U compinit; compinit -D -u; eval "$(zerotop completions zsh)";
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shell_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a home with the program on the path and two sessions."""
     home = tmp_path_factory.mktemp("home")
     program = home / "zerotop"
@@ -32,11 +32,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sessions = home / "state" / "zerotop" / "sessions"
     sessions.mkdir(parents=True)
     for name in ("brisk-otter", "calm-heron"):
-        shutil.copy(recordings.packed("cpu-clean"), sessions / f"{name}.zerotop")
+        shutil.copy(recordings.find_packed_file("cpu-clean"), sessions / f"{name}.zerotop")
     return home
 
 
-def complete(home: Path, shell: str, line: str) -> list[str]:
+def complete_line(home: Path, shell: str, line: str) -> list[str]:
     """Return what the shell offers after a line, without descriptions."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
@@ -54,17 +54,17 @@ def complete(home: Path, shell: str, line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_commands_options_and_sessions_are_completed(home: Path, shell: str) -> None:
-    assert complete(home, shell, "zerotop repl") == ["replay"]
-    assert complete(home, shell, "zerotop export --form") == ["--format"]
-    assert sorted(complete(home, shell, "zerotop export --format p")) == ["parquet", "perfetto"]
-    assert complete(home, shell, "zerotop report bri") == ["brisk-otter.zerotop"]
-    assert complete(home, shell, "zerotop completions z") == ["zsh"]
+def test_commands_options_and_sessions_are_completed(shell_home: Path, shell: str) -> None:
+    assert complete_line(shell_home, shell, "zerotop repl") == ["replay"]
+    assert complete_line(shell_home, shell, "zerotop export --form") == ["--format"]
+    assert sorted(complete_line(shell_home, shell, "zerotop export --format p")) == ["parquet", "perfetto"]
+    assert complete_line(shell_home, shell, "zerotop report bri") == ["brisk-otter.zerotop"]
+    assert complete_line(shell_home, shell, "zerotop completions z") == ["zsh"]
 
 
-def test_zsh_knows_the_program(home: Path) -> None:
+def test_zsh_knows_the_program(shell_home: Path) -> None:
     if shutil.which("zsh") is None:
         pytest.skip("zsh is not installed")
-    environment = {**os.environ, "PATH": f"{home}:{os.environ['PATH']}", "HOME": str(home)}
+    environment = {**os.environ, "PATH": f"{shell_home}:{os.environ['PATH']}", "HOME": str(shell_home)}
     run = subprocess.run(["zsh", "-f", "-c", _ZSH], env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.strip() == "_python_argcomplete"

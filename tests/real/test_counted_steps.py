@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from loop_runs import LOOPS
-from real_jobs import launch, run_recorded
+from real_jobs import build_launch_command, run_recorded
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
@@ -32,7 +33,7 @@ class ShortRun(NamedTuple):
     moments: list[Any]
 
 
-def _run(folder: Path, environment: dict[str, str], command: list[str]) -> ShortRun:
+def _run_counted(folder: Path, environment: dict[str, str], command: list[str]) -> ShortRun:
     run = run_recorded(command, folder, environment)
     assert run.returncode == 0, run.output
     session = Session.open(run.session)
@@ -43,33 +44,39 @@ def _run(folder: Path, environment: dict[str, str], command: list[str]) -> Short
 
 
 @pytest.fixture(scope="module")
-def clean(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
-    return _run(tmp_path_factory.mktemp("clean"), job_environment, [sys.executable, str(LOOPS / "short.py")])
+def clean_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
+    return _run_counted(tmp_path_factory.mktemp("clean"), job_environment, [sys.executable, str(LOOPS / "short.py")])
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
+def planted_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
     """With a slow step, an evaluation after a step, and a checkpoint after another."""
     options = [f"--slow={_SLOW}", f"--evaluate={_EVALUATED}", f"--save={_SAVED}"]
-    return _run(tmp_path_factory.mktemp("planted"), job_environment, [sys.executable, str(LOOPS / "short.py"), *options])
+    return _run_counted(
+        tmp_path_factory.mktemp("planted"), job_environment, [sys.executable, str(LOOPS / "short.py"), *options]
+    )
 
 
 @pytest.fixture(scope="module")
-def scaled(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
+def scaled_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
     """With a loss scaler that skips two updates, and two micro-steps in each step."""
     options = ["--overflow", *map(str, _SKIPPED)]
-    return _run(tmp_path_factory.mktemp("scaled"), job_environment, [sys.executable, str(LOOPS / "short.py"), *options])
+    return _run_counted(
+        tmp_path_factory.mktemp("scaled"), job_environment, [sys.executable, str(LOOPS / "short.py"), *options]
+    )
 
 
 @pytest.fixture(scope="module")
-def late(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
+def late_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
     """Two ranks of which the second is late from a step on."""
-    command = launch("torchrun", [str(LOOPS / "short.py"), f"--late-from={_LATE_FROM}", "--steps=400"])
-    return _run(tmp_path_factory.mktemp("late"), job_environment, command)
+    command = build_launch_command("torchrun", [str(LOOPS / "short.py"), f"--late-from={_LATE_FROM}", "--steps=400"])
+    return _run_counted(tmp_path_factory.mktemp("late"), job_environment, command)
 
 
-def test_counted_steps_have_exact_numbers_and_times(clean: ShortRun, planted: ShortRun, scaled: ShortRun) -> None:
-    for run in (clean, planted, scaled):
+def test_counted_steps_have_exact_numbers_and_times(
+    clean_run: ShortRun, planted_run: ShortRun, scaled_run: ShortRun
+) -> None:
+    for run in (clean_run, planted_run, scaled_run):
         (steps,), moments = run.steps, run.moments[0]
         assert steps["step"].tolist() == list(range(200))
         assert steps["counted"].sum() > 100
@@ -81,8 +88,8 @@ def test_counted_steps_have_exact_numbers_and_times(clean: ShortRun, planted: Sh
         assert seconds[1:] == pytest.approx(np.diff(ends_ns) / 1e9)
 
 
-def test_what_is_in_a_counted_step_is_unknown(clean: ShortRun) -> None:
-    (steps,) = clean.steps
+def test_what_is_in_a_counted_step_is_unknown(clean_run: ShortRun) -> None:
+    (steps,) = clean_run.steps
     counted, phased = steps[steps["counted"]], steps[~steps["counted"]]
     assert all(np.isnan(counted[f"{name}_s"]).all() for name in ("data", "forward", "backward", "step", "optimizer"))
     assert all((counted[name] == UNKNOWN).all() for name in ("micro_steps", "rows", "tokens"))
@@ -91,27 +98,27 @@ def test_what_is_in_a_counted_step_is_unknown(clean: ShortRun) -> None:
     assert (phased["backward_s"] > 0).all()
 
 
-def test_a_clean_loop_has_no_finding(clean: ShortRun) -> None:
+def test_a_clean_loop_has_no_finding(clean_run: ShortRun) -> None:
     # The loop sleeps between its phases: that is the only thing to say about it.
-    assert {finding.name for finding in clean.findings} <= {"time_between_phases"}
+    assert {finding.name for finding in clean_run.findings} <= {"time_between_phases"}
 
 
-def test_a_slow_step_an_evaluation_and_a_checkpoint_are_found_at_their_steps(planted: ShortRun) -> None:
-    (steps,) = planted.steps
+def test_a_slow_step_an_evaluation_and_a_checkpoint_are_found_at_their_steps(planted_run: ShortRun) -> None:
+    (steps,) = planted_run.steps
     assert int(steps["iteration_s"].argmax()) == _SLOW
     assert steps["iteration_s"][_SLOW] > 0.5
     assert np.flatnonzero(steps["eval_s"] > 0).tolist() == [_EVALUATED + 1]
     assert 0.03 < steps["eval_s"][_EVALUATED + 1] < 0.5
     assert np.flatnonzero(steps["checkpoint_s"] > 0).tolist() == [_SAVED + 1]
-    (pause,) = [finding for finding in planted.findings if finding.name == "checkpoint_pause"]
+    (pause,) = [finding for finding in planted_run.findings if finding.name == "checkpoint_pause"]
     assert pause.step == _SAVED
-    assert {finding.name for finding in planted.findings} <= {"time_between_phases", "checkpoint_pause"}
+    assert {finding.name for finding in planted_run.findings} <= {"time_between_phases", "checkpoint_pause"}
 
 
-def test_skipped_updates_and_micro_steps(scaled: ShortRun) -> None:
-    (steps,) = scaled.steps
+def test_skipped_updates_and_micro_steps(scaled_run: ShortRun) -> None:
+    (steps,) = scaled_run.steps
     assert np.flatnonzero(steps["skipped"]).tolist() == [*_SKIPPED]
-    overflows = [event.facts for event in scaled.session.events_named("overflow")]
+    overflows = [event.facts for event in scaled_run.session.events_named("overflow")]
     assert [(one["step"], one["loss_scale_before"], one["loss_scale_after"]) for one in overflows] == [
         (_SKIPPED[0], 2.0**16, 2.0**15),
         (_SKIPPED[1], 2.0**15, 2.0**14),
@@ -119,9 +126,25 @@ def test_skipped_updates_and_micro_steps(scaled: ShortRun) -> None:
     assert set(steps["micro_steps"][~steps["counted"]]) == {2}
 
 
-def test_a_straggler_is_found(late: ShortRun) -> None:
-    assert all(steps["counted"].sum() > 150 for steps in late.steps)
-    (straggler,) = [finding for finding in late.findings if finding.name == "straggler"]
+def test_a_straggler_is_found(late_run: ShortRun) -> None:
+    assert all(steps["counted"].sum() > 150 for steps in late_run.steps)
+    (straggler,) = [finding for finding in late_run.findings if finding.name == "straggler"]
     assert straggler.ranks == (1,)
     assert _LATE_FROM <= (straggler.step or 0) < _LATE_FROM + 32
     assert straggler.evidence["late_s"] == pytest.approx(0.03, rel=0.5)
+
+
+def test_odd_loops_train_as_if_alone_and_lose_no_step(tmp_path: Path, job_environment: dict[str, str]) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    command = [sys.executable, str(LOOPS / "odd_steps.py")]
+    subprocess.run(command, cwd=alone, env=job_environment, check=True, timeout=300)
+    run = run_recorded(command, tmp_path, job_environment)
+    assert run.returncode == 0, run.output
+    facts, facts_alone = (json.loads((folder / "odd-steps.json").read_bytes()) for folder in (tmp_path, alone))
+    assert facts == facts_alone
+    session = Session.open(run.session)
+    assert not session.events_named("probe_error")
+    steps = max(read_rank_steps(session), key=len)  # the forked child has few
+    assert steps["step"].tolist() == list(range(facts["updates"]))
+    assert steps["counted"].sum() > 100

@@ -27,7 +27,7 @@ STEPS = [
 ]
 
 
-def zerotop(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+def run_zerotop(*arguments: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([sys.executable, "-m", "zerotop", *arguments], check=True, timeout=120, capture_output=True)
 
 
@@ -36,7 +36,7 @@ def from_json_lines(data: bytes, schema: polars.Schema) -> polars.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def session(finetune_run: Callable[..., Run]) -> Path:
+def recorded_session(finetune_run: Callable[..., Run]) -> Path:
     launcher, options = RUNS["zero3_bf16"]
     run = finetune_run("zero3_bf16", launcher=launcher, options=options)
     assert run.returncode == 0, run.output[-4000:]
@@ -44,11 +44,13 @@ def session(finetune_run: Callable[..., Run]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exported(session: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], polars.DataFrame]:
+def exported_tables(
+    recorded_session: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], polars.DataFrame]:
     """Every table as read back from every format, with Parquet's types."""
     folder = tmp_path_factory.mktemp("exported")
     for fmt in FORMATS:
-        zerotop("export", str(session), "--table", "all", "--format", fmt, "-o", str(folder))
+        run_zerotop("export", str(recorded_session), "--table", "all", "--format", fmt, "-o", str(folder))
     assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.{fmt}" for name in TABLES for fmt in FORMATS)
     found = {}
     for name in TABLES:
@@ -60,12 +62,14 @@ def exported(session: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tu
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_all_formats_say_the_same(session: Path, exported: dict[tuple[str, str], polars.DataFrame], table: str) -> None:
-    whole = exported[table, "parquet"]
+def test_all_formats_say_the_same(
+    recorded_session: Path, exported_tables: dict[tuple[str, str], polars.DataFrame], table: str
+) -> None:
+    whole = exported_tables[table, "parquet"]
     for fmt in ("csv", "jsonl"):
-        assert exported[table, fmt].columns == whole.columns
-        assert exported[table, fmt].equals(whole), (table, fmt)
-    recording = Session.open(session)
+        assert exported_tables[table, fmt].columns == whole.columns
+        assert exported_tables[table, fmt].equals(whole), (table, fmt)
+    recording = Session.open(recorded_session)
     if table == "events":
         assert whole.height == len(recording.events) > 0
     elif table == "annotations":
@@ -77,8 +81,8 @@ def test_all_formats_say_the_same(session: Path, exported: dict[tuple[str, str],
         assert whole.height == sum(len(source.array) for source in recording.sources[table])
 
 
-def test_steps_have_what_was_promised(exported: dict[tuple[str, str], polars.DataFrame]) -> None:
-    steps = exported["steps", "csv"]
+def test_steps_have_what_was_promised(exported_tables: dict[tuple[str, str], polars.DataFrame]) -> None:
+    steps = exported_tables["steps", "csv"]
     assert set(STEPS) <= set(steps.columns)
     assert steps["rank"].unique().sort().to_list() == list(range(RANKS))
     always = [name for name in STEPS if name not in ("allocated_peak_bytes", "reserved_peak_bytes", "nvml_process_bytes")]
@@ -88,16 +92,20 @@ def test_steps_have_what_was_promised(exported: dict[tuple[str, str], polars.Dat
     assert (steps["iteration_s"] > 0).all()
 
 
-def test_launchers_keep_their_rank_and_texts_are_no_formulas(exported: dict[tuple[str, str], polars.DataFrame]) -> None:
-    ranks = exported["processes", "csv"]["rank"]
+def test_launchers_keep_their_rank_and_texts_are_no_formulas(
+    exported_tables: dict[tuple[str, str], polars.DataFrame],
+) -> None:
+    ranks = exported_tables["processes", "csv"]["rank"]
     assert ranks.null_count() == 0
     assert set(ranks.to_list()) >= {-1, *range(RANKS)}
     for table in TABLES:
-        for column in exported[table, "csv"].iter_columns():
+        for column in exported_tables[table, "csv"].iter_columns():
             if column.dtype == polars.String:
                 assert not column.str.contains(r"^[=+\-@\t\r]").any(), (table, column.name)
 
 
-def test_without_a_file_it_is_standard_output(session: Path, exported: dict[tuple[str, str], polars.DataFrame]) -> None:
-    said = zerotop("export", str(session), "--table", "steps", "--format", "jsonl").stdout
-    assert from_json_lines(said, exported["steps", "jsonl"].schema).equals(exported["steps", "jsonl"])
+def test_without_a_file_it_is_standard_output(
+    recorded_session: Path, exported_tables: dict[tuple[str, str], polars.DataFrame]
+) -> None:
+    said = run_zerotop("export", str(recorded_session), "--table", "steps", "--format", "jsonl").stdout
+    assert from_json_lines(said, exported_tables["steps", "jsonl"].schema).equals(exported_tables["steps", "jsonl"])

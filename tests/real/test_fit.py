@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from programs import environment, on_terminal, zerotop
+from programs import make_environment, on_terminal, run_zerotop
 from recordings import FOLDER
 from zerotop.demo.finetune import PRESETS
 from zerotop.session.sweeps import read_sweep
@@ -18,21 +18,21 @@ JOB = ["--", sys.executable, str(SCRIPT), "{longest}", "{seq_length}", "{steps}"
 
 def test_the_largest_that_fits(tmp_path: Path) -> None:
     options = ["--seq-length", "8:128:8", "--set", "longest=4,44,900", "-o", str(tmp_path / "fit"), "--json"]
-    done = zerotop(tmp_path, "fit", *options, *JOB)
+    done = run_zerotop(tmp_path, "fit", *options, *JOB)
     assert done.returncode == 1  # the first has none
-    found = json.loads(done.stdout)
-    assert [(one["largest"], one["failing"], one["is_final"]) for one in found["series"]] == [
+    result = json.loads(done.stdout)
+    assert [(one["largest"], one["failing"], one["is_final"]) for one in result["series"]] == [
         (None, 8, True),
         (40, 48, True),
         (128, None, True),
     ]
-    assert found["runs"] == len(read_sweep(tmp_path / "fit").points) <= 13
+    assert result["runs"] == len(read_sweep(tmp_path / "fit").points) <= 13
     assert "[run 1] " in done.stderr.decode()
 
 
 def test_never_more_runs_than_asked_for(tmp_path: Path) -> None:
     options = ["--seq-length", "8:128:8", "--set", "longest=44,50", "-o", str(tmp_path / "fit"), "--most-runs", "3"]
-    done = zerotop(tmp_path, "fit", *options, *JOB)
+    done = run_zerotop(tmp_path, "fit", *options, *JOB)
     assert len(read_sweep(tmp_path / "fit").points) == 3
     assert "the limit of 3 runs is reached" in done.stdout.decode()
 
@@ -41,45 +41,49 @@ def test_the_screen_shows_what_fits(tmp_path: Path) -> None:
     options = ["fit", "--seq-length", "8:64:8", "--set", "longest=20,44", "-o", str(tmp_path / "fit")]
     with closing(on_terminal(tmp_path, *options, *JOB, rows=30, columns=110)) as terminal:
         terminal.wait_for("Largest sequence length", "found", "done")
-        terminal.type("q")
+        terminal.type_keys("q")
         terminal.wait_for("largest seq-length", "48 does not fit", "results.csv")  # printed when the screen has gone
         assert terminal.exit_code() == 0
     assert "[run 1]" not in terminal.text
 
 
 def test_what_to_maximize_must_be_said(tmp_path: Path) -> None:
-    done = zerotop(tmp_path, "fit", "--stage", "2,3")
+    done = run_zerotop(tmp_path, "fit", "--stage", "2,3")
     assert done.returncode == 2
     assert b"Say what to maximize" in done.stderr
 
 
 def test_estimates_for_a_preset(tmp_path: Path) -> None:
-    done = zerotop(tmp_path, "estimate", "llama-8b", "--gpus", "8", "--gpu-memory", "80GB", "--seq-length", "2048", "--json")
-    found = json.loads(done.stdout)
-    options = {(row["stage"], row["offload"]): row for row in found["options"]}
-    parameters = found["model"]["model"]["parameters"]
+    done = run_zerotop(
+        tmp_path, "estimate", "llama-8b", "--gpus", "8", "--gpu-memory", "80GB", "--seq-length", "2048", "--json"
+    )
+    result = json.loads(done.stdout)
+    options = {(row["stage"], row["offload"]): row for row in result["options"]}
+    parameters = result["model"]["model"]["parameters"]
     assert parameters == 8_030_261_248
     assert len(options) == 12
     assert options[0, "none"]["gpu_bytes"] == 16 * parameters
     assert options[3, "none"]["gpu_bytes"] == 2 * parameters
     assert options[2, "optimizer"]["own_estimates"][0]["gpu_bytes"] == 2 * parameters
-    assert len(found["deepspeed_estimates"]) == 8
-    text = zerotop(tmp_path, "estimate", "llama-8b", "--gpus", "8", "--gpu-memory", "80GB").stdout.decode()
+    assert len(result["deepspeed_estimates"]) == 8
+    text = run_zerotop(tmp_path, "estimate", "llama-8b", "--gpus", "8", "--gpu-memory", "80GB").stdout.decode()
     assert "does not fit" in text
     assert "stage 3, offload_param=cpu, offload_optimizer=cpu, zero_init=1" in text
 
 
 def test_estimates_for_a_recording_and_a_config_file(tmp_path: Path) -> None:
-    recorded = zerotop(tmp_path, "estimate", str(FOLDER / "z2-offload.zerotop"), "--json")
+    recorded = run_zerotop(tmp_path, "estimate", str(FOLDER / "z2-offload.zerotop"), "--json")
     assert json.loads(recorded.stdout)["model"]["basis"].startswith("highest allocated memory")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}))
-    done = zerotop(tmp_path, "estimate", str(tmp_path))
+    done = run_zerotop(tmp_path, "estimate", str(tmp_path))
     assert b"not a decoder-only transformer" in done.stderr
     snapshot = tmp_path / "hub" / "hub" / "models--me--small" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text(json.dumps(PRESETS["tiny"]))
-    cached = zerotop(tmp_path, "estimate", "me/small", "--json", env=environment(tmp_path, HF_HOME=str(tmp_path / "hub")))
+    cached = run_zerotop(
+        tmp_path, "estimate", "me/small", "--json", env=make_environment(tmp_path, HF_HOME=str(tmp_path / "hub"))
+    )
     assert json.loads(cached.stdout)["model"]["model"]["parameters"] == 3_213_568
-    unknown = zerotop(tmp_path, "estimate", "no/such-model")
+    unknown = run_zerotop(tmp_path, "estimate", "no/such-model")
     assert unknown.returncode == 1
     assert b"There is no model 'no/such-model'" in unknown.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from real_jobs import RANKS, launch
+from real_jobs import RANKS, build_launch_command
 from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.real
 
 
 def test_no_step_is_missing_and_the_size_is_bounded(tmp_path: Path, job_environment: dict[str, str]) -> None:
-    command = launch("bare", [str(LOOP), "20"])
+    command = build_launch_command("bare", [str(LOOP), "20"])
     session = directory.create_session(command, path=str(tmp_path / "session"), max_bytes=MAX_BYTES, full_detail_s=3)
     agent = [sys.executable, "-m", "zerotop_probe.outside", "--foreground", session, "--", *command]
     with open(tmp_path / "output", "wb") as output, subprocess.Popen(agent, stdout=output, env=job_environment) as process:

@@ -28,7 +28,9 @@ def list_others(kind: str) -> tuple[int, ...]:
 
 
 @pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> Iterator[dict[str, StandingJob]]:
+def standing_jobs(
+    tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]
+) -> Iterator[dict[str, StandingJob]]:
     """All of them at once: they mostly sleep."""
     folder, started = tmp_path_factory.mktemp("hangs"), {}
     for kind in (*HANGS, *WORK):
@@ -60,13 +62,13 @@ def wait_for_finding(job: StandingJob) -> Annotation:
 
 
 @pytest.mark.parametrize("kind", HANGS)
-def test_the_rank_that_the_others_wait_for_is_named_with_its_line(jobs: dict[str, StandingJob], kind: str) -> None:
+def test_the_rank_that_the_others_wait_for_is_named_with_its_line(standing_jobs: dict[str, StandingJob], kind: str) -> None:
     if kind == "native" and not can_read_others():
         pytest.skip("py-spy may not read other processes here")
-    finding = wait_for_finding(jobs[kind])
+    finding = wait_for_finding(standing_jobs[kind])
     assert finding.ranks == (ODD,)
     assert finding.step in (STEP, STEP + 1)
-    found = StandstillFinder(Session.open(jobs[kind].session)).find_at(time.time_ns())
+    found = StandstillFinder(Session.open(standing_jobs[kind].session)).find_at(time.time_ns())
     assert found is not None
     standstill, since_ns = found
     assert since_ns == finding.begin_ns
@@ -83,9 +85,9 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_line(jobs: dict[str
 
 
 @pytest.mark.parametrize("kind", WORK)
-def test_saving_and_computing_for_long_is_no_hang(jobs: dict[str, StandingJob], kind: str) -> None:
+def test_saving_and_computing_for_long_is_no_hang(standing_jobs: dict[str, StandingJob], kind: str) -> None:
     """The other ranks wait as long as in a hang."""
-    job = jobs[kind]
+    job = standing_jobs[kind]
     assert job.process.wait(TIMEOUT_S) == 0, job.output
     written = [event for event in Session.open(job.session).events_named("stacks") if event.facts.get("why") == "silent"]
     assert {event.rank for event in written} >= {0}

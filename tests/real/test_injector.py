@@ -78,10 +78,10 @@ def at_work(program: str) -> Iterator[tuple[subprocess.Popen[str], Process]]:
     with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        found = Process.from_pid(process.pid)
-        assert found is not None
+        target = Process.from_pid(process.pid)
+        assert target is not None
         try:
-            yield process, found
+            yield process, target
         finally:
             process.kill()
 
@@ -97,8 +97,8 @@ def wait_until_done(planted: PlantedCode) -> None:
 
 
 @pytest.fixture(scope="module")
-def slept() -> dict[str, float]:
-    """By way, the seconds that a sleep lasted although it was entered three times; all of them sleep at the same time."""
+def sleep_seconds() -> dict[str, float]:
+    """The seconds that a sleep lasted although it was entered three times, by way; all sleep at the same time."""
     lasted = {}
     with ExitStack() as stack:
         sleepers = {way: stack.enter_context(at_work(SLEEPS.replace("WAY", call))) for way, call in WAYS.items()}
@@ -116,8 +116,8 @@ def slept() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_sleep_ends_when_it_would_have(slept: dict[str, float], way: str) -> None:
-    assert SLEEP_S - 0.1 < slept[way] < SLEEP_S + 1
+def test_a_sleep_ends_when_it_would_have(sleep_seconds: dict[str, float], way: str) -> None:
+    assert SLEEP_S - 0.1 < sleep_seconds[way] < SLEEP_S + 1
 
 
 @pytest.mark.parametrize("keep_lock_s", [60.0, 0.0])

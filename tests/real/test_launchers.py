@@ -48,26 +48,26 @@ class Recorded:
     def ranks(self) -> list[int]:
         return list(range(1 if self.launcher == "python" else RANKS))
 
-    def asked(self, option: str) -> int:
+    def read_option(self, option: str) -> int:
         words = (*SMALL, *self.options)
         return int(words[words.index(option) + 1])
 
     @property
     def accumulation(self) -> int:
-        return self.asked(ACCUMULATE[0]) if ACCUMULATE[0] in self.options else 1
+        return self.read_option(ACCUMULATE[0]) if ACCUMULATE[0] in self.options else 1
 
-    def spans(self, rank: int, phase: str) -> NDArray[Any]:
+    def select_spans(self, rank: int, phase: str) -> NDArray[Any]:
         (source,) = [source for source in self.session.sources["spans"] if source.rank == rank]
         array: NDArray[Any] = source.array
-        found: NDArray[Any] = array[array["phase"] == PHASE_CODE[phase]]
-        return found
+        spans: NDArray[Any] = array[array["phase"] == PHASE_CODE[phase]]
+        return spans
 
-    def facts(self, event: str) -> list[dict[str, Any]]:
+    def find_facts(self, event: str) -> list[dict[str, Any]]:
         return [found.facts for found in self.session.events if found.name == event]
 
 
 @pytest.fixture(params=list(CHOSEN))
-def recorded(request: pytest.FixtureRequest, finetune_run: Callable[..., Run]) -> Recorded:
+def recorded_run(request: pytest.FixtureRequest, finetune_run: Callable[..., Run]) -> Recorded:
     config: str = request.param
     skip_if_impossible_here(config)
     launcher, options = CHOSEN[config]
@@ -76,85 +76,89 @@ def recorded(request: pytest.FixtureRequest, finetune_run: Callable[..., Run]) -
     return Recorded(config, launcher, options, run, Session.open(run.session))
 
 
-def test_the_job_ended_well_and_nothing_of_ours_failed(recorded: Recorded) -> None:
-    (ended,) = recorded.facts("job_ended")
+def test_the_job_ended_well_and_nothing_of_ours_failed(recorded_run: Recorded) -> None:
+    (ended,) = recorded_run.find_facts("job_ended")
     assert (ended["exit_code"], ended["signal"]) == (0, None)
-    assert not recorded.session.is_live
-    assert recorded.session.info["launcher"] == ("" if recorded.launcher == "python" else recorded.launcher)
-    assert recorded.session.damaged_files == 0
-    assert not recorded.facts("probe_error") + recorded.facts("sampler_error") + recorded.facts("rank_silent")
+    assert not recorded_run.session.is_live
+    assert recorded_run.session.info["launcher"] == ("" if recorded_run.launcher == "python" else recorded_run.launcher)
+    assert recorded_run.session.damaged_files == 0
+    assert (
+        not recorded_run.find_facts("probe_error")
+        + recorded_run.find_facts("sampler_error")
+        + recorded_run.find_facts("rank_silent")
+    )
 
 
-def test_each_rank_says_hello_and_describes_its_engine(recorded: Recorded) -> None:
+def test_each_rank_says_hello_and_describes_its_engine(recorded_run: Recorded) -> None:
     for name in ("hello", "engine", "goodbye"):
-        found = [event.rank for event in recorded.session.events if event.name == name]
-        assert sorted(found) == recorded.ranks, name
-    content = json.loads(demo.find_config(recorded.config).read_text())
+        ranks = [event.rank for event in recorded_run.session.events if event.name == name]
+        assert sorted(ranks) == recorded_run.ranks, name
+    content = json.loads(demo.find_config(recorded_run.config).read_text())
     zero = content["zero_optimization"]
     expected = {
         "zero_stage": zero["stage"],
         "offload_optimizer": zero.get("offload_optimizer", {}).get("device", "none"),
         "offload_parameters": zero.get("offload_param", {}).get("device", "none"),
         "dtype": next(kind for kind in ("bf16", "fp16") if content.get(kind, {}).get("enabled")),
-        "micro_batch": recorded.asked("--micro-batch"),
-        "gradient_accumulation": recorded.accumulation,
-        "world_size": len(recorded.ranks),
+        "micro_batch": recorded_run.read_option("--micro-batch"),
+        "gradient_accumulation": recorded_run.accumulation,
+        "world_size": len(recorded_run.ranks),
     }
-    for engine in recorded.facts("engine"):
+    for engine in recorded_run.find_facts("engine"):
         assert {name: engine[name] for name in expected} == expected
 
 
-def test_steps_are_those_asked_for(recorded: Recorded) -> None:
-    table = read_steps(recorded.session)
-    count = recorded.asked("--steps")
-    expected = [(rank, step) for rank in recorded.ranks for step in range(count)]
+def test_steps_are_those_asked_for(recorded_run: Recorded) -> None:
+    table = read_steps(recorded_run.session)
+    count = recorded_run.read_option("--steps")
+    expected = [(rank, step) for rank in recorded_run.ranks for step in range(count)]
     assert table[["rank", "step"]].tolist() == expected
-    rows = recorded.asked("--micro-batch") * recorded.accumulation
-    assert table["micro_steps"].tolist() == [recorded.accumulation] * len(expected)
+    rows = recorded_run.read_option("--micro-batch") * recorded_run.accumulation
+    assert table["micro_steps"].tolist() == [recorded_run.accumulation] * len(expected)
     assert table["rows"].tolist() == [rows] * len(expected)
-    assert table["tokens"].tolist() == [rows * recorded.asked("--seq-length")] * len(expected)
+    assert table["tokens"].tolist() == [rows * recorded_run.read_option("--seq-length")] * len(expected)
     assert not table["skipped"].any()
     for column in ("iteration_s", "forward_s", "backward_s", "step_s", "host_rss_bytes"):
         assert np.all(table[column] > 0), column
 
 
-def test_evaluations_and_checkpoints_are_where_asked(recorded: Recorded) -> None:
+def test_evaluations_and_checkpoints_are_where_asked(recorded_run: Recorded) -> None:
     for phase, option in (("eval", EVALUATE), ("checkpoint_save", SAVE)):
-        for rank in recorded.ranks:
-            spans = recorded.spans(rank, phase)
-            if option[0] in recorded.options:
+        for rank in recorded_run.ranks:
+            spans = recorded_run.select_spans(rank, phase)
+            if option[0] in recorded_run.options:
                 assert int(option[1]) in spans["step"], (phase, rank)
                 assert np.all(spans["end_ns"] > spans["begin_ns"])
             else:
                 assert not len(spans), (phase, rank)
 
 
-def test_the_sampler_found_all_ranks_with_their_memory(recorded: Recorded) -> None:
-    found = {facts["rank"]: facts["pid"] for facts in recorded.facts("rank_found")}
-    said = {event.rank: event.pid for event in recorded.session.events if event.name == "hello"}
-    assert found == said
-    (processes,) = recorded.session.sources["processes"]
-    for rank, pid in said.items():
+def test_the_sampler_found_all_ranks_with_their_memory(recorded_run: Recorded) -> None:
+    pids_found = {facts["rank"]: facts["pid"] for facts in recorded_run.find_facts("rank_found")}
+    pids = {event.rank: event.pid for event in recorded_run.session.events if event.name == "hello"}
+    assert pids_found == pids
+    (processes,) = recorded_run.session.sources["processes"]
+    for rank, pid in pids.items():
         samples = processes.array[(processes.array["rank"] == rank) & (processes.array["pid"] == pid)]
         assert len(samples) > 1, rank
         # The last sample may be of a process that is ending, when the kernel has taken its memory already.
         assert np.all(samples["rss_bytes"][:-1] > 0), rank
 
 
-def test_the_recorded_output_is_what_the_job_printed(recorded: Recorded) -> None:
-    printed = (recorded.run.folder / "output").read_bytes()
-    ours = f"zerotop: recorded in {recorded.run.session}\n".encode()
+def test_the_recorded_output_is_what_the_job_printed(recorded_run: Recorded) -> None:
+    printed = (recorded_run.run.folder / "output").read_bytes()
+    ours = f"zerotop: recorded in {recorded_run.run.session}\n".encode()
     assert printed.endswith(ours)
-    tail = read_output_tail(recorded.session, recorded.session.last_written_ns, size=len(printed))
+    tail = read_output_tail(recorded_run.session, recorded_run.session.last_written_ns, size=len(printed))
     assert tail == printed.removesuffix(ours)
-    assert f"after {recorded.asked('--steps')} steps".encode() in tail
+    assert f"after {recorded_run.read_option('--steps')} steps".encode() in tail
     assert b"final loss" in tail
 
 
-def test_exported_steps_are_the_steps(recorded: Recorded) -> None:
-    table = read_steps(recorded.session)
+def test_exported_steps_are_the_steps(recorded_run: Recorded) -> None:
+    table = read_steps(recorded_run.session)
     stream = io.BytesIO()
-    assert export_table(recorded.session, "steps", "csv", stream) == len(table)
+    assert export_table(recorded_run.session, "steps", "csv", stream) == len(table)
     lines = list(csv.DictReader(io.StringIO(stream.getvalue().decode())))
     columns = ["rank", "step", "micro_steps", "rows", "tokens"]
     assert [tuple(int(line[name]) for name in columns) for line in lines] == table[columns].tolist()

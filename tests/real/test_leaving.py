@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import events, python, recorded, wait_for
-from programs import on_terminal, zerotop
+from agents import build_python_command, join_output_bytes, read_node_events, wait_for
+from programs import on_terminal, run_zerotop
 from terminals import Terminal
 from zerotop_probe.outside.job import job_control
 
@@ -36,40 +36,40 @@ class Work:
         self.folder = folder
         self.session = folder / "zerotop" / "sessions" / "mine"
         self._flag = folder / "end"
-        job = [*python(WORKER), str(self._flag), str(int(stubborn))]
+        job = [*build_python_command(WORKER), str(self._flag), str(int(stubborn))]
         self.terminal = on_terminal(folder, "run", "--session", str(self.session), "--", *job)
         self.terminal.wait_for("at work")
 
-    def attach(self, called: str = "mine") -> Terminal:
+    def attach_again(self, called: str = "mine") -> Terminal:
         self.terminal.close()
         self.terminal = on_terminal(self.folder, "attach", called)
         return self.terminal
 
-    def leave(self, key: str) -> None:
+    def answer_quit(self, key: str) -> None:
         """Asks to leave, and answers the question."""
-        self.terminal.type("q")
+        self.terminal.type_keys("q")
         self.terminal.wait_for("Detach", "Stop the job", "Cancel")
-        self.terminal.type(key)
+        self.terminal.type_keys(key)
 
     def leave_ended(self) -> int:
         """Waits for the end of a job that was stopped, and leaves; the program's exit code."""
         self.terminal.wait_for("The job has ended.")
-        self.terminal.type("l")
+        self.terminal.type_keys("l")
         return self.terminal.exit_code()
 
     def wait_until_said(self, word: bytes) -> None:
-        wait_for(lambda: word in recorded(self.session, "output"))
+        wait_for(lambda: word in join_output_bytes(self.session, "output"))
 
-    def listed(self) -> dict[str, object]:
-        (row,) = json.loads(zerotop(self.folder, "sessions", "--json").stdout)
+    def read_listed(self) -> dict[str, object]:
+        (row,) = json.loads(run_zerotop(self.folder, "sessions", "--json").stdout)
         assert isinstance(row, dict)
         return row
 
-    def end(self) -> None:
+    def end_job(self) -> None:
         self._flag.touch()
 
     def close(self) -> None:
-        self.end()
+        self.end_job()
         self.terminal.close()
         if (job := job_control.read_facts(str(self.session)).job) is not None:
             wait_for(lambda: not job.is_alive())
@@ -84,141 +84,141 @@ Start = Callable[..., Work]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start_work(tmp_path: Path) -> Iterator[Start]:
     """Starts a Work; whatever a test leaves of it is ended."""
     works: list[Work] = []
 
-    def begin(**options: bool) -> Work:
+    def begin_work(**options: bool) -> Work:
         works.append(Work(tmp_path, **options))
         return works[-1]
 
-    yield begin
+    yield begin_work
     for work in works:
         work.close()
 
 
-def test_a_detached_job_goes_on_and_is_found_again(start: Start) -> None:
-    work = start()
-    work.terminal.type("q")
+def test_a_detached_job_goes_on_and_is_found_again(start_work: Start) -> None:
+    work = start_work()
+    work.terminal.type_keys("q")
     work.terminal.wait_for("Detach", "zerotop attach mine")
-    work.terminal.type("d")
+    work.terminal.type_keys("d")
     assert work.terminal.exit_code() == 0
     assert "Training continues. Reattach: zerotop attach mine" in work.terminal.text
-    assert work.listed()["state"] == "live"
-    again = work.attach()
+    assert work.read_listed()["state"] == "live"
+    again = work.attach_again()
     again.wait_for("at work")
-    work.end()
+    work.end_job()
     again.wait_for("exit code 6")
-    again.type("q")
+    again.type_keys("q")
     assert again.exit_code() == 6
     assert "The job failed with exit code 6." in again.text
-    assert (work.listed()["state"], work.listed()["exit_code"]) == ("ended", 6)
+    assert (work.read_listed()["state"], work.read_listed()["exit_code"]) == ("ended", 6)
 
 
-def test_a_viewer_that_is_killed_takes_nothing_with_it(start: Start) -> None:
-    work = start()
+def test_a_viewer_that_is_killed_takes_nothing_with_it(start_work: Start) -> None:
+    work = start_work()
     os.kill(work.terminal.pid, signal.SIGKILL)
     assert work.terminal.exit_code() == -signal.SIGKILL
-    assert work.listed()["state"] == "live"
-    work.end()
-    wait_for(lambda: events(work.session, "job_ended"))
-    assert recorded(work.session, "output") == b"at work\nwork done\n"
+    assert work.read_listed()["state"] == "live"
+    work.end_job()
+    wait_for(lambda: read_node_events(work.session, "job_ended"))
+    assert join_output_bytes(work.session, "output") == b"at work\nwork done\n"
 
 
-def test_a_terminal_that_is_closed_leaves_the_job_running(start: Start) -> None:
-    work = start()
+def test_a_terminal_that_is_closed_leaves_the_job_running(start_work: Start) -> None:
+    work = start_work()
     work.terminal.hang_up()
-    wait_for(work.terminal.ended)
-    assert work.listed()["state"] == "live"
-    work.end()
-    wait_for(lambda: events(work.session, "job_ended"))
+    wait_for(work.terminal.has_ended)
+    assert work.read_listed()["state"] == "live"
+    work.end_job()
+    wait_for(lambda: read_node_events(work.session, "job_ended"))
 
 
-def test_a_job_is_stopped_gently(start: Start) -> None:
-    work = start()
-    work.leave("s")
+def test_a_job_is_stopped_gently(start_work: Start) -> None:
+    work = start_work()
+    work.answer_quit("s")
     assert work.leave_ended() == 4
     assert "The job failed with exit code 4, after it had been asked to stop." in work.terminal.text
-    assert recorded(work.session, "output") == b"at work\nasked by SIGINT\n"
+    assert join_output_bytes(work.session, "output") == b"at work\nasked by SIGINT\n"
 
 
-def test_a_job_that_does_not_want_to_end_is_killed(start: Start) -> None:
-    work = start(stubborn=True)
-    work.leave("s")
+def test_a_job_that_does_not_want_to_end_is_killed(start_work: Start) -> None:
+    work = start_work(stubborn=True)
+    work.answer_quit("s")
     work.wait_until_said(b"SIGINT")
-    work.terminal.type("s")
+    work.terminal.type_keys("s")
     work.wait_until_said(b"SIGTERM")
     work.terminal.wait_for("Kill it now")
-    work.terminal.type("s")
+    work.terminal.type_keys("s")
     assert work.leave_ended() == 137
     assert "The job was killed by signal 9 (SIGKILL), after it had been asked to stop." in work.terminal.text
 
 
-def test_a_cancelled_leave_changes_nothing(start: Start) -> None:
-    work = start()
-    work.leave("c")
-    work.end()
+def test_a_cancelled_leave_changes_nothing(start_work: Start) -> None:
+    work = start_work()
+    work.answer_quit("c")
+    work.end_job()
     work.terminal.wait_for("work done", "exit code 6")
-    work.terminal.type("q")
+    work.terminal.type_keys("q")
     assert work.terminal.exit_code() == 6
-    assert events(work.session, "stop_sent") == []
+    assert read_node_events(work.session, "stop_sent") == []
 
 
-def test_a_sampler_that_died_is_replaced_from_the_screen(start: Start) -> None:
+def test_a_sampler_that_died_is_replaced_from_the_screen(start_work: Start) -> None:
     """However long ago: a job that runs is live although nobody has written for more than the seconds of silence."""
-    work = start()
+    work = start_work()
     work.kill_sampler()
-    work.terminal.watch(7)
+    work.terminal.watch_output(7)
     assert "exit status is unknown" not in work.terminal.text
     work.terminal.wait_for("The sampler has stopped")
-    work.terminal.type("r")
+    work.terminal.type_keys("r")
     wait_for(lambda: job_control.is_sampler_alive(str(work.session)))
-    work.end()
+    work.end_job()
     work.terminal.wait_for("work done", "its exit code is not known")
-    work.terminal.type("q")
+    work.terminal.type_keys("q")
     assert work.terminal.exit_code() == 1
-    assert (work.listed()["state"], work.listed()["exit_code"]) == ("ended", None)
-    assert "mine  exit ?" in zerotop(work.folder, "sessions").stdout.decode()
+    assert (work.read_listed()["state"], work.read_listed()["exit_code"]) == ("ended", None)
+    assert "mine  exit ?" in run_zerotop(work.folder, "sessions").stdout.decode()
 
 
-def test_attaching_replaces_a_sampler_that_died(start: Start) -> None:
-    work = start()
-    work.leave("d")
+def test_attaching_replaces_a_sampler_that_died(start_work: Start) -> None:
+    work = start_work()
+    work.answer_quit("d")
     assert work.terminal.exit_code() == 0
     work.kill_sampler()
-    again = work.attach(str(work.session))
+    again = work.attach_again(str(work.session))
     again.wait_for("a new one records from now on", "at work")
     assert job_control.is_sampler_alive(str(work.session))
-    work.leave("s")
+    work.answer_quit("s")
     assert work.leave_ended() == 1
     assert "its exit code is not known" in again.text
     assert recorded_by_all(work.session) == b"at work\nasked by SIGINT\n"
 
 
-def test_attaching_without_a_terminal_still_replaces_the_sampler(start: Start) -> None:
-    work = start()
+def test_attaching_without_a_terminal_still_replaces_the_sampler(start_work: Start) -> None:
+    work = start_work()
     work.kill_sampler()
-    done = zerotop(work.folder, "attach", "mine")
+    done = run_zerotop(work.folder, "attach", "mine")
     assert done.returncode == 1
     assert done.stderr.decode() == (
         "zerotop: The job's sampler had died: a new one records from now on.\n"
         "zerotop: The live screen needs a terminal; --headless records without one\n"
     )
     assert job_control.is_sampler_alive(str(work.session))
-    work.end()
-    wait_for(lambda: events(work.session, "sampler_ended"))
+    work.end_job()
+    wait_for(lambda: read_node_events(work.session, "sampler_ended"))
 
 
-def test_a_job_that_ended_unseen_is_no_success(start: Start) -> None:
-    work = start()
+def test_a_job_that_ended_unseen_is_no_success(start_work: Start) -> None:
+    work = start_work()
     work.kill_sampler()
-    work.end()
+    work.end_job()
     wait_for(lambda: not job_control.is_job_alive(str(work.session)))
     work.terminal.wait_for("exit status is unknown")
-    work.terminal.type("q")
+    work.terminal.type_keys("q")
     assert work.terminal.exit_code() == 1
     assert "Exit status unknown: the job's end was not recorded." in work.terminal.text
-    assert work.listed()["exit_code"] is None
+    assert work.read_listed()["exit_code"] is None
 
 
 def recorded_by_all(session: Path) -> bytes:

@@ -19,19 +19,19 @@ from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.reader import Session
 
-NAMES = recordings.names()
+NAMES = recordings.list_recordings()
 MOMENTS = 150
 
 
 @cache
-def opened(name: str) -> Session:
-    return recordings.recording(name)
+def open_cached(name: str) -> Session:
+    return recordings.open_recording(name)
 
 
-ON_GPUS = [name for name in NAMES if opened(name).sources["allocator"]]
+ON_GPUS = [name for name in NAMES if open_cached(name).sources["allocator"]]
 
 
-def moments(session: Session) -> list[int]:
+def list_moments(session: Session) -> list[int]:
     """From the first reading of an allocator to the last."""
     tables = [source for source in session.sources["allocator"] if len(source.array)]
     first = min(int(source.array["time_ns"][0]) + source.offset_ns for source in tables)
@@ -41,8 +41,8 @@ def moments(session: Session) -> list[int]:
 
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_rows_add_up_at_every_moment_and_almost_nothing_is_unexplained(name: str) -> None:
-    session = opened(name)
-    for cursor in moments(session):
+    session = open_cached(name)
+    for cursor in list_moments(session):
         for found in read_ledgers(session, cursor):
             assert sum(row.bytes for row in found.rows) == found.total_bytes
             assert found.sum_bytes(*ALLOCATED) == found.allocated_bytes
@@ -58,8 +58,8 @@ def test_nvmls_process_is_pytorch_and_what_is_outside_of_it(name: str) -> None:
 
     Where it was, the ledger says that what is free is derived.
     """
-    session, seen, still = opened(name), 0, 0
-    for cursor in moments(session):
+    session, seen, still = open_cached(name), 0, 0
+    for cursor in list_moments(session):
         for found in read_ledgers(session, cursor):
             if found.ranks and found.job_bytes is not None:
                 seen += 1
@@ -71,7 +71,7 @@ def test_nvmls_process_is_pytorch_and_what_is_outside_of_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ON_GPUS)
 def test_what_formulas_say_is_what_was_counted(name: str) -> None:
-    session = opened(name)
+    session = open_cached(name)
     rows = read_steps(session)
     cursor = int(rows["end_unix_ns"].max())
     engines = [event.facts for event in session.events if event.name == "engine"]
@@ -112,7 +112,7 @@ OWNERS = {
 
 @pytest.mark.parametrize("name", OWNERS)
 def test_who_owns_the_peak(name: str) -> None:
-    session = opened(name)
+    session = open_cached(name)
     peaks = next(peaks for peaks in read_rank_peaks(session, session.last_written_ns) if peaks.process.rank == 0)
     highest = peaks.phases[0]
     assert (highest.phase, highest.exact) == (OWNERS[name].phase, True)
@@ -126,10 +126,10 @@ def test_who_owns_the_peak(name: str) -> None:
 
 def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
     """16 GB of 8 B parameters' shares: 7.48 + 7.48 + 3.74 + 0.98 GiB of tensors take 8 + 8 + 4 + 1."""
-    session = opened("story")
-    found = read_host_ledgers(session, int(read_steps(session)["end_unix_ns"].max()))
-    assert len(found) == 4
-    for host in found:
+    session = open_cached("story")
+    host_ledgers = read_host_ledgers(session, int(read_steps(session)["end_unix_ns"].max()))
+    assert len(host_ledgers) == 4
+    for host in host_ledgers:
         assert host.pinned is not None
         assert host.pinned.held_bytes / 2**30 == pytest.approx(21, abs=0.001)
         assert host.pinned.tensors_bytes / 2**30 == pytest.approx(19.675, abs=0.001)
@@ -139,34 +139,45 @@ def test_pinned_memory_is_rounded_to_powers_of_two() -> None:
 
 
 def test_an_evaluation_that_did_not_fit() -> None:
-    session = opened("z2-oom")
-    found = find_post_mortem(session, session.last_written_ns)
-    assert found is not None
-    assert (found.kind, found.witness, found.outer_phase, found.phase, found.step) == ("cuda", "rank", "eval", "forward", 4)
-    assert (found.requested_bytes, found.rows, found.sequence, found.survived) == (99572776960, 160, 1024, False)
-    assert "607,744 bytes for each of the 163,840 tokens" in found.cause  # 151 936 logits of 4 bytes
-    assert found.setting == "per_device_eval_batch_size"
-    assert "Tried to allocate 92.73 GiB" in found.text
+    session = open_cached("z2-oom")
+    post_mortem = find_post_mortem(session, session.last_written_ns)
+    assert post_mortem is not None
+    assert (post_mortem.kind, post_mortem.witness, post_mortem.outer_phase, post_mortem.phase, post_mortem.step) == (
+        "cuda",
+        "rank",
+        "eval",
+        "forward",
+        4,
+    )
+    assert (post_mortem.requested_bytes, post_mortem.rows, post_mortem.sequence, post_mortem.survived) == (
+        99572776960,
+        160,
+        1024,
+        False,
+    )
+    assert "607,744 bytes for each of the 163,840 tokens" in post_mortem.cause  # 151 936 logits of 4 bytes
+    assert post_mortem.setting == "per_device_eval_batch_size"
+    assert "Tried to allocate 92.73 GiB" in post_mortem.text
     before = next(event for event in session.events if event.name == "out_of_memory").unix_ns - 1
     assert find_post_mortem(session, before) is None
 
 
 HAD_ENOUGH = [
-    name for name, labels in recordings.labels().items() if "out_of_memory" not in {label.name for label in labels}
+    name for name, labels in recordings.read_labels().items() if "out_of_memory" not in {label.name for label in labels}
 ]
 
 
 @pytest.mark.parametrize("name", HAD_ENOUGH)
 def test_who_did_not_run_out_of_memory(name: str) -> None:
-    session = opened(name)
+    session = open_cached(name)
     assert find_post_mortem(session, session.last_written_ns) is None
 
 
 def test_flushes_of_the_cache_are_counted() -> None:
-    session = opened("z2-oom")
-    (found,) = read_allocator_health(session, session.last_written_ns, read_steps(session))
-    assert (found.retries, found.ooms, len(found.flushes)) == (3, 1, 3)
-    assert found.flushes[1].freed_bytes / 2**30 == pytest.approx(73.2, abs=0.1)
-    assert [flush.phase for flush in found.flushes] == ["backward", "forward", "forward"]
-    (expandable,) = read_allocator_health(opened("z2-expandable"), opened("z2-expandable").last_written_ns)
+    session = open_cached("z2-oom")
+    (health,) = read_allocator_health(session, session.last_written_ns, read_steps(session))
+    assert (health.retries, health.ooms, len(health.flushes)) == (3, 1, 3)
+    assert health.flushes[1].freed_bytes / 2**30 == pytest.approx(73.2, abs=0.1)
+    assert [flush.phase for flush in health.flushes] == ["backward", "forward", "forward"]
+    (expandable,) = read_allocator_health(open_cached("z2-expandable"), open_cached("z2-expandable").last_written_ns)
     assert expandable.settings.has_expandable_segments

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from loop_runs import LOOPS, Counted
-from real_jobs import environment, launch, run_recorded
+from real_jobs import build_launch_command, make_environment, run_recorded
 from zerotop.analysis.reports.memory import read_report
 from zerotop.analysis.views.memory_view import MemoryViewBuilder
 from zerotop.commands.common.memory_text import format_report
@@ -20,38 +20,38 @@ BOTH = pytest.mark.parametrize("number", [0, 1])
 PARAMETERS = 2 * (1024 * 1024 + 1024)
 
 
-def recorded(factory: pytest.TempPathFactory, *options: str) -> Counted:
-    command = launch("bare", [str(LOOPS / "odd.py"), *options])
-    done = run_recorded(command, factory.mktemp("odd"), environment())
+def record_odd_job(factory: pytest.TempPathFactory, *options: str) -> Counted:
+    command = build_launch_command("bare", [str(LOOPS / "odd.py"), *options])
+    done = run_recorded(command, factory.mktemp("odd"), make_environment())
     assert done.returncode == 0, done.output
     lines = [json.loads(line[8:]) for line in done.output.splitlines() if line.startswith("COUNTED ")]
     return Counted(done.session, done.output, {line["rank"]: line for line in lines})
 
 
 @pytest.fixture(scope="module")
-def several(tmp_path_factory: pytest.TempPathFactory) -> Counted:
-    return recorded(tmp_path_factory, "--engines", "2", "--stage", "1")
+def several_engines(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return record_odd_job(tmp_path_factory, "--engines", "2", "--stage", "1")
 
 
 @pytest.fixture(scope="module")
-def looking(tmp_path_factory: pytest.TempPathFactory) -> Counted:
-    return recorded(tmp_path_factory, "--no-optimizer")
+def without_optimizer(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return record_odd_job(tmp_path_factory, "--no-optimizer")
 
 
 @BOTH
-def test_engines_that_train_in_turn(several: Counted, number: int) -> None:
-    rank, own = several.rank(number)
+def test_engines_that_train_in_turn(several_engines: Counted, number: int) -> None:
+    rank, own = several_engines.read_rank(number)
     assert own["steps"] == [4, 4]
-    steps = rank.phase("step")
+    steps = rank.select_phases("step")
     assert steps[["engine", "step"]].tolist() == [(engine, step) for step in range(4) for engine in range(2)]
     assert (steps["flags"] & BOUNDARY == BOUNDARY).all()
-    told = [(event["engine"], event["when"]) for event in rank.event("tensors")]
-    assert sorted(told) == [(e, when) for e in (0, 1) for when in ("after_update", "before_update", "init")]
-    assert not rank.event("probe_error")
+    inventories = [(event["engine"], event["when"]) for event in rank.find_events("tensors")]
+    assert sorted(inventories) == [(e, when) for e in (0, 1) for when in ("after_update", "before_update", "init")]
+    assert not rank.find_events("probe_error")
 
 
-def test_their_memory_is_shown_together(several: Counted) -> None:
-    session = Session.open(several.session)
+def test_their_memory_is_shown_together(several_engines: Counted) -> None:
+    session = Session.open(several_engines.session)
     view = MemoryViewBuilder(session).view_at(session.last_written_ns, 1)
     parts = {line.key: line for line in view.host_lines}
     assert parts["master_weights"].expected_bytes == 2 * 4 * PARAMETERS // 2
@@ -63,20 +63,20 @@ def test_their_memory_is_shown_together(several: Counted) -> None:
 
 
 @BOTH
-def test_an_engine_without_optimizer(looking: Counted, number: int) -> None:
-    rank, own = looking.rank(number)
+def test_an_engine_without_optimizer(without_optimizer: Counted, number: int) -> None:
+    rank, own = without_optimizer.read_rank(number)
     assert own["steps"] == [0]
-    (engine,) = rank.event("engine")
+    (engine,) = rank.find_events("engine")
     assert (engine["optimizer"], engine["trainable_parameters"]) == ("", PARAMETERS)
-    assert [event["when"] for event in rank.event("tensors")] == ["init"]
-    forwards = rank.phase("forward")
+    assert [event["when"] for event in rank.find_events("tensors")] == ["init"]
+    forwards = rank.select_phases("forward")
     assert (len(forwards), set(forwards["flags"])) == (4, {EVAL})
-    assert not len(rank.phase("step", "backward"))
-    assert not rank.event("probe_error")
+    assert not len(rank.select_phases("step", "backward"))
+    assert not rank.find_events("probe_error")
 
 
-def test_its_memory(looking: Counted) -> None:
-    session = Session.open(looking.session)
+def test_its_memory(without_optimizer: Counted) -> None:
+    session = Session.open(without_optimizer.session)
     view = MemoryViewBuilder(session).view_at(session.last_written_ns)
     assert view.setup is not None
     assert not view.setup.trains

@@ -14,8 +14,16 @@ from pathlib import Path
 import pytest
 
 import zerotop_probe
-from agents import AGENT, events, in_foreground, python, recorded, records, wait_for
-from machine import inside, small_group
+from agents import (
+    AGENT,
+    build_python_command,
+    in_foreground,
+    join_output_bytes,
+    read_node_events,
+    read_node_records,
+    wait_for,
+)
+from machine import run_in_cgroup, small_group
 from zerotop_probe.outside.job import agent, job_control
 from zerotop_probe.outside.job.job import CommandError
 from zerotop_probe.outside.procfs import Process
@@ -31,9 +39,9 @@ ENDS = [
 
 @pytest.mark.parametrize(("code", "exit_code", "signal_name", "text"), ENDS)
 def test_how_a_job_ended(tmp_path: Path, code: str, exit_code: int, signal_name: str, text: str) -> None:
-    done = in_foreground(tmp_path, *python(code), capture_output=True)
+    done = in_foreground(tmp_path, *build_python_command(code), capture_output=True)
     assert done.returncode == (exit_code if signal_name is None else 128 - exit_code)
-    (end,) = events(tmp_path, "job_ended")
+    (end,) = read_node_events(tmp_path, "job_ended")
     assert (end["exit_code"], end["signal"], end["oom_kills"], end["text"]) == (
         exit_code,
         signal_name,
@@ -41,7 +49,7 @@ def test_how_a_job_ended(tmp_path: Path, code: str, exit_code: int, signal_name:
         text,
     )
     assert 0 < end["seconds"] < 30
-    assert [event["event"] for event in events(tmp_path)][-1] == "sampler_ended"
+    assert [event["event"] for event in read_node_events(tmp_path)][-1] == "sampler_ended"
 
 
 def test_what_a_job_gets_from_us_is_what_a_shell_would_give_it(tmp_path: Path) -> None:
@@ -64,7 +72,7 @@ print(json.dumps({
         "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
         "HOME": "/",
     }
-    arguments = [*python(code), "two words", "--", ""]
+    arguments = [*build_python_command(code), "two words", "--", ""]
     options = {"input": b"typed", "cwd": tmp_path, "env": before, "stderr": subprocess.DEVNULL}
     plain = subprocess.run(arguments, stdout=subprocess.PIPE, check=True, **options)  # type: ignore[call-overload]
     ours = in_foreground(session, *arguments, stdout=subprocess.PIPE, **options)
@@ -79,9 +87,9 @@ print(json.dumps({
 
 def test_a_background_job_has_a_session_of_its_own_and_no_input(tmp_path: Path) -> None:
     code = "import os, sys; print(os.getsid(0) == os.getpid() == os.getpgrp(), [sys.stdin.read()])"
-    started = agent.launch_in_background(str(tmp_path), python(code))
+    started = agent.launch_in_background(str(tmp_path), build_python_command(code))
     wait_for(lambda: not started.is_alive())
-    assert recorded(tmp_path, "output") == b"True ['']\n"
+    assert join_output_bytes(tmp_path, "output") == b"True ['']\n"
 
 
 def test_killing_the_agent_leaves_the_job_to_a_good_end(tmp_path: Path) -> None:
@@ -92,7 +100,7 @@ import os, time
 while not os.path.exists({str(flag)!r}): time.sleep(0.02); print("word " * 1000)
 open({str(result)!r}, "w").write("done")
 """
-    started = agent.launch_in_background(str(session), python(code))
+    started = agent.launch_in_background(str(session), build_python_command(code))
     assert job_control.is_sampler_alive(str(session))
     os.kill(started.pid, signal.SIGKILL)
     wait_for(lambda: not job_control.is_sampler_alive(str(session)))
@@ -111,7 +119,7 @@ while len(os.listdir({str(session)!r})) < 4: time.sleep(0.02)
 shutil.rmtree({str(session)!r})
 for i in range(10): print(i); time.sleep(0.05)
 """
-    done = in_foreground(session, *python(code), capture_output=True)
+    done = in_foreground(session, *build_python_command(code), capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == b"".join(b"%d\n" % i for i in range(10))
 
@@ -120,7 +128,7 @@ def test_a_session_that_cannot_be_written_does_not_harm_the_job(tmp_path: Path) 
     """A file stands where the directory should be: not even root can write into it."""
     nowhere = tmp_path / "file"
     nowhere.touch()
-    done = in_foreground(nowhere, *python("print('word'); raise SystemExit(5)"), capture_output=True)
+    done = in_foreground(nowhere, *build_python_command("print('word'); raise SystemExit(5)"), capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (5, b"word\n", b"")
 
 
@@ -172,7 +180,7 @@ def test_modules_of_the_working_directory_are_not_ours(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     started = agent.launch_in_background(str(session), ["true"])
     wait_for(lambda: not started.is_alive())
-    assert events(session, "job_ended")[0]["exit_code"] == 0
+    assert read_node_events(session, "job_ended")[0]["exit_code"] == 0
 
 
 def test_an_agent_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,22 +211,22 @@ from zerotop_probe.outside.job.agent import run_in_foreground
 run_in_foreground({str(tmp_path)!r}, ["sh", "-c", "ulimit -Sn"])
 print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], file=sys.stderr)
 """
-    done = subprocess.run(python(code), capture_output=True, check=True, timeout=30)
+    done = subprocess.run(build_python_command(code), capture_output=True, check=True, timeout=30)
     assert (done.stdout, done.stderr) == (b"100\n", f"{hard}\n".encode())
 
 
 def test_a_job_that_the_kernel_kills_for_memory(tmp_path: Path) -> None:
-    job = python("import time; time.sleep(0.7); held = bytearray(300 << 20)")
+    job = build_python_command("import time; time.sleep(0.7); held = bytearray(300 << 20)")
     with small_group(96 << 20) as group:
-        command = inside(group, *AGENT, "--foreground", str(tmp_path), "--", *job)
+        command = run_in_cgroup(group, *AGENT, "--foreground", str(tmp_path), "--", *job)
         done = subprocess.run(command, check=False, timeout=60, stderr=subprocess.DEVNULL)
     assert done.returncode == -signal.SIGKILL
-    (end,) = events(tmp_path, "job_ended")
+    (end,) = read_node_events(tmp_path, "job_ended")
     assert end["oom_kills"] == 1
     assert end["text"] == (
         "The job was killed by signal 9 (SIGKILL); the kernel's OOM killer ended 1 process of its control group."
     )
-    rows = records(tmp_path, "hosts")
+    rows = read_node_records(tmp_path, "hosts")
     assert set(rows["cgroup_limit_bytes"].tolist()) == {96 << 20}
     assert ((rows["cgroup_used_bytes"] > 0) & (rows["cgroup_used_bytes"] <= 96 << 20)).all()
     assert rows["cgroup_oom_kills"][0] == 0
@@ -229,9 +237,9 @@ def test_watching_a_job_that_somebody_else_started(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "1"]) as child:
         assert agent.watch_job(str(tmp_path), child.pid).exit_code is None
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
-    said = {event["event"] for event in events(tmp_path)}
-    assert said == {"node", "affinity", "job_ended", "sampler_ended"}
-    assert len(records(tmp_path, "processes")) > 5
+    names = {event["event"] for event in read_node_events(tmp_path)}
+    assert names == {"node", "affinity", "job_ended", "sampler_ended"}
+    assert len(read_node_records(tmp_path, "processes")) > 5
     with pytest.raises(ProcessLookupError, match="There is no process"):
         agent.watch_job(str(tmp_path), child.pid)
 
@@ -247,5 +255,5 @@ for command in (["true"], ["false"], ["no-such-command"], [{str(tmp_path)!r}]):
     except OSError: pass
 assert opened() == before, os.system("ls -l /proc/%d/fd >&2" % os.getpid())
 """
-    done = subprocess.run(python(code), capture_output=True, check=False, timeout=30)
+    done = subprocess.run(build_python_command(code), capture_output=True, check=False, timeout=30)
     assert (done.returncode, done.stderr) == (0, b"0\n1\n")

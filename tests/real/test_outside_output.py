@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 
-from agents import AGENT, events, in_foreground, python, recorded, wait_for
+from agents import AGENT, build_python_command, in_foreground, join_output_bytes, read_node_events, wait_for
 from machine import small_disk
 from terminals import Terminal
 from zerotop_probe.outside.job import agent
 
 
-def foreground(session: Path, code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    return in_foreground(session, *python(code), **options)
+def run_in_foreground(session: Path, code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return in_foreground(session, *build_python_command(code), **options)
 
 
 def test_streams_apart_and_byte_exact(tmp_path: Path) -> None:
@@ -36,20 +36,20 @@ for i in range(300):
     os.write(1, bytes(range(256)) + b"\\r%d%%" % i)
     os.write(2, b"\\x1b[31mwarning %d\\x1b[0m [red]\\xff\\n" % i)
 """
-    done = foreground(tmp_path, code, capture_output=True)
+    done = run_in_foreground(tmp_path, code, capture_output=True)
     assert done.returncode == 0
     assert done.stdout == b"".join(bytes(range(256)) + b"\r%d%%" % i for i in range(300))
     assert done.stderr == b"".join(b"\x1b[31mwarning %d\x1b[0m [red]\xff\n" % i for i in range(300))
-    assert recorded(tmp_path, "stdout") == done.stdout
-    assert recorded(tmp_path, "stderr") == done.stderr
-    assert recorded(tmp_path, "output") == b""
+    assert join_output_bytes(tmp_path, "stdout") == done.stdout
+    assert join_output_bytes(tmp_path, "stderr") == done.stderr
+    assert join_output_bytes(tmp_path, "output") == b""
 
 
 def test_one_file_for_both_keeps_their_order(tmp_path: Path) -> None:
     code = "import os\nfor i in range(500): os.write(1 + i % 2, b'line %d\\n' % i)"
-    done = foreground(tmp_path, code, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = run_in_foreground(tmp_path, code, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.stdout == b"".join(b"line %d\n" % i for i in range(500))
-    assert recorded(tmp_path, "output") == done.stdout
+    assert join_output_bytes(tmp_path, "output") == done.stdout
 
 
 def peak_kib_of_agent(session: Path, megabytes: int) -> tuple[int, bytes]:
@@ -69,7 +69,7 @@ def test_fifty_megabytes_pass_through_little_memory(tmp_path: Path) -> None:
     little, _ = peak_kib_of_agent(tmp_path / "little", 1)
     much, output = peak_kib_of_agent(tmp_path / "much", 50)
     assert len(output) == 50 << 20
-    assert hashlib.sha256(output).digest() == hashlib.sha256(recorded(tmp_path / "much", "stdout")).digest()
+    assert hashlib.sha256(output).digest() == hashlib.sha256(join_output_bytes(tmp_path / "much", "stdout")).digest()
     assert much < little + (8 << 10)
 
 
@@ -82,7 +82,7 @@ def test_pipes_of_much_output_are_enlarged(tmp_path: Path, size: int, is_enlarge
         before = fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ)
         assert len(process.stdout.read()) == size
         assert (fcntl.fcntl(process.stdout, fcntl.F_GETPIPE_SZ) > before) is is_enlarged
-    assert recorded(tmp_path, "stdout") == bytes(size)
+    assert join_output_bytes(tmp_path, "stdout") == bytes(size)
 
 
 def test_a_closed_reader_ends_the_job_as_without_us(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_a_closed_reader_ends_the_job_as_without_us(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"word 0\n"
         process.stdout.close()
         assert process.wait(10) == -signal.SIGPIPE
-    assert len(recorded(tmp_path, "stdout").splitlines()) < 10
-    assert events(tmp_path, "job_ended")[0]["signal"] == "SIGPIPE"
+    assert len(join_output_bytes(tmp_path, "stdout").splitlines()) < 10
+    assert read_node_events(tmp_path, "job_ended")[0]["signal"] == "SIGPIPE"
 
 
 def test_a_slow_reader_slows_the_job_as_a_pipe_does(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ for i in range(1024): os.write(1, b"y" * (1 << 16)); open({str(progress)!r}, "w"
         assert int(written) < 16
         assert process.stdout.read() == b"y" * (64 << 20)
         assert process.wait(10) == 0
-    assert len(recorded(session, "stdout")) == 64 << 20
+    assert len(join_output_bytes(session, "stdout")) == 64 << 20
 
 
 def test_the_end_is_recorded_while_the_last_output_waits_for_a_reader(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_the_end_is_recorded_while_the_last_output_waits_for_a_reader(tmp_path: 
     code = f"import os\nos.write(1, b'y' * {size})"
     command = [*AGENT, "--foreground", str(tmp_path), "--", sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        wait_for(lambda: events(tmp_path, "job_ended"))
-        assert len(recorded(tmp_path, "stdout")) == size
+        wait_for(lambda: read_node_events(tmp_path, "job_ended"))
+        assert len(join_output_bytes(tmp_path, "stdout")) == size
         assert process.wait(10) == 0, "a reader that takes nothing is not waited for"
         assert process.stdout is not None
         assert process.stdout.read() == b"y" * size, "and gets its output all the same"
@@ -139,9 +139,9 @@ REOPENER = "for i in range(10):\n    for name in 'stdout', 'stderr': open('/dev/
 
 
 def test_output_that_is_opened_anew_is_not_lost(tmp_path: Path) -> None:
-    done = foreground(tmp_path, REOPENER, capture_output=True)
-    assert done.stdout == recorded(tmp_path, "stdout") == b"".join(b"stdout %d\n" % i for i in range(10))
-    assert done.stderr == recorded(tmp_path, "stderr") == b"".join(b"stderr %d\n" % i for i in range(10))
+    done = run_in_foreground(tmp_path, REOPENER, capture_output=True)
+    assert done.stdout == join_output_bytes(tmp_path, "stdout") == b"".join(b"stdout %d\n" % i for i in range(10))
+    assert done.stderr == join_output_bytes(tmp_path, "stderr") == b"".join(b"stderr %d\n" % i for i in range(10))
 
 
 @pytest.mark.parametrize("mode", ["wb", "ab"])
@@ -163,10 +163,12 @@ os.write(1, b"two")
             session = tmp_path / "session"
             session.mkdir(exist_ok=True)
             command = [*AGENT, "--foreground", str(session), "--"] if ours else []
-            done = subprocess.run([*command, *python(code)], stdout=file, stderr=subprocess.PIPE, check=True, timeout=60)
+            done = subprocess.run(
+                [*command, *build_python_command(code)], stdout=file, stderr=subprocess.PIPE, check=True, timeout=60
+            )
         seen.append((path.read_bytes(), done.stderr.replace(str(inode).encode(), b"")))
     assert seen[0] == seen[1]
-    assert recorded(session, "stdout") == b"one two"
+    assert join_output_bytes(session, "stdout") == b"one two"
 
 
 def test_a_full_disk_of_the_output_fails_as_without_us(tmp_path: Path) -> None:
@@ -174,14 +176,14 @@ def test_a_full_disk_of_the_output_fails_as_without_us(tmp_path: Path) -> None:
         "import os\ntry:\n    while True: os.write(1, bytes(65536))\nexcept OSError as error: raise SystemExit(error.errno)"
     )
     with small_disk(tmp_path / "small", "256k") as disk, (disk / "output").open("wb") as file:
-        assert foreground(tmp_path, code, stdout=file).returncode == errno.ENOSPC
+        assert run_in_foreground(tmp_path, code, stdout=file).returncode == errno.ENOSPC
 
 
 def test_closed_descriptors_stay_closed(tmp_path: Path) -> None:
     code = "import os; print(sorted(os.listdir('/proc/self/fd')), file=open('seen', 'w'))"
     seen = []
     for wrapper in ([], [*AGENT, "--foreground", str(tmp_path), "--"]):
-        command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *wrapper, *python(code)]
+        command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *wrapper, *build_python_command(code)]
         assert subprocess.run(command, cwd=tmp_path, check=False, timeout=60).returncode == 0
         seen.append((tmp_path / "seen").read_text())
     assert seen[0] == seen[1]
@@ -200,7 +202,7 @@ def test_the_other_end_sees_what_the_job_closes(tmp_path: Path, closed: int) -> 
     ours, theirs = ends[:2] if closed else ends[1::-1]
     stay, leave = ends[2:]
     shell = f'exec "$@" {closed}{">&" if closed else "<&"}{theirs} 4<&{stay} {theirs}>&- {stay}<&-'
-    command = ["bash", "-c", shell, "bash", *AGENT, "--foreground", str(session), "--", *python(code)]
+    command = ["bash", "-c", shell, "bash", *AGENT, "--foreground", str(session), "--", *build_python_command(code)]
     with subprocess.Popen(command, pass_fds=(theirs, stay), stderr=subprocess.DEVNULL) as process:
         os.close(theirs)
         os.close(stay)
@@ -224,7 +226,7 @@ print(*map(os.isatty, (0, 1, 2)), "\\x1b[31mred\\x1b[0m", end="\\r\\n", flush=Tr
 while not os.path.exists("end"): time.sleep(0.05)
 """
     terminal = Terminal(
-        [*AGENT, "--foreground", str(tmp_path), "--", *python(code)],
+        [*AGENT, "--foreground", str(tmp_path), "--", *build_python_command(code)],
         environment=dict(os.environ),
         folder=tmp_path,
         rows=41,
@@ -237,31 +239,31 @@ while not os.path.exists("end"): time.sleep(0.05)
         terminal.wait_for("(77, 10)")
         (tmp_path / "end").touch()
         assert terminal.exit_code() == 0
-        assert b"True True True \x1b[31mred\x1b[0m\r\n" in recorded(tmp_path, "output")
+        assert b"True True True \x1b[31mred\x1b[0m\r\n" in join_output_bytes(tmp_path, "output")
     finally:
         terminal.close()
 
 
 def has_new_holder(session: Path, before: int) -> bool:
-    return bool(events(session, "output_holder")[-1]["pid"] != before)
+    return bool(read_node_events(session, "output_holder")[-1]["pid"] != before)
 
 
 def test_a_holder_that_is_killed_or_stopped_costs_no_byte(tmp_path: Path) -> None:
     count = 3000
     code = f"import time\nfor i in range({count}): print('line', i, flush=True); time.sleep(0.001)"
-    command = [*AGENT, "--foreground", str(tmp_path), "--", *python(code)]
+    command = [*AGENT, "--foreground", str(tmp_path), "--", *build_python_command(code)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"line 0\n"
         for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
-            pid = wait_for(lambda: events(tmp_path, "output_holder"))[-1]["pid"]
+            pid = wait_for(lambda: read_node_events(tmp_path, "output_holder"))[-1]["pid"]
             os.kill(pid, number)
             if number == signal.SIGKILL:
                 wait_for(partial(has_new_holder, tmp_path, pid))
         lines = process.stdout.read().splitlines()
         assert process.wait(20) == 0
     assert lines == [b"line %d" % i for i in range(1, count)]
-    assert recorded(tmp_path, "stdout").splitlines()[1:] == lines
+    assert join_output_bytes(tmp_path, "stdout").splitlines()[1:] == lines
 
 
 def test_output_is_recorded_after_the_sampler_was_killed_and_replaced(tmp_path: Path) -> None:
@@ -276,7 +278,7 @@ for i in range(100): print("second", i)
 while os.path.exists({str(flag)!r}): time.sleep(0.02)
 """
     first = agent.launch_in_background(str(session), [sys.executable, "-c", code])
-    wait_for(lambda: list(session.glob("output-*.rec")) and b"first 99\n" in recorded(session, "output"))
+    wait_for(lambda: list(session.glob("output-*.rec")) and b"first 99\n" in join_output_bytes(session, "output"))
     os.kill(first.pid, signal.SIGKILL)
     wait_for(lambda: not first.is_alive())
     flag.touch()
@@ -284,11 +286,11 @@ while os.path.exists({str(flag)!r}): time.sleep(0.02)
     assert second is not None
     expected = b"".join(b"%s %d\n" % (word, i) for word in (b"first", b"second") for i in range(100))
 
-    wait_for(lambda: recorded(session, "output") == expected)
+    wait_for(lambda: join_output_bytes(session, "output") == expected)
     assert agent.watch_in_background(str(session)) is None
     flag.unlink()
     wait_for(lambda: not second.is_alive())
-    (end,) = events(session, "job_ended")
+    (end,) = read_node_events(session, "job_ended")
     assert end["exit_code"] is None
     assert "not known" in str(end["text"])
 
@@ -296,14 +298,14 @@ while os.path.exists({str(flag)!r}): time.sleep(0.02)
 def test_a_full_disk_costs_the_recording_not_the_job(tmp_path: Path) -> None:
     code = "import sys\nfor i in range(20000): print('a line of output', i)\nsys.exit(7)"
     with small_disk(tmp_path / "small", "256k") as session:
-        done = foreground(session, code, capture_output=True)
-        kept = recorded(session, "stdout")
-        (ended,) = events(session, "sampler_ended")
+        done = run_in_foreground(session, code, capture_output=True)
+        recorded = join_output_bytes(session, "stdout")
+        (ended,) = read_node_events(session, "sampler_ended")
     assert done.returncode == 7
     assert done.stdout == b"".join(b"a line of output %d\n" % i for i in range(20000))
-    assert kept
-    assert done.stdout.startswith(kept[:4096])
-    assert ended["lost_output_bytes"] == len(done.stdout) - len(kept)
+    assert recorded
+    assert done.stdout.startswith(recorded[:4096])
+    assert ended["lost_output_bytes"] == len(done.stdout) - len(recorded)
 
 
 # Fills the disk of its recording, then has more ranks than one page of events can tell of (blind ones, at that).
@@ -329,14 +331,16 @@ def test_the_end_and_what_was_lost_are_recorded_on_a_disk_that_others_have_fille
     with small_disk(tmp_path / "small", "512k") as disk:
         session = disk / "session"
         session.mkdir()
-        done = in_foreground(session, *python(FILLER), str(disk / "filler"), f"{session}/events-node-*", capture_output=True)
+        done = in_foreground(
+            session, *build_python_command(FILLER), str(disk / "filler"), f"{session}/events-node-*", capture_output=True
+        )
         (file,) = session.glob("events-node-*.jsonl")
         assert (done.returncode, done.stderr) == (7, b"")
         assert file.stat().st_size > 4096
-        assert len(events(session, "rank_found")) == 16
-        assert [event["exit_code"] for event in events(session, "job_ended")] == [7]
-        assert events(session, "sampler_ended")[0]["lost_records"] > 0
-        assert [event["where"] for event in events(session, "sampler_error")] == ["samples"]
+        assert len(read_node_events(session, "rank_found")) == 16
+        assert [event["exit_code"] for event in read_node_events(session, "job_ended")] == [7]
+        assert read_node_events(session, "sampler_ended")[0]["lost_records"] > 0
+        assert [event["where"] for event in read_node_events(session, "sampler_error")] == ["samples"]
         assert file.stat().st_blocks * 512 < file.stat().st_size + 4096, "what was kept and not needed is given back"
 
 
@@ -349,6 +353,6 @@ for piece in (b"start\\n--api-key 12", b"3456 end\\n", b"password: hunter22"):
     os.write(1, piece)
     time.sleep(0.05)
 """
-    done = foreground(tmp_path, code, capture_output=True)
+    done = run_in_foreground(tmp_path, code, capture_output=True)
     assert done.stdout == b"start\n--api-key 123456 end\npassword: hunter22"
-    assert recorded(tmp_path, "stdout") == b"start\n--api-key <redacted> end\npassword: <redacted>"
+    assert join_output_bytes(tmp_path, "stdout") == b"start\n--api-key <redacted> end\npassword: <redacted>"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agents import AGENT, events, in_foreground, python, recorded, wait_for
-from programs import headless
+from agents import AGENT, build_python_command, in_foreground, join_output_bytes, read_node_events, wait_for
+from programs import run_headless
 from zerotop.analysis.output.lines import BEGIN, OutputBuffer
 from zerotop.session.output.tail import read_output_tail
 from zerotop.session.output.transcript import Transcript
@@ -28,7 +28,7 @@ def long_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = f"for i in range({LIMIT // 2}): print(f'line {{i:010}}')"
     info = {"zerotop": [1, 0], "clock": {"monotonic_ns": 0, "unix_ns": 0}, "boot": "", "max_bytes": int(LIMIT / 0.12)}
     (folder / "session.json").write_text(json.dumps(info))
-    command = [*AGENT, "--foreground", str(folder), "--", *python(code)]
+    command = [*AGENT, "--foreground", str(folder), "--", *build_python_command(code)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert len(process.stdout.read()) == LIMIT // 2 * 16
@@ -39,7 +39,7 @@ def long_recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_long_output_keeps_its_begin_and_end(long_recording: Path) -> None:
     size = sum(path.stat().st_size for path in long_recording.glob("output-*"))
     assert LIMIT // 2 < size <= LIMIT
-    lines = recorded(long_recording, "stdout").splitlines()
+    lines = join_output_bytes(long_recording, "stdout").splitlines()
     numbers = [int(line.split()[1]) for line in lines]
     (cut,) = [place for place, (one, other) in enumerate(pairwise(numbers)) if other != one + 1]
     assert (numbers[0], numbers[-1]) == (0, LIMIT // 2 - 1)
@@ -72,11 +72,13 @@ with open(sys.argv[1], "wb", buffering=0) as file:
 """
     command = ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", *AGENT, "--foreground", str(tmp_path / "session"), "--"]
     (tmp_path / "session").mkdir()
-    done = subprocess.run([*command, *python(code), str(tmp_path / "file")], capture_output=True, check=False, timeout=60)
+    done = subprocess.run(
+        [*command, *build_python_command(code), str(tmp_path / "file")], capture_output=True, check=False, timeout=60
+    )
     assert (done.returncode, len(done.stdout)) == (-25, 300_000)
     assert (tmp_path / "file").stat().st_size == 64 << 10
-    assert recorded(tmp_path / "session", "stdout") == done.stdout
-    assert events(tmp_path / "session", "job_ended")[0]["signal"] == "SIGXFSZ"
+    assert join_output_bytes(tmp_path / "session", "stdout") == done.stdout
+    assert read_node_events(tmp_path / "session", "job_ended")[0]["signal"] == "SIGXFSZ"
 
 
 def run_with_limit(session: Path, kind: int, value: int) -> subprocess.CompletedProcess[bytes]:
@@ -87,7 +89,7 @@ resource.setrlimit({int(kind)}, ({value}, {value}))
 os.execv(sys.executable, [sys.executable, "-m", "zerotop", "run", "--headless", "--session", {str(session)!r},
     "--", "sh", "-c", "echo word; exit 3"])
 """
-    return subprocess.run(python(code), capture_output=True, check=False, timeout=60)
+    return subprocess.run(build_python_command(code), capture_output=True, check=False, timeout=60)
 
 
 @pytest.mark.parametrize(("kind", "value"), [(resource.RLIMIT_AS, 60_000 << 10), (resource.RLIMIT_NOFILE, 24)])
@@ -104,7 +106,7 @@ def test_too_few_descriptors_are_named(tmp_path: Path) -> None:
 
 def test_a_recording_that_is_gone_is_not_said_to_be_there(tmp_path: Path) -> None:
     session = tmp_path / "session"
-    done = headless(session, ["sh", "-c", f"until rm -rf {session} 2>/dev/null; do :; done; echo word"])
+    done = run_headless(session, ["sh", "-c", f"until rm -rf {session} 2>/dev/null; do :; done; echo word"])
     assert (done.returncode, done.stdout) == (0, b"word\n")
     assert done.stderr == f"zerotop: not recorded in {session}: it was moved or removed while the job ran\n".encode()
 
@@ -112,10 +114,10 @@ def test_a_recording_that_is_gone_is_not_said_to_be_there(tmp_path: Path) -> Non
 def test_ranks_in_the_background_are_recorded_to_their_end(tmp_path: Path) -> None:
     session = tmp_path / "session"
     rank = f"RANK=0 WORLD_SIZE=1 {sys.executable} -S -c 'import time; time.sleep(3); print(1)'"
-    done = headless(session, ["bash", "-c", f"{rank} & exit 6"])
+    done = run_headless(session, ["bash", "-c", f"{rank} & exit 6"])
     assert (done.returncode, done.stdout) == (6, b"1\n")
     assert done.stderr.startswith(b"zerotop: The job's first process has ended, but its training goes on.")
-    assert [event["rank"] for event in events(session, "rank_found", "rank_gone")] == [0, 0]
+    assert [event["rank"] for event in read_node_events(session, "rank_found", "rank_gone")] == [0, 0]
 
 
 def test_a_daemon_holds_nothing_up_and_its_output_is_passed_on(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_a_daemon_holds_nothing_up_and_its_output_is_passed_on(tmp_path: Path) -
         assert process.stdout.readline() == b"early\n"
         flag.touch()
         assert process.stdout.read() == b"late\n"
-    wait_for(lambda: recorded(session, "stdout") == b"early\nlate\n")
+    wait_for(lambda: join_output_bytes(session, "stdout") == b"early\nlate\n")
 
 
 def test_a_session_of_a_job_without_output_has_no_output_files(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import AGENT, events, python, recorded, wait_for
+from agents import AGENT, build_python_command, join_output_bytes, read_node_events, wait_for
 from zerotop_probe.outside.attaching import jobs
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.job import agent, job_control
@@ -40,84 +40,84 @@ sys.exit(child.wait() and 1)
 """
 
 
-def listener(signals: str, last: str) -> list[str]:
-    return [*python(LISTENER), signals, last]
+def build_listener(signals: str, last: str) -> list[str]:
+    return [*build_python_command(LISTENER), signals, last]
 
 
 def signals_sent(session: Path) -> list[str]:
-    return [event["signal"] for event in events(session, "stop_sent")]
+    return [event["signal"] for event in read_node_events(session, "stop_sent")]
 
 
-def ready(session: Path) -> bool:
-    return bool(list(session.glob("output-*.rec"))) and b"ready\n" in recorded(session, "output")
+def is_ready(session: Path) -> bool:
+    return bool(list(session.glob("output-*.rec"))) and b"ready\n" in join_output_bytes(session, "output")
 
 
 def test_a_gentle_stop_is_an_interrupt_as_from_the_keyboard(tmp_path: Path) -> None:
-    started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", "SIGINT"))
-    wait_for(lambda: ready(tmp_path))
+    started = agent.launch_in_background(str(tmp_path), build_listener("SIGINT,SIGTERM", "SIGINT"))
+    wait_for(lambda: is_ready(tmp_path))
     job_control.request_stop(str(tmp_path))
     wait_for(lambda: not started.is_alive())
-    assert recorded(tmp_path, "output") == b"ready\nSIGINT\n"
+    assert join_output_bytes(tmp_path, "output") == b"ready\nSIGINT\n"
     assert signals_sent(tmp_path) == ["SIGINT"]
-    (end,) = events(tmp_path, "job_ended")
+    (end,) = read_node_events(tmp_path, "job_ended")
     assert end["exit_code"] == 9
     assert end["text"] == "The job failed with exit code 9, after it had been asked to stop."
     job_control.request_stop(str(tmp_path))  # of a job that has ended: nothing happens
 
 
 def test_a_stop_insists_by_itself(tmp_path: Path) -> None:
-    started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", ""), grace_s=(0.3, 0.3))
-    wait_for(lambda: ready(tmp_path))
+    started = agent.launch_in_background(str(tmp_path), build_listener("SIGINT,SIGTERM", ""), grace_s=(0.3, 0.3))
+    wait_for(lambda: is_ready(tmp_path))
     job_control.request_stop(str(tmp_path))
     wait_for(lambda: not started.is_alive())
-    assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
+    assert join_output_bytes(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
     assert signals_sent(tmp_path) == ["SIGINT", "SIGTERM", "SIGKILL"]
-    assert events(tmp_path, "job_ended")[0]["signal"] == "SIGKILL"
+    assert read_node_events(tmp_path, "job_ended")[0]["signal"] == "SIGKILL"
 
 
 def test_asking_again_does_not_wait(tmp_path: Path) -> None:
-    started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", "SIGTERM"), grace_s=(600, 600))
-    wait_for(lambda: ready(tmp_path))
+    started = agent.launch_in_background(str(tmp_path), build_listener("SIGINT,SIGTERM", "SIGTERM"), grace_s=(600, 600))
+    wait_for(lambda: is_ready(tmp_path))
     job_control.request_stop(str(tmp_path))
-    wait_for(lambda: b"SIGINT" in recorded(tmp_path, "output"))
+    wait_for(lambda: b"SIGINT" in join_output_bytes(tmp_path, "output"))
     job_control.request_stop(str(tmp_path))
     wait_for(lambda: not started.is_alive())
-    assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
+    assert join_output_bytes(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
 
 
 def test_a_termination_of_the_agent_in_the_background_is_a_stop(tmp_path: Path) -> None:
-    started = agent.launch_in_background(str(tmp_path), listener("SIGINT,SIGTERM", "SIGINT"))
-    wait_for(lambda: ready(tmp_path))
+    started = agent.launch_in_background(str(tmp_path), build_listener("SIGINT,SIGTERM", "SIGINT"))
+    wait_for(lambda: is_ready(tmp_path))
     assert started.send_signal(signal.SIGHUP)  # the terminal it was started from is gone
     assert started.send_signal(signal.SIGTERM)
     wait_for(lambda: not started.is_alive())
-    assert recorded(tmp_path, "output") == b"ready\nSIGINT\n"
+    assert join_output_bytes(tmp_path, "output") == b"ready\nSIGINT\n"
 
 
 @pytest.fixture
-def stubborn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Process, Process]:
+def stubborn_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Process, Process]:
     """A session whose launcher ends when interrupted and leaves a rank; the agent and that rank."""
     session = tmp_path / "session"
     session.mkdir()
     monkeypatch.chdir(tmp_path)
-    started = agent.launch_in_background(str(session), python(STUBBORN), grace_s=(0.3, 0.3))
-    wait_for(lambda: ready(session) and events(session, "rank_found"))
+    started = agent.launch_in_background(str(session), build_python_command(STUBBORN), grace_s=(0.3, 0.3))
+    wait_for(lambda: is_ready(session) and read_node_events(session, "rank_found"))
     rank = Process.from_pid(int((tmp_path / "child").read_text()))
     assert rank is not None
     return session, started, rank
 
 
-def test_what_has_left_the_launcher_is_killed_too(stubborn: tuple[Path, Process, Process]) -> None:
-    session, started, rank = stubborn
+def test_what_has_left_the_launcher_is_killed_too(stubborn_job: tuple[Path, Process, Process]) -> None:
+    session, started, rank = stubborn_job
     job_control.request_stop(str(session))
     wait_for(lambda: not started.is_alive())
     assert not rank.is_alive()
     assert signals_sent(session) == ["SIGINT", "SIGTERM", "SIGKILL"]
-    assert [event["rank"] for event in events(session, "rank_gone")] == [0]
+    assert [event["rank"] for event in read_node_events(session, "rank_gone")] == [0]
 
 
-def test_stopping_without_an_agent(stubborn: tuple[Path, Process, Process]) -> None:
-    session, started, rank = stubborn
+def test_stopping_without_an_agent(stubborn_job: tuple[Path, Process, Process]) -> None:
+    session, started, rank = stubborn_job
     os.kill(started.pid, signal.SIGKILL)
     wait_for(lambda: not job_control.is_sampler_alive(str(session)))
     facts = job_control.read_facts(str(session))
@@ -143,7 +143,7 @@ def test_nothing_to_stop(tmp_path: Path) -> None:
 
 def test_in_the_foreground_sent_signals_reach_the_job_once(tmp_path: Path) -> None:
     names = "SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
-    command = [*AGENT, "--foreground", str(tmp_path), "--", *listener(names, "SIGTERM")]
+    command = [*AGENT, "--foreground", str(tmp_path), "--", *build_listener(names, "SIGTERM")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -156,7 +156,7 @@ def test_in_the_foreground_sent_signals_reach_the_job_once(tmp_path: Path) -> No
 
 def test_in_the_foreground_a_stop_request_spares_the_callers_group(tmp_path: Path) -> None:
     """The job shares its process group with us and whoever called us; only the job is meant."""
-    command = [*AGENT, "--foreground", str(tmp_path), "--", *listener("SIGINT", "SIGINT")]
+    command = [*AGENT, "--foreground", str(tmp_path), "--", *build_listener("SIGINT", "SIGINT")]
     script = "trap 'echo caller interrupted' INT; \"$@\"; echo ended $?"
     with subprocess.Popen(["bash", "-c", script, "_", *command], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -171,7 +171,7 @@ def test_a_hangup_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
         "--foreground",
         str(tmp_path),
         "--",
-        *python("import time; print('ready'); time.sleep(600)"),
+        *build_python_command("import time; print('ready'); time.sleep(600)"),
     ]
     with subprocess.Popen(["nohup", *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -186,7 +186,7 @@ def test_a_hangup_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
 def test_a_key_at_the_terminal_interrupts_the_job_once(tmp_path: Path) -> None:
     """Ctrl-C reaches the whole group from the terminal: passing it on as well would be a second one."""
     ours, theirs = pty.openpty()
-    job = listener("SIGINT,SIGTERM", "SIGTERM")
+    job = build_listener("SIGINT,SIGTERM", "SIGTERM")
     command = [*AGENT, "--foreground", str(tmp_path), "--", *job]
     take_terminal = """
 import fcntl, os, sys, termios
@@ -194,24 +194,24 @@ os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-    leader = [*python(take_terminal), *command]
+    leader = [*build_python_command(take_terminal), *command]
     process = subprocess.Popen(leader, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     seen = b""
 
-    def shows(text: bytes) -> bool:
+    def shows_text(text: bytes) -> bool:
         nonlocal seen
         seen += os.read(ours, 1000)
         return text in seen
 
-    wait_for(lambda: shows(b"ready\r\n"))
+    wait_for(lambda: shows_text(b"ready\r\n"))
     os.write(ours, b"\x03")
-    wait_for(lambda: shows(b"SIGINT"))
+    wait_for(lambda: shows_text(b"SIGINT"))
     process.send_signal(signal.SIGTERM)
-    wait_for(lambda: shows(b"SIGTERM"))
+    wait_for(lambda: shows_text(b"SIGTERM"))
     assert process.wait(10) == 9
     assert seen.count(b"SIGINT") == 1
-    assert recorded(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
+    assert join_output_bytes(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
     os.close(ours)
 
 
@@ -219,7 +219,7 @@ def test_ranks_without_a_launcher_are_all_stopped(tmp_path: Path) -> None:
     """As srun leaves them on a node: the job was attached to, and none of its ranks is another's child."""
     environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_PORT": "29573"}
     ranks = [
-        subprocess.Popen(listener("SIGINT", "SIGINT"), env=environment | {"RANK": str(number)}, stdout=subprocess.PIPE)
+        subprocess.Popen(build_listener("SIGINT", "SIGINT"), env=environment | {"RANK": str(number)}, stdout=subprocess.PIPE)
         for number in (0, 1)
     ]
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import python, wait_for
+from agents import build_python_command, wait_for
 from zerotop_probe.outside.sampling.thread_sampler import DescriptorBudget, ProcessThreads, ThreadCounters, has_schedstat
 
 pytestmark = pytest.mark.alone
@@ -39,31 +39,33 @@ class Child:
     """A process whose threads work when told to, and one reader of them."""
 
     def __init__(self, budget: DescriptorBudget, *, schedstat: bool = True) -> None:
-        self.process = subprocess.Popen(python(CHILD), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-        self._answer()
+        self.process = subprocess.Popen(
+            build_python_command(CHILD), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+        self._read_answer()
         self._clock = (~self.process.pid << 3) | 2
         self.threads = ProcessThreads(self.process.pid, budget, schedstat=schedstat, now_ns=time.monotonic_ns())
-        self._before = self._now()
+        self._before = self._read_clocks()
 
-    def _answer(self) -> None:
+    def _read_answer(self) -> None:
         assert self.process.stdout is not None
         assert self.process.stdout.readline()
 
-    def _now(self) -> tuple[int, int]:
+    def _read_clocks(self) -> tuple[int, int]:
         return time.monotonic_ns(), time.clock_gettime_ns(self._clock)
 
-    def work(self, seconds: float) -> None:
+    def keep_busy(self, seconds: float) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{seconds}\n")
-        self._answer()
+        self._read_answer()
 
     def ran_ns(self) -> int:
-        """What the process ran since the last sample."""
-        return self._now()[1] - self._before[1]
+        """Take a sample; return the nanoseconds that the process ran since the last one."""
+        return self._read_clocks()[1] - self._before[1]
 
-    def sample(self) -> int:
+    def take_sample(self) -> int:
         """Samples as at most ticks, without reading everything; returns what the process ran meanwhile."""
-        now = self._now()
+        now = self._read_clocks()
         ran_ns = now[1] - self._before[1]
         self.threads.update_counters(now[0], now[0] - self._before[0], ran_ns, everything=False)
         self._before = now
@@ -76,7 +78,7 @@ class Child:
 
 
 @pytest.fixture
-def child() -> Iterator[Child]:
+def sampled_child() -> Iterator[Child]:
     if not has_schedstat():
         pytest.skip("this kernel has no schedstat")
     child = Child(DescriptorBudget(1000))
@@ -84,27 +86,27 @@ def child() -> Iterator[Child]:
     child.close()
 
 
-def test_sleepers_that_wake_are_read_at_once(child: Child) -> None:
+def test_sleepers_that_wake_are_read_at_once(sampled_child: Child) -> None:
     for _ in range(3):
         time.sleep(0.05)
-        child.sample()
-    assert child.threads.find_busiest(8, 0.001) == []
-    child.work(30)
-    wait_for(lambda: child.ran_ns() > 100e6)
-    ran_ns = child.sample()
-    busiest = child.threads.find_busiest(8, 0.001)
+        sampled_child.take_sample()
+    assert sampled_child.threads.find_busiest(8, 0.001) == []
+    sampled_child.keep_busy(30)
+    wait_for(lambda: sampled_child.ran_ns() > 100e6)
+    ran_ns = sampled_child.take_sample()
+    busiest = sampled_child.threads.find_busiest(8, 0.001)
     assert sum(thread.ran_ns for thread in busiest) == pytest.approx(ran_ns, rel=0.2)
     assert len([thread for thread in busiest if thread.ran_ns > 0.2 * ran_ns]) == 2
 
 
-def test_a_thread_that_was_not_read_for_a_while_is_not_taken_for_several(child: Child) -> None:
+def test_a_thread_that_was_not_read_for_a_while_is_not_taken_for_several(sampled_child: Child) -> None:
     """Its rate refers to the time since it was read itself, not to the time since the sample before."""
-    child.threads.find_busiest(8, 0.001)
-    child.work(30)
-    wait_for(lambda: child.ran_ns() > 500e6)
+    sampled_child.threads.find_busiest(8, 0.001)
+    sampled_child.keep_busy(30)
+    wait_for(lambda: sampled_child.ran_ns() > 500e6)
     tick_ns = 10**8
-    use = child.threads.update_counters(time.monotonic_ns(), tick_ns, 0, everything=True)
-    busiest = child.threads.find_busiest(8, 0.001)
+    use = sampled_child.threads.update_counters(time.monotonic_ns(), tick_ns, 0, everything=True)
+    busiest = sampled_child.threads.find_busiest(8, 0.001)
     assert use.busy_threads <= 2
     assert len(busiest) >= 2
     assert 0.05 < sum(thread.cores for thread in busiest) < 2.2
@@ -112,37 +114,37 @@ def test_a_thread_that_was_not_read_for_a_while_is_not_taken_for_several(child: 
     assert use.waited_ns <= 4 * tick_ns
 
 
-def test_threads_that_are_born_and_end(child: Child) -> None:
-    assert len(child.threads) == 51
-    child.work(-1)
-    child.threads.list_threads(time.monotonic_ns())
-    assert len(child.threads) == 52
-    child.process.kill()
-    child.process.wait()
-    child.threads.update_counters(time.monotonic_ns(), 10**8, 10**8, everything=True)
-    child.threads.list_threads(time.monotonic_ns())
-    assert len(child.threads) == 0
+def test_threads_that_are_born_and_end(sampled_child: Child) -> None:
+    assert len(sampled_child.threads) == 51
+    sampled_child.keep_busy(-1)
+    sampled_child.threads.list_threads(time.monotonic_ns())
+    assert len(sampled_child.threads) == 52
+    sampled_child.process.kill()
+    sampled_child.process.wait()
+    sampled_child.threads.update_counters(time.monotonic_ns(), 10**8, 10**8, everything=True)
+    sampled_child.threads.list_threads(time.monotonic_ns())
+    assert len(sampled_child.threads) == 0
 
 
 def test_descriptors_are_given_back_and_never_exceed_the_budget() -> None:
-    def opened() -> int:
+    def count_descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    before = opened()
+    before = count_descriptors()
     child = Child(DescriptorBudget(20))
-    assert opened() - before == 20 + 2  # and the two pipes
-    child.work(30)
+    assert count_descriptors() - before == 20 + 2  # and the two pipes
+    child.keep_busy(30)
     wait_for(lambda: child.ran_ns() > 100e6)
-    ran_ns = child.sample()
+    ran_ns = child.take_sample()
     assert sum(thread.ran_ns for thread in child.threads.find_busiest(8, 0.001)) == pytest.approx(ran_ns, rel=0.2)
     child.close()
-    assert opened() == before
+    assert count_descriptors() == before
 
 
 def test_a_kernel_without_schedstat() -> None:
     """Ticks of 10 ms instead of nanoseconds, and nothing about waiting."""
     child = Child(DescriptorBudget(1000), schedstat=False)
-    child.work(30)
+    child.keep_busy(30)
     wait_for(lambda: child.ran_ns() > 500e6)
     now, ran_ns = time.monotonic_ns(), child.ran_ns()
     use = child.threads.update_counters(now, 10**8, ran_ns, everything=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run
-from rank_recordings import table
+from loop_runs import Counted, run_loop
+from rank_recordings import read_table_file
 from zerotop_probe.recording.tables import BEGIN, END, PHASES
 
 torch = pytest.importorskip("torch")
@@ -35,25 +35,25 @@ DIRECT = (
 OFFLOAD = ("--stage", "2", "--dtype", "bf16", "--offload", "--width", "1024", "--torch-adam")
 
 
-def trained(factory: pytest.TempPathFactory, *options: str, session: Path | None = None) -> Counted:
+def run_on_cuda(factory: pytest.TempPathFactory, *options: str, session: Path | None = None) -> Counted:
     folder = factory.mktemp("cuda")
-    return run("hand_written", folder, *options, ranks=1, session=session, accelerator="cuda")
+    return run_loop("hand_written", folder, *options, ranks=1, session=session, accelerator="cuda")
 
 
 @pytest.fixture(scope="module")
-def direct(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def direct_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     """``loss.backward()``: on a GPU its beginning and end are told by autograd's own thread."""
-    return trained(tmp_path_factory, *DIRECT)
+    return run_on_cuda(tmp_path_factory, *DIRECT)
 
 
 @pytest.fixture(scope="module")
-def offloaded(tmp_path_factory: pytest.TempPathFactory) -> Counted:
-    return trained(tmp_path_factory, *OFFLOAD)
+def offloaded_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return run_on_cuda(tmp_path_factory, *OFFLOAD)
 
 
-def test_backwards_in_autograds_thread(direct: Counted) -> None:
-    rank, own = direct.rank(0)
-    backwards = rank.phase("backward")
+def test_backwards_in_autograds_thread(direct_run: Counted) -> None:
+    rank, own = direct_run.read_rank(0)
+    backwards = rank.select_phases("backward")
     assert backwards[["step", "micro_step"]].tolist() == [(s, m) for s in range(20) for m in range(2)]
     assert not np.any(backwards["flags"])
     assert not np.any(backwards["depth"])
@@ -61,38 +61,38 @@ def test_backwards_in_autograds_thread(direct: Counted) -> None:
     assert rank.probe[-1][["lost", "errors"]].tolist() == (0, 0)
 
 
-def test_the_allocator_at_every_edge_and_in_between(direct: Counted) -> None:
-    rank, _ = direct.rank(0)
-    (path,) = direct.session.glob("allocator-*.rec")
-    rows = table(path)
+def test_the_allocator_at_every_edge_and_in_between(direct_run: Counted) -> None:
+    rank, _ = direct_run.read_rank(0)
+    (path,) = direct_run.session.glob("allocator-*.rec")
+    rows = read_table_file(path)
     assert np.all(rows["allocated_bytes"] <= rows["reserved_bytes"])
     assert np.all(rows["allocated_bytes"] <= rows["allocated_peak_bytes"])
     for edge in (BEGIN, END):
         for phase in ("forward", "backward", "step"):
-            spans = rank.phase(phase)
+            spans = rank.select_phases(phase)
             times = spans["begin_ns" if edge == BEGIN else "end_ns"]
             seen = rows[(rows["edge"] == edge) & (rows["phase"] == PHASES.index(phase))]
             if phase != "step":  # looked at where it updates, within the call
                 assert np.all(np.isin(seen["time_ns"], times))
             assert edge == BEGIN or len(seen)
-    assert rows["allocated_peak_bytes"].max() == direct.by_rank[0]["memory"]["allocated_bytes.all.peak"]
+    assert rows["allocated_peak_bytes"].max() == direct_run.by_rank[0]["memory"]["allocated_bytes.all.peak"]
 
 
 def test_the_jobs_own_counters_do_not_change(
-    direct: Counted, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    direct_run: Counted, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The same allocations, peaks, losses and weights as without a recording."""
-    blind = trained(tmp_path_factory, *DIRECT, session=tmp_path / "missing")
+    blind = run_on_cuda(tmp_path_factory, *DIRECT, session=tmp_path / "missing")
     for name in ("memory", "losses", "weights"):
-        assert blind.by_rank[0][name] == direct.by_rank[0][name]
+        assert blind.by_rank[0][name] == direct_run.by_rank[0][name]
 
 
-def test_the_device_and_an_optimizer_on_the_cpu(offloaded: Counted) -> None:
-    rank, _ = offloaded.rank(0)
-    (engine,) = rank.event("engine")
+def test_the_device_and_an_optimizer_on_the_cpu(offloaded_run: Counted) -> None:
+    rank, _ = offloaded_run.read_rank(0)
+    (engine,) = rank.find_events("engine")
     (device,) = engine["devices"]
     properties = torch.cuda.get_device_properties(0)
     assert (device["ordinal"], device["total_bytes"]) == (0, properties.total_memory)
     assert device["uuid"].startswith("GPU-")
-    parts = [part for part in rank.inside(rank.phase("step")[-1]) if part != "grads_to_cpu"]
+    parts = [part for part in rank.list_phases_inside(rank.select_phases("step")[-1]) if part != "grads_to_cpu"]
     assert parts == ["cpu_optimizer", "params_to_gpu", "allgather"]

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run
+from loop_runs import Counted, run_loop
 from zerotop_probe.recording.tables import BOUNDARY, EVAL
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
@@ -16,7 +16,7 @@ BOTH = pytest.mark.parametrize("number", [0, 1])
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     folder = tmp_path_factory.mktemp("trainer")
     auto = "auto"
     config = {
@@ -30,59 +30,59 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Counted:
         "train_batch_size": auto,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    return run("with_trainer", folder, str(folder / "config.json"), str(folder / "output_dir"))
+    return run_loop("with_trainer", folder, str(folder / "config.json"), str(folder / "output_dir"))
 
 
 @BOTH
-def test_steps_and_micro_steps(trained: Counted, number: int) -> None:
-    rank, own = trained.rank(number)
-    steps = rank.phase("step")
+def test_steps_and_micro_steps(trained_run: Counted, number: int) -> None:
+    rank, own = trained_run.read_rank(number)
+    steps = rank.select_phases("step")
     assert own["global_step"] == own["engine_steps"] == len(steps) == 4
     assert steps[["step", "micro_step", "flags"]].tolist() == [(step, 1, BOUNDARY) for step in range(4)]
-    backwards = rank.phase("backward")
+    backwards = rank.select_phases("backward")
     assert backwards[["step", "micro_step"]].tolist() == [(s, m) for s in range(4) for m in range(2)]
-    assert [event["steps"] for event in rank.event("total_steps")] == [4]
-    assert rank.event("total_steps")[0]["source"] == "trainer"
+    assert [event["steps"] for event in rank.find_events("total_steps")] == [4]
+    assert rank.find_events("total_steps")[0]["source"] == "trainer"
 
 
-def test_tokens_of_all_ranks_are_what_the_trainer_says(trained: Counted) -> None:
+def test_tokens_of_all_ranks_are_what_the_trainer_says(trained_run: Counted) -> None:
     total = 0
     for number in (0, 1):
-        spans = trained.rank(number)[0].phase("forward")
+        spans = trained_run.read_rank(number)[0].select_phases("forward")
         total += spans["tokens"][(spans["flags"] & EVAL) == 0].sum()
-    assert total == trained.by_rank[0]["tokens_of_all_ranks"] > 0
+    assert total == trained_run.by_rank[0]["tokens_of_all_ranks"] > 0
 
 
 @BOTH
-def test_evaluations(trained: Counted, number: int) -> None:
-    rank, own = trained.rank(number)
-    evaluations = rank.phase("eval")
+def test_evaluations(trained_run: Counted, number: int) -> None:
+    rank, own = trained_run.read_rank(number)
+    evaluations = rank.select_phases("eval")
     assert evaluations[["step", "depth", "flags"]].tolist() == [(2, 0, 0), (4, 0, 0)]
-    spans = rank.phase("forward")
+    spans = rank.select_phases("forward")
     spans = spans[(spans["flags"] & EVAL) > 0]
     assert [list(row) for row in spans[["rows", "sequence"]].tolist()] == own["predictions"]
     assert np.all(spans["depth"] == 1)
     for evaluation in evaluations:
-        assert rank.inside(evaluation).count("forward") == len(own["predictions"]) / 2
+        assert rank.list_phases_inside(evaluation).count("forward") == len(own["predictions"]) / 2
 
 
 @BOTH
-def test_generation_is_one_phase(trained: Counted, number: int) -> None:
-    rank, _ = trained.rank(number)
-    (span,) = rank.phase("generate")
+def test_generation_is_one_phase(trained_run: Counted, number: int) -> None:
+    rank, _ = trained_run.read_rank(number)
+    (span,) = rank.select_phases("generate")
     assert (span["step"], span["depth"]) == (3, 0)
-    assert rank.inside(span) == []
+    assert rank.list_phases_inside(span) == []
 
 
 @BOTH
-def test_saves_hello_and_nothing_wrong(trained: Counted, number: int) -> None:
-    rank, own = trained.rank(number)
-    assert set(rank.phase("checkpoint_save")["step"].tolist()) == {4}
-    (hello,) = rank.event("hello")
+def test_saves_hello_and_nothing_wrong(trained_run: Counted, number: int) -> None:
+    rank, own = trained_run.read_rank(number)
+    assert set(rank.select_phases("checkpoint_save")["step"].tolist()) == {4}
+    (hello,) = rank.find_events("hello")
     assert {"transformers", "accelerate"} <= hello.keys()
     assert hello["launcher"] == "deepspeed"
-    (engine,) = rank.event("engine")
+    (engine,) = rank.find_events("engine")
     assert (engine["model"], engine["parameters"]) == ("LlamaForCausalLM", own["parameters"])
     assert (engine["micro_batch"], engine["gradient_accumulation"]) == (2, 2)
     assert not np.any(rank.probe["errors"])
-    assert not rank.event("probe_error")
+    assert not rank.find_events("probe_error")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loop_runs import LOOPS
-from real_jobs import launch, run_recorded
+from real_jobs import build_launch_command, run_recorded
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.session.reader import Session
@@ -17,8 +17,8 @@ RAISING_LINE = next(
 )
 
 
-def _run(launcher: str, how: str, folder: Path, environment: dict[str, str]) -> tuple[Session, Annotation]:
-    run = run_recorded(launch(launcher, [str(LOOPS / "ending.py"), how]), folder, environment)
+def _run_to_death(launcher: str, how: str, folder: Path, environment: dict[str, str]) -> tuple[Session, Annotation]:
+    run = run_recorded(build_launch_command(launcher, [str(LOOPS / "ending.py"), how]), folder, environment)
     assert run.returncode != 0
     session = Session.open(run.session)
     dead = [finding for finding in find_annotations(session, session.last_written_ns) if finding.name == "dead_rank"]
@@ -30,7 +30,7 @@ def _run(launcher: str, how: str, folder: Path, environment: dict[str, str]) -> 
 def test_a_killed_rank_has_the_signal_that_its_launcher_printed(
     launcher: str, words: str, tmp_path: Path, job_environment: dict[str, str]
 ) -> None:
-    session, dead = _run(launcher, "signal", tmp_path, job_environment)
+    session, dead = _run_to_death(launcher, "signal", tmp_path, job_environment)
     assert dead.headline == "Rank 1 was killed by signal 9 (SIGKILL) after 5 steps"
     assert f"as {words} printed. Rank 0 failed because of that." in dead.details
     failure = find_failure(session, session.last_written_ns)
@@ -41,7 +41,7 @@ def test_a_killed_rank_has_the_signal_that_its_launcher_printed(
 def test_an_exception_has_its_line_and_the_rank_that_lost_its_peer_comes_second(
     tmp_path: Path, job_environment: dict[str, str]
 ) -> None:
-    session, dead = _run("torchrun", "exception", tmp_path, job_environment)
+    session, dead = _run_to_death("torchrun", "exception", tmp_path, job_environment)
     place = f"ending.py:{RAISING_LINE} in save"
     assert dead.headline == f"Rank 1 ended with ValueError at {place}"
     assert dead.details.startswith("ValueError: no such shape.")

@@ -35,22 +35,22 @@ NAMES = sorted(EXPECTED)
 PRIVATE = re.compile(rb"/(?:root|opt|work|Users)\b|/home/(?!user1?\b)|(?i:password|secret|api_?key|hf_[a-z0-9]{20})")
 
 
-def cursors(session: Session, count: int = 12) -> list[int]:
+def list_cursors(session: Session, count: int = 12) -> list[int]:
     """Moments evenly through a recording, its end the last."""
     whole = session.last_written_ns - session.begin_ns
     return [session.begin_ns + whole * place // count for place in range(1, count + 1)]
 
 
-def output(session: Session) -> str:
+def read_output(session: Session) -> str:
     return read_output_tail(session, session.last_written_ns, 1 << 20).decode()
 
 
 def test_there_are_all() -> None:
-    assert set(recordings.names()) == set(recordings.labels()) >= set(EXPECTED)
-    assert sum(recordings.packed(name).stat().st_size for name in recordings.names()) < 4_200_000
+    assert set(recordings.list_recordings()) == set(recordings.read_labels()) >= set(EXPECTED)
+    assert sum(recordings.find_packed_file(name).stat().st_size for name in recordings.list_recordings()) < 4_200_000
 
 
-@pytest.mark.parametrize("name", recordings.names())
+@pytest.mark.parametrize("name", recordings.list_recordings())
 def test_nothing_private_lies_inside(name: str, tmp_path: Path) -> None:
     for file in recordings.as_directory(name, tmp_path).iterdir():
         assert not PRIVATE.search(file.read_bytes()), file.name
@@ -58,24 +58,24 @@ def test_nothing_private_lies_inside(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_are_those_of_the_output(name: str) -> None:
-    session = recordings.recording(name)
+    session = recordings.open_recording(name)
     assert (session.damaged_files, session.damaged_lines) == (0, 0)
     steps, skipped, code = EXPECTED[name]
     view = RecordingSource(session).view_at(None)
-    said = output(session)
-    losses = re.findall(r"'loss': '([^']+)', 'grad_norm': '([^']+)'", said)
+    output = read_output(session)
+    losses = re.findall(r"'loss': '([^']+)', 'grad_norm': '([^']+)'", output)
     assert len(losses) == len(view.iterations.step) == steps
     assert view.iterations.skipped.sum() == sum(norm in ("inf", "nan") for _, norm in losses) == skipped
     assert view.job.exit_code == code
     assert f"{steps} steps, {skipped} skipped" in summarize_session(session)
     if code == 0:
-        assert f"after {steps} steps" in said
-        (seconds,) = re.findall(r"'train_runtime': '([\d.]+)'", said)
+        assert f"after {steps} steps" in output
+        (seconds,) = re.findall(r"'train_runtime': '([\d.]+)'", output)
         # The rest is the Trainer's own: evaluation, the last logs.
         assert 0 < view.iterations.iteration_s.sum() <= float(seconds) * 1.02
 
 
-def sane(view: LiveView) -> None:
+def check_view(view: LiveView) -> None:
     for gpu in view.gpus:
         allocated, reserved = gpu.allocated_bytes or 0, gpu.reserved_bytes or 0
         assert 0 <= allocated <= reserved
@@ -90,13 +90,13 @@ def sane(view: LiveView) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_view_at_any_cursor(name: str, tmp_path: Path) -> None:
     """The packed one shows what the directory does; what has been reached is never less later."""
-    packed = recordings.recording(name)
+    packed = recordings.open_recording(name)
     here, there = RecordingSource(packed), RecordingSource(Session.open(recordings.as_directory(name, tmp_path)))
     done, peaks = 0, dict[int, int]()
-    for cursor in cursors(packed):
+    for cursor in list_cursors(packed):
         view = here.view_at(cursor)
         assert repr(view) == repr(there.view_at(cursor))
-        sane(view)
+        check_view(view)
         assert len(view.iterations.step) >= done
         done = len(view.iterations.step)
         for rank in view.ranks:
@@ -108,7 +108,7 @@ def test_the_view_at_any_cursor(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_exports(name: str) -> None:
-    session = recordings.recording(name)
+    session = recordings.open_recording(name)
     for table in TABLES:
         stream = io.BytesIO()
         rows = export_table(session, table, "csv", stream)
@@ -117,9 +117,9 @@ def test_exports(name: str) -> None:
 
 def test_the_recorded_demo_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--recorded"]) == 0
-    said = capsys.readouterr().out
-    assert "LlamaForCausalLM, 8,030.3 M parameters, ZeRO-2, optimizer on CPU, fp16" in said
-    assert "14 steps, 10 skipped" in said
+    output = capsys.readouterr().out
+    assert "LlamaForCausalLM, 8,030.3 M parameters, ZeRO-2, optimizer on CPU, fp16" in output
+    assert "14 steps, 10 skipped" in output
 
 
 def test_the_recorded_demo_plays_on_a_terminal(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_the_recorded_demo_plays_on_a_terminal(tmp_path: Path) -> None:
     try:
         terminal.wait_for("story")
         terminal.wait_for("skipped")
-        terminal.type("q")
+        terminal.type_keys("q")
         assert terminal.exit_code() == 0
     finally:
         terminal.close()

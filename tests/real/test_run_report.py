@@ -17,7 +17,7 @@ from zerotop.ui.drawing.rows import row_text
 JOB = "import sys, time; print('working'); time.sleep(0.3); sys.exit(int(sys.argv[1]))"
 
 
-def run(folder: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run_job(folder: Path, *options: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder / "session"), *options]
     return subprocess.run(
         [*command, "--", sys.executable, "-c", JOB, str(code)], capture_output=True, text=True, cwd=folder, check=False
@@ -25,7 +25,7 @@ def run(folder: Path, *options: str, code: int = 0) -> subprocess.CompletedProce
 
 
 def test_a_report_is_written_when_the_job_ends(tmp_path: Path) -> None:
-    ended = run(tmp_path, "--report", "report.html", "--price-per-hour", "30 EUR", code=3)
+    ended = run_job(tmp_path, "--report", "report.html", "--price-per-hour", "30 EUR", code=3)
     assert ended.returncode == 3
     assert ended.stdout == "working\n"
     assert "report.html: " in ended.stderr
@@ -39,7 +39,7 @@ def test_a_report_is_written_when_the_job_ends(tmp_path: Path) -> None:
 
 def test_a_place_where_no_report_can_be_written_is_refused_before_the_job(tmp_path: Path) -> None:
     for place, reason in ((str(tmp_path), "is a folder"), ("missing/report.html", "there is no folder")):
-        refused = run(tmp_path, "--report", place)
+        refused = run_job(tmp_path, "--report", place)
         assert refused.returncode == 2
         assert reason in refused.stderr
         assert refused.stdout == ""
@@ -47,13 +47,13 @@ def test_a_place_where_no_report_can_be_written_is_refused_before_the_job(tmp_pa
 
 
 def test_the_header_shows_what_the_job_has_cost_so_far() -> None:
-    session = recordings.recording("story")
+    session = recordings.open_recording("story")
     source = RecordingSource(session, price=HourlyPrice.parse("$30"))
     glyphs = choose_glyphs({}, "utf-8")
 
-    def draw(cursor_ns: int | None) -> str:
+    def draw_job_line(cursor_ns: int | None) -> str:
         return row_text(draw_header(source.view_at(cursor_ns), (), 120, 2, glyphs)[1])
 
-    assert "cost $0.63" in draw(None)
-    assert "cost $0.50" in draw(session.begin_ns + 60 * 10**9)
+    assert "cost $0.63" in draw_job_line(None)
+    assert "cost $0.50" in draw_job_line(session.begin_ns + 60 * 10**9)
     assert "cost" not in row_text(draw_header(RecordingSource(session).view_at(None), (), 120, 2, glyphs)[1])

@@ -39,9 +39,9 @@ class Serving:
 
     @property
     def port(self) -> int:
-        found = re.search(r":(\d+)/", self.address)
-        assert found is not None
-        return int(found[1])
+        match = re.search(r":(\d+)/", self.address)
+        assert match is not None
+        return int(match[1])
 
     @property
     def plain(self) -> str:
@@ -60,7 +60,7 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(state: Path, *arguments: str, **variables: str) -> Iterator[Serving]:
+def start_serving(state: Path, *arguments: str, **variables: str) -> Iterator[Serving]:
     """Serves on a free port of this machine, until the end of the block."""
     environment = os.environ | {"XDG_STATE_HOME": str(state), "LC_ALL": "C"} | variables
     command = [sys.executable, "-m", "zerotop", "serve", "--no-browser", "--port", "0", *arguments]
@@ -69,10 +69,10 @@ def serving(state: Path, *arguments: str, **variables: str) -> Iterator[Serving]
     ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        found = re.search(r"http://\S+", line)
-        assert found is not None, line + process.stdout.read()
+        match = re.search(r"http://\S+", line)
+        assert match is not None, line + process.stdout.read()
         try:
-            yield Serving(process, found[0])
+            yield Serving(process, match[0])
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
@@ -80,16 +80,16 @@ def serving(state: Path, *arguments: str, **variables: str) -> Iterator[Serving]
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Path:
+def state_folder(tmp_path: Path) -> Path:
     """A state directory with two recordings."""
     sessions = tmp_path / "zerotop" / "sessions"
     sessions.mkdir(parents=True)
-    shutil.copy(recordings.packed("story"), sessions)
-    shutil.copy(recordings.packed("z2-oom"), sessions)
+    shutil.copy(recordings.find_packed_file("story"), sessions)
+    shutil.copy(recordings.find_packed_file("z2-oom"), sessions)
     return tmp_path
 
 
-def get(address: str, **headers: str) -> tuple[int, str]:
+def get_page(address: str, **headers: str) -> tuple[int, str]:
     """(status, text)"""
     request = urllib.request.Request(address, headers={name.title(): value for name, value in headers.items()})
     browser_like = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
@@ -101,26 +101,26 @@ def get(address: str, **headers: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_the_page_loads_nothing_from_other_hosts(state: Path) -> None:
-    with serving(state) as server:
-        status, page = get(server.address)
+def test_the_page_loads_nothing_from_other_hosts(state_folder: Path) -> None:
+    with start_serving(state_folder) as server:
+        status, page = get_page(server.address)
         assert status == 200
         assert "://" not in page.replace("${scheme}://", "")
         for place in re.findall(r'(?:src|href)="(static/[^"]+)"|url\("(static/[^"]+)"\)', page):
-            assert get(server.plain + "".join(place) + server.query)[0] == 200
+            assert get_page(server.plain + "".join(place) + server.query)[0] == 200
 
 
-def test_without_an_option_the_token_is_random(state: Path) -> None:
-    with serving(state) as server, serving(state) as other:
+def test_without_an_option_the_token_is_random(state_folder: Path) -> None:
+    with start_serving(state_folder) as server, start_serving(state_folder) as other:
         assert re.fullmatch(r"\?token=[\w-]{32}", server.query)
         assert server.query != other.query
-        assert get(server.plain)[0] == 403
-        assert get(server.plain + other.query)[0] == 403
-        assert get(server.address)[0] == 200
+        assert get_page(server.plain)[0] == 403
+        assert get_page(server.plain + other.query)[0] == 403
+        assert get_page(server.address)[0] == 200
 
 
-async def test_a_websocket_needs_the_token_too(state: Path) -> None:
-    with serving(state, str(recordings.packed("story"))) as server:
+async def test_a_websocket_needs_the_token_too(state_folder: Path) -> None:
+    with start_serving(state_folder, str(recordings.find_packed_file("story"))) as server:
         async with aiohttp.ClientSession() as client:
             with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
                 await client.ws_connect(f"{server.plain}ws")
@@ -129,21 +129,21 @@ async def test_a_websocket_needs_the_token_too(state: Path) -> None:
             await socket.receive(timeout=PATIENCE_S)
 
 
-def test_requests_from_other_pages_are_refused(state: Path) -> None:
-    with serving(state) as server:
+def test_requests_from_other_pages_are_refused(state_folder: Path) -> None:
+    with start_serving(state_folder) as server:
         # Browsers let any page open a websocket to any host.
         for origin in ("http://somebody.example", "null", "http://["):
-            status, text = get(f"{server.plain}ws{server.query}", origin=origin)
+            status, text = get_page(f"{server.plain}ws{server.query}", origin=origin)
             assert (status, text) == (403, "Requests from other web pages are refused.\n")
         # A host name that its owner has pointed at this machine has no cookie, and its page no token.
-        assert get(server.plain, host=f"somebody.example:{server.port}")[0] == 403
+        assert get_page(server.plain, host=f"somebody.example:{server.port}")[0] == 403
 
 
-def test_a_token_is_needed_once_and_stays_in_no_address(state: Path) -> None:
-    with serving(state, "--token", TOKEN) as server:
+def test_a_token_is_needed_once_and_stays_in_no_address(state_folder: Path) -> None:
+    with start_serving(state_folder, "--token", TOKEN) as server:
         assert server.address.endswith("/?token=it%27s-a-secret")
         for wrong in ("", "?token=", "?token=it", "?token=it%27s-a-secret2", "?token=%ff%fe", "static/js/textual.js", "ws"):
-            status, text = get(server.plain + wrong)
+            status, text = get_page(server.plain + wrong)
             assert status == 403, wrong
             assert text.startswith("The token is missing or wrong")
         jar = urllib.request.HTTPCookieProcessor()
@@ -154,14 +154,14 @@ def test_a_token_is_needed_once_and_stays_in_no_address(state: Path) -> None:
         (cookie,) = jar.cookiejar
         assert cookie.value != TOKEN
         assert cookie.has_nonstandard_attr("HttpOnly")
-        assert get(f"{server.plain}static/js/textual.js", cookie=f"{cookie.name}={cookie.value}")[0] == 200
-        assert get(f"{server.plain}static/js/textual.js", cookie=f"{cookie.name}={TOKEN}")[0] == 403
+        assert get_page(f"{server.plain}static/js/textual.js", cookie=f"{cookie.name}={cookie.value}")[0] == 200
+        assert get_page(f"{server.plain}static/js/textual.js", cookie=f"{cookie.name}={TOKEN}")[0] == 403
 
 
-def test_a_token_may_come_from_the_environment_and_goes_no_further(state: Path) -> None:
-    with serving(state, ZEROTOP_TOKEN=TOKEN) as server:
-        assert get(server.plain)[0] == 403
-        assert get(f"{server.plain}?token=it%27s-a-secret")[0] == 200
+def test_a_token_may_come_from_the_environment_and_goes_no_further(state_folder: Path) -> None:
+    with start_serving(state_folder, ZEROTOP_TOKEN=TOKEN) as server:
+        assert get_page(server.plain)[0] == 403
+        assert get_page(f"{server.plain}?token=it%27s-a-secret")[0] == 200
 
 
 @contextlib.asynccontextmanager
@@ -173,8 +173,8 @@ async def client_of(server: Serving) -> AsyncIterator[aiohttp.ClientSession]:
         yield client
 
 
-async def test_windows_end_with_their_connection(state: Path) -> None:
-    with serving(state, str(recordings.packed("story"))) as server:
+async def test_windows_end_with_their_connection(state_folder: Path) -> None:
+    with start_serving(state_folder, str(recordings.find_packed_file("story"))) as server:
         assert server.children() == []
         async with client_of(server) as client:
             async with client.ws_connect(f"{server.plain}ws?width=90&height=30") as socket:
@@ -188,8 +188,17 @@ async def test_windows_end_with_their_connection(state: Path) -> None:
                 time.sleep(0.05)
 
 
-async def test_windows_end_with_the_server(state: Path) -> None:
-    command = [sys.executable, "-m", "zerotop", "serve", "--no-browser", "--port", "0", str(recordings.packed("story"))]
+async def test_windows_end_with_the_server(state_folder: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "zerotop",
+        "serve",
+        "--no-browser",
+        "--port",
+        "0",
+        str(recordings.find_packed_file("story")),
+    ]
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         server = Serving(process, process.stdout.readline().split()[-1])
@@ -198,12 +207,12 @@ async def test_windows_end_with_the_server(state: Path) -> None:
             (window,) = server.children()
             process.kill()
         deadline = time.monotonic() + PATIENCE_S
-        while _runs(window):
+        while _is_running(window):
             assert time.monotonic() < deadline, "the window goes on"
             time.sleep(0.05)
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     """Whether a process that nobody may have waited for still does anything."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -211,15 +220,15 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_a_session_cannot_be_a_command(state: Path) -> None:
-    folder = state / "$(touch injected); touch injected #'\""
+def test_a_session_cannot_be_a_command(state_folder: Path) -> None:
+    folder = state_folder / "$(touch injected); touch injected #'\""
     folder.mkdir()
     session = recordings.as_directory("z2-oom", folder)
-    with serving(state, str(session)) as server:
-        assert get(server.address)[0] == 200
+    with start_serving(state_folder, str(session)) as server:
+        assert get_page(server.address)[0] == 200
         command = subprocess.run(["pgrep", "-f", "web.window"], capture_output=True, text=True, check=False)
         assert str(session) not in command.stdout
-    assert not (state / "injected").exists()
+    assert not (state_folder / "injected").exists()
     assert shlex.split(shlex.join([str(session)])) == [str(session)]
 
 
@@ -236,7 +245,7 @@ def test_a_session_cannot_be_a_command(state: Path) -> None:
     ],
 )
 def test_an_error_is_one_sentence(
-    arguments: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str], state: Path
+    arguments: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str], state_folder: Path
 ) -> None:
     assert main(["serve", *arguments]) == code
     error = capsys.readouterr().err
@@ -271,11 +280,11 @@ def test_a_browser_is_opened_only_where_the_user_sees_it(monkeypatch: pytest.Mon
     assert not has_local_browser({"DISPLAY": "localhost:10.0", "SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"})
 
 
-def test_the_opened_browser_gets_a_token_for_one_visit(state: Path) -> None:
-    browser_command = state / "browser"
-    browser_command.write_text(f'#!/bin/sh\necho "$1" > {state}/opened\n')
+def test_the_opened_browser_gets_a_token_for_one_visit(state_folder: Path) -> None:
+    browser_command = state_folder / "browser"
+    browser_command.write_text(f'#!/bin/sh\necho "$1" > {state_folder}/opened\n')
     browser_command.chmod(0o755)
-    variables = os.environ | {"XDG_STATE_HOME": str(state), "DISPLAY": ":0", "BROWSER": str(browser_command)}
+    variables = os.environ | {"XDG_STATE_HOME": str(state_folder), "DISPLAY": ":0", "BROWSER": str(browser_command)}
     for name in ("SSH_CONNECTION", "SSH_TTY"):
         variables.pop(name, None)
     command = [sys.executable, "-m", "zerotop", "serve", "--port", "0"]
@@ -284,47 +293,47 @@ def test_the_opened_browser_gets_a_token_for_one_visit(state: Path) -> None:
         server = Serving(process, process.stdout.readline().split()[-1])
         try:
             deadline = time.monotonic() + PATIENCE_S
-            while not (state / "opened").exists() or not (address := (state / "opened").read_text().strip()):
+            while not (state_folder / "opened").exists() or not (address := (state_folder / "opened").read_text().strip()):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             assert address.startswith(f"{server.plain}?token=")
             assert address != server.address
-            assert [get(address)[0], get(address)[0], get(server.address)[0]] == [200, 403, 200]
+            assert [get_page(address)[0], get_page(address)[0], get_page(server.address)[0]] == [200, 403, 200]
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(20) == 0
 
 
-async def test_the_program_runs_in_a_real_browser(state: Path, tmp_path: Path) -> None:
-    program = browser.chromium()
+async def test_the_program_runs_in_a_real_browser(state_folder: Path, tmp_path: Path) -> None:
+    program = browser.find_chromium()
     if program is None:
         pytest.skip("there is no Chromium on this machine")
-    with serving(state, "--token", TOKEN) as server:
-        async with browser.page(program, tmp_path / "profile") as page:
-            await page.open(server.address)
+    with start_serving(state_folder, "--token", TOKEN) as server:
+        async with browser.open_page(program, tmp_path / "profile") as page:
+            await page.open_address(server.address)
             await page.wait_for("2 recordings")
-            assert await page.evaluate("location.href") == server.plain
+            assert await page.evaluate_script("location.href") == server.plain
             # Typed without a click: keys go to the terminal at once.
-            await page.type("/story")
+            await page.type_text("/story")
             await page.wait_for("1 shown")
-            await page.press("Enter", 13, "\r")
-            await page.press("Enter", 13, "\r")
+            await page.press_key("Enter", 13, "\r")
+            await page.press_key("Enter", 13, "\r")
             await page.wait_for("EXIT 0")
             shown = await page.wait_for("GPU memory GiB")
             assert "LlamaForCausalLM 8.03B" in shown.splitlines()[0]
-            await page.type("2")
+            await page.type_text("2")
             await page.wait_for(" findings")  # on the timeline's first lane
-            await page.type("?")
+            await page.type_text("?")
             await page.wait_for("Help: ")
-            await page.press("Escape", 27)
+            await page.press_key("Escape", 27)
             await page.wait_while("Help: ")
-            await page.type("q")
+            await page.type_text("q")
             await page.wait_for("1 shown")
             picture = tmp_path / "page.png"
-            await page.picture(picture)
+            await page.save_picture(picture)
             assert picture.stat().st_size > 10_000
-            await page.type("q")
-            while "-closed" not in await page.evaluate("document.body.className"):
+            await page.type_text("q")
+            while "-closed" not in await page.evaluate_script("document.body.className"):
                 time.sleep(0.05)
         assert [address for address in page.requested if not address.startswith(server.plain)] == []
         deadline = time.monotonic() + PATIENCE_S

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run, torch_version
+from loop_runs import Counted, run_loop, torch_version
 from zerotop.analysis.engine import Engine, parse_engine
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop_probe.recording.tables import BOUNDARY, FAILED
@@ -18,34 +18,38 @@ NAMES = {1: "FSDP", 2: "FSDP2"}
 
 
 @pytest.fixture(scope="module", params=[1, 2])
-def sharded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Counted]:
+def sharded_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Counted]:
     version = request.param
     if version == 2 and torch_version() < (2, 6):
         pytest.skip("before PyTorch 2.6 fully_shard is private, and needs a GPU")
-    return version, run("sharded", tmp_path_factory.mktemp("fsdp"), str(version), launcher="torchrun")
+    return version, run_loop("sharded", tmp_path_factory.mktemp("fsdp"), str(version), launcher="torchrun")
 
 
-def test_losses_are_the_same_to_the_bit_without_the_probe(sharded: tuple[int, Counted], tmp_path: Path) -> None:
-    version, counted = sharded
-    blind = run("sharded", tmp_path, str(version), launcher="torchrun", session=Path(), bootstrap=False)
+def test_losses_are_the_same_to_the_bit_without_the_probe(sharded_run: tuple[int, Counted], tmp_path: Path) -> None:
+    version, counted = sharded_run
+    blind = run_loop("sharded", tmp_path, str(version), launcher="torchrun", session=Path(), bootstrap=False)
     for number, own in blind.by_rank.items():
         assert own | {"pid": 0} == counted.by_rank[number] | {"pid": 0}
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_phases_and_steps(sharded: tuple[int, Counted], number: int) -> None:
-    rank, own = sharded[1].rank(number)
-    assert not rank.event("probe_error")
-    assert rank.phase("step")[["step", "micro_step", "flags"]].tolist() == [(n, 1, BOUNDARY) for n in range(own["steps"])]
-    assert rank.phase("backward")[["step", "micro_step"]].tolist() == [(n, m) for n in range(own["steps"]) for m in (0, 1)]
-    assert [list(row) for row in rank.phase("forward")[["rows", "sequence"]].tolist()] == own["forwards"]
+def test_phases_and_steps(sharded_run: tuple[int, Counted], number: int) -> None:
+    rank, own = sharded_run[1].read_rank(number)
+    assert not rank.find_events("probe_error")
+    assert rank.select_phases("step")[["step", "micro_step", "flags"]].tolist() == [
+        (n, 1, BOUNDARY) for n in range(own["steps"])
+    ]
+    assert rank.select_phases("backward")[["step", "micro_step"]].tolist() == [
+        (n, m) for n in range(own["steps"]) for m in (0, 1)
+    ]
+    assert [list(row) for row in rank.select_phases("forward")[["rows", "sequence"]].tolist()] == own["forwards"]
     assert np.all(rank.spans["flags"] & FAILED == 0)
 
 
-def test_how_it_is_sharded(sharded: tuple[int, Counted]) -> None:
-    version, counted = sharded
-    rank, own = counted.rank(0)
-    (engine,) = rank.event("engine")
+def test_how_it_is_sharded(sharded_run: tuple[int, Counted]) -> None:
+    version, counted = sharded_run
+    rank, own = counted.read_rank(0)
+    (engine,) = rank.find_events("engine")
     assert engine["unread"] == {}
     assert engine["sharding"] == {
         "ranks": 2,
@@ -61,17 +65,17 @@ def test_how_it_is_sharded(sharded: tuple[int, Counted]) -> None:
     assert "fp32, computes in bf16" in shown.describe_engine()
 
 
-def test_shards_and_what_is_gathered(sharded: tuple[int, Counted]) -> None:
-    version, counted = sharded
-    rank, own = counted.rank(0)
-    hosts = {event["when"]: event["host"] for event in rank.event("tensors")}
+def test_shards_and_what_is_gathered(sharded_run: tuple[int, Counted]) -> None:
+    version, counted = sharded_run
+    rank, own = counted.read_rank(0)
+    hosts = {event["when"]: event["host"] for event in rank.find_events("tensors")}
     shard = 4 * own["local_parameters"]
     assert hosts["init"] == {"parameters": shard}
     # In bf16: with resharding only what the outermost module gathers is kept for the backward.
     gathered = 2 * (544 if version == 1 else own["parameters"])
     assert hosts["before_backward"] == {"parameters": shard, "unsharded_parameters": gathered}
     assert hosts["before_update"] == {"parameters": shard, "gradients": shard}
-    setup = parse_setup(rank.event("engine")[0])
+    setup = parse_setup(rank.find_events("engine")[0])
     assert setup is not None
     expected = compute_expected(setup).host
     for category in ("parameters", "gradients", "optimizer_state"):

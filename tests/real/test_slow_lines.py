@@ -44,7 +44,7 @@ def find_top(rank: Rank, where: str, why: str, steps: range) -> tuple[str, int, 
     In a counted step the place is unknown.
     """
     seconds: Counter[tuple[str, int, str]] = Counter()
-    for event in rank.event("stacks"):
+    for event in rank.find_events("stacks"):
         is_asked = event["where"] in (where, UNSEEN) and event["why"] == why
         if is_asked and event["step"] < steps.stop and event["last_step"] >= steps.start:
             for stack in event["stacks"]:
@@ -74,7 +74,7 @@ def test_the_slow_line_is_sampled(
 
 
 def test_the_probes_own_frames_are_left_out(slow_run: SlowRun) -> None:
-    files = {frame["file"] for event in slow_run.rank.event("stacks") for frame in event["frames"]}
+    files = {frame["file"] for event in slow_run.rank.find_events("stacks") for frame in event["frames"]}
     assert not [file for file in files if "zerotop" in file or file.startswith("/")]
     assert "slow_lines.py" in files
 
@@ -97,6 +97,6 @@ def test_a_constant_share_names_the_line(slow_run: SlowRun) -> None:
 
 def test_the_collectors_time_is_recorded(slow_run: SlowRun) -> None:
     """A million objects take it tens of milliseconds each time."""
-    collected = slow_run.rank.event("garbage")
+    collected = slow_run.rank.find_events("garbage")
     assert sum(event["collections"] for event in collected) >= 7
     assert sum(event["seconds"] for event in collected) > 0.05

@@ -45,7 +45,7 @@ with open(sys.argv[1], "w") as file:
 
 
 @pytest.fixture
-def stalling(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+def stalling_folder(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     folder = tmp_path / "mounted"
     folder.mkdir()
     command = [sys.executable, stalling_files.__file__, str(folder)]
@@ -55,13 +55,15 @@ def stalling(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
         pytest.skip("no file system can be mounted here with FUSE")
     yield folder, server
     server.send_signal(signal.SIGCONT)
-    stalling_files.unmount(str(folder))
+    stalling_files.unmount_folder(str(folder))
     server.kill()
     server.communicate()
 
 
-def test_no_step_waits_for_a_stalled_file_system(stalling: tuple[Path, subprocess.Popen[str]], tmp_path: Path) -> None:
-    folder, server = stalling
+def test_no_step_waits_for_a_stalled_file_system(
+    stalling_folder: tuple[Path, subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    folder, server = stalling_folder
     session = Path(directory.create_session(["python", "train.py"], path=str(folder / "session")))
     times = tmp_path / "times"
     agent = subprocess.Popen([*AGENT, "--foreground", str(session), "--", sys.executable, "-c", LOOP, str(times)])

@@ -19,7 +19,7 @@ from zerotop.cli import main
 pytestmark = pytest.mark.alone
 
 
-def listed(folder: Path) -> Terminal:
+def start_program(folder: Path) -> Terminal:
     """The program without arguments, its sessions in ``folder``."""
     environment = os.environ | {"XDG_STATE_HOME": str(folder), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
     return Terminal([sys.executable, "-m", "zerotop"], environment=environment, folder=folder)
@@ -35,15 +35,15 @@ def test_without_a_terminal_a_command_is_needed(capsys: pytest.CaptureFixture[st
 def test_in_a_terminal_it_lists_opens_and_leaves(tmp_path: Path) -> None:
     sessions = tmp_path / "zerotop" / "sessions"
     sessions.mkdir(parents=True)
-    shutil.copy(recordings.packed("z2-oom"), sessions)
-    terminal = listed(tmp_path)
+    shutil.copy(recordings.find_packed_file("z2-oom"), sessions)
+    terminal = start_program(tmp_path)
     terminal.wait_for("1 recording")
     terminal.wait_for("GPU memory")
-    terminal.type("\r")
+    terminal.type_keys("\r")
     terminal.wait_for("Timeline")  # the tabs of the screens, which the list has not
-    terminal.type("q")
+    terminal.type_keys("q")
     terminal.wait_for("1 recording")
-    terminal.type("q")
+    terminal.type_keys("q")
     assert terminal.exit_code() == 0
 
 
@@ -51,9 +51,9 @@ def test_two_hundred_are_there_at_once(tmp_path: Path) -> None:
     """Half a second on a machine at rest, measured beside what any program of this toolkit needs to be there."""
     sessions = tmp_path / "zerotop" / "sessions"
     sessions.mkdir(parents=True)
-    names = recordings.names()
+    names = recordings.list_recordings()
     for number in range(200):
-        shutil.copy(recordings.packed(names[number % len(names)]), sessions / f"{number}.zerotop")
+        shutil.copy(recordings.find_packed_file(names[number % len(names)]), sessions / f"{number}.zerotop")
     seconds = min(_seconds_until_listed(tmp_path) for _ in range(3))
     bare = min(_seconds_to_import() for _ in range(3))
     assert seconds < bare * 3 + 0.2, (seconds, bare)
@@ -61,10 +61,10 @@ def test_two_hundred_are_there_at_once(tmp_path: Path) -> None:
 
 def _seconds_until_listed(folder: Path) -> float:
     begin = time.monotonic()
-    terminal = listed(folder)
+    terminal = start_program(folder)
     terminal.wait_for("200 recordings")
     seconds = time.monotonic() - begin
-    terminal.type("q")
+    terminal.type_keys("q")
     assert terminal.exit_code() == 0
     return seconds
 

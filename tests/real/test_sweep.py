@@ -15,7 +15,7 @@ import polars
 import pytest
 
 from agents import wait_for
-from programs import ZEROTOP, environment, on_terminal, zerotop
+from programs import ZEROTOP, make_environment, on_terminal, run_zerotop
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.session.reader import Session
 from zerotop.session.sweeps import Plan, Point, Sweep, Value, read_sweep
@@ -24,7 +24,7 @@ from zerotop_probe.recording.tables import PHASE_CODE
 SCRIPT = Path(__file__).with_name("loops") / "swept.py"
 
 
-def command(attempts: Path, case: str = "{case}") -> list[str]:
+def make_command(attempts: Path, case: str = "{case}") -> list[str]:
     return ["--", sys.executable, str(SCRIPT), case, "{seq_length}", "{steps}", str(attempts)]
 
 
@@ -32,7 +32,7 @@ def command(attempts: Path, case: str = "{case}") -> list[str]:
 def test_the_demo_s_script(tmp_path: Path, job_environment: dict[str, str]) -> None:
     options = ["--stage", "0,2", "--offload", "optimizer", "--seq-length", "32,64", "--micro-batch", "2"]
     options += ["--steps", "5", "--warmup", "2", "--json", "-o", str(tmp_path / "sweep")]
-    done = zerotop(tmp_path, "sweep", *options, env=job_environment | environment(tmp_path), timeout=300)
+    done = run_zerotop(tmp_path, "sweep", *options, env=job_environment | make_environment(tmp_path), timeout=300)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["results"]
     assert [row["outcome"] for row in rows] == ["skipped", "skipped", "ok", "ok"]
@@ -45,18 +45,18 @@ def test_the_demo_s_script(tmp_path: Path, job_environment: dict[str, str]) -> N
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def sweep_outcomes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A sweep of one point for each outcome, and what it printed."""
     folder = tmp_path_factory.mktemp("outcomes")
     options = ["--seq-length", "32", "--set", "case=train,flaky,broken,memory", "--retries", "2"]
     options += ["--steps", "6", "--warmup", "2", "--json", "--price-per-hour", "36", "-o", str(folder / "sweep")]
-    done = zerotop(folder, "sweep", *options, *command(folder / "attempts"))
+    done = run_zerotop(folder, "sweep", *options, *make_command(folder / "attempts"))
     assert done.returncode == 1  # one point crashed
     return folder / "sweep", {row["case"]: row for row in json.loads(done.stdout)["results"]}
 
 
-def test_each_outcome_is_a_result(outcomes: tuple[Path, dict[str, Any]]) -> None:
-    _, results = outcomes
+def test_each_outcome_is_a_result(sweep_outcomes: tuple[Path, dict[str, Any]]) -> None:
+    _, results = sweep_outcomes
     assert {case: (row["outcome"], row["attempts"]) for case, row in results.items()} == {
         "train": ("ok", 1),
         "flaky": ("ok", 3),
@@ -89,15 +89,15 @@ def test_points_run_beside_each_other_on_gpus_of_their_own(tmp_path: Path) -> No
 
 def test_a_job_that_hangs_is_stopped(tmp_path: Path) -> None:
     options = ["--seq-length", "8", "--hang-after", "5", "--json", "-o", str(tmp_path / "sweep")]
-    done = zerotop(tmp_path, "sweep", *options, *command(tmp_path, "hang"))
+    done = run_zerotop(tmp_path, "sweep", *options, *make_command(tmp_path, "hang"))
     (row,) = json.loads(done.stdout)["results"]
     assert (row["outcome"], row["attempts"]) == ("hung", 1)
     assert "for too long" in row["reason"]
     assert Session.open(tmp_path / "sweep" / "points" / "0000").is_over
 
 
-def test_a_point_measures_pace_without_warm_up(outcomes: tuple[Path, dict[str, Any]]) -> None:
-    path, results = outcomes
+def test_a_point_measures_pace_without_warm_up(sweep_outcomes: tuple[Path, dict[str, Any]]) -> None:
+    path, results = sweep_outcomes
     row = results["train"]
     assert row["steps"] == 4
     (spans,) = (source.array for source in Session.open(path / row["session"]).sources["spans"])
@@ -109,8 +109,8 @@ def test_a_point_measures_pace_without_warm_up(outcomes: tuple[Path, dict[str, A
     assert row["host_peak_bytes"] > 50 << 20
 
 
-def test_every_attempt_is_a_session(outcomes: tuple[Path, dict[str, Any]]) -> None:
-    path, results = outcomes
+def test_every_attempt_is_a_session(sweep_outcomes: tuple[Path, dict[str, Any]]) -> None:
+    path, results = sweep_outcomes
     assert sorted(folder.name for folder in (path / "points").iterdir()) == [
         "0000", "0001", "0001-2", "0001-3", "0002", "0002-2", "0002-3", "0003",
     ]  # fmt: skip
@@ -123,10 +123,10 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     options = ["sweep", "--seq-length", "8,16,24", "--retries", "0", "-o", str(tmp_path / "sweep")]
     slow = ["--", sys.executable, "-c", "import time; print({seq_length}, flush=True); time.sleep(2)"]
     running = subprocess.Popen(
-        [*ZEROTOP, *options, *slow], env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*ZEROTOP, *options, *slow], env=make_environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     wait_for(lambda: (tmp_path / "sweep" / "points" / "0001").is_dir())
-    again = zerotop(tmp_path, *options, *slow)
+    again = run_zerotop(tmp_path, *options, *slow)
     assert again.returncode == 1
     assert b"Another sweep runs in" in again.stderr
     running.send_signal(signal.SIGINT)
@@ -135,7 +135,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     assert b"1 of 3 points are done. Go on with: zerotop sweep --resume" in errors
     first = read_sweep(tmp_path / "sweep").points[0].result
     begun_s = time.monotonic()
-    done = zerotop(tmp_path, "sweep", "--resume", str(tmp_path / "sweep"))
+    done = run_zerotop(tmp_path, "sweep", "--resume", str(tmp_path / "sweep"))
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - begun_s > 4
     points = read_sweep(tmp_path / "sweep").points
@@ -148,7 +148,7 @@ def test_results_that_cannot_be_written_end_the_sweep(tmp_path: Path) -> None:
     # The first point replaces the results by a folder, as a full disk would refuse them.
     trouble = f"import os; os.remove('{folder}/results.csv'); os.mkdir('{folder}/results.csv')"
     job = ["--", sys.executable, "-c", f"{{seq_length}}; {trouble}"]
-    done = zerotop(tmp_path, "sweep", "--seq-length", "1,2", "-o", str(folder), *job)
+    done = run_zerotop(tmp_path, "sweep", "--seq-length", "1,2", "-o", str(folder), *job)
     assert done.returncode == 1
     assert b"Nothing can be written to" in done.stderr
     assert b"zerotop sweep --resume" in done.stderr
@@ -174,7 +174,7 @@ def test_results_that_cannot_be_written_end_the_sweep(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_before_anything_runs(tmp_path: Path, options: list[str], sentence: str) -> None:
-    done = zerotop(tmp_path, "sweep", *options)
+    done = run_zerotop(tmp_path, "sweep", *options)
     assert done.returncode in (1, 2)
     assert sentence in done.stderr.decode()
 
@@ -183,7 +183,7 @@ def test_a_large_matrix_asks_first(tmp_path: Path) -> None:
     options = ["--seq-length", "1:10000", "-o", str(tmp_path / "sweep"), "--", "true", "{seq_length}"]
     with closing(on_terminal(tmp_path, "sweep", *options)) as terminal:
         terminal.wait_for("This is a matrix of 10,000 points", "Start? [y/N]")
-        terminal.type("n\r")
+        terminal.type_keys("n\r")
         terminal.wait_for("Not started")
 
 
@@ -192,10 +192,10 @@ def test_the_screen_opens_a_point_and_returns(tmp_path: Path) -> None:
     options = ["sweep", "--seq-length", "8,16", "--steps", "6", "-o", str(tmp_path / "sweep"), "--price-per-hour", "30"]
     with closing(on_terminal(tmp_path, *options, *job, rows=30, columns=110)) as terminal:
         terminal.wait_for("2 of 2 points", "done", "Peak host memory")
-        terminal.type("\r")
+        terminal.type_keys("\r")
         terminal.wait_for("Timeline", "Memory")
-        terminal.type("\x1b")
+        terminal.type_keys("\x1b")
         terminal.wait_for("2 of 2 points")
-        terminal.type("q")
+        terminal.type_keys("q")
         assert terminal.exit_code() == 0
     assert polars.read_csv(tmp_path / "sweep" / "results.csv")["outcome"].to_list() == ["ok", "ok"]

@@ -58,7 +58,7 @@ class Slow:
         return (float, (self.seconds,))
 
 
-def parse():
+def parse_options():
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int, default=0)
     parser.add_argument("--stage", type=int, default=2)
@@ -93,7 +93,7 @@ def parse():
     return parser.parse_args()
 
 
-def pause(options, rank, step):
+def compute_pause(options, rank, step):
     """How long something between the phases takes."""
     if options.slow_rank not in (None, rank):
         return 0.0
@@ -103,7 +103,7 @@ def pause(options, rank, step):
 
 
 def main():
-    options = parse()
+    options = parse_options()
     torch.manual_seed(1)
     model = Model(options)
     config = {
@@ -128,7 +128,7 @@ def main():
             os.kill(os.getpid(), signal.SIGKILL)
         if step == options.hang_in and rank == options.bad_rank:
             time.sleep(options.seconds)
-        time.sleep(pause(options, rank, step))
+        time.sleep(compute_pause(options, rank, step))
         for _ in range(options.accumulation):
             engine.backward(engine(next(batches).to(engine.device)))
             engine.step()

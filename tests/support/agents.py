@@ -18,8 +18,8 @@ from zerotop_probe.recording.tables import STREAMS
 AGENT = [sys.executable, "-m", "zerotop_probe.outside"]
 
 
-def python(code: str) -> list[str]:
-    """A job: this interpreter with a program."""
+def build_python_command(code: str) -> list[str]:
+    """Return the command of a job: this interpreter with a program."""
     return [sys.executable, "-c", code]
 
 
@@ -38,31 +38,31 @@ def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     return value
 
 
-def events(session: Path, *names: str) -> list[dict[str, Any]]:
-    """The events of the session's agents, of these names or of all."""
+def read_node_events(session: Path, *names: str) -> list[dict[str, Any]]:
+    """Return the events of the session's agents that have one of the names, or all."""
     paths = sorted(session.glob("events-node-*.jsonl"))
     values = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     return [value for value in values if value.get("event") in names or (not names and "event" in value)]
 
 
-def table(path: Path) -> NDArray[Any]:
-    """The records of one file, read as its header says."""
+def read_table_file(path: Path) -> NDArray[Any]:
+    """Return the records of one file, with the dtype of its header."""
     with path.open("rb") as file:
         dtype = np.dtype([(name, code) for name, code in json.loads(file.readline())["dtype"]])
         content = file.read()
     return np.frombuffer(content[: len(content) - len(content) % dtype.itemsize], dtype)
 
 
-def records(session: Path, name: str) -> NDArray[Any]:
-    """The records of the only agent of this session; waits until there is a file."""
-    return table(wait_for(lambda: next(session.glob(f"{name}-node-*.rec"), None)))
+def read_node_records(session: Path, name: str) -> NDArray[Any]:
+    """Wait for the file of the session's only agent; return its records."""
+    return read_table_file(wait_for(lambda: next(session.glob(f"{name}-node-*.rec"), None)))
 
 
-def recorded(session: Path, stream: str) -> bytes:
-    """The bytes of one stream as a reader puts them together from the index and log of each segment of one agent."""
+def join_output_bytes(session: Path, stream: str) -> bytes:
+    """Return the bytes of one stream, joined from the index and log of each segment of one agent."""
     text = b""
     for path in sorted(session.glob("output-node-*.rec"), key=_first_byte):
-        index, log = table(path), path.with_suffix(".log").read_bytes()
+        index, log = read_table_file(path), path.with_suffix(".log").read_bytes()
         assert np.all(np.diff(index["time_ns"]) >= 0)
         wanted = index[index["stream"] == STREAMS.index(stream)]
         text += b"".join(log[row["offset"] : row["offset"] + row["length"]] for row in wanted)

@@ -42,9 +42,9 @@ _READ = """
 """
 
 
-def chromium() -> str | None:
-    """The program, if there is one."""
-    return next((found for name in _NAMES if (found := shutil.which(name)) is not None), None)
+def find_chromium() -> str | None:
+    """Return the path of Chromium, or None if it is not installed."""
+    return next((program for name in _NAMES if (program := shutil.which(name)) is not None), None)
 
 
 class Page:
@@ -56,8 +56,8 @@ class Page:
         self.requested: list[str] = []
         """Every address that the page has asked for."""
 
-    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Asks the browser for something and waits for its answer."""
+    async def call_method(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call a method of the DevTools protocol and return its result."""
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         while True:
@@ -68,27 +68,27 @@ class Page:
                 assert "error" not in answer, answer
                 return dict(answer["result"])
 
-    async def open(self, address: str) -> None:
-        """Goes to a page."""
-        await self.call("Page.enable")
-        await self.call("Network.enable")
-        await self.call("Page.addScriptToEvaluateOnNewDocument", source=_REMEMBER)
-        await self.call("Page.navigate", url=address)
+    async def open_address(self, address: str) -> None:
+        """Go to a page."""
+        await self.call_method("Page.enable")
+        await self.call_method("Network.enable")
+        await self.call_method("Page.addScriptToEvaluateOnNewDocument", source=_REMEMBER)
+        await self.call_method("Page.navigate", url=address)
 
-    async def evaluate(self, expression: str) -> Any:
-        """The value of some JavaScript."""
-        answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+    async def evaluate_script(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression."""
+        answer = await self.call_method("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    async def screen(self) -> str:
-        """What the terminal shows."""
-        return str(await self.evaluate(_READ))
+    async def read_screen(self) -> str:
+        """Return the text of the terminal in the page."""
+        return str(await self.evaluate_script(_READ))
 
     async def wait_for(self, text: str) -> str:
         """Waits until the terminal shows some text; returns all that it shows then."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        while text not in (shown := await self.screen()):
+        while text not in (shown := await self.read_screen()):
             assert asyncio.get_running_loop().time() < deadline, f"no {text!r} in:\n{shown}"
             await asyncio.sleep(0.1)
         return shown
@@ -96,30 +96,30 @@ class Page:
     async def wait_while(self, text: str) -> None:
         """Waits until the terminal no longer shows some text."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
-        while text in (shown := await self.screen()):
+        while text in (shown := await self.read_screen()):
             assert asyncio.get_running_loop().time() < deadline, f"{text!r} still in:\n{shown}"
             await asyncio.sleep(0.1)
 
-    async def type(self, text: str) -> None:
-        """Presses keys that stand for characters."""
+    async def type_text(self, text: str) -> None:
+        """Type characters."""
         for character in text:
-            await self.call("Input.dispatchKeyEvent", type="keyDown", text=character, key=character)
-            await self.call("Input.dispatchKeyEvent", type="keyUp", key=character)
+            await self.call_method("Input.dispatchKeyEvent", type="keyDown", text=character, key=character)
+            await self.call_method("Input.dispatchKeyEvent", type="keyUp", key=character)
 
-    async def press(self, key: str, code: int, text: str = "") -> None:
-        """Presses a key that has a name: ``Enter``, 13."""
+    async def press_key(self, key: str, code: int, text: str = "") -> None:
+        """Press a key that has a name: ``Enter``, 13."""
         down = {"key": key, "code": key, "windowsVirtualKeyCode": code}
-        await self.call("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **down)
-        await self.call("Input.dispatchKeyEvent", type="keyUp", **down)
+        await self.call_method("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **down)
+        await self.call_method("Input.dispatchKeyEvent", type="keyUp", **down)
 
-    async def picture(self, path: Path) -> None:
-        """Writes what is seen as PNG."""
-        path.write_bytes(base64.b64decode((await self.call("Page.captureScreenshot"))["data"]))
+    async def save_picture(self, path: Path) -> None:
+        """Write a screenshot as PNG."""
+        path.write_bytes(base64.b64decode((await self.call_method("Page.captureScreenshot"))["data"]))
 
 
 @contextlib.asynccontextmanager
-async def page(program: str, folder: Path, *, width: int = 1400, height: int = 900) -> AsyncIterator[Page]:
-    """A page of a browser of its own, which ends with it; ``folder`` is for what the browser keeps."""
+async def open_page(program: str, folder: Path, *, width: int = 1400, height: int = 900) -> AsyncIterator[Page]:
+    """Start a browser with one page and end it afterwards; ``folder`` is for its profile."""
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
     process = await asyncio.create_subprocess_exec(
         program,
@@ -133,20 +133,20 @@ async def page(program: str, folder: Path, *, width: int = 1400, height: int = 9
         env=os.environ | {"HOME": str(folder)},
     )
     try:
-        port = await _port(folder / "DevToolsActivePort")
+        port = await wait_for_port(folder / "DevToolsActivePort")
         async with aiohttp.ClientSession() as client:
             async with client.get(f"http://127.0.0.1:{port}/json/list") as answer:
                 pages = [found for found in json.loads(await answer.text()) if found["type"] == "page"]
             async with client.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=1 << 26) as socket:
                 yield Page(socket)
-                await Page(socket).call("Browser.close")
+                await Page(socket).call_method("Browser.close")
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
         await process.wait()
 
 
-async def _port(path: Path) -> int:
+async def wait_for_port(path: Path) -> int:
     deadline = asyncio.get_running_loop().time() + PATIENCE_S
     while not path.is_file() or "\n" not in path.read_text():
         assert asyncio.get_running_loop().time() < deadline, "Chromium did not start"

@@ -23,15 +23,15 @@ def count_steps(folder: Path, *, interval: int = 4, first: int = 20) -> int:
     """
     counted = 0
     for path in sorted(folder.glob("spans-rank*.rec")):
-        windows, pauses = _change(path, lambda rows: _count_spans(rows, interval, first))
+        windows, pauses = _change_table(path, lambda rows: _count_spans(rows, interval, first))
         counted += len(windows)
         for table, drop in _DROPS.items():
             for other in folder.glob(path.name.replace("spans", table, 1)):
-                _change(other, partial(drop, windows=windows, pauses=pauses))
+                _change_table(other, partial(drop, windows=windows, pauses=pauses))
     return counted
 
 
-def _change(path: Path, change: Any) -> Any:
+def _change_table(path: Path, change: Any) -> Any:
     header, _, records = path.read_bytes().partition(b"\n")
     rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()
     changed = change(rows)

@@ -85,7 +85,7 @@ def _on_packs(damage: Damage) -> Damage:
     return damage
 
 
-def _choose(folder: Path, chance: random.Random, pattern: str = "*") -> Path:
+def _choose_file(folder: Path, chance: random.Random, pattern: str = "*") -> Path:
     """Return a file; of a table first, so that tables with many files are not chosen more often than others."""
     paths = sorted(path for path in folder.glob(pattern) if path.is_file())
     kind = chance.choice(sorted({path.name.partition("-")[0] for path in paths}))
@@ -94,7 +94,7 @@ def _choose(folder: Path, chance: random.Random, pattern: str = "*") -> Path:
 
 def _choose_table(folder: Path, chance: random.Random) -> tuple[Path, dict[str, Any], Any]:
     """Return a table's file with its header and a copy of its records."""
-    path = _choose(folder, chance, "*.rec")
+    path = _choose_file(folder, chance, "*.rec")
     line, _, data = path.read_bytes().partition(b"\n")
     header = json.loads(line)
     dtype = np.dtype([tuple(column) for column in header["dtype"]])
@@ -127,7 +127,7 @@ def _replace_value(facts: Any, chance: random.Random) -> None:
 
 @_on_folders
 def flipped_bits(folder: Path, chance: random.Random) -> None:
-    path = _choose(folder, chance)
+    path = _choose_file(folder, chance)
     data = bytearray(path.read_bytes())
     for _ in range(chance.choice((1, 8, 64))):
         if data:
@@ -137,7 +137,7 @@ def flipped_bits(folder: Path, chance: random.Random) -> None:
 
 @_on_folders
 def zeroed_range(folder: Path, chance: random.Random) -> None:
-    path = _choose(folder, chance, chance.choice(("*", "*.rec")))
+    path = _choose_file(folder, chance, chance.choice(("*", "*.rec")))
     data = bytearray(path.read_bytes())
     size = chance.choice((48, 512, 4096, len(data)))
     begin = chance.randrange(len(data) + 1)
@@ -147,7 +147,7 @@ def zeroed_range(folder: Path, chance: random.Random) -> None:
 
 @_on_folders
 def random_range(folder: Path, chance: random.Random) -> None:
-    path = _choose(folder, chance, chance.choice(("*", "*.rec")))
+    path = _choose_file(folder, chance, chance.choice(("*", "*.rec")))
     data = bytearray(path.read_bytes())
     begin = chance.randrange(len(data) + 1)
     size = len(data[begin : begin + chance.choice((48, 4096))])
@@ -157,7 +157,7 @@ def random_range(folder: Path, chance: random.Random) -> None:
 
 @_on_folders
 def removed_range(folder: Path, chance: random.Random) -> None:
-    path = _choose(folder, chance)
+    path = _choose_file(folder, chance)
     data = bytearray(path.read_bytes())
     begin = chance.randrange(len(data) + 1)
     del data[begin : begin + chance.choice((1, 7, 48, 4096))]
@@ -166,7 +166,7 @@ def removed_range(folder: Path, chance: random.Random) -> None:
 
 @_on_folders
 def repeated_range(folder: Path, chance: random.Random) -> None:
-    path = _choose(folder, chance)
+    path = _choose_file(folder, chance)
     data = bytearray(path.read_bytes())
     begin = chance.randrange(len(data) + 1)
     data[begin:begin] = data[begin : begin + chance.choice((1, 48, 4096))] * chance.choice((1, 50))
@@ -175,14 +175,14 @@ def repeated_range(folder: Path, chance: random.Random) -> None:
 
 @_on_folders
 def cut_short(folder: Path, chance: random.Random) -> None:
-    path = _choose(folder, chance)
+    path = _choose_file(folder, chance)
     os.truncate(path, chance.randrange(path.stat().st_size + 1))
 
 
 @_on_folders
 def sparse_end(folder: Path, chance: random.Random) -> None:
     """A file that says it has terabytes."""
-    os.truncate(_choose(folder, chance), chance.choice((1 << 30, 1 << 36, 1 << 42)))
+    os.truncate(_choose_file(folder, chance), chance.choice((1 << 30, 1 << 36, 1 << 42)))
 
 
 # --- headers -------------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def other_table(folder: Path, chance: random.Random) -> None:
 
 @_on_folders
 def odd_first_line(folder: Path, chance: random.Random) -> None:
-    path = _choose(folder, chance, chance.choice(("*.rec", "*.jsonl", "session.json")))
+    path = _choose_file(folder, chance, chance.choice(("*.rec", "*.jsonl", "session.json")))
     whole = path.read_bytes()
     line = chance.choice((b"[" * _DEEP, b"x" * (3 * _MEBIBYTE), b'{"a":' * _DEEP, b"", b"null", b"\xff" * 90, b"1" * 9000))
     path.write_bytes(line + b"\n" + whole.partition(b"\n")[2])
@@ -234,7 +234,7 @@ def odd_first_line(folder: Path, chance: random.Random) -> None:
 @_on_folders
 def foreign_writer(folder: Path, chance: random.Random) -> None:
     """Another host, rank or process in every file of one writer."""
-    stem = "-".join(_choose(folder, chance, "*-*").stem.split("-")[1:])
+    stem = "-".join(_choose_file(folder, chance, "*-*").stem.split("-")[1:])
     fact, value = chance.choice(
         (("host", ESCAPES), ("rank", 1 << 30), ("rank", -7), ("pid", 0), ("boot", "b"), ("role", "x"))
     )
@@ -299,7 +299,7 @@ def different_keys(folder: Path, chance: random.Random) -> None:
 
 
 def _change_events(folder: Path, chance: random.Random, change: Callable[[list[str]], list[str]]) -> None:
-    path = _choose(folder, chance, "events-*.jsonl")
+    path = _choose_file(folder, chance, "events-*.jsonl")
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], *change(lines[1:])]) + "\n")
 
@@ -323,14 +323,14 @@ def wrong_fact(folder: Path, chance: random.Random) -> None:
 def many_events(folder: Path, chance: random.Random) -> None:
     """One event thousands of times, each time of another rank, process or host name."""
 
-    def change(lines: list[str]) -> list[str]:
+    def add_many_events(lines: list[str]) -> list[str]:
         facts = json.loads(chance.choice(lines)) if lines else {"event": "rank_found", "time_ns": 0}
         changed = [
             {**facts, "rank": n, "pid": n, "step": n, "text": f"{n}", "why": f"{n}", "name": f"{n}"} for n in range(5000)
         ]
         return [*lines, *map(json.dumps, changed)]
 
-    _change_events(folder, chance, change)
+    _change_events(folder, chance, add_many_events)
 
 
 @_on_folders
@@ -355,19 +355,19 @@ def odd_event_line(folder: Path, chance: random.Random) -> None:
 
 @_on_folders
 def moved_events(folder: Path, chance: random.Random) -> None:
-    def change(lines: list[str]) -> list[str]:
+    def shift_times(lines: list[str]) -> list[str]:
         shift = chance.choice((10**18, -(10**18), 1 << 61, -(10**10)))
         moved = [json.dumps(facts | {"time_ns": facts["time_ns"] + shift}) for facts in map(json.loads, lines)]
         return moved if chance.random() < 0.5 else moved[: len(moved) // 2] + lines[len(moved) // 2 :]
 
-    _change_events(folder, chance, change)
+    _change_events(folder, chance, shift_times)
 
 
 @_on_folders
 def any_events(folder: Path, chance: random.Random) -> None:
     """Every declared event, with random values of the declared and of other types."""
 
-    def change(lines: list[str]) -> list[str]:
+    def add_random_events(lines: list[str]) -> list[str]:
         time_ns = json.loads(lines[-1])["time_ns"] if lines else 1
         fresh = []
         for name, fields in events.EVENTS.items():
@@ -375,7 +375,7 @@ def any_events(folder: Path, chance: random.Random) -> None:
             fresh.append(json.dumps({"time_ns": time_ns, "event": name, **facts}))
         return [*lines, *fresh]
 
-    _change_events(folder, chance, change)
+    _change_events(folder, chance, add_random_events)
 
 
 @_on_folders
@@ -383,37 +383,37 @@ def extreme_numbers(folder: Path, chance: random.Random) -> None:
     """The same extreme number in all facts of one event that are numbers: of the declared type, but absurd."""
     number = chance.choice((0, -5, (1 << 31) - 1, 1 << 40, 1 << 62, 1e308))
 
-    def replace(value: Any, key: str = "") -> Any:
+    def replace_numbers(value: Any, key: str = "") -> Any:
         if isinstance(value, dict):
-            return {name: replace(inner, name) for name, inner in value.items()}
+            return {name: replace_numbers(inner, name) for name, inner in value.items()}
         if isinstance(value, list):
-            return [replace(inner) for inner in value]
+            return [replace_numbers(inner) for inner in value]
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return number if is_number and key not in ("time_ns", "pid") else value
 
-    def change(lines: list[str]) -> list[str]:
+    def replace_numbers_of_kind(lines: list[str]) -> list[str]:
         facts = [json.loads(line) for line in lines]
         name = chance.choice(sorted({fact["event"] for fact in facts} or {""}))
-        return [json.dumps(replace(fact) if fact["event"] == name else fact) for fact in facts]
+        return [json.dumps(replace_numbers(fact) if fact["event"] == name else fact) for fact in facts]
 
-    _change_events(folder, chance, change)
+    _change_events(folder, chance, replace_numbers_of_kind)
 
 
 @_on_folders
 def escapes_everywhere(folder: Path, chance: random.Random) -> None:
     """Control sequences in every text of the events and of session.json."""
 
-    def replace(value: Any, key: str = "") -> Any:
+    def insert_escapes(value: Any, key: str = "") -> Any:
         if isinstance(value, dict):
-            return {name: replace(inner, name) for name, inner in value.items()}
+            return {name: insert_escapes(inner, name) for name, inner in value.items()}
         if isinstance(value, list):
-            return [replace(inner) for inner in value]
+            return [insert_escapes(inner) for inner in value]
         return f"{ESCAPES}{value}" if isinstance(value, str) and key not in ("event", "boot", "host") else value
 
     for path in (*folder.glob("events-*"), folder / "session.json"):
         whole = path.suffix == ".json"
         texts = [path.read_text()] if whole else path.read_text().splitlines()
-        path.write_text("\n".join(json.dumps(replace(json.loads(text))) for text in texts) + "\n")
+        path.write_text("\n".join(json.dumps(insert_escapes(json.loads(text))) for text in texts) + "\n")
 
 
 @_on_folders
@@ -430,7 +430,7 @@ def wrong_session_file(folder: Path, chance: random.Random) -> None:
 @_on_folders
 def no_plain_file(folder: Path, chance: random.Random) -> None:
     """A pipe, a device, a socket, a folder or a link in place of a file, or beside it."""
-    path = _choose(folder, chance)
+    path = _choose_file(folder, chance)
     if chance.random() < 0.7:
         path.unlink()
     else:
@@ -458,7 +458,7 @@ def no_plain_file(folder: Path, chance: random.Random) -> None:
 
 @_on_folders
 def many_files(folder: Path, chance: random.Random) -> None:
-    whole = _choose(folder, chance, chance.choice(("*.rec", "*.jsonl"))).read_bytes()[:2048]
+    whole = _choose_file(folder, chance, chance.choice(("*.rec", "*.jsonl"))).read_bytes()[:2048]
     suffix = chance.choice((".rec", ".jsonl", ".log"))
     for number in range(3000):
         (folder / f"events-rank{number}-x-{number}{suffix}").write_bytes(whole if number % 2 else b"")
@@ -509,21 +509,21 @@ def _rewrite_pack(path: Path, change: Callable[[dict[str, bytes]], None]) -> Non
 
 @_on_packs
 def wrong_contents(path: Path, chance: random.Random) -> None:
-    def change(members: dict[str, bytes]) -> None:
+    def replace_content_value(members: dict[str, bytes]) -> None:
         contents = json.loads(members["packed.json"])
         _replace_value(contents, chance)
         members["packed.json"] = json.dumps(contents).encode()
 
-    _rewrite_pack(path, change)
+    _rewrite_pack(path, replace_content_value)
 
 
 @_on_packs
 def swapped_tables(path: Path, chance: random.Random) -> None:
-    def change(members: dict[str, bytes]) -> None:
+    def swap_members(members: dict[str, bytes]) -> None:
         names = chance.sample(sorted(members), 2)
         members[names[0]], members[names[1]] = members[names[1]], members[names[0]]
 
-    _rewrite_pack(path, change)
+    _rewrite_pack(path, swap_members)
 
 
 @_on_packs
@@ -552,10 +552,10 @@ def huge_member(path: Path, chance: random.Random) -> None:
         ("events-rank0-x-1.jsonl", "session.json", "packed.json", "output-node-x-1.log", "spans-rank0-x-1.rec")
     )
 
-    def remove(members: dict[str, bytes]) -> None:
+    def remove_member(members: dict[str, bytes]) -> None:
         members.pop(name, None)
 
-    _rewrite_pack(path, remove)
+    _rewrite_pack(path, remove_member)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_STORED) as archive:
         _append_zeros(archive, name, chance.choice((1 << 30, 3 << 30)))
 
@@ -582,7 +582,7 @@ def huge_table(path: Path, chance: random.Random) -> None:
     """A Parquet file of some kilobytes with hundreds of millions of rows."""
     import polars
 
-    def change(members: dict[str, bytes]) -> None:
+    def inflate_table(members: dict[str, bytes]) -> None:
         contents = json.loads(members["packed.json"])
         table = chance.choice(contents["tables"])
         frame = polars.read_parquet(members[table["parquet"]]).head(1)
@@ -595,7 +595,7 @@ def huge_table(path: Path, chance: random.Random) -> None:
             table["files"][0]["records"] = rows
         members["packed.json"] = json.dumps(contents).encode()
 
-    _rewrite_pack(path, change)
+    _rewrite_pack(path, inflate_table)
 
 
 @_on_packs

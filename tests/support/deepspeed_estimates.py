@@ -37,11 +37,15 @@ def main() -> None:
                 )
                 told = {"stage": 3, "optimizer": cpu, "weights": weights, "zero_init": zero_init, "sizes": [gpu, host]}
                 found.append({**size, **told})
-    told = {"estimates": found, "tables": [_table(stage3, stage_1_and_2)], "layers": _layers(stage3)}
+    told = {
+        "estimates": found,
+        "tables": [capture_printed_table(stage3, stage_1_and_2)],
+        "layers": count_largest_layers(stage3),
+    }
     print(json.dumps(told))
 
 
-def _layers(stage3: Any) -> list[int]:
+def count_largest_layers(stage3: Any) -> list[int]:
     """The largest layer of a small model, as DeepSpeed counts it and as the probe does."""
     from torch import nn
 
@@ -51,13 +55,13 @@ def _layers(stage3: Any) -> list[int]:
     return [stage3.model_to_params(model)[1], _count_largest_layer(SimpleNamespace(module=model))]
 
 
-def _table(stage3: Any, stage_1_and_2: Any) -> str:
+def capture_printed_table(stage3: Any, stage_1_and_2: Any) -> str:
     """The tables that DeepSpeed prints, for their rows' names and order."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
         stage_1_and_2.estimate_zero2_model_states_mem_needs_all_cold(10**9, 8, 2)
         stage3.estimate_zero3_model_states_mem_needs_all_cold(10**9, 10**8, 8, 2)
-    return said.getvalue()
+    return printed.getvalue()
 
 
 if __name__ == "__main__":

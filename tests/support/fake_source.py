@@ -70,7 +70,7 @@ class Story:
         return self.engine_s + sum(sum(step) for step in self.step_s)
 
 
-def job(name: str, command: str, **facts: object) -> Job:
+def make_job(name: str, command: str, **facts: object) -> Job:
     """A job whose engine is there, unless the facts say otherwise."""
     usual: dict[str, object] = {
         "launcher": "deepspeed",
@@ -99,7 +99,7 @@ _SKIPPED_STEP, _FIRST_STEP, _STEP = (
 )
 
 
-def _wobble(step: tuple[float, ...], number: int) -> tuple[float, ...]:
+def _vary_step(step: tuple[float, ...], number: int) -> tuple[float, ...]:
     return tuple(seconds * (1 + 0.03 * math.sin(number * 2.3 + place)) for place, seconds in enumerate(step))
 
 
@@ -108,9 +108,9 @@ def offload_story(**changes: object) -> Story:
     steps = [_SKIPPED_STEP] * 6 + [_FIRST_STEP] + [_STEP] * 600
     return replace(
         Story(
-            job=job("brisk-otter", _LLAMA_COMMAND),
+            job=make_job("brisk-otter", _LLAMA_COMMAND),
             engine_s=38.0,
-            step_s=tuple(_wobble(step, number) for number, step in enumerate(steps)),
+            step_s=tuple(_vary_step(step, number) for number, step in enumerate(steps)),
             skipped=6,
             tokens=8192,
             gpus=8,
@@ -132,9 +132,9 @@ def cpu_story(**changes: object) -> Story:
     notice = "No NVIDIA driver on this machine: host memory and CPU are shown instead of GPUs."
     return replace(
         Story(
-            job=job("calm-finch", "deepspeed finetune.py --model tiny --steps 40", notices=(notice,), **facts),
+            job=make_job("calm-finch", "deepspeed finetune.py --model tiny --steps 40", notices=(notice,), **facts),
             engine_s=9.0,
-            step_s=tuple(_wobble(step, number) for number, step in enumerate(steps)),
+            step_s=tuple(_vary_step(step, number) for number, step in enumerate(steps)),
             skipped=0,
             tokens=1024,
             gpus=0,
@@ -171,7 +171,7 @@ def failed_story() -> Story:
 def many_story(ranks: int = 64) -> Story:
     """Many ranks on several hosts."""
     facts = {"ranks": ranks, "micro_batch": 1}
-    return offload_story(job=job("wide-heron", _LLAMA_COMMAND, **facts), gpus=ranks, ranks=ranks, hosts=ranks // 8)
+    return offload_story(job=make_job("wide-heron", _LLAMA_COMMAND, **facts), gpus=ranks, ranks=ranks, hosts=ranks // 8)
 
 
 class FakeSource:
@@ -223,7 +223,7 @@ class FakeSource:
 
     @property
     def last_step(self) -> int | None:
-        return self._last(self.end_ns)
+        return self._find_last_step(self.end_ns)
 
     def refresh(self) -> bool:
         if self.now_s is None:
@@ -239,7 +239,7 @@ class FakeSource:
         return tuple(finding for finding in self.story.findings if finding.known_ns <= cursor)
 
     def output_lines(self, cursor_ns: int, most: int) -> tuple[str, ...]:
-        return self._telling(cursor_ns).output(most)
+        return self._tell_story(cursor_ns).make_output(most)
 
     def reopen(self) -> FakeSource:
         return self
@@ -253,64 +253,64 @@ class FakeSource:
             return None
         return self.begin_ns + int(self._finished[step] * 1e9) + 1
 
-    def _last(self, cursor_ns: int) -> int | None:
+    def _find_last_step(self, cursor_ns: int) -> int | None:
         done = int(np.searchsorted(self._finished, (cursor_ns - self.begin_ns) / 1e9, side="right"))
         return done - 1 if done else None
 
     def view_at(self, cursor_ns: int | None) -> LiveView:
         self.views += 1
         cursor = self.end_ns if cursor_ns is None else cursor_ns
-        return replace(self._telling(cursor).view(self._iterations), history=self._history_at(cursor // PIECE_NS))
+        return replace(self._tell_story(cursor).make_view(self._iterations), history=self._history_at(cursor // PIECE_NS))
 
     def iterations_on(self, rank: int, view: LiveView) -> Iterations:
         return view.iterations  # all ranks are alike
 
-    def _telling(self, cursor: int) -> Telling:
+    def _tell_story(self, cursor: int) -> Telling:
         return Telling(self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished)
 
     def _history_at(self, end: int) -> History:
-        """What was told in the middle of each of the last pieces; the same object until one more is over."""
+        """The moments in the middle of each of the last pieces; the same object until the next piece is over."""
         if self._history is None or self._history[0] != end:
             middles = (piece * PIECE_NS + PIECE_NS // 2 for piece in range(end - PIECES, end))
-            told = [self._moment(middle) for middle in middles if middle > self.begin_ns]
-            self._history = (end, History(PIECE_NS / 1e9, end * PIECE_NS / 1e9, _ranks(told), _gpus(told)))
+            told = [self._read_moment(middle) for middle in middles if middle > self.begin_ns]
+            self._history = (end, History(PIECE_NS / 1e9, end * PIECE_NS / 1e9, _group_ranks(told), _group_gpus(told)))
         return self._history[1]
 
-    def _moment(self, at_ns: int) -> Moment:
+    def _read_moment(self, at_ns: int) -> Moment:
         if at_ns not in self._moments:
-            self._moments[at_ns] = self._telling(at_ns).moment()
+            self._moments[at_ns] = self._tell_story(at_ns).make_moment()
         return self._moments[at_ns]
 
 
 Moment = tuple[tuple[Rank, ...], tuple[Gpu, ...]]
 
 
-def _column(items: Sequence[object], name: str) -> np.ndarray:
+def _make_column(items: Sequence[object], name: str) -> np.ndarray:
     values = [getattr(item, name) for item in items]
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _ranks(told: list[Moment]) -> dict[int, RankHistory]:
+def _group_ranks(told: list[Moment]) -> dict[int, RankHistory]:
     by_rank: dict[int, list[Rank]] = {}
     for rank in (rank for ranks, _ in told for rank in ranks):
         by_rank.setdefault(rank.rank, []).append(rank)
     return {
         number: RankHistory(
-            cores_used=_column(items, "cores_used"),
-            rss_bytes=_column(items, "rss_bytes"),
-            shared_bytes=_column(items, "shared_bytes"),
+            cores_used=_make_column(items, "cores_used"),
+            rss_bytes=_make_column(items, "rss_bytes"),
+            shared_bytes=_make_column(items, "shared_bytes"),
             phase=tuple(rank.phase for rank in items),
         )
         for number, items in sorted(by_rank.items())
     }
 
 
-def _gpus(told: list[Moment]) -> dict[tuple[str, int], GpuHistory]:
+def _group_gpus(told: list[Moment]) -> dict[tuple[str, int], GpuHistory]:
     names = ("utilization_percent", "used_bytes", "allocated_bytes", "reserved_bytes")
     by_gpu: dict[tuple[str, int], list[Gpu]] = {}
     for gpu in (gpu for _, gpus in told for gpu in gpus):
         by_gpu.setdefault((gpu.host, gpu.index), []).append(gpu)
-    return {key: GpuHistory(*(_column(items, name) for name in names)) for key, items in sorted(by_gpu.items())}
+    return {key: GpuHistory(*(_make_column(items, name) for name in names)) for key, items in sorted(by_gpu.items())}
 
 
 class Telling:
@@ -323,28 +323,28 @@ class Telling:
         self.over = story.ends and at_s >= story.ends_s - 1e-6
         self.started = at_s >= story.engine_s and len(story.step_s) > 0
 
-    def view(self, known: dict[int, Iterations]) -> LiveView:
+    def make_view(self, known: dict[int, Iterations]) -> LiveView:
         """The view; ``known`` keeps iterations by the number of finished steps, to hand them out again."""
         if self.done not in known:
-            known[self.done] = self.iterations()
+            known[self.done] = self.make_iterations()
         return LiveView(
             cursor_ns=self.cursor,
-            job=self.job(),
-            progress=self.progress(),
-            gpus=self.moment()[1],
-            hosts=self.hosts(),
-            ranks=self.moment()[0],
+            job=self.make_job(),
+            progress=self.make_progress(),
+            gpus=self.make_moment()[1],
+            hosts=self.make_hosts(),
+            ranks=self.make_moment()[0],
             iterations=known[self.done],
-            cost=self.cost(),
-            output=self.output(),
+            cost=self.make_cost(),
+            output=self.make_output(),
         )
 
-    def moment(self) -> Moment:
+    def make_moment(self) -> Moment:
         """The ranks and the GPUs."""
-        ranks = tuple(self.rank(number) for number in range(self.story.ranks)) if self.at > 2 else ()
-        return ranks, tuple(self.gpu(number) for number in range(self.story.gpus))
+        ranks = tuple(self.make_rank(number) for number in range(self.story.ranks)) if self.at > 2 else ()
+        return ranks, tuple(self.make_gpu(number) for number in range(self.story.gpus))
 
-    def job(self) -> Job:
+    def make_job(self) -> Job:
         job = self.story.job
         if not self.started:
             facts = parse_engine({})
@@ -353,7 +353,7 @@ class Telling:
             job = replace(job, state=State.ENDED, exit_code=self.story.exit_code, exit_text=self.story.exit_text)
         return job
 
-    def progress(self) -> Progress:
+    def make_progress(self) -> Progress:
         recent = [sum(step) for step in self.story.step_s[max(0, self.done - 10) : self.done]]
         iteration = sum(recent) / len(recent) if recent else math.nan
         total = self.story.total_steps
@@ -367,7 +367,7 @@ class Telling:
             elapsed_s=self.at,
         )
 
-    def place(self) -> tuple[str, float, bool]:
+    def find_phase(self) -> tuple[str, float, bool]:
         """(phase, since, whether the optimizer really works)."""
         if not self.started:
             return "", self.at, False
@@ -380,13 +380,13 @@ class Telling:
             since -= seconds
         return "other", since, False
 
-    def wave(self, number: int, width: float = 1.0) -> float:
+    def compute_wave(self, number: int, width: float = 1.0) -> float:
         return width * math.sin(self.at * 1.7 + number * 1.3)
 
-    def gpu(self, number: int) -> Gpu:
-        phase, _, adam = self.place()
+    def make_gpu(self, number: int) -> Gpu:
+        phase, _, adam = self.find_phase()
         share = {"forward": 0.75, "backward": 0.92}.get(phase, 0.55) if self.started else 0.02
-        allocated = int(GIB * (self.story.model_gib * share + self.wave(number, 0.3) * self.started + 0.4))
+        allocated = int(GIB * (self.story.model_gib * share + self.compute_wave(number, 0.3) * self.started + 0.4))
         reserved = int(GIB * (self.story.model_gib * 1.12 + 0.5) * (1 if self.started else 0.05))
         working = phase in ("forward", "backward")
         other = 3.1 if number else 4.6
@@ -401,16 +401,16 @@ class Telling:
             reserved_bytes=reserved if self.started else None,
             reserved_peak_bytes=reserved + int(GIB * 5.5) if self.started else None,
             process_bytes=reserved + int(GIB * (other - 0.6)),
-            pcie_tx_bytes_per_s=(21e9 if adam else 4e8) * (1 + self.wave(number, 0.1)),
-            pcie_rx_bytes_per_s=(12e9 if adam else 2e8) * (1 + self.wave(number, 0.1)),
+            pcie_tx_bytes_per_s=(21e9 if adam else 4e8) * (1 + self.compute_wave(number, 0.1)),
+            pcie_rx_bytes_per_s=(12e9 if adam else 2e8) * (1 + self.compute_wave(number, 0.1)),
             sample={
-                "utilization_percent": max(0.0, min(100.0, (97 if working else 0) + self.wave(number, 3.0))),
-                "power_w": (560 if working else 128) + self.wave(number, 20.0),
-                "temperature_c": 52 + self.wave(number, 4.0),
+                "utilization_percent": max(0.0, min(100.0, (97 if working else 0) + self.compute_wave(number, 3.0))),
+                "power_w": (560 if working else 128) + self.compute_wave(number, 20.0),
+                "temperature_c": 52 + self.compute_wave(number, 4.0),
             },
         )
 
-    def hosts(self) -> tuple[Host, ...]:
+    def make_hosts(self) -> tuple[Host, ...]:
         used = sum(self.cores_of(number) for number in range(self.story.ranks)) / self.story.hosts
         return tuple(
             Host(
@@ -425,15 +425,15 @@ class Telling:
         )
 
     def cores_of(self, number: int) -> float:
-        _, _, adam = self.place()
+        _, _, adam = self.find_phase()
         fair = self.story.cores / self.story.ranks * self.story.hosts
-        return max(0.0, fair * 0.985 if adam else min(1.0, fair) + self.wave(number, 0.05))
+        return max(0.0, fair * 0.985 if adam else min(1.0, fair) + self.compute_wave(number, 0.05))
 
-    def rank(self, number: int) -> Rank:
-        phase, since, adam = self.place()
+    def make_rank(self, number: int) -> Rank:
+        phase, since, adam = self.find_phase()
         used = 0.0 if self.over else self.cores_of(number)
         offloaded = self.story.gpus > 0
-        resident = int(GIB * (61.2 if offloaded else self.story.model_gib + self.wave(number, 0.02)))
+        resident = int(GIB * (61.2 if offloaded else self.story.model_gib + self.compute_wave(number, 0.02)))
         return Rank(
             rank=number,
             host=f"node{number // 8 + 1}",
@@ -447,7 +447,7 @@ class Telling:
             shared_bytes=int(resident * 0.3),
             pinned_bytes=int(GIB * self.story.pinned_gib),
             cores_used=used,
-            waiting_cores=abs(self.wave(number, 0.4)),
+            waiting_cores=abs(self.compute_wave(number, 0.4)),
             thread_count=207 if offloaded else 41,
             busiest=(
                 ("pt_main_thread", min(1.0, used)),
@@ -456,7 +456,7 @@ class Telling:
             ),
         )
 
-    def iterations(self) -> Iterations:
+    def make_iterations(self) -> Iterations:
         seconds = np.array(self.story.step_s[: self.done], dtype=np.float64).reshape(-1, len(PHASES))
         return Iterations(
             step=np.arange(self.done, dtype=np.int64),
@@ -466,7 +466,7 @@ class Telling:
             skipped=np.arange(self.done) < self.story.skipped,
         )
 
-    def cost(self) -> Cost:
+    def make_cost(self) -> Cost:
         records = int(self.at * 30 * (self.story.ranks + self.story.gpus))
         return Cost(
             probe_share=61.4e-6 / sum(self.story.step_s[self.done - 1]) if self.done else math.nan,
@@ -477,7 +477,7 @@ class Telling:
             records_per_s=30.0 * (self.story.ranks + self.story.gpus),
         )
 
-    def output(self, most: int = 200) -> tuple[str, ...]:
+    def make_output(self, most: int = 200) -> tuple[str, ...]:
         """The last lines."""
         if self.story.output:
             return self.story.output[-most:]

@@ -52,7 +52,7 @@ for module in (textual.app, textual.pilot):
 
 
 class Fault(NamedTuple):
-    """What went wrong in one command or screen."""
+    """An error in one command or screen."""
 
     step: str
     what: str  # traceback, hang, memory, or the name of another rule
@@ -90,12 +90,12 @@ def find_faults(path: Path, kind: str, seed: int, screens: bool = True) -> Itera
     os.environ["XDG_CONFIG_HOME"] = str(state / "config")
     os.chdir(state)
     if kind == SHRUNK:
-        yield _try("shrinking", lambda: asyncio.run(_watch_shrinking(path, seed)), limit_s=LIMIT_S * len(TABS))
+        yield _time_call("shrinking", lambda: asyncio.run(_watch_shrinking(path, seed)), limit_s=LIMIT_S * len(TABS))
     for arguments in _list_commands(path, state, seed):
-        yield _try(arguments[0], partial(_run_command, arguments))
+        yield _time_call(arguments[0], partial(_run_command, arguments))
     if screens:
-        yield _try("screens", lambda: asyncio.run(visit_screens(path)), limit_s=LIMIT_S * len(TABS))
-        yield _try("start", lambda: asyncio.run(_visit_list(path)))
+        yield _time_call("screens", lambda: asyncio.run(visit_screens(path)), limit_s=LIMIT_S * len(TABS))
+        yield _time_call("start", lambda: asyncio.run(_visit_list(path)))
 
 
 def _list_commands(path: Path, state: Path, seed: int) -> Iterator[list[str]]:
@@ -152,7 +152,7 @@ async def visit_screens(path: Path) -> None:
             app.action_switch(tab.name)
             for key in _KEYS:
                 await pilot.press(key)
-            await _settle(app)
+            await _wait_until_idle(app)
             _check_screen(app)
             seconds = time.process_time() - begin_s
             assert seconds < LIMIT_S, f"{tab.name} took {seconds:.1f} s"
@@ -170,7 +170,7 @@ async def _watch_shrinking(path: Path, seed: int) -> None:
             app.action_switch(tab.name)
             for key in ("left", "end"):
                 await pilot.press(key)
-            await _settle(app)
+            await _wait_until_idle(app)
             app.run_tick()
             _check_screen(app)
 
@@ -183,17 +183,17 @@ async def _visit_list(path: Path) -> None:
         while not all(recording.overview is not None for recording in library.recordings) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         await pilot.press("down", "up")
-        await _settle(app)
+        await _wait_until_idle(app)
         text = _check_screen(app)
         assert "healthy" in text, "the list lacks the healthy recording"
         await pilot.press("enter")
-        await _settle(app)
+        await _wait_until_idle(app)
         _check_screen(app)
         app.exit()
     library.stop()
 
 
-async def _settle(app: ZerotopApp) -> None:
+async def _wait_until_idle(app: ZerotopApp) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while app.is_busy and time.monotonic() < deadline:
         await asyncio.sleep(0.005)
@@ -207,7 +207,7 @@ def _check_screen(app: ZerotopApp) -> str:
     return text
 
 
-def _try(name: str, call: Callable[[], object], *, limit_s: float = LIMIT_S) -> tuple[str, float, int, Fault | None]:
+def _time_call(name: str, call: Callable[[], object], *, limit_s: float = LIMIT_S) -> tuple[str, float, int, Fault | None]:
     """Call a function; return its name, seconds, the memory that it took at its peak, and what went wrong."""
     _reset_peak()
     resident = read_resident_bytes()  # of a test process, what other tests have left

@@ -62,8 +62,8 @@ class Rows:
         self._unknown = [0 if field.name in ("pad", "depth", "engine", "flags") else UNKNOWN for field in table.fields]
         self._writer = RecordWriter(session, table, identity)
 
-    def write(self, **values: Any) -> None:
-        """Appends one record."""
+    def append_record(self, **values: Any) -> None:
+        """Append one record."""
         record = self._unknown.copy()
         for name, value in values.items():
             record[self._places[name]] = value
@@ -103,44 +103,44 @@ class GrowingRank:
             world_size=world,
             parameters=8_030_000_000,
             model="LlamaForCausalLM",
-            devices=[{"ordinal": self.local, "uuid": _uuid(self.rank)}],
+            devices=[{"ordinal": self.local, "uuid": _make_uuid(self.rank)}],
         )
         writer.write(now, events.TOTAL_STEPS, steps=100_000, source="trainer")
         writer.close()
 
-    def live(self) -> Iterator[float]:
-        """Trains for ever; yields for how many seconds it is busy before it is to be asked on."""
+    def run_steps(self) -> Iterator[float]:
+        """Train forever; yield the seconds of each part before continuing."""
         while True:
             for place, (name, depth, seconds, _, _) in enumerate(PLAN):
                 if depth:
                     continue
-                begin = self._begin(name, 0)
+                begin = self._begin_phase(name, 0)
                 for inner, inner_depth, inner_s, _, _ in PLAN[place + 1 :]:
                     if name == "step" and inner_depth:
-                        inner_begin = self._begin(inner, 1)
+                        inner_begin = self._begin_phase(inner, 1)
                         yield inner_s * self._slower
-                        self._end(inner, 1, inner_begin)
+                        self._end_phase(inner, 1, inner_begin)
                 if name != "step":
                     yield seconds * self._slower
-                self._end(name, 0, begin)
+                self._end_phase(name, 0, begin)
             cost, boundaries = self.step * 60_000, self.step * 14
-            self._probe.write(time_ns=time.monotonic_ns(), cost_ns=cost, boundaries=boundaries, lost=0, errors=0)
+            self._probe.append_record(time_ns=time.monotonic_ns(), cost_ns=cost, boundaries=boundaries, lost=0, errors=0)
             self.step += 1
             self.phase = "other"
             yield 0.002
 
-    def _begin(self, name: str, depth: int) -> int:
+    def _begin_phase(self, name: str, depth: int) -> int:
         self.phase, now = name, time.monotonic_ns()
-        self._begins.write(time_ns=now, step=self.step, micro_step=0, phase=PHASE_CODE[name], depth=depth)
+        self._begins.append_record(time_ns=now, step=self.step, micro_step=0, phase=PHASE_CODE[name], depth=depth)
         self.read_allocator(now, BEGIN)
         return now
 
-    def _end(self, name: str, depth: int, begin: int) -> None:
+    def _end_phase(self, name: str, depth: int, begin: int) -> None:
         now = time.monotonic_ns()
         batch = {"tokens": 1024, "rows": 2, "sequence": 512} if name == "forward" else {}
         flags = BOUNDARY if name == "step" else 0
         place = {"step": self.step, "micro_step": 0, "phase": PHASE_CODE[name], "depth": depth}
-        self._spans.write(begin_ns=begin, end_ns=now, flags=flags, **place, **batch)
+        self._spans.append_record(begin_ns=begin, end_ns=now, flags=flags, **place, **batch)
         self.read_allocator(now, END)
 
     def read_allocator(self, now: int, edge: int = TICK) -> None:
@@ -148,7 +148,7 @@ class GrowingRank:
         share = {"forward": 0.7, "backward": 0.95}.get(self.phase, 0.5)
         allocated = int(GIB * 40 * share + self.local * GIB // 9)
         self._peak = max(self._peak, allocated)
-        self._allocator.write(
+        self._allocator.append_record(
             time_ns=now,
             allocated_bytes=allocated,
             allocated_peak_bytes=self._peak,
@@ -163,16 +163,16 @@ class GrowingRank:
 
     @property
     def cores(self) -> float:
-        """Cores that its phase keeps busy."""
+        """The cores that its phase keeps busy."""
         return next((cores for name, _, _, cores, _ in PLAN if name == self.phase), 0.4)
 
     @property
     def utilization(self) -> float:
-        """Percent of its GPU."""
+        """The utilization of its GPU in percent."""
         return next((percent for name, _, _, _, percent in PLAN if name == self.phase), 0)
 
 
-def _uuid(gpu: int) -> str:
+def _make_uuid(gpu: int) -> str:
     return f"GPU-00000000-0000-0000-0000-{gpu:012d}"
 
 
@@ -189,17 +189,17 @@ class GrowingNode:
         self._written = self._facts = 0
         writer, now = EventWriter(session, identity), time.monotonic_ns()
         writer.write(now, events.JOB_STARTED, pid=identity.pid, start=identity.start, command=COMMAND)
-        gpus = [{"index": rank.local, "uuid": _uuid(rank.rank), "name": "NVIDIA H200"} for rank in ranks]
+        gpus = [{"index": rank.local, "uuid": _make_uuid(rank.rank), "name": "NVIDIA H200"} for rank in ranks]
         writer.write(now, events.NODE, host=identity.host, cores=128, gpus=gpus, gpu_notice=None)
         writer.close()
 
-    def sample(self) -> None:
-        """One tick."""
+    def take_sample(self) -> None:
+        """Write the samples of one tick."""
         now, self._tick = time.monotonic_ns(), self._tick + 1
         for rank in self._ranks:
             self._sample_rank(now, rank)
         if self._tick % max(1, self._hertz // 2) == 0:
-            self._hosts.write(
+            self._hosts.append_record(
                 time_ns=now,
                 memory_total_bytes=2000 * GIB,
                 memory_available_bytes=1300 * GIB,
@@ -211,7 +211,7 @@ class GrowingNode:
     def _sample_rank(self, now: int, rank: GrowingRank) -> None:
         wave = math.sin(now / 1e9 + rank.rank)
         used, cores = int(GIB * (48 + wave / 4)), max(0.0, rank.cores + wave / 9)
-        self._gpus.write(
+        self._gpus.append_record(
             time_ns=now,
             used_bytes=used,
             total_bytes=140 * GIB,
@@ -222,7 +222,7 @@ class GrowingNode:
             temperature_c=50 + 3 * wave,
             gpu=rank.local,
         )
-        self._processes.write(
+        self._processes.append_record(
             time_ns=now,
             rss_bytes=int(GIB * (61 + wave / 9)),
             shared_bytes=18 * GIB,
@@ -237,7 +237,7 @@ class GrowingNode:
         )
         rank.read_allocator(now)
         if self._tick % max(1, self._hertz // 5) == 0:
-            self._held.write(time_ns=now, used_bytes=used - GIB, pid=rank.pid, gpu=rank.local)
+            self._held.append_record(time_ns=now, used_bytes=used - GIB, pid=rank.pid, gpu=rank.local)
         if self._tick % max(1, self._hertz // 2) == 0:
             self._sample_threads(now, rank, cores)
 
@@ -245,31 +245,35 @@ class GrowingNode:
         for place in range(8):
             name = b"pt_autograd_0" if place else b"python3"
             used = min(1.0, cores / (place + 1))
-            self._threads.write(time_ns=now, cores_used=used, pid=rank.pid, tid=rank.pid + place, processor=place, name=name)
+            self._threads.append_record(
+                time_ns=now, cores_used=used, pid=rank.pid, tid=rank.pid + place, processor=place, name=name
+            )
 
-    def print(self, text: str) -> None:
-        """The job prints."""
+    def print_text(self, text: str) -> None:
+        """Print a text as the job does."""
         data, now = text.encode(), time.monotonic_ns()
         os.write(self._log, data)
-        self._output.write(time_ns=now, offset=self._written, length=len(data), stream=0)
+        self._output.append_record(time_ns=now, offset=self._written, length=len(data), stream=0)
         self._written += len(data)
 
     def print_fact(self) -> None:
         """The progress bar moves, with the fact's number in it; at times a line is finished."""
         step, self._facts = self._ranks[0].step, self._facts + 1
         if self._facts % 20 == 0:
-            self.print(f"\r{{'loss': {9 - step / 1e4:.3f}, 'grad_norm': 1.25, 'learning_rate': 1e-05, 'epoch': 0.{step}}}\n")
-        self.print(f"\r  3%|{'█' * 3}{' ' * 7}| {step}/100000 [00:06<00:05,  2.42it/s] fact {self._facts:08d}")
+            self.print_text(
+                f"\r{{'loss': {9 - step / 1e4:.3f}, 'grad_norm': 1.25, 'learning_rate': 1e-05, 'epoch': 0.{step}}}\n"
+            )
+        self.print_text(f"\r  3%|{'█' * 3}{' ' * 7}| {step}/100000 [00:06<00:05,  2.42it/s] fact {self._facts:08d}")
 
 
-def write(session: str, ranks: int, hosts: int, hertz: int, slower: float) -> None:
-    """Writes for ever."""
+def write_recording(session: str, ranks: int, hosts: int, hertz: int, slower: float) -> None:
+    """Write the recording forever."""
     names = [Identity.for_this_process("node").host] if hosts == 1 else [f"node{host:03d}" for host in range(hosts)]
     each = -(-ranks // hosts)
     places = [(rank, names[rank // each], rank % each) for rank in range(ranks)]
     everyone = [GrowingRank(session, rank, ranks, host=host, local=local, slower=slower) for rank, host, local in places]
     nodes = [GrowingNode(session, everyone[at * each : (at + 1) * each], hertz, name) for at, name in enumerate(names)]
-    lives = [rank.live() for rank in everyone]
+    lives = [rank.run_steps() for rank in everyone]
     due = [(time.monotonic(), place) for place in range(ranks)]
     sample = fact = time.monotonic()
     while True:
@@ -279,7 +283,7 @@ def write(session: str, ranks: int, hosts: int, hertz: int, slower: float) -> No
             heapq.heapreplace(due, (at + next(lives[place]), place))
         if now >= sample:
             for node in nodes:
-                node.sample()
+                node.take_sample()
             sample += 1 / hertz
         if now >= fact:
             nodes[0].print_fact()
@@ -299,7 +303,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     session = directory.create_session(COMMAND, path=options.session, launcher="deepspeed")
     print("writing", flush=True)
-    write(session, options.ranks, options.hosts, options.hertz, options.slower)
+    write_recording(session, options.ranks, options.hosts, options.hertz, options.slower)
 
 
 if __name__ == "__main__":

@@ -61,9 +61,9 @@ class Trouble:
     has_probe: bool = True
 
 
-def write(path: Path, steps: int, trouble: Trouble | None = None) -> Path:
-    """Write it to a new folder, which is returned."""
-    return _Writer(path, steps, trouble or Trouble()).write()
+def write_recording(path: Path, steps: int, trouble: Trouble | None = None) -> Path:
+    """Write a recording to a new folder; return the folder."""
+    return _Writer(path, steps, trouble or Trouble()).write_recording()
 
 
 class _Writer:
@@ -72,14 +72,14 @@ class _Writer:
         self.clock = {"monotonic_ns": 0, "unix_ns": _BORN_NS}
         self.node = Identity.for_this_process("node")
 
-    def write(self) -> Path:
+    def write_recording(self) -> Path:
         directory.create_session(["python", "train.py"], path=str(self.path), clock=self.clock)
         end_ns = max(self._write_rank(rank) for rank in range(self.trouble.ranks))
         self._write_node(np.arange(0, end_ns, _TICK_NS))
         self._write_events()
         return self.path
 
-    def _identify(self, rank: int) -> Identity:
+    def _identify_rank(self, rank: int) -> Identity:
         return self.node._replace(role="rank", rank=rank, pid=1000 + rank)
 
     def _write_table(self, kind: tables.Table, who: Identity, count: int, **columns: Any) -> None:
@@ -93,7 +93,7 @@ class _Writer:
 
     def _write_rank(self, rank: int) -> int:
         """Write the tables of a rank; return when its last step ends."""
-        who, steps, each = self._identify(rank), self.steps, len(_PHASES)
+        who, steps, each = self._identify_rank(rank), self.steps, len(_PHASES)
         seconds = np.zeros((steps, each))
         seconds[:, :6] = STEP_S / 6
         self.trouble.paces(seconds, rank)
@@ -152,7 +152,9 @@ class _Writer:
         node = EventWriter(str(self.path), self.node, clock=self.clock)
         gpus = [{"index": rank, "uuid": f"GPU-{rank}", "name": "GPU"} for rank in range(self.trouble.ranks)]
         node.write(0, events.NODE, host=self.node.host, cores=CORES, gpus=gpus)
-        writers = [EventWriter(str(self.path), self._identify(rank), clock=self.clock) for rank in range(self.trouble.ranks)]
+        writers = [
+            EventWriter(str(self.path), self._identify_rank(rank), clock=self.clock) for rank in range(self.trouble.ranks)
+        ]
         engine = {"zero_stage": 2, "offload_optimizer": "cpu", "offload_parameters": "none", "dtype": "bf16"}
         sizes = {"parameters": 10**9, "trainable_parameters": 10**9, "data_parallel": 1}
         for rank, writer in enumerate(writers if self.trouble.has_probe else ()):

@@ -13,7 +13,7 @@ from typing import Any
 
 import zerotop_probe
 from rank_recordings import Rank
-from real_jobs import TIMEOUT_S, environment, launch
+from real_jobs import TIMEOUT_S, build_launch_command, make_environment
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 
 LOOPS = Path(__file__).resolve().parent.parent / "real" / "loops"
@@ -28,8 +28,8 @@ class Counted:
     output: str
     by_rank: dict[int, dict[str, Any]]
 
-    def rank(self, number: int) -> tuple[Rank, dict[str, Any]]:
-        """What a rank recorded, and what it counted."""
+    def read_rank(self, number: int) -> tuple[Rank, dict[str, Any]]:
+        """Return the recording and the own counts of a rank."""
         return Rank(self.session, number), self.by_rank[number]
 
 
@@ -39,7 +39,7 @@ def torch_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def run(
+def run_loop(
     name: str,
     folder: Path,
     *options: str,
@@ -59,7 +59,7 @@ def run(
     if session is None:
         session = folder / "session"
         session.mkdir()
-    inherited = environment() | {"DS_ACCELERATOR": accelerator}
+    inherited = make_environment() | {"DS_ACCELERATOR": accelerator}
     if accelerator == "cuda":
         del inherited["CUDA_VISIBLE_DEVICES"]
     path = BOOTSTRAP if bootstrap else BOOTSTRAP.parent.parent
@@ -67,7 +67,7 @@ def run(
     if session != Path():
         variables[SESSION_VARIABLE] = str(session)
     script = [str(LOOPS / f"{name}.py"), *options]
-    command = launch(launcher, script, ranks=ranks)
+    command = build_launch_command(launcher, script, ranks=ranks)
     with open(folder / "output", "w+b") as output:
         process = subprocess.Popen(
             command,

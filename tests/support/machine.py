@@ -53,6 +53,6 @@ def small_group(limit_bytes: int) -> Iterator[Path]:
         group.rmdir()
 
 
-def inside(group: Path, *command: str) -> list[str]:
-    """``command``, run in that control group."""
+def run_in_cgroup(group: Path, *command: str) -> list[str]:
+    """Return a command line that runs ``command`` in that control group."""
     return ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "_", *command]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from small_recording import S, identity, read, span, write
+from small_recording import S, make_identity, make_span, read_recording, write_table
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, TICK, Table
@@ -18,59 +18,59 @@ UUID = "GPU-00000000-0000-0000-0000-00000000000"
 EDGES = {"begin": BEGIN, "end": END, "tick": TICK}
 
 
-def gib(amount: float) -> int:
-    """Bytes of so many gibibytes."""
+def gib_to_bytes(amount: float) -> int:
+    """Return the bytes of so many gibibytes."""
     return round(amount * GIB)
 
 
-def record(table: Table, at: float, **values: Any) -> tuple[Any, ...]:
-    """A record in which what is not given is 0."""
+def make_record(table: Table, at: float, **values: Any) -> tuple[Any, ...]:
+    """Return a record; fields that are not given are 0."""
     values["time_ns"] = int(at * S)
     assert set(values) <= {field.name for field in table.fields}
     empty = {field.name: b"" if field.code.endswith("s") else 0 for field in table.fields}
     return tuple((empty | values).values())
 
 
-def allocator(
+def make_reading(
     at: float, allocated: float, reserved: float, *, phase: str = "other", edge: str = "tick", **more: Any
 ) -> tuple[Any, ...]:
-    """A reading of an allocator; the peaks are what it has at the time if they are not given."""
-    held = {"allocated_bytes": gib(allocated), "reserved_bytes": gib(reserved)}
+    """Return a reading of an allocator; peaks that are not given equal the current sizes."""
+    held = {"allocated_bytes": gib_to_bytes(allocated), "reserved_bytes": gib_to_bytes(reserved)}
     peaks = {name.replace("_bytes", "_peak_bytes"): size for name, size in held.items()}
     place = {"phase": PHASE_CODE[phase], "edge": EDGES[edge]}
-    return record(tables.ALLOCATOR, at, **{**held, **peaks, **place, **more})
+    return make_record(tables.ALLOCATOR, at, **{**held, **peaks, **place, **more})
 
 
-def gpu(at: float, used: float, total: float = 80, index: int = 0) -> tuple[Any, ...]:
-    """NVML's figures for a GPU."""
-    return record(tables.GPUS, at, used_bytes=gib(used), total_bytes=gib(total), gpu=index)
+def make_gpu_sample(at: float, used: float, total: float = 80, index: int = 0) -> tuple[Any, ...]:
+    """Return NVML's figures for a GPU."""
+    return make_record(tables.GPUS, at, used_bytes=gib_to_bytes(used), total_bytes=gib_to_bytes(total), gpu=index)
 
 
-def holds(at: float, pid: int, used: float, index: int = 0) -> tuple[Any, ...]:
-    """NVML's figure for a process."""
-    return record(tables.GPU_PROCESSES, at, used_bytes=gib(used), pid=pid, gpu=index)
+def make_gpu_process_sample(at: float, pid: int, used: float, index: int = 0) -> tuple[Any, ...]:
+    """Return NVML's figure for a process."""
+    return make_record(tables.GPU_PROCESSES, at, used_bytes=gib_to_bytes(used), pid=pid, gpu=index)
 
 
-def resident(at: float, pid: int, rss: float, rank: int = 0) -> tuple[Any, ...]:
-    """A process's host memory."""
-    return record(tables.PROCESSES, at, rss_bytes=gib(rss), pid=pid, rank=rank)
+def make_process_sample(at: float, pid: int, rss: float, rank: int = 0) -> tuple[Any, ...]:
+    """Return a sample of a process's host memory."""
+    return make_record(tables.PROCESSES, at, rss_bytes=gib_to_bytes(rss), pid=pid, rank=rank)
 
 
 OOM = {
     "device": 0,
-    "requested_bytes": gib(30),
-    "limit_bytes": gib(79),
-    "free_bytes": gib(20),
+    "requested_bytes": gib_to_bytes(30),
+    "limit_bytes": gib_to_bytes(79),
+    "free_bytes": gib_to_bytes(20),
     "phase": "backward",
     "step": 1,
     "micro_step": 0,
     "rows": 4,
     "sequence": 512,
     "tokens": 2048,
-    "allocated_bytes": gib(50),
-    "reserved_bytes": gib(53),
-    "inactive_split_bytes": gib(3),
-    "largest_free_block_bytes": gib(1),
+    "allocated_bytes": gib_to_bytes(50),
+    "reserved_bytes": gib_to_bytes(53),
+    "inactive_split_bytes": gib_to_bytes(3),
+    "largest_free_block_bytes": gib_to_bytes(1),
     "retries": 1,
     "ooms": 1,
 }
@@ -82,25 +82,27 @@ class Recording:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.node = identity(-1)
+        self.node = make_identity(-1)
 
-    def write(self, table: Table, who: Identity, records: Sequence[tuple[Any, ...]], **more: Any) -> None:
-        """Writes a whole table."""
-        write(self.folder, table, who, *records, **more).close()
+    def write_records(self, table: Table, who: Identity, records: Sequence[tuple[Any, ...]], **more: Any) -> None:
+        """Write a whole table."""
+        write_table(self.folder, table, who, *records, **more).close()
 
-    def event(self, who: Identity, at: float, name: str, **facts: Any) -> None:
-        """Adds an event."""
+    def write_event(self, who: Identity, at: float, name: str, **facts: Any) -> None:
+        """Add an event."""
         writer = EventWriter(str(self.folder), who)
         writer.write(int(at * S), name, **facts)
         writer.close()
 
     def node_event(self, gpus: int = 1) -> None:
-        """What NVML showed at the beginning."""
-        told = [{"index": i, "uuid": f"{UUID}{i}", "name": "NVIDIA H200", "total_bytes": gib(80)} for i in range(gpus)]
-        self.event(self.node, 0, events.NODE, host="node1", cores=8, gpus=told, gpu_notice=None)
+        """Add the node's event with NVML's facts about its GPUs."""
+        told = [
+            {"index": i, "uuid": f"{UUID}{i}", "name": "NVIDIA H200", "total_bytes": gib_to_bytes(80)} for i in range(gpus)
+        ]
+        self.write_event(self.node, 0, events.NODE, host="node1", cores=8, gpus=told, gpu_notice=None)
 
-    def engine(self, rank: int = 0, at: float = 1, on: int = 0, **facts: Any) -> None:
-        """An engine with 1 Gi parameters in bf16 under ZeRO-2, on the GPU of that index."""
+    def write_engine(self, rank: int = 0, at: float = 1, on: int = 0, **facts: Any) -> None:
+        """Add an engine with 1 Gi parameters in bf16 under ZeRO-2, on the GPU of that index."""
         usual: dict[str, Any] = {
             "engine": 0,
             "zero_stage": 2,
@@ -114,16 +116,16 @@ class Recording:
             "parameters": GIB,
             "trainable_parameters": GIB,
             "optimizer": "DeepSpeedZeroOptimizer",
-            "devices": [{"ordinal": 0, "uuid": f"{UUID}{on}", "name": "NVIDIA H200", "total_bytes": gib(79)}],
+            "devices": [{"ordinal": 0, "uuid": f"{UUID}{on}", "name": "NVIDIA H200", "total_bytes": gib_to_bytes(79)}],
         }
-        self.event(identity(rank), at, events.ENGINE, **(usual | facts))
+        self.write_event(make_identity(rank), at, events.ENGINE, **(usual | facts))
 
-    def tensors(self, at: float, when: str, device: dict[str, float], *, rank: int = 0, **facts: Any) -> None:
-        """An inventory, in gibibytes; ``unclaimed`` is 0 if not given."""
-        sizes = {name: gib(size) for name, size in device.items()}
-        host = {name: gib(size) for name, size in facts.pop("host", {}).items()}
-        pinned = {name: gib(size) for name, size in facts.pop("host_pinned", {}).items()}
-        unclaimed = gib(facts.pop("unclaimed", 0))
+    def write_inventory(self, at: float, when: str, device: dict[str, float], *, rank: int = 0, **facts: Any) -> None:
+        """Add an inventory of tensors, in gibibytes; ``unclaimed`` is 0 if not given."""
+        sizes = {name: gib_to_bytes(size) for name, size in device.items()}
+        host = {name: gib_to_bytes(size) for name, size in facts.pop("host", {}).items()}
+        pinned = {name: gib_to_bytes(size) for name, size in facts.pop("host_pinned", {}).items()}
+        unclaimed = gib_to_bytes(facts.pop("unclaimed", 0))
         told: dict[str, Any] = {
             "engine": 0,
             "step": int(when == "after_update"),
@@ -133,56 +135,61 @@ class Recording:
             "unclaimed_bytes": unclaimed,
             "unclaimed_largest": [unclaimed] if unclaimed else [],
         }
-        self.event(identity(rank), at, events.TENSORS, when=when, device=sizes, **(told | facts))
+        self.write_event(make_identity(rank), at, events.TENSORS, when=when, device=sizes, **(told | facts))
 
-    def print(self, at: float, text: str) -> None:
-        """The job's output, once."""
+    def write_output(self, at: float, text: str) -> None:
+        """Write the job's output; to be called once."""
         data = text.encode()
         descriptor = create_file(str(self.folder), f"output-{self.node.file_stem}", ".log")
         os.write(descriptor, data)
         os.close(descriptor)
-        self.write(tables.OUTPUT, self.node, [record(tables.OUTPUT, at, length=len(data))])
+        self.write_records(tables.OUTPUT, self.node, [make_record(tables.OUTPUT, at, length=len(data))])
 
-    def read(self) -> Session:
-        """The recording so far."""
-        return read(self.folder)
+    def open_session(self) -> Session:
+        """Open the recording so far."""
+        return read_recording(self.folder)
 
 
 PARTS = {"parameters": 2, "master_weights": 4, "optimizer_state": 8, "buffers": 0.5}
 """What the usual engine has on its GPU after its first update."""
 
 
-def usual(folder: Path) -> Recording:
-    """One rank on one GPU through two steps, from second 10 and from 20: forward for 3 s, backward for 4, step for 2."""
-    recording, who = Recording(folder), identity(0)
+def record_two_steps(folder: Path) -> Recording:
+    """Record one rank on one GPU in two steps, from second 10 and from 20: forward 3 s, backward 4 s, step 2 s."""
+    recording, who = Recording(folder), make_identity(0)
     recording.node_event()
-    recording.engine()
-    spans, begins, readings = [], [], [allocator(2, 2, 4, phase="init", edge="end")]
+    recording.write_engine()
+    spans, begins, readings = [], [], [make_reading(2, 2, 4, phase="init", edge="end")]
     for step, start in enumerate((10, 20)):
         kept = 6.5 if step == 0 else 14.5
         # Between steps nothing is allocated.
-        between = {"allocated_peak_bytes": gib(kept + 0.25), "step": step}
-        readings.append(allocator(start, kept + 0.25, 4 if step == 0 else 22, phase="forward", edge="begin", **between))
+        between = {"allocated_peak_bytes": gib_to_bytes(kept + 0.25), "step": step}
+        readings.append(make_reading(start, kept + 0.25, 4 if step == 0 else 22, phase="forward", edge="begin", **between))
         for begin, end, phase, highest, after in (
             (0, 3, "forward", kept + 3, kept + 2.5),
             (3, 7, "backward", kept + 5, kept + 2.25),
             (7, 9, "step", kept + 4, 14.75),
         ):
             flags = tables.BOUNDARY if phase == "step" else 0
-            spans.append(span(start + begin, start + end, phase, step, flags))
-            begins.append(record(tables.BEGINS, start + begin, step=step, phase=PHASE_CODE[phase]))
-            more = {"allocated_peak_bytes": gib(highest), "reserved_peak_bytes": gib(22), "step": step}
-            readings.append(allocator(start + end, after, 22, phase=phase, edge="end", **more))
-    recording.write(tables.SPANS, who, spans, born=1)
-    recording.write(tables.BEGINS, who, begins, born=1)
-    recording.write(tables.ALLOCATOR, who, readings, born=1, peaks="window")
-    recording.tensors(2, "init", {"parameters": 2, "master_weights": 4, "buffers": 0.5})
+            spans.append(make_span(start + begin, start + end, phase, step, flags))
+            begins.append(make_record(tables.BEGINS, start + begin, step=step, phase=PHASE_CODE[phase]))
+            more = {"allocated_peak_bytes": gib_to_bytes(highest), "reserved_peak_bytes": gib_to_bytes(22), "step": step}
+            readings.append(make_reading(start + end, after, 22, phase=phase, edge="end", **more))
+    recording.write_records(tables.SPANS, who, spans, born=1)
+    recording.write_records(tables.BEGINS, who, begins, born=1)
+    recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
+    recording.write_inventory(2, "init", {"parameters": 2, "master_weights": 4, "buffers": 0.5})
     before = {"parameters": 2, "master_weights": 4, "buffers": 0.5, "gradients": 2}
-    recording.tensors(17, "before_update", before, unclaimed=0.25)
-    recording.tensors(18.5, "after_update", PARTS, unclaimed=0.125)
+    recording.write_inventory(17, "before_update", before, unclaimed=0.25)
+    recording.write_inventory(18.5, "after_update", PARTS, unclaimed=0.125)
     looks = range(30)
-    recording.write(tables.GPUS, recording.node, [gpu(at, 0.5 if at < 2 else 28.5) for at in looks])
-    held = [row for at in looks if at >= 2 for row in (holds(at, who.pid, 23), holds(at, 7, 4))]
-    recording.write(tables.GPU_PROCESSES, recording.node, held)
-    recording.write(tables.PROCESSES, recording.node, [resident(at, who.pid, 6) for at in looks])
+    recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(at, 0.5 if at < 2 else 28.5) for at in looks])
+    held = [
+        row
+        for at in looks
+        if at >= 2
+        for row in (make_gpu_process_sample(at, who.pid, 23), make_gpu_process_sample(at, 7, 4))
+    ]
+    recording.write_records(tables.GPU_PROCESSES, recording.node, held)
+    recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(at, who.pid, 6) for at in looks])
     return recording

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memory_recording import Recording, gib, usual
-from small_recording import S, identity
+from memory_recording import Recording, gib_to_bytes, record_two_steps
+from small_recording import S, make_identity
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import HISTORY_ACTIONS
 
@@ -16,23 +16,27 @@ LAYERS = 24
 
 def looked_at(folder: Path, request: int = 1) -> Recording:
     """The usual recording; of step 1 every allocation is known: a block a layer in forward, freed again in backward."""
-    recording, who = usual(folder), identity(0)
+    recording, who = record_two_steps(folder), make_identity(0)
     rows: list[tuple[Any, ...]] = []
 
-    def did(at: float, place: int, size: float, action: int) -> None:
-        rows.append((int(at * S), place, gib(size), request, action, 0))
+    def add_action(at: float, place: int, size: float, action: int) -> None:
+        rows.append((int(at * S), place, gib_to_bytes(size), request, action, 0))
 
     for layer in range(LAYERS):
-        did(20.1 + layer * 0.1, layer, 0.125, _ALLOC)
-    did(22.9, 99, 1.5, _ALLOC)
+        add_action(20.1 + layer * 0.1, layer, 0.125, _ALLOC)
+    add_action(22.9, 99, 1.5, _ALLOC)
     for layer in reversed(range(LAYERS)):
         at = 23.1 + (LAYERS - layer) * 0.15
-        did(at, 200 + layer, 0.25, _ALLOC)
-        did(at + 0.05, layer, 0.125, _FREE)
-        did(at + 0.1, 200 + layer, 0.25, _FREE)
-    did(26.9, 99, 1.5, _FREE)
-    recording.write(tables.HISTORY, who, rows, born=1)
+        add_action(at, 200 + layer, 0.25, _ALLOC)
+        add_action(at + 0.05, layer, 0.125, _FREE)
+        add_action(at + 0.1, 200 + layer, 0.25, _FREE)
+    add_action(26.9, 99, 1.5, _FREE)
+    recording.write_records(tables.HISTORY, who, rows, born=1)
     facts = {"first_step": 1, "steps": 1, "begin_ns": 20 * S, "end_ns": 29 * S, "entries": len(rows), "snapshot": None}
-    baseline = {"allocated_bytes": gib(14.75), "requested_bytes": gib(14.5), "reserved_bytes": gib(22)}
-    recording.event(who, 29.1, events.MICROSCOPE, request=request, state="recorded", baseline=baseline, **facts)
+    baseline = {
+        "allocated_bytes": gib_to_bytes(14.75),
+        "requested_bytes": gib_to_bytes(14.5),
+        "reserved_bytes": gib_to_bytes(22),
+    }
+    recording.write_event(who, 29.1, events.MICROSCOPE, request=request, state="recorded", baseline=baseline, **facts)
     return recording

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agents import wait_for
-from nodes import Cluster, Node, started
-from programs import ZEROTOP, environment
+from nodes import Cluster, Node, start_command
+from programs import ZEROTOP, make_environment
 from zerotop.session.reader import Session
 
 BUSY = "import time\nwhile True: time.sleep(0.01)"
@@ -21,38 +21,40 @@ PORT = "29571"
 Zerotop = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def caller(cluster: Cluster, folder: Path) -> Zerotop:
-    """The program on the first node, unless another is named."""
+def bind_zerotop(cluster: Cluster, folder: Path) -> Zerotop:
+    """Return a function that runs zerotop on the first node, unless another is named."""
 
-    def call(*arguments: str, node: Node = cluster.nodes[0], **variables: str) -> subprocess.CompletedProcess[str]:
+    def call_zerotop(*arguments: str, node: Node = cluster.nodes[0], **variables: str) -> subprocess.CompletedProcess[str]:
         variables = {"ZEROTOP_SSH": cluster.ssh} | variables
-        done = node.run(*ZEROTOP, *arguments, env=environment(folder, **variables))
+        done = node.run_command(*ZEROTOP, *arguments, env=make_environment(folder, **variables))
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
-    return call
+    return call_zerotop
 
 
 @contextmanager
 def rank_on(node: Node, number: int, folder: Path, **told: str) -> Iterator[None]:
     """A rank that was started by hand, and only waits."""
     meeting = {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "10.231.77.1", "MASTER_PORT": PORT} | told
-    process = started(node, [sys.executable, "-c", BUSY], folder / f"rank{number}", environment(folder, **meeting))
+    process = start_command(
+        node, [sys.executable, "-c", BUSY], folder / f"rank{number}", make_environment(folder, **meeting)
+    )
     try:
         yield
     finally:
-        node.run("pkill", "-KILL", "-f", "time.sleep.0.01")
+        node.run_command("pkill", "-KILL", "-f", "time.sleep.0.01")
         process.wait(30)
 
 
 @contextmanager
-def hidden(node: Node, folder: Path) -> Iterator[None]:
-    """An empty folder of the node's own lies over this one."""
-    node.run("mount", "-t", "tmpfs", "none", str(folder), check=True)
+def hide_folder(node: Node, folder: Path) -> Iterator[None]:
+    """Mount an empty folder over this one on the node."""
+    node.run_command("mount", "-t", "tmpfs", "none", str(folder), check=True)
     try:
         yield
     finally:
-        node.run("umount", str(folder), check=True)
+        node.run_command("umount", str(folder), check=True)
 
 
 def first_pid(zerotop: Zerotop) -> str:
@@ -64,7 +66,7 @@ def first_pid(zerotop: Zerotop) -> str:
 
 
 @contextmanager
-def attached(
+def attach_zerotop(
     zerotop: Zerotop,
     cluster: Cluster,
     folder: Path,
@@ -74,8 +76,8 @@ def attached(
 ) -> Iterator[list[str]]:
     """``zerotop attach`` on the first node without a screen, until it has said all that it has to say: that."""
     what = first_pid(zerotop) if session is None else session.name
-    command = cluster.nodes[0].command(*program, "attach", what, *options, "--headless")
-    variables = environment(folder, ZEROTOP_SSH=cluster.ssh)
+    command = cluster.nodes[0].build_command(*program, "attach", what, *options, "--headless")
+    variables = make_environment(folder, ZEROTOP_SSH=cluster.ssh)
     with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         told = []
@@ -90,33 +92,33 @@ def attached(
             process.wait(60)
 
 
-def samplers(node: Node) -> str:
-    """The command lines of zerotop's processes on a node."""
-    return "\n".join(line for line in node.run("ps", "-ww", "-eo", "args").stdout.splitlines() if "--daemon" in line)
+def list_samplers(node: Node) -> str:
+    """Return the command lines of zerotop's processes on a node."""
+    return "\n".join(line for line in node.run_command("ps", "-ww", "-eo", "args").stdout.splitlines() if "--daemon" in line)
 
 
 def wait_for_both(session: Path) -> None:
     """Waits until processes of both nodes were sampled."""
 
-    def hosts() -> set[str]:
+    def find_sampled_hosts() -> set[str]:
         return {source.host for source in Session.open(session).sources["processes"] if len(source.array)}
 
-    wait_for(lambda: hosts() == {"zt_node_1", "zt_node_2"})
+    wait_for(lambda: find_sampled_hosts() == {"zt_node_1", "zt_node_2"})
 
 
 @contextmanager
-def bound(node: Node, file: Path, place: Path) -> Iterator[None]:
-    """A node has this file at that place too, in a folder of programs."""
-    lower = f"lowerdir={_alone(file, place.name)}:{place.parent}"
-    node.run("mount", "-t", "overlay", "none", "-o", lower, str(place.parent), check=True)
-    assert node.run("test", "-x", str(place)).returncode == 0
+def bind_file(node: Node, file: Path, place: Path) -> Iterator[None]:
+    """Mount a file into a folder of programs on a node."""
+    lower = f"lowerdir={_copy_alone(file, place.name)}:{place.parent}"
+    node.run_command("mount", "-t", "overlay", "none", "-o", lower, str(place.parent), check=True)
+    assert node.run_command("test", "-x", str(place)).returncode == 0
     try:
         yield
     finally:
-        node.run("umount", "--lazy", str(place.parent), check=True)
+        node.run_command("umount", "--lazy", str(place.parent), check=True)
 
 
-def _alone(file: Path, name: str) -> Path:
+def _copy_alone(file: Path, name: str) -> Path:
     folder = file.parent / "alone"
     folder.mkdir()
     shutil.copy(file, folder / name)

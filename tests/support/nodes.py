@@ -74,25 +74,25 @@ class Node:
         children = Path(f"/proc/{self._starter.pid}/task/{self._starter.pid}/children")
         self.pid = int(children.read_text())
 
-    def command(self, *arguments: str) -> list[str]:
-        """What runs a command there."""
+    def build_command(self, *arguments: str) -> list[str]:
+        """Return the command line that runs a command on the node."""
         return ["nsenter", "--target", str(self.pid), "--uts", "--net", "--pid", "--mount", "--", *arguments]
 
-    def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Runs a command there to its end."""
+    def run_command(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command on the node to its end."""
         chosen: dict[str, Any] = {"check": False, "capture_output": True, "text": True, "timeout": 120}
-        return subprocess.run(self.command(*arguments), **chosen | options)
+        return subprocess.run(self.build_command(*arguments), **chosen | options)
 
-    def serve(self, key: Path) -> None:
-        """Starts its sshd, which lets in whoever has ``key``."""
+    def start_sshd(self, key: Path) -> None:
+        """Start its sshd, which accepts ``key``."""
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / "host_key"], check=True)
         shutil.copy(f"{key}.pub", self.folder / "user_key.pub")
         settings = self.folder / "sshd_config"
         settings.write_text(_SSHD.format(address=self.address, folder=self.folder))
-        subprocess.run(self.command(SSHD, "-f", str(settings), "-E", str(self.folder / "sshd.log")), check=True)
+        subprocess.run(self.build_command(SSHD, "-f", str(settings), "-E", str(self.folder / "sshd.log")), check=True)
 
-    def end(self) -> None:
-        """Switches it off, with all that runs there."""
+    def shut_down(self) -> None:
+        """Shut the node down with all its processes."""
         self._starter.kill()
         self._starter.communicate()
 
@@ -104,25 +104,25 @@ class Cluster:
         self.folder = folder
         self.nodes: list[Node] = []
 
-    def start(self) -> None:
-        """Switches both on."""
+    def start_nodes(self) -> None:
+        """Start both nodes."""
         for number in (1, 2):
             self.nodes.append(Node(f"zt-node-{number}", f"10.231.77.{number}", self.folder / f"node-{number}"))
-        self._wire()
+        self._connect_nodes()
         key = self.folder / "user_key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
         for node in self.nodes:
-            node.serve(key)
+            node.start_sshd(key)
         self._write_settings()
 
-    def _wire(self) -> None:
+    def _connect_nodes(self) -> None:
         one, two = self.nodes
         names = [f"zt{os.getpid() % 1000000}{end}" for end in "ab"]
         subprocess.run(["ip", "link", "add", names[0], "type", "veth", "peer", "name", names[1]], check=True)
         for name, node in zip(names, (one, two), strict=True):
             subprocess.run(["ip", "link", "set", name, "netns", str(node.pid), "name", "eth0"], check=True)
             up = f"ip address add {node.address}/24 dev eth0 && ip link set eth0 up"
-            node.run("sh", "-c", up, check=True)
+            node.run_command("sh", "-c", up, check=True)
 
     def _write_settings(self) -> None:
         known = [f"{node.address} {(node.folder / 'host_key.pub').read_text()}" for node in self.nodes]
@@ -132,13 +132,13 @@ class Cluster:
 
     @property
     def ssh(self) -> str:
-        """For ZEROTOP_SSH."""
+        """The value for ZEROTOP_SSH."""
         return shlex.join(["ssh", "-F", str(self.folder / "ssh_config")])
 
-    def end(self) -> None:
-        """Switches both off."""
+    def shut_down(self) -> None:
+        """Shut both nodes down."""
         for node in self.nodes:
-            node.end()
+            node.shut_down()
 
 
 @contextmanager
@@ -146,20 +146,20 @@ def two_nodes(folder: Path) -> Iterator[Cluster]:
     """Two machines while it lasts."""
     cluster = Cluster(folder)
     try:
-        cluster.start()
+        cluster.start_nodes()
         yield cluster
     finally:
-        cluster.end()
+        cluster.shut_down()
 
 
-def started(node: Node, command: Sequence[str], output: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """A command on a machine, left to run."""
+def start_command(node: Node, command: Sequence[str], output: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command on a node; do not wait for it."""
     with open(output, "wb") as file:
-        return subprocess.Popen(node.command(*command), stdout=file, stderr=file, env=environment)
+        return subprocess.Popen(node.build_command(*command), stdout=file, stderr=file, env=environment)
 
 
-def ended(process: subprocess.Popen[bytes], seconds: float) -> int:
-    """Its exit code. Raises AssertionError if it runs longer."""
+def wait_for_exit(process: subprocess.Popen[bytes], seconds: float) -> int:
+    """Return the exit code. Raise AssertionError if the process runs longer."""
     deadline_s = time.monotonic() + seconds
     while process.poll() is None:
         assert time.monotonic() < deadline_s

@@ -30,5 +30,5 @@ class Paper:
 
     @property
     def text(self) -> list[str]:
-        """What stands on it."""
+        """The lines of text on the paper."""
         return ["".join(line) for line in self.lines]

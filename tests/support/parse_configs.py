@@ -15,7 +15,7 @@ from typing import Any
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 
-def parse(path: Path) -> dict[str, Any]:
+def parse_config(path: Path) -> dict[str, Any]:
     from deepspeed.runtime.config import DeepSpeedConfig
 
     from zerotop.demo import finetune
@@ -39,4 +39,4 @@ def parse(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({Path(path).stem: parse(Path(path)) for path in sys.argv[1:]}))
+    print(json.dumps({Path(path).stem: parse_config(Path(path)) for path in sys.argv[1:]}))

@@ -19,7 +19,7 @@ DATA, BACKWARD, STEP = (PHASE_NAMES.index(name) for name in ("data", "backward",
 EVAL, SAVE, BETWEEN = (PHASE_NAMES.index(name) for name in ("eval", "checkpoint_save", GAP))
 
 
-def every(rows: Rows, period_s: float, share: float) -> Rows:
+def select_periodic_rows(rows: Rows, period_s: float, share: float) -> Rows:
     """Which records lie in the first ``share`` of each period; never in the first minute."""
     seconds = rows["time_ns"] / 1e9
     return (seconds > 60) & (seconds % period_s < share * period_s)
@@ -28,31 +28,31 @@ def every(rows: Rows, period_s: float, share: float) -> Rows:
 def set_values(period_s: float = 1.0, share: float = 1.0, **columns: Any) -> Change:
     """Set columns in the first ``share`` of each period."""
 
-    def change(rows: Rows) -> None:
-        chosen = every(rows, period_s, share)
+    def set_columns(rows: Rows) -> None:
+        chosen = select_periodic_rows(rows, period_s, share)
         for name, value in columns.items():
             rows[name][chosen] = value
 
-    return change
+    return set_columns
 
 
-def prolong(phase: int, period: int, length: int, seconds: float, *, only_rank: int | None = None) -> Pace:
+def prolong_phase(phase: int, period: int, length: int, seconds: float, *, only_rank: int | None = None) -> Pace:
     """Let a phase last so long in the last ``length`` of each ``period`` steps."""
 
-    def change(paces: Rows, rank: int) -> None:
+    def prolong_steps(paces: Rows, rank: int) -> None:
         if only_rank in (None, rank):
             paces[np.arange(len(paces)) % period >= period - length, phase] = seconds
 
-    return change
+    return prolong_steps
 
 
 def _slow_down(paces: Rows, rank: int) -> None:
     paces *= np.linspace(1, 20, len(paces))[:, None]
 
 
-def _evaluate(paces: Rows, rank: int) -> None:
-    prolong(EVAL, 50, 1, 1.0)(paces, rank)
-    prolong(SAVE, 50, 1, 1.0)(paces, rank)
+def _add_evaluations(paces: Rows, rank: int) -> None:
+    prolong_phase(EVAL, 50, 1, 1.0)(paces, rank)
+    prolong_phase(SAVE, 50, 1, 1.0)(paces, rank)
     paces[np.arange(len(paces)) % 50 == 48, SAVE] = 1.0
 
 
@@ -73,24 +73,24 @@ def _alternate_peaks(rows: Rows) -> None:
     rows["allocated_peak_bytes"] = np.where(rows["time_ns"] / 1e9 // 20 % 2, 15 * GIB, 10 * GIB)
 
 
-def _creep(rows: Rows) -> None:
+def _grow_and_return(rows: Rows) -> None:
     """Memory grows for 20 steps by 5 MiB each, then returns."""
     rows["allocated_bytes"] = 10 * GIB + rows["time_ns"] // int(STEP_S * 1e9) % 20 * (5 << 20)
 
 
-def _fragment(rows: Rows) -> None:
-    rows["reserved_bytes"] = rows["reserved_peak_bytes"] = np.where(every(rows, 10, 0.2), 75 * GIB, 20 * GIB)
+def _fragment_memory(rows: Rows) -> None:
+    rows["reserved_bytes"] = rows["reserved_peak_bytes"] = np.where(select_periodic_rows(rows, 10, 0.2), 75 * GIB, 20 * GIB)
 
 
-def _retry(rows: Rows) -> None:
+def _add_retries(rows: Rows) -> None:
     rows["retries"] = rows["time_ns"] // 10**10
 
 
-def _grow(rows: Rows) -> None:
+def _grow_host_memory(rows: Rows) -> None:
     rows["rss_bytes"] += rows["time_ns"] // 10**3  # 1 GB in 1000 s
 
 
-def _swap(rows: Rows) -> None:
+def _use_swap(rows: Rows) -> None:
     rows["swap_used_bytes"] = rows["time_ns"] // 10**9 % 600 << 20
 
 
@@ -99,15 +99,15 @@ def _add_others(rows: Rows) -> None:
     rows["pid"][1::2] = 5000 + np.arange(len(rows) // 2) % 50
 
 
-def _skip(rows: Rows) -> None:
+def _skip_first_updates(rows: Rows) -> None:
     rows["flags"][(rows["flags"] & BOUNDARY != 0) & (rows["step"] < rows["step"].max() // 2)] |= SKIPPED
 
 
-def _lose(rows: Rows) -> None:
+def _lose_steps(rows: Rows) -> None:
     rows["step"] += rows["step"] // 100  # one step of a hundred is missing
 
 
-def _overflow(write: Callable[..., None], steps: int) -> None:
+def _add_overflows(write: Callable[..., None], steps: int) -> None:
     for step in range(0, steps, 20):
         write(STEP_S * (step + 1), events.OVERFLOW, engine=0, step=step, loss_scale_before=2.0, loss_scale_after=1.0)
 
@@ -167,39 +167,39 @@ _WAITING = {"waiting_cores": CORES * 0.5}
 # From the end of one hang to that of the next.
 _HANGS_S = 500 * STEP_S + 60 - STEP_S / 6
 TROUBLES: dict[str, Trouble] = {
-    "allocator_retries": Trouble(tables={"allocator": _retry}),
-    "checkpoint_pause": Trouble(_evaluate),
+    "allocator_retries": Trouble(tables={"allocator": _add_retries}),
+    "checkpoint_pause": Trouble(_add_evaluations),
     "core_binding": Trouble(events=_bind_cores, ranks=2),
     "cores_taken": Trouble(tables={"hosts": set_values(**_BUSY), "processes": set_values(**_WAITING)}),
     "cores_taken, too short": Trouble(
         tables={"hosts": set_values(4, 0.25, **_BUSY), "processes": set_values(4, 0.25, **_WAITING)}
     ),
     "crowded_cores": Trouble(tables={"processes": set_values(cores_used=CORES * 1.0, waiting_cores=CORES * 1.0)}),
-    "data_stall": Trouble(prolong(DATA, 10, 10, 0.3)),
-    "data_stall, too short": Trouble(prolong(DATA, 5, 4, 0.3)),
+    "data_stall": Trouble(prolong_phase(DATA, 10, 10, 0.3)),
+    "data_stall, too short": Trouble(prolong_phase(DATA, 5, 4, 0.3)),
     "dead_rank": Trouble(events=_lose_ranks),
-    "double_spike": Trouble(prolong(STEP, 20, 10, 2 * STEP_S)),
+    "double_spike": Trouble(prolong_phase(STEP, 20, 10, 2 * STEP_S)),
     "first_real_step": Trouble(events=_take_inventory, engine={"inner_optimizer": "Adam"}),
-    "fragmentation": Trouble(tables={"allocator": _fragment}),
-    "host_growth": Trouble(tables={"processes": _grow}),
+    "fragmentation": Trouble(tables={"allocator": _fragment_memory}),
+    "host_growth": Trouble(tables={"processes": _grow_host_memory}),
     "host_memory_short": Trouble(tables={"hosts": set_values(memory_available_bytes=10 * GIB)}),
     "host_memory_short, by file cache": Trouble(
         tables={"hosts": set_values(cgroup_limit_bytes=100 * GIB, cgroup_used_bytes=99 * GIB)}
     ),
     "host_memory_short, too short": Trouble(tables={"hosts": set_values(2, 0.5, memory_available_bytes=10 * GIB)}),
-    "hung_ranks": Trouble(prolong(BACKWARD, 500, 1, 60.0)),
+    "hung_ranks": Trouble(prolong_phase(BACKWARD, 500, 1, 60.0)),
     "hung_ranks with stacks": Trouble(
-        prolong(BACKWARD, 500, 1, 60.0),
+        prolong_phase(BACKWARD, 500, 1, 60.0),
         tables={"processes": set_values(cores_used=0.0)},
         events=write_stacks("silent", 500, _HANGS_S, *(_HANGS_S - before_s for before_s in (54, 49, 39, 19))),
     ),
     "iteration_drift": Trouble(_slow_down),
-    "iteration_shift": Trouble(prolong(BACKWARD, 200, 100, 2 * STEP_S)),
+    "iteration_shift": Trouble(prolong_phase(BACKWARD, 200, 100, 2 * STEP_S)),
     "iteration_shift with stacks": Trouble(
-        prolong(BETWEEN, 200, 100, 2 * STEP_S), events=write_stacks("slow", 200, 100, 27, 28, 29)
+        prolong_phase(BETWEEN, 200, 100, 2 * STEP_S), events=write_stacks("slow", 200, 100, 27, 28, 29)
     ),
-    "iteration_shift with garbage": Trouble(prolong(BETWEEN, 200, 100, 2 * STEP_S), events=_collect_garbage),
-    "memory_creep": Trouble(tables={"allocator": _creep}),
+    "iteration_shift with garbage": Trouble(prolong_phase(BETWEEN, 200, 100, 2 * STEP_S), events=_collect_garbage),
+    "memory_creep": Trouble(tables={"allocator": _grow_and_return}),
     "memory_step": Trouble(tables={"allocator": _alternate_peaks}),
     "others_arrived": Trouble(tables={"gpu_processes": _add_others}),
     "others_on_gpu": Trouble(tables={"gpus": set_values(used_bytes=60 * GIB)}),
@@ -207,20 +207,20 @@ TROUBLES: dict[str, Trouble] = {
     "outside_pytorch": Trouble(tables={"gpu_processes": set_values(used_bytes=60 * GIB)}),
     "peak_owner": Trouble(tables={"allocator": _alternate_owner}),
     "rank_stopped": Trouble(events=_stop_ranks),
-    "repeated_pause": Trouble(prolong(BETWEEN, 40, 1, 1.0), events=write_stacks("slow", 160, 44, 11, 22, 33, 44)),
-    "repeated_pause, too short": Trouble(prolong(BETWEEN, 240, 1, 1.0), events=write_stacks("slow", 240, 61, 61)),
-    "skipping_ended": Trouble(tables={"spans": _skip}, events=_overflow),
-    "steps_not_recorded": Trouble(tables={"spans": _lose}),
-    "straggler": Trouble(prolong(DATA, 10, 10, 0.3, only_rank=1), ranks=2),
-    "straggler, too short": Trouble(prolong(DATA, 5, 4, 0.3, only_rank=1), ranks=2),
-    "swapping": Trouble(tables={"hosts": _swap}),
+    "repeated_pause": Trouble(prolong_phase(BETWEEN, 40, 1, 1.0), events=write_stacks("slow", 160, 44, 11, 22, 33, 44)),
+    "repeated_pause, too short": Trouble(prolong_phase(BETWEEN, 240, 1, 1.0), events=write_stacks("slow", 240, 61, 61)),
+    "skipping_ended": Trouble(tables={"spans": _skip_first_updates}, events=_add_overflows),
+    "steps_not_recorded": Trouble(tables={"spans": _lose_steps}),
+    "straggler": Trouble(prolong_phase(DATA, 10, 10, 0.3, only_rank=1), ranks=2),
+    "straggler, too short": Trouble(prolong_phase(DATA, 5, 4, 0.3, only_rank=1), ranks=2),
+    "swapping": Trouble(tables={"hosts": _use_swap}),
     "throttled": Trouble(tables={"gpus": set_values(throttle_reasons=0x20)}),
     "throttled, too short": Trouble(tables={"gpus": set_values(10, 0.4, throttle_reasons=0x20)}),
-    "time_between_phases": Trouble(prolong(BETWEEN, 1, 1, 0.1), events=write_stacks("share", 200, 70, 70)),
+    "time_between_phases": Trouble(prolong_phase(BETWEEN, 1, 1, 0.1), events=write_stacks("share", 200, 70, 70)),
     "time_between_phases, of training": Trouble(
-        prolong(BETWEEN, 1, 1, 0.1), events=write_stacks("share", 200, 70, 70, call="deepspeed.step")
+        prolong_phase(BETWEEN, 1, 1, 0.1), events=write_stacks("share", 200, 70, 70, call="deepspeed.step")
     ),
-    "validation_jump": Trouble(_evaluate, tables={"allocator": _grow_at_pauses}),
+    "validation_jump": Trouble(_add_evaluations, tables={"allocator": _grow_at_pauses}),
     "without a probe": Trouble(has_probe=False),
     "without a probe, double_spike": Trouble(
         has_probe=False,
@@ -230,7 +230,7 @@ TROUBLES: dict[str, Trouble] = {
 """By the name of the finding; "too short" and the like are never found, and so are looked for up to the end."""
 
 
-def combine(*names: str) -> Trouble:
+def combine_troubles(*names: str) -> Trouble:
     """Return several troubles at once; where they change the same values the last one counts."""
     several = [TROUBLES[name] for name in names]
 
@@ -241,11 +241,11 @@ def combine(*names: str) -> Trouble:
     def change_tables(name: str) -> Change:
         changes = [one.tables[name] for one in several if name in one.tables]
 
-        def change(rows: Rows) -> None:
+        def apply_changes(rows: Rows) -> None:
             for each in changes:
                 each(rows)
 
-        return change
+        return apply_changes
 
     def write_events(write: Callable[..., None], steps: int) -> None:
         for one in several:
@@ -265,8 +265,8 @@ def combine(*names: str) -> Trouble:
 _APART = ("iteration_drift", "hung_ranks with stacks")
 _PROBED = [name for name, trouble in TROUBLES.items() if trouble.has_probe and name not in _APART]
 MIXTURES: dict[str, Trouble] = {
-    "all that are found": combine(*(name for name in _PROBED if "," not in name)),
-    "all that are never found": combine(*(name for name in _PROBED if "," in name)),
+    "all that are found": combine_troubles(*(name for name in _PROBED if "," not in name)),
+    "all that are never found": combine_troubles(*(name for name in _PROBED if "," in name)),
     **{name: TROUBLES[name] for name in TROUBLES if name not in _PROBED},
 }
 """All troubles in few recordings."""

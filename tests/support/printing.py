@@ -21,11 +21,11 @@ class Printing:
         self._log = create_file(str(self.path), f"output-{identity.file_stem}", ".log")
         self._offset = 0
 
-    def lose(self, data: bytes) -> None:
-        """Prints what no record tells of: on a full disk there may be room for the one and not for the other."""
+    def write_unrecorded(self, data: bytes) -> None:
+        """Write output without its record: a full disk may have room for the one and not for the other."""
         self._offset += os.write(self._log, data)
 
-    def say(self, data: bytes, stream: str = "output", *, at_ns: int | None = None) -> int:
+    def write_output(self, data: bytes, stream: str = "output", *, at_ns: int | None = None) -> int:
         """``at_ns``: when (CLOCK_MONOTONIC), if not now."""
         os.write(self._log, data)
         now = time.monotonic_ns() if at_ns is None else at_ns

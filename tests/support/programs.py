@@ -14,23 +14,28 @@ from terminals import Terminal
 ZEROTOP = [sys.executable, "-m", "zerotop"]
 
 
-def environment(state: Path, **more: str) -> dict[str, str]:
-    """Sessions lie in ``state``; nothing of a job that runs these tests is passed on."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
-    return kept | {"XDG_STATE_HOME": str(state), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"} | more
+def make_environment(state: Path, **more: str) -> dict[str, str]:
+    """Return an environment whose sessions lie in ``state``, without variables of a job that runs these tests."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
+    return inherited | {"XDG_STATE_HOME": str(state), "TERM": "xterm-256color", "LC_ALL": "C.UTF-8"} | more
 
 
-def zerotop(state: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """The program run to its end, its output caught unless ``options`` say otherwise."""
-    chosen: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment(state), "timeout": 60}
+def run_zerotop(state: Path, *arguments: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run zerotop to its end; its output is captured unless ``options`` say otherwise."""
+    chosen: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "env": make_environment(state),
+        "timeout": 60,
+    }
     done: subprocess.CompletedProcess[bytes] = subprocess.run([*ZEROTOP, *arguments], check=False, **chosen | options)
     assert b"Traceback" not in (done.stderr or b"") or b"\nzerotop: " in done.stderr, done.stderr.decode()
     return done
 
 
-def headless(session: Path, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """``command`` run as a batch job and recorded in ``session``."""
-    return zerotop(session.parent, "run", "--headless", "--session", str(session), "--", *command, **options)
+def run_headless(session: Path, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run ``command`` headless, recorded in ``session``."""
+    return run_zerotop(session.parent, "run", "--headless", "--session", str(session), "--", *command, **options)
 
 
 def on_terminal(
@@ -49,4 +54,4 @@ def on_terminal(
     command = [*ZEROTOP, *arguments]
     if ignoring:
         command = ["/bin/sh", "-c", f'trap "" {ignoring}; exec "$@"', "sh", *command]
-    return Terminal(command, environment=environment(state, **more), folder=folder or state, rows=rows, columns=columns)
+    return Terminal(command, environment=make_environment(state, **more), folder=folder or state, rows=rows, columns=columns)

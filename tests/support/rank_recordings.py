@@ -13,7 +13,7 @@ from zerotop_probe.recording.segments import parse_name
 from zerotop_probe.recording.tables import PHASES
 
 
-def table(path: Path) -> Any:
+def read_table_file(path: Path) -> Any:
     """Return the records of one file."""
     with open(path, "rb") as file:
         header = json.loads(file.readline())
@@ -21,7 +21,7 @@ def table(path: Path) -> Any:
         return np.frombuffer(file.read(), dtype)
 
 
-def events(path: Path) -> list[dict[str, Any]]:
+def read_event_file(path: Path) -> list[dict[str, Any]]:
     """Return the events of one file, without its header."""
     return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
@@ -33,29 +33,29 @@ class Rank:
         """Fail unless the rank has exactly one table of a kind and only events that match their declarations."""
         self.session = session
         self.rank = rank
-        self.spans = np.sort(self._read("spans"), order="begin_ns", kind="stable")
-        self.begins = self._read("begins")
-        self.probe = self._read("probe")
+        self.spans = np.sort(self._read_table("spans"), order="begin_ns", kind="stable")
+        self.begins = self._read_table("begins")
+        self.probe = self._read_table("probe")
         (path,) = session.glob(f"events-rank{rank}-*.jsonl")
-        self.events = events(path)
+        self.events = read_event_file(path)
         for event in self.events:
             check_event(event)
 
-    def _read(self, name: str) -> Any:
+    def _read_table(self, name: str) -> Any:
         segments = {parse_name(path.name): path for path in self.session.glob(f"{name}-rank{self.rank}-*.rec")}
         ordered = sorted((named, path) for named, path in segments.items() if named is not None)
         (_,) = {stem for (stem, _), _ in ordered}
-        return np.concatenate([table(path) for _, path in ordered])
+        return np.concatenate([read_table_file(path) for _, path in ordered])
 
-    def phase(self, *names: str) -> Any:
+    def select_phases(self, *names: str) -> Any:
         """Return the spans of these phases, by time."""
         return self.spans[np.isin(self.spans["phase"], [PHASES.index(name) for name in names])]
 
-    def event(self, name: str) -> list[dict[str, Any]]:
+    def find_events(self, name: str) -> list[dict[str, Any]]:
         """Return the events of that name."""
         return [event for event in self.events if event["event"] == name]
 
-    def inside(self, outer: Any) -> list[str]:
+    def list_phases_inside(self, outer: Any) -> list[str]:
         """Return the names of the phases inside a span, in order."""
         spans = self.spans
         within = (spans["begin_ns"] >= outer["begin_ns"]) & (spans["end_ns"] <= outer["end_ns"])

@@ -39,8 +39,8 @@ class Run:
     """Of this run alone. Its part ``tmp`` was the job's TMPDIR, ``checkpoints`` is free for --output-dir."""
 
 
-def environment() -> dict[str, str]:
-    """What a real run sees. Operators are compiled into torch's usual folder and stay there for next time."""
+def make_environment() -> dict[str, str]:
+    """Return the environment of a real run. Operators are compiled once, into torch's usual folder."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
     return inherited | {
         "DS_ACCELERATOR": "cpu",
@@ -57,8 +57,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def launch(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[str]:
-    """The command that runs ``script`` (a path and its arguments) by ``launcher``; python is one rank.
+def build_launch_command(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[str]:
+    """Return the command that runs ``script`` (a path and its arguments) by ``launcher``; python is one rank.
 
     "bare" is bare_ranks.py, where the launcher is not what is tested: that of DeepSpeed imports torch twice.
     """
@@ -79,7 +79,7 @@ def launch(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[
 def finetune_command(launcher: str, config: Path | None, options: Sequence[str]) -> list[str]:
     """finetune.py on the tiny model for three steps, unless ``options`` say otherwise."""
     chosen = [] if config is None else ["--deepspeed", str(config)]
-    return launch(launcher, [str(demo.SCRIPT_PATH), *SMALL, *chosen, *options])
+    return build_launch_command(launcher, [str(demo.SCRIPT_PATH), *SMALL, *chosen, *options])
 
 
 def finetunes_in_turn(
@@ -95,15 +95,15 @@ def finetunes_in_turn(
         chosen = [] if config is None else ["--deepspeed", str(prepared_config(config, folders[name]))]
         (folders[name] / "arguments.json").write_text(json.dumps([*SMALL, *chosen, *options]))
         (folders[name] / "output").touch()
-    whole = run_recorded(launch("torchrun", [str(IN_TURN), *map(str, folders.values())]), folder, environment)
+    whole = run_recorded(build_launch_command("torchrun", [str(IN_TURN), *map(str, folders.values())]), folder, environment)
 
-    def result(path: Path) -> Run:
+    def read_result(path: Path) -> Run:
         codes = [exit_code.read_text() for exit_code in path.glob("exit-*")]
         output = (path / "output").read_text(errors="replace")
         well = codes == ["0"] * RANKS
         return Run(0 if well else 1, output if well else output + whole.output, whole.session, whole.seconds, path)
 
-    return {name: result(path) for name, path in folders.items()}
+    return {name: read_result(path) for name, path in folders.items()}
 
 
 def prepared_config(name: str, folder: Path) -> Path:

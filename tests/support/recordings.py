@@ -23,40 +23,40 @@ def from_outside(name: str, into: Path) -> Session:
     return Session.open(folder)
 
 
-def names() -> list[str]:
-    """Of all there are; one of them is shipped with the demo."""
+def list_recordings() -> list[str]:
+    """Return the names of all recordings; one of them is shipped with the demo."""
     return sorted(path.stem for path in (RECORDING_PATH, *FOLDER.glob(f"*{SUFFIX}")))
 
 
-def packed(name: str) -> Path:
-    """The packed file."""
+def find_packed_file(name: str) -> Path:
+    """Return the path of a packed recording."""
     return RECORDING_PATH if name == RECORDING_PATH.stem else FOLDER / (name + SUFFIX)
 
 
-def recording(name: str) -> Session:
-    """A recording, opened."""
-    return Session.open(packed(name))
+def open_recording(name: str) -> Session:
+    """Open a recording."""
+    return Session.open(find_packed_file(name))
 
 
 def as_directory(name: str, into: Path) -> Path:
     """Writes a recording's files to a new folder in ``into``: the session as it was before it was packed."""
     session = into / name
     session.mkdir()
-    for file, content in unpack_files(packed(name)).items():
+    for file, content in unpack_files(find_packed_file(name)).items():
         (session / file).write_bytes(content)
     return session
 
 
-def rewritten(name: str, change: Callable[[dict[str, Any]], object]) -> Session:
-    """The recording with the lines of its events as ``change`` makes them; that gets one at a time, headers too."""
+def rewrite_events(name: str, change: Callable[[dict[str, Any]], object]) -> Session:
+    """Open a recording with each line of its event files, headers too, replaced by ``change``."""
     files = {
-        file: content if not file.endswith(".jsonl") else b"".join(map(_rewrite(change), content.splitlines()))
-        for file, content in unpack_files(packed(name)).items()
+        file: content if not file.endswith(".jsonl") else b"".join(map(_make_line_rewriter(change), content.splitlines()))
+        for file, content in unpack_files(find_packed_file(name)).items()
     }
-    return Session.from_folder(UnpackedFolder(packed(name), files))
+    return Session.from_folder(UnpackedFolder(find_packed_file(name), files))
 
 
-def _rewrite(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
+def _make_line_rewriter(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
     return lambda line: json.dumps(change(json.loads(line))).encode() + b"\n"
 
 
@@ -67,27 +67,29 @@ class Label(NamedTuple):
     step: int | None
     within: int = 0  # steps more or less
 
-    def fits(self, found: tuple[str, int | None]) -> bool:
-        """Whether that is the finding."""
+    def fits_finding(self, found: tuple[str, int | None]) -> bool:
+        """Return whether that is the labelled finding."""
         name, step = found
         same = step == self.step if step is None or self.step is None else abs(step - self.step) <= self.within
         return name == self.name and same
 
 
-def labels(kind: str = "findings") -> dict[str, list[Label]]:
+def read_labels(kind: str = "findings") -> dict[str, list[Label]]:
     """What each recording must have, and nothing else; set by hand, with reasons.
 
     ``outside``: without what ranks wrote. ``missed``: what was staged too and is known not to be found.
     """
-    told = json.loads((FOLDER / "labels.json").read_text())
-    return {name: [Label(*label) for label in entry.get(kind, ())] for name, entry in told.items()}
+    entries = json.loads((FOLDER / "labels.json").read_text())
+    return {name: [Label(*label) for label in entry.get(kind, ())] for name, entry in entries.items()}
 
 
-def compare(expected: Iterable[Label], found: Iterable[tuple[str, int | None]]) -> tuple[list[str], list[str], list[str]]:
-    """The kinds of what was found rightly, of what was found and should not be, and of what was not found."""
+def compare_findings(
+    expected: Iterable[Label], found: Iterable[tuple[str, int | None]]
+) -> tuple[list[str], list[str], list[str]]:
+    """Return the kinds of right, wrong and missed findings."""
     right, wrong, missed = [], list(found), []
     for label in expected:
-        fitting = next((one for one in wrong if label.fits(one)), None)
+        fitting = next((one for one in wrong if label.fits_finding(one)), None)
         if fitting is None:
             missed.append(label.name)
         else:

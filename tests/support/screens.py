@@ -25,15 +25,15 @@ class Shown(Generic[Kind]):
         assert isinstance(self.app.screen, self.kind)
         return self.app.screen
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
 
-    async def press(self, *keys: str) -> str:
+    async def press_keys(self, *keys: str) -> str:
         for key in keys:
             await self.pilot.press(key)
-        await self.settled()
-        return self.text()
+        await self.wait_until_settled()
+        return self.read_text()
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Waits for what a key began."""
         await self.pilot.pause()

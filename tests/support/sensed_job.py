@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from small_recording import S, identity, record, span, write
+from small_recording import S, make_identity, make_record, make_span, write_table
 from zerotop_probe.recording.tables import ALLOCATOR, BEGIN, BOUNDARY, GPUS, PROCESSES, SKIPPED, SPANS, TICK
 
 # Seconds and GPU utilization, cores, watts, bytes a second to the host and to the GPU in each phase.
@@ -48,11 +48,11 @@ class Job:
             values = np.array([PLAN[phase][column] for _, _, phase, _ in self.spans])[at]
             self._sums.append(np.concatenate(([0.0], np.cumsum(np.where(inside, values, 0.0) * self._grain))))
 
-    def mean(self, column: int, begin: float, end: float) -> float:
+    def compute_mean(self, column: int, begin: float, end: float) -> float:
         """The mean of a sensor's truth between two moments."""
-        return (self._upto(column, end) - self._upto(column, begin)) / (end - begin)
+        return (self._integrate_upto(column, end) - self._integrate_upto(column, begin)) / (end - begin)
 
-    def _upto(self, column: int, moment: float) -> float:
+    def _integrate_upto(self, column: int, moment: float) -> float:
         sums, place = self._sums[column], moment / self._grain
         below = min(int(place), len(sums) - 2)
         return float(sums[below] + (sums[below + 1] - sums[below]) * (place - below))
@@ -63,47 +63,49 @@ class Job:
         for step in range(self.count):
             mine = [one for one in self.spans if one[3] == step]
             flags = BOUNDARY | (SKIPPED if step < self.skip else 0)
-            rows = [span(begin, end, phase, step, depth=int(phase in INNER)) for begin, end, phase, _ in mine]
+            rows = [make_span(begin, end, phase, step, depth=int(phase in INNER)) for begin, end, phase, _ in mine]
             inner = [one for one in mine if one[2] in INNER]
             begin = inner[0][0] if inner else mine[-1][1]
             end = inner[-1][1] if inner else mine[-1][1] + 0.002
-            found += [*rows, span(begin, end, "step", step, flags)]
+            found += [*rows, make_span(begin, end, "step", step, flags)]
         return found
 
-    def write(self, folder: Path, *, ranks: int = 1, gpu: bool = True, lag: float = 0.03) -> None:
+    def write_recording(self, folder: Path, *, ranks: int = 1, gpu: bool = True, lag: float = 0.03) -> None:
         """The recording: ``lag`` is how much later than NVML the sampler looks."""
         for rank in range(ranks):
-            write(folder, SPANS, identity(rank), *self.spans_of()).close()
+            write_table(folder, SPANS, make_identity(rank), *self.spans_of()).close()
             if gpu:
-                write(folder, ALLOCATOR, identity(rank), *self._allocator(rank)).close()
-        node, ticks = identity(-1), np.arange(9.0, self.end + 0.5, 0.1).tolist()
-        write(folder, PROCESSES, node, *[row for now in ticks for row in self._processes(now, ranks)]).close()
+                write_table(folder, ALLOCATOR, make_identity(rank), *self._make_readings(rank)).close()
+        node, ticks = make_identity(-1), np.arange(9.0, self.end + 0.5, 0.1).tolist()
+        write_table(
+            folder, PROCESSES, node, *[row for now in ticks for row in self._make_process_samples(now, ranks)]
+        ).close()
         if gpu:
-            rows = [row for place, now in enumerate(ticks) for row in self._gpus(place, now, ranks, lag)]
-            write(folder, GPUS, node, *rows).close()
+            rows = [row for place, now in enumerate(ticks) for row in self._make_gpu_samples(place, now, ranks, lag)]
+            write_table(folder, GPUS, node, *rows).close()
 
-    def _processes(self, now: float, ranks: int) -> list[object]:
-        cores = self.mean(1, now - 0.1, now)
+    def _make_process_samples(self, now: float, ranks: int) -> list[object]:
+        cores = self.compute_mean(1, now - 0.1, now)
         return [
-            record(PROCESSES, time_ns=int(now * S), rss_bytes=10**9, cores_used=cores, pid=100 + rank, rank=rank)
+            make_record(PROCESSES, time_ns=int(now * S), rss_bytes=10**9, cores_used=cores, pid=100 + rank, rank=rank)
             for rank in range(ranks)
         ]
 
-    def _gpus(self, place: int, now: float, ranks: int, lag: float) -> list[object]:
+    def _make_gpu_samples(self, place: int, now: float, ranks: int, lag: float) -> list[object]:
         renewed = now - 0.1 * (place % 2) - lag
-        used = round(self.mean(0, renewed - 0.2, renewed))
-        moved = [int(self.mean(column, 0.0, now) * now) for column in (3, 4)]
-        values = {"pcie_tx_bytes": moved[0], "pcie_rx_bytes": moved[1], "power_w": self.mean(2, now - 0.02, now)}
+        used = round(self.compute_mean(0, renewed - 0.2, renewed))
+        moved = [int(self.compute_mean(column, 0.0, now) * now) for column in (3, 4)]
+        values = {"pcie_tx_bytes": moved[0], "pcie_rx_bytes": moved[1], "power_w": self.compute_mean(2, now - 0.02, now)}
         return [
-            record(GPUS, time_ns=int(now * S), utilization_percent=used, gpu=rank, used_bytes=1, **values)
+            make_record(GPUS, time_ns=int(now * S), utilization_percent=used, gpu=rank, used_bytes=1, **values)
             for rank in range(ranks)
         ]
 
-    def _allocator(self, rank: int) -> list[tuple[Any, ...]]:
+    def _make_readings(self, rank: int) -> list[tuple[Any, ...]]:
         found = []
         for begin, end, phase, _ in self.spans:
             held = 2000 if phase == "backward" else 1000
-            found.append(record(ALLOCATOR, time_ns=int(begin * S), allocated_bytes=held, edge=BEGIN, device=rank))
+            found.append(make_record(ALLOCATOR, time_ns=int(begin * S), allocated_bytes=held, edge=BEGIN, device=rank))
             middle = int((begin + end) / 2 * S)
-            found.append(record(ALLOCATOR, time_ns=middle, allocated_bytes=held // 2, edge=TICK, device=rank))
+            found.append(make_record(ALLOCATOR, time_ns=middle, allocated_bytes=held // 2, edge=TICK, device=rank))
         return found

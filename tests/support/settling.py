@@ -46,8 +46,8 @@ def _to_be_painted(app: App[Any]) -> bool:
     return bool(app._batch_count or (app.screen_stack and app.screen._update_timer._active.is_set()))
 
 
-async def until(pilot: Pilot[Any], true: Callable[[], object], otherwise: str = "it does not come") -> None:
-    """Waits for what comes a moment later."""
+async def wait_until(pilot: Pilot[Any], true: Callable[[], object], otherwise: str = "it does not come") -> None:
+    """Wait until ``true`` returns something true."""
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < deadline, otherwise

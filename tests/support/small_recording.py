@@ -12,34 +12,34 @@ from zerotop_probe.recording.writer import Identity, RecordWriter
 
 S = 10**9
 BEGIN_NS = 1000 * S
-"""What second 0 is in unix time."""
+"""Second 0 in unix time."""
 
 
-def identity(rank: int, pid: int | None = None, host: str = "node1") -> Identity:
-    """A rank's process, or with -1 a node's sampler."""
+def make_identity(rank: int, pid: int | None = None, host: str = "node1") -> Identity:
+    """Return the identity of a rank's process, or with -1 of a node's sampler."""
     return Identity("rank" if rank >= 0 else "node", rank, host, 100 + rank if pid is None else pid, 1, "boot")
 
 
-def span(begin: float, end: float, phase: str, step: int = 0, flags: int = 0, depth: int = 0, tokens: int = -1) -> Any:
-    """A record of SPANS; two rows where tokens are given."""
+def make_span(begin: float, end: float, phase: str, step: int = 0, flags: int = 0, depth: int = 0, tokens: int = -1) -> Any:
+    """Return a record of SPANS; it has two rows where tokens are given."""
     rows = 2 if tokens >= 0 else -1
     return (int(begin * S), int(end * S), tokens, step, 0, rows, -1, PHASE_CODE[phase], flags, depth, 0, 0)
 
 
-def record(table: Table, **fields: Any) -> tuple[Any, ...]:
-    """A record in which everything that is not given is unknown."""
+def make_record(table: Table, **fields: Any) -> tuple[Any, ...]:
+    """Return a record; fields that are not given are unknown."""
     assert set(fields) <= {field.name for field in table.fields}
-    return tuple(fields.get(field.name, _nothing(field)) for field in table.fields)
+    return tuple(fields.get(field.name, _unknown_value(field)) for field in table.fields)
 
 
-def _nothing(field: Field) -> Any:
+def _unknown_value(field: Field) -> Any:
     if field.code in "fd":
         return math.nan
     return b"" if field.code.endswith("s") else UNKNOWN if field.code in "qi" else 0
 
 
-def write(folder: Path, table: Table, who: Identity, *records: Any, born: float = 0.0, **header: Any) -> RecordWriter:
-    """Writes a table; the writer is to be closed. ``born``: when the file was made."""
+def write_table(folder: Path, table: Table, who: Identity, *records: Any, born: float = 0.0, **header: Any) -> RecordWriter:
+    """Write a table; the caller closes the writer. ``born`` is when the file was created."""
     clock = {"monotonic_ns": int(born * S), "unix_ns": BEGIN_NS + int(born * S)}
     writer = RecordWriter(str(folder), table, who, clock=clock, **header)
     for record in records:
@@ -48,6 +48,6 @@ def write(folder: Path, table: Table, who: Identity, *records: Any, born: float 
     return writer
 
 
-def read(folder: Path, *, begin_ns: int = BEGIN_NS) -> Session:
+def read_recording(folder: Path, *, begin_ns: int = BEGIN_NS) -> Session:
     """The recording in a folder, without a session file. One that began in the future is live, however slow we are."""
     return Session(folder, {"boot": "boot", "clock": {"unix_ns": begin_ns, "monotonic_ns": 0}})

@@ -33,15 +33,15 @@ class _Node:
         self.children: dict[bytes, _Node] = {}
         self.time_ns = time.time_ns()
 
-    def attributes(self) -> bytes:
+    def pack_attributes(self) -> bytes:
         seconds, nanoseconds = divmod(self.time_ns, 10**9)
         size = len(self.content)
         times = (seconds,) * 3, (nanoseconds,) * 3
         owner = os.getuid(), os.getgid()
         return _ATTRIBUTES.pack(self.number, size, -(-size // 512), *times[0], *times[1], self.mode, 1, *owner, 0, 4096, 0)
 
-    def entry(self) -> bytes:
-        return struct.pack("<QQQQII", self.number, 0, 0, 0, 0, 0) + self.attributes()
+    def pack_entry(self) -> bytes:
+        return struct.pack("<QQQQII", self.number, 0, 0, 0, 0, 0) + self.pack_attributes()
 
 
 class Files:
@@ -51,16 +51,16 @@ class Files:
         # The kernel's first request is about no file.
         self.nodes = {number: _Node(number, stat.S_IFDIR | 0o700) for number in (0, 1)}
         self.answers: dict[int, Callable[[_Node, bytes], bytes]] = {
-            1: lambda node, data: self._find(node, data).entry(),
-            3: lambda node, data: struct.pack("<QII", 0, 0, 0) + node.attributes(),
+            1: lambda node, data: self._find_child(node, data).pack_entry(),
+            3: lambda node, data: struct.pack("<QII", 0, 0, 0) + node.pack_attributes(),
             4: self._set_attributes,
-            9: lambda node, data: self._make(node, stat.S_IFDIR, data[:4], data[8:]).entry(),
-            10: self._remove,
-            11: self._remove,
-            12: lambda node, data: self._rename(node, data[:8], data[8:]),
+            9: lambda node, data: self._make_child(node, stat.S_IFDIR, data[:4], data[8:]).pack_entry(),
+            10: self._remove_child,
+            11: self._remove_child,
+            12: lambda node, data: self._rename_child(node, data[:8], data[8:]),
             14: lambda node, data: struct.pack("<QII", 0, 2, 0),  # FOPEN_KEEP_CACHE
-            15: self._read,
-            16: self._write,
+            15: self._read_file,
+            16: self._write_file,
             17: lambda node, data: struct.pack(
                 "<QQQQQIIII24x", 1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20, 4096, 255, 4096, 0
             ),
@@ -69,34 +69,34 @@ class Files:
             25: lambda node, data: b"",
             26: lambda node, data: struct.pack("<IIIIHHIIHH32x", 7, 31, 1 << 17, 0, 16, 12, _MAX_WRITE, 1, 32, 0),
             27: lambda node, data: bytes(16),
-            28: self._list,
+            28: self._list_folder,
             29: lambda node, data: b"",
             35: lambda node, data: (
-                self._make(node, stat.S_IFREG, data[4:8], data[16:]).entry() + struct.pack("<QII", 0, 2, 0)
+                self._make_child(node, stat.S_IFREG, data[4:8], data[16:]).pack_entry() + struct.pack("<QII", 0, 2, 0)
             ),
-            45: lambda node, data: self._rename(node, data[:8], data[16:]),
+            45: lambda node, data: self._rename_child(node, data[:8], data[16:]),
         }
 
-    def _find(self, node: _Node, name: bytes) -> _Node:
+    def _find_child(self, node: _Node, name: bytes) -> _Node:
         try:
             return node.children[name.rstrip(b"\0")]
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, "") from None
 
-    def _make(self, folder: _Node, kind: int, mode: bytes, name: bytes) -> _Node:
+    def _make_child(self, folder: _Node, kind: int, mode: bytes, name: bytes) -> _Node:
         number = max(self.nodes) + 1
         node = self.nodes[number] = _Node(number, kind | int.from_bytes(mode, "little") & 0o777)
         folder.children[name.rstrip(b"\0")] = node
         return node
 
-    def _remove(self, folder: _Node, name: bytes) -> bytes:
-        self._find(folder, name)
+    def _remove_child(self, folder: _Node, name: bytes) -> bytes:
+        self._find_child(folder, name)
         del folder.children[name.rstrip(b"\0")]
         return b""
 
-    def _rename(self, folder: _Node, target: bytes, names: bytes) -> bytes:
+    def _rename_child(self, folder: _Node, target: bytes, names: bytes) -> bytes:
         old, new = names.rstrip(b"\0").split(b"\0")
-        self.nodes[int.from_bytes(target, "little")].children[new] = self._find(folder, old)
+        self.nodes[int.from_bytes(target, "little")].children[new] = self._find_child(folder, old)
         del folder.children[old]
         return b""
 
@@ -104,20 +104,20 @@ class Files:
         (valid,), (size,) = struct.unpack_from("<I", data), struct.unpack_from("<Q", data, 16)
         if valid & 8:
             node.content = node.content[:size].ljust(size, b"\0")
-        return struct.pack("<QII", 0, 0, 0) + node.attributes()
+        return struct.pack("<QII", 0, 0, 0) + node.pack_attributes()
 
-    def _read(self, node: _Node, data: bytes) -> bytes:
+    def _read_file(self, node: _Node, data: bytes) -> bytes:
         _, offset, size = struct.unpack_from("<QQI", data)
         return bytes(node.content[offset : offset + size])
 
-    def _write(self, node: _Node, data: bytes) -> bytes:
+    def _write_file(self, node: _Node, data: bytes) -> bytes:
         _, offset, size = struct.unpack_from("<QQI", data)
         node.content = node.content.ljust(offset, b"\0")
         node.content[offset : offset + size] = data[40 : 40 + size]
         node.time_ns = time.time_ns()
         return struct.pack("<II", size, 0)
 
-    def _list(self, node: _Node, data: bytes) -> bytes:
+    def _list_folder(self, node: _Node, data: bytes) -> bytes:
         _, offset, size = struct.unpack_from("<QQI", data)
         listed = b""
         for place, (name, child) in list(enumerate(node.children.items(), 1))[offset:]:
@@ -129,7 +129,7 @@ class Files:
         return listed
 
 
-def serve(folder: str) -> None:
+def serve_folder(folder: str) -> None:
     """Mount at the folder, say so, and answer until the end."""
     device = os.open("/dev/fuse", os.O_RDWR)
     library = ctypes.CDLL(None, use_errno=True)
@@ -157,10 +157,10 @@ def serve(folder: str) -> None:
         os.write(device, _OUT.pack(_OUT.size + len(reply), code, unique) + reply)
 
 
-def unmount(folder: str) -> None:
+def unmount_folder(folder: str) -> None:
     """Unmount it, even while files are open."""
     ctypes.CDLL(None).umount2(os.fsencode(folder), _DETACH)
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve_folder(sys.argv[1])

@@ -53,7 +53,7 @@ class StandingJob:
 
     @property
     def output(self) -> str:
-        """What it has printed."""
+        """The output so far."""
         return self._output.read_text(errors="replace")
 
     @property

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memory_recording import Recording, record
-from small_recording import BEGIN_NS, S, identity, span
+from memory_recording import Recording, make_record
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
 
@@ -43,25 +43,27 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
     """Write ranks that iterate in a second and stand still from SILENT_S on; None: a rank that writes no stacks."""
     recording = Recording(folder)
     for rank in stands:
-        who = identity(rank)
-        recording.engine(rank)
-        recording.event(who, 1.5, events.HELLO, rank=rank, local_rank=rank)
+        who = make_identity(rank)
+        recording.write_engine(rank)
+        recording.write_event(who, 1.5, events.HELLO, rank=rank, local_rank=rank)
         begin = SILENT_S - STEPS
-        spans = [span(begin + step, begin + step + 1, "step", step, tables.BOUNDARY) for step in range(STEPS)]
-        recording.write(tables.SPANS, who, spans, born=1)
-        recording.write(tables.BEGINS, who, [], born=1)
+        spans = [make_span(begin + step, begin + step + 1, "step", step, tables.BOUNDARY) for step in range(STEPS)]
+        recording.write_records(tables.SPANS, who, spans, born=1)
+        recording.write_records(tables.BEGINS, who, [], born=1)
     looks = [(second, rank) for second in range(30) for rank in stands]
-    recording.write(tables.PROCESSES, recording.node, [_use_cores(at_s, rank, stands[rank]) for at_s, rank in looks])
+    recording.write_records(tables.PROCESSES, recording.node, [_use_cores(at_s, rank, stands[rank]) for at_s, rank in looks])
     for second in written_s:
         for rank, stand in stands.items():
             if stand is not None:
-                recording.event(identity(rank), second, events.STACKS, **make_facts(stand))
-    return recording.read()
+                recording.write_event(make_identity(rank), second, events.STACKS, **make_facts(stand))
+    return recording.open_session()
 
 
 def _use_cores(second: float, rank: int, stand: Stand | None) -> tuple[Any, ...]:
     used, waiting = (stand.cores_used, stand.waiting_cores) if stand is not None else (0.0, 0.0)
-    return record(tables.PROCESSES, second, pid=identity(rank).pid, rank=rank, cores_used=used, waiting_cores=waiting)
+    return make_record(
+        tables.PROCESSES, second, pid=make_identity(rank).pid, rank=rank, cores_used=used, waiting_cores=waiting
+    )
 
 
 def make_facts(stand: Stand) -> dict[str, Any]:
@@ -76,6 +78,6 @@ def make_facts(stand: Stand) -> dict[str, Any]:
     return facts | ({"collectives": collectives} if stand.called is not None else {})
 
 
-def at(second: float) -> int:
+def second_to_unix_ns(second: float) -> int:
     """Return that second of the recording in unix nanoseconds."""
     return BEGIN_NS + int(second * S)

@@ -10,7 +10,7 @@ import pytest
 from textual.pilot import Pilot
 
 import recordings
-from settling import until
+from settling import wait_until
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.commands.job.recording_library import UserLibrary
 from zerotop.session import catalog
@@ -21,13 +21,13 @@ from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
 from zerotop.ui.start.screen import StartScreen
 
 
-def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def filled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The usual place, with three recordings in it; the current folder is another, empty one."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = catalog.find_default_folder()
     folder.mkdir(parents=True)
-    shutil.copy(recordings.packed("cpu-clean"), folder)
-    shutil.copy(recordings.packed("z2-oom"), folder)
+    shutil.copy(recordings.find_packed_file("cpu-clean"), folder)
+    shutil.copy(recordings.find_packed_file("z2-oom"), folder)
     recordings.as_directory("story", folder)
     here = tmp_path / "here"
     here.mkdir()
@@ -45,9 +45,9 @@ class Start:
 
     @property
     def list(self) -> StartScreen:
-        found = self.app.screen
-        assert isinstance(found, StartScreen)
-        return found
+        screen = self.app.screen
+        assert isinstance(screen, StartScreen)
+        return screen
 
     def names(self) -> Sequence[str]:
         return [getattr(row, "name", "") for row in self.list.model.rows]
@@ -70,9 +70,9 @@ async def overviews_read(start: Start, pilot: Pilot[Leaving]) -> None:
         recordings = start.desk.recordings
         return len(recordings) > 0 and all(recording.overview is not None for recording in recordings)
 
-    await until(pilot, are_read)
+    await wait_until(pilot, are_read)
 
 
-async def ready(start: Start, pilot: Pilot[Leaving]) -> None:
+async def wait_for_list(start: Start, pilot: Pilot[Leaving]) -> None:
     await overviews_read(start, pilot)
-    await until(pilot, lambda: "exit 0" in start.text() and "reading" not in start.text())
+    await wait_until(pilot, lambda: "exit 0" in start.text() and "reading" not in start.text())

@@ -83,8 +83,8 @@ class FitProgress(Progress):
             size = 60 * GIB if largest else None
             is_final = bool(largest and failing and failing - largest <= 1024)
             predicted, expected = 4400.0 + 3000 * (stage - 2), 7300.0 * (stage - 1)
-            found = LargestResult({"stage": stage}, largest, failing, is_final, predicted, size, len(own), "", expected)
-            self.results = (*self.results, found)
+            result = LargestResult({"stage": stage}, largest, failing, is_final, predicted, size, len(own), "", expected)
+            self.results = (*self.results, result)
 
     def estimate_left_s(self) -> float | None:
         return None
@@ -93,7 +93,7 @@ class FitProgress(Progress):
 def measure_search(stage: int, length: int) -> Result:
     if length > (7168 if stage == 2 else 10240):
         return Result(OUT_OF_MEMORY, REASON, attempts=1, seconds=19.0)
-    return measure("expandable_segments:True", length)
+    return simulate_result("expandable_segments:True", length)
 
 
 def make_search(done: int = 6) -> SweepModel:
@@ -116,12 +116,12 @@ def make_sweep(done: int) -> Sweep:
     for allocator in ALLOCATORS:
         for length in LENGTHS:
             settings: dict[str, Value] = {"stage": 3, "allocator": allocator, "micro_batch": 4, "seq_length": length}
-            result = measure(allocator, length) if len(points) < done else None
+            result = simulate_result(allocator, length) if len(points) < done else None
             points.append(Point(len(points), settings, result))
     return Sweep(Path("/sweeps/20261122-170000-qwen-0.5b"), plan, tuple(points))
 
 
-def measure(allocator: str, length: int) -> Result:
+def simulate_result(allocator: str, length: int) -> Result:
     if allocator == "default" and length == 4096:
         return Result(OUT_OF_MEMORY, REASON, attempts=1, seconds=19.0)
     tokens = 4 * length

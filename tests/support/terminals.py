@@ -41,17 +41,17 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was drawn since the last key, without escapes and without the order that they give it."""
+        """The text drawn since the last key, without escapes, in the order of drawing."""
         return _ESCAPES.sub(b"", self._drawn).decode("utf-8", "replace")
 
     @property
     def screen(self) -> str:
-        """What is on it now, a line for each row."""
+        """The current screen, a line for each row."""
         return "\n".join(self._shown.display)
 
     @property
     def drawn(self) -> bytes:
-        """The same as it came."""
+        """The bytes drawn since the last key."""
         return self._drawn
 
     def wait_for(self, *texts: str) -> None:
@@ -63,20 +63,20 @@ class Terminal:
         deadline = time.monotonic() + PATIENCE_S
         while not seen(self.text):
             assert time.monotonic() < deadline, f"{self.text[-3000:]}\n{self.screen}"
-            assert self._read(), f"it ended: {self.text[-3000:]}"
+            assert self._read_output(), f"it ended: {self.text[-3000:]}"
 
-    def watch(self, seconds: float) -> None:
-        """Reads what is drawn for a while; what was drawn before is forgotten."""
+    def watch_output(self, seconds: float) -> None:
+        """Read the output for some seconds; earlier output is forgotten."""
         self._drawn = b""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            assert self._read(), f"it ended: {self.text[-3000:]}"
+            assert self._read_output(), f"it ended: {self.text[-3000:]}"
 
-    def _read(self) -> bool:
-        """Takes what there is, for a moment; False once nobody can write any more."""
+    def _read_output(self) -> bool:
+        """Read the available output; return False once nobody can write any more."""
         if self.master < 0:
             return False
-        if not self._readable(0.2):
+        if not self._is_readable(0.2):
             return True
         try:
             data = os.read(self.master, 1 << 16)
@@ -86,31 +86,31 @@ class Terminal:
         self._stream.feed(data)
         return bool(data)
 
-    def _readable(self, seconds: float) -> bool:
+    def _is_readable(self, seconds: float) -> bool:
         """Whether there is something, or nobody there any more. select() knows no descriptors over 1,024."""
         waiting = select.poll()
         waiting.register(self.master, select.POLLIN)
         return bool(waiting.poll(1000 * seconds))
 
-    def type(self, keys: str) -> None:
-        """Types; what was drawn before is forgotten."""
+    def type_keys(self, keys: str) -> None:
+        """Type keys; earlier output is forgotten."""
         self._drawn = b""
         os.write(self.master, keys.encode())
 
     def exit_code(self) -> int:
         """Reads on until the child has ended."""
         deadline = time.monotonic() + PATIENCE_S
-        while not self.ended():
+        while not self.has_ended():
             if time.monotonic() > deadline:
                 os.kill(self.pid, signal.SIGKILL)
-            self._read()
-        while self._read() and self._readable(0.0):
+            self._read_output()
+        while self._read_output() and self._is_readable(0.0):
             pass
         assert self._status is not None
         return os.waitstatus_to_exitcode(self._status)
 
-    def ended(self) -> bool:
-        """Whether the child has ended."""
+    def has_ended(self) -> bool:
+        """Return whether the child has ended."""
         if self._status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._status = status if pid else None
@@ -123,8 +123,8 @@ class Terminal:
             self.master = -1
 
     def close(self) -> None:
-        """Ends what is left."""
-        if not self.ended():
+        """End the child."""
+        if not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         self.hang_up()

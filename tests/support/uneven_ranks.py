@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from small_recording import S, identity, record, span, write
+from small_recording import S, make_identity, make_record, make_span, write_table
 from zerotop_probe.recording.tables import ALLOCATOR, BOUNDARY, END, GPUS, PHASE_CODE, PROCESSES, SPANS
 
 GIB = 1 << 30
@@ -34,28 +34,34 @@ def write_ranks(
     slowest = max((late_s or {}).values(), default=0.0)
     for rank in range(ranks):
         late, more = (late_s or {}).get(rank, 0.0), (more_bytes or {}).get(rank, 0)
-        who = identity(rank, host=f"node{rank // ON_A_NODE:03}")
+        who = make_identity(rank, host=f"node{rank // ON_A_NODE:03}")
         first = (first_step or {}).get(rank, 0)
-        spans = [one for step in range(first, steps) for one in _step(step, late, slowest - late)]
-        write(folder, SPANS, who, *spans).close()
+        spans = [one for step in range(first, steps) for one in _make_step_spans(step, late, slowest - late)]
+        write_table(folder, SPANS, who, *spans).close()
         if sampled:
-            write(folder, ALLOCATOR, who, *(_peak(step, rank, more) for step in range(first, steps)), peaks="window").close()
+            write_table(
+                folder,
+                ALLOCATOR,
+                who,
+                *(_make_peak_record(step, rank, more) for step in range(first, steps)),
+                peaks="window",
+            ).close()
     for node in range(-(-ranks // ON_A_NODE) if sampled else 0):
-        _sample(folder, node, min(ranks, (node + 1) * ON_A_NODE), steps)
+        _write_node_samples(folder, node, min(ranks, (node + 1) * ON_A_NODE), steps)
 
 
-def _step(step: int, late: float, waits: float) -> list[tuple[int, ...]]:
+def _make_step_spans(step: int, late: float, waits: float) -> list[tuple[int, ...]]:
     at, found = step * PERIOD_S, []
     parts = (("data", DATA_S + late), ("forward", FORWARD_S), ("backward", BACKWARD_S + waits), ("step", STEP_S))
     scale = 1.0 if late + waits <= 0.03 else (PERIOD_S - 0.01) / (DATA_S + FORWARD_S + BACKWARD_S + STEP_S + late + waits)
     for name, seconds in parts:
-        found.append(span(at, at + seconds * scale, name, step, BOUNDARY if name == "step" else 0))
+        found.append(make_span(at, at + seconds * scale, name, step, BOUNDARY if name == "step" else 0))
         at += seconds * scale
     return found
 
 
-def _peak(step: int, rank: int, more: int) -> tuple[object, ...]:
-    return record(
+def _make_peak_record(step: int, rank: int, more: int) -> tuple[object, ...]:
+    return make_record(
         ALLOCATOR,
         time_ns=int((step + 0.5) * PERIOD_S * S),
         allocated_bytes=20 * GIB,
@@ -70,17 +76,19 @@ def _peak(step: int, rank: int, more: int) -> tuple[object, ...]:
     )
 
 
-def _sample(folder: Path, node: int, beyond: int, steps: int) -> None:
-    who = identity(-1, host=f"node{node:03}", pid=90_000 + node)
+def _write_node_samples(folder: Path, node: int, beyond: int, steps: int) -> None:
+    who = make_identity(-1, host=f"node{node:03}", pid=90_000 + node)
     here = range(node * ON_A_NODE, beyond)
     ticks = range(int(steps * PERIOD_S) + 1)
     gpus = [
-        record(GPUS, time_ns=tick * S, used_bytes=(50 + rank % ON_A_NODE) * GIB, total_bytes=140 * GIB, gpu=rank % ON_A_NODE)
+        make_record(
+            GPUS, time_ns=tick * S, used_bytes=(50 + rank % ON_A_NODE) * GIB, total_bytes=140 * GIB, gpu=rank % ON_A_NODE
+        )
         for tick in ticks
         for rank in here
     ]
     processes = [
-        record(
+        make_record(
             PROCESSES,
             time_ns=tick * S,
             rss_bytes=GIB,
@@ -95,5 +103,5 @@ def _sample(folder: Path, node: int, beyond: int, steps: int) -> None:
         for tick in ticks
         for rank in here
     ]
-    write(folder, GPUS, who, *gpus).close()
-    write(folder, PROCESSES, who, *processes).close()
+    write_table(folder, GPUS, who, *gpus).close()
+    write_table(folder, PROCESSES, who, *processes).close()

@@ -76,8 +76,8 @@ class Watch:
         """The screen without its colours."""
         return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
 
-    async def ticked(self, pilot: Pilot[Leaving]) -> None:
-        """One tick of the monitor's timer: the frame it asks for is on the screen afterwards."""
-        self.app._rest_until_s = 0.0  # however soon it comes after the one before
+    async def wait_for_tick(self, pilot: Pilot[Leaving]) -> None:
+        """Run one tick of the monitor's timer and wait until its frame is on the screen."""
+        self.app._scheduler._rest_until_s = 0.0  # however soon it comes after the one before
         self.app.run_tick()
         await pilot.pause()

@@ -10,7 +10,7 @@ import pytest
 from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
-from recordings import recording
+from recordings import open_recording
 from settling import until_settled
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app import monitor
@@ -18,7 +18,7 @@ from zerotop.ui.app.monitor import freeze_garbage
 
 
 @pytest.fixture(autouse=True)
-def settling(monkeypatch: pytest.MonkeyPatch) -> None:
+def wait_for_settled_app(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and pauses end when there is nothing left to do, which takes as long as that takes."""
     monkeypatch.setattr("textual.app.wait_for_idle", until_settled)
     monkeypatch.setattr("textual.pilot.wait_for_idle", until_settled)
@@ -29,14 +29,14 @@ def parsed_once() -> Iterator[None]:
     """The style sheets are the same in every app: parsing them is a fifth of what it takes to start one."""
     parse, known = Stylesheet._parse_rules, dict[tuple[Any, ...], list[RuleSet]]()
 
-    def parsed(sheet: Stylesheet, css: str, **how: Any) -> list[RuleSet]:
+    def parse_once(sheet: Stylesheet, css: str, **how: Any) -> list[RuleSet]:
         key = (css, *how.items(), *sheet._variables.items())
         if key not in known:
             known[key] = parse(sheet, css, **how)
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Stylesheet, "_parse_rules", parsed)
+        patch.setattr(Stylesheet, "_parse_rules", parse_once)
         yield
 
 
@@ -54,9 +54,9 @@ def frozen_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def story() -> RecordingSource:
+def story_source() -> RecordingSource:
     """The recording that is shipped with the demo, read to its end."""
-    source = RecordingSource(recording("story"))
+    source = RecordingSource(open_recording("story"))
     while source.search_findings().is_behind:
         pass
     return source

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from fake_source import FakeSource, offload_story
-from settling import PATIENCE_S, until
-from small_recording import read
+from settling import PATIENCE_S, wait_until
+from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix
@@ -47,11 +47,11 @@ class SlowSource(FakeSource):
         return view
 
 
-def text(app: ZerotopApp) -> str:
+def read_screen(app: ZerotopApp) -> str:
     return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
-async def soon(is_true: Callable[[], object]) -> None:
+async def wait_while_busy(is_true: Callable[[], object]) -> None:
     """Wait while the worker is still busy, which a pause of the pilot would wait for."""
     deadline = time.monotonic() + PATIENCE_S
     while not is_true():
@@ -64,16 +64,16 @@ async def test_time_moves_on_the_screen_before_what_was_then() -> None:
     app = ZerotopApp(source, title="slow", glyphs=BLOCKS, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
-        assert "LIVE" in text(app)
+        assert "LIVE" in read_screen(app)
         source.gate.clear()
         for key in ("comma", "comma"):
             app.simulate_key(key)
-        await soon(lambda: "PAUSED −0:19" in text(app))
-        assert " 15/616" in text(app)  # the step at the end, which was shown before
+        await wait_while_busy(lambda: "PAUSED −0:19" in read_screen(app))
+        assert " 15/616" in read_screen(app)  # the step at the end, which was shown before
         source.gate.set()
         await pilot.pause()
-        assert " 15/616" not in text(app)
-        assert "PAUSED −0:19" in text(app)
+        assert " 15/616" not in read_screen(app)
+        assert "PAUSED −0:19" in read_screen(app)
 
 
 async def test_the_newest_request_is_answered_and_those_before_it_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,14 +85,14 @@ async def test_the_newest_request_is_answered_and_those_before_it_are_not(monkey
         source.gate.clear()
         views = source.views
         app.draw_frame()
-        await soon(lambda: source.views == views + 1)
+        await wait_while_busy(lambda: source.views == views + 1)
         for _ in range(5):
             app.viewer.seek_seconds(-10)
             app.draw_frame()
         source.gate.set()
         await pilot.pause()
         assert source.views == views + 2
-        assert "PAUSED −0:49" in text(app)
+        assert "PAUSED −0:49" in read_screen(app)
 
 
 async def test_another_screen_comes_with_the_frame_there_is() -> None:
@@ -103,10 +103,10 @@ async def test_another_screen_comes_with_the_frame_there_is() -> None:
         source.gate.clear()
         for key in ("comma", "6"):
             app.simulate_key(key)
-        await soon(lambda: "Threads" in text(app) and " 15/616" in text(app))
+        await wait_while_busy(lambda: "Threads" in read_screen(app) and " 15/616" in read_screen(app))
         source.gate.set()
         await pilot.pause()
-        assert " 15/616" not in text(app)
+        assert " 15/616" not in read_screen(app)
 
 
 async def test_a_screen_that_was_seen_is_there_at_once_and_then_becomes_what_it_is_now() -> None:
@@ -114,29 +114,31 @@ async def test_a_screen_that_was_seen_is_there_at_once_and_then_becomes_what_it_
     app = ZerotopApp(source, title="slow", glyphs=BLOCKS, clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("6")
-        await until(pilot, lambda: " 15/616" in text(app))
+        await wait_until(pilot, lambda: " 15/616" in read_screen(app))
         await pilot.press("1")
         source.gate.clear()
         for key in ("comma", "6"):
             app.simulate_key(key)
-        await soon(lambda: app.screen.id == "threads" and "PAUSED −0:10" in text(app) and " 15/616" in text(app))
+        await wait_while_busy(
+            lambda: app.screen.id == "threads" and "PAUSED −0:10" in read_screen(app) and " 15/616" in read_screen(app)
+        )
         source.gate.set()
         await pilot.pause()
-        assert " 15/616" not in text(app)
-        assert "PAUSED −0:10" in text(app)
+        assert " 15/616" not in read_screen(app)
+        assert "PAUSED −0:10" in read_screen(app)
 
 
 async def test_an_error_in_the_worker_ends_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
     source = FakeSource(offload_story(), lambda: 75.0)
     app = ZerotopApp(source, title="broken", glyphs=BLOCKS, clock=lambda: 0.0)
 
-    def fail(cursor_ns: int | None) -> LiveView:
+    def fail_at(cursor_ns: int | None) -> LiveView:
         raise RuntimeError("damaged")
 
     async def go_back() -> None:
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
-            monkeypatch.setattr(source, "view_at", fail)
+            monkeypatch.setattr(source, "view_at", fail_at)
             await pilot.press("comma")
 
     with pytest.raises(RuntimeError, match="damaged"):
@@ -151,10 +153,10 @@ async def test_screens_are_made_before_they_are_asked_for(monkeypatch: pytest.Mo
     frozen = list[int]()
     monkeypatch.setattr(monitor, "freeze_garbage", lambda: frozen.append(len(app._screen_stacks)))
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: all(tab.name in app._screen_stacks for tab in TABS))
+        await wait_until(pilot, lambda: all(tab.name in app._screen_stacks for tab in TABS))
         assert frozen == [1]  # once, and before there is more to go through
         assert app.screen.id == "live"
-        assert "Iteration" in text(app)
+        assert "Iteration" in read_screen(app)
         for number, tab in enumerate(TABS, 1):
             await pilot.press(str(number))
             await pilot.pause()
@@ -182,7 +184,7 @@ async def test_a_screen_that_was_seen_in_a_terminal_of_another_size_fills_that_o
         await pilot.resize_terminal(80, 24)
         await pilot.press("1")
         await pilot.pause()
-        seen = text(app)
+        seen = read_screen(app)
         assert [len(line) for line in seen.split("\n")] == [80] * 24
         assert "15/616" in seen
         assert "Live" in seen.split("\n")[-2]
@@ -203,7 +205,7 @@ def test_what_is_looked_up_after_the_first_picture_is_the_same(
     metric: Metric, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_ranks(tmp_path, 70, 9, more_bytes={2: 4 * GIB})
-    source = RecordingSource(read(tmp_path))
+    source = RecordingSource(read_recording(tmp_path))
     frame = Viewer(source, None, lambda: 0.0).make_frame()
     at_once, later = Ranking(source), Ranking(source)
     at_once.metric = later.metric = metric
@@ -232,7 +234,7 @@ async def test_a_metric_is_named_before_it_is_known(tmp_path: Path, monkeypatch:
         return read_metric(samples, metric, matrix)
 
     monkeypatch.setattr(RankSamples, "read_metric", read_slowly)
-    app = ZerotopApp(RecordingSource(read(tmp_path)), title="ranks", glyphs=BLOCKS)
+    app = ZerotopApp(RecordingSource(read_recording(tmp_path)), title="ranks", glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         await pilot.press("5")
@@ -240,7 +242,7 @@ async def test_a_metric_is_named_before_it_is_known(tmp_path: Path, monkeypatch:
         assert isinstance(screen, RanksScreen)
         for _ in range(2):
             app.simulate_key("m")
-        await soon(lambda: "peak" in text(app).split("Ranks: ")[1].split("─")[0])
+        await wait_while_busy(lambda: "peak" in read_screen(app).split("Ranks: ")[1].split("─")[0])
         picture = screen.ranking.last_picture
         assert picture is not None
         assert picture.metric is Metric.PEAK
@@ -253,7 +255,7 @@ async def test_a_metric_is_named_before_it_is_known(tmp_path: Path, monkeypatch:
 
 
 async def test_a_screen_that_comes_back_is_painted_in_the_theme_of_now() -> None:
-    def painted(app: ZerotopApp) -> list[list[tuple[str, str]]]:
+    def read_painted(app: ZerotopApp) -> list[list[tuple[str, str]]]:
         strips = app.screen._compositor.render_strips()
         return [[(segment.text, str(segment.style)) for segment in strip] for strip in strips]
 
@@ -263,11 +265,11 @@ async def test_a_screen_that_comes_back_is_painted_in_the_theme_of_now() -> None
         async with app.run_test(size=(120, 40)) as pilot:
             app.theme = theme
             await pilot.pause()
-            seen.append(painted(app))
+            seen.append(read_painted(app))
             await pilot.press("2")
             app.theme = LIGHT_NAME
             await pilot.press("1")
             await pilot.pause()
-            seen.append(painted(app))
+            seen.append(read_painted(app))
     assert seen[0] != seen[1]
     assert seen[1] == seen[2] == seen[3]

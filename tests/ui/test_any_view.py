@@ -107,7 +107,7 @@ hosts = st.builds(
 
 
 @st.composite
-def iterations(draw: st.DrawFn) -> live_view.Iterations:
+def draw_iterations(draw: st.DrawFn) -> live_view.Iterations:
     rows = draw(st.lists(st.tuples(numbers, numbers, numbers, st.booleans()), max_size=40))
     phases = draw(st.sampled_from((("forward", "step"), ("step", "other"), ())))
     columns = {name: np.array([row[place + 1] for row in rows], dtype=np.float64) for place, name in enumerate(phases)}
@@ -120,13 +120,13 @@ def iterations(draw: st.DrawFn) -> live_view.Iterations:
     )
 
 
-def columns(count: int, *, of: int) -> st.SearchStrategy[Any]:
+def make_columns(count: int, *, of: int) -> st.SearchStrategy[Any]:
     column = st.lists(numbers, min_size=count, max_size=count).map(np.array)
     return st.lists(column, min_size=of, max_size=of)
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> live_view.History:
+def make_history(draw: st.DrawFn) -> live_view.History:
     count = draw(st.integers(0, 20))
     column = st.lists(numbers, min_size=count, max_size=count).map(np.array)
     phase = st.lists(st.sampled_from(("", "step", "a newer one")), min_size=count, max_size=count).map(tuple)
@@ -135,7 +135,7 @@ def histories(draw: st.DrawFn) -> live_view.History:
         piece_s=0.5,
         end_s=1e9,
         ranks={rank: draw(st.builds(live_view.RankHistory, column, column, column, phase)) for rank in ranks},
-        gpus={("", gpu): live_view.GpuHistory(*draw(columns(count, of=4))) for gpu in gpus},
+        gpus={("", gpu): live_view.GpuHistory(*draw(make_columns(count, of=4))) for gpu in gpus},
     )
 
 
@@ -147,7 +147,7 @@ views = st.builds(
     gpus=st.lists(gpus, max_size=4).map(tuple),
     hosts=st.lists(hosts, max_size=2).map(tuple),
     ranks=st.lists(ranks, max_size=4).map(tuple),
-    iterations=iterations(),
+    iterations=draw_iterations(),
     cost=st.builds(
         live_view.Cost,
         probe_share=numbers,
@@ -158,7 +158,7 @@ views = st.builds(
         records_per_s=numbers,
     ),
     output=st.lists(st.text(max_size=40), max_size=5).map(tuple),
-    history=histories(),
+    history=make_history(),
 )
 
 

@@ -15,7 +15,7 @@ from textual.widgets import Input, OptionList
 
 from fake_source import Story, cpu_story, failed_story, killed_story, many_story, offload_story
 from paper import Paper
-from settling import until
+from settling import wait_until
 from watching import Watch
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
@@ -33,7 +33,7 @@ from zerotop.ui.widgets.textual_private import WrittenText
 async def seen_by_ticks(seen: Watch, pilot: Pilot[Leaving], true: Callable[[], bool]) -> None:
     """Ticks until the job was asked how it is, and that was drawn."""
     while not true():
-        await seen.ticked(pilot)
+        await seen.wait_for_tick(pilot)
 
 
 def test_each_tab_is_the_screen_of_that_name() -> None:
@@ -47,7 +47,7 @@ async def test_what_is_written_is_drawn_at_the_next_tick() -> None:
         await pilot.pause()
         assert "15/616" in seen.text()
         seen.seconds = 90.0
-        await seen.ticked(pilot)
+        await seen.wait_for_tick(pilot)
         assert "21/616" in seen.text()
         assert "● LIVE" in seen.text()
 
@@ -126,10 +126,10 @@ async def test_a_replay_plays_and_ends() -> None:
         await pilot.pause()
         assert "▶ REPLAY 1×" in seen.text()
         seen.clock += 12
-        await seen.ticked(pilot)
+        await seen.wait_for_tick(pilot)
         assert " 9/40" in seen.text()
         seen.clock += 60
-        await seen.ticked(pilot)
+        await seen.wait_for_tick(pilot)
         assert "EXIT 0" in seen.text()
         assert "The job ended well after 40 steps." in seen.text()
         await pilot.press("q")
@@ -182,7 +182,7 @@ async def test_output_scrolled_back_stands_and_reaches_the_begin() -> None:
         await pilot.pause()
         await pilot.press(*["pageup"] * 3)
         seen.seconds = 300.0
-        await seen.ticked(pilot)
+        await seen.wait_for_tick(pilot)
         assert "newer below, this is the begin" in seen.text()
         assert "more than" in seen.text()
         assert "[INFO] [config.py:722]" in seen.text()
@@ -322,10 +322,10 @@ async def test_a_screenshot_is_saved_here(tmp_path: Path, monkeypatch: pytest.Mo
         await pilot.pause()
         (saved,) = tmp_path.glob("*.svg")
         assert "Iteration" in saved.read_text(encoding="utf-8")
-        await until(pilot, lambda: "Saved as" in seen.text())
+        await wait_until(pilot, lambda: "Saved as" in seen.text())
         monkeypatch.chdir("/proc")  # where nothing can be saved
         await pilot.press("s")
-        await until(pilot, lambda: "Cannot save" in seen.text())
+        await wait_until(pilot, lambda: "Cannot save" in seen.text())
 
 
 class TestLeaving:
@@ -364,15 +364,15 @@ class TestLeaving:
         seen = Watch(cpu_story(), 12.0)
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", "s")
-            await until(pilot, lambda: seen.job.stops == 1)
+            await wait_until(pilot, lambda: seen.job.stops == 1)
             seen.clock += 3
-            await seen.ticked(pilot)
+            await seen.wait_for_tick(pilot)
             assert "asked to end 3 s ago" in seen.text()
             await pilot.press("s")
-            await until(pilot, lambda: seen.job.stops == 2)
+            await wait_until(pilot, lambda: seen.job.stops == 2)
             assert "Killing the job" in seen.text()
             seen.seconds = 500.0
-            await seen.ticked(pilot)
+            await seen.wait_for_tick(pilot)
             assert "The job has ended." in seen.text()
             await pilot.press("s", "c")  # nothing is left to stop
             await pilot.pause()
@@ -386,7 +386,7 @@ class TestLeaving:
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", "s")
             seen.seconds = 500.0
-            await seen.ticked(pilot)
+            await seen.wait_for_tick(pilot)
             assert [option.id for option in seen.app.screen.query_one(OptionList).options] == [
                 "leave",
                 "cancel",
@@ -399,7 +399,7 @@ class TestLeaving:
         seen.job.trouble = PermissionError(1, "Operation not permitted [red]")
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q", "s")
-            await until(pilot, lambda: "Cannot stop the job: [Errno 1] Operation not permitted [red]" in seen.text())
+            await wait_until(pilot, lambda: "Cannot stop the job: [Errno 1] Operation not permitted [red]" in seen.text())
             assert "The job is still running." in seen.text()
 
     async def test_a_node_that_is_not_asked_to_stop(self) -> None:
@@ -408,9 +408,9 @@ class TestLeaving:
         seen.job.not_stopped = "two was not asked to stop: ssh does not reach it."
         async with seen.app.run_test(size=(80, 24)) as pilot:
             await pilot.press("q")
-            await until(pilot, lambda: "here and on two" in seen.text())
+            await wait_until(pilot, lambda: "here and on two" in seen.text())
             await pilot.press("s")
-            await until(pilot, lambda: "two was not asked to stop: ssh does not reach it." in seen.text())
+            await wait_until(pilot, lambda: "two was not asked to stop: ssh does not reach it." in seen.text())
             assert "asked to end 0 s ago" in seen.text()
 
     async def test_when_the_job_is_over_leaving_does_not_ask(self) -> None:
@@ -433,7 +433,7 @@ async def test_a_dead_sampler_is_said_and_started_again() -> None:
         assert "restart sampler" in seen.text()
         seen.job.trouble = OSError("no more processes")
         await pilot.press("r")
-        await until(pilot, lambda: "no more processes" in seen.text())
+        await wait_until(pilot, lambda: "no more processes" in seen.text())
         seen.job.trouble = None
         await pilot.press("r")
         assert seen.job.restarts == 1
@@ -450,10 +450,10 @@ async def test_ranks_attached_to_from_outside_are_entered() -> None:
         await seen_by_ticks(seen, pilot, lambda: "E enter ranks" in seen.text())
         seen.job.trouble = OSError("no more processes")
         await pilot.press("E")
-        await until(pilot, lambda: "no more processes" in seen.text())
+        await wait_until(pilot, lambda: "no more processes" in seen.text())
         seen.job.trouble = None
         await pilot.press("E")
-        await until(pilot, lambda: "Probe injected into 2 ranks." in seen.text())
+        await wait_until(pilot, lambda: "Probe injected into 2 ranks." in seen.text())
         await seen_by_ticks(seen, pilot, lambda: "E enter ranks" not in seen.text())
 
 
@@ -521,7 +521,7 @@ async def test_panels_move_when_there_is_more_or_less_to_say() -> None:
         memory = seen.app.screen.query_one("#memory")
         assert memory.region.y == 5  # two sentences, of which one takes two rows
         seen.seconds = 12.0
-        await seen.ticked(pilot)
+        await seen.wait_for_tick(pilot)
         assert memory.region.y == 4
         assert seen.text().split("\n")[4].startswith("Host GiB")
         await pilot.press("home")  # before there were any ranks
@@ -547,12 +547,12 @@ async def test_only_what_changed_is_written(monkeypatch: pytest.MonkeyPatch) -> 
         region = seen.app.screen.query_one("#iteration").region
         paper = Paper(seen.text().split("\n"))
 
-        def display(app: ZerotopApp, screen: object, update: object) -> None:
+        def note_update(app: ZerotopApp, screen: object, update: object) -> None:
             assert update is None or isinstance(update, WrittenText), "painted by whole rows"
             if update is not None:
                 paper.write(update.render_segments(app.console))
 
-        monkeypatch.setattr(ZerotopApp, "_display", display)
+        monkeypatch.setattr(ZerotopApp, "_display", note_update)
         seen.seconds = 75.1  # within the same step
         views = seen.source.views
         await seen_by_ticks(seen, pilot, lambda: seen.source.views > views)

@@ -16,9 +16,9 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 import zerotop.ui
-from recordings import recording
-from settling import until
-from start_list import Start, filled, ready
+from recordings import open_recording
+from settling import wait_until
+from start_list import Start, filled_folder, wait_for_list
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.monitor import Monitor
@@ -105,7 +105,7 @@ ELSEWHERE: dict[str, str] = {
 }
 
 
-def owners() -> Iterator[type[DOMNode]]:
+def find_key_owners() -> Iterator[type[DOMNode]]:
     """All that declare keys."""
     for module in pkgutil.walk_packages(zerotop.ui.__path__, "zerotop.ui."):
         for kind in vars(importlib.import_module(module.name)).values():
@@ -113,7 +113,7 @@ def owners() -> Iterator[type[DOMNode]]:
                 yield kind
 
 
-def declared(kind: type[DOMNode]) -> list[Binding]:
+def find_own_bindings(kind: type[DOMNode]) -> list[Binding]:
     """A class's own."""
     return [binding for binding in vars(kind).get("BINDINGS", ()) if isinstance(binding, Binding)]
 
@@ -131,15 +131,17 @@ def source_of(test: str) -> str:
     """A test of this folder, with what it is parametrized by."""
     module, _, name = test.partition("::")
     text = (Path(__file__).parent / f"{module}.py").read_text(encoding="utf-8")
-    (found,) = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.AsyncFunctionDef) and node.name == name]
-    begin = min([found.lineno, *(decorator.lineno for decorator in found.decorator_list)])
-    return "\n".join(text.splitlines()[begin - 1 : found.end_lineno])
+    (functions,) = [
+        node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.AsyncFunctionDef) and node.name == name
+    ]
+    begin = min([functions.lineno, *(decorator.lineno for decorator in functions.decorator_list)])
+    return "\n".join(text.splitlines()[begin - 1 : functions.end_lineno])
 
 
 def test_each_key_is_pressed_somewhere() -> None:
-    here = {binding.id for param in ON_SCREENS for kind in cast(Any, param.values[1]) for binding in declared(kind)}
-    here |= {binding.id for kind in ON_LISTS for binding in declared(kind)}
-    found = {binding.id: binding for kind in owners() for binding in declared(kind)}
+    here = {binding.id for param in ON_SCREENS for kind in cast(Any, param.values[1]) for binding in find_own_bindings(kind)}
+    here |= {binding.id for kind in ON_LISTS for binding in find_own_bindings(kind)}
+    found = {binding.id: binding for kind in find_key_owners() for binding in find_own_bindings(kind)}
     assert None not in found
     assert set(ELSEWHERE) - set(found) == set()
     assert set(FIRST) - here == set()
@@ -158,7 +160,7 @@ class Seen:
         self.told: list[str] = []
         monkeypatch.setattr(app, "notify", lambda message, **_: self.told.append(message))
 
-    def all(self) -> object:
+    def read_everything(self) -> object:
         """Without how often it is drawn, which the tabs say."""
         screen = self.app.screen
         shown = {
@@ -169,29 +171,29 @@ class Seen:
         fields = [field.value for field in screen.query(Input) if field.display]
         return type(screen), shown, fields, screen.focused, self.app.theme, len(self.told), self.app.is_running
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         await self.pilot.pause()
         screen = self.app.screen
         if isinstance(screen, IterationScreen):
-            await until(self.pilot, lambda: not screen.folding.is_busy)
+            await wait_until(self.pilot, lambda: not screen.folding.is_busy)
         if isinstance(screen, RanksScreen):
-            await until(self.pilot, lambda: not screen.ranking.is_busy)
+            await wait_until(self.pilot, lambda: not screen.ranking.is_busy)
         if isinstance(screen, OutputScreen):
-            await until(self.pilot, lambda: not screen.reading.is_busy)
+            await wait_until(self.pilot, lambda: not screen.reading.is_busy)
         if isinstance(screen, StartScreen):
-            await until(self.pilot, lambda: not screen._sheet.busy_text)
+            await wait_until(self.pilot, lambda: not screen._sheet.busy_text)
         if isinstance(screen, MonitorScreen):
             self.app.draw_frame()
         await self.pilot.pause()
 
-    async def tries(self, key: str, id: str) -> None:
+    async def try_key(self, key: str, id: str) -> None:
         """Presses it, and waits for something to be different."""
         for before in FIRST.get(id, ()):
             await self.pilot.press(before)
-            await self.settled()
-        unpressed = self.all()
+            await self.wait_until_settled()
+        unpressed = self.read_everything()
         await self.pilot.press(key)
-        await until(self.pilot, lambda: self.all() != unpressed, f"{key} ({id}) changes nothing")
+        await wait_until(self.pilot, lambda: self.read_everything() != unpressed, f"{key} ({id}) changes nothing")
 
 
 @pytest.mark.parametrize(("name", "kinds"), ON_SCREENS)
@@ -200,11 +202,11 @@ async def test_each_key_of_a_screen(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    app = ZerotopApp(RecordingSource(recording("story")), glyphs=BLOCKS, title="story", clock=lambda: 1000.0)
+    app = ZerotopApp(RecordingSource(open_recording("story")), glyphs=BLOCKS, title="story", clock=lambda: 1000.0)
     async with app.run_test(size=(120, 40)) as pilot:
         seen = Seen(app, pilot, monkeypatch)
-        await until(pilot, lambda: len(app.viewer.source.findings_at(None)) == 6)
-        for binding in [binding for kind in kinds for binding in declared(kind) if binding.id not in ELSEWHERE]:
+        await wait_until(pilot, lambda: len(app.viewer.source.findings_at(None)) == 6)
+        for binding in [binding for kind in kinds for binding in find_own_bindings(kind) if binding.id not in ELSEWHERE]:
             for key in binding.key.split(","):
                 while not isinstance(app.screen, MonitorScreen):
                     await pilot.press("escape")
@@ -212,22 +214,22 @@ async def test_each_key_of_a_screen(
                 await pilot.pause()
                 await pilot.press("escape")
                 app.viewer.go_to_step(12)
-                await seen.settled()
-                await seen.tries(key, binding.id or "")
+                await seen.wait_until_settled()
+                await seen.try_key(key, binding.id or "")
 
 
 async def test_each_key_of_the_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(tmp_path, monkeypatch)
+    filled_folder(tmp_path, monkeypatch)
     start = Start()
     async with start.app.run_test(size=(100, 14)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         seen = Seen(start.app, pilot, monkeypatch)
-        for binding in [binding for kind in ON_LISTS for binding in declared(kind) if binding.id not in ELSEWHERE]:
+        for binding in [binding for kind in ON_LISTS for binding in find_own_bindings(kind) if binding.id not in ELSEWHERE]:
             for key in binding.key.split(","):
-                await seen.settled()
+                await seen.wait_until_settled()
                 while not isinstance(start.app.screen, StartScreen):
                     await pilot.press("escape")
                     await pilot.pause()
                 await pilot.press("escape", "home")
-                await seen.settled()
-                await seen.tries(key, binding.id or "")
+                await seen.wait_until_settled()
+                await seen.try_key(key, binding.id or "")

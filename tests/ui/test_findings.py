@@ -10,7 +10,7 @@ import pytest
 from textual.widgets import OptionList
 
 from fake_source import BEGIN_NS, FakeSource, offload_story
-from settling import until
+from settling import wait_until
 from watching import Watch
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.ui.base.findings import choose_finding, find_step_marks, format_evidence, format_evidence_rows, wrap_sentence
@@ -20,7 +20,7 @@ from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text
 
 
-def finding(name: str, at_s: float, severity: Severity, **changes: object) -> Annotation:
+def make_finding(name: str, at_s: float, severity: Severity, **changes: object) -> Annotation:
     known_ns = BEGIN_NS + int(at_s * 1e9)
     usual: dict[str, object] = {
         "step": 6,
@@ -36,10 +36,10 @@ def finding(name: str, at_s: float, severity: Severity, **changes: object) -> An
     return Annotation(name, known_ns - 10, known_ns, known_ns, severity=severity, **facts)  # type: ignore[arg-type]
 
 
-SKIPS = finding("steps_skipped", 45.0, Severity.WARNING, step=2)
-REAL = finding("first_real_step", 55.0, Severity.INFO)
-SPIKE = finding("double_spike", 55.0, Severity.WARNING, step=7)
-FULL = finding("out_of_memory", 70.0, Severity.ERROR, step=11)
+SKIPS = make_finding("steps_skipped", 45.0, Severity.WARNING, step=2)
+REAL = make_finding("first_real_step", 55.0, Severity.INFO)
+SPIKE = make_finding("double_spike", 55.0, Severity.WARNING, step=7)
+FULL = make_finding("out_of_memory", 70.0, Severity.ERROR, step=11)
 STORY = offload_story(findings=(SKIPS, REAL, SPIKE, FULL))
 
 
@@ -55,9 +55,9 @@ def test_the_most_serious_finding_is_chosen(at_s: float, told: Annotation | None
 def test_explained_and_doubtful_findings_are_not_chosen() -> None:
     assert choose_finding([REAL], REAL.known_ns) is REAL
     assert choose_finding([REAL], REAL.known_ns + 61 * 10**9) is None
-    doubtful = finding("double_spike", 1.0, Severity.WARNING, confidence=0.4)
+    doubtful = make_finding("double_spike", 1.0, Severity.WARNING, confidence=0.4)
     assert choose_finding([doubtful], doubtful.known_ns) is None
-    assert find_step_marks([doubtful, REAL, finding("x", 56.0, Severity.WARNING)]) == {6: "warn"}
+    assert find_step_marks([doubtful, REAL, make_finding("x", 56.0, Severity.WARNING)]) == {6: "warn"}
 
 
 def test_a_long_sentence_ends_with_a_part_of_it() -> None:
@@ -133,19 +133,19 @@ async def test_the_feed_shows_all_and_goes_there() -> None:
     seen = Watch(STORY, 75.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("a")
-        await until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
+        await wait_until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
         assert seen.app.screen.query_one(OptionList).highlighted == 3
         await pilot.press("up", "up", "up")
-        await until(pilot, lambda: "→ Set what helps with steps_skipped." in seen.text())
+        await wait_until(pilot, lambda: "→ Set what helps with steps_skipped." in seen.text())
         assert "ranks 0, 1, steps skipped" in seen.text()
         await pilot.press("enter")
         assert seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns
 
 
-DATA = finding("data_stall", 50.0, Severity.WARNING, ranks=(1,))
-LATE = finding("straggler", 50.0, Severity.WARNING, ranks=(1,), evidence={"late_s": 0.2, "data_s": 0.2}, cost=0.9)
-LEAK = finding("memory_creep", 52.0, Severity.WARNING, step=3, evidence={"bytes_per_step": 1e9})
-GONE = finding("out_of_memory", 70.0, Severity.ERROR, step=11, evidence={"requested_bytes": 5e9, "free_bytes": 1e9})
+DATA = make_finding("data_stall", 50.0, Severity.WARNING, ranks=(1,))
+LATE = make_finding("straggler", 50.0, Severity.WARNING, ranks=(1,), evidence={"late_s": 0.2, "data_s": 0.2}, cost=0.9)
+LEAK = make_finding("memory_creep", 52.0, Severity.WARNING, step=3, evidence={"bytes_per_step": 1e9})
+GONE = make_finding("out_of_memory", 70.0, Severity.ERROR, step=11, evidence={"requested_bytes": 5e9, "free_bytes": 1e9})
 
 
 def test_a_cause_is_shown_before_what_it_explains() -> None:
@@ -158,37 +158,37 @@ def test_a_cause_is_shown_before_what_it_explains() -> None:
 async def test_effects_are_listed_under_their_cause() -> None:
     seen = Watch(offload_story(findings=(LATE, SKIPS, DATA, LEAK, GONE)), 75.0)
     async with seen.app.run_test(size=(100, 30)) as pilot:
-        await until(pilot, lambda: "Because of: Something about memory_creep was found in step 6" in seen.text())
+        await wait_until(pilot, lambda: "Because of: Something about memory_creep was found in step 6" in seen.text())
         await pilot.press("a")
-        await until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
+        await wait_until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
         feed = seen.app.screen
         assert isinstance(feed, FindingsDialog)
         assert [one.finding.name for one in feed.shown_findings] == [
             *("data_stall", "straggler", "steps_skipped", "memory_creep", "out_of_memory")
         ]
         await pilot.press("up", "up", "up")
-        await until(pilot, lambda: "└ Something about straggler was found" in seen.text())
-        await until(pilot, lambda: "Because of: Something about data_stall was found in step 6." in seen.text())
+        await wait_until(pilot, lambda: "└ Something about straggler was found" in seen.text())
+        await wait_until(pilot, lambda: "Because of: Something about data_stall was found in step 6." in seen.text())
 
 
 async def test_the_feed_is_searched() -> None:
     seen = Watch(STORY, 75.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:
         await pilot.press("a")
-        await until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
+        await wait_until(pilot, lambda: isinstance(seen.app.screen, FindingsDialog))
         feed = seen.app.screen
         assert isinstance(feed, FindingsDialog)
         await pilot.press("slash", *"Double spike")
-        await until(pilot, lambda: [one.finding for one in feed.shown_findings] == [SPIKE])
-        await until(pilot, lambda: "→ Set what helps with double_spike." in seen.text())
+        await wait_until(pilot, lambda: [one.finding for one in feed.shown_findings] == [SPIKE])
+        await wait_until(pilot, lambda: "→ Set what helps with double_spike." in seen.text())
         await pilot.press("x")
-        await until(pilot, lambda: "No matches for Double spikex." in seen.text())
+        await wait_until(pilot, lambda: "No matches for Double spikex." in seen.text())
         await pilot.press("escape")
-        await until(pilot, lambda: len(feed.shown_findings) == 4)
+        await wait_until(pilot, lambda: len(feed.shown_findings) == 4)
         await pilot.press("slash", *"steps skipped", "enter", "enter")
-        await until(pilot, lambda: seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns)
+        await wait_until(pilot, lambda: seen.app.viewer.make_frame().view.cursor_ns == SKIPS.known_ns)
         await pilot.press("a", "escape")
-        await until(pilot, lambda: not isinstance(seen.app.screen, FindingsDialog))
+        await wait_until(pilot, lambda: not isinstance(seen.app.screen, FindingsDialog))
 
 
 async def test_an_empty_feed_says_so() -> None:
@@ -208,16 +208,16 @@ def test_the_feed_s_picture(snap_compare: Any) -> None:
 
 def test_the_header_says_in_which_step_a_finding_begins_where_it_fits() -> None:
     view = FakeSource(offload_story(), lambda: 70.0).view_at(BEGIN_NS + 70 * 10**9)
-    found = finding("creep", 60, Severity.WARNING, headline="Memory grows, full near step 4346", step=16)
-    notices = build_notices(view, (), found)
+    finding = make_finding("creep", 60, Severity.WARNING, headline="Memory grows, full near step 4346", step=16)
+    notices = build_notices(view, (), finding)
     assert row_text(draw_notices(notices, 80, 2, BLOCKS)[0]).rstrip() == (
         " ! Memory grows, full near step 4346 · begins in step 16"
     )
     assert "begins" not in row_text(draw_notices(notices, 45, 2, BLOCKS)[0])
     for told in ("Slower from step 16 on", "Killed after 16 steps"):
-        said = finding("shift", 60, Severity.WARNING, headline=told, step=16)
-        assert "begins" not in row_text(draw_notices(build_notices(view, (), said), 80, 2, BLOCKS)[0])
-    without = finding("others", 60, Severity.WARNING, headline="GPU 0 was in use before", step=None)
+        finding = make_finding("shift", 60, Severity.WARNING, headline=told, step=16)
+        assert "begins" not in row_text(draw_notices(build_notices(view, (), finding), 80, 2, BLOCKS)[0])
+    without = make_finding("others", 60, Severity.WARNING, headline="GPU 0 was in use before", step=None)
     assert "step" not in row_text(draw_notices(build_notices(view, (), without), 80, 2, BLOCKS)[0])
 
 
@@ -228,7 +228,7 @@ def test_growth_of_each_step_is_a_size() -> None:
 def test_beside_a_finding_on_a_low_terminal_a_notice_keeps_to_one_row() -> None:
     view = FakeSource(offload_story(), lambda: 70.0).view_at(BEGIN_NS + 70 * 10**9)
     view = replace(view, job=replace(view.job, notices=("Nothing is known of the GPUs: " + "no driver answered " * 4,)))
-    found = finding("creep", 60, Severity.WARNING)
-    assert count_notice_rows(build_notices(view, (), found, roomy=False), 80, 9, BLOCKS) == 2
+    finding = make_finding("creep", 60, Severity.WARNING)
+    assert count_notice_rows(build_notices(view, (), finding, roomy=False), 80, 9, BLOCKS) == 2
     assert count_notice_rows(build_notices(view, (), None, roomy=False), 80, 9, BLOCKS) == 2
-    assert count_notice_rows(build_notices(view, (), found, roomy=True), 80, 9, BLOCKS) == 4
+    assert count_notice_rows(build_notices(view, (), finding, roomy=True), 80, 9, BLOCKS) == 4

@@ -10,7 +10,7 @@ from textual.binding import BindingType
 from textual.dom import DOMNode
 from textual.screen import Screen
 
-from recordings import recording
+from recordings import open_recording
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.start_app import StartApp
@@ -63,7 +63,7 @@ def test_keys_are_written_as_people_do() -> None:
 
 
 async def test_only_keys_that_work_are_shown() -> None:
-    app: Any = ZerotopApp(RecordingSource(recording("story")), glyphs=BLOCKS, title="story")
+    app: Any = ZerotopApp(RecordingSource(open_recording("story")), glyphs=BLOCKS, title="story")
     async with app.run_test(size=(80, 24)):
         shown = {key.id for key in choose_keys(app.screen, {"app.help": ""})}
         assert {"app.leave", "time.play", "screen.zoom"} <= shown

@@ -37,11 +37,11 @@ def test_no_damage_breaks_a_command(kind: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    path = write_case(recordings.packed(NAMES[seed % len(NAMES)]), kind, seed, tmp_path)
+    path = write_case(recordings.find_packed_file(NAMES[seed % len(NAMES)]), kind, seed, tmp_path)
     faults = [fault for *_, fault in find_faults(path, kind, seed, screens=kind in ON_SCREENS) if fault]
     assert not faults, faults[0].text
 
 
 @pytest.mark.parametrize(("name", "seed"), ON_ALL_SCREENS)
 async def test_records_out_of_order_break_no_screen(name: str, seed: int, tmp_path: Path) -> None:
-    await visit_screens(write_case(recordings.packed(name), "unordered_records", seed, tmp_path))
+    await visit_screens(write_case(recordings.find_packed_file(name), "unordered_records", seed, tmp_path))

@@ -9,8 +9,8 @@ from textual.app import App, ComposeResult
 from textual.widgets._toast import Toast
 
 from fake_source import offload_story
-from recordings import rewritten
-from settling import until
+from recordings import rewrite_events
+from settling import wait_until
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
@@ -44,9 +44,9 @@ class Page(App[None]):
 async def test_what_a_panel_passes_on(glyphs: Glyphs) -> None:
     app = Page(glyphs)
     async with app.run_test(size=(60, 1)):
-        told = app.query_one(Told)
-        told.repaint()
-        text = told.render_line(0).text
+        panel = app.query_one(Told)
+        panel.repaint()
+        text = panel.render_line(0).text
         assert "[red]x[/red]" in text
         assert text.isprintable()
 
@@ -69,7 +69,7 @@ def text_of(app: ZerotopApp) -> str:
 async def test_numbers_that_cannot_be_and_facts_that_are_none(number: int) -> None:
     """The first are shown as they are, of the second it is told that there were some."""
 
-    def change(line: dict[str, Any]) -> dict[str, Any]:
+    def set_numbers(line: dict[str, Any]) -> dict[str, Any]:
         match line.get("event"):
             case "hello" | "total_steps" | "tensors":
                 return line | {fact: number for fact, value in line.items() if type(value) is int and fact != "time_ns"}
@@ -81,8 +81,8 @@ async def test_numbers_that_cannot_be_and_facts_that_are_none(number: int) -> No
                 return line | {"request": None}
         return line
 
-    app = ZerotopApp(RecordingSource(rewritten("gpu-microscope", change)), title="x", glyphs=BLOCKS)
+    app = ZerotopApp(RecordingSource(rewrite_events("gpu-microscope", set_numbers)), title="x", glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         for tab in TABS:
             app.action_switch(tab.name)
-            await until(pilot, lambda: "2 damaged event lines were skipped or read in part." in text_of(app))
+            await wait_until(pilot, lambda: "2 damaged event lines were skipped or read in part." in text_of(app))

@@ -17,8 +17,8 @@ from textual.widgets import Input, OptionList
 import recordings
 import screens
 from fake_source import failed_story, many_story, offload_story
-from settling import PATIENCE_S, until
-from small_recording import BEGIN_NS, S, identity, record, write
+from settling import PATIENCE_S, wait_until
+from small_recording import BEGIN_NS, S, make_identity, make_record, write_table
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform import fold_cache
@@ -42,12 +42,12 @@ from zerotop_probe.recording.tables import PROCESSES
 class Seen(screens.Shown[IterationScreen]):
     """The app with its iteration screen."""
 
-    async def press(self, *keys: str) -> str:
+    async def press_keys(self, *keys: str) -> str:
         for key in keys:
-            await super().press(key)
-        return self.text()
+            await super().press_keys(key)
+        return self.read_text()
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Waits until nothing is being folded."""
         await self.pilot.pause()
         while isinstance(self.app.screen, IterationScreen) and self.screen.folding.is_busy:
@@ -56,7 +56,7 @@ class Seen(screens.Shown[IterationScreen]):
 
 
 @asynccontextmanager
-async def seen(
+async def open_app(
     session: Session, *, step: int | None = None, size: tuple[int, int] = (120, 40), glyphs: Glyphs = BLOCKS
 ) -> AsyncIterator[Seen]:
     app = ZerotopApp(RecordingSource(session), None, title=session.name, glyphs=glyphs)
@@ -67,24 +67,24 @@ async def seen(
         await pilot.pause()
         app.draw_frame()
         found = Seen(app, pilot, IterationScreen)
-        await found.settled()
+        await found.wait_until_settled()
         yield found
 
 
 def fold_of(name: str, **how: Any) -> Any:
-    session = recordings.recording(name)
-    found = WaveformCache(session).fold_at(session.last_written_ns, **how)
-    assert found is not None
-    return found
+    session = recordings.open_recording(name)
+    fold = WaveformCache(session).fold_at(session.last_written_ns, **how)
+    assert fold is not None
+    return fold
 
 
 async def test_the_story_in_one_sentence() -> None:
-    async with seen(recordings.recording("story")) as screen:
-        said = screen.text()
-        assert "Iteration 2.67 s · median of 3, steps 11–13 · 4 ranks" in said
-        assert re.search(r"GPUs idle 1\.[67]\d s of 2\.67 s while 62 cores run the optimizer", said)
+    async with open_app(recordings.open_recording("story")) as screen:
+        text = screen.read_text()
+        assert "Iteration 2.67 s · median of 3, steps 11–13 · 4 ranks" in text
+        assert re.search(r"GPUs idle 1\.[67]\d s of 2\.67 s while 62 cores run the optimizer", text)
         for words in ("backward", "cpu optim", "next iteration", "GPU %", "CPU/64", "power W", "Phases ms"):
-            assert words in said, words
+            assert words in text, words
 
 
 @pytest.mark.parametrize(
@@ -109,56 +109,56 @@ def test_what_was_left_out_is_said() -> None:
 
 
 async def test_a_pinned_fold_lies_behind_later_ones_and_survives_other_screens() -> None:
-    async with seen(recordings.recording("story"), step=8) as screen:
-        assert "skipped steps 1–8" in screen.text()
-        await screen.press("c", "end")
-        said = screen.text()
-        assert "pinned: 884 ms, median of 8, skipped steps 1–8" in said
-        assert "change" in said
-        assert "+1789" in said
-        await screen.press("1")
+    async with open_app(recordings.open_recording("story"), step=8) as screen:
+        assert "skipped steps 1–8" in screen.read_text()
+        await screen.press_keys("c", "end")
+        text = screen.read_text()
+        assert "pinned: 884 ms, median of 8, skipped steps 1–8" in text
+        assert "change" in text
+        assert "+1789" in text
+        await screen.press_keys("1")
         assert not isinstance(screen.app.screen, IterationScreen)
         screen.app.action_switch("iteration")
-        await screen.settled()
-        assert "pinned: 884 ms" in screen.text()
-        assert "pinned" not in await screen.press("c")
+        await screen.wait_until_settled()
+        assert "pinned: 884 ms" in screen.read_text()
+        assert "pinned" not in await screen.press_keys("c")
 
 
 async def test_another_sessions_fold_can_be_pinned() -> None:
-    async with seen(recordings.recording("z2-offload"), size=(160, 50)) as screen:
+    async with open_app(recordings.open_recording("z2-offload"), size=(160, 50)) as screen:
         screen.screen.pin_fold(fold_of("z3-offload-all"), "z3")
-        await screen.settled()
-        assert "z3: 457 ms, median of 11" in screen.text()
+        await screen.wait_until_settled()
+        assert "z3: 457 ms, median of 11" in screen.read_text()
         screen.screen.pin_fold(None)
-        await screen.settled()
-        assert "z3:" not in screen.text()
+        await screen.wait_until_settled()
+        assert "z3:" not in screen.read_text()
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     """A recording, with another one beside it, one that nothing put a probe into, and what is none."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("z2-offload", "z3-offload-all"):
-        shutil.copy(recordings.packed(name), tmp_path)
+        shutil.copy(recordings.find_packed_file(name), tmp_path)
     recordings.from_outside("cpu-clean", tmp_path)
     (tmp_path / "torn.zerotop").write_bytes(b"torn")
     return Session.open(tmp_path / "z2-offload.zerotop")
 
 
-async def test_another_recordings_iteration_is_chosen_from_a_list(own: Session) -> None:
-    async with seen(own, size=(160, 50)) as screen:
-        await screen.press("v")
+async def test_another_recordings_iteration_is_chosen_from_a_list(own_folder: Session) -> None:
+    async with open_app(own_folder, size=(160, 50)) as screen:
+        await screen.press_keys("v")
         assert isinstance(screen.app.screen, OverlayDialog)
         listed = screen.app.screen.query_one(OptionList)
-        await until(screen.pilot, lambda: "enter draws its last iterations" in screen.text())
+        await wait_until(screen.pilot, lambda: "enter draws its last iterations" in screen.read_text())
         assert listed.option_count == 1
-        assert "z3-offload-all.zerotop" in screen.text()
-        assert "No matches for “zzz”." in await screen.press(*"zzz")
-        assert "z3-offload-all.zerotop" in await screen.press("backspace", "backspace", "3", "down", "up")
-        await screen.press("enter")
-        await until(screen.pilot, lambda: "z3-offload-all: 457 ms, median of 11" in screen.text())
-        assert "z3-offload-all" not in await screen.press("c")
-        await screen.press("v", "escape")
+        assert "z3-offload-all.zerotop" in screen.read_text()
+        assert "No matches for “zzz”." in await screen.press_keys(*"zzz")
+        assert "z3-offload-all.zerotop" in await screen.press_keys("backspace", "backspace", "3", "down", "up")
+        await screen.press_keys("enter")
+        await wait_until(screen.pilot, lambda: "z3-offload-all: 457 ms, median of 11" in screen.read_text())
+        assert "z3-offload-all" not in await screen.press_keys("c")
+        await screen.press_keys("v", "escape")
         assert isinstance(screen.app.screen, IterationScreen)
 
 
@@ -170,56 +170,56 @@ async def test_another_recordings_iteration_is_chosen_from_a_list(own: Session) 
         ("nowhere", "There is no session"),
     ],
 )
-async def test_what_cannot_lie_beside_it_is_said(own: Session, typed: str, said: str) -> None:
-    async with seen(own) as screen:
-        await screen.press("v")
-        await until(screen.pilot, lambda: "Reading" not in screen.text())
+async def test_what_cannot_lie_beside_it_is_said(own_folder: Session, typed: str, said: str) -> None:
+    async with open_app(own_folder) as screen:
+        await screen.press_keys("v")
+        await wait_until(screen.pilot, lambda: "Reading" not in screen.read_text())
         words = screen.app.screen.query_one(Input)
-        words.value = typed if typed == "nowhere" else str(own.path.parent / typed)
-        await screen.press("enter")
+        words.value = typed if typed == "nowhere" else str(own_folder.path.parent / typed)
+        await screen.press_keys("enter")
 
-        def shown() -> list[str]:
-            return [screen.text(), *(notice.message for notice in screen.app._notifications)]
+        def read_texts() -> list[str]:
+            return [screen.read_text(), *(notice.message for notice in screen.app._notifications)]
 
-        await until(screen.pilot, lambda: any(said in text for text in shown()))
+        await wait_until(screen.pilot, lambda: any(said in text for text in read_texts()))
 
 
 async def test_more_and_fewer_iterations_and_all_of_the_level() -> None:
-    async with seen(recordings.recording("z2-offload")) as screen:
-        assert "median of 21, steps 1–23" in screen.text()
-        assert "median of 20, steps 2–23" in await screen.press("minus")
-        assert "median of 10, steps 13–23" in await screen.press("minus")
-        assert "median of 20" in await screen.press("plus")
-        assert "median of 21" in await screen.press("L")
+    async with open_app(recordings.open_recording("z2-offload")) as screen:
+        assert "median of 21, steps 1–23" in screen.read_text()
+        assert "median of 20, steps 2–23" in await screen.press_keys("minus")
+        assert "median of 10, steps 13–23" in await screen.press_keys("minus")
+        assert "median of 20" in await screen.press_keys("plus")
+        assert "median of 21" in await screen.press_keys("L")
 
 
 async def test_other_signals_come_first_where_not_all_have_room() -> None:
-    async with seen(recordings.recording("story"), size=(80, 24)) as screen:
-        first = screen.text()
+    async with open_app(recordings.open_recording("story"), size=(80, 24)) as screen:
+        first = screen.read_text()
         assert "GPU %" in first
         assert "power W" not in first
-        second = await screen.press("m", "m")
+        second = await screen.press_keys("m", "m")
         assert "power W" in second
         assert "GPU %" not in second
-        assert "GPU %" in await screen.press("m", "m", "m")
+        assert "GPU %" in await screen.press_keys("m", "m", "m")
 
 
 async def test_one_rank_or_all() -> None:
-    async with seen(recordings.recording("story")) as screen:
-        assert "4 ranks" in screen.text()
-        assert "rank 0 " in await screen.press("e")
-        assert "rank 1 " in await screen.press("down")
-        assert "rank 0 " in await screen.press("up")
-        assert "4 ranks" in await screen.press("e")
-        assert "rank 0 " in await screen.press("down")
+    async with open_app(recordings.open_recording("story")) as screen:
+        assert "4 ranks" in screen.read_text()
+        assert "rank 0 " in await screen.press_keys("e")
+        assert "rank 1 " in await screen.press_keys("down")
+        assert "rank 0 " in await screen.press_keys("up")
+        assert "4 ranks" in await screen.press_keys("e")
+        assert "rank 0 " in await screen.press_keys("down")
 
 
 async def test_every_key_is_explained_and_the_bottom_row_names_what_works() -> None:
-    async with seen(recordings.recording("story"), size=(160, 50)) as screen:
+    async with open_app(recordings.open_recording("story"), size=(160, 50)) as screen:
         for binding in IterationScreen.BINDINGS:
             assert binding.id  # type: ignore[union-attr]
             assert binding.tooltip  # type: ignore[union-attr]
-        bottom = screen.text().splitlines()[-1]
+        bottom = screen.read_text().splitlines()[-1]
         assert "c pin" in bottom
         assert "e one rank" in bottom
         assert "m next signal" not in bottom
@@ -228,58 +228,62 @@ async def test_every_key_is_explained_and_the_bottom_row_names_what_works() -> N
 
 
 async def test_a_tall_screen_has_the_chart_of_steps_below_the_tables() -> None:
-    async with seen(recordings.recording("story"), step=12, size=(200, 50)) as screen:
-        assert "Iteration s" in screen.text()
-    async with seen(recordings.recording("story"), step=12, size=(120, 40)) as screen:
-        assert "Iteration s" not in screen.text()
+    async with open_app(recordings.open_recording("story"), step=12, size=(200, 50)) as screen:
+        assert "Iteration s" in screen.read_text()
+    async with open_app(recordings.open_recording("story"), step=12, size=(120, 40)) as screen:
+        assert "Iteration s" not in screen.read_text()
 
 
 async def test_before_the_first_iteration_it_waits() -> None:
-    session = recordings.recording("z2-offload")
-    async with seen(session) as screen:
-        await screen.press("home")
-        assert "Waiting for the training to begin" in screen.text() or "Waiting for the first iterations" in screen.text()
+    session = recordings.open_recording("z2-offload")
+    async with open_app(session) as screen:
+        await screen.press_keys("home")
+        assert (
+            "Waiting for the training to begin" in screen.read_text()
+            or "Waiting for the first iterations" in screen.read_text()
+        )
 
 
 async def test_entering_is_not_suggested_while_the_job_starts() -> None:
-    async with seen(recordings.recording("story")) as screen:
-        await screen.press("home", "full_stop")
+    async with open_app(recordings.open_recording("story")) as screen:
+        await screen.press_keys("home", "full_stop")
         frame = screen.screen.frame
         assert frame is not None
         assert frame.view.ranks
-        assert "Waiting for the training to begin" in screen.text()
-        assert "--enter" not in screen.text()
+        assert "Waiting for the training to begin" in screen.read_text()
+        assert "--enter" not in screen.read_text()
 
 
 async def test_a_panel_alone_gives_way_where_it_has_nothing_to_show() -> None:
-    async with seen(recordings.recording("z2-offload")) as screen:
-        await screen.press("tab", "tab", "z")
+    async with open_app(recordings.open_recording("z2-offload")) as screen:
+        await screen.press_keys("tab", "tab", "z")
         assert screen.screen.zoomed == "phases"
-        assert "GPU %" not in screen.text()
-        assert "Waiting for the training to begin" in await screen.press("home")
-        assert "GPU %" not in await screen.press("end")
+        assert "GPU %" not in screen.read_text()
+        assert "Waiting for the training to begin" in await screen.press_keys("home")
+        assert "GPU %" not in await screen.press_keys("end")
 
 
 async def test_without_a_probe_it_says_how_to_get_one(tmp_path: Path) -> None:
     rows = [
-        record(PROCESSES, time_ns=int(now * S / 10), rss_bytes=10**9, cores_used=1.0, pid=4711, rank=0) for now in range(50)
+        make_record(PROCESSES, time_ns=int(now * S / 10), rss_bytes=10**9, cores_used=1.0, pid=4711, rank=0)
+        for now in range(50)
     ]
-    write(tmp_path, PROCESSES, identity(-1), *rows).close()
+    write_table(tmp_path, PROCESSES, make_identity(-1), *rows).close()
     session = Session(tmp_path, {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}})
-    async with seen(session) as screen:
-        assert "zerotop attach 4711 --enter" in screen.text()
+    async with open_app(session) as screen:
+        assert "zerotop attach 4711 --enter" in screen.read_text()
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
 async def test_any_size_and_any_characters(glyphs: Glyphs) -> None:
-    async with seen(recordings.recording("z2-offload"), size=(40, 12), glyphs=glyphs) as screen:
+    async with open_app(recordings.open_recording("z2-offload"), size=(40, 12), glyphs=glyphs) as screen:
         for size in [(40, 12), (60, 16), (80, 24), (120, 40), (300, 90)]:
             await screen.pilot.resize_terminal(*size)
             for keys in ((), ("c", "minus", "m", "z"), ("c", "plus", "z")):
-                said = await screen.press(*keys)
-                assert "Iteration" in said
-                assert {len(line) for line in said.splitlines()} == {size[0]} or glyphs is ASCII
-                assert glyphs is not ASCII or said.isascii()
+                text = await screen.press_keys(*keys)
+                assert "Iteration" in text
+                assert {len(line) for line in text.splitlines()} == {size[0]} or glyphs is ASCII
+                assert glyphs is not ASCII or text.isascii()
 
 
 @pytest.mark.parametrize("story", [offload_story, many_story, failed_story])
@@ -343,10 +347,15 @@ def test_small_changes_keep_their_decimals() -> None:
 
 
 def test_phases_within_others_give_way_first() -> None:
-    def line(phase: str, depth: int, seconds: float) -> PhaseLine:
+    def make_line(phase: str, depth: int, seconds: float) -> PhaseLine:
         return PhaseLine(phase, depth, seconds, None, None, None, 0.0, 0.0, 0.0)
 
-    found = [line("forward", 0, 1.0), line("step", 0, 5.0), line("cpu_optimizer", 1, 4.0), line("iteration", 0, 6.0)]
+    found = [
+        make_line("forward", 0, 1.0),
+        make_line("step", 0, 5.0),
+        make_line("cpu_optimizer", 1, 4.0),
+        make_line("iteration", 0, 6.0),
+    ]
     assert [one.phase for one in choose_lines(found, 3)] == ["forward", "step", "iteration"]
     assert [one.phase for one in choose_lines(found, 2)] == ["step", "iteration"]
     assert [one.phase for one in choose_lines(found, 1)] == ["iteration"]
@@ -371,7 +380,7 @@ async def test_keys_are_answered_while_folding_and_the_fold_before_stays_meanwhi
         assert gate.wait(PATIENCE_S)
         return fold(*arguments)
 
-    async with seen(recordings.recording("story")) as screen:
+    async with open_app(recordings.open_recording("story")) as screen:
         before = screen.screen.folding.find_shown(screen.app.viewer.make_frame())
         monkeypatch.setattr(fold_cache, "fold_iterations", fold_slowly)
         screen.app.simulate_key("e")
@@ -379,25 +388,25 @@ async def test_keys_are_answered_while_folding_and_the_fold_before_stays_meanwhi
         screen.app.simulate_key("z")
         while not screen.screen.zoomed:
             await asyncio.sleep(0.005)
-        assert "4 ranks" in screen.text()
+        assert "4 ranks" in screen.read_text()
         gate.set()
-        await screen.settled()
+        await screen.wait_until_settled()
         after = screen.screen.folding.find_shown(screen.app.viewer.make_frame())
         assert before is not None
         assert after is not None
         assert (before.fold.rank, after.fold.rank) == (None, 0)
-        assert "rank 0 " in screen.text()
+        assert "rank 0 " in screen.read_text()
 
 
 async def test_a_frame_in_which_nothing_changed_folds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with seen(recordings.recording("story")) as screen:
+    async with open_app(recordings.open_recording("story")) as screen:
         before = screen.screen.folding.find_shown(screen.app.viewer.make_frame())
 
-        def never(*_: object) -> None:
+        def fail_if_called(*_: object) -> None:
             raise AssertionError("folded again")
 
-        monkeypatch.setattr("zerotop.analysis.waveform.fold_cache.fold_iterations", never)
-        monkeypatch.setattr("zerotop.ui.iteration.panels.draw_waveform", never)
+        monkeypatch.setattr("zerotop.analysis.waveform.fold_cache.fold_iterations", fail_if_called)
+        monkeypatch.setattr("zerotop.ui.iteration.panels.draw_waveform", fail_if_called)
         for _ in range(3):
             screen.app.draw_frame()
             await screen.pilot.pause()

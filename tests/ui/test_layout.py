@@ -33,14 +33,14 @@ def test_panels_lie_in_the_terminal_and_apart(
     assert "memory" in own or height < 6
 
 
-def at(width: int, height: int, shape: PanelCounts, notices: int = 0) -> dict[str, Box]:
+def layout_panels(width: int, height: int, shape: PanelCounts, notices: int = 0) -> dict[str, Box]:
     """All places in a terminal that shows a running job."""
     common = layout_outline(width, height, notices, past=False)
     return common.boxes | layout_live(common.room, shape)
 
 
 def test_8_gpus_and_8_ranks_in_80_by_24() -> None:
-    boxes = at(80, 24, PanelCounts(gpus=8, ranks=8, hosts=1))
+    boxes = layout_panels(80, 24, PanelCounts(gpus=8, ranks=8, hosts=1))
     assert boxes["memory"] == Box(0, 2, 39, 9)
     assert boxes["iteration"] == Box(41, 2, 39, 9)
     assert boxes["cpu"] == Box(0, 11, 39, 9)
@@ -60,7 +60,7 @@ def test_the_past_gets_its_transport_row_and_a_very_low_terminal_no_tabs_then() 
 
 
 def test_40_columns_stack_panels() -> None:
-    boxes = at(40, 30, PanelCounts(gpus=0, ranks=2, hosts=1), notices=1)
+    boxes = layout_panels(40, 30, PanelCounts(gpus=0, ranks=2, hosts=1), notices=1)
     assert [name for name in boxes if boxes[name].x == 0 and name in PANELS] == [
         "memory",
         "iteration",
@@ -71,7 +71,7 @@ def test_40_columns_stack_panels() -> None:
 
 
 def test_many_ranks_leave_room_for_output() -> None:
-    boxes = at(120, 40, PanelCounts(gpus=64, ranks=64, hosts=8), notices=1)
+    boxes = layout_panels(120, 40, PanelCounts(gpus=64, ranks=64, hosts=8), notices=1)
     assert boxes["output"].height >= 5
     assert boxes["cpu"].height >= 10
     assert boxes["memory"].height >= 10

@@ -11,7 +11,7 @@ import pytest
 import recordings
 from microscope_recording import looked_at
 from screens import Shown
-from settling import until
+from settling import wait_until
 from small_recording import BEGIN_NS, S
 from watching import FakeJob
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -27,7 +27,7 @@ from zerotop.ui.memory.screen import MemoryLedger, MemoryScreen, PhasePeaks, Tra
 
 
 @asynccontextmanager
-async def shown(
+async def open_memory(
     session: Session,
     at_s: float | None = None,
     size: tuple[int, int] = (120, 40),
@@ -47,29 +47,31 @@ async def shown(
 
 
 async def test_what_has_no_room_is_named_and_a_key_shows_it() -> None:
-    async with shown(recordings.recording("z2"), size=(80, 24)) as seen:
-        assert "b peaks" in seen.text()
-        assert "Peak by phase" not in seen.text()
-        await seen.press("b")
-        await until(seen.pilot, lambda: "Peak by phase" in seen.text() and "DeepSpeed's estimates" in seen.text())
-        assert "b ledger" in seen.text()
-        await seen.press("b")
-        await until(seen.pilot, lambda: "Peak by phase" not in seen.text())
+    async with open_memory(recordings.open_recording("z2"), size=(80, 24)) as seen:
+        assert "b peaks" in seen.read_text()
+        assert "Peak by phase" not in seen.read_text()
+        await seen.press_keys("b")
+        await wait_until(
+            seen.pilot, lambda: "Peak by phase" in seen.read_text() and "DeepSpeed's estimates" in seen.read_text()
+        )
+        assert "b ledger" in seen.read_text()
+        await seen.press_keys("b")
+        await wait_until(seen.pilot, lambda: "Peak by phase" not in seen.read_text())
 
 
 async def test_the_ledger_of_a_gpu() -> None:
-    async with shown(recordings.recording("z2"), 45) as screen:
-        said = screen.text()
+    async with open_memory(recordings.open_recording("z2"), 45) as screen:
+        text = screen.read_text()
         for words in ("parameters", "0.92", "at peak", "Peak: backward, 12.65 GiB in step 1", "Peak by phase"):
-            assert words in said
-        assert "allocator  0 cache flushes" in said
-        assert "None recorded" in said
+            assert words in text
+        assert "allocator  0 cache flushes" in text
+        assert "None recorded" in text
 
 
 @pytest.mark.parametrize("name", ["cpu-straggler", "gpu-leak"])
 async def test_a_short_recording_fills_the_chart_of_its_memory(name: str) -> None:
-    async with shown(recordings.recording(name), size=(200, 50)) as screen:
-        await screen.press("end")
+    async with open_memory(recordings.open_recording(name), size=(200, 50)) as screen:
+        await screen.press_keys("end")
         view = screen.app.viewer.make_frame().view
         gpu = view.gpus[0] if view.gpus else None
         for width in (40, 98, 196):
@@ -80,35 +82,35 @@ async def test_a_short_recording_fills_the_chart_of_its_memory(name: str) -> Non
 
 
 async def test_h_shows_host_memory_and_the_gpu_again() -> None:
-    async with shown(recordings.recording("z2-offload"), 50) as screen:
-        assert "Host memory of rank 0" in await screen.press("H")
-        assert "pinned" in screen.text()
-        assert "Host memory of rank 0" not in await screen.press("H")
+    async with open_memory(recordings.open_recording("z2-offload"), 50) as screen:
+        assert "Host memory of rank 0" in await screen.press_keys("H")
+        assert "pinned" in screen.read_text()
+        assert "Host memory of rank 0" not in await screen.press_keys("H")
 
 
 async def test_up_and_down_choose_the_rank_and_its_gpu() -> None:
-    async with shown(recordings.recording("x4-z3"), 55) as screen:
-        assert "GPU 0, rank 0, GiB" in screen.text()
-        assert "GPU 2, rank 2, GiB" in await screen.press("down", "down")
-        assert "GPU 1, rank 1, GiB" in await screen.press("up")
-        await screen.press("1", "4")
-        assert "GPU 1, rank 1, GiB" in await screen.press("up", "down")
+    async with open_memory(recordings.open_recording("x4-z3"), 55) as screen:
+        assert "GPU 0, rank 0, GiB" in screen.read_text()
+        assert "GPU 2, rank 2, GiB" in await screen.press_keys("down", "down")
+        assert "GPU 1, rank 1, GiB" in await screen.press_keys("up")
+        await screen.press_keys("1", "4")
+        assert "GPU 1, rank 1, GiB" in await screen.press_keys("up", "down")
 
 
 async def test_a_click_on_a_bar_chooses_its_rank() -> None:
-    async with shown(recordings.recording("x4-z3"), 55) as screen:
-        names = next(line for line in screen.text().splitlines() if line.split()[:4] == ["└", "0", "1", "2"])
+    async with open_memory(recordings.open_recording("x4-z3"), 55) as screen:
+        names = next(line for line in screen.read_text().splitlines() if line.split()[:4] == ["└", "0", "1", "2"])
         await screen.pilot.click("#bars", offset=(names.index("2") - 1, 5))
         await screen.pilot.pause()
-        assert "GPU 2, rank 2, GiB" in screen.text()
-        await screen.press("H")
+        assert "GPU 2, rank 2, GiB" in screen.read_text()
+        await screen.press_keys("H")
         await screen.pilot.click("#bars", offset=(7, 5))
         await screen.pilot.pause()
-        assert "Host memory of rank 0" in screen.text()
+        assert "Host memory of rank 0" in screen.read_text()
 
 
 async def test_y_copies_bytes() -> None:
-    async with shown(recordings.recording("z2"), 45) as screen:
+    async with open_memory(recordings.open_recording("z2"), 45) as screen:
         ledger, peaks, curve = (screen.screen.query_one(f"#{name}") for name in ("ledger", "peaks", "curve"))
         assert isinstance(ledger, MemoryLedger)
         assert isinstance(peaks, PhasePeaks)
@@ -118,44 +120,44 @@ async def test_y_copies_bytes() -> None:
         assert rows[-1][:2] == ["total", "150754820096"]
         assert peaks.copy_text().splitlines()[1].split("\t")[:2] == ["backward", "13582294528"]
         assert curve.copy_text() == ""
-        await screen.press("y")
+        await screen.press_keys("y")
         assert screen.app.clipboard == ledger.copy_text()
-        await screen.press("H")
+        await screen.press_keys("H")
         assert peaks.copy_text().startswith("Resident memory of all ranks, GiB")  # which is what it shows now
 
 
 async def test_what_is_chosen_stays_when_screens_are_switched() -> None:
-    async with shown(recordings.recording("z2-offload"), 50) as screen:
-        await screen.press("H", "1")
+    async with open_memory(recordings.open_recording("z2-offload"), 50) as screen:
+        await screen.press_keys("H", "1")
         screen.app.action_switch("memory")
         await screen.pilot.pause()
-        assert "Host memory of rank 0" in screen.text()
+        assert "Host memory of rank 0" in screen.read_text()
 
 
 async def test_without_a_gpu_host_memory_comes_first() -> None:
-    async with shown(recordings.recording("cpu-clean"), 36) as screen:
-        said = screen.text()
-        assert "Host memory of rank 0, MiB" in said
-        assert "master weights" in said
-        assert " h " not in said.splitlines()[-1]
-        assert "No GPU found" in await screen.press("H")
+    async with open_memory(recordings.open_recording("cpu-clean"), 36) as screen:
+        text = screen.read_text()
+        assert "Host memory of rank 0, MiB" in text
+        assert "master weights" in text
+        assert " h " not in text.splitlines()[-1]
+        assert "No GPU found" in await screen.press_keys("H")
 
 
 async def test_z_enlarges_the_ledger() -> None:
-    async with shown(recordings.recording("z2"), 45) as screen:
+    async with open_memory(recordings.open_recording("z2"), 45) as screen:
         before = screen.app.screen.query_one("#ledger").size
-        await screen.press("z")
+        await screen.press_keys("z")
         assert screen.app.screen.query_one("#ledger").size.width > before.width
-        await screen.press("escape")
+        await screen.press_keys("escape")
         assert screen.app.screen.query_one("#ledger").size == before
 
 
 async def test_m_is_not_there_in_a_replay() -> None:
-    async with shown(recordings.recording("z2"), 45) as screen:
+    async with open_memory(recordings.open_recording("z2"), 45) as screen:
         assert screen.app.check_action("look", ()) is False
-        await screen.press("x")
-        assert "Requested" not in screen.text()
-        assert "microscope" not in screen.text().splitlines()[-1]
+        await screen.press_keys("x")
+        assert "Requested" not in screen.read_text()
+        assert "microscope" not in screen.read_text().splitlines()[-1]
 
 
 class Running(RecordingSource):
@@ -173,7 +175,7 @@ class Running(RecordingSource):
 
 
 async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_path: Path) -> None:
-    session, job = looked_at(tmp_path).read(), FakeJob()
+    session, job = looked_at(tmp_path).open_session(), FakeJob()
     source = Running(session)
     app = ZerotopApp(source, job, title="x")
     async with app.run_test(size=(150, 46)) as pilot:
@@ -182,37 +184,37 @@ async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_pat
         app.draw_frame()
         await pilot.pause()
         screen = Shown(app, pilot, MemoryScreen)
-        assert "x traces the next step" in screen.text()
-        assert "x microscope" in screen.text().splitlines()[-1]
-        assert "Requested: the step after" in await screen.press("x")
+        assert "x traces the next step" in screen.read_text()
+        assert "x microscope" in screen.read_text().splitlines()[-1]
+        assert "Requested: the step after" in await screen.press_keys("x")
         assert job.looks == [(1, False)]
         # The look of this recording is known from second 29.1 on.
         source.seconds = 29.2
         app.draw_frame()
-        await until(pilot, lambda: "Requested" not in screen.text())
-        said = screen.text()
-        assert "Microscope, step 1 of rank 0, GiB" in said
-        assert "19.25 GiB in backward" in said
+        await wait_until(pilot, lambda: "Requested" not in screen.read_text())
+        text = screen.read_text()
+        assert "Microscope, step 1 of rank 0, GiB" in text
+        assert "19.25 GiB in backward" in text
         job.trouble = OSError("No space left on device")
-        await screen.press("x")
+        await screen.press_keys("x")
         assert any("Cannot request a trace" in str(note.message) for note in app._notifications)
 
 
 @pytest.mark.parametrize("size", [(40, 12), (80, 24), (300, 90), (20, 6)])
 @pytest.mark.parametrize("name", ["z2-oom", "cpu-dead", "story", "x4-z3"])
 async def test_any_size(name: str, size: tuple[int, int]) -> None:
-    async with shown(recordings.recording(name), 0.0, size, glyphs=ASCII if size[0] == 80 else BLOCKS) as screen:
+    async with open_memory(recordings.open_recording(name), 0.0, size, glyphs=ASCII if size[0] == 80 else BLOCKS) as screen:
         for key in ("z", "end"):  # at the begin and at the end
-            lines = screen.text().splitlines()
+            lines = screen.read_text().splitlines()
             assert len(lines) == size[1]
-            assert screen.text().isascii() or size[0] != 80
-            await screen.press("H", "down", "z", "H", key)
-        assert len(screen.text().splitlines()) == size[1]
+            assert screen.read_text().isascii() or size[0] != 80
+            await screen.press_keys("H", "down", "z", "H", key)
+        assert len(screen.read_text().splitlines()) == size[1]
 
 
 def test_places_do_not_overlap_and_stay_in_the_room() -> None:
     for name in ("z2", "cpu-clean", "x4-z3"):
-        session = recordings.recording(name)
+        session = recordings.open_recording(name)
         view = MemoryScreen(BLOCKS, RecordingSource(session)).model._views.view_at(session.last_written_ns)
         for width in (20, 60, 80, 118, 198, 298):
             for height in (1, 4, 9, 15, 22, 44, 84):
@@ -231,34 +233,34 @@ def test_places_do_not_overlap_and_stay_in_the_room() -> None:
 )
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_a_death_is_shown_on_every_screen(name: str, what: str, size: tuple[int, int]) -> None:
-    session = recordings.recording(name)
+    session = recordings.open_recording(name)
     app = ZerotopApp(RecordingSource(session), None, title=name)
     async with app.run_test(size=size) as pilot:
         screen = Shown(app, pilot, MemoryScreen)
         for number in "14":
-            said = await screen.press(number)
-            assert what in said
-            assert "→ " in said
+            text = await screen.press_keys(number)
+            assert what in text
+            assert "→ " in text
         app.viewer.go_to_seconds(2)
         app.draw_frame()
         await pilot.pause()
-        assert what not in screen.text()
+        assert what not in screen.read_text()
 
 
 async def test_with_room_to_spare_memory_over_time_is_under_the_ledger() -> None:
-    app = ZerotopApp(RecordingSource(recordings.recording("story")), None, title="story")
+    app = ZerotopApp(RecordingSource(recordings.open_recording("story")), None, title="story")
     async with app.run_test(size=(300, 90)) as pilot:
         screen = Shown(app, pilot, MemoryScreen)
-        said = await screen.press("end", "4")
-        assert "Memory of GPU 0, GiB" in said
-        assert "Resident memory of all ranks, GiB" in said
-        said = await screen.press("H")
-        assert "Memory of GPU 0" not in said
+        text = await screen.press_keys("end", "4")
+        assert "Memory of GPU 0, GiB" in text
+        assert "Resident memory of all ranks, GiB" in text
+        text = await screen.press_keys("H")
+        assert "Memory of GPU 0" not in text
 
 
 async def test_without_a_probe_memory_over_time_is_what_there_is_to_show(tmp_path: Path) -> None:
     app = ZerotopApp(RecordingSource(recordings.from_outside("z2-offload", tmp_path)), None, title="outside")
     async with app.run_test(size=(80, 24)) as pilot:
-        said = await Shown(app, pilot, MemoryScreen).press("end", "4")
-        assert "Memory of GPU 0, GiB" in said
-        assert "Peaks by phase" not in said
+        text = await Shown(app, pilot, MemoryScreen).press_keys("end", "4")
+        assert "Memory of GPU 0, GiB" in text
+        assert "Peaks by phase" not in text

@@ -9,8 +9,8 @@ from textual import events
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from recordings import recording
-from settling import until
+from recordings import open_recording
+from settling import wait_until
 from zerotop import demo
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
@@ -40,12 +40,12 @@ def make_app() -> ZerotopApp:
     return ZerotopApp(RecordingSource(Session.open(demo.RECORDING_PATH)), glyphs=BLOCKS, title="story")
 
 
-async def show(app: ZerotopApp, pilot: Pilot[Leaving], screen: str, step: int) -> None:
-    await until(pilot, lambda: len(app.viewer.source.findings_at(None)) >= 4)
+async def show_step(app: ZerotopApp, pilot: Pilot[Leaving], screen: str, step: int) -> None:
+    await wait_until(pilot, lambda: len(app.viewer.source.findings_at(None)) >= 4)
     app.action_switch(screen)
     app.viewer.go_to_step(step)
     app.draw_frame()
-    await until(pilot, lambda: is_shown(app) and not app.is_busy)
+    await wait_until(pilot, lambda: is_shown(app) and not app.is_busy)
 
 
 def is_shown(app: ZerotopApp) -> bool:
@@ -56,7 +56,7 @@ def is_shown(app: ZerotopApp) -> bool:
 
 async def show_timeline(app: ZerotopApp, pilot: Pilot[Leaving], step: int) -> tuple[TimelineLanes, Picture]:
     """Show it, and return its panel and what it shows."""
-    await show(app, pilot, "timeline", step)
+    await show_step(app, pilot, "timeline", step)
     lanes = app.screen.query_one(TimelineLanes)
 
     def is_complete() -> bool:
@@ -64,7 +64,7 @@ async def show_timeline(app: ZerotopApp, pilot: Pilot[Leaving], step: int) -> tu
         is_there = picture is not None and picture.cursor == app.viewer.compute_cursor() - app.viewer.source.begin_ns
         return is_there and picture is not None and picture.timeline.is_complete and not app.is_busy
 
-    await until(pilot, is_complete)
+    await wait_until(pilot, is_complete)
     assert lanes.pictures.last_picture is not None
     return lanes, lanes.pictures.last_picture
 
@@ -72,11 +72,11 @@ async def show_timeline(app: ZerotopApp, pilot: Pilot[Leaving], step: int) -> tu
 async def test_the_banner_opens_the_list_at_its_finding() -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, "live", 12)
+        await show_step(app, pilot, "live", 12)
         headline = app.viewer.make_frame().headline
         assert headline is not None
         await pilot.click(app.screen.query_one(Notices), offset=(20, 0))
-        await until(pilot, lambda: isinstance(app.screen, FindingsDialog))
+        await wait_until(pilot, lambda: isinstance(app.screen, FindingsDialog))
         assert isinstance(app.screen, FindingsDialog)
         assert app.screen.all_findings[app.screen.current_index].finding == headline
 
@@ -84,14 +84,14 @@ async def test_the_banner_opens_the_list_at_its_finding() -> None:
 async def test_a_mark_on_the_seek_bar_goes_to_its_finding() -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, "live", 2)
+        await show_step(app, pilot, "live", 2)
         frame = app.viewer.make_frame()
         finding = frame.all_findings[0]
         bar = app.screen.query_one(Transport)
         begin, length = measure_track(bar.size.width, frame.moment)
         since_s = (finding.known_ns - app.viewer.source.begin_ns) / 1e9
         await pilot.click(bar, offset=(begin + find_track_cell(since_s, frame.moment, length), 0))
-        await until(pilot, lambda: app.viewer.make_frame().headline == finding)
+        await wait_until(pilot, lambda: app.viewer.make_frame().headline == finding)
 
 
 async def test_a_mark_on_the_timeline_goes_to_its_finding() -> None:
@@ -115,50 +115,50 @@ async def test_the_timeline_shows_values_under_the_mouse() -> None:
         lanes, picture = await show_timeline(app, pilot, 12)
         assert picture.pointed == picture.cursor
         await pilot.hover(lanes, offset=(chart_begin(lanes.size.width) + 5, 8))
-        await until(pilot, lambda: lanes.pictures.last_picture.pointed != picture.cursor)  # type: ignore[union-attr]
+        await wait_until(pilot, lambda: lanes.pictures.last_picture.pointed != picture.cursor)  # type: ignore[union-attr]
         pointed = lanes.pictures.last_picture
         assert pointed is not None
         assert picture.begin <= pointed.pointed < picture.cursor == pointed.cursor
         moment = format_moment(pointed.pointed, pointed.cell_ns)
-        await until(pilot, lambda: any(row.startswith(moment) for row in lanes.plain_text().split("\n")))
+        await wait_until(pilot, lambda: any(row.startswith(moment) for row in lanes.plain_text().split("\n")))
         await pilot.hover("#header")
-        await until(pilot, lambda: lanes.pictures.last_picture.pointed == picture.cursor)  # type: ignore[union-attr]
+        await wait_until(pilot, lambda: lanes.pictures.last_picture.pointed == picture.cursor)  # type: ignore[union-attr]
 
 
 async def test_a_column_of_live_shows_its_step_and_goes_to_its_end() -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, "live", 12)
+        await show_step(app, pilot, "live", 12)
         chart = app.screen.query_one(Iteration)
-        await until(pilot, lambda: "step 12" in chart.plain_text())
+        await wait_until(pilot, lambda: "step 12" in chart.plain_text())
         await pilot.hover(chart, offset=(AXIS_WIDTH, 5))
-        await until(pilot, lambda: "step 0 " in chart.plain_text())
+        await wait_until(pilot, lambda: "step 0 " in chart.plain_text())
         await pilot.click(chart, offset=(AXIS_WIDTH, 5))
-        await until(pilot, lambda: app.viewer.make_frame().view.progress.step == 0)
+        await wait_until(pilot, lambda: app.viewer.make_frame().view.progress.step == 0)
 
 
 @pytest.mark.parametrize("size", [SIZE, (200, 50)])
 async def test_a_rank_of_live_is_chosen(size: tuple[int, int]) -> None:
     app = make_app()
     async with app.run_test(size=size) as pilot:
-        await show(app, pilot, "live", 12)
+        await show_step(app, pilot, "live", 12)
         panel = app.screen.query_one(Ranks)
-        await until(pilot, lambda: "rank 2" in panel.plain_text())
+        await wait_until(pilot, lambda: "rank 2" in panel.plain_text())
         row = next(y for y, line in enumerate(panel.plain_text().split("\n")) if line.startswith("rank 2"))
         await pilot.click(panel, offset=(3, row))
-        await until(pilot, lambda: app.viewer.make_frame().rank == 2)
+        await wait_until(pilot, lambda: app.viewer.make_frame().rank == 2)
 
 
 @pytest.mark.parametrize("size", [SIZE, (200, 50)])
 async def test_a_row_of_a_gpu_chooses_its_rank(size: tuple[int, int]) -> None:
     app = make_app()
     async with app.run_test(size=size) as pilot:
-        await show(app, pilot, "live", 12)
+        await show_step(app, pilot, "live", 12)
         for panel, rank in ((app.screen.query_one(Gpus), 2), (app.screen.query_one(Memory), 3)):
-            await until(pilot, lambda panel=panel: "GPU 3" in panel.plain_text())  # type: ignore[misc]
+            await wait_until(pilot, lambda panel=panel: "GPU 3" in panel.plain_text())  # type: ignore[misc]
             rows = panel.plain_text().split("\n")
             await pilot.click(panel, offset=(3, next(y for y, row in enumerate(rows) if row.startswith(f"GPU {rank}"))))
-            await until(pilot, lambda rank=rank: app.viewer.make_frame().rank == rank)  # type: ignore[misc]
+            await wait_until(pilot, lambda rank=rank: app.viewer.make_frame().rank == rank)  # type: ignore[misc]
 
 
 # Screen, panel, cell of the panel, pattern of what stands in its title then.
@@ -179,65 +179,65 @@ async def test_charts_show_values_under_the_mouse(
 ) -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, screen, 12)
+        await show_step(app, pilot, screen, 12)
         panel = app.screen.query_one(kind)
-        await until(pilot, lambda: bool(panel.plain_text()) and not app.is_busy)
+        await wait_until(pilot, lambda: bool(panel.plain_text()) and not app.is_busy)
         before = panel.plain_text().split("\n")[0]
         assert re.search(pattern, before) is None
         await pilot.hover(panel, offset=cell)
-        await until(pilot, lambda: re.search(pattern, panel.plain_text().split("\n")[0]) is not None)
+        await wait_until(pilot, lambda: re.search(pattern, panel.plain_text().split("\n")[0]) is not None)
         await pilot.hover("#header")
-        await until(pilot, lambda: panel.plain_text().split("\n")[0] == before)
+        await wait_until(pilot, lambda: panel.plain_text().split("\n")[0] == before)
 
 
 async def test_the_microscope_s_curve_shows_values_under_the_mouse() -> None:
-    app = ZerotopApp(RecordingSource(recording("gpu-microscope")), glyphs=BLOCKS, title="microscope")
+    app = ZerotopApp(RecordingSource(open_recording("gpu-microscope")), glyphs=BLOCKS, title="microscope")
     async with app.run_test(size=SIZE) as pilot:
         app.action_switch("memory")
         app.viewer.go_to_step(40)
-        await until(pilot, lambda: bool(app.screen.query(TraceCurve)) and is_shown(app) and not app.is_busy)
+        await wait_until(pilot, lambda: bool(app.screen.query(TraceCurve)) and is_shown(app) and not app.is_busy)
         curve = app.screen.query_one(TraceCurve)
-        await until(pilot, lambda: "rank 0" in curve.plain_text())
+        await wait_until(pilot, lambda: "rank 0" in curve.plain_text())
         await pilot.hover(curve, offset=(20, 4))
-        await until(pilot, lambda: re.search(r"ms: [\d.]+ GiB in \w+", curve.plain_text().split("\n")[0]) is not None)
+        await wait_until(pilot, lambda: re.search(r"ms: [\d.]+ GiB in \w+", curve.plain_text().split("\n")[0]) is not None)
 
 
 async def test_a_click_shows_the_threads_of_a_name() -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, "threads", 12)
+        await show_step(app, pilot, "threads", 12)
         panel = app.screen.query_one(ThreadList)
-        await until(pilot, lambda: BLOCKS.closed in panel.plain_text())
+        await wait_until(pilot, lambda: BLOCKS.closed in panel.plain_text())
         closed = [row for row in panel.plain_text().split("\n") if BLOCKS.closed in row]
         at = panel.plain_text().split("\n").index(closed[-1])
         await pilot.click(panel, offset=(3, at))
-        await until(pilot, lambda: any(BLOCKS.opened in row for row in panel.plain_text().split("\n")))
+        await wait_until(pilot, lambda: any(BLOCKS.opened in row for row in panel.plain_text().split("\n")))
 
 
 async def test_the_iteration_shows_values_under_the_mouse() -> None:
     app = make_app()
     async with app.run_test(size=SIZE) as pilot:
-        await show(app, pilot, "iteration", 12)
+        await show_step(app, pilot, "iteration", 12)
         waves = app.screen.query_one(WaveformPanel)
-        await until(pilot, lambda: "median of" in waves.plain_text())
+        await wait_until(pilot, lambda: "median of" in waves.plain_text())
         await pilot.hover(waves, offset=(60, 10))
-        await until(pilot, lambda: waves.plain_text().split("\n")[1].startswith("at "))
+        await wait_until(pilot, lambda: waves.plain_text().split("\n")[1].startswith("at "))
         said = waves.plain_text().split("\n")[1]
         assert all(words in said for words in (" in ", "GPU ", " %", "CPU ", "power ", " W"))
         await pilot.hover("#header")
-        await until(pilot, lambda: "GPUs" in waves.plain_text().split("\n")[1])
+        await wait_until(pilot, lambda: "GPUs" in waves.plain_text().split("\n")[1])
 
 
 async def test_the_wheel_averages_fewer_iterations() -> None:
-    app = ZerotopApp(RecordingSource(recording("cpu-clean")), glyphs=BLOCKS, title="clean")
+    app = ZerotopApp(RecordingSource(open_recording("cpu-clean")), glyphs=BLOCKS, title="clean")
     async with app.run_test(size=SIZE) as pilot:
         app.action_switch("iteration")
-        await until(pilot, lambda: isinstance(app.screen, IterationScreen) and app.screen.query(WaveformPanel))
+        await wait_until(pilot, lambda: isinstance(app.screen, IterationScreen) and app.screen.query(WaveformPanel))
         waves = app.screen.query_one(WaveformPanel)
-        await until(pilot, lambda: "median of" in waves.plain_text())
+        await wait_until(pilot, lambda: "median of" in waves.plain_text())
         before = waves.plain_text().split("\n")[0]
         waves.post_message(make_wheel_up(waves))
-        await until(pilot, lambda: waves.plain_text().split("\n")[0] != before)
+        await wait_until(pilot, lambda: waves.plain_text().split("\n")[0] != before)
 
 
 def make_wheel_up(widget: Widget) -> events.MouseScrollUp:

@@ -11,8 +11,8 @@ import pytest
 from textual.pilot import Pilot
 
 from printing import Printing
-from recordings import recording
-from settling import until
+from recordings import open_recording
+from settling import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.output import blocks as output_blocks
 from zerotop.session.reader import Session
@@ -29,19 +29,19 @@ def app_of(session: Session, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
     return ZerotopApp(RecordingSource(session), title="output", glyphs=glyphs)
 
 
-def text(app: ZerotopApp) -> list[str]:
+def read_rows(app: ZerotopApp) -> list[str]:
     return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
-def body(app: ZerotopApp) -> list[str]:
+def read_body(app: ZerotopApp) -> list[str]:
     """What is drawn of the lines, without the title and the bar at the right."""
     panel = app.screen.query_one(OutputLines)
     region = panel.region
-    rows = text(app)[region.y + 1 : region.bottom]
+    rows = read_rows(app)[region.y + 1 : region.bottom]
     return [row[region.x : region.right - 1].rstrip() for row in rows]
 
 
-async def shown(app: ZerotopApp, pilot: Pilot[Leaving]) -> OutputScreen:
+async def open_output(app: ZerotopApp, pilot: Pilot[Leaving]) -> OutputScreen:
     await pilot.pause()
     app.action_switch("output")
     await pilot.pause()
@@ -50,7 +50,7 @@ async def shown(app: ZerotopApp, pilot: Pilot[Leaving]) -> OutputScreen:
 
 
 @pytest.fixture
-def long(tmp_path: Path) -> Printing:
+def long_output(tmp_path: Path) -> Printing:
     """A job that has printed a line a second for an hour, each 100th an error."""
     job = Printing(tmp_path)
     info = json.loads((job.path / "session.json").read_text())
@@ -59,149 +59,149 @@ def long(tmp_path: Path) -> Printing:
     begin = time.monotonic_ns() - 4000 * SECOND
     for second in range(3600):
         line = b"ValueError: number %d\n" % second if second % 100 == 0 else b"line %d\n" % second
-        job.say(line, at_ns=begin + second * SECOND)
+        job.write_output(line, at_ns=begin + second * SECOND)
     return job
 
 
-async def test_at_the_end_the_last_lines_are_seen(long: Printing) -> None:
-    app = app_of(Session.open(long.path))
+async def test_at_the_end_the_last_lines_are_seen(long_output: Printing) -> None:
+    app = app_of(Session.open(long_output.path))
     async with app.run_test(size=(100, 30)) as pilot:
-        await shown(app, pilot)
-        assert body(app)[-1].endswith("line 3599")
-        assert not any("▶" in line for line in body(app))
+        await open_output(app, pilot)
+        assert read_body(app)[-1].endswith("line 3599")
+        assert not any("▶" in line for line in read_body(app))
 
 
-async def test_keys_and_wheel_scroll_and_a_seek_leads_back(long: Printing) -> None:
-    app = app_of(Session.open(long.path))
+async def test_keys_and_wheel_scroll_and_a_seek_leads_back(long_output: Printing) -> None:
+    app = app_of(Session.open(long_output.path))
     async with app.run_test(size=(100, 30)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_output(app, pilot)
         await pilot.press("up", "up", "up")
-        assert body(app)[-1].endswith("line 3596")
-        assert any(re.search(r"Output at \d+ %, newer lines below", line) for line in text(app))
+        assert read_body(app)[-1].endswith("line 3596")
+        assert any(re.search(r"Output at \d+ %, newer lines below", line) for line in read_rows(app))
         await pilot.press("down")
-        assert body(app)[-1].endswith("line 3597")
-        room = len(body(app))
+        assert read_body(app)[-1].endswith("line 3597")
+        room = len(read_body(app))
         await pilot.press("pageup")
-        assert body(app)[-1].endswith(f"line {3597 - room + 1}")
+        assert read_body(app)[-1].endswith(f"line {3597 - room + 1}")
         lines = screen.query_one(OutputLines)
         await pilot.mouse_down(lines, offset=(lines.size.width - 1, lines.size.height - room))
         await pilot.mouse_up(lines)
         await pilot.pause()
-        assert body(app)[0].endswith("ValueError: number 0")
+        assert read_body(app)[0].endswith("ValueError: number 0")
         await pilot.press("up")
-        assert body(app)[0].endswith("ValueError: number 0")
+        assert read_body(app)[0].endswith("ValueError: number 0")
         await pilot.press("end")
-        assert body(app)[-1].endswith("line 3599")
+        assert read_body(app)[-1].endswith("line 3599")
         await pilot.press("pageup", "pagedown")
         assert screen.reading.build_page(room).follows_cursor
 
 
-async def test_the_line_at_the_cursor_is_marked_and_later_ones_stand_below(long: Printing) -> None:
-    session = Session.open(long.path)
+async def test_the_line_at_the_cursor_is_marked_and_later_ones_stand_below(long_output: Printing) -> None:
+    session = Session.open(long_output.path)
     app = app_of(session)
     async with app.run_test(size=(100, 30)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_output(app, pilot)
         app.viewer.go_to_ns(session.last_written_ns - 1799 * SECOND)
         app.draw_frame()
         await pilot.pause()
-        (marked,) = [line for line in body(app) if "▶" in line]
+        (marked,) = [line for line in read_body(app) if "▶" in line]
         assert marked.endswith("ValueError: number 1800")
-        page = screen.reading.build_page(len(body(app)))
+        page = screen.reading.build_page(len(read_body(app)))
         assert [line.is_later for line in page.lines] == sorted(line.is_later for line in page.lines)
         assert page.lines[-1].is_later
         # A click on a line goes to its moment.
         region = screen.query_one(OutputLines).region
         await pilot.click(offset=(region.x + 20, region.y + 1))
         await pilot.pause()
-        (marked,) = [line for line in body(app) if "▶" in line]
+        (marked,) = [line for line in read_body(app) if "▶" in line]
         assert marked.endswith(page.lines[0].text)
 
 
-async def test_searching(long: Printing, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_searching(long_output: Printing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_blocks, "BLOCK", 2000)
-    app = app_of(Session.open(long.path))
+    app = app_of(Session.open(long_output.path))
     async with app.run_test(size=(100, 30)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_output(app, pilot)
         app.action_begin()
         await pilot.press("slash", *"valueE", "backspace", *"error")
-        await until(pilot, lambda: not screen.reading.is_busy)
-        assert any("1 of 36 lines" in line for line in text(app))
-        assert "number 0" in next(line for line in body(app) if "ValueError" in line)
+        await wait_until(pilot, lambda: not screen.reading.is_busy)
+        assert any("1 of 36 lines" in line for line in read_rows(app))
+        assert "number 0" in next(line for line in read_body(app) if "ValueError" in line)
         await pilot.press("enter")
-        await until(pilot, lambda: app.viewer.make_frame().moment.cursor_s < 5)
+        await wait_until(pilot, lambda: app.viewer.make_frame().moment.cursor_s < 5)
         assert app.focused is None
         for number, key in ((100, "enter"), (200, "n"), (300, "n")):
             await pilot.press(key)
-            await until(pilot, lambda: not screen.reading.is_busy)
+            await wait_until(pilot, lambda: not screen.reading.is_busy)
             await pilot.pause()
-            (marked,) = [line for line in body(app) if "▶" in line]
+            (marked,) = [line for line in read_body(app) if "▶" in line]
             assert marked.endswith(f"number {number}")
         await pilot.press("N")
-        await until(pilot, lambda: not screen.reading.is_busy)
+        await wait_until(pilot, lambda: not screen.reading.is_busy)
         await pilot.pause()
-        assert next(line for line in body(app) if "▶" in line).endswith("number 200")
-        assert any("3 of 36 lines" in line for line in text(app))
+        assert next(line for line in read_body(app) if "▶" in line).endswith("number 200")
+        assert any("3 of 36 lines" in line for line in read_rows(app))
         await pilot.press("escape")
         assert not screen.query_one(Find).display
         assert screen.reading.search is None
 
 
-async def test_what_is_not_there_is_not_found(long: Printing) -> None:
-    app = app_of(Session.open(long.path))
+async def test_what_is_not_there_is_not_found(long_output: Printing) -> None:
+    app = app_of(Session.open(long_output.path))
     async with app.run_test(size=(100, 30)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_output(app, pilot)
         await pilot.press("slash", *"Line 7", "enter")
-        await until(pilot, lambda: not screen.reading.is_busy)
-        assert any("no matches" in line for line in text(app))
-        assert body(app)[-1].endswith("line 3599")
+        await wait_until(pilot, lambda: not screen.reading.is_busy)
+        assert any("no matches" in line for line in read_rows(app))
+        assert read_body(app)[-1].endswith("line 3599")
 
 
 async def test_long_lines_are_cut_or_wrapped(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    job.say(b"first\n" + b"x" * 150 + b"\nlast\n")
+    job.write_output(b"first\n" + b"x" * 150 + b"\nlast\n")
     app = app_of(Session.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
-        await shown(app, pilot)
-        assert sum("xxx" in line for line in body(app)) == 1
+        await open_output(app, pilot)
+        assert sum("xxx" in line for line in read_body(app)) == 1
         await pilot.press("w")
-        assert sum("xxx" in line for line in body(app)) == 3
-        assert sum(line.count("x") for line in body(app)) == 150
+        assert sum("xxx" in line for line in read_body(app)) == 3
+        assert sum(line.count("x") for line in read_body(app)) == 150
 
 
 async def test_the_lines_that_are_seen_are_copied_whole(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    job.say(b"first\n" + b"x" * 150 + b"\nlast\n")
+    job.write_output(b"first\n" + b"x" * 150 + b"\nlast\n")
     app = app_of(Session.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
-        await shown(app, pilot)
+        await open_output(app, pilot)
         await pilot.press("w", "y")
         assert app.clipboard == "first\n" + "x" * 150 + "\nlast"
 
 
 async def test_what_the_job_prints_is_literal(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    job.say("[bold]no[/bold] \x1b[31mred\x1b[0m \u202eturned\x07\n".encode())
+    job.write_output("[bold]no[/bold] \x1b[31mred\x1b[0m \u202eturned\x07\n".encode())
     app = app_of(Session.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
-        await shown(app, pilot)
-        assert body(app)[0].endswith("[bold]no[/bold] red turned")
+        await open_output(app, pilot)
+        assert read_body(app)[0].endswith("[bold]no[/bold] red turned")
 
 
 async def test_while_the_job_prints_it_goes_along_and_stands_still_once_scrolled(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    job.say(b"".join(b"line %d\n" % number for number in range(100)))
+    job.write_output(b"".join(b"line %d\n" % number for number in range(100)))
     app = app_of(Session.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
-        await shown(app, pilot)
+        await open_output(app, pilot)
         for number in (100, 101):
-            job.say(b"line %d\n" % number)
-            await until(pilot, lambda number=number: body(app)[-1].endswith(f"line {number}"))  # type: ignore[misc]
+            job.write_output(b"line %d\n" % number)
+            await wait_until(pilot, lambda number=number: read_body(app)[-1].endswith(f"line {number}"))  # type: ignore[misc]
         await pilot.press("up")
-        job.say(b"line 102\n")
+        job.write_output(b"line 102\n")
         await pilot.pause(0.6)
-        assert body(app)[-1].endswith("line 100")
+        assert read_body(app)[-1].endswith("line 100")
         await pilot.press("f")
-        await until(pilot, lambda: body(app)[-1].endswith("line 102"))
+        await wait_until(pilot, lambda: read_body(app)[-1].endswith("line 102"))
 
 
 @pytest.mark.parametrize(
@@ -209,23 +209,23 @@ async def test_while_the_job_prints_it_goes_along_and_stands_still_once_scrolled
     [("story", (40, 12), BLOCKS), ("cpu-dead", (80, 24), ASCII), ("z2", (120, 40), TEXTURES), ("story", (300, 90), BLOCKS)],
 )
 async def test_every_size_of_real_recordings(name: str, size: tuple[int, int], glyphs: Glyphs) -> None:
-    app = app_of(recording(name), glyphs)
+    app = app_of(open_recording(name), glyphs)
     async with app.run_test(size=size) as pilot:
-        await shown(app, pilot)
+        await open_output(app, pilot)
         for share in (0.0, 0.5, 0.9):
             app.viewer.go_to_share(share)
             app.draw_frame()
             await pilot.pause()
-            assert all(len(line) == len(text(app)[0]) for line in text(app))
+            assert all(len(line) == len(read_rows(app)[0]) for line in read_rows(app))
         await pilot.press("slash", "a", "enter", "pageup", "w")
-        assert glyphs is not ASCII or all(line.isascii() for line in text(app))
+        assert glyphs is not ASCII or all(line.isascii() for line in read_rows(app))
 
 
 async def test_nothing_printed_yet(tmp_path: Path) -> None:
     job = Printing(tmp_path)
     app = app_of(Session.open(job.path))
     async with app.run_test(size=(80, 24)) as pilot:
-        await shown(app, pilot)
-        assert "No output yet" in body(app)[0]
+        await open_output(app, pilot)
+        assert "No output yet" in read_body(app)[0]
         await pilot.press("up", "pagedown", "slash", "x", "enter", "N", "escape", "y", "w")
-        assert "No output yet" in body(app)[0]
+        assert "No output yet" in read_body(app)[0]

@@ -11,7 +11,7 @@ from textual.widgets._toast import Toast
 
 from fake_source import FakeSource, offload_story
 from paper import Paper
-from zerotop.ui.app import monitor
+from zerotop.ui.app import frame_scheduler, monitor
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.drawing.glyphs import BLOCKS
@@ -22,14 +22,14 @@ from zerotop.ui.widgets.textual_private import WrittenText
 WIDTH = 40
 
 
-def cut(cells: str, borders: list[int], styles: str) -> Row:
+def make_row(cells: str, borders: list[int], styles: str) -> Row:
     """A row of these cells, a span between each two borders."""
     places = sorted({0, len(cells), *borders})
     return tuple((cells[a:b], styles[a]) for a, b in pairwise(places))
 
 
 rows = st.builds(
-    cut,
+    make_row,
     st.text("ab█", min_size=WIDTH, max_size=WIDTH),
     st.lists(st.integers(1, WIDTH - 1), max_size=8),
     st.text("xy", min_size=WIDTH, max_size=WIDTH),
@@ -42,11 +42,11 @@ def cells_of(row: Row) -> list[tuple[str, str]]:
 
 @given(rows, rows)
 def test_changes_make_the_one_row_of_the_other(before: Row, after: Row) -> None:
-    found = cells_of(before)
+    cells = cells_of(before)
     for x, spans in iter_changes(before, after):
         piece = cells_of(tuple(spans))
-        found[x : x + len(piece)] = piece
-    assert found == cells_of(after)
+        cells[x : x + len(piece)] = piece
+    assert cells == cells_of(after)
 
 
 def test_only_spans_that_differ_are_written() -> None:
@@ -65,10 +65,12 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
-    for pause in ("ANSWER_S", "FRAME_S", "FIRST_S"):  # no picture but those that are asked for
+    # No picture but those that are asked for.
+    monkeypatch.setattr(frame_scheduler, "ANSWER_S", 60.0)
+    for pause in ("FRAME_S", "FIRST_S"):
         monkeypatch.setattr(monitor, pause, 60.0)
 
-    def display(app: ZerotopApp, screen: object, update: object) -> None:
+    def note_written(app: ZerotopApp, screen: object, update: object) -> None:
         if isinstance(update, WrittenText):
             written.append(update.render_segments(app.console))
 
@@ -78,7 +80,7 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
         app.draw_frame()
         await pilot.pause()
         paper = Paper(lines_of(app))
-        monkeypatch.setattr(ZerotopApp, "_display", display)
+        monkeypatch.setattr(ZerotopApp, "_display", note_written)
         for tenths in range(401, 420):
             app.viewer.go_to_seconds(tenths / 10)
             app.draw_frame()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from recordings import recording
-from settling import until
-from small_recording import read
+from recordings import open_recording
+from settling import wait_until
+from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.ranks.matrix import Metric
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -21,14 +21,14 @@ from zerotop.ui.ranks.screen import RankMap, RanksScreen, RankTable
 
 
 def app_of(folder: Path, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
-    return ZerotopApp(RecordingSource(read(folder)), title="ranks", glyphs=glyphs)
+    return ZerotopApp(RecordingSource(read_recording(folder)), title="ranks", glyphs=glyphs)
 
 
-def text(app: ZerotopApp) -> list[str]:
+def read_rows(app: ZerotopApp) -> list[str]:
     return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
-async def shown(app: ZerotopApp, pilot: Pilot[Leaving]) -> RanksScreen:
+async def open_ranks(app: ZerotopApp, pilot: Pilot[Leaving]) -> RanksScreen:
     await pilot.pause()
     app.action_switch("ranks")
     await pilot.pause()
@@ -42,31 +42,31 @@ def rank_of(screen: RanksScreen) -> int | None:
 
 
 @pytest.fixture(scope="module")
-def six(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def six_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("six")
     write_ranks(folder, 6, 12, late_s={4: 0.1}, more_bytes={2: 4 * GIB})
     return folder
 
 
-async def test_the_different_rank_stands_first_and_is_named(six: Path) -> None:
-    app = app_of(six)
+async def test_the_different_rank_stands_first_and_is_named(six_ranks: Path) -> None:
+    app = app_of(six_ranks)
     async with app.run_test(size=(120, 40)) as pilot:
-        await shown(app, pilot)
-        lines = text(app)
+        await open_ranks(app, pilot)
+        lines = read_rows(app)
         first = next(place for place, line in enumerate(lines) if "Ranks: delays others ms" in line)
         assert "Rank 4 delays the others by 93.4 ms" in lines[first + 1]
         assert next(line for line in lines[first + 2 :] if line[:4].strip(" ›").isdigit())[:4].strip(" ›") == "4"
         assert any("Rank 4 node000" in line for line in lines)
 
 
-async def test_keys_turn_to_other_metrics_and_back(six: Path) -> None:
-    app = app_of(six)
+async def test_keys_turn_to_other_metrics_and_back(six_ranks: Path) -> None:
+    app = app_of(six_ranks)
     async with app.run_test(size=(120, 40)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_ranks(app, pilot)
         assert screen.ranking.metric is Metric.WAIT  # a rank delays the others
         await pilot.press("m")
         assert screen.ranking.metric is Metric.PEAK
-        assert any("Ranks: peak allocated GiB" in line for line in text(app))
+        assert any("Ranks: peak allocated GiB" in line for line in read_rows(app))
         await pilot.press("M", "M", "M")
         assert screen.ranking.metric is Metric.OTHER
         for _ in screen.ranking.recorded_metrics:
@@ -78,17 +78,17 @@ async def test_what_was_not_recorded_is_passed_over(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 4, sampled=False)
     app = app_of(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_ranks(app, pilot)
         await pilot.press("m", "m")
         assert screen.ranking.metric is Metric.DATA
         await pilot.press("down")
         assert rank_of(screen) == 1  # though no sampler saw the processes
 
 
-async def test_up_and_down_follow_the_order_that_is_shown(six: Path) -> None:
-    app = app_of(six)
+async def test_up_and_down_follow_the_order_that_is_shown(six_ranks: Path) -> None:
+    app = app_of(six_ranks)
     async with app.run_test(size=(120, 40)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_ranks(app, pilot)
         chosen = []
         for key in ("up", "up", "down", "down", "down"):
             await pilot.press(key)
@@ -96,15 +96,15 @@ async def test_up_and_down_follow_the_order_that_is_shown(six: Path) -> None:
         assert chosen == [4, 4, 0, 1, 2]
         await pilot.press("o", "down", "down", "down", "down")
         assert rank_of(screen) == 5
-        assert any("by number" in line for line in text(app))
+        assert any("by number" in line for line in read_rows(app))
 
 
-async def test_a_line_is_clicked(six: Path) -> None:
-    app = app_of(six)
+async def test_a_line_is_clicked(six_ranks: Path) -> None:
+    app = app_of(six_ranks)
     async with app.run_test(size=(120, 40)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_ranks(app, pilot)
         place = screen.query_one(RankMap)
-        lines = text(app)
+        lines = read_rows(app)
         row = next(y for y, line in enumerate(lines) if line[:4].strip(" ›") == "3")
         await pilot.click(RankMap, offset=(10, row - place.region.y))
         assert rank_of(screen) == 3
@@ -112,36 +112,36 @@ async def test_a_line_is_clicked(six: Path) -> None:
         assert rank_of(screen) == 3
 
 
-async def test_enter_goes_to_that_ranks_timeline(six: Path) -> None:
-    app = app_of(six)
+async def test_enter_goes_to_that_ranks_timeline(six_ranks: Path) -> None:
+    app = app_of(six_ranks)
     async with app.run_test(size=(120, 40)) as pilot:
-        await shown(app, pilot)
+        await open_ranks(app, pilot)
         await pilot.press("up", "enter")
         await pilot.pause()
         assert app.screen.id == "timeline"
         assert app.viewer.make_frame().rank == 4
         app.action_switch("ranks")
         await pilot.pause()
-        assert any("Rank 4 node000" in line for line in text(app))
+        assert any("Rank 4 node000" in line for line in read_rows(app))
 
 
-async def test_what_was_set_stays_while_another_screen_is_shown(six: Path) -> None:
-    app = app_of(six)
+async def test_what_was_set_stays_while_another_screen_is_shown(six_ranks: Path) -> None:
+    app = app_of(six_ranks)
     async with app.run_test(size=(120, 40)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_ranks(app, pilot)
         await pilot.press("m", "o")
         app.action_switch("live")
         await pilot.pause()
-        assert await shown(app, pilot) is screen
+        assert await open_ranks(app, pilot) is screen
         assert (screen.ranking.metric, screen.ranking.by_number) == (Metric.PEAK, True)
 
 
-async def test_the_map_goes_with_the_cursor(six: Path) -> None:
-    app = app_of(six)
+async def test_the_map_goes_with_the_cursor(six_ranks: Path) -> None:
+    app = app_of(six_ranks)
     async with app.run_test(size=(120, 40)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_ranks(app, pilot)
         await pilot.press("home")
-        assert any("No rank" in line for line in text(app))
+        assert any("No rank" in line for line in read_rows(app))
         app.viewer.go_to_step(4)
         app.draw_frame()
         await pilot.pause()
@@ -149,10 +149,10 @@ async def test_the_map_goes_with_the_cursor(six: Path) -> None:
         assert screen.ranking.make_picture(screen.frame).matrix.steps.tolist() == [0, 1, 2, 3, 4]
 
 
-async def test_the_numbers_can_be_copied(six: Path) -> None:
-    app = app_of(six)
+async def test_the_numbers_can_be_copied(six_ranks: Path) -> None:
+    app = app_of(six_ranks)
     async with app.run_test(size=(120, 40)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_ranks(app, pilot)
         matrix = collect_copy_text(screen).split("\n")
         assert matrix[0].split("\t")[:2] == ["rank, wait_s", "step 0"]
         assert [line.split("\t")[0] for line in matrix[1:]] == ["4", "0", "1", "2", "3", "5"]
@@ -163,10 +163,10 @@ async def test_the_numbers_can_be_copied(six: Path) -> None:
         assert float(table["peak_bytes"]) == pytest.approx(30 * GIB, rel=1e-5)
 
 
-async def test_terms_and_keys_are_explained(six: Path) -> None:
-    app = app_of(six)
+async def test_terms_and_keys_are_explained(six_ranks: Path) -> None:
+    app = app_of(six_ranks)
     async with app.run_test(size=(120, 40)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_ranks(app, pilot)
         bindings = [binding for _, binding, _, _ in screen.active_bindings.values()]
         own = [binding for binding in bindings if binding.id and binding.id.startswith("ranks.")]
         assert len(own) == len(RanksScreen.BINDINGS)
@@ -185,40 +185,40 @@ async def test_terms_and_keys_are_explained(six: Path) -> None:
     ],
 )
 async def test_real_recordings_have_their_ranks(name: str, glyphs: Glyphs, size: tuple[int, int]) -> None:
-    app = ZerotopApp(RecordingSource(recording(name)), title=name, glyphs=glyphs)
+    app = ZerotopApp(RecordingSource(open_recording(name)), title=name, glyphs=glyphs)
     async with app.run_test(size=size) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_ranks(app, pilot)
         for _ in screen.ranking.recorded_metrics:
             await pilot.press("m")
-        lines = text(app)
+        lines = read_rows(app)
         assert all(len(line) == size[0] for line in lines)
         assert any("Ranks: " in line for line in lines)
         assert glyphs is not ASCII or all(line.isascii() for line in lines)
 
 
 async def test_the_straggler_of_a_real_job_is_named() -> None:
-    app = ZerotopApp(RecordingSource(recording("cpu-straggler")), title="straggler")
+    app = ZerotopApp(RecordingSource(open_recording("cpu-straggler")), title="straggler")
     async with app.run_test(size=(120, 40)) as pilot:
-        await shown(app, pilot)
-        assert any("Rank 1 delays the other one by" in line for line in text(app))
+        await open_ranks(app, pilot)
+        assert any("Rank 1 delays the other one by" in line for line in read_rows(app))
 
 
 async def test_a_thousand_ranks(tmp_path: Path) -> None:
     write_ranks(tmp_path, 1024, 3, late_s={700: 0.2}, sampled=False)
     app = app_of(tmp_path)
     async with app.run_test(size=(200, 50)) as pilot:
-        screen = await shown(app, pilot)
-        assert any("Rank 700 delays the others by" in line for line in text(app))
+        screen = await open_ranks(app, pilot)
+        assert any("Rank 700 delays the others by" in line for line in read_rows(app))
         await pilot.press("up")
         assert rank_of(screen) == 700
 
 
 async def test_a_rank_alone_is_compared_with_nobody() -> None:
-    app = ZerotopApp(RecordingSource(recording("gpu-leak")), title="alone", glyphs=BLOCKS)
+    app = ZerotopApp(RecordingSource(open_recording("gpu-leak")), title="alone", glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_ranks(app, pilot)
         await pilot.press("end")
         table = screen.query_one(RankTable)
-        await until(pilot, lambda: "iteration" in table.plain_text())
+        await wait_until(pilot, lambda: "iteration" in table.plain_text())
         for words in ("median", "diff", "delays others"):
             assert words not in table.plain_text().replace("medians of", "")

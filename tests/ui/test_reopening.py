@@ -8,7 +8,7 @@ import pytest
 
 import recordings
 from segmented_recordings import fold_at, unpack_segmented
-from settling import until
+from settling import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app import app as app_module
@@ -28,25 +28,25 @@ async def test_deleted_detail_is_released(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(app_module, "LEFT_S", 3600.0)
     # No step is notable, so that as much as possible is deleted.
     monkeypatch.setattr(step_history, "_FIRST_STEPS", 1)
-    monkeypatch.setattr(step_history, "_differs", lambda record, before: False)
-    folder = unpack_segmented(recordings.packed("gpu-offload-4"), tmp_path / "session", full_detail_s=5)
+    monkeypatch.setattr(step_history, "_is_unlike_before", lambda record, before: False)
+    folder = unpack_segmented(recordings.find_packed_file("gpu-offload-4"), tmp_path / "session", full_detail_s=5)
     source = RecordingSource(Session.open(folder))
     offset_ns, end_ns = source.session.sources["spans"][0].offset_ns, source.end_ns
     app = ZerotopApp(source, None, title="held", glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("2")
         app.action_set_rank(0)
-        await until(pilot, lambda: len(app.viewer.source.findings_at(None)) > 0)
+        await wait_until(pilot, lambda: len(app.viewer.source.findings_at(None)) > 0)
         findings = app.viewer.source.findings_at(None)
         fold_at(folder, end_ns - offset_ns + 30 * 10**9)
-        await until(pilot, lambda: app.viewer.source.session.held_bytes > 0)
+        await wait_until(pilot, lambda: app.viewer.source.session.held_bytes > 0)
         assert count_held(folder) > 0
         app.run_tick()
         await pilot.pause()
         assert app.viewer.source is source  # a key was pressed: somebody may look at it
         monkeypatch.setattr(app_module, "LEFT_S", -1.0)
-        await until(pilot, lambda: count_held(folder) == 0)
-        await until(pilot, lambda: app.is_watching and app.screen is app.shown_screen)
+        await wait_until(pilot, lambda: count_held(folder) == 0)
+        await wait_until(pilot, lambda: app.is_watching and app.screen is app.shown_screen)
         assert app.viewer.source.findings_at(None)[: len(findings)] == findings
         frame = app.viewer.make_frame()
         assert (app.shown_name, frame.rank, frame.is_rank_chosen) == ("timeline", 0, True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from settling import until
+from settling import wait_until
 from zerotop import demo
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
@@ -24,12 +24,12 @@ async def test_the_layout_and_the_theme_are_kept(tmp_path: Path) -> None:
     first = make_app(settings)
     async with first.run_test(size=(120, 40)) as pilot:
         await pilot.press("tab", "z", "t")
-        await until(pilot, lambda: UserSettings(settings).get("zoom.live", ""))
+        await wait_until(pilot, lambda: UserSettings(settings).get("zoom.live", ""))
     second = make_app(settings)
     async with second.run_test(size=(120, 40)) as pilot:
         assert second.theme == LIGHT_NAME
         panel = UserSettings(settings).get("zoom.live", "")
-        await until(pilot, lambda: second.shown_screen.query_one(f"#{panel}").region.height > 25)
+        await wait_until(pilot, lambda: second.shown_screen.query_one(f"#{panel}").region.height > 25)
         await pilot.press("escape")
-        await until(pilot, lambda: not UserSettings(settings).get("zoom.live", ""))
-        await until(pilot, lambda: second.shown_screen.query_one(f"#{panel}").region.height < 25)
+        await wait_until(pilot, lambda: not UserSettings(settings).get("zoom.live", ""))
+        await wait_until(pilot, lambda: second.shown_screen.query_one(f"#{panel}").region.height < 25)

@@ -9,16 +9,16 @@ from zerotop.ui.base.frame import Pane
 LINES = tuple(f"line {number}" for number in range(5000))
 
 
-def scrollback() -> Scrollback:
+def make_scrollback() -> Scrollback:
     return Scrollback(FakeSource(cpu_story(output=LINES)))
 
 
 def test_at_the_end_it_shows_what_the_view_has() -> None:
-    assert scrollback().make_pane(("a", "b")) == Pane(("a", "b"))
+    assert make_scrollback().make_pane(("a", "b")) == Pane(("a", "b"))
 
 
 def test_as_far_back_as_there_are_lines() -> None:
-    back = scrollback()
+    back = make_scrollback()
     back.scroll_lines(4000, 10, 0)
     pane = back.make_pane(LINES[-200:])
     assert pane.lines[len(pane.lines) - pane.lines_below - 1] == "line 999"
@@ -31,7 +31,7 @@ def test_as_far_back_as_there_are_lines() -> None:
 
 
 def test_new_lines_do_not_move_it() -> None:
-    back = scrollback()
+    back = make_scrollback()
     back.scroll_lines(3, 10, 0)
     before = back.make_pane(LINES[-200:])
     after = back.make_pane((*LINES[-199:], "a new line"))
@@ -41,6 +41,6 @@ def test_new_lines_do_not_move_it() -> None:
 
 
 def test_all_of_it_is_seen_already() -> None:
-    back = scrollback()
+    back = make_scrollback()
     back.scroll_lines(1, len(LINES), 0)
     assert back.make_pane(LINES) == Pane(LINES)

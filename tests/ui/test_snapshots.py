@@ -11,7 +11,7 @@ import pytest
 from textual.pilot import Pilot
 
 from fake_source import cpu_story, killed_story, many_story, offload_story
-from settling import until
+from settling import wait_until
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
@@ -61,20 +61,20 @@ def test_leaving(snap_compare: Any) -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("name", [tab.name for tab in TABS])
-def test_each_screen(snap_compare: Any, story: RecordingSource, name: str, size: tuple[int, int]) -> None:
-    app = ZerotopApp(story, glyphs=BLOCKS, title="story", clock=lambda: 1000.0)
+def test_each_screen(snap_compare: Any, story_source: RecordingSource, name: str, size: tuple[int, int]) -> None:
+    app = ZerotopApp(story_source, glyphs=BLOCKS, title="story", clock=lambda: 1000.0)
 
-    async def settled(pilot: Pilot[Any]) -> None:
+    async def wait_until_settled(pilot: Pilot[Any]) -> None:
         """At the end of step 12, with all that was found and folded."""
-        await until(pilot, lambda: len(story.findings_at(None)) == FOUND)
+        await wait_until(pilot, lambda: len(story_source.findings_at(None)) == FOUND)
         app.action_switch(name)
         app.viewer.go_to_step(12)
         app.draw_frame()
         await pilot.pause()
         screen = app.screen
-        await until(pilot, lambda: not (isinstance(screen, IterationScreen) and screen.folding.is_busy))
-        await until(pilot, lambda: not (isinstance(screen, RanksScreen) and screen.ranking.is_busy))
+        await wait_until(pilot, lambda: not (isinstance(screen, IterationScreen) and screen.folding.is_busy))
+        await wait_until(pilot, lambda: not (isinstance(screen, RanksScreen) and screen.ranking.is_busy))
         app.draw_frame()
         await pilot.pause()
 
-    assert snap_compare(app, terminal_size=size, run_before=settled)
+    assert snap_compare(app, terminal_size=size, run_before=wait_until_settled)

@@ -7,8 +7,8 @@ from typing import Any
 
 from textual.pilot import Pilot
 
-from settling import until
-from standing_ranks import SLEEPING, WAITING, Stand, at, write_standing
+from settling import wait_until
+from standing_ranks import SLEEPING, WAITING, Stand, second_to_unix_ns, write_standing
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.clipboard import collect_copy_text
@@ -16,7 +16,7 @@ from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.ranks.screen import RankStacks
 
 
-def text(app: ZerotopApp) -> str:
+def read_screen(app: ZerotopApp) -> str:
     return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
 
 
@@ -30,20 +30,20 @@ def make_app(folder: Path) -> ZerotopApp:
 
 async def show_stacks(app: ZerotopApp, pilot: Pilot[Any]) -> None:
     await pilot.pause()
-    app.viewer.go_to_ns(at(40))
+    app.viewer.go_to_ns(second_to_unix_ns(40))
     app.action_switch("ranks")
-    await until(pilot, lambda: "nothing has moved for 20 s" in text(app))
+    await wait_until(pilot, lambda: "nothing has moved for 20 s" in read_screen(app))
 
 
 async def test_the_stacks_are_hidden_and_shown(tmp_path: Path) -> None:
     app = make_app(tmp_path)
     async with app.run_test(size=(120, 40)) as pilot:
         await show_stacks(app, pilot)
-        assert "Ranks: iteration" in text(app)
+        assert "Ranks: iteration" in read_screen(app)
         await pilot.press("S")
-        await until(pilot, lambda: "nothing has moved" not in text(app))
+        await wait_until(pilot, lambda: "nothing has moved" not in read_screen(app))
         await pilot.press("S")
-        await until(pilot, lambda: "nothing has moved" in text(app))
+        await wait_until(pilot, lambda: "nothing has moved" in read_screen(app))
 
 
 async def test_the_finding_opens_them(tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ async def test_the_finding_opens_them(tmp_path: Path) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         await pilot.press("a")
-        await until(pilot, lambda: "hung ranks" in text(app))
+        await wait_until(pilot, lambda: "hung ranks" in read_screen(app))
         await pilot.press("enter")
-        await until(pilot, lambda: "Stacks" in text(app) and "train.py:40 in build_batch" in text(app))
+        await wait_until(pilot, lambda: "Stacks" in read_screen(app) and "train.py:40 in build_batch" in read_screen(app))
         assert app.screen.id == "ranks"
 
 

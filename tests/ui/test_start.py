@@ -12,8 +12,8 @@ import pytest
 from textual.widgets import Input
 
 import recordings
-from settling import until
-from start_list import Start, filled, is_shown, overviews_read, ready
+from settling import wait_until
+from start_list import Start, filled_folder, is_shown, overviews_read, wait_for_list
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.base.base_screen import MonitorScreen
@@ -32,14 +32,14 @@ from zerotop_probe.recording.writer import EventWriter, Identity
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return filled(tmp_path, monkeypatch)
+def session_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return filled_folder(tmp_path, monkeypatch)
 
 
-async def test_all_are_listed_newest_first_with_their_figures(root: Path) -> None:
+async def test_all_are_listed_newest_first_with_their_figures(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         assert start.names() == ["cpu-clean.zerotop", "story", "z2-oom.zerotop"]
         text = start.text()
         assert "3 recordings" in text
@@ -51,61 +51,61 @@ async def test_all_are_listed_newest_first_with_their_figures(root: Path) -> Non
         assert "4/12" in oom
 
 
-async def test_enter_opens_and_leaving_comes_back(root: Path) -> None:
+async def test_enter_opens_and_leaving_comes_back(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         for leave in ("q", "escape"):
             await pilot.press("home", "down", "enter")
-            await until(pilot, lambda: isinstance(start.app.screen, LiveScreen))
-            await until(pilot, lambda: "step 14/14" in start.text() or "14/14 steps" in start.text())
+            await wait_until(pilot, lambda: isinstance(start.app.screen, LiveScreen))
+            await wait_until(pilot, lambda: "step 14/14" in start.text() or "14/14 steps" in start.text())
             await pilot.press("2")
-            await until(pilot, lambda: not isinstance(start.app.screen, LiveScreen))
+            await wait_until(pilot, lambda: not isinstance(start.app.screen, LiveScreen))
             seen = start.app.screen.id
             await pilot.press(leave)
-            await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
+            await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
             assert start.list.model.cursor_row == 1
             # The next one opens on the screen of the monitor that was seen last.
             await pilot.press("down", "enter")
-            await until(pilot, partial(is_shown, start, seen))
-            await until(pilot, lambda: "z2-oom" in start.text())
+            await wait_until(pilot, partial(is_shown, start, seen))
+            await wait_until(pilot, lambda: "z2-oom" in start.text())
             await pilot.press("1", leave)
-            await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
+            await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
         await pilot.press("q")
     assert start.app.return_value is Leaving.QUIT
 
 
-async def test_escape_comes_back_from_every_screen(root: Path) -> None:
+async def test_escape_comes_back_from_every_screen(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         for number, tab in enumerate(TABS, 1):
             await pilot.press("enter")
-            await until(pilot, lambda: isinstance(start.app.screen, MonitorScreen))
+            await wait_until(pilot, lambda: isinstance(start.app.screen, MonitorScreen))
             await pilot.press(str(number))
-            await until(pilot, partial(is_shown, start, tab.name))
+            await wait_until(pilot, partial(is_shown, start, tab.name))
             await pilot.press("escape")
-            await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
+            await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
 
 
-async def test_keys_of_the_monitor_do_nothing_on_the_list(root: Path) -> None:
+async def test_keys_of_the_monitor_do_nothing_on_the_list(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         await pilot.press("1", "2", "n", "a", "i", "r", "g", "f", "left", "full_stop", "b", "x", "z", "tab")
         await pilot.pause()
         assert isinstance(start.app.screen, StartScreen)
         assert not start.notices()
 
 
-async def test_typing_filters_and_escape_shows_all_again(root: Path) -> None:
+async def test_typing_filters_and_escape_shows_all_again(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         await pilot.press("slash", *"spode")  # no key of the list's own is pressed meanwhile
         assert start.names() == []
         assert isinstance(start.app.screen, StartScreen)
-        await until(pilot, lambda: "No matches" in start.text())
+        await wait_until(pilot, lambda: "No matches" in start.text())
         await pilot.press(*["backspace"] * 5, *"zero-2 oom", "enter")
         assert start.names() == ["z2-oom.zerotop"]
         assert "1 shown" in start.text()
@@ -116,158 +116,158 @@ async def test_typing_filters_and_escape_shows_all_again(root: Path) -> None:
         assert start.list.model.chosen_item.path.name == "z2-oom.zerotop"
 
 
-async def test_order_is_kept_between_runs(root: Path, tmp_path: Path) -> None:
+async def test_order_is_kept_between_runs(session_root: Path, tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     start = Start(settings=UserSettings(path))
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         while start.list.model.order != "slowest":
             await pilot.press("o")
         assert start.names() == ["story", "z2-oom.zerotop", "cpu-clean.zerotop"]
         await pilot.press("t")
     again = Start(settings=UserSettings(path))
     async with again.app.run_test(size=(120, 40)) as pilot:
-        await ready(again, pilot)
+        await wait_for_list(again, pilot)
         assert again.names() == ["story", "z2-oom.zerotop", "cpu-clean.zerotop"]
         assert again.app.theme == LIGHT_NAME
 
 
-async def test_marked_ones_are_compared(root: Path) -> None:
+async def test_marked_ones_are_compared(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         await pilot.press("c")
-        await until(pilot, lambda: any("Mark two" in notice for notice in start.notices()))
+        await wait_until(pilot, lambda: any("Mark two" in notice for notice in start.notices()))
         await pilot.press("home", "down", "space", "c")
-        await until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
-        await until(pilot, lambda: "LlamaForCausalLM" in start.text())
+        await wait_until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
+        await wait_until(pilot, lambda: "LlamaForCausalLM" in start.text())
         assert "Qwen2ForCausalLM" in start.text()
         assert "parameter offload" in start.text()
         await pilot.press("d")
-        await until(pilot, lambda: "parameter offload" not in start.text())
+        await wait_until(pilot, lambda: "parameter offload" not in start.text())
         await pilot.press("end")
-        await until(pilot, lambda: "out of memory" in start.text())
+        await wait_until(pilot, lambda: "out of memory" in start.text())
         await pilot.press("y")
         assert start.app.clipboard.startswith("section\twhat\tstory\tz2-oom.zerotop\n")
         await pilot.press("question_mark")
-        await until(pilot, lambda: isinstance(start.app.screen, Page))
+        await wait_until(pilot, lambda: isinstance(start.app.screen, Page))
         await pilot.press("escape", "escape")
-        await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
+        await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
         await pilot.press("escape")
         assert start.list.model.marked_recordings == ()
 
 
-async def test_the_iterations_of_two_that_are_compared_are_laid_over_one_another(root: Path) -> None:
+async def test_the_iterations_of_two_that_are_compared_are_laid_over_one_another(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         await pilot.press("home", "space", "c")
-        await until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
+        await wait_until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
         await pilot.press("v")
-        await until(pilot, lambda: isinstance(start.app.screen, IterationScreen))
-        await until(pilot, lambda: "story: 2.67 s, median of 3" in start.text())
+        await wait_until(pilot, lambda: isinstance(start.app.screen, IterationScreen))
+        await wait_until(pilot, lambda: "story: 2.67 s, median of 3" in start.text())
         await pilot.press("q")
-        await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
+        await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
 
 
-async def test_export_writes_steps_here_and_says_where(root: Path, tmp_path: Path) -> None:
+async def test_export_writes_steps_here_and_says_where(session_root: Path, tmp_path: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         await pilot.press("e")
         path = tmp_path / "here" / "cpu-clean-steps.csv"
-        await until(pilot, lambda: any(str(path) in notice for notice in start.notices()))
+        await wait_until(pilot, lambda: any(str(path) in notice for notice in start.notices()))
     lines = path.read_text().splitlines()
     assert len(lines) == 1 + 2 * 40
     assert lines[0].startswith("rank,step")
 
 
-async def test_packing_writes_a_file_here_once(root: Path, tmp_path: Path) -> None:
+async def test_packing_writes_a_file_here_once(session_root: Path, tmp_path: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         await pilot.press("down", "p")
         path = tmp_path / "here" / "story.zerotop"
-        await until(pilot, lambda: any(str(path) in notice for notice in start.notices()))
+        await wait_until(pilot, lambda: any(str(path) in notice for notice in start.notices()))
         before = path.read_bytes()
         await pilot.press("p")
-        await until(pilot, lambda: any("already exists" in notice for notice in start.notices()))
+        await wait_until(pilot, lambda: any("already exists" in notice for notice in start.notices()))
         assert path.read_bytes() == before
         await pilot.press("up", "p")
-        await until(pilot, lambda: any("already packed" in notice for notice in start.notices()))
+        await wait_until(pilot, lambda: any("already packed" in notice for notice in start.notices()))
 
 
 @pytest.mark.parametrize("keys", [["escape"], ["enter"], ["n"], ["c"], ["q"]])
-async def test_nothing_is_deleted_without_a_yes(root: Path, keys: list[str]) -> None:
+async def test_nothing_is_deleted_without_a_yes(session_root: Path, keys: list[str]) -> None:
     start = Start()
     async with start.app.run_test(size=(80, 24)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         await pilot.press("d")
-        await until(pilot, lambda: isinstance(start.app.screen, DeleteDialog))
+        await wait_until(pilot, lambda: isinstance(start.app.screen, DeleteDialog))
         assert "frees 40.4 KiB" in start.text()
         await pilot.press(*keys)
-        await until(pilot, lambda: isinstance(start.app.screen, StartScreen))
+        await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
         await pilot.pause()
-    assert sorted(path.name for path in root.iterdir()) == ["cpu-clean.zerotop", "story", "z2-oom.zerotop"]
+    assert sorted(path.name for path in session_root.iterdir()) == ["cpu-clean.zerotop", "story", "z2-oom.zerotop"]
 
 
 @pytest.mark.parametrize("key", ["d", "y"])
-async def test_a_recording_is_deleted_and_what_that_freed_is_said(root: Path, key: str) -> None:
+async def test_a_recording_is_deleted_and_what_that_freed_is_said(session_root: Path, key: str) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         await pilot.press("down", "d")
-        await until(pilot, lambda: isinstance(start.app.screen, DeleteDialog))
+        await wait_until(pilot, lambda: isinstance(start.app.screen, DeleteDialog))
         await pilot.press(key)
-        await until(pilot, lambda: any("story deleted: 80" in notice for notice in start.notices()))
-        await until(pilot, lambda: start.names() == ["cpu-clean.zerotop", "z2-oom.zerotop"])
-    assert not (root / "story").exists()
+        await wait_until(pilot, lambda: any("story deleted: 80" in notice for notice in start.notices()))
+        await wait_until(pilot, lambda: start.names() == ["cpu-clean.zerotop", "z2-oom.zerotop"])
+    assert not (session_root / "story").exists()
 
 
-async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(root: Path, tmp_path: Path) -> None:
-    directory.create_session(["python", "train.py"], path=str(root / "now"), launcher="python")
+async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(session_root: Path, tmp_path: Path) -> None:
+    directory.create_session(["python", "train.py"], path=str(session_root / "now"), launcher="python")
     elsewhere = recordings.as_directory("z2", tmp_path)
-    (root / "a-link").symlink_to(elsewhere)
+    (session_root / "a-link").symlink_to(elsewhere)
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         await pilot.press("slash", *"now", "enter", "d")
-        await until(pilot, lambda: any("now is live" in notice for notice in start.notices()))
+        await wait_until(pilot, lambda: any("now is live" in notice for notice in start.notices()))
         await pilot.press("escape", "slash", *"a-link", "enter", "d")
-        await until(pilot, lambda: any("is a symbolic link" in notice for notice in start.notices()))
+        await wait_until(pilot, lambda: any("is a symbolic link" in notice for notice in start.notices()))
         await pilot.pause()
         assert isinstance(start.app.screen, StartScreen)
-    assert (root / "now" / "session.json").is_file()
+    assert (session_root / "now" / "session.json").is_file()
     assert (elsewhere / "session.json").is_file()
 
 
-async def test_what_appears_while_one_looks_is_shown(root: Path) -> None:
+async def test_what_appears_while_one_looks_is_shown(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         await pilot.press("down")
-        folder = directory.create_session(["python", "train.py"], path=str(root / "fresh"), launcher="python")
+        folder = directory.create_session(["python", "train.py"], path=str(session_root / "fresh"), launcher="python")
         writer = EventWriter(folder, Identity.for_this_process("node"))
 
         def is_live() -> bool:
             writer.write(time.monotonic_ns(), "node")  # a recording that is silent for seconds is not live
             return "● live" in start.text()
 
-        await until(pilot, is_live)
+        await wait_until(pilot, is_live)
         assert "4 recordings, 1 live" in start.text()
         assert isinstance(start.list.model.chosen_item, Recording)
         assert start.list.model.chosen_item.path.name == "story"
 
 
-async def test_a_damaged_one_is_a_row_and_opens_as_a_sentence(root: Path) -> None:
-    (root / "broken").mkdir()
-    (root / "broken" / "session.json").write_text("{")
+async def test_a_damaged_one_is_a_row_and_opens_as_a_sentence(session_root: Path) -> None:
+    (session_root / "broken").mkdir()
+    (session_root / "broken" / "session.json").write_text("{")
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         assert "damaged" in start.text()
         await pilot.press("slash", *"broken", "enter", "enter")
-        await until(pilot, lambda: any("is damaged" in notice for notice in start.notices()))
+        await wait_until(pilot, lambda: any("is damaged" in notice for notice in start.notices()))
         assert isinstance(start.app.screen, StartScreen)
 
 
@@ -275,42 +275,42 @@ async def test_nothing_recorded_yet_says_how_to_begin(tmp_path: Path, monkeypatc
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "nowhere"))
     start = Start()
     async with start.app.run_test(size=(80, 24)) as pilot:
-        await until(pilot, lambda: "zerotop run -- COMMAND" in start.text())
+        await wait_until(pilot, lambda: "zerotop run -- COMMAND" in start.text())
         await pilot.press("enter", "space", "c", "e", "p", "d", "o", "down", "end", "pageup")
         await pilot.pause()
         assert isinstance(start.app.screen, StartScreen)
         await pilot.press("question_mark")
-        await until(pilot, lambda: "Keys" in start.text())
+        await wait_until(pilot, lambda: "Keys" in start.text())
 
 
 @pytest.mark.parametrize("size", [(20, 4), (40, 12), (80, 24), (120, 40), (300, 90)], ids=str)
-async def test_any_size_will_do(root: Path, size: tuple[int, int]) -> None:
+async def test_any_size_will_do(session_root: Path, size: tuple[int, int]) -> None:
     start = Start(glyphs=ASCII)
     async with start.app.run_test(size=size) as pilot:
         await overviews_read(start, pilot)
         await pilot.press("down", "space", "down", "c")
-        await until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
+        await wait_until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
         await pilot.pause()
         assert len(start.text().splitlines()) == size[1]
         assert start.text().isascii()
 
 
-async def test_the_mouse_chooses_opens_and_presses_keys(root: Path) -> None:
+async def test_the_mouse_chooses_opens_and_presses_keys(session_root: Path) -> None:
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
-        await ready(start, pilot)
+        await wait_for_list(start, pilot)
         await pilot.click("#sheet", offset=(10, 4))
         assert start.list.model.cursor_row == 2
         column = start.text().splitlines()[-1].index("o order")
         await pilot.click("#sheet", offset=(column, 39))
-        await until(pilot, lambda: start.list.model.order == "by state")
+        await wait_until(pilot, lambda: start.list.model.order == "by state")
         await pilot.click("#sheet", offset=(10, 2), times=2)
-        await until(pilot, lambda: isinstance(start.app.screen, LiveScreen))
+        await wait_until(pilot, lambda: isinstance(start.app.screen, LiveScreen))
 
 
-async def test_keys_answer_while_many_are_read(root: Path) -> None:
+async def test_keys_answer_while_many_are_read(session_root: Path) -> None:
     for number in range(100):
-        shutil.copy(recordings.packed("z2"), root / f"copy-{number}.zerotop")
+        shutil.copy(recordings.find_packed_file("z2"), session_root / f"copy-{number}.zerotop")
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
         slowest = 0.0
@@ -320,7 +320,7 @@ async def test_keys_answer_while_many_are_read(root: Path) -> None:
             slowest = max(slowest, time.monotonic() - begin)
             await asyncio.sleep(0.02)
         assert start.list.model.cursor_row >= 10  # where that recording is by now
-        await until(pilot, lambda: "103 recordings" in start.text())
+        await wait_until(pilot, lambda: "103 recordings" in start.text())
         assert slowest < 1.0
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from recordings import recording
-from settling import until
+from recordings import open_recording
+from settling import wait_until
 from zerotop import demo
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -22,9 +22,9 @@ async def test_what_cost_most_is_said_at_the_end(size: tuple[int, int]) -> None:
     count = len(find_annotations(source.session, source.session.last_written_ns))
     app = ZerotopApp(source, glyphs=BLOCKS, title="story")
     async with app.run_test(size=size) as pilot:
-        await until(pilot, lambda: len(source.findings_at(None)) == count)
+        await wait_until(pilot, lambda: len(source.findings_at(None)) == count)
         panel = app.screen.query_one(Summary)
-        await until(pilot, lambda: "fp16 stopped skipping" in panel.plain_text())
+        await wait_until(pilot, lambda: "fp16 stopped skipping" in panel.plain_text())
         rows = panel.plain_text().split("\n")
         assert rows[0].startswith("Summary ")
         assert "fp16 stopped skipping" in rows[1]
@@ -34,21 +34,21 @@ async def test_what_cost_most_is_said_at_the_end(size: tuple[int, int]) -> None:
             assert any(words in row for row in rows), words
         assert "tokens per second." in panel.plain_text()  # whole, also where it takes two rows
         await pilot.press("left")
-        await until(pilot, lambda: not panel.region.height)
+        await wait_until(pilot, lambda: not panel.region.height)
         await pilot.press("end")
-        await until(pilot, lambda: panel.region.height)
+        await wait_until(pilot, lambda: panel.region.height)
         await pilot.click(panel, offset=(5, 1))
-        await until(pilot, lambda: not app.viewer.playhead.following)
+        await wait_until(pilot, lambda: not app.viewer.playhead.following)
         headline = app.viewer.make_frame().headline
         assert headline is not None
         assert headline.name == "skipping_ended"
 
 
 async def test_a_healthy_job_has_lost_nothing() -> None:
-    app = ZerotopApp(RecordingSource(recording("cpu-clean")), glyphs=BLOCKS, title="clean")
+    app = ZerotopApp(RecordingSource(open_recording("cpu-clean")), glyphs=BLOCKS, title="clean")
     async with app.run_test(size=(120, 40)) as pilot:
         panel = app.screen.query_one(Summary)
-        await until(pilot, lambda: "No finding says that time or memory was lost." in panel.plain_text())
+        await wait_until(pilot, lambda: "No finding says that time or memory was lost." in panel.plain_text())
 
 
 def test_a_replay_starts_at_the_first_step() -> None:

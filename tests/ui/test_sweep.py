@@ -9,7 +9,7 @@ import pytest
 from textual import events
 from textual.widgets import Static
 
-from settling import until
+from settling import wait_until
 from sweep_progress import REASON, FitProgress, Progress, make_model, make_search
 from zerotop.analysis.sweeps.series import TOKENS
 from zerotop.ui.app.sweep_app import SweepApp
@@ -140,7 +140,7 @@ async def test_the_mouse_on_a_chart_shows_values_and_its_wheel_zooms() -> None:
     model = make_model(16)
     app = SweepApp(model, glyphs=BLOCKS)
     async with app.run_test(size=(120, 40)) as pilot:
-        await until(pilot, lambda: bool(model.placed_charts))
+        await wait_until(pilot, lambda: bool(model.placed_charts))
         placed = next(one for one in model.placed_charts if one.measurement == TOKENS)
         column, row = placed.left + placed.width - 3, placed.top + 3
         await pilot.hover("#sweep-sheet", offset=(column, row))

@@ -10,8 +10,8 @@ import pytest
 from textual.geometry import Region
 from textual.pilot import Pilot
 
-from recordings import packed, recording
-from settling import until
+from recordings import find_packed_file, open_recording
+from settling import wait_until
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -33,28 +33,28 @@ _NOT_OURS = ("keys", "output")  # the key says what it switches to; the job's ow
 _ERROR = "CUDA out of memory"  # so do PyTorch's, which are told after ours
 
 
-def watching(name: str, settings: UserSettings | None = None, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
-    return ZerotopApp(RecordingSource(recording(name)), title=name, settings=settings, glyphs=glyphs)
+def make_app(name: str, settings: UserSettings | None = None, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
+    return ZerotopApp(RecordingSource(open_recording(name)), title=name, settings=settings, glyphs=glyphs)
 
 
-def drawn(app: ZerotopApp) -> dict[str, str]:
+def read_panels(app: ZerotopApp) -> dict[str, str]:
     """Panel by panel what is on the screen, but for how often it is drawn."""
     panels = [panel for panel in app.screen.query("RowWidget").results(RowWidget) if panel.display and panel.id != "tabs"]
     return {panel.id or "": panel.plain_text() for panel in panels}
 
 
-def sizes(app: ZerotopApp) -> tuple[set[str], set[str]]:
+def find_panels_with_sizes(app: ZerotopApp) -> tuple[set[str], set[str]]:
     """The panels that tell sizes in binary units, and those that do in decimal ones."""
-    texts = {name: text.partition(_ERROR)[0] for name, text in drawn(app).items() if name not in _NOT_OURS}
+    texts = {name: text.partition(_ERROR)[0] for name, text in read_panels(app).items() if name not in _NOT_OURS}
     binary, decimal = ({name for name, text in texts.items() if kind.search(text)} for kind in (_BINARY, _DECIMAL))
     return binary, decimal
 
 
-def regions(app: ZerotopApp) -> dict[str, Region]:
+def read_regions(app: ZerotopApp) -> dict[str, Region]:
     return {panel.id or "": panel.region for panel in app.screen.query("RowWidget")}
 
 
-async def on(app: ZerotopApp, pilot: Pilot[Leaving], screen: str) -> None:
+async def open_screen(app: ZerotopApp, pilot: Pilot[Leaving], screen: str) -> None:
     app.action_switch(screen)
     await pilot.pause()
     await pilot.app.workers.wait_for_complete()
@@ -62,82 +62,82 @@ async def on(app: ZerotopApp, pilot: Pilot[Leaving], screen: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> int:
+def finding_count() -> int:
     """How many findings there are in the story: they come one after the other while it is shown."""
-    session = recording("story")
+    session = open_recording("story")
     return len(find_annotations(session, session.last_written_ns))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 50)], ids=lambda size: f"{size[0]}x{size[1]}")
-async def test_on_every_screen_sizes_follow_and_nothing_moves(size: tuple[int, int], found: int) -> None:
-    app = watching("story")
+async def test_on_every_screen_sizes_follow_and_nothing_moves(size: tuple[int, int], finding_count: int) -> None:
+    app = make_app("story")
     followed = set()
     async with app.run_test(size=size) as pilot:
-        await until(pilot, lambda: len(app.viewer.source.findings_at(None)) == found)
+        await wait_until(pilot, lambda: len(app.viewer.source.findings_at(None)) == finding_count)
         for tab in TABS:
-            await on(app, pilot, tab.name)
-            usual, places = drawn(app), regions(app)
-            binary, decimal = sizes(app)
+            await open_screen(app, pilot, tab.name)
+            usual, places = read_panels(app), read_regions(app)
+            binary, decimal = find_panels_with_sizes(app)
             assert not decimal
             await pilot.press("u")
             await pilot.pause()
-            assert sizes(app) == (set(), binary)
-            assert regions(app) == places
+            assert find_panels_with_sizes(app) == (set(), binary)
+            assert read_regions(app) == places
             followed |= binary
             await pilot.press("u")
             await pilot.pause()
-            assert drawn(app) == usual
+            assert read_panels(app) == usual
     assert followed >= {"memory", "ledger", "bars", "lanes", "rank-table"}
 
 
 @pytest.mark.parametrize("name", ["cpu-clean", "gpu-microscope", "z2-oom", "z2-offload"])
 async def test_no_size_is_left_in_the_other_unit(name: str) -> None:
-    app = watching(name)
+    app = make_app(name)
     async with app.run_test(size=(200, 50)) as pilot:
         await pilot.press("u")
         for tab in TABS:
-            await on(app, pilot, tab.name)
-            assert sizes(app)[0] == set(), (tab.name, drawn(app))
+            await open_screen(app, pilot, tab.name)
+            assert find_panels_with_sizes(app)[0] == set(), (tab.name, read_panels(app))
 
 
 async def test_the_post_mortem_uses_them_too() -> None:
-    app = watching("z2-oom")
+    app = make_app("z2-oom")
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("end")
         await pilot.pause()
-        said = drawn(app)["notices"]
-        assert "GiB" in said
+        notices = read_panels(app)["notices"]
+        assert "GiB" in notices
         await pilot.press("u")
         await pilot.pause()
-        ours = drawn(app)["notices"].partition(_ERROR)[0]
+        ours = read_panels(app)["notices"].partition(_ERROR)[0]
         assert "GB" in ours
         assert "iB" not in ours
 
 
 async def test_it_is_still_so_on_another_screen_and_in_another_run(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
-    app = watching("story", UserSettings(path))
+    app = make_app("story", UserSettings(path))
     async with app.run_test(size=(120, 40)) as pilot:
-        await on(app, pilot, "live")
-        assert "s/it" in drawn(app)["header"]
-        await on(app, pilot, "memory")
+        await open_screen(app, pilot, "live")
+        assert "s/it" in read_panels(app)["header"]
+        await open_screen(app, pilot, "memory")
         await pilot.press("u", "U")
-        await on(app, pilot, "live")
-        assert "GPU memory GB" in drawn(app)["memory"]
-        assert re.search(r"0\.\d{3} it/s", drawn(app)["header"])
-    app = watching("story", UserSettings(path))
+        await open_screen(app, pilot, "live")
+        assert "GPU memory GB" in read_panels(app)["memory"]
+        assert re.search(r"0\.\d{3} it/s", read_panels(app)["header"])
+    app = make_app("story", UserSettings(path))
     async with app.run_test(size=(120, 40)) as pilot:
-        await on(app, pilot, "live")
-        assert "GPU memory GB" in drawn(app)["memory"]
-        assert "it/s" in drawn(app)["header"]
-    app = watching("story", UserSettings())
+        await open_screen(app, pilot, "live")
+        assert "GPU memory GB" in read_panels(app)["memory"]
+        assert "it/s" in read_panels(app)["header"]
+    app = make_app("story", UserSettings())
     async with app.run_test(size=(120, 40)) as pilot:
-        await on(app, pilot, "live")
-        assert "GPU memory GiB" in drawn(app)["memory"]
+        await open_screen(app, pilot, "live")
+        assert "GPU memory GiB" in read_panels(app)["memory"]
 
 
 async def test_without_utf8_all_of_it_is_ascii() -> None:
-    app = watching("story", glyphs=ASCII)
+    app = make_app("story", glyphs=ASCII)
     async with app.run_test(size=(80, 24), notifications=True) as pilot:
         await pilot.press("U", "u")
         await pilot.pause()
@@ -151,20 +151,22 @@ async def test_the_list_and_a_comparison_follow(tmp_path: Path, monkeypatch: pyt
     folder = catalog.find_default_folder()
     folder.mkdir(parents=True)
     for name in ("story", "z2-oom"):
-        shutil.copy(packed(name), folder)
+        shutil.copy(find_packed_file(name), folder)
     app = StartApp(UserLibrary(Overviews(folder, None, lambda path: False), job_finder=list), glyphs=BLOCKS)
 
-    def listed() -> str:
-        return drawn(app)["sheet"].rpartition("\n")[0]
+    def read_sheet() -> str:
+        return read_panels(app)["sheet"].rpartition("\n")[0]
 
     async with app.run_test(size=(200, 50)) as pilot:
-        await until(pilot, lambda: isinstance(app.screen, StartScreen) and "Qwen2" in listed() and "Llama" in listed())
-        assert all(word in listed() for word in ("peak GiB", "s/it", "KiB")), listed()
+        await wait_until(
+            pilot, lambda: isinstance(app.screen, StartScreen) and "Qwen2" in read_sheet() and "Llama" in read_sheet()
+        )
+        assert all(word in read_sheet() for word in ("peak GiB", "s/it", "KiB")), read_sheet()
         await pilot.press("u", "U")
-        assert all(word in listed() for word in ("peak GB", "it/s", "kB"))
-        assert not _BINARY.search(listed())
+        assert all(word in read_sheet() for word in ("peak GB", "it/s", "kB"))
+        assert not _BINARY.search(read_sheet())
         await pilot.press("space", "down", "space", "c")
-        await until(pilot, lambda: isinstance(app.screen, CompareScreen))
+        await wait_until(pilot, lambda: isinstance(app.screen, CompareScreen))
         await pilot.pause()
         copied = collect_copy_text(app.screen)
         assert _DECIMAL.search(copied)
@@ -172,4 +174,4 @@ async def test_the_list_and_a_comparison_follow(tmp_path: Path, monkeypatch: pyt
         await pilot.press("u")
         assert not _DECIMAL.search(collect_copy_text(app.screen))
         await pilot.press("escape")
-        await until(pilot, lambda: isinstance(app.screen, StartScreen) and "peak GiB" in listed())
+        await wait_until(pilot, lambda: isinstance(app.screen, StartScreen) and "peak GiB" in read_sheet())

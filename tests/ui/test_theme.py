@@ -12,7 +12,7 @@ from rich.color import Color, ColorSystem
 from textual.theme import Theme
 
 from fake_source import FakeSource, offload_story
-from settling import until
+from settling import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.frame_widget import FrameWidget
@@ -28,15 +28,15 @@ PARTS = (*(name for name in DARK.variables if name.startswith("memory-")), "free
 LOADS = ("load", "load-others", "free")
 
 
-def luminance(color: str) -> float:
+def compute_luminance(color: str) -> float:
     """Relative luminance as WCAG defines it, 0 to 1."""
     channels = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [value / 12.92 if value <= 0.03928 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one: str, other: str) -> float:
-    lighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+def compute_contrast(one: str, other: str) -> float:
+    lighter, darker = sorted((compute_luminance(one), compute_luminance(other)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
 
 
@@ -72,7 +72,7 @@ def check_difference(theme: Theme, one: str, other: str) -> None:
 def test_neighbours_differ_in_lightness(theme: Theme, palette: tuple[str, ...]) -> None:
     """What lies side by side can be told apart without seeing hues."""
     for one, other in pairwise(palette):
-        assert contrast(theme.variables[one], theme.variables[other]) >= 1.25, (one, other)
+        assert compute_contrast(theme.variables[one], theme.variables[other]) >= 1.25, (one, other)
 
 
 # How the eyes of the two most frequent kinds of colour-blind see linear red, green and blue (Machado et al., 2009).
@@ -90,7 +90,7 @@ def test_init_looks_like_no_other_phase(theme: Theme) -> None:
             assert shown[0] != shown[1], name
             for eyes in (None, PROTANOPE, DEUTERANOPE):
                 assert math.dist(lightness_and_hue(init, eyes), lightness_and_hue(color, eyes)) > 0.12, name
-    assert contrast(init, theme.variables["phase-other"]) >= 1.5
+    assert compute_contrast(init, theme.variables["phase-other"]) >= 1.5
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
@@ -102,14 +102,14 @@ def test_text_can_be_read(theme: Theme) -> None:
     assert theme.warning
     assert theme.accent
     for ground in (theme.background, theme.panel):
-        assert contrast(theme.foreground, ground) >= 7
-        assert contrast(theme.accent, ground) >= 7
-        assert contrast(theme.variables["muted"], ground) >= 4.5
-    assert contrast(theme.error, theme.background) >= 4.5
-    assert contrast(theme.warning, theme.background) >= 4.5
+        assert compute_contrast(theme.foreground, ground) >= 7
+        assert compute_contrast(theme.accent, ground) >= 7
+        assert compute_contrast(theme.variables["muted"], ground) >= 4.5
+    assert compute_contrast(theme.error, theme.background) >= 4.5
+    assert compute_contrast(theme.warning, theme.background) >= 4.5
 
 
-def see(color: str, eyes: tuple[tuple[float, ...], ...] | None) -> list[float]:
+def simulate_eyes(color: str, eyes: tuple[tuple[float, ...], ...] | None) -> list[float]:
     """Linear red, green and blue of a colour, 0 to 1, as these eyes see it."""
     channels = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     seen = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
@@ -120,7 +120,7 @@ def see(color: str, eyes: tuple[tuple[float, ...], ...] | None) -> list[float]:
 
 def convert_to_lab(color: str, eyes: tuple[tuple[float, ...], ...] | None) -> tuple[float, float, float]:
     """A colour in CIELAB (D65), in which CIE76 measures distances, to these eyes."""
-    red, green, blue = see(color, eyes)
+    red, green, blue = simulate_eyes(color, eyes)
     x, y, z = (
         value / white
         for value, white in (
@@ -135,7 +135,7 @@ def convert_to_lab(color: str, eyes: tuple[tuple[float, ...], ...] | None) -> tu
 
 def lightness_and_hue(color: str, eyes: tuple[tuple[float, ...], ...] | None = None) -> tuple[float, float, float]:
     """A colour in Oklab, in which equal distances look equally far (Ottosson, 2020), to these eyes."""
-    red, green, blue = see(color, eyes)
+    red, green, blue = simulate_eyes(color, eyes)
     long = (0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue) ** (1 / 3)
     middle = (0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue) ** (1 / 3)
     short = (0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue) ** (1 / 3)
@@ -155,14 +155,14 @@ def test_lines_look_like_no_phase_no_memory_and_no_other_line(theme: Theme) -> N
                 far = 0.15 if other in SERIES else 0.07
                 assert math.dist(lightness_and_hue(color), lightness_and_hue(that)) > far, (name, other)
         assert theme.background is not None
-        assert contrast(color, theme.background) >= 3.5
+        assert compute_contrast(color, theme.background) >= 3.5
 
 
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
 def test_heat_can_be_read_by_lightness_alone(theme: Theme) -> None:
     """From what is near the background to what is far from it, in 16 colours too."""
     assert theme.background is not None
-    far = [contrast(theme.variables[name], theme.background) for name in HEAT]
+    far = [compute_contrast(theme.variables[name], theme.background) for name in HEAT]
     assert all(after / before > 1.1 for before, after in pairwise(far))
     assert far[0] >= 1.1
     assert far[-1] >= 12
@@ -187,21 +187,21 @@ WORD = re.compile(r"[A-Za-z0-9]{2,}")
 
 @pytest.mark.parametrize("key", ["", "a", "question_mark"], ids=["screen", "findings", "help"])
 @pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
-async def test_every_word_can_be_read(story: RecordingSource, theme: Theme, key: str) -> None:
+async def test_every_word_can_be_read(story_source: RecordingSource, theme: Theme, key: str) -> None:
     """Words on all screens have a contrast of at least 4.5 to what is behind them."""
-    app = ZerotopApp(story, title="story", clock=lambda: 1000.0)
+    app = ZerotopApp(story_source, title="story", clock=lambda: 1000.0)
     checked = 0
     async with app.run_test(size=(160, 45)) as pilot:
-        await until(pilot, lambda: len(story.findings_at(None)) > 0)
+        await wait_until(pilot, lambda: len(story_source.findings_at(None)) > 0)
         app.theme = theme.name
         for tab in TABS:
             app.action_switch(tab.name)
             app.viewer.go_to_step(12)
             app.draw_frame()
-            await until(pilot, lambda: has_drawn(app))
+            await wait_until(pilot, lambda: has_drawn(app))
             if key:
                 await pilot.press(key)
-                await until(pilot, lambda: app.screen.is_modal)
+                await wait_until(pilot, lambda: app.screen.is_modal)
             place = app.screen.query_one("#box").region if key else app.screen.region
             for strip in app.screen._compositor.render_strips()[place.y : place.bottom]:
                 for text, style, _ in strip.crop(place.x, place.right):
@@ -210,11 +210,11 @@ async def test_every_word_can_be_read(story: RecordingSource, theme: Theme, key:
                         assert style.color is not None
                         assert style.bgcolor is not None
                         colors = [color.get_truecolor().hex for color in (style.color, style.bgcolor)]
-                        assert contrast(*colors) >= 4.5, (tab.name, text, colors)
+                        assert compute_contrast(*colors) >= 4.5, (tab.name, text, colors)
                         checked += 1
             if key:
                 await pilot.press("escape")
-                await until(pilot, lambda: not app.screen.is_modal)
+                await wait_until(pilot, lambda: not app.screen.is_modal)
     assert checked > 100
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from textual.pilot import Pilot
 
-from recordings import recording
-from small_recording import identity, read, record, write
+from recordings import open_recording
+from small_recording import make_identity, make_record, read_recording, write_table
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
@@ -25,11 +25,11 @@ def app_of(session: Session, glyphs: Glyphs = BLOCKS) -> ZerotopApp:
     return ZerotopApp(RecordingSource(session), title="threads", glyphs=glyphs)
 
 
-def text(app: ZerotopApp) -> list[str]:
+def read_rows(app: ZerotopApp) -> list[str]:
     return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
-async def shown(app: ZerotopApp, pilot: Pilot[Leaving], share: float = 0.9) -> ThreadsScreen:
+async def open_threads(app: ZerotopApp, pilot: Pilot[Leaving], share: float = 0.9) -> ThreadsScreen:
     await pilot.pause()
     app.action_switch("threads")
     app.viewer.go_to_share(share)
@@ -39,49 +39,49 @@ async def shown(app: ZerotopApp, pilot: Pilot[Leaving], share: float = 0.9) -> T
     return app.screen
 
 
-def title(app: ZerotopApp) -> str:
+def read_title(app: ZerotopApp) -> str:
     """The rank that it is about."""
-    return next(line for line in text(app) if " cores used, " in line)
+    return next(line for line in read_rows(app) if " cores used, " in line)
 
 
 async def test_up_and_down_choose_a_rank() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
-        await shown(app, pilot)
-        assert "Rank 0" in title(app)
+        await open_threads(app, pilot)
+        assert "Rank 0" in read_title(app)
         await pilot.press("down", "down")
-        assert "Rank 2" in title(app)
+        assert "Rank 2" in read_title(app)
         await pilot.press("up")
-        assert "Rank 1" in title(app)
+        assert "Rank 1" in read_title(app)
         region = app.screen.query_one(RankList).region
         await pilot.click(offset=(region.x + 3, region.y + 4))
         await pilot.pause()
-        assert "Rank 3" in title(app)
-        assert any(line.lstrip().startswith("›   3") for line in text(app))
+        assert "Rank 3" in read_title(app)
+        assert any(line.lstrip().startswith("›   3") for line in read_rows(app))
 
 
 async def test_threads_of_a_name_are_opened_and_closed() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
-        await shown(app, pilot)
-        (group,) = [line for line in text(app) if "× python3" in line]
+        await open_threads(app, pilot)
+        (group,) = [line for line in read_rows(app) if "× python3" in line]
         assert "▸" in group
         await pilot.press("enter")
-        assert sum("    python3 " in line for line in text(app)) > 5
-        assert any("▾" in line for line in text(app))
-        first = next(line for line in text(app) if "    python3 " in line)
+        assert sum("    python3 " in line for line in read_rows(app)) > 5
+        assert any("▾" in line for line in read_rows(app))
+        first = next(line for line in read_rows(app) if "    python3 " in line)
         await pilot.press("pagedown")
-        assert first not in text(app)
+        assert first not in read_rows(app)
         await pilot.press("pageup", "pageup")
-        assert first in text(app)
+        assert first in read_rows(app)
         await pilot.press("enter")
-        assert not any("    python3 " in line for line in text(app))
+        assert not any("    python3 " in line for line in read_rows(app))
 
 
 async def test_whoever_scrolled_beyond_the_last_thread_is_back_with_the_first_turn_of_the_wheel() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(80, 24)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_threads(app, pilot)
         await pilot.press("enter")
         panel = screen.query_one(ThreadList)
         for _ in range(100):
@@ -97,31 +97,31 @@ async def test_whoever_scrolled_beyond_the_last_thread_is_back_with_the_first_tu
 
 
 async def test_with_room_to_spare_the_busiest_threads_of_a_name_are_shown_unasked() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(200, 70)) as pilot:
-        await shown(app, pilot)
-        seen = sum("    python3 " in line for line in text(app))
+        await open_threads(app, pilot)
+        seen = sum("    python3 " in line for line in read_rows(app))
         assert 10 < seen < 60
-        assert not any("more rows" in line for line in text(app))
+        assert not any("more rows" in line for line in read_rows(app))
         await pilot.press("enter")
-        assert any("more rows below" in line for line in text(app))
+        assert any("more rows below" in line for line in read_rows(app))
         await pilot.press("enter")
-        assert not any("    python3 " in line for line in text(app))
+        assert not any("    python3 " in line for line in read_rows(app))
 
 
 async def test_a_recording_shorter_than_what_is_usually_seen_has_the_width_to_itself() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(300, 70)) as pilot:
-        await shown(app, pilot, 1.0)
-        (axis,) = [line for line in text(app) if "30 s" in line and "40 s" in line]
+        await open_threads(app, pilot, 1.0)
+        (axis,) = [line for line in read_rows(app) if "30 s" in line and "40 s" in line]
         assert axis.index("10 s") < 0.4 * 300
-        assert any("last 72 s" in line for line in text(app))  # the first 3 s are before the process began
+        assert any("last 72 s" in line for line in read_rows(app))  # the first 3 s are before the process began
 
 
 async def test_the_chart_begins_where_the_process_was_sampled_first() -> None:
-    app = app_of(recording("cpu-straggler"))
+    app = app_of(open_recording("cpu-straggler"))
     async with app.run_test(size=(200, 50)) as pilot:
-        await shown(app, pilot, 0.6)
+        await open_threads(app, pilot, 0.6)
         panel = app.screen.query_one(ThreadList)
         threads = panel._shown_threads
         assert threads is not None
@@ -129,21 +129,21 @@ async def test_the_chart_begins_where_the_process_was_sampled_first() -> None:
 
 
 async def test_cores_and_runnable_threads_of_each_phase_are_beside_the_chart() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
-        await shown(app, pilot)
-        (line,) = [line for line in text(app) if line.rstrip().endswith("■ cpu optim")]
+        await open_threads(app, pilot)
+        (line,) = [line for line in read_rows(app) if line.rstrip().endswith("■ cpu optim")]
         used, runnable = map(float, line.split("■")[0].split()[-2:])
         assert 10 < used < 20  # of 64 cores, which 4 ranks share
         assert used + 20 < runnable  # the others wait
 
 
 async def test_a_process_that_has_ended_uses_no_cores() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
-        await shown(app, pilot, 1.0)
-        assert not any(" cores used, " in line for line in text(app))
-        assert any(line.lstrip().startswith("Rank 0 ended") for line in text(app))
+        await open_threads(app, pilot, 1.0)
+        assert not any(" cores used, " in line for line in read_rows(app))
+        assert any(line.lstrip().startswith("Rank 0 ended") for line in read_rows(app))
 
 
 def test_at_80_columns_the_charts_keep_a_third_of_the_width() -> None:
@@ -152,9 +152,9 @@ def test_at_80_columns_the_charts_keep_a_third_of_the_width() -> None:
 
 
 async def test_the_numbers_are_copied() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
-        screen = await shown(app, pilot)
+        screen = await open_threads(app, pilot)
         await pilot.press("y")
         heading, *rows = app.clipboard.split("\n")
         assert heading.split("\t")[:4] == ["rank", "tid", "name", "cores"]
@@ -166,19 +166,19 @@ async def test_the_numbers_are_copied() -> None:
 
 @pytest.mark.parametrize(("glyphs", "samples"), [(BLOCKS, "■■"), (TEXTURES, "▓█"), (ASCII, "bS")])
 async def test_the_charts_phases_are_told_apart_without_colours(glyphs: Glyphs, samples: str) -> None:
-    app = app_of(recording("x4-attached"), glyphs)
+    app = app_of(open_recording("x4-attached"), glyphs)
     async with app.run_test(size=(120, 40)) as pilot:
-        await shown(app, pilot)
-        said = text(app)
+        await open_threads(app, pilot)
+        rows = read_rows(app)
     for sample, phase in zip(samples, ("backward", "cpu optim"), strict=True):
-        assert any(f" {sample} {phase} " in line for line in said), phase
+        assert any(f" {sample} {phase} " in line for line in rows), phase
 
 
 async def test_crowding_is_said() -> None:
-    app = app_of(recording("story"))
+    app = app_of(open_recording("story"))
     async with app.run_test(size=(120, 40)) as pilot:
-        await shown(app, pilot, 0.8)
-        assert any("threads compete for 64 cores" in line for line in text(app))
+        await open_threads(app, pilot, 0.8)
+        assert any("threads compete for 64 cores" in line for line in read_rows(app))
 
 
 @pytest.mark.parametrize(
@@ -191,40 +191,44 @@ async def test_crowding_is_said() -> None:
     ],
 )
 async def test_every_size_of_real_recordings(name: str, size: tuple[int, int], glyphs: Glyphs) -> None:
-    app = app_of(recording(name), glyphs)
+    app = app_of(open_recording(name), glyphs)
     async with app.run_test(size=size) as pilot:
         for share in (0.0, 0.3, 0.7, 1.0):
-            await shown(app, pilot, share)
-            assert len({len(line) for line in text(app)}) == 1
+            await open_threads(app, pilot, share)
+            assert len({len(line) for line in read_rows(app)}) == 1
             await pilot.press("enter", "pagedown")
-        assert glyphs is not ASCII or all(line.isascii() for line in text(app))
+        assert glyphs is not ASCII or all(line.isascii() for line in read_rows(app))
 
 
 async def test_a_process_that_nobody_numbered_is_the_job_and_all_its_threads_are_in_the_table(tmp_path: Path) -> None:
     fields = {"rank": -1, "pid": 100, "rss_bytes": 1, "cores_used": 1.0, "busy_threads": 1, "thread_count": 1}
-    write(tmp_path, tables.PROCESSES, identity(-1), record(tables.PROCESSES, time_ns=S, waiting_cores=0.0, **fields)).close()
+    write_table(
+        tmp_path, tables.PROCESSES, make_identity(-1), make_record(tables.PROCESSES, time_ns=S, waiting_cores=0.0, **fields)
+    ).close()
     thread = {"pid": 100, "tid": 100, "name": b"main", "cores_used": 1.0, "processor": 0}
-    write(tmp_path, tables.THREADS, identity(-1), record(tables.THREADS, time_ns=S, **thread)).close()
-    app = app_of(read(tmp_path))
+    write_table(tmp_path, tables.THREADS, make_identity(-1), make_record(tables.THREADS, time_ns=S, **thread)).close()
+    app = app_of(read_recording(tmp_path))
     async with app.run_test(size=(80, 24)) as pilot:
-        await shown(app, pilot, 1.0)
-        said = "\n".join(text(app))
-        assert "Process 100 1.0 cores used, 1.0 runnable, 1 thread" in said
-        assert "› job " in said
-        assert "-1" not in said
-        assert "others" not in said
+        await open_threads(app, pilot, 1.0)
+        text = "\n".join(read_rows(app))
+        assert "Process 100 1.0 cores used, 1.0 runnable, 1 thread" in text
+        assert "› job " in text
+        assert "-1" not in text
+        assert "others" not in text
 
 
 async def test_no_rank_and_no_threads_are_said(tmp_path: Path) -> None:
-    write(tmp_path, tables.HOSTS, identity(-1), record(tables.HOSTS, time_ns=S, cores=4)).close()
-    app = app_of(read(tmp_path))
+    write_table(tmp_path, tables.HOSTS, make_identity(-1), make_record(tables.HOSTS, time_ns=S, cores=4)).close()
+    app = app_of(read_recording(tmp_path))
     async with app.run_test(size=(80, 24)) as pilot:
-        await shown(app, pilot, 1.0)
-        assert any("Waiting for ranks" in line for line in text(app))
+        await open_threads(app, pilot, 1.0)
+        assert any("Waiting for ranks" in line for line in read_rows(app))
         await pilot.press("up", "down", "enter", "pagedown", "y")
     fields = {"rank": 0, "pid": 100, "rss_bytes": 1, "cores_used": 1.0, "busy_threads": 1, "thread_count": 3}
-    write(tmp_path, tables.PROCESSES, identity(-1), record(tables.PROCESSES, time_ns=S, waiting_cores=0.0, **fields)).close()
-    app = app_of(read(tmp_path))
+    write_table(
+        tmp_path, tables.PROCESSES, make_identity(-1), make_record(tables.PROCESSES, time_ns=S, waiting_cores=0.0, **fields)
+    ).close()
+    app = app_of(read_recording(tmp_path))
     async with app.run_test(size=(80, 24)) as pilot:
-        await shown(app, pilot, 1.0)
-        assert any("No threads recorded" in line for line in text(app))
+        await open_threads(app, pilot, 1.0)
+        assert any("No threads recorded" in line for line in read_rows(app))

@@ -12,8 +12,8 @@ from textual.events import MouseScrollDown, MouseScrollLeft, MouseScrollRight, M
 from textual.pilot import Pilot
 
 from fake_source import cpu_story
-from recordings import recording
-from small_recording import S, identity, read, record, span, write
+from recordings import open_recording
+from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from watching import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
@@ -52,11 +52,11 @@ class Looking:
         """Nanoseconds that are seen."""
         return self.picture.cell_count * self.picture.cell_ns
 
-    async def press(self, *keys: str) -> None:
+    async def press_keys(self, *keys: str) -> None:
         await self.pilot.press(*keys)
         await self.pilot.pause()
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
 
     def column(self, cell: int) -> tuple[int, int]:
@@ -65,7 +65,9 @@ class Looking:
 
 
 @asynccontextmanager
-async def looking(session: Session, size: tuple[int, int] = (120, 40), glyphs: Glyphs = BLOCKS) -> AsyncIterator[Looking]:
+async def open_timeline(
+    session: Session, size: tuple[int, int] = (120, 40), glyphs: Glyphs = BLOCKS
+) -> AsyncIterator[Looking]:
     app = ZerotopApp(RecordingSource(session), None, title="test", glyphs=glyphs)
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
@@ -76,8 +78,8 @@ async def looking(session: Session, size: tuple[int, int] = (120, 40), glyphs: G
 
 
 async def test_all_that_there_is_of_it() -> None:
-    async with looking(recording("story")) as seen:
-        text = seen.text()
+    async with open_timeline(open_recording("story")) as seen:
+        text = seen.read_text()
         for words in (
             "rank 0",
             "GPU 0 %",
@@ -92,94 +94,96 @@ async def test_all_that_there_is_of_it() -> None:
 
 
 async def test_zoom_keys() -> None:
-    async with looking(recording("story")) as seen:
-        await seen.press("left", "left")
+    async with open_timeline(open_recording("story")) as seen:
+        await seen.press_keys("left", "left")
         before = seen.length
-        await seen.press("plus")
+        await seen.press_keys("plus")
         assert 0.4 * before < seen.length < 0.6 * before
-        await seen.press("equals_sign")
+        await seen.press_keys("equals_sign")
         assert 0.2 * before < seen.length < 0.3 * before
-        await seen.press("minus", "minus")
+        await seen.press_keys("minus", "minus")
         assert seen.length == pytest.approx(before, rel=0.15)
-        await seen.press("w")
+        await seen.press_keys("w")
         assert seen.picture.begin == 0
         assert seen.length > 75 * S
-        await seen.press("w")
+        await seen.press_keys("w")
         assert seen.length == before
         for _ in range(30):
-            await seen.press("plus")
+            await seen.press_keys("plus")
         assert seen.picture.timeline.window.column_ns == 1000
         assert 0 <= seen.picture.find_cell(seen.picture.cursor) < seen.picture.cell_count
 
 
 async def test_panning_keys_leave_the_cursor_where_it_is() -> None:
-    async with looking(recording("story")) as seen:
-        await seen.press("left")
+    async with open_timeline(open_recording("story")) as seen:
+        await seen.press_keys("left")
         begin, cursor = seen.picture.begin, seen.picture.cursor
         for key, direction in (("h", -1), ("shift+left", -1), ("l", 1), ("shift+right", 1)):
-            await seen.press(key)
+            await seen.press_keys(key)
             assert (seen.picture.begin - begin) * direction > 0
             assert seen.picture.cursor == cursor
             begin = seen.picture.begin
-        await seen.press(*"hhhh", "f")
+        await seen.press_keys(*"hhhh", "f")
         assert seen.picture.find_cell(seen.picture.cursor) < seen.picture.cell_count
         assert not seen.screen.timeline_view.is_detached
 
 
 async def test_time_keys_move_the_cursor_through_it() -> None:
-    async with looking(recording("story")) as seen:
-        await seen.press("left", "left", "left")
+    async with open_timeline(open_recording("story")) as seen:
+        await seen.press_keys("left", "left", "left")
         cursors = [seen.picture.cursor]
         for _ in range(6):
-            await seen.press("left")
+            await seen.press_keys("left")
             cursors.append(seen.picture.cursor)
             assert 0 <= seen.picture.find_cell(cursors[-1]) < seen.picture.cell_count
         assert cursors == sorted(cursors, reverse=True)
-        await seen.press("home")
+        await seen.press_keys("home")
         assert seen.picture.cursor == seen.picture.begin == 0
-        await seen.press("n")
+        await seen.press_keys("n")
         here = [mark for mark in seen.picture.marks if mark.at_ns == seen.picture.cursor]
         assert here
-        assert "◆" in seen.text()
+        assert "◆" in seen.read_text()
 
 
 async def test_a_range_by_keys() -> None:
-    async with looking(recording("story"), (200, 50)) as seen:
-        assert "no range" not in seen.text()
-        await seen.press("left", "left", "left", "left_square_bracket", "right", "right", "right_square_bracket", "right")
+    async with open_timeline(open_recording("story"), (200, 50)) as seen:
+        assert "no range" not in seen.read_text()
+        await seen.press_keys(
+            "left", "left", "left", "left_square_bracket", "right", "right", "right_square_bracket", "right"
+        )
         assert seen.picture.selected_range is not None
         begin, end = seen.picture.selected_range
         assert seen.picture.summary is not None
         assert seen.picture.summary.steps == 2
-        assert "]  2 steps" in seen.text()
+        assert "]  2 steps" in seen.read_text()
         seen.app.draw_frame()
         await seen.pilot.pause()
-        assert "esc no range" in seen.text()
+        assert "esc no range" in seen.read_text()
         assert 4 * S < end - begin < 7 * S
-        await seen.press("escape")
+        await seen.press_keys("escape")
         assert seen.picture.selected_range is None
-        assert "2 steps" not in seen.text()
+        assert "2 steps" not in seen.read_text()
 
 
 async def test_the_ranks_keys_choose_whose_lanes_are_shown() -> None:
-    async with looking(recording("story")) as seen:
-        await seen.press("down")
+    async with open_timeline(open_recording("story")) as seen:
+        await seen.press_keys("down")
         assert seen.picture.subject.rank == 1
         assert seen.picture.subject.gpu == (seen.picture.subject.host, 1)
         assert seen.picture.ranks[0] == 1
-        await seen.press("up")
+        await seen.press_keys("up")
         assert seen.picture.subject.rank == 0
 
 
 async def test_a_click_moves_the_cursor() -> None:
-    async with looking(recording("story")) as seen:
-        await seen.press("left", "left")
+    async with open_timeline(open_recording("story")) as seen:
+        await seen.press_keys("left", "left")
         window = seen.picture.timeline.window
         await seen.pilot.click(TimelineLanes, offset=seen.column(20))
         await seen.pilot.pause()
         assert seen.picture.find_cell(seen.picture.cursor) == 20
         assert seen.picture.timeline.window == window
-        assert "PAUSED" in seen.text()
+        assert "PAUSED" in seen.read_text()
         # Beside the charts there is nothing to go to.
         await seen.pilot.click(TimelineLanes, offset=(3, 4))
         await seen.pilot.pause()
@@ -187,8 +191,8 @@ async def test_a_click_moves_the_cursor() -> None:
 
 
 async def test_dragging_selects_a_range() -> None:
-    async with looking(recording("story")) as seen:
-        await seen.press("left", "left")
+    async with open_timeline(open_recording("story")) as seen:
+        await seen.press_keys("left", "left")
         cursor = seen.picture.cursor
         await seen.pilot.mouse_down(TimelineLanes, offset=seen.column(30))
         await seen.pilot.hover(TimelineLanes, offset=seen.column(20))
@@ -205,8 +209,8 @@ async def test_dragging_selects_a_range() -> None:
 
 
 async def test_the_wheel_zooms_where_the_mouse_is() -> None:
-    async with looking(recording("story")) as seen:
-        await seen.press("left", "left")
+    async with open_timeline(open_recording("story")) as seen:
+        await seen.press_keys("left", "left")
         x, y = seen.column(25)
         for kind, longer in ((MouseScrollUp, False), (MouseScrollDown, True)):
             before, there = seen.length, seen.picture.begin + 25 * seen.picture.cell_ns
@@ -221,8 +225,8 @@ async def test_the_wheel_zooms_where_the_mouse_is() -> None:
     [(MouseScrollLeft, False, -1), (MouseScrollRight, False, 1), (MouseScrollUp, True, -1), (MouseScrollDown, True, 1)],
 )
 async def test_the_wheel_pans_sideways(kind: type[MouseScrollUp], shift: bool, direction: int) -> None:
-    async with looking(recording("story")) as seen:
-        await seen.press("left", "left", "h")
+    async with open_timeline(open_recording("story")) as seen:
+        await seen.press_keys("left", "left", "h")
         begin, length = seen.picture.begin, seen.length
         seen.lanes.post_message(kind(seen.lanes, 50, 4, 0, 0, 0, shift, False, False, 50, 4))
         await seen.pilot.pause()
@@ -231,8 +235,8 @@ async def test_the_wheel_pans_sideways(kind: type[MouseScrollUp], shift: bool, d
 
 
 async def test_what_was_chosen_is_kept_while_another_screen_is_shown() -> None:
-    async with looking(recording("story")) as seen:
-        await seen.press("left", "plus", "plus", "left_square_bracket", "h", "left_square_bracket")
+    async with open_timeline(open_recording("story")) as seen:
+        await seen.press_keys("left", "plus", "plus", "left_square_bracket", "h", "left_square_bracket")
         window = seen.picture.timeline.window
         await seen.app.run_action("switch('live')")
         await seen.pilot.pause()
@@ -243,8 +247,8 @@ async def test_what_was_chosen_is_kept_while_another_screen_is_shown() -> None:
 
 
 async def test_the_numbers_of_a_range_can_be_copied() -> None:
-    async with looking(recording("story")) as seen:
-        await seen.press("left", "left", "y")
+    async with open_timeline(open_recording("story")) as seen:
+        await seen.press_keys("left", "left", "y")
         heading, *rows = seen.app.clipboard.split("\n")
         assert heading.startswith("time_s\trank 0 phase\t")
         assert "utilization mean\tutilization highest" in heading
@@ -256,14 +260,14 @@ async def test_the_numbers_of_a_range_can_be_copied() -> None:
         begin = seen.picture.begin + 20 * seen.picture.cell_ns
         seen.screen.timeline_view.select_range(begin, begin + 5 * seen.picture.cell_ns)
         seen.lanes.repaint()
-        await seen.press("y")
+        await seen.press_keys("y")
         assert len(seen.app.clipboard.split("\n")) == 11
 
 
 async def test_help_explains_it() -> None:
-    async with looking(recording("story"), (120, 60)) as seen:
-        await seen.press("question_mark")
-        text = seen.text()
+    async with open_timeline(open_recording("story"), (120, 60)) as seen:
+        await seen.press_keys("question_mark")
+        text = seen.read_text()
         assert "Zoom in around the cursor" in text
         assert "Begin a range at the cursor" in text
 
@@ -271,10 +275,10 @@ async def test_help_explains_it() -> None:
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (80, 24), (300, 90)])
 @pytest.mark.parametrize("name", ["story", "cpu-clean", "z2-oom"])
 async def test_any_terminal(name: str, size: tuple[int, int]) -> None:
-    async with looking(recording(name), size) as seen:
+    async with open_timeline(open_recording(name), size) as seen:
         for key in ("left", "plus", "minus", "w", "h", "left_square_bracket", "n", "down", "right", "escape"):
-            await seen.press(key)
-        assert seen.text()
+            await seen.press_keys(key)
+        assert seen.read_text()
 
 
 async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
@@ -292,27 +296,30 @@ async def test_a_session_of_which_nothing_is_recorded_yet() -> None:
 async def test_lanes_appear_and_move_while_a_job_runs(tmp_path: Path) -> None:
     begin_ns = time_ns() - 100 * S
     session_folder = tmp_path
-    spans, begins = write(session_folder, SPANS, identity(0)), write(session_folder, BEGINS, identity(0))
-    processes = write(session_folder, PROCESSES, identity(-1))
+    spans, begins = (
+        write_table(session_folder, SPANS, make_identity(0)),
+        write_table(session_folder, BEGINS, make_identity(0)),
+    )
+    processes = write_table(session_folder, PROCESSES, make_identity(-1))
 
     def go_on(step: int) -> None:
         at = float(step)
-        begins.write(*record(BEGINS, time_ns=int(at * S), step=step, phase=PHASE_CODE["backward"]))
-        spans.write(*span(at, at + 0.6, "backward", step))
-        spans.write(*span(at + 0.6, at + 1, "step", step, BOUNDARY))
+        begins.write(*make_record(BEGINS, time_ns=int(at * S), step=step, phase=PHASE_CODE["backward"]))
+        spans.write(*make_span(at, at + 0.6, "backward", step))
+        spans.write(*make_span(at + 0.6, at + 1, "step", step, BOUNDARY))
         for tick in range(10):
             cores = 8.0 if tick >= 6 else 1.0
-            processes.write(*record(PROCESSES, time_ns=int((at + tick / 10) * S), rank=0, pid=100, cores_used=cores))
+            processes.write(*make_record(PROCESSES, time_ns=int((at + tick / 10) * S), rank=0, pid=100, cores_used=cores))
 
-    async with looking(read(session_folder, begin_ns=begin_ns), (80, 24)) as seen:
-        assert "Not recorded" in seen.text()
+    async with open_timeline(read_recording(session_folder, begin_ns=begin_ns), (80, 24)) as seen:
+        assert "Not recorded" in seen.read_text()
         for step in range(40, 90):
             go_on(step)
         seen.app.viewer.source.refresh()
         seen.app.draw_frame()
         await seen.pilot.pause()
-        assert "CPU cores" in seen.text()
-        assert "backward" in seen.text()
+        assert "CPU cores" in seen.read_text()
+        assert "backward" in seen.read_text()
         first = seen.picture.timeline.window.first
         for step in range(90, 99):
             go_on(step)

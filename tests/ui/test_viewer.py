@@ -21,44 +21,44 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
+def fake_clock() -> Clock:
     return Clock()
 
 
-def viewer(clock: Clock, *, live: bool = True) -> Viewer:
+def make_viewer(clock: Clock, *, live: bool = True) -> Viewer:
     begun = clock.now
     source = FakeSource(offload_story() if live else cpu_story(), (lambda: 75.0 + clock.now - begun) if live else None)
     return Viewer(source, None, clock)
 
 
-def step(viewer: Viewer) -> int | None:
+def read_step(viewer: Viewer) -> int | None:
     return viewer.make_frame().view.progress.step
 
 
-def test_playing_never_drifts(clock: Clock) -> None:
-    head = Playhead(clock)
+def test_playing_never_drifts(fake_clock: Clock) -> None:
+    head = Playhead(fake_clock)
     head.speed = 4.0
     head.play(10**9)
     for _ in range(10_000):
-        clock.now += 0.001
+        fake_clock.now += 0.001
         head.compute_cursor(0, 10**12)
-    clock.now = 1010.0
+    fake_clock.now = 1010.0
     assert head.compute_cursor(0, 10**12) == 41 * 10**9
 
 
-def test_the_cursor_stays_in_the_recording(clock: Clock) -> None:
-    head = Playhead(clock)
+def test_the_cursor_stays_in_the_recording(fake_clock: Clock) -> None:
+    head = Playhead(fake_clock)
     head.play(50)
-    clock.now += 1000
+    fake_clock.now += 1000
     assert head.compute_cursor(0, 100) == 100
     head.seek(-5)
     assert head.compute_cursor(0, 100) == 0
 
 
-def test_speeds_end_at_both_ends_and_keep_the_place(clock: Clock) -> None:
-    head = Playhead(clock)
+def test_speeds_end_at_both_ends_and_keep_the_place(fake_clock: Clock) -> None:
+    head = Playhead(fake_clock)
     head.play(0)
-    clock.now += 10
+    fake_clock.now += 10
     place = head.compute_cursor(0, 10**15)
     for _ in SPEEDS:
         head.change_speed(1, head.compute_cursor(0, 10**15))
@@ -68,62 +68,62 @@ def test_speeds_end_at_both_ends_and_keep_the_place(clock: Clock) -> None:
     assert head.speed == 0.25
 
 
-def test_live_follows_until_someone_looks_back(clock: Clock) -> None:
-    watched = viewer(clock)
-    assert step(watched) == 14
-    clock.now += 60
+def test_live_follows_until_someone_looks_back(fake_clock: Clock) -> None:
+    watched = make_viewer(fake_clock)
+    assert read_step(watched) == 14
+    fake_clock.now += 60
     assert watched.poll()
-    assert step(watched) == 36
+    assert read_step(watched) == 36
     watched.toggle_play()
-    clock.now += 60
+    fake_clock.now += 60
     frame = watched.make_frame()
     assert frame.view.progress.step == 36
     assert frame.moment.end_s - frame.moment.cursor_s == pytest.approx(60)
     watched.playhead.follow_end()
-    assert step(watched) == 58
+    assert read_step(watched) == 58
 
 
-def test_steps_back_and_on(clock: Clock) -> None:
-    watched = viewer(clock)
+def test_steps_back_and_on(fake_clock: Clock) -> None:
+    watched = make_viewer(fake_clock)
     watched.make_frame()
     watched.seek_steps(-1)
-    assert step(watched) == 13
+    assert read_step(watched) == 13
     watched.seek_steps(-10)
-    assert step(watched) == 3
+    assert read_step(watched) == 3
     watched.seek_steps(1)
-    assert step(watched) == 4
+    assert read_step(watched) == 4
     watched.seek_steps(-10)
-    assert step(watched) is None
+    assert read_step(watched) is None
     watched.seek_steps(1)
-    assert step(watched) == 0
+    assert read_step(watched) == 0
     watched.seek_steps(1000)
     assert watched.playhead.following
 
 
-def test_every_step_can_be_gone_to(clock: Clock) -> None:
-    watched = viewer(clock, live=False)
+def test_every_step_can_be_gone_to(fake_clock: Clock) -> None:
+    watched = make_viewer(fake_clock, live=False)
     for number in range(40):
         watched.go_to_step(number)
-        assert step(watched) == number
+        assert read_step(watched) == number
 
 
-def test_a_replay_plays_to_its_end_and_again_from_its_begin(clock: Clock) -> None:
-    watched = viewer(clock, live=False)
+def test_a_replay_plays_to_its_end_and_again_from_its_begin(fake_clock: Clock) -> None:
+    watched = make_viewer(fake_clock, live=False)
     watched.toggle_play()
     assert watched.playhead.playing
-    assert step(watched) is None
-    clock.now += 12.0
+    assert read_step(watched) is None
+    fake_clock.now += 12.0
     assert watched.poll()
-    assert step(watched) == 8
-    clock.now += 1000.0
+    assert read_step(watched) == 8
+    fake_clock.now += 1000.0
     assert watched.poll()
     assert watched.playhead.following
-    assert step(watched) == 39
+    assert read_step(watched) == 39
     assert not watched.poll()
 
 
-def test_times(clock: Clock) -> None:
-    watched = viewer(clock)
+def test_times(fake_clock: Clock) -> None:
+    watched = make_viewer(fake_clock)
     watched.go_to_seconds(60)
     assert watched.make_frame().view.cursor_ns == BEGIN_NS + 60 * 10**9
     watched.seek_seconds(-10)
@@ -136,8 +136,8 @@ def test_times(clock: Clock) -> None:
     assert watched.playhead.following
 
 
-def test_a_chosen_rank_stays_where_no_ranks_are_known_yet(clock: Clock) -> None:
-    watched = viewer(clock)
+def test_a_chosen_rank_stays_where_no_ranks_are_known_yet(fake_clock: Clock) -> None:
+    watched = make_viewer(fake_clock)
     watched.make_frame()
     watched.set_rank(2)
     watched.go_to_share(0.0)

@@ -52,7 +52,7 @@ ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
 @cache
 def find_all(name: str) -> tuple[Annotation, ...]:
     """Return the findings of a recording at its end."""
-    session = recordings.recording(name)
+    session = recordings.open_recording(name)
     return find_annotations(session, session.end_ns)
 
 

@@ -27,7 +27,7 @@ def test_nodes_without_cores_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def bound() -> Iterator[tuple[int, str]]:
+def bound_thread() -> Iterator[tuple[int, str]]:
     """A thread of ours on one core, and that core."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("with one core no thread can differ")
@@ -35,13 +35,13 @@ def bound() -> Iterator[tuple[int, str]]:
     core = max(os.sched_getaffinity(0))
     found: list[int] = []
 
-    def run() -> None:
+    def wait_on_one_core() -> None:
         found.append(threading.get_native_id())
         os.sched_setaffinity(0, {core})
         ready.set()
         done.wait()
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=wait_on_one_core)
     thread.start()
     ready.wait()
     yield found[0], str(core)
@@ -49,8 +49,8 @@ def bound() -> Iterator[tuple[int, str]]:
     thread.join()
 
 
-def test_only_what_is_new_is_reported(bound: tuple[int, str]) -> None:
-    tid, core = bound
+def test_only_what_is_new_is_reported(bound_thread: tuple[int, str]) -> None:
+    tid, core = bound_thread
     pid, told = os.getpid(), []
     affinity = AffinityWatcher(pid, lambda *facts: told.append(facts))
     affinity.check_threads([pid, tid])

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recordings
-from memory_recording import Recording, allocator, gib, usual
-from small_recording import BEGIN_NS, S, identity, span
+from memory_recording import Recording, gib_to_bytes, make_reading, record_two_steps
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.memory.allocator_health import read_allocator_health
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_settings, parse_version
 from zerotop.analysis.steps.step_table import read_steps
@@ -21,93 +21,97 @@ from zerotop_probe.recording.tables import BOUNDARY
 OLD, HIP, NEW = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 
-def at(second: float) -> int:
+def second_to_unix_ns(second: float) -> int:
     return BEGIN_NS + int(second * S)
 
 
 def with_flushes(folder: Path) -> Recording:
     """Steps of 2 s, the third of 5 s with two flushes in its backward and one in its update."""
-    recording, who = Recording(folder), identity(0)
+    recording, who = Recording(folder), make_identity(0)
     ends = (2, 4, 9, 11, 13)
-    recording.write(tables.SPANS, who, [span(end - 1, end, "step", n, BOUNDARY) for n, end in enumerate(ends)])
+    recording.write_records(tables.SPANS, who, [make_span(end - 1, end, "step", n, BOUNDARY) for n, end in enumerate(ends)])
     readings = [
-        allocator(1, 40, 60, retries=0),
-        allocator(3, 40, 70, step=1, phase="backward", retries=0),
-        allocator(6, 40, 45, step=2, phase="backward", retries=2, inactive_split_bytes=gib(1)),
-        allocator(8, 50, 50, step=2, phase="step", retries=3),
-        allocator(12, 50, 50, step=4, retries=3, ooms=1, inactive_split_bytes=gib(2)),
+        make_reading(1, 40, 60, retries=0),
+        make_reading(3, 40, 70, step=1, phase="backward", retries=0),
+        make_reading(6, 40, 45, step=2, phase="backward", retries=2, inactive_split_bytes=gib_to_bytes(1)),
+        make_reading(8, 50, 50, step=2, phase="step", retries=3),
+        make_reading(12, 50, 50, step=4, retries=3, ooms=1, inactive_split_bytes=gib_to_bytes(2)),
     ]
-    recording.write(tables.ALLOCATOR, who, readings, peaks="window")
+    recording.write_records(tables.ALLOCATOR, who, readings, peaks="window")
     return recording
 
 
 def test_flushes_and_what_they_cost(tmp_path: Path) -> None:
-    session = with_flushes(tmp_path).read()
-    (found,) = read_allocator_health(session, at(14), read_steps(session))
-    assert (found.rank, found.pid, found.retries, found.ooms) == (0, identity(0).pid, 3, 1)
-    assert found.inactive_split_bytes == gib(2)
-    assert [(f.step, f.phase, f.retries, f.freed_bytes) for f in found.flushes] == [
-        (2, "backward", 2, gib(25)),
+    session = with_flushes(tmp_path).open_session()
+    (health,) = read_allocator_health(session, second_to_unix_ns(14), read_steps(session))
+    assert (health.rank, health.pid, health.retries, health.ooms) == (0, make_identity(0).pid, 3, 1)
+    assert health.inactive_split_bytes == gib_to_bytes(2)
+    assert [(f.step, f.phase, f.retries, f.freed_bytes) for f in health.flushes] == [
+        (2, "backward", 2, gib_to_bytes(25)),
         (2, "step", 1, 0),
     ]
-    assert [flush.unix_ns for flush in found.flushes] == [at(6), at(8)]
-    assert {flush.extra_s for flush in found.flushes} == {3.0}
-    assert found.extra_s == 3.0  # of one step, however many flushes it has
+    assert [flush.unix_ns for flush in health.flushes] == [second_to_unix_ns(6), second_to_unix_ns(8)]
+    assert {flush.extra_s for flush in health.flushes} == {3.0}
+    assert health.extra_s == 3.0  # of one step, however many flushes it has
 
 
 def test_segments_of_a_recording_that_counts_them_and_of_one_that_is_older(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(1, 40, 60, segments=12)], peaks="window")
-    recording.write(tables.ALLOCATOR, identity(1), [allocator(1, 40, 60, segments=-1)], peaks="window")
-    assert [found.segments for found in read_allocator_health(recording.read(), at(2))] == [12, None]
-    session = recordings.recording("z2")
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(1, 40, 60, segments=12)], peaks="window")
+    recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(1, 40, 60, segments=-1)], peaks="window")
+    assert [found.segments for found in read_allocator_health(recording.open_session(), second_to_unix_ns(2))] == [12, None]
+    session = recordings.open_recording("z2")
     assert "segments" not in (session.sources["allocator"][0].array.dtype.names or ())
     assert [found.segments for found in read_allocator_health(session, session.last_written_ns)] == [None]
 
 
 def test_what_was_known_before(tmp_path: Path) -> None:
-    session = with_flushes(tmp_path).read()
-    (found,) = read_allocator_health(session, at(5))
-    assert (found.retries, found.flushes, found.extra_s) == (0, (), None)
-    assert read_allocator_health(session, at(0.5)) == ()
-    (untimed,) = read_allocator_health(session, at(14))
+    session = with_flushes(tmp_path).open_session()
+    (health,) = read_allocator_health(session, second_to_unix_ns(5))
+    assert (health.retries, health.flushes, health.extra_s) == (0, (), None)
+    assert read_allocator_health(session, second_to_unix_ns(0.5)) == ()
+    (untimed,) = read_allocator_health(session, second_to_unix_ns(14))
     assert [flush.extra_s for flush in untimed.flushes] == [None, None]
 
 
 def test_flushes_from_before_the_first_reading(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(1, 40, 60, retries=2)], peaks="window")
-    (found,) = read_allocator_health(recording.read(), at(5))
-    assert [(flush.retries, flush.freed_bytes) for flush in found.flushes] == [(2, 0)]
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(1, 40, 60, retries=2)], peaks="window")
+    (health,) = read_allocator_health(recording.open_session(), second_to_unix_ns(5))
+    assert [(flush.retries, flush.freed_bytes) for flush in health.flushes] == [(2, 0)]
 
 
 def test_fragmentation_at_the_peak(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    peak = {"allocated_peak_bytes": gib(50), "reserved_peak_bytes": gib(70), "requested_peak_bytes": gib(49)}
+    peak = {
+        "allocated_peak_bytes": gib_to_bytes(50),
+        "reserved_peak_bytes": gib_to_bytes(70),
+        "requested_peak_bytes": gib_to_bytes(49),
+    }
     readings = [
-        allocator(1, 40, 60, phase="forward", edge="begin"),
-        allocator(2, 40, 65, phase="forward", edge="end", inactive_split_bytes=gib(3), **peak),
-        allocator(3, 55, 60, phase="backward", edge="end"),
+        make_reading(1, 40, 60, phase="forward", edge="begin"),
+        make_reading(2, 40, 65, phase="forward", edge="end", inactive_split_bytes=gib_to_bytes(3), **peak),
+        make_reading(3, 55, 60, phase="backward", edge="end"),
     ]
-    recording.write(tables.SPANS, identity(0), [span(1, 2, "forward"), span(2, 3, "backward")])
-    recording.write(tables.ALLOCATOR, identity(0), readings, peaks="window")
-    (found,) = read_allocator_health(recording.read(), at(5))
-    assert found.at_peak is not None
-    assert (found.at_peak.phase, found.at_peak.reserved_bytes, found.at_peak.unallocated_bytes) == (
+    recording.write_records(tables.SPANS, make_identity(0), [make_span(1, 2, "forward"), make_span(2, 3, "backward")])
+    recording.write_records(tables.ALLOCATOR, make_identity(0), readings, peaks="window")
+    (health,) = read_allocator_health(recording.open_session(), second_to_unix_ns(5))
+    assert health.at_peak is not None
+    assert (health.at_peak.phase, health.at_peak.reserved_bytes, health.at_peak.unallocated_bytes) == (
         "forward",
-        gib(70),
-        gib(20),
+        gib_to_bytes(70),
+        gib_to_bytes(20),
     )
-    assert (found.at_peak.requested_bytes, found.at_peak.inactive_split_bytes) == (gib(49), gib(3))
-    assert found.at_peak.unallocated_share == pytest.approx(2 / 7)
+    assert (health.at_peak.requested_bytes, health.at_peak.inactive_split_bytes) == (gib_to_bytes(49), gib_to_bytes(3))
+    assert health.at_peak.unallocated_share == pytest.approx(2 / 7)
 
 
 def test_ranks_are_read_apart(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.write(tables.ALLOCATOR, identity(1), [allocator(2, 1, 2, retries=-1)], peaks="window")
+    recording = record_two_steps(tmp_path)
+    recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(2, 1, 2, retries=-1)], peaks="window")
     environment = {NEW: "expandable_segments:True,max_split_size_mb:128"}
-    recording.event(identity(1), 1, events.HELLO, torch="2.11.0+cu130", environment=environment)
-    first, second = read_allocator_health(recording.read(), at(20))
+    recording.write_event(make_identity(1), 1, events.HELLO, torch="2.11.0+cu130", environment=environment)
+    first, second = read_allocator_health(recording.open_session(), second_to_unix_ns(20))
     assert (first.rank, first.settings.variable, first.settings.has_expandable_segments) == (0, "", False)
     assert (second.rank, second.retries, second.settings.has_expandable_segments) == (1, 0, True)
     assert second.settings.values == {"expandable_segments": "True", "max_split_size_mb": "128"}
@@ -128,28 +132,28 @@ def test_ranks_are_read_apart(tmp_path: Path) -> None:
     ],
 )
 def test_which_variable_counts(torch: str, environment: dict[str, str], counts: str, notes: int) -> None:
-    found = parse_settings(environment, torch)
-    assert (found.variable, len(found.notes)) == (counts, notes)
-    assert found.text == environment.get(counts, "")
-    assert found.values == ({} if not counts else dict([environment[counts].split(":")]))
+    settings = parse_settings(environment, torch)
+    assert (settings.variable, len(settings.notes)) == (counts, notes)
+    assert settings.text == environment.get(counts, "")
+    assert settings.values == ({} if not counts else dict([environment[counts].split(":")]))
 
 
 def test_torch_2_9_takes_expandable_segments_from_the_old_name_only() -> None:
-    found = parse_settings({NEW: "expandable_segments:True,max_split_size_mb:64"}, "2.9.1")
-    assert (found.has_expandable_segments, found.values) == (False, {"max_split_size_mb": "64"})
-    assert "ignores it in PYTORCH_ALLOC_CONF" in found.notes[0]
+    settings = parse_settings({NEW: "expandable_segments:True,max_split_size_mb:64"}, "2.9.1")
+    assert (settings.has_expandable_segments, settings.values) == (False, {"max_split_size_mb": "64"})
+    assert "ignores it in PYTORCH_ALLOC_CONF" in settings.notes[0]
     assert parse_settings({OLD: "expandable_segments:True"}, "2.9.1").has_expandable_segments
 
 
 def test_what_is_set() -> None:
     text = "backend:cudaMallocAsync, roundup_power2_divisions:[256:1,512:2,>:4],garbage_collection_threshold:0.8"
-    found = parse_settings({OLD: text}, "2.8")
-    assert found.values == {
+    settings = parse_settings({OLD: text}, "2.8")
+    assert settings.values == {
         "backend": "cudaMallocAsync",
         "roundup_power2_divisions": "[256:1,512:2,>:4]",
         "garbage_collection_threshold": "0.8",
     }
-    assert (found.values["backend"], found.caching) == ("cudaMallocAsync", True)
+    assert (settings.values["backend"], settings.caching) == ("cudaMallocAsync", True)
     assert parse_settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "2.8").caching is False
     assert parse_settings({"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}, "2.8").caching is True
 
@@ -163,6 +167,6 @@ def test_versions(torch: str, expected: tuple[int, int], name: str) -> None:
 
 @given(st.text(), st.text(max_size=8))
 def test_any_text_is_read(text: str, torch: str) -> None:
-    found: Any = parse_settings({OLD: text, NEW: text}, torch)
-    assert found.variable == OLD
-    assert isinstance(found.has_expandable_segments, bool)
+    settings: Any = parse_settings({OLD: text, NEW: text}, torch)
+    assert settings.variable == OLD
+    assert isinstance(settings.has_expandable_segments, bool)

@@ -12,19 +12,19 @@ import recordings
 from zerotop.analysis.annotations import Annotation, Annotator, find_annotations
 from zerotop.session.reader import Session
 
-LABELS = recordings.labels()
+LABELS = recordings.read_labels()
 
 
 @pytest.fixture(scope="module")
-def sessions() -> dict[str, Session]:
+def all_sessions() -> dict[str, Session]:
     """All recordings, open."""
-    return {name: recordings.recording(name) for name in recordings.names()}
+    return {name: recordings.open_recording(name) for name in recordings.list_recordings()}
 
 
 @pytest.fixture(scope="module")
-def findings(sessions: dict[str, Session]) -> dict[str, tuple[Annotation, ...]]:
+def all_findings(all_sessions: dict[str, Session]) -> dict[str, tuple[Annotation, ...]]:
     """The findings of each recording at its end."""
-    return {name: find_annotations(session, session.end_ns) for name, session in sessions.items()}
+    return {name: find_annotations(session, session.end_ns) for name, session in all_sessions.items()}
 
 
 def find_one(findings: tuple[Annotation, ...], name: str) -> Annotation:
@@ -41,22 +41,22 @@ def change_cursors(session: Session, findings: tuple[Annotation, ...]) -> list[i
 
 
 def test_every_recording_has_its_labels() -> None:
-    assert recordings.names() == sorted(LABELS)
+    assert recordings.list_recordings() == sorted(LABELS)
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
-def test_findings_match_the_labels(findings: dict[str, tuple[Annotation, ...]], name: str) -> None:
-    kinds = [(finding.name, finding.step) for finding in findings[name]]
-    right, wrong, missed = recordings.compare(LABELS[name], kinds)
+def test_findings_match_the_labels(all_findings: dict[str, tuple[Annotation, ...]], name: str) -> None:
+    kinds = [(finding.name, finding.step) for finding in all_findings[name]]
+    right, wrong, missed = recordings.compare_findings(LABELS[name], kinds)
     assert (wrong, missed) == ([], [])
     assert len(right) == len(LABELS[name])
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
 def test_findings_at_a_cursor_are_those_known_by_then(
-    sessions: dict[str, Session], findings: dict[str, tuple[Annotation, ...]], name: str
+    all_sessions: dict[str, Session], all_findings: dict[str, tuple[Annotation, ...]], name: str
 ) -> None:
-    whole, session = findings[name], sessions[name]
+    whole, session = all_findings[name], all_sessions[name]
     for cursor_ns in change_cursors(session, whole):
         assert find_annotations(session, cursor_ns) == tuple(finding for finding in whole if finding.known_ns <= cursor_ns)
 
@@ -64,15 +64,15 @@ def test_findings_at_a_cursor_are_those_known_by_then(
 @pytest.mark.parametrize("piece", [30, 500])
 @pytest.mark.parametrize("name", sorted(LABELS))
 def test_reading_in_pieces_makes_no_difference(
-    sessions: dict[str, Session],
-    findings: dict[str, tuple[Annotation, ...]],
+    all_sessions: dict[str, Session],
+    all_findings: dict[str, tuple[Annotation, ...]],
     name: str,
     piece: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a growing job is read, or a long one a little at a time."""
     monkeypatch.setattr("zerotop.analysis.annotations.support.annotator._PIECE", piece)
-    session, whole = sessions[name], findings[name]
+    session, whole = all_sessions[name], all_findings[name]
     annotator = Annotator(session)
     for cursor_ns in sorted({session.end_ns, *(finding.known_ns - late for finding in whole for late in (1, 0))}):
         annotator.update(cursor_ns)
@@ -81,19 +81,19 @@ def test_reading_in_pieces_makes_no_difference(
 
 @pytest.mark.parametrize("name", sorted(LABELS))
 def test_an_annotator_filters_its_findings_by_cursor(
-    sessions: dict[str, Session], findings: dict[str, tuple[Annotation, ...]], name: str
+    all_sessions: dict[str, Session], all_findings: dict[str, tuple[Annotation, ...]], name: str
 ) -> None:
-    annotator = Annotator(sessions[name])
-    assert annotator.update() is bool(findings[name])
+    annotator = Annotator(all_sessions[name])
+    assert annotator.update() is bool(all_findings[name])
     assert not annotator.update()
-    cursor_ns = findings[name][0].known_ns if findings[name] else sessions[name].end_ns
-    assert annotator.findings_at(cursor_ns) == find_annotations(sessions[name], cursor_ns)
+    cursor_ns = all_findings[name][0].known_ns if all_findings[name] else all_sessions[name].end_ns
+    assert annotator.findings_at(cursor_ns) == find_annotations(all_sessions[name], cursor_ns)
     assert annotator.findings_at(cursor_ns - 1) == ()
 
 
 @pytest.mark.parametrize("name", sorted(LABELS))
-def test_every_finding_is_complete(findings: dict[str, tuple[Annotation, ...]], name: str) -> None:
-    for finding in findings[name]:
+def test_every_finding_is_complete(all_findings: dict[str, tuple[Annotation, ...]], name: str) -> None:
+    for finding in all_findings[name]:
         assert finding.begin_ns <= finding.end_ns <= finding.known_ns
         assert 0 < finding.confidence <= 1
         assert finding.headline[0].isalnum()
@@ -110,9 +110,9 @@ def test_every_finding_is_complete(findings: dict[str, tuple[Annotation, ...]], 
 # --- the optimizer on the CPU --------------------------------------------------------------------------------------------
 
 
-def test_the_story_s_double_spike(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_story_s_double_spike(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """Steps 11 to 13 took 2.69, 2.67 and 2.66 s, of which step() 1.81, 1.80 and 1.78; 63 of 64 cores were busy."""
-    spike = find_one(findings["story"], "double_spike")
+    spike = find_one(all_findings["story"], "double_spike")
     assert spike.ranks == (0, 1, 2, 3)
     assert spike.evidence["gap_s"] == pytest.approx(1.80, abs=0.02)
     assert spike.evidence["share"] == pytest.approx(0.67, abs=0.02)
@@ -124,26 +124,26 @@ def test_the_story_s_double_spike(findings: dict[str, tuple[Annotation, ...]]) -
     assert spike.cost == spike.evidence["share"]
 
 
-def test_what_the_step_would_cost_without_offload(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_what_the_step_would_cost_without_offload(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """Master weights and moments are 12 bytes, 16-bit gradients 2, of the parameters that a rank keeps of 494,032,768."""
     for name, shared_by in (("z2-offload", 1), ("x4-z3", 4)):
-        spike = find_one(findings[name], "double_spike")
+        spike = find_one(all_findings[name], "double_spike")
         assert spike.evidence["without_offload_bytes"] == pytest.approx(14 * 494_032_768 / shared_by, rel=1e-6)
         assert "Without offload each GPU would hold" in spike.details
 
 
-def test_bytes_that_must_be_copied_replace_missed_counts(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_bytes_that_must_be_copied_replace_missed_counts(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """A rank of the story copies 4 GB each way; counters of 32 bits that are read too late saw 0.06 GB back."""
-    spike = find_one(findings["story"], "double_spike")
+    spike = find_one(all_findings["story"], "double_spike")
     assert spike.evidence["pcie_to_gpu_bytes"] < spike.evidence["copied_each_way_bytes"] == 2 * 8_030_261_248 / 4
     assert "PCIe" not in spike.details
     assert "3.74 GiB" in spike.details
 
 
-def test_one_process_has_as_many_threads_as_cores(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_one_process_has_as_many_threads_as_cores(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """One rank on 16 cores, sampled with 16 busy threads and 14 to 15.8 cores in step()."""
     for name in ("z2-offload", "z3-offload-all"):
-        spike = find_one(findings[name], "double_spike")
+        spike = find_one(all_findings[name], "double_spike")
         assert "1 process x 16 threads" in spike.details
         assert 13 < spike.evidence["cores_each"] <= 16
 
@@ -151,9 +151,9 @@ def test_one_process_has_as_many_threads_as_cores(findings: dict[str, tuple[Anno
 # --- evaluation ----------------------------------------------------------------------------------------------------------
 
 
-def test_memory_that_evaluation_adds_and_keeps(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_memory_that_evaluation_adds_and_keeps(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """Reserved went from 17,653,825,536 to 22,632,464,384 bytes and stayed; micro-batches of 8 x 512 after 4 x 512."""
-    jump = find_one(findings["z2"], "validation_jump")
+    jump = find_one(all_findings["z2"], "validation_jump")
     assert jump.evidence["reserved_before_bytes"] == 17_653_825_536
     assert jump.evidence["kept_bytes"] == jump.evidence["added_bytes"] == 22_632_464_384 - 17_653_825_536
     assert jump.evidence["tokens_ratio"] == 2.0
@@ -161,30 +161,30 @@ def test_memory_that_evaluation_adds_and_keeps(findings: dict[str, tuple[Annotat
     assert jump.advice == ""  # 119 of 140 GiB are free
 
 
-def test_parameters_that_stage_3_gathered_are_no_leftovers(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_parameters_that_stage_3_gathered_are_no_leftovers(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """After evaluation 996 MB more are allocated: the 494 M parameters in bf16 take 988 of them until training goes on."""
     for name in ("x4-z3", "z3-offload-all"):
-        assert find_one(findings[name], "validation_jump").evidence["left_allocated_bytes"] < 10_000_000
+        assert find_one(all_findings[name], "validation_jump").evidence["left_allocated_bytes"] < 10_000_000
 
 
 # --- first real steps ----------------------------------------------------------------------------------------------------
 
 
-def test_the_state_of_the_first_real_step_is_as_expected(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_state_of_the_first_real_step_is_as_expected(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """Two moments in fp32, 8 bytes for each parameter that a rank keeps; 494,032,768 parameters, 8,030,261,248 in four."""
     for name, where, state in (
         ("z2", "device", 8 * 494_032_768),
         ("z2-offload", "host", 8 * 494_032_768),
     ):
-        evidence = find_one(findings[name], "first_real_step").evidence
+        evidence = find_one(all_findings[name], "first_real_step").evidence
         assert evidence[f"optimizer_state_{where}_bytes"] == pytest.approx(state, rel=1e-3)
         assert evidence["expected_bytes"] == state
         assert evidence["bytes_per_parameter"] == pytest.approx(8, abs=0.01)
 
 
-def test_the_story_of_the_skipped_steps(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_story_of_the_skipped_steps(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """Loss scale 2^24, halved ten times; 0.88 s an iteration, then 4.53 s once, then 2.68 s."""
-    ended = find_one(findings["story"], "skipping_ended")
+    ended = find_one(all_findings["story"], "skipping_ended")
     assert ended.evidence["skipped_steps"] == 10
     assert [ended.evidence[f"loss_scale_{step}"] for step in range(10)] == [2.0 ** (24 - step) for step in range(10)]
     assert ended.evidence["loss_scale_real"] == 2**14
@@ -199,39 +199,39 @@ def test_the_story_of_the_skipped_steps(findings: dict[str, tuple[Annotation, ..
     assert ended.evidence["optimizer_state_host_bytes"] == 2 * 8_030_261_248
 
 
-def test_skipped_steps_announce_the_optimizer_state(findings: dict[str, tuple[Annotation, ...]]) -> None:
-    early, ended = (find_one(findings["story"], name) for name in ("steps_skipped", "skipping_ended"))
+def test_skipped_steps_announce_the_optimizer_state(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+    early, ended = (find_one(all_findings["story"], name) for name in ("steps_skipped", "skipping_ended"))
     assert early.known_ns < ended.begin_ns - 5 * 10**9
     assert early.evidence["expected_state_bytes"] == 2 * 8_030_261_248
     assert "host memory" in early.details
-    assert "GPU memory" in find_one(findings["z2-fp16"], "steps_skipped").details
+    assert "GPU memory" in find_one(all_findings["z2-fp16"], "steps_skipped").details
 
 
 # --- time, cores, running out of memory ----------------------------------------------------------------------------------
 
 
-def test_the_end_of_skipping_is_one_finding(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_end_of_skipping_is_one_finding(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """forward and backward take 0.87 s before and after; step() takes 1.8 s more from the first real step on."""
-    ended = find_one(findings["story"], "skipping_ended")
+    ended = find_one(all_findings["story"], "skipping_ended")
     assert ended.evidence["iteration_skipped_s"] == pytest.approx(0.88, abs=0.01)
     assert ended.evidence["iteration_real_s"] == pytest.approx(2.68, abs=0.01)
     assert ended.evidence["step_real_s"] - ended.evidence["step_skipped_s"] == pytest.approx(1.80, abs=0.01)
     for name in ("story", "z2-fp16"):
-        assert not {"iteration_shift", "first_real_step"} & {finding.name for finding in findings[name]}
+        assert not {"iteration_shift", "first_real_step"} & {finding.name for finding in all_findings[name]}
 
 
-def test_threads_oversubscribe_the_cores(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_threads_oversubscribe_the_cores(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """Nobody set OMP_NUM_THREADS: 4 ranks x 64 threads of the optimizer on 64 cores."""
     for name in ("story", "x4-z3"):
-        crowd = find_one(findings[name], "crowded_cores")
+        crowd = find_one(all_findings[name], "crowded_cores")
         assert 190 < crowd.evidence["threads"] <= 256
         assert crowd.evidence["cores"] == 64
         assert crowd.fix == "export OMP_NUM_THREADS=16"
 
 
-def test_out_of_memory_by_an_evaluation(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_out_of_memory_by_an_evaluation(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """160 x 1024 tokens after 40 x 1024: logits of 160 x 1024 x 151,936 in fp32 are 99,572,776,960 bytes."""
-    error = find_one(findings["z2-oom"], "out_of_memory")
+    error = find_one(all_findings["z2-oom"], "out_of_memory")
     assert error.evidence["requested_bytes"] == 160 * 1024 * 151_936 * 4
     assert error.evidence["free_bytes"] == 79_466_463_232
     assert "4.0 times training's 40 x 1024" in error.details
@@ -241,19 +241,19 @@ def test_out_of_memory_by_an_evaluation(findings: dict[str, tuple[Annotation, ..
 # --- memory --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_phase_of_the_peak(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_phase_of_the_peak(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """z2's steps: forward 12.96, backward 13.58, step 10.94 GB; 6.98 GB kept. In the story 17.2 of 22.5 GB are kept."""
-    owner = find_one(findings["z2"], "peak_owner")
+    owner = find_one(all_findings["z2"], "peak_owner")
     assert owner.evidence["forward_peak_bytes"] == pytest.approx(12.96e9, rel=0.001)
     assert owner.evidence["backward_peak_bytes"] == pytest.approx(13.58e9, rel=0.001)
     assert owner.evidence["step_peak_bytes"] == pytest.approx(10.94e9, rel=0.001)
     assert owner.evidence["held_after_step_bytes"] == pytest.approx(6.98e9, rel=0.001)
     # More than a hundred GiB of these devices were never used.
-    assert (owner.advice, find_one(findings["story"], "peak_owner").advice) == ("", "")
+    assert (owner.advice, find_one(all_findings["story"], "peak_owner").advice) == ("", "")
 
 
-def test_the_allocator_retry_before_out_of_memory(findings: dict[str, tuple[Annotation, ...]]) -> None:
-    retry = find_one(findings["z2-oom"], "allocator_retries")
+def test_the_allocator_retry_before_out_of_memory(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+    retry = find_one(all_findings["z2-oom"], "allocator_retries")
     assert retry.evidence["retries"] == 1
     assert retry.evidence["reserved_peak_bytes"] == 147_494_797_312
     assert retry.fix == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -262,58 +262,62 @@ def test_the_allocator_retry_before_out_of_memory(findings: dict[str, tuple[Anno
 # --- staged causes -------------------------------------------------------------------------------------------------------
 
 
-def test_ranks_with_late_data(findings: dict[str, tuple[Annotation, ...]]) -> None:
-    assert find_one(findings["cpu-stall"], "data_stall").ranks == (0, 1)
-    assert find_one(findings["cpu-stall"], "data_stall").headline.startswith("76 % of each ")
-    assert find_one(findings["cpu-straggler"], "data_stall").headline.startswith("Rank 1 waits for data for 63 % of each ")
-    assert find_one(findings["cpu-stall"], "data_stall").evidence["data_s"] == pytest.approx(0.1, abs=0.005)
-    assert find_one(findings["cpu-straggler"], "straggler").ranks == (1,)
-    assert find_one(findings["cpu-straggler"], "straggler").evidence["late_s"] == pytest.approx(0.06, abs=0.005)
+def test_ranks_with_late_data(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+    assert find_one(all_findings["cpu-stall"], "data_stall").ranks == (0, 1)
+    assert find_one(all_findings["cpu-stall"], "data_stall").headline.startswith("76 % of each ")
+    assert find_one(all_findings["cpu-straggler"], "data_stall").headline.startswith(
+        "Rank 1 waits for data for 63 % of each "
+    )
+    assert find_one(all_findings["cpu-stall"], "data_stall").evidence["data_s"] == pytest.approx(0.1, abs=0.005)
+    assert find_one(all_findings["cpu-straggler"], "straggler").ranks == (1,)
+    assert find_one(all_findings["cpu-straggler"], "straggler").evidence["late_s"] == pytest.approx(0.06, abs=0.005)
 
 
-def test_hung_and_dead_ranks(findings: dict[str, tuple[Annotation, ...]]) -> None:
-    hung = find_one(findings["cpu-hang"], "hung_ranks")
+def test_hung_and_dead_ranks(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+    hung = find_one(all_findings["cpu-hang"], "hung_ranks")
     assert hung.ranks == (1,)
     assert hung.known_ns - hung.begin_ns == 30 * 10**9
     assert "the others are in backward" in hung.details
-    assert find_one(findings["cpu-dead"], "dead_rank").ranks == (1,)
+    assert find_one(all_findings["cpu-dead"], "dead_rank").ranks == (1,)
 
 
-def test_device_memory_that_grows(findings: dict[str, tuple[Annotation, ...]]) -> None:
-    assert find_one(findings["gpu-leak"], "memory_creep").evidence["bytes_per_step"] == 32 << 20
-    step = find_one(findings["gpu-long"], "memory_step")
+def test_device_memory_that_grows(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+    assert find_one(all_findings["gpu-leak"], "memory_creep").evidence["bytes_per_step"] == 32 << 20
+    step = find_one(all_findings["gpu-long"], "memory_step")
     assert (step.evidence["tokens_before"], step.evidence["tokens_after"]) == (4096, 8192)
-    assert "8192 tokens instead of 4096" in find_one(findings["gpu-long"], "iteration_shift").details
+    assert "8192 tokens instead of 4096" in find_one(all_findings["gpu-long"], "iteration_shift").details
 
 
-def test_a_drift_and_host_memory_that_grows(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_a_drift_and_host_memory_that_grows(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """2 ms more in each step; 24 and 12 MiB more."""
-    drift = find_one(findings["held-drift"], "iteration_drift")
+    drift = find_one(all_findings["held-drift"], "iteration_drift")
     assert drift.evidence["slope_s"] == pytest.approx(0.002, rel=0.2)
     assert "of it between the phases" in drift.details
     for name, mib in (("held-grows", 24), ("unseen-grows", 12)):
-        growth = find_one(findings[name], "host_growth")
+        growth = find_one(all_findings[name], "host_growth")
         assert growth.ranks == (0, 1)
         assert growth.evidence["bytes_per_step"] == pytest.approx(mib << 20, rel=0.15)
 
 
-def test_the_estimate_against_the_peak(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_estimate_against_the_peak(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """2 + 18 bytes a parameter of 494,032,768 are estimated; backward's peak of 13.58 GB, 4.07 spare and a context were."""
-    gap = find_one(findings["z2"], "estimate_gap")
+    gap = find_one(all_findings["z2"], "estimate_gap")
     assert gap.evidence["estimate_bytes"] == 20 * 494_032_768
     assert gap.evidence["measured_bytes"] == pytest.approx(13.58e9 + 4.07e9 + 1.8e9, rel=0.01)
     assert gap.details.startswith("Most of the difference is activations and temporaries:")
 
 
-def test_pinned_memory_against_the_ideal(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_pinned_memory_against_the_ideal(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """18 bytes in tensors, and 2.55 GiB of spare pinned memory over 494,032,768 parameters."""
-    over = find_one(findings["z3-offload-all"], "pinned_overhead")
+    over = find_one(all_findings["z3-offload-all"], "pinned_overhead")
     assert over.evidence["bytes_per_parameter"] == pytest.approx(18 + 2.55 * 2**30 / 494_032_768, abs=0.05)
 
 
-def test_memory_that_was_in_use_before(findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_memory_that_was_in_use_before(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     """20 GiB, a context of 0.5, and what the driver keeps."""
-    assert find_one(findings["gpu-others"], "others_on_gpu").evidence["used_bytes"] == pytest.approx(20.8 * 2**30, rel=0.03)
+    assert find_one(all_findings["gpu-others"], "others_on_gpu").evidence["used_bytes"] == pytest.approx(
+        20.8 * 2**30, rel=0.03
+    )
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------------
@@ -324,14 +328,14 @@ def test_memory_that_was_in_use_before(findings: dict[str, tuple[Annotation, ...
 )
 @pytest.mark.parametrize("name", ["story", "z2-oom", "x4-z3"])
 def test_missing_evidence_adds_no_finding(
-    tmp_path: Path, findings: dict[str, tuple[Annotation, ...]], name: str, missing: str
+    tmp_path: Path, all_findings: dict[str, tuple[Annotation, ...]], name: str, missing: str
 ) -> None:
     folder = recordings.as_directory(name, tmp_path)
     for path in folder.glob(f"{missing}-*" if not missing.startswith("events") else f"{missing}*"):
         path.unlink()
     session = Session.open(folder)
     assert {finding.name for finding in find_annotations(session, session.end_ns)} <= {
-        finding.name for finding in findings[name]
+        finding.name for finding in all_findings[name]
     }
 
 
@@ -349,14 +353,14 @@ def test_findings_without_a_probe(tmp_path: Path, name: str) -> None:
     """Samplers alone show a double spike where iterations are longer than NVML's average, and nothing wrong."""
     session = recordings.from_outside(name, tmp_path)
     kinds = [(finding.name, finding.step) for finding in find_annotations(session, session.end_ns)]
-    assert recordings.compare(recordings.labels("outside")[name], kinds)[1:] == ([], [])
+    assert recordings.compare_findings(recordings.read_labels("outside")[name], kinds)[1:] == ([], [])
 
 
-def test_the_spike_without_a_probe_is_the_same(tmp_path: Path, findings: dict[str, tuple[Annotation, ...]]) -> None:
+def test_the_spike_without_a_probe_is_the_same(tmp_path: Path, all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     session = recordings.from_outside("story", tmp_path)
     spike, expected = (
         find_one(find_annotations(session, session.end_ns), "double_spike"),
-        find_one(findings["story"], "double_spike"),
+        find_one(all_findings["story"], "double_spike"),
     )
     assert spike.evidence["gap_s"] == pytest.approx(expected.evidence["gap_s"], rel=0.05)
     assert spike.evidence["iteration_s"] == pytest.approx(expected.evidence["iteration_s"], rel=0.05)
@@ -379,7 +383,7 @@ def test_two_steps_have_no_wrong_findings(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("hours", [-2, 2])
 @pytest.mark.parametrize("name", ["story", "x4-z3", "cpu-slow", "held-stall"])
 def test_a_clock_that_is_hours_off(
-    tmp_path: Path, findings: dict[str, tuple[Annotation, ...]], name: str, hours: int
+    tmp_path: Path, all_findings: dict[str, tuple[Annotation, ...]], name: str, hours: int
 ) -> None:
     """One rank's unix time is hours off: no exception and no wrong finding."""
     folder = recordings.as_directory(name, tmp_path)
@@ -390,13 +394,13 @@ def test_a_clock_that_is_hours_off(
         path.write_bytes(json.dumps(fields).encode() + b"\n" + rest)
     session = Session.open(folder)
     annotations = find_annotations(session, session.end_ns)
-    assert {finding.name for finding in annotations} <= {finding.name for finding in findings[name]}
+    assert {finding.name for finding in annotations} <= {finding.name for finding in all_findings[name]}
     assert all(finding.begin_ns <= finding.end_ns <= finding.known_ns for finding in annotations)
 
 
 def test_a_long_job_is_read_in_pieces(tmp_path: Path) -> None:
     """An update stops at its time limit, and continues there."""
-    session = Session.open(long_recording.write(tmp_path / "session", 40_000))
+    session = Session.open(long_recording.write_recording(tmp_path / "session", 40_000))
     annotator = Annotator(session)
     assert annotator.search_piece(session.last_written_ns) in (True, False)
     assert annotator.is_behind
@@ -439,7 +443,7 @@ def test_ranks_without_their_probe_do_not_hang(tmp_path: Path) -> None:
     ],
 )
 def test_causes_are_named_where_others_have_the_cores(
-    findings: dict[str, tuple[Annotation, ...]], name: str, kind: str, words: str
+    all_findings: dict[str, tuple[Annotation, ...]], name: str, kind: str, words: str
 ) -> None:
-    told = [f"{finding.headline} | {finding.details}" for finding in findings[name] if finding.name == kind]
+    told = [f"{finding.headline} | {finding.details}" for finding in all_findings[name] if finding.name == kind]
     assert any(words in text for text in told), told

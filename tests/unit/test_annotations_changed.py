@@ -16,7 +16,7 @@ from zerotop_probe.recording.tables import PHASE_CODE
 Rows = np.ndarray[Any, Any]
 
 
-def change(folder: Path, table: str, write: Callable[[Rows], None]) -> None:
+def change_table(folder: Path, table: str, write: Callable[[Rows], None]) -> None:
     """Let ``write`` change the records of a table of rank 0 or of a sampler."""
     (path,) = [*folder.glob(f"{table}-rank0-*.rec"), *folder.glob(f"{table}-node-*.rec")]
     header, _, records = path.read_bytes().partition(b"\n")
@@ -33,11 +33,11 @@ def find_named(folder: Path, name: str) -> list[Annotation]:
 def test_a_nearly_full_device_that_is_fragmented(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2", tmp_path)
 
-    def hold(rows: Rows) -> None:
+    def raise_reserved(rows: Rows) -> None:
         late = rows["step"] >= 4
         rows["reserved_bytes"][late] = rows["reserved_peak_bytes"][late] = 130 * 10**9
 
-    change(folder, "allocator", hold)
+    change_table(folder, "allocator", raise_reserved)
     (fragmented,) = find_named(folder, "fragmentation")
     assert fragmented.step == 4
     assert "Expandable segments are off" in fragmented.details
@@ -47,20 +47,20 @@ def test_a_nearly_full_device_that_is_fragmented(tmp_path: Path) -> None:
 def test_a_device_with_room_is_not_fragmented(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2", tmp_path)
 
-    def hold(rows: Rows) -> None:
+    def set_reserved(rows: Rows) -> None:
         rows["reserved_bytes"] = rows["reserved_peak_bytes"] = 100 * 10**9
 
-    change(folder, "allocator", hold)
+    change_table(folder, "allocator", set_reserved)
     assert find_named(folder, "fragmentation") == []
 
 
 def test_retries_are_reported_at_each_tenfold(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2", tmp_path)
 
-    def flush(rows: Rows) -> None:
+    def add_retries(rows: Rows) -> None:
         rows["retries"] = np.maximum(0, rows["step"] - 3)
 
-    change(folder, "allocator", flush)
+    change_table(folder, "allocator", add_retries)
     assert [(finding.step, finding.evidence["retries"]) for finding in find_named(folder, "allocator_retries")] == [
         (4, 1.0),
         (13, 10.0),
@@ -75,10 +75,10 @@ def test_lowered_clocks_are_the_cause(tmp_path: Path) -> None:
     (gpus,) = session.sources["gpus"]
     since_ns = shift.begin_ns - gpus.offset_ns
 
-    def heat(rows: Rows) -> None:
+    def throttle_later(rows: Rows) -> None:
         rows["throttle_reasons"] = np.where(rows["time_ns"] > since_ns, 0x40, 0)
 
-    change(folder, "gpus", heat)
+    change_table(folder, "gpus", throttle_later)
     (shift,) = find_named(folder, "iteration_shift")
     assert "the GPU slowed its clocks down in 100 % of samples" in shift.details
 
@@ -132,24 +132,24 @@ def test_a_gap_that_varies_is_one_finding_and_a_doubled_gap_another(tmp_path: Pa
     (spike,) = find_named(folder, "double_spike")
     assert spike.step == 1
 
-    def slower(rows: Rows) -> None:
+    def begin_updates_early(rows: Rows) -> None:
         """From step 40 on the updates begin 0.25 s sooner, during backward."""
         later = (rows["phase"] == PHASE_CODE["step"]) & (rows["step"] >= 40)
         rows["begin_ns"][later] -= 250_000_000
 
-    change(folder, "spans", slower)
+    change_table(folder, "spans", begin_updates_early)
     assert [one.step for one in find_named(folder, "double_spike")] == [1, 40]
 
 
 def test_a_gpu_that_is_hot_for_long(tmp_path: Path) -> None:
     folder = recordings.as_directory("gpu-clean", tmp_path)
 
-    def heat(rows: Rows) -> None:
+    def throttle_by_heat(rows: Rows) -> None:
         rows["throttle_reasons"] = 0x40
         rows["temperature_c"] = 91
 
     assert find_named(folder, "throttled") == []
-    change(folder, "gpus", heat)
+    change_table(folder, "gpus", throttle_by_heat)
     (hot,) = find_named(folder, "throttled")
     assert hot.evidence["throttled_s"] >= 5
     assert "(hardware thermal)" in hot.headline
@@ -159,21 +159,21 @@ def test_a_gpu_that_is_hot_for_long(tmp_path: Path) -> None:
 def test_the_card_s_power_limit_is_no_throttling(tmp_path: Path) -> None:
     folder = recordings.as_directory("gpu-clean", tmp_path)
 
-    def limit(rows: Rows) -> None:
+    def throttle_by_power(rows: Rows) -> None:
         rows["throttle_reasons"] = 0x04
 
-    change(folder, "gpus", limit)
+    change_table(folder, "gpus", throttle_by_power)
     assert find_named(folder, "throttled") == []
 
 
 def test_host_memory_that_is_nearly_used_up(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2-offload", tmp_path)
 
-    def fill(rows: Rows) -> None:
+    def fill_host(rows: Rows) -> None:
         rows["cgroup_limit_bytes"] = -1
         rows["memory_available_bytes"] = rows["memory_total_bytes"] // 20
 
-    change(folder, "hosts", fill)
+    change_table(folder, "hosts", fill_host)
     (short,) = find_named(folder, "host_memory_short")
     assert "95 % full" in short.headline
     assert short.ranks == (0,)
@@ -182,21 +182,21 @@ def test_host_memory_that_is_nearly_used_up(tmp_path: Path) -> None:
 def test_a_control_group_full_of_file_cache_is_not_short(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2-offload", tmp_path)
 
-    def fill(rows: Rows) -> None:
+    def use_half(rows: Rows) -> None:
         rows["cgroup_used_bytes"] = rows["cgroup_limit_bytes"] = rows["memory_total_bytes"] // 2
 
-    change(folder, "hosts", fill)
+    change_table(folder, "hosts", use_half)
     assert find_named(folder, "host_memory_short") == []
 
 
 def test_a_control_group_full_of_ranks_is_short(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2-offload", tmp_path)
 
-    def fill(rows: Rows) -> None:
+    def fill_cgroup(rows: Rows) -> None:
         rows["cgroup_limit_bytes"] = 10 << 30
         rows["cgroup_used_bytes"] = 9.8 * 2**30
 
-    change(folder, "hosts", fill)
+    change_table(folder, "hosts", fill_cgroup)
     (short,) = find_named(folder, "host_memory_short")
     assert "control group's limit of 10.00 GiB" in short.details
 
@@ -204,10 +204,10 @@ def test_a_control_group_full_of_ranks_is_short(tmp_path: Path) -> None:
 def test_swap_that_is_taken_while_ranks_live(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2-offload", tmp_path)
 
-    def swap(rows: Rows) -> None:
+    def use_swap(rows: Rows) -> None:
         rows["swap_used_bytes"] = np.where(np.arange(len(rows)) > len(rows) - 10, 3 << 30, 1 << 30)
 
-    change(folder, "hosts", swap)
+    change_table(folder, "hosts", use_swap)
     (swapping,) = find_named(folder, "swapping")
     assert swapping.evidence["swapped_bytes"] == 2 << 30
 
@@ -215,14 +215,14 @@ def test_swap_that_is_taken_while_ranks_live(tmp_path: Path) -> None:
 def test_a_process_that_comes_to_the_gpu_later(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2", tmp_path)
 
-    def come(rows: Rows) -> None:
+    def add_process(rows: Rows) -> None:
         # Every other record, of the last ones, is another process's; it must not be there from the first on.
         late = np.arange(len(rows)) % 2 + (np.arange(len(rows)) > len(rows) * 3 // 4) == 2
         rows["pid"][late] = 31337
         rows["used_bytes"][late] = 5 << 30
 
     assert find_named(folder, "others_arrived") == []
-    change(folder, "gpu_processes", come)
+    change_table(folder, "gpu_processes", add_process)
     (other,) = find_named(folder, "others_arrived")
     assert "Process 31337" in other.details
     assert other.fix == "ps -o user,lstart,cmd -p 31337"
@@ -232,17 +232,17 @@ def test_a_process_that_comes_to_the_gpu_later(tmp_path: Path) -> None:
 def test_more_outside_pytorch_than_a_context_takes(tmp_path: Path) -> None:
     folder = recordings.as_directory("z2", tmp_path)
 
-    def take(rows: Rows) -> None:
+    def use_more_memory(rows: Rows) -> None:
         rows["used_bytes"] += 6 << 30
 
     assert find_named(folder, "outside_pytorch") == []
-    change(folder, "gpu_processes", take)
-    change(folder, "gpus", take)
+    change_table(folder, "gpu_processes", use_more_memory)
+    change_table(folder, "gpus", use_more_memory)
     (outside,) = find_named(folder, "outside_pytorch")
     assert 7 * 2**30 < outside.evidence["outside_bytes"] < 8.5 * 2**30
 
 
-def bind(folder: Path, cpus: dict[int, str], numa: list[dict[str, object]]) -> None:
+def write_affinity(folder: Path, cpus: dict[int, str], numa: list[dict[str, object]]) -> None:
     """Write to the sampler's events which cores the ranks may run on."""
     pids = {source.rank: source.pid for source in Session.open(folder).sources["spans"]}
     (path,) = folder.glob("events-node-*.jsonl")
@@ -264,15 +264,15 @@ def test_memory_that_grows_with_each_checkpoint(tmp_path: Path, grown_mib: int) 
     """The data phases of every fourth step are renamed to checkpoints, and more is allocated after each."""
     folder = recordings.as_directory("gpu-clean", tmp_path)
 
-    def save(rows: Rows) -> None:
+    def save_checkpoints(rows: Rows) -> None:
         chosen = (rows["phase"] == PHASE_CODE["data"]) & (rows["step"] % 4 == 0) & (rows["step"] > 8)
         rows["phase"][chosen] = PHASE_CODE["checkpoint_save"]
 
-    def keep(rows: Rows) -> None:
+    def grow_by_steps(rows: Rows) -> None:
         rows["allocated_bytes"] += np.maximum(0, rows["step"] // 4 - 2) * (grown_mib << 20)
 
-    change(folder, "spans", save)
-    change(folder, "allocator", keep)
+    change_table(folder, "spans", save_checkpoints)
+    change_table(folder, "allocator", grow_by_steps)
     creep = find_named(folder, "memory_creep")
     assert len(creep) == (grown_mib > 0)
     for finding in creep:
@@ -297,7 +297,7 @@ NODES: list[dict[str, object]] = [{"node": 0, "cpus": "0-31"}, {"node": 1, "cpus
 )
 def test_core_binding(tmp_path: Path, cpus: list[str], sentence: str) -> None:
     folder = recordings.as_directory("x4-z3", tmp_path)
-    bind(folder, dict(enumerate(cpus)), NODES)
+    write_affinity(folder, dict(enumerate(cpus)), NODES)
     findings = find_named(folder, "core_binding")
     assert len(findings) == bool(sentence)
     assert not sentence or sentence in f"{findings[0].headline}. {findings[0].details}"

@@ -42,21 +42,21 @@ def count_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         read_count += len(samples)
         return samples
 
-    def watch(name: str, detect: Detector) -> Detector:
-        def run(evidence: Evidence) -> Iterable[Annotation | None]:
+    def watch_detector(name: str, detect: Detector) -> Detector:
+        def run_detector(evidence: Evidence) -> Iterable[Annotation | None]:
             before, profile = read_count, cProfile.Profile()
             with profile:
-                found = list(detect(evidence))
+                findings = list(detect(evidence))
             calls: int = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
             work[name] += calls + (read_count - before) // RECORDS_PER_CALL
-            return found
+            return findings
 
-        return run
+        return run_detector
 
     with monkeypatch.context() as patch:
         patch.setattr(Records, "_merge_parts", merge_and_count)
         patch.setattr(annotator, "_PIECE", 512)
-        annotator.Annotator(session, [watch(*item) for item in load_detectors().items()]).update()
+        annotator.Annotator(session, [watch_detector(*item) for item in load_detectors().items()]).update()
     return work
 
 
@@ -64,7 +64,7 @@ def count_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def quiet_work(tmp_path_factory: pytest.TempPathFactory) -> int:
     """The work for a recording without trouble and with one rank."""
     with pytest.MonkeyPatch.context() as patch:
-        path = long_recording.write(tmp_path_factory.mktemp("quiet") / "session", 2 * STEPS)
+        path = long_recording.write_recording(tmp_path_factory.mktemp("quiet") / "session", 2 * STEPS)
         return count_work(path, patch).total()
 
 
@@ -73,7 +73,7 @@ def test_twice_the_length_is_twice_the_work(
     tmp_path: Path, name: str, quiet_work: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half, whole = (
-        count_work(long_recording.write(tmp_path / f"{steps}", steps, MIXTURES[name]), monkeypatch)
+        count_work(long_recording.write_recording(tmp_path / f"{steps}", steps, MIXTURES[name]), monkeypatch)
         for steps in (STEPS, 2 * STEPS)
     )
     assert whole.total() < 2.5 * MIXTURES[name].ranks * quiet_work
@@ -88,14 +88,14 @@ def test_values_of_steps_are_computed_a_few_times(tmp_path: Path, monkeypatch: p
     computed = Counter[str]()
     select = StepValues.__getitem__
 
-    def count(self: StepValues, index: Any) -> Any:
+    def count_computed(self: StepValues, index: Any) -> Any:
         values = select(self, index)
         computed[self.compute.__qualname__] += values.size
         return values
 
-    monkeypatch.setattr(StepValues, "__getitem__", count)
+    monkeypatch.setattr(StepValues, "__getitem__", count_computed)
     monkeypatch.setattr(annotator, "_PIECE", 64)  # ten steps
-    session = Session.open(long_recording.write(tmp_path / "session", STEPS))
+    session = Session.open(long_recording.write_recording(tmp_path / "session", STEPS))
     annotator.Annotator(session, [iteration_shift.detect, data_stall.detect]).update()
     assert len(computed) == 3
     assert all(STEPS < count < 20 * STEPS for count in computed.values())

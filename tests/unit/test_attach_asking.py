@@ -52,31 +52,31 @@ class Lookalike:
 
     def __init__(self, process: subprocess.Popen[str], version: int) -> None:
         self._process = process
-        found = Process.from_pid(process.pid)
-        assert found is not None
-        self.target = Target(found, (version >> 24, version >> 16 & 0xFF), "", runtime=int(self._line()))
+        target = Process.from_pid(process.pid)
+        assert target is not None
+        self.target = Target(target, (version >> 24, version >> 16 & 0xFF), "", runtime=int(self._read_line()))
 
-    def _line(self) -> str:
+    def _read_line(self) -> str:
         assert self._process.stdout is not None
         return self._process.stdout.readline()
 
-    def told(self) -> str:
+    def read_state(self) -> str:
         """Pending mark, path, the two lowest bytes of the eval breaker."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return self._line()
+        return self._read_line()
 
-    def refuses(self, path: str = "/a") -> str:
+    def check_refusal(self, path: str = "/a") -> str:
         """Why it is not asked; its memory is as before then."""
         with pytest.raises(CannotEnter) as caught:
             remote_exec.request_script(self.target, path)
-        assert self.told() == UNTOUCHED
+        assert self.read_state() == UNTOUCHED
         return str(caught.value)
 
 
 @contextmanager
-def lookalike(
+def start_lookalike(
     version: int = PYTHON_3_14, *, support: int = 712, enabled: int = 1, size: int = 512, initialized: int = 1
 ) -> Iterator[Lookalike]:
     """One that is ended afterwards."""
@@ -90,53 +90,53 @@ def lookalike(
 
 @pytest.mark.parametrize(("version", "support"), [(PYTHON_3_14, 712), (PYTHON_3_15, 840)])
 def test_the_main_thread_of_the_first_interpreter_is_asked(version: int, support: int) -> None:
-    with lookalike(version, support=support) as one:
+    with start_lookalike(version, support=support) as one:
         remote_exec.request_script(one.target, "/tmp/scr\N{LATIN SMALL LETTER I WITH DIAERESIS}pt.py")
-        assert one.told() == "01000000 /tmp/scr\N{LATIN SMALL LETTER I WITH DIAERESIS}pt.py 2377\n"
+        assert one.read_state() == "01000000 /tmp/scr\N{LATIN SMALL LETTER I WITH DIAERESIS}pt.py 2377\n"
 
 
 def test_one_that_forbids_it_is_left_alone() -> None:
-    with lookalike(enabled=0) as one:
-        assert "PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug" in one.refuses()
+    with start_lookalike(enabled=0) as one:
+        assert "PYTHON_DISABLE_REMOTE_DEBUG or -X disable-remote-debug" in one.check_refusal()
 
 
 def test_one_that_is_starting_is_left_alone() -> None:
-    with lookalike(initialized=0) as one:
-        assert "starting or exiting. Try again when it trains." in one.refuses()
+    with start_lookalike(initialized=0) as one:
+        assert "starting or exiting. Try again when it trains." in one.check_refusal()
 
 
 def test_a_path_has_to_fit() -> None:
-    with lookalike(size=16) as one:
-        assert "--session" in one.refuses("/" + 15 * "a")
+    with start_lookalike(size=16) as one:
+        assert "--session" in one.check_refusal("/" + 15 * "a")
         remote_exec.request_script(one.target, "/" + 14 * "a")
-        assert "/" + 14 * "a" in one.told()
+        assert "/" + 14 * "a" in one.read_state()
 
 
 @pytest.mark.parametrize("version", [0x031000F0, 0x030E00B1, 0x030E00C2])
 def test_what_is_not_known_or_not_released_is_not_touched(version: int) -> None:
-    with lookalike(version) as one:
-        assert "This version of zerotop cannot enter the Python" in one.refuses()
+    with start_lookalike(version) as one:
+        assert "This version of zerotop cannot enter the Python" in one.check_refusal()
 
 
 def test_a_table_of_another_version_is_not_believed() -> None:
-    with lookalike() as one:
+    with start_lookalike() as one:
         one.target = one.target._replace(version=(3, 15))
-        assert "This version of zerotop cannot enter the Python" in one.refuses()
+        assert "This version of zerotop cannot enter the Python" in one.check_refusal()
         one.target = one.target._replace(version=(3, 14), runtime=one.target.runtime + 8)
-        assert "This version of zerotop cannot enter the Python" in one.refuses()
+        assert "This version of zerotop cannot enter the Python" in one.check_refusal()
         one.target = one.target._replace(runtime=0)
-        assert "This version of zerotop cannot enter the Python" in one.refuses()
+        assert "This version of zerotop cannot enter the Python" in one.check_refusal()
 
 
 def test_addresses_that_lead_nowhere_end_in_a_sentence() -> None:
-    with lookalike() as one:
+    with start_lookalike() as one:
         with open(f"/proc/{one.target.process.pid}/mem", "r+b", buffering=0) as memory:
             os.pwrite(memory.fileno(), struct.pack("<Q", 2**64 - 8), one.target.runtime + 1000)
-        assert "cannot be accessed" in one.refuses()
+        assert "cannot be accessed" in one.check_refusal()
 
 
 def test_one_that_has_ended_is_not_asked() -> None:
-    with lookalike() as one:
+    with start_lookalike() as one:
         target = one.target
     with pytest.raises(CannotEnter, match="has ended"):
         remote_exec.request_script(target, "/a")
@@ -150,11 +150,11 @@ def test_files_that_a_process_sees_otherwise_are_no_way_to_it(tmp_path: Path) ->
             assert process.stdout is not None
             if process.stdout.readline() != "ready\n":
                 pytest.skip("no namespaces of mounts can be made here")
-            found = Process.from_pid(process.pid)
-            assert found is not None
-            payload.write_file(str(tmp_path / "outer"), "seen", found)
+            target = Process.from_pid(process.pid)
+            assert target is not None
+            payload.write_file(str(tmp_path / "outer"), "seen", target)
             with pytest.raises(CannotEnter, match=f"does not see {tmp_path}/inner, as it runs in a container"):
-                payload.write_file(str(tmp_path / "inner" / "file"), "hidden", found)
+                payload.write_file(str(tmp_path / "inner" / "file"), "hidden", target)
         finally:
             process.kill()
     assert os.listdir(tmp_path / "inner") == []
@@ -177,13 +177,13 @@ def test_what_another_user_is_to_read_is_written_as_that_user(tmp_path: Path) ->
     closed.mkdir(mode=0o700)
     try:
         with subprocess.Popen(["sleep", "60"], user=65534, group=65534, cwd="/") as process:
-            found = Process.from_pid(process.pid)
-            assert found is not None
-            payload.write_file(str(open_folder / "file"), "text", found)
+            target = Process.from_pid(process.pid)
+            assert target is not None
+            payload.write_file(str(open_folder / "file"), "text", target)
             facts = (open_folder / "file").stat()
             assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o777) == (65534, 65534, 0o600)
             with pytest.raises(CannotEnter, match="cannot write to the recording's folder"):
-                payload.write_file(str(closed / "file"), "text", found)
+                payload.write_file(str(closed / "file"), "text", target)
             process.kill()
         assert list(closed.iterdir()) == []
         (closed / "own").touch()  # we ourselves are who we were
@@ -205,28 +205,28 @@ class TestRealOnes:
     BUSY = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.01)"
 
     @contextmanager
-    def running(self, *command: str, code: str = BUSY) -> Iterator[tuple[subprocess.Popen[str], Process]]:
+    def start_python(self, *command: str, code: str = BUSY) -> Iterator[tuple[subprocess.Popen[str], Process]]:
         """It, at work."""
         with subprocess.Popen([*command, "-c", code], stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "ready\n"
-                found = Process.from_pid(process.pid)
-                assert found is not None
-                yield process, found
+                target = Process.from_pid(process.pid)
+                assert target is not None
+                yield process, target
             finally:
                 process.kill()
 
     def test_it_executes_a_script(self, python: str, tmp_path: Path) -> None:
         script, done = tmp_path / "script.py", tmp_path / "done"
         script.write_text(f"import threading\nopen({str(done)!r}, 'w').write(threading.current_thread().name)")
-        with self.running(python) as (process, found):
+        with self.start_python(python) as (process, found):
             remote_exec.request_script(examine_process(found), str(script))
             wait_for(lambda: done.exists() and done.read_text() == "MainThread")
             assert process.poll() is None
 
     def test_it_is_asked_for_the_probe_and_nothing_is_left(self, python: str, tmp_path: Path) -> None:
-        with self.running(python) as (process, found):
+        with self.start_python(python) as (process, found):
             for _ in range(2):
                 (entry,) = enter_processes([found], str(tmp_path))
                 assert (entry.reply, entry.stopped_s) == ("early", 0.0)
@@ -234,7 +234,7 @@ class TestRealOnes:
         assert list(tmp_path.iterdir()) == []
 
     def test_what_it_forbids_is_not_done(self, python: str, tmp_path: Path) -> None:
-        with self.running(python, "-X", "disable-remote-debug") as (_, found):
+        with self.start_python(python, "-X", "disable-remote-debug") as (_, found):
             (entry,) = enter_processes([found], str(tmp_path))
         assert "forbids entering it" in entry.why_not
         assert not entry.is_pending
@@ -242,7 +242,7 @@ class TestRealOnes:
 
     def test_one_in_a_long_call_does_it_afterwards(self, python: str, tmp_path: Path) -> None:
         long_call = "import time\nprint('ready', flush=True)\ntime.sleep(1.5)\nwhile True: time.sleep(0.01)"
-        with self.running(python, code=long_call) as (process, found):
+        with self.start_python(python, code=long_call) as (process, found):
             wait_for(lambda: (seen := procfs.read_stat(process.pid)) is not None and seen.state == "S")
             (entry,) = enter_processes([found], str(tmp_path), patience_s=0.3)
             assert entry.is_pending

@@ -21,25 +21,25 @@ from zerotop_probe.recording.tables import FORMAT_MAJOR, FORMAT_MINOR
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "node-1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
 
 
-def job(*ranks: int, pid: int = 1, **environment: str) -> FoundJob:
+def make_job(*ranks: int, pid: int = 1, **environment: str) -> FoundJob:
     """One whose ranks have these numbers."""
     members = tuple(FoundRank(Process(pid + number, 1), number, environment) for number in ranks)
     return FoundJob(members[0].process, "torchrun", (), members, 0.0)
 
 
-def meeting(*ranks: int, **environment: str) -> Rendezvous:
-    found = Rendezvous.from_job(job(*ranks, **environment))  # type: ignore[arg-type]
-    assert found is not None
-    return found
+def make_rendezvous(*ranks: int, **environment: str) -> Rendezvous:
+    rendezvous = Rendezvous.from_job(make_job(*ranks, **environment))  # type: ignore[arg-type]
+    assert rendezvous is not None
+    return rendezvous
 
 
 def test_ranks_of_one_job_meet_from_two_nodes() -> None:
-    one, two = meeting(0, 1, **TORCHRUN), meeting(2, 3, **TORCHRUN)
+    one, two = make_rendezvous(0, 1, **TORCHRUN), make_rendezvous(2, 3, **TORCHRUN)
     assert one.is_same_job(two)
     assert two.is_same_job(one)
     assert Rendezvous.from_json(json.loads(json.dumps(two.to_json()))) == two
     assert not one.is_complete
-    assert meeting(0, 1, 2, 3, **TORCHRUN).is_complete
+    assert make_rendezvous(0, 1, 2, 3, **TORCHRUN).is_complete
 
 
 @pytest.mark.parametrize(
@@ -54,28 +54,28 @@ def test_ranks_of_one_job_meet_from_two_nodes() -> None:
 )
 def test_what_differs_makes_another_job(other: dict[str, str]) -> None:
     ours = TORCHRUN | {"TORCHELASTIC_RUN_ID": "day", "SLURM_JOB_ID": "1"}
-    assert meeting(0, 1, **ours).is_same_job(meeting(2, 3, **ours))
-    assert not meeting(0, 1, **ours).is_same_job(meeting(2, 3, **ours | other))
+    assert make_rendezvous(0, 1, **ours).is_same_job(make_rendezvous(2, 3, **ours))
+    assert not make_rendezvous(0, 1, **ours).is_same_job(make_rendezvous(2, 3, **ours | other))
 
 
 def test_jobs_of_one_node_each_that_use_the_same_port_do_not_meet() -> None:
     alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2"}
-    assert not meeting(0, 1, **alone).is_same_job(meeting(0, 1, **alone))
+    assert not make_rendezvous(0, 1, **alone).is_same_job(make_rendezvous(0, 1, **alone))
     # Started by hand, the first node may well have been told the loopback address.
-    assert meeting(0, **alone).is_same_job(meeting(1, **alone | {"MASTER_ADDR": "node-1"}))
+    assert make_rendezvous(0, **alone).is_same_job(make_rendezvous(1, **alone | {"MASTER_ADDR": "node-1"}))
 
 
 def test_an_address_alone_is_no_meeting() -> None:
-    assert not meeting(0, MASTER_ADDR="node-1").is_same_job(meeting(1, MASTER_ADDR="node-1"))
-    assert Rendezvous.from_job(job(0)) is None
+    assert not make_rendezvous(0, MASTER_ADDR="node-1").is_same_job(make_rendezvous(1, MASTER_ADDR="node-1"))
+    assert Rendezvous.from_job(make_job(0)) is None
 
 
 def test_the_parts_of_several_launchers_on_a_node_are_one() -> None:
-    there = [job(3, pid=30, **TORCHRUN), job(2, pid=20, **TORCHRUN), job(0, pid=10, **TORCHRUN)]
-    found = find_local_part(there, meeting(0, 1, **TORCHRUN))
-    assert found is not None
-    assert [rank.rank for rank in found.ranks] == [2, 3]
-    assert find_local_part(there[2:], meeting(0, 1, **TORCHRUN)) is None
+    there = [make_job(3, pid=30, **TORCHRUN), make_job(2, pid=20, **TORCHRUN), make_job(0, pid=10, **TORCHRUN)]
+    local_part = find_local_part(there, make_rendezvous(0, 1, **TORCHRUN))
+    assert local_part is not None
+    assert [rank.rank for rank in local_part.ranks] == [2, 3]
+    assert find_local_part(there[2:], make_rendezvous(0, 1, **TORCHRUN)) is None
 
 
 @pytest.mark.parametrize("name", ["-oProxyCommand=x", "a b", "a;b", "$(a)", "a\nb", "a@-b", "@", "ä"])
@@ -104,22 +104,22 @@ def test_the_nodes_that_a_launcher_was_given(tmp_path: Path) -> None:
             launcher.stdout.readline()
             process = Process.from_pid(launcher.pid)
             assert process is not None
-            found = FoundJob(process, "deepspeed", (), (FoundRank(process, 0, {}),), 0.0)
+            job = FoundJob(process, "deepspeed", (), (FoundRank(process, 0, {}),), 0.0)
             try:
                 if names is None:
                     with pytest.raises(hostfile.NoHosts, match="does not say which nodes"):
-                        hostfile.find_job_hosts(found)
+                        hostfile.find_job_hosts(job)
                 else:
-                    assert hostfile.find_job_hosts(found) == names
+                    assert hostfile.find_job_hosts(job) == names
             finally:
                 launcher.kill()
 
 
 @pytest.fixture
-def ask(tmp_path: Path) -> Callable[[str], ssh.Answer]:
+def ask_node(tmp_path: Path) -> Callable[[str], ssh.Answer]:
     """Asks a node by a program that is called as ssh is."""
 
-    def call(script: str) -> ssh.Answer:
+    def call_program(script: str) -> ssh.Answer:
         program = tmp_path / "program"
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
@@ -131,11 +131,11 @@ def ask(tmp_path: Path) -> Callable[[str], ssh.Answer]:
             asked.kill_remaining()
         return answer
 
-    return call
+    return call_program
 
 
-def test_this_node_knows_itself_under_any_name_whatever_its_shell_prints(ask: Callable[[str], ssh.Answer]) -> None:
-    answer = ask('echo "Welcome!"; printf "{\\"zerotop_there\\""; for last; do :; done; exec "$last"')
+def test_this_node_knows_itself_under_any_name_whatever_its_shell_prints(ask_node: Callable[[str], ssh.Answer]) -> None:
+    answer = ask_node('echo "Welcome!"; printf "{\\"zerotop_there\\""; for last; do :; done; exec "$last"')
     assert answer.is_here
     assert answer.why_not == ""
     assert (answer.host, answer.facts["format"]) == (clock.read_hostname(), [FORMAT_MAJOR, FORMAT_MINOR])
@@ -152,15 +152,15 @@ def test_this_node_knows_itself_under_any_name_whatever_its_shell_prints(ask: Ca
         ("exit 3", "zerotop failed there (no error message)"),
     ],
 )
-def test_what_ssh_says_is_made_a_sentence(ask: Callable[[str], ssh.Answer], script: str, why: str) -> None:
-    assert ask(script).why_not.startswith(why)
+def test_what_ssh_says_is_made_a_sentence(ask_node: Callable[[str], ssh.Answer], script: str, why: str) -> None:
+    assert ask_node(script).why_not.startswith(why)
 
 
 def test_one_that_does_not_answer_is_not_waited_for_without_end(
-    ask: Callable[[str], ssh.Answer], monkeypatch: pytest.MonkeyPatch
+    ask_node: Callable[[str], ssh.Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh, "PATIENCE_S", 0.5)
-    assert ask("exec sleep 60").why_not == "it has not answered within 0 s"
+    assert ask_node("exec sleep 60").why_not == "it has not answered within 0 s"
 
 
 def test_no_such_ssh() -> None:

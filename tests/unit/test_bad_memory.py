@@ -9,8 +9,19 @@ from typing import Any
 import pynvml
 import pytest
 
-from memory_recording import GIB, PARTS, UUID, Recording, allocator, gib, gpu, holds, record, usual
-from small_recording import BEGIN_NS, S, identity, span
+from memory_recording import (
+    GIB,
+    PARTS,
+    UUID,
+    Recording,
+    gib_to_bytes,
+    make_gpu_process_sample,
+    make_gpu_sample,
+    make_reading,
+    make_record,
+    record_two_steps,
+)
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.oom_log_parser import parse_output
 from zerotop.analysis.memory.expected.zero_model import parse_setups, sum_expected
@@ -35,18 +46,18 @@ from zerotop_probe.recording.writer import Identity
 MIG = "MIG-0a1b2c3d-0000-0000-0000-00000000000"
 
 
-def at(second: float) -> int:
+def second_to_unix_ns(second: float) -> int:
     return BEGIN_NS + int(second * S)
 
 
-def ledgers(session: Session, second: float) -> dict[int, GpuLedger]:
+def read_checked_ledgers(session: Session, second: float) -> dict[int, GpuLedger]:
     """By number; the rows of each add up."""
-    found = {one.index: one for one in read_ledgers(session, at(second))}
+    found = {one.index: one for one in read_ledgers(session, second_to_unix_ns(second))}
     assert all(sum(row.bytes for row in one.rows) == one.total_bytes for one in found.values())
     return found
 
 
-def told(one: GpuLedger) -> dict[str, float]:
+def list_row_sizes(one: GpuLedger) -> dict[str, float]:
     return {row.key: row.bytes / GIB for row in one.rows if row.bytes}
 
 
@@ -75,7 +86,7 @@ class Driver:
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
         total, used = (80, 20) if handle.startswith("gpu") else (10, 3 + int(handle[-1]))
-        return SimpleNamespace(total=gib(total), used=gib(used))
+        return SimpleNamespace(total=gib_to_bytes(total), used=gib_to_bytes(used))
 
     def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:
         if not handle.startswith("gpu"):
@@ -83,9 +94,9 @@ class Driver:
         return 60
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
-        return [SimpleNamespace(pid=100, usedGpuMemory=gib(2))] if handle == "instance2" else []
+        return [SimpleNamespace(pid=100, usedGpuMemory=gib_to_bytes(2))] if handle == "instance2" else []
 
-    def answer(self, name: str, *arguments: Any) -> Any:
+    def answer_call(self, name: str, *arguments: Any) -> Any:
         fixed = {
             "nvmlInit": None,
             "nvmlShutdown": None,
@@ -101,38 +112,43 @@ class Driver:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return own(*arguments)
 
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace_nvml(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """In the place of all of NVML."""
         for name in [name for name in dir(pynvml) if name.startswith("nvml") and callable(getattr(pynvml, name))]:
-            monkeypatch.setattr(pynvml, name, lambda *arguments, name=name: self.answer(name, *arguments))
+            monkeypatch.setattr(pynvml, name, lambda *arguments, name=name: self.answer_call(name, *arguments))
 
 
 def test_instances_stand_in_the_place_of_a_divided_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    Driver().install(monkeypatch)
+    Driver().replace_nvml(monkeypatch)
     seen, devices = nvml.discover_gpus()
     assert [(one.index, one.uuid, one.mig_of) for one in seen.gpus] == [
         (0, f"{UUID}0", None),
         (2, f"{MIG}0", f"{UUID}1"),
         (3, f"{MIG}2", f"{UUID}1"),
     ]
-    assert [one.total_bytes for one in seen.gpus] == [gib(80), gib(10), gib(10)]
+    assert [one.total_bytes for one in seen.gpus] == [gib_to_bytes(80), gib_to_bytes(10), gib_to_bytes(10)]
     assert str(seen.notice).startswith("MIG is enabled on GPU 1: its instances are GPUs 2 to 3 here")
     row = dict(zip([field.name for field in tables.GPUS.fields], devices[2].read_row(5, 0), strict=True))
-    assert (row["used_bytes"], row["total_bytes"], row["gpu"], row["temperature_c"]) == (gib(5), gib(10), 3, 60)
+    assert (row["used_bytes"], row["total_bytes"], row["gpu"], row["temperature_c"]) == (
+        gib_to_bytes(5),
+        gib_to_bytes(10),
+        3,
+        60,
+    )
     assert str(row["utilization_percent"]) == str(row["power_w"]) == "nan"
-    assert [row[:4] for row in devices[2].read_process_rows(5, refresh=True)] == [(5, gib(2), 100, 3)]
+    assert [row[:4] for row in devices[2].read_process_rows(5, refresh=True)] == [(5, gib_to_bytes(2), 100, 3)]
 
 
 def test_a_divided_gpu_without_instances_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    Driver(()).install(monkeypatch)
+    Driver(()).replace_nvml(monkeypatch)
     seen, _ = nvml.discover_gpus()
     assert [one.index for one in seen.gpus] == [0, 1]
     assert "no instance is visible" in str(seen.notice)
 
 
-def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
+def sample_node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
     """What the sampler writes of that node."""
-    Driver().install(monkeypatch)
+    Driver().replace_nvml(monkeypatch)
     recording = Recording(folder)
     seen: list[Any] = []
     quiet = {"on_lost": lambda text: None, "on_neighbour": lambda pid: None}
@@ -142,67 +158,73 @@ def sampled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
         sampler.take_sample(tick * S // 10, tick)
     sampler.close()
     told = [one.__dict__ for one in seen[0].gpus]
-    recording.event(recording.node, 0, events.NODE, host="node1", cores=8, gpus=told, gpu_notice=seen[0].notice)
+    recording.write_event(recording.node, 0, events.NODE, host="node1", cores=8, gpus=told, gpu_notice=seen[0].notice)
     return recording
 
 
 # How CUDA may call the second instance: by its own UUID, PyTorch having put NVML's prefix away; by that of the variable.
 @pytest.mark.parametrize("uuid", [f"GPU-{MIG[4:]}2", f"{MIG}2", f"{MIG}2".upper()])
 def test_an_instance_is_not_counted_as_the_whole_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uuid: str) -> None:
-    recording = sampled(tmp_path, monkeypatch)
-    device = {"ordinal": 0, "uuid": uuid, "name": "NVIDIA H200 MIG 1g.18gb", "total_bytes": gib(9.9)}
-    recording.engine(devices=[device])
-    readings = [allocator(1 + i / 2, 1, 1.5) for i in range(12)]
-    recording.write(tables.ALLOCATOR, identity(0), readings, born=0.5)
-    found = ledgers(recording.read(), 6)
-    assert {index: one.ranks for index, one in found.items()} == {0: (), 2: (), 3: (0,)}
-    assert found[3].total_bytes == gib(10)
+    recording = sample_node(tmp_path, monkeypatch)
+    device = {"ordinal": 0, "uuid": uuid, "name": "NVIDIA H200 MIG 1g.18gb", "total_bytes": gib_to_bytes(9.9)}
+    recording.write_engine(devices=[device])
+    readings = [make_reading(1 + i / 2, 1, 1.5) for i in range(12)]
+    recording.write_records(tables.ALLOCATOR, make_identity(0), readings, born=0.5)
+    ledgers = read_checked_ledgers(recording.open_session(), 6)
+    assert {index: one.ranks for index, one in ledgers.items()} == {0: (), 2: (), 3: (0,)}
+    assert ledgers[3].total_bytes == gib_to_bytes(10)
     expected = {"free": 5, "driver": 3, "outside_pytorch": 0.5, "reserved_unallocated": 0.5, "unattributed": 1}
-    assert told(found[3]) == expected
-    assert any("MIG" in note for note in found[3].notes)
-    assert told(found[2]) == {"free": 7, "driver": 3}
+    assert list_row_sizes(ledgers[3]) == expected
+    assert any("MIG" in note for note in ledgers[3].notes)
+    assert list_row_sizes(ledgers[2]) == {"free": 7, "driver": 3}
 
 
 # --- hidden and renumbered -------------------------------------------------------------------------------------------------
 
 
-def event(name: str, pid: int = -1, **facts: Any) -> Event:
+def make_event(name: str, pid: int = -1, **facts: Any) -> Event:
     return Event(name=name, unix_ns=0, role="rank", host="node1", rank=0, pid=pid, facts=facts)
 
 
-def node(*uuids: str, **more: Any) -> Event:
-    return event("node", gpus=[{"index": index, "uuid": uuid, **more} for index, uuid in enumerate(uuids)])
+def make_node_event(*uuids: str, **more: Any) -> Event:
+    return make_event("node", gpus=[{"index": index, "uuid": uuid, **more} for index, uuid in enumerate(uuids)])
 
 
-def engine(pid: int, ordinal: int, uuid: str | None, **more: Any) -> Event:
-    return event("engine", pid, devices=[{"ordinal": ordinal, "uuid": uuid, **more}])
+def make_engine_event(pid: int, ordinal: int, uuid: str | None, **more: Any) -> Event:
+    return make_event("engine", pid, devices=[{"ordinal": ordinal, "uuid": uuid, **more}])
 
 
 def test_reordered_by_cuda_visible_devices() -> None:
-    made = [engine(1, 0, "GPU-cc"), engine(1, 1, "GPU-aa"), engine(2, 0, "GPU-bb")]
-    devices = Devices([node("GPU-aa", "GPU-bb", "GPU-cc")], made)
+    made = [make_engine_event(1, 0, "GPU-cc"), make_engine_event(1, 1, "GPU-aa"), make_engine_event(2, 0, "GPU-bb")]
+    devices = Devices([make_node_event("GPU-aa", "GPU-bb", "GPU-cc")], made)
     assert [devices.find_gpu("node1", *which)[1] for which in ((1, 0), (1, 1), (2, 0))] == [2, 0, 1]
 
 
 def test_two_gpus_that_nvml_does_not_show_are_two() -> None:
     """Each process calls its own GPU 0, and so does NVML that of somebody else."""
-    made = [engine(1, 0, "GPU-xx"), engine(2, 0, "GPU-yy"), engine(3, 0, "GPU-xx")]
-    devices = Devices([node("GPU-aa", "GPU-bb")], made)
+    made = [make_engine_event(1, 0, "GPU-xx"), make_engine_event(2, 0, "GPU-yy"), make_engine_event(3, 0, "GPU-xx")]
+    devices = Devices([make_node_event("GPU-aa", "GPU-bb")], made)
     assert [devices.find_gpu("node1", pid, 0)[1] for pid in (1, 2, 3)] == [2, 3, 2]
-    devices = Devices([node()], made)
+    devices = Devices([make_node_event()], made)
     assert [devices.find_gpu("node1", pid, 0)[1] for pid in (1, 2, 3)] == [0, 1, 0]
 
 
 def test_a_torch_without_uuids() -> None:
-    made = [engine(1, 0, None, visible="3"), engine(2, 1, None), engine(3, 0, "GPU-bb1")]
-    devices = Devices([node("GPU-aa11", "GPU-bb11", "GPU-cc11", "GPU-dd11")], made)
+    made = [make_engine_event(1, 0, None, visible="3"), make_engine_event(2, 1, None), make_engine_event(3, 0, "GPU-bb1")]
+    devices = Devices([make_node_event("GPU-aa11", "GPU-bb11", "GPU-cc11", "GPU-dd11")], made)
     assert [devices.find_gpu("node1", *which)[1] for which in ((1, 0), (2, 1), (3, 0))] == [3, 1, 1]
 
 
 def test_an_instance_for_which_cuda_gives_the_whole_gpus_uuid() -> None:
-    small, large = ({"uuid": f"MIG-{size}", "mig_of": "GPU-aa", "total_bytes": gib(size)} for size in (10, 40))
-    parts = event("node", gpus=[{"index": 1, **small}, {"index": 2, **large}])
-    devices = Devices([parts], [engine(1, 0, "GPU-aa", total_bytes=gib(39.5)), engine(2, 0, "GPU-aa", total_bytes=gib(20))])
+    small, large = ({"uuid": f"MIG-{size}", "mig_of": "GPU-aa", "total_bytes": gib_to_bytes(size)} for size in (10, 40))
+    parts = make_event("node", gpus=[{"index": 1, **small}, {"index": 2, **large}])
+    devices = Devices(
+        [parts],
+        [
+            make_engine_event(1, 0, "GPU-aa", total_bytes=gib_to_bytes(39.5)),
+            make_engine_event(2, 0, "GPU-aa", total_bytes=gib_to_bytes(20)),
+        ],
+    )
     assert [devices.find_gpu("node1", pid, 0)[1] for pid in (1, 2)] == [2, 0]
 
 
@@ -211,24 +233,30 @@ def test_an_instance_for_which_cuda_gives_the_whole_gpus_uuid() -> None:
 
 def test_in_a_container_the_jobs_own_processes_are_not_those_of_others(tmp_path: Path) -> None:
     """NVML calls the rank 99999: neither the ledger nor a finding may call that another process."""
-    recording, who = Recording(tmp_path), identity(0)
+    recording, who = Recording(tmp_path), make_identity(0)
     recording.node_event()
-    recording.engine()
-    recording.event(recording.node, 0.4, events.RANK_FOUND, rank=0, local_rank=0, pid=who.pid, start=1)
-    recording.write(tables.ALLOCATOR, who, [allocator(2 + i / 4, 20, 30) for i in range(100)], born=1)
-    spans = [span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(24)]
-    recording.write(tables.SPANS, who, spans, born=1)
-    begins = [record(tables.BEGINS, 3 + i, step=i, phase=PHASE_CODE["step"]) for i in range(24)]
-    recording.write(tables.BEGINS, who, begins, born=1)
+    recording.write_engine()
+    recording.write_event(recording.node, 0.4, events.RANK_FOUND, rank=0, local_rank=0, pid=who.pid, start=1)
+    recording.write_records(tables.ALLOCATOR, who, [make_reading(2 + i / 4, 20, 30) for i in range(100)], born=1)
+    spans = [make_span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(24)]
+    recording.write_records(tables.SPANS, who, spans, born=1)
+    begins = [make_record(tables.BEGINS, 3 + i, step=i, phase=PHASE_CODE["step"]) for i in range(24)]
+    recording.write_records(tables.BEGINS, who, begins, born=1)
     looks = [i / 10 for i in range(280)]
-    recording.write(tables.GPUS, recording.node, [gpu(second, 0.5 if second < 2 else 32) for second in looks])
-    recording.write(tables.GPU_PROCESSES, recording.node, [holds(second, 99999, 31.5) for second in looks if second >= 2])
-    session = recording.read()
-    (found,) = ledgers(session, 20).values()
-    assert told(found)["before_the_job"] == 0.5
-    assert (found.sum_bytes("outside_pytorch"), found.sum_bytes("other_processes")) == (gib(1.5), 0)
-    assert "what the device uses beyond its use" in found.notes[0]
-    assert not [one.name for one in find_annotations(session, at(28)) if one.name.startswith("others")]
+    recording.write_records(
+        tables.GPUS, recording.node, [make_gpu_sample(second, 0.5 if second < 2 else 32) for second in looks]
+    )
+    recording.write_records(
+        tables.GPU_PROCESSES,
+        recording.node,
+        [make_gpu_process_sample(second, 99999, 31.5) for second in looks if second >= 2],
+    )
+    session = recording.open_session()
+    (ledger,) = read_checked_ledgers(session, 20).values()
+    assert list_row_sizes(ledger)["before_the_job"] == 0.5
+    assert (ledger.sum_bytes("outside_pytorch"), ledger.sum_bytes("other_processes")) == (gib_to_bytes(1.5), 0)
+    assert "what the device uses beyond its use" in ledger.notes[0]
+    assert not [one.name for one in find_annotations(session, second_to_unix_ns(28)) if one.name.startswith("others")]
 
 
 # --- other allocators ----------------------------------------------------------------------------------------------------
@@ -307,7 +335,7 @@ def test_an_allocator_that_cannot_be_read_is_no_error(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("allocator-*"))
 
 
-def tensor(address: int, size: int) -> Any:
+def make_tensor(address: int, size: int) -> Any:
     storage = SimpleNamespace(nbytes=lambda: size, data_ptr=lambda: address)
     return SimpleNamespace(device=SimpleNamespace(type="cuda"), untyped_storage=lambda: storage)
 
@@ -315,34 +343,36 @@ def tensor(address: int, size: int) -> Any:
 def test_tensors_are_counted_by_their_size_where_there_are_no_blocks() -> None:
     held = Inventory()
     for address, size in ((1, 100), (1, 100), (2, 30)):
-        held.add(tensor(address, size), PARAMETERS)
+        held.add(make_tensor(address, size), PARAMETERS)
     assert held.sum_device_bytes() == {PARAMETERS: 130}
 
 
 def test_the_ledger_of_cuda_malloc_async(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.tensors(19, "after_update", PARTS, allocated_bytes=None)
-    (found,) = ledgers(recording.read(), 19.5).values()
-    assert found.sum_bytes("optimizer_state", "master_weights") == gib(12)
-    assert found.sum_bytes("activations") == gib(14.75 - sum(PARTS.values()))
-    assert not found.sum_bytes("unattributed", "unexplained")
-    assert "counted by their own size" in found.notes[0]
+    recording = record_two_steps(tmp_path)
+    recording.write_inventory(19, "after_update", PARTS, allocated_bytes=None)
+    (ledger,) = read_checked_ledgers(recording.open_session(), 19.5).values()
+    assert ledger.sum_bytes("optimizer_state", "master_weights") == gib_to_bytes(12)
+    assert ledger.sum_bytes("activations") == gib_to_bytes(14.75 - sum(PARTS.values()))
+    assert not ledger.sum_bytes("unattributed", "unexplained")
+    assert "counted by their own size" in ledger.notes[0]
 
 
 def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
-    recording, who = Recording(tmp_path), identity(0)
+    recording, who = Recording(tmp_path), make_identity(0)
     recording.node_event(gpus=2)
-    recording.engine(allocator="pluggable", on=1)
-    recording.write(tables.BEGINS, who, [record(tables.BEGINS, 2, phase=PHASE_CODE["forward"])], born=1)
-    looks = [gpu(second, (1, 24)[index], index=index) for second in range(1, 6) for index in (0, 1)]
-    recording.write(tables.GPUS, recording.node, looks)
-    recording.write(tables.GPU_PROCESSES, recording.node, [holds(second, who.pid, 23, 1) for second in range(1, 6)])
-    session = recording.read()
-    found = ledgers(session, 5.5)
-    assert told(found[1]) == {"free": 56, "driver": 1, "this_job": 23}
-    assert "an allocator of device memory of its own" in found[1].notes[0]
-    assert found[0].notes == ()
-    assert MemoryViewBuilder(session).view_at(at(5.5)).gpu == found[1]
+    recording.write_engine(allocator="pluggable", on=1)
+    recording.write_records(tables.BEGINS, who, [make_record(tables.BEGINS, 2, phase=PHASE_CODE["forward"])], born=1)
+    looks = [make_gpu_sample(second, (1, 24)[index], index=index) for second in range(1, 6) for index in (0, 1)]
+    recording.write_records(tables.GPUS, recording.node, looks)
+    recording.write_records(
+        tables.GPU_PROCESSES, recording.node, [make_gpu_process_sample(second, who.pid, 23, 1) for second in range(1, 6)]
+    )
+    session = recording.open_session()
+    ledgers = read_checked_ledgers(session, 5.5)
+    assert list_row_sizes(ledgers[1]) == {"free": 56, "driver": 1, "this_job": 23}
+    assert "an allocator of device memory of its own" in ledgers[1].notes[0]
+    assert ledgers[0].notes == ()
+    assert MemoryViewBuilder(session).view_at(second_to_unix_ns(5.5)).gpu == ledgers[1]
 
 
 @pytest.mark.parametrize(
@@ -353,49 +383,51 @@ def test_a_job_with_an_allocator_of_its_own(tmp_path: Path) -> None:
             "Currently allocated     : 6.66 GiB\nRequested               : 72.00 MiB\nDevice limit            : 8.00 GiB\n"
             "Free (according to CUDA): 0 bytes\nPyTorch limit (set by user-supplied memory fraction)\n"
             "                        : 17179869184.00 GiB\nelse",
-            (72 << 20, gib(8), 0, gib(6.66)),
+            (72 << 20, gib_to_bytes(8), 0, gib_to_bytes(6.66)),
         ),
         ("torch.OutOfMemoryError: Allocation on device \nThis error means", (None, None, None, None)),
     ],
 )
 def test_how_cuda_malloc_async_says_that_there_is_no_more(text: str, sizes: tuple[int | None, ...]) -> None:
-    found = parse_output("step 3\n" + text)
-    assert found is not None
-    assert found.kind == "cuda"
-    assert (found.requested_bytes, found.total_bytes, found.free_bytes, found.allocated_bytes) == sizes
-    assert "else" not in found.text
+    output = parse_output("step 3\n" + text)
+    assert output is not None
+    assert output.kind == "cuda"
+    assert (output.requested_bytes, output.total_bytes, output.free_bytes, output.allocated_bytes) == sizes
+    assert "else" not in output.text
 
 
 # --- engines and ranks ---------------------------------------------------------------------------------------------------
 
 
 def test_a_job_that_never_touches_cuda_on_a_machine_with_gpus(tmp_path: Path) -> None:
-    recording, who = Recording(tmp_path), identity(0)
+    recording, who = Recording(tmp_path), make_identity(0)
     recording.node_event(gpus=2)
-    recording.engine(devices=[], device="cpu", allocator=None)
-    spans = [span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(12)]
-    recording.write(tables.SPANS, who, spans, born=1)
-    recording.write(tables.GPUS, recording.node, [gpu(second, 0.5, index=index) for second in range(16) for index in (0, 1)])
-    session = recording.read()
-    found = ledgers(session, 15)
-    assert [told(one) for one in found.values()] == [{"free": 79.5, "driver": 0.5}] * 2
-    assert not any(one.ranks or one.notes for one in found.values())
-    assert find_annotations(session, at(16)) == ()
-    view = MemoryViewBuilder(session).view_at(at(15))
+    recording.write_engine(devices=[], device="cpu", allocator=None)
+    spans = [make_span(3 + i, 3.9 + i, "step", i, BOUNDARY) for i in range(12)]
+    recording.write_records(tables.SPANS, who, spans, born=1)
+    recording.write_records(
+        tables.GPUS, recording.node, [make_gpu_sample(second, 0.5, index=index) for second in range(16) for index in (0, 1)]
+    )
+    session = recording.open_session()
+    ledgers = read_checked_ledgers(session, 15)
+    assert [list_row_sizes(one) for one in ledgers.values()] == [{"free": 79.5, "driver": 0.5}] * 2
+    assert not any(one.ranks or one.notes for one in ledgers.values())
+    assert find_annotations(session, second_to_unix_ns(16)) == ()
+    view = MemoryViewBuilder(session).view_at(second_to_unix_ns(15))
     assert (view.rank, len(view.gpus), view.peak, view.health) == (0, 2, None, None)
 
 
 def test_what_is_expected_of_several_engines_adds_up(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.engine(at=18.8, engine=1, optimizer="", parameters=2 * GIB, trainable_parameters=0)
-    recording.tensors(18.9, "init", {"parameters": 4}, engine=1, unclaimed=14.5)
-    session = recording.read()
-    view = MemoryViewBuilder(session).view_at(at(19.5))
+    recording = record_two_steps(tmp_path)
+    recording.write_engine(at=18.8, engine=1, optimizer="", parameters=2 * GIB, trainable_parameters=0)
+    recording.write_inventory(18.9, "init", {"parameters": 4}, engine=1, unclaimed=14.5)
+    session = recording.open_session()
+    view = MemoryViewBuilder(session).view_at(second_to_unix_ns(19.5))
     (line,) = [line for line in view.lines if line.key == "parameters"]
-    assert (line.now_bytes, line.expected_bytes) == (gib(6), gib(6))
+    assert (line.now_bytes, line.expected_bytes) == (gib_to_bytes(6), gib_to_bytes(6))
     assert view.setup is not None
     assert (view.setup.parameters, view.setup.trains) == (GIB, True)
     both = sum_expected(parse_setups([one for one in session.events if one.name == "engine"]))
     assert both is not None
-    assert both.gpu["master_weights"] == gib(4)
+    assert both.gpu["master_weights"] == gib_to_bytes(4)
     assert sum_expected([]) is None

@@ -16,7 +16,7 @@ PACKAGE = Path(zerotop_probe.__file__).parent
 BOOTSTRAP = PACKAGE / "bootstrap"
 
 
-def interpreters() -> dict[str, str]:
+def find_interpreters() -> dict[str, str]:
     """This Python, and whichever others are installed: from before the oldest supported to the newest."""
     found = {"this": sys.executable}
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
@@ -29,7 +29,7 @@ def interpreters() -> dict[str, str]:
     return found
 
 
-FOUND = interpreters()
+FOUND = find_interpreters()
 SUPPORTED = {name: path for name, path in FOUND.items() if name not in ("2.7", "3.6", "3.8")}
 
 every_python = pytest.mark.parametrize("python", FOUND.values(), ids=FOUND.keys())
@@ -37,14 +37,14 @@ supported_python = pytest.mark.parametrize("python", SUPPORTED.values(), ids=SUP
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def user_folder(tmp_path: Path) -> Path:
     """A folder of a user's own, on the path and current."""
     made = tmp_path / "job"
     made.mkdir()
     return made
 
 
-def run(
+def run_python(
     python: str,
     folder: Path,
     code: str,
@@ -86,59 +86,61 @@ STATE = "import sys; print(sorted(set(sys.modules)), sys.path, [type(f).__name__
 
 @every_python
 @pytest.mark.parametrize("session", [None, ""])
-def test_without_a_session_the_interpreter_is_as_without_us(python: str, folder: Path, session: str | None) -> None:
-    with_us = run(python, folder, STATE, session=session)
-    without_us = run(python, folder, STATE, bootstrap=None)
+def test_without_a_session_the_interpreter_is_as_without_us(python: str, user_folder: Path, session: str | None) -> None:
+    with_us = run_python(python, user_folder, STATE, session=session)
+    without_us = run_python(python, user_folder, STATE, bootstrap=None)
     assert (with_us.returncode, with_us.stderr) == (0, "")
     assert with_us.stdout == without_us.stdout
 
 
 @every_python
-def test_with_a_session_no_module_is_imported_for_it_and_nothing_said(python: str, folder: Path, tmp_path: Path) -> None:
+def test_with_a_session_no_module_is_imported_for_it_and_nothing_said(
+    python: str, user_folder: Path, tmp_path: Path
+) -> None:
     code = "import sys; print(sorted(set(sys.modules)), sys.path)"
-    with_us = run(python, folder, code, session=str(tmp_path))
-    without_us = run(python, folder, code, bootstrap=None)
+    with_us = run_python(python, user_folder, code, session=str(tmp_path))
+    without_us = run_python(python, user_folder, code, bootstrap=None)
     assert (with_us.returncode, with_us.stderr) == (0, "")
     assert with_us.stdout == without_us.stdout
 
 
 @every_python
 @pytest.mark.parametrize("session", [None, "/nowhere"])
-def test_a_sitecustomize_of_the_users_own_takes_our_place(python: str, folder: Path, session: str | None) -> None:
-    (folder / "sitecustomize.py").write_text("import sys; print('mine'); sys.mine = __name__\n")
+def test_a_sitecustomize_of_the_users_own_takes_our_place(python: str, user_folder: Path, session: str | None) -> None:
+    (user_folder / "sitecustomize.py").write_text("import sys; print('mine'); sys.mine = __name__\n")
     code = "import sys; print(sys.mine); print(sys.modules['sitecustomize'].__file__)"
-    done = run(python, folder, code, session=session)
+    done = run_python(python, user_folder, code, session=session)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == ["mine", "sitecustomize", str(folder / "sitecustomize.py")]
+    assert done.stdout.split() == ["mine", "sitecustomize", str(user_folder / "sitecustomize.py")]
 
 
 @every_python
 @pytest.mark.parametrize("body", ["1 / 0", "import no_such_module", "raise ImportError('mine', name='x')", "syntax?"])
-def test_one_that_fails_fails_as_it_did(python: str, folder: Path, body: str) -> None:
+def test_one_that_fails_fails_as_it_did(python: str, user_folder: Path, body: str) -> None:
     if python == FOUND.get("2.7") and "name=" in body:
         pytest.skip("ImportError takes no name there")
-    (folder / "sitecustomize.py").write_text(body)
-    with_us = run(python, folder, "print('ran')", session="/nowhere")
-    without_us = run(python, folder, "print('ran')", bootstrap=None)
+    (user_folder / "sitecustomize.py").write_text(body)
+    with_us = run_python(python, user_folder, "print('ran')", session="/nowhere")
+    without_us = run_python(python, user_folder, "print('ran')", bootstrap=None)
     assert (with_us.returncode, with_us.stdout) == (without_us.returncode, without_us.stdout)
     assert with_us.stderr == without_us.stderr
 
 
 @supported_python
-def test_a_users_modules_of_our_names_are_theirs(python: str, folder: Path) -> None:
-    stand_in_for_deepspeed(folder)
+def test_a_users_modules_of_our_names_are_theirs(python: str, user_folder: Path) -> None:
+    stand_in_for_deepspeed(user_folder)
     names = ("probe", "tui", "zerotop", "sitecustomize", "inside", "recording")
     for name in names:
-        (folder / f"{name}.py").write_text("whose = 'mine'\n")
+        (user_folder / f"{name}.py").write_text("whose = 'mine'\n")
     whose = ", ".join(f"{name}.whose" for name in names)
     code = f"import deepspeed.runtime.engine, {', '.join(names)}\nprint({whose})"
-    done = run(python, folder, code, session="/nowhere")
+    done = run_python(python, user_folder, code, session="/nowhere")
     assert (done.stdout.split(), done.stderr) == (["mine"] * len(names), "")
 
 
 @supported_python
-def test_the_probe_is_loaded_by_path_when_the_engine_is_imported_and_not_before(python: str, folder: Path) -> None:
-    stand_in_for_deepspeed(folder)
+def test_the_probe_is_loaded_by_path_when_the_engine_is_imported_and_not_before(python: str, user_folder: Path) -> None:
+    stand_in_for_deepspeed(user_folder)
     code = (
         "import sys\n"
         "print('zerotop_probe' in sys.modules)\n"
@@ -147,7 +149,7 @@ def test_the_probe_is_loaded_by_path_when_the_engine_is_imported_and_not_before(
         "print(e.__spec__.loader.exec_module.__qualname__, 'zerotop_probe.outside' in sys.modules)\n"
         "print(e.DeepSpeedEngine(lambda x: 2 * x).forward(4))"
     )
-    done = run(python, folder, code, session="/nowhere")
+    done = run_python(python, user_folder, code, session="/nowhere")
     assert done.stderr == ""
     init = str(PACKAGE / "__init__.py")
     assert done.stdout.splitlines()[:2] == ["False", f"{init} True"]
@@ -157,48 +159,48 @@ def test_the_probe_is_loaded_by_path_when_the_engine_is_imported_and_not_before(
 
 
 @supported_python
-def test_without_a_session_the_engine_is_left_alone(python: str, folder: Path) -> None:
-    stand_in_for_deepspeed(folder)
+def test_without_a_session_the_engine_is_left_alone(python: str, user_folder: Path) -> None:
+    stand_in_for_deepspeed(user_folder)
     code = (
         "import sys, deepspeed.runtime.engine as e\n"
         "print('zerotop_probe' in sys.modules, hasattr(e.DeepSpeedEngine.forward, '__wrapped__'))"
     )
-    assert run(python, folder, code).stdout.split() == ["False", "False"]
+    assert run_python(python, user_folder, code).stdout.split() == ["False", "False"]
 
 
 @supported_python
-def test_an_engine_module_that_fails_to_import_fails_as_it_did(python: str, folder: Path) -> None:
-    stand_in_for_deepspeed(folder, "1 / 0\n")
+def test_an_engine_module_that_fails_to_import_fails_as_it_did(python: str, user_folder: Path) -> None:
+    stand_in_for_deepspeed(user_folder, "1 / 0\n")
     code = "try:\n    import deepspeed.runtime.engine\nexcept ZeroDivisionError as e:\n    print('as it did')"
-    done = run(python, folder, code, session="/nowhere")
+    done = run_python(python, user_folder, code, session="/nowhere")
     assert (done.stdout, done.stderr) == ("as it did\n", "")
 
 
 @supported_python
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_probe_that_cannot_be_loaded_is_silent_unless_asked(
-    python: str, folder: Path, tmp_path: Path, debug: bool
+    python: str, user_folder: Path, tmp_path: Path, debug: bool
 ) -> None:
     alone = tmp_path / "zerotop_probe" / "bootstrap"
     shutil.copytree(BOOTSTRAP, alone)
-    stand_in_for_deepspeed(folder)
+    stand_in_for_deepspeed(user_folder)
     code = "import deepspeed.runtime.engine; print('trains')"
     more = {"PYTHONZEROTOP_DEBUG": "1"} if debug else {}
-    done = run(python, folder, code, session="/nowhere", bootstrap=alone, **more)
+    done = run_python(python, user_folder, code, session="/nowhere", bootstrap=alone, **more)
     assert done.stdout == "trains\n"
     assert ("no probe in deepspeed.runtime.engine" in done.stderr) is debug
     assert debug or done.stderr == ""
 
 
-def test_children_inherit_it(folder: Path) -> None:
-    stand_in_for_deepspeed(folder)
+def test_children_inherit_it(user_folder: Path) -> None:
+    stand_in_for_deepspeed(user_folder)
     child = "import sys, deepspeed.runtime.engine; print('zerotop_probe' in sys.modules)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    assert run(sys.executable, folder, code, session="/nowhere").stdout == "True\n"
+    assert run_python(sys.executable, user_folder, code, session="/nowhere").stdout == "True\n"
 
 
 @pytest.mark.parametrize("option", ["-E", "-I", "-S"])
-def test_interpreters_that_ignore_the_environment_go_unwatched(folder: Path, option: str) -> None:
+def test_interpreters_that_ignore_the_environment_go_unwatched(user_folder: Path, option: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(BOOTSTRAP), "PYTHONZEROTOP_SESSION": "/nowhere"}
     code = "import sys; print([type(finder).__name__ for finder in sys.meta_path])"
     done = subprocess.run([sys.executable, option, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -20,7 +20,7 @@ class Training:
         self.time_ns = self.cost_ns = 0
         self.details: list[bool] = []
 
-    def run(self, steps: int, step_ms: float) -> float:
+    def run_steps(self, steps: int, step_ms: float) -> float:
         """Make steps; return the share of their time that watching took."""
         begin_ns, cost_before = self.time_ns, self.cost_ns
         for _ in range(steps):
@@ -33,14 +33,14 @@ class Training:
 
 def test_long_steps_are_always_recorded_in_full() -> None:
     training = Training()
-    training.run(500, 200)
+    training.run_steps(500, 200)
     assert all(training.details)
 
 
 def test_of_short_steps_as_many_as_the_budget_pays_for() -> None:
     training = Training()
-    training.run(50, 60)
-    share = training.run(2000, 60)
+    training.run_steps(50, 60)
+    share = training.run_steps(2000, 60)
     assert 0.0028 < share <= 0.003
     full = sum(training.details[50:]) / 2000
     assert full == pytest.approx((0.003 * 60_000 - 100) / 400, rel=0.1)
@@ -48,47 +48,47 @@ def test_of_short_steps_as_many_as_the_budget_pays_for() -> None:
 
 def test_the_first_steps_are_full_and_not_repaid() -> None:
     training = Training()
-    training.run(200, 40)
+    training.run_steps(200, 40)
     assert all(training.details[:20])
     assert any(training.details[20:200])
 
 
 def test_where_light_detail_exceeds_the_budget_little_else_is_recorded() -> None:
     training = Training()
-    training.run(50, 5)
-    training.run(2000, 5)
+    training.run_steps(50, 5)
+    training.run_steps(2000, 5)
     assert 4 <= sum(training.details[50:]) <= 6  # once in two seconds
 
 
 def test_a_compiling_first_step_does_not_pass_for_the_usual() -> None:
     training = Training()
-    training.run(1, 30_000)
-    training.run(100, 5)
+    training.run_steps(1, 30_000)
+    training.run_steps(100, 5)
     assert sum(training.details) <= 40
 
 
 def test_steps_after_a_pause_and_unlike_steps_come_first() -> None:
     training = Training()
-    training.run(300, 50)
+    training.run_steps(300, 50)
     while training.budget.is_full or training.budget._credit_ns < 100 * US:
-        training.run(1, 50)
+        training.run_steps(1, 50)
     training.budget.wish_detail()
-    training.run(1, 50)
+    training.run_steps(1, 50)
     assert training.budget.is_full
-    training.run(5, 50)
+    training.run_steps(5, 50)
     while training.budget.is_full or training.budget._credit_ns < 100 * US:
-        training.run(1, 50)
-    training.run(1, 90)
+        training.run_steps(1, 50)
+    training.run_steps(1, 90)
     assert training.budget.is_full
 
 
 def test_an_interrupted_process_is_no_cost_of_detail() -> None:
     training = Training()
-    training.run(200, 60)
+    training.run_steps(200, 60)
     before = sum(training.details[-100:])
     training.cost_ns += 50 * MS
-    training.run(100, 60)
-    training.run(100, 60)
+    training.run_steps(100, 60)
+    training.run_steps(100, 60)
     assert sum(training.details[-100:]) == pytest.approx(before, abs=3)
 
 
@@ -101,7 +101,7 @@ class ShortSteps:
         self.time_ns = self.cost_ns = self.step = 0
         self.details: list[int] = []
 
-    def run(self, steps: int, step_ms: float) -> float:
+    def run_steps(self, steps: int, step_ms: float) -> float:
         begin_ns, cost_before = self.time_ns, self.cost_ns
         run = 0
         for _ in range(steps):
@@ -124,15 +124,15 @@ class ShortSteps:
 @pytest.mark.parametrize(("step_ms", "most"), [(60, 0.003), (20, 0.003), (15, 0.0033), (10, 0.0048)])
 def test_where_light_detail_is_dear_most_steps_are_counted(step_ms: float, most: float) -> None:
     training = ShortSteps()
-    training.run(100, step_ms)
-    assert training.run(3200, step_ms) <= most
+    training.run_steps(100, step_ms)
+    assert training.run_steps(3200, step_ms) <= most
     assert training.details[:20] == [FULL] * 20
     assert COUNTED in training.details[20:30]
 
 
 def test_one_in_sixteen_steps_has_phases_however_short_they_are() -> None:
     training = ShortSteps()
-    training.run(3400, 2)
+    training.run_steps(3400, 2)
     uncounted = [step for step in training.list_uncounted() if 256 <= step < 3328]
     assert len(uncounted) == (3328 - 256) // 16
     assert len({step % 16 for step in uncounted}) == 16  # whatever the job does in every 16th step is seen
@@ -142,7 +142,7 @@ def test_one_in_sixteen_steps_has_phases_however_short_they_are() -> None:
 def test_ranks_with_different_costs_look_at_the_same_steps() -> None:
     dear, cheap = ShortSteps(light_us=700), ShortSteps(light_us=150)
     for training in (dear, cheap):
-        training.run(1000, 20)
+        training.run_steps(1000, 20)
     dear_steps, cheap_steps = (set(training.list_uncounted()[100:]) for training in (dear, cheap))
     assert len(dear.list_uncounted()) < len(cheap.list_uncounted())
     assert {step for step in dear_steps if step > min(cheap_steps)} <= cheap_steps
@@ -150,15 +150,15 @@ def test_ranks_with_different_costs_look_at_the_same_steps() -> None:
 
 def test_steps_after_a_pause_have_phases_even_without_credit() -> None:
     training = ShortSteps(light_us=1000)
-    training.run(400, 5)
-    training.run(1, 5)
+    training.run_steps(400, 5)
+    training.run_steps(1, 5)
     while training.budget.detail != COUNTED:
-        training.run(1, 5)
+        training.run_steps(1, 5)
     training.budget.wish_detail()
     while training.step != training.budget.find_uncounted(training.step):
-        training.run(1, 5)
+        training.run_steps(1, 5)
     begin = len(training.details)
-    training.run(4, 5)
+    training.run_steps(4, 5)
     assert training.details[begin : begin + 2].count(COUNTED) == 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agents import python, wait_for
+from agents import build_python_command, wait_for
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling import build_locks
@@ -34,7 +34,7 @@ Start = Callable[[str], Process]
 
 
 @pytest.fixture
-def lock(tmp_path: Path) -> Path:
+def lock_file(tmp_path: Path) -> Path:
     """That of a build in the folder where the ranks' torch builds."""
     path = tmp_path / "builds" / "cpu_adam" / "lock"
     path.parent.mkdir(parents=True)
@@ -44,20 +44,22 @@ def lock(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start_rank(tmp_path: Path) -> Iterator[Start]:
     """Starts rank 0, with a program; it and what it starts are killed afterwards."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def launch(code: str) -> Process:
+    def launch_program(code: str) -> Process:
         environment = {**os.environ, "RANK": "0", "TORCH_EXTENSIONS_DIR": str(tmp_path / "builds")}
-        started.append(subprocess.Popen(python(code), env=environment, stdout=subprocess.PIPE, start_new_session=True))
+        started.append(
+            subprocess.Popen(build_python_command(code), env=environment, stdout=subprocess.PIPE, start_new_session=True)
+        )
         assert started[-1].stdout is not None
         assert started[-1].stdout.readline() == b"ready\n"
-        found = Process.from_pid(started[-1].pid)
-        assert found is not None
-        return found
+        process = Process.from_pid(started[-1].pid)
+        assert process is not None
+        return process
 
-    yield launch
+    yield launch_program
     for process in started:
         os.killpg(process.pid, 9)
         process.communicate()
@@ -75,7 +77,7 @@ class Looks:
     def _note(self, time_ns: int, event: str, **facts: Any) -> None:
         self.events.append({"event": event, **facts})
 
-    def again(self, name: str) -> list[dict[str, Any]]:
+    def look_again(self, name: str) -> list[dict[str, Any]]:
         self._ranks.update_ranks(now=True)
         return [event for event in self.events if event["event"] == name]
 
@@ -84,93 +86,93 @@ class Looks:
 
 
 @pytest.fixture
-def looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Process], Looks]]:
+def make_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Process], Looks]]:
     made: list[Looks] = []
 
-    def look(root: Process) -> Looks:
+    def make_look(root: Process) -> Looks:
         made.append(Looks(tmp_path, root))
         return made[-1]
 
     monkeypatch.setattr(build_locks, "CHECK_PERIOD_S", 0.0)
-    yield look
+    yield make_look
     for each in made:
         each.close()
 
 
 def test_a_rank_that_sleeps_beside_a_lock_that_nobody_holds(
-    lock: Path, start: Start, looks: Callable[[Process], Looks]
+    lock_file: Path, start_rank: Start, make_looks: Callable[[Process], Looks]
 ) -> None:
-    seen = looks(start(SLEEP))
-    (found,) = wait_for(lambda: seen.again(events.BUILD_LOCKED))
-    assert found["path"] == str(lock)
-    assert [len(seen.again(events.BUILD_LOCKED)) for _ in range(3)] == [1, 1, 1]
+    seen = make_looks(start_rank(SLEEP))
+    (found,) = wait_for(lambda: seen.look_again(events.BUILD_LOCKED))
+    assert found["path"] == str(lock_file)
+    assert [len(seen.look_again(events.BUILD_LOCKED)) for _ in range(3)] == [1, 1, 1]
 
 
 def test_no_lock_is_reported_while_something_is_compiled(
-    lock: Path, start: Start, looks: Callable[[Process], Looks]
+    lock_file: Path, start_rank: Start, make_looks: Callable[[Process], Looks]
 ) -> None:
-    seen = looks(start(COMPILE))
+    seen = make_looks(start_rank(COMPILE))
 
-    def extensions() -> list[str]:
-        return [event["extension"] for event in seen.again(events.COMPILING)]
+    def list_extensions() -> list[str]:
+        return [event["extension"] for event in seen.look_again(events.COMPILING)]
 
     # A compiler that is only starting may have no arguments yet, and so no name: it is named at a later look.
-    wait_for(lambda: "cpu_adam" in extensions())
-    assert [len(seen.again(events.BUILD_LOCKED)) for _ in range(4)] == [0, 0, 0, 0]
-    assert extensions().count("cpu_adam") == 1
-    assert set(extensions()) <= {"", "cpu_adam"}
+    wait_for(lambda: "cpu_adam" in list_extensions())
+    assert [len(seen.look_again(events.BUILD_LOCKED)) for _ in range(4)] == [0, 0, 0, 0]
+    assert list_extensions().count("cpu_adam") == 1
+    assert set(list_extensions()) <= {"", "cpu_adam"}
 
 
-def test_a_lock_that_is_held_keeps_others_waiting_for_a_reason(lock: Path, start: Start) -> None:
-    rank, locks = start(HOLD), LockWatcher()
+def test_a_lock_that_is_held_keeps_others_waiting_for_a_reason(lock_file: Path, start_rank: Start) -> None:
+    rank, locks = start_rank(HOLD), LockWatcher()
     assert [locks.find_blocking_locks([rank], look * CHECK_PERIOD_S) for look in range(1, 4)] == [[], [], []]
 
 
-def test_who_works_does_not_wait(lock: Path, start: Start) -> None:
-    rank, locks = start("print('ready', flush=True)\nwhile True: pass"), LockWatcher()
+def test_who_works_does_not_wait(lock_file: Path, start_rank: Start) -> None:
+    rank, locks = start_rank("print('ready', flush=True)\nwhile True: pass"), LockWatcher()
 
-    def ticks() -> int:
+    def read_ticks() -> int:
         facts = procfs.read_stat(rank.pid)
         assert facts is not None
         return facts.cpu_ticks
 
     for look in range(1, 4):
-        before = ticks()
+        before = read_ticks()
         assert locks.find_blocking_locks([rank], look * 1.0) == []
-        wait_for(partial(lambda before: ticks() > before + 10, before))
+        wait_for(partial(lambda before: read_ticks() > before + 10, before))
 
 
-def test_it_is_said_when_it_lay_there_before_too(lock: Path, start: Start) -> None:
-    rank, locks = start(SLEEP), LockWatcher()
+def test_it_is_said_when_it_lay_there_before_too(lock_file: Path, start_rank: Start) -> None:
+    rank, locks = start_rank(SLEEP), LockWatcher()
     assert not locks.is_due(CHECK_PERIOD_S - 1)
     assert locks.find_blocking_locks([rank], CHECK_PERIOD_S) == []
     assert locks.find_blocking_locks([rank], 2 * CHECK_PERIOD_S) == []
-    lock.unlink()
+    lock_file.unlink()
     assert locks.find_blocking_locks([rank], 3 * CHECK_PERIOD_S) == []
-    lock.touch()
+    lock_file.touch()
     assert locks.find_blocking_locks([rank], 4 * CHECK_PERIOD_S) == []
     assert locks.find_blocking_locks([], 5 * CHECK_PERIOD_S) == []
     assert locks.find_blocking_locks([rank], 6 * CHECK_PERIOD_S) == []
     assert locks.find_blocking_locks([rank], 7 * CHECK_PERIOD_S) == []
-    assert locks.find_blocking_locks([rank], 8 * CHECK_PERIOD_S) == [lock]
+    assert locks.find_blocking_locks([rank], 8 * CHECK_PERIOD_S) == [lock_file]
     assert locks.find_blocking_locks([rank], 9 * CHECK_PERIOD_S) == []
     assert not locks.is_due(10 * CHECK_PERIOD_S - 1)
     assert locks.is_due(10 * CHECK_PERIOD_S)
 
 
-def test_the_folder_is_not_touched_while_all_work(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_not_touched_while_all_work(start_rank: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         build_locks, "find_stale_locks", lambda folder: pytest.fail("it may lie on a machine that does not answer")
     )
     monkeypatch.setattr(build_locks, "_IDLE_SHARE", 0.0)
-    rank, locks = start(SLEEP), LockWatcher()
+    rank, locks = start_rank(SLEEP), LockWatcher()
     assert [locks.find_blocking_locks([rank], look * CHECK_PERIOD_S) for look in range(1, 4)] == [[], [], []]
 
 
-def test_a_folder_that_cannot_be_read_holds_none(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stale(folder: Path) -> list[Path]:
+def test_a_folder_that_cannot_be_read_holds_none(start_rank: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_stale(folder: Path) -> list[Path]:
         raise OSError("stale handle")
 
-    monkeypatch.setattr(build_locks, "find_stale_locks", stale)
-    rank, locks = start(SLEEP), LockWatcher()
+    monkeypatch.setattr(build_locks, "find_stale_locks", raise_stale)
+    rank, locks = start_rank(SLEEP), LockWatcher()
     assert [locks.find_blocking_locks([rank], look * CHECK_PERIOD_S) for look in range(1, 4)] == [[], [], []]

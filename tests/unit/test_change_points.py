@@ -8,12 +8,14 @@ import pytest
 from zerotop.analysis.stats.change_points import Shift, ShiftFinder
 
 
-def shifts(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[Shift]:
+def find_shifts(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[Shift]:
     """Find the shifts of the whole series at once."""
     return list(ShiftFinder().find_shifts(values))
 
 
-def noisy(levels: list[tuple[int, float]], noise: float, seed: int = 1) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def make_noisy_levels(
+    levels: list[tuple[int, float]], noise: float, seed: int = 1
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """Return ``count`` values around each level."""
     generator = np.random.default_rng(seed)
     return np.concatenate([level * (1 + noise * generator.standard_normal(count)) for count, level in levels])
@@ -21,47 +23,47 @@ def noisy(levels: list[tuple[int, float]], noise: float, seed: int = 1) -> np.nd
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.03, 0.1])
 def test_noise_alone_is_no_shift(noise: float) -> None:
-    assert shifts(noisy([(5000, 1.0)], noise)) == []
+    assert find_shifts(make_noisy_levels([(5000, 1.0)], noise)) == []
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.03])
 @pytest.mark.parametrize("after", [0.7, 1.3, 3.0])
 @pytest.mark.parametrize("begin", [12, 60, 9000])
 def test_a_level_that_changes_is_found_where_it_does(noise: float, after: float, begin: int) -> None:
-    (shift,) = shifts(noisy([(begin, 1.0), (50, after)], noise))
+    (shift,) = find_shifts(make_noisy_levels([(begin, 1.0), (50, after)], noise))
     assert shift.first == begin
     assert shift.last == begin + min(20, max(4, begin // 8)) - 1
 
 
 def test_single_slow_steps_are_no_shift() -> None:
-    values = noisy([(200, 1.0)], 0.01)
+    values = make_noisy_levels([(200, 1.0)], 0.01)
     values[[0, 30, 31, 80, 81, 82, 150]] = 4.0
-    assert shifts(values) == []
+    assert find_shifts(values) == []
 
 
 def test_a_shift_and_its_return_are_two() -> None:
-    assert [shift.first for shift in shifts(noisy([(30, 1.0), (30, 2.0), (30, 1.0)], 0.02))] == [30, 60]
+    assert [shift.first for shift in find_shifts(make_noisy_levels([(30, 1.0), (30, 2.0), (30, 1.0)], 0.02))] == [30, 60]
 
 
 def test_later_values_change_nothing() -> None:
-    values = noisy([(30, 1.0), (40, 1.5), (30, 1.0), (3, 3.0), (40, 0.8)], 0.03)
-    whole = shifts(values)
+    values = make_noisy_levels([(30, 1.0), (40, 1.5), (30, 1.0), (3, 3.0), (40, 0.8)], 0.03)
+    whole = find_shifts(values)
     assert len(whole) >= 3
     for count in range(len(values) + 1):
-        assert shifts(values[:count]) == [shift for shift in whole if shift.last < count]
+        assert find_shifts(values[:count]) == [shift for shift in whole if shift.last < count]
 
 
 @pytest.mark.parametrize("piece", [1, 3, 7, 50])
 def test_values_may_come_in_pieces(piece: int) -> None:
-    values = noisy([(30, 1.0), (40, 1.5), (300, 1.0), (3, 3.0), (400, 0.8)], 0.03)
+    values = make_noisy_levels([(30, 1.0), (40, 1.5), (300, 1.0), (3, 3.0), (400, 0.8)], 0.03)
     levels = ShiftFinder()
     found: list[Any] = []
     for end in range(0, len(values) + piece, piece):
         found += levels.find_shifts(values[:end])
-    assert found == shifts(values)
+    assert found == find_shifts(values)
     assert [shift.first for shift in found] == [30, 70, 373]
 
 
 def test_too_few_values_have_no_shift() -> None:
     for count in range(9):
-        assert shifts(np.full(count, 1.0)) == []
+        assert find_shifts(np.full(count, 1.0)) == []

@@ -34,17 +34,17 @@ DAY = 86400.0
 GIB = 1 << 30
 
 
-def texts(begin: float, end: float, width: int) -> list[str]:
+def read_labels(begin: float, end: float, width: int) -> list[str]:
     return [text for _, text in choose_time_ticks(begin, end, width)]
 
 
 def test_time_labels_are_as_precise_as_the_axis_needs() -> None:
-    assert texts(0, 0.05, 100) == ["0.00 s", "0.01 s", "0.02 s", "0.03 s", "0.04 s", "0.05 s"]
-    assert texts(12.3, 14.9, 60) == ["13 s", "14 s"]
-    assert texts(61.0, 61.3, 60) == ["1:01.0", "1:01.1", "1:01.2", "1:01.3"]
-    assert texts(0, 300, 80) == ["0:00", "1:00", "2:00", "3:00", "4:00", "5:00"]
-    assert texts(-20, 20, 60) == ["-20 s", "-10 s", "0 s", "10 s", "20 s"]
-    assert texts(0, DAY, 100) == ["0:00", "6:00:00", "12:00:00", "18:00:00", "1d 00:00"]
+    assert read_labels(0, 0.05, 100) == ["0.00 s", "0.01 s", "0.02 s", "0.03 s", "0.04 s", "0.05 s"]
+    assert read_labels(12.3, 14.9, 60) == ["13 s", "14 s"]
+    assert read_labels(61.0, 61.3, 60) == ["1:01.0", "1:01.1", "1:01.2", "1:01.3"]
+    assert read_labels(0, 300, 80) == ["0:00", "1:00", "2:00", "3:00", "4:00", "5:00"]
+    assert read_labels(-20, 20, 60) == ["-20 s", "-10 s", "0 s", "10 s", "20 s"]
+    assert read_labels(0, DAY, 100) == ["0:00", "6:00:00", "12:00:00", "18:00:00", "1d 00:00"]
 
 
 def test_ticks_are_at_their_times() -> None:

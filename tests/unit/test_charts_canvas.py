@@ -29,7 +29,7 @@ ALL = (BLOCKS, TEXTURES, ASCII)
 NAN = np.nan
 
 
-def picture(canvas: Canvas) -> list[str]:
+def draw_lines(canvas: Canvas) -> list[str]:
     return [row_text(row) for row in canvas.to_rows()]
 
 
@@ -46,20 +46,20 @@ def test_a_line_has_two_columns_and_four_rows_to_a_cell() -> None:
     canvas = Canvas(4, 2, BLOCKS)
     values = np.arange(1.0, 9.0)
     plot_line(canvas, values, values, "series-0", top=8)
-    assert picture(canvas) == ["  ⡠⠊", "⡠⠊  "]
+    assert draw_lines(canvas) == ["  ⡠⠊", "⡠⠊  "]
 
 
 def test_neighbours_are_joined_and_gaps_are_not() -> None:
     canvas = Canvas(3, 2, BLOCKS)
     values = np.array([0.0, 8.0, 8.0, NAN, 8.0, 0.0])
     plot_line(canvas, values, values, "series-0", top=8)
-    assert picture(canvas) == ["⢸⠁⡇", "⡇ ⢸"]
+    assert draw_lines(canvas) == ["⢸⠁⡇", "⡇ ⢸"]
 
 
 def test_a_line_reaches_from_the_lowest_to_the_highest() -> None:
     canvas = Canvas(2, 2, BLOCKS)
     plot_line(canvas, np.array([0.0, 0, 0, 0]), np.array([0.0, 8, 0, 0]), "series-0", top=8)
-    assert picture(canvas) == ["⢸ ", "⣸⣀"]
+    assert draw_lines(canvas) == ["⢸ ", "⣸⣀"]
 
 
 def test_lines_share_cells_and_the_later_gives_the_colour() -> None:
@@ -72,7 +72,7 @@ def test_lines_share_cells_and_the_later_gives_the_colour() -> None:
 def test_areas_are_exact_to_an_eighth() -> None:
     canvas = Canvas(5, 2, BLOCKS)
     plot_area(canvas, np.array([0.0, 1.0, 8.0, 11.0, NAN]), "load", top=16)
-    assert picture(canvas) == ["   ▃ ", " ▁██ "]
+    assert draw_lines(canvas) == ["   ▃ ", " ▁██ "]
 
 
 def test_a_line_over_an_area_lies_on_its_colour() -> None:
@@ -87,7 +87,7 @@ def test_stacked_layers_meet_within_a_cell() -> None:
     layers = [("memory-allocated", np.array([6.0, 3.0])), ("memory-reserved", np.array([6.0, 0.0]))]
     plot_stack(canvas, layers, top=16)
     rows = canvas.to_rows()
-    assert picture(canvas) == ["▄ ", "▆▃"]
+    assert draw_lines(canvas) == ["▄ ", "▆▃"]
     assert rows[1] == (("▆", "memory-allocated/memory-reserved"), ("▃", "memory-allocated"))
     assert style_at(rows, 0, 0) == "memory-reserved"
 
@@ -138,7 +138,7 @@ def test_a_thin_band_is_visible() -> None:
     for low, drawn in ((1, "▂"), (4, "━"), (6, "▔")):
         canvas = Canvas(1, 1, BLOCKS)
         plot_band(canvas, np.array([low]), np.array([low]), "heat-3", top=8)
-        assert picture(canvas) == [drawn]
+        assert draw_lines(canvas) == [drawn]
 
 
 def test_a_band_on_a_ground_keeps_the_ground() -> None:
@@ -154,7 +154,7 @@ def test_a_cursor_goes_through_everything() -> None:
     plot_line(canvas, np.full(6, 6.0), np.full(6, 6.0), "series-0", top=12)
     canvas.plot_cursor(1)
     rows = canvas.to_rows()
-    assert picture(canvas) == [" │ ", "⠤⠤⠤", "█│█"]
+    assert draw_lines(canvas) == [" │ ", "⠤⠤⠤", "█│█"]
     assert style_at(rows, 1, 0) == "cursor"
     assert style_at(rows, 1, 1) == "series-0/cursor-ground"
     assert style_at(rows, 1, 2) == "cursor/load"
@@ -175,13 +175,13 @@ def test_text_is_literal_and_stays_within() -> None:
     canvas.write_text(4, 1, "界\x1bxyz", "accent")
     canvas.write_text(0, 2, "below", "accent")
     canvas.write_mark(9, 0, "▼", "warn")
-    assert picture(canvas) == ["bc    ", "    \ufffd\ufffd"]
+    assert draw_lines(canvas) == ["bc    ", "    \ufffd\ufffd"]
 
 
 def test_a_ribbon_splits_cells() -> None:
     canvas = Canvas(4, 2, BLOCKS)
     plot_ribbon(canvas, np.array([0, 0, 0, 1, -1, 1, 0, -1]), ["phase-forward", "phase-step"], rows=2)
-    assert picture(canvas) == ["█▌▐▌"] * 2
+    assert draw_lines(canvas) == ["█▌▐▌"] * 2
     assert canvas.to_rows()[0][1:] == (
         ("▌", "phase-forward/phase-step"),
         ("▐", "phase-step"),
@@ -193,7 +193,7 @@ def test_a_ribbon_splits_cells() -> None:
 def test_a_ribbon_without_colours_has_letters(glyphs: Glyphs, drawn: str) -> None:
     canvas = Canvas(4, 1, glyphs)
     plot_ribbon(canvas, np.array([0, 0, 0, 1, 1, 1, -1, 1]), ["phase-forward", "phase-step"])
-    assert picture(canvas) == [drawn]
+    assert draw_lines(canvas) == [drawn]
 
 
 def test_a_heatmap_with_two_rows_in_a_cell() -> None:
@@ -211,11 +211,11 @@ def test_a_heatmap_without_colours_has_denser_characters() -> None:
     for glyphs in (ASCII, TEXTURES):
         canvas = Canvas(10, 1, glyphs)
         plot_heatmap(canvas, np.arange(10)[None, :])
-        drawn += picture(canvas)
+        drawn += draw_lines(canvas)
     assert drawn == [".:-=+*oO#@", "·⡀⡄⡆⡇⣇⣧⣷⣿█"]
     canvas = Canvas(1, 1, ASCII)
     plot_heatmap(canvas, np.array([[0], [9]]), halves=True)
-    assert picture(canvas) == ["@"]  # the higher level wins
+    assert draw_lines(canvas) == ["@"]  # the higher level wins
 
 
 def test_levels_are_of_equal_size() -> None:
@@ -228,7 +228,7 @@ def test_lines_without_braille_are_letters() -> None:
     canvas = Canvas(4, 2, ASCII)
     values = np.array([0.0, 0, 0, 8, 8, 8, NAN, NAN])
     plot_line(canvas, values, values, "series-0", top=8, letter="c")
-    assert picture(canvas) == [" cc ", "cc  "]
+    assert draw_lines(canvas) == [" cc ", "cc  "]
 
 
 def test_lines_without_colours_are_named() -> None:
@@ -236,7 +236,7 @@ def test_lines_without_colours_are_named() -> None:
     for number, height in enumerate((1.0, 3.0)):
         values = np.full(120, height)
         plot_line(canvas, values, values, f"series-{number}", top=4, letter="ab"[number])
-    text = "".join(picture(canvas))
+    text = "".join(draw_lines(canvas))
     assert text.count("a") == text.count("b") >= 2
 
 
@@ -248,17 +248,17 @@ SCALES = st.one_of(st.just(0.0), ANY)
 def test_no_number_breaks_a_chart(
     width: int, height: int, glyphs: Glyphs, low: float, top: float, data: st.DataObject, count: int
 ) -> None:
-    def some(kind: object = np.float64, elements: object = ANY) -> np.ndarray:
+    def draw_array(kind: object = np.float64, elements: object = ANY) -> np.ndarray:
         return data.draw(arrays(kind, count, elements=elements))  # type: ignore[call-overload]
 
     canvas = Canvas(width, height, glyphs)
     canvas.fill_ground(-3, count, "phase-step")
-    plot_stack(canvas, [("a", some()), ("b", some())], top=top)
-    plot_area(canvas, some(), "c", top=top)
-    plot_band(canvas, some(), some(), "d", top=top)
-    plot_line(canvas, some(), some(), "e", top=top, letter="e")
-    plot_ribbon(canvas, some(np.int64, st.integers(-3, 3)), ["f", "phase-step"], row=count % 5)
-    plot_heatmap(canvas, compute_levels(some()[None, :], low, top), halves=count % 2 == 1)
+    plot_stack(canvas, [("a", draw_array()), ("b", draw_array())], top=top)
+    plot_area(canvas, draw_array(), "c", top=top)
+    plot_band(canvas, draw_array(), draw_array(), "d", top=top)
+    plot_line(canvas, draw_array(), draw_array(), "e", top=top, letter="e")
+    plot_ribbon(canvas, draw_array(np.int64, st.integers(-3, 3)), ["f", "phase-step"], row=count % 5)
+    plot_heatmap(canvas, compute_levels(draw_array()[None, :], low, top), halves=count % 2 == 1)
     canvas.plot_cursor(count - 3)
     rows = canvas.to_rows()
     assert [row_width(row) for row in rows] == [width] * height
@@ -290,4 +290,4 @@ def test_the_highest_and_the_lowest_of_every_column_are_drawn(low: np.ndarray, s
 def test_values_beyond_the_scale_fill_the_column(draw: Callable[..., None]) -> None:
     canvas = Canvas(2, 2, BLOCKS)
     draw(canvas, np.array([5.0, np.inf]), "load", top=1.0)
-    assert picture(canvas) == ["██", "██"]
+    assert draw_lines(canvas) == ["██", "██"]

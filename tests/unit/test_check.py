@@ -19,7 +19,7 @@ from zerotop.cli import main
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory
 
-STORY = str(recordings.packed("story"))
+STORY = str(recordings.find_packed_file("story"))
 WARMUP, TOLERANCE = 5, 0.02
 
 
@@ -30,16 +30,16 @@ def run_check(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 @pytest.fixture
-def budget(tmp_path: Path) -> Any:
-    def write(text: str) -> str:
+def write_budget(tmp_path: Path) -> Any:
+    def write_text(text: str) -> str:
         path = tmp_path / "budget.toml"
         path.write_text(text)
         return str(path)
 
-    return write
+    return write_text
 
 
-def test_bounds_pass_and_fail_by_the_numbers_of_the_recording(budget: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_bounds_pass_and_fail_by_the_numbers_of_the_recording(write_budget: Any, capfd: pytest.CaptureFixture[str]) -> None:
     text = """
         warmup_steps = 0
         [limits]
@@ -49,35 +49,37 @@ def test_bounds_pass_and_fail_by_the_numbers_of_the_recording(budget: Any, capfd
         tokens_per_second = {rate}
         steps = {steps}
     """
-    code, checks = run_check(capfd, STORY, budget(text.format(gpu="39 GiB", seconds=1.0, rate=2400, steps=14)))
+    code, checks = run_check(capfd, STORY, write_budget(text.format(gpu="39 GiB", seconds=1.0, rate=2400, steps=14)))
     assert code == 0
     assert {outcome for outcome, _ in checks.values()} == {"passed"}
     assert checks["gpu_memory"][1] == "The peak was 38.25 GiB, the limit is 39.00 GiB."
-    code, checks = run_check(capfd, STORY, budget(text.format(gpu="38 GiB", seconds=0.9, rate=2500, steps=15)))
+    code, checks = run_check(capfd, STORY, write_budget(text.format(gpu="38 GiB", seconds=0.9, rate=2500, steps=15)))
     assert code == 1
     failed = {name for name, (outcome, _) in checks.items() if outcome == "failed"}
     assert failed == {"gpu_memory", "iteration_seconds", "tokens_per_second", "steps"}
 
 
-def test_findings_that_must_not_occur(budget: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_findings_that_must_not_occur(write_budget: Any, capfd: pytest.CaptureFixture[str]) -> None:
     text = '[findings]\nforbidden = ["double_spike", "straggler", "error"]'
-    code, checks = run_check(capfd, STORY, budget(text))
+    code, checks = run_check(capfd, STORY, write_budget(text))
     assert code == 1
     assert checks["finding double_spike"][0] == "failed"
     assert checks["finding double_spike"][1].startswith("GPUs idle 67 % of each 2.67 s iteration")
     assert checks["finding straggler"] == ("passed", "It did not occur.")
     assert checks["finding error"][0] == "passed"
-    code, checks = run_check(capfd, str(recordings.packed("cpu-hang")), budget('[findings]\nforbidden = ["error"]'))
+    code, checks = run_check(
+        capfd, str(recordings.find_packed_file("cpu-hang")), write_budget('[findings]\nforbidden = ["error"]')
+    )
     assert checks["finding error"][0] == "failed"
 
 
 def test_a_failed_job_and_a_session_without_steps_fail(
-    budget: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    write_budget: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code, checks = run_check(capfd, str(recordings.packed("z2-oom")), budget(""))
+    code, checks = run_check(capfd, str(recordings.find_packed_file("z2-oom")), write_budget(""))
     assert (code, checks["end"]) == (1, ("failed", "The job ended with exit code 1."))
     directory.create_session(["python", "train.py"], path=str(tmp_path / "empty"))
-    limits = budget('[limits]\niteration_seconds = 1\ntokens_per_second = 5\ngpu_memory = "1GiB"')
+    limits = write_budget('[limits]\niteration_seconds = 1\ntokens_per_second = 5\ngpu_memory = "1GiB"')
     code, checks = run_check(capfd, str(tmp_path / "empty"), limits)
     assert code == 1
     assert checks["steps"] == ("failed", "No finished step was recorded: there is nothing to measure.")
@@ -86,17 +88,19 @@ def test_a_failed_job_and_a_session_without_steps_fail(
 
 
 def test_a_baseline_of_another_machine_or_setting_is_said(capfd: pytest.CaptureFixture[str]) -> None:
-    code, checks = run_check(capfd, str(recordings.packed("z2")), "--baseline", STORY)
+    code, checks = run_check(capfd, str(recordings.find_packed_file("z2")), "--baseline", STORY)
     assert code == 0
     assert checks["slowdown"][0] == "skipped"
     assert "it ran on another machine, 4 NVIDIA H200, 64 cores" in checks["slowdown"][1]
-    code, checks = run_check(capfd, str(recordings.packed("z2")), "--baseline", str(recordings.packed("z2-offload")))
+    code, checks = run_check(
+        capfd, str(recordings.find_packed_file("z2")), "--baseline", str(recordings.find_packed_file("z2-offload"))
+    )
     assert checks["slowdown"][1] == "Not compared with the baseline z2-offload: its optimizer offload is cpu, not none."
     assert checks["gpu_memory_growth"][0] == "failed"
 
 
-def test_too_few_steps_are_not_compared(budget: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    code, checks = run_check(capfd, STORY, budget(f'[baseline]\nsession = "{STORY}"'))
+def test_too_few_steps_are_not_compared(write_budget: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code, checks = run_check(capfd, STORY, write_budget(f'[baseline]\nsession = "{STORY}"'))
     assert code == 0
     assert checks["slowdown"][0] == "skipped"
     assert "Too few steps to compare: 4 and 4 after the warm-up, 20 needed" in checks["slowdown"][1]
@@ -111,13 +115,13 @@ def write_run(path: Path, seed: int, slower: float = 1.0) -> Path:
     level = 1 + random.normal(0, 0.002)
     spikes = np.where(random.random(100) < 0.05, random.exponential(0.5, 100), 0.0)
 
-    def vary(seconds: np.ndarray, rank: int) -> None:
+    def vary_levels(seconds: np.ndarray, rank: int) -> None:
         seconds *= (slower * level * (1 + noise) + spikes)[:, None]
 
     def keep_busy(rows: np.ndarray) -> None:
         rows["utilization_percent"] = 97
 
-    return long_recording.write(path, 100, long_recording.Trouble(paces=vary, tables={"gpus": keep_busy}))
+    return long_recording.write_recording(path, 100, long_recording.Trouble(paces=vary_levels, tables={"gpus": keep_busy}))
 
 
 def test_equal_runs_never_fail_and_one_slower_by_3_percent_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -156,10 +160,10 @@ def test_a_job_that_computes_on_the_cpu_needs_a_larger_slowdown(tmp_path: Path, 
 
 
 def test_a_slowdown_within_a_large_spread_is_left_open(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    def waver(seconds: np.ndarray, rank: int) -> None:
+    def vary_slowly(seconds: np.ndarray, rank: int) -> None:
         seconds *= (1.0 + 0.3 * np.sin(np.arange(100) / 10))[:, None]
 
-    long_recording.write(tmp_path / "wavers", 100, long_recording.Trouble(paces=waver))
+    long_recording.write_recording(tmp_path / "wavers", 100, long_recording.Trouble(paces=vary_slowly))
     write_run(tmp_path / "even", 1)
     code, checks = run_check(capfd, str(tmp_path / "wavers"), "--baseline", str(tmp_path / "even"))
     assert code == 0
@@ -167,9 +171,12 @@ def test_a_slowdown_within_a_large_spread_is_left_open(tmp_path: Path, capfd: py
     assert "but noise explains up to" in checks["slowdown"][1]
 
 
-def test_junit_has_a_case_for_each_check(budget: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_junit_has_a_case_for_each_check(write_budget: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     junit = tmp_path / "check.xml"
-    assert main(["check", STORY, budget('[limits]\ngpu_memory = "1GiB"'), "--junit", str(junit), "--baseline", STORY]) == 1
+    assert (
+        main(["check", STORY, write_budget('[limits]\ngpu_memory = "1GiB"'), "--junit", str(junit), "--baseline", STORY])
+        == 1
+    )
     assert "failed   gpu_memory" in capfd.readouterr().out
     suites = ElementTree.parse(junit).getroot()
     assert {name: suites.attrib[name] for name in ("failures", "skipped", "errors")} == {
@@ -200,18 +207,18 @@ def test_junit_has_a_case_for_each_check(budget: Any, tmp_path: Path, capfd: pyt
     ],
 )
 def test_broken_budgets_are_refused_with_a_reason(
-    text: str, said: str, budget: Any, capfd: pytest.CaptureFixture[str]
+    text: str, said: str, write_budget: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", STORY, budget(text)]) == 2
+    assert main(["check", STORY, write_budget(text)]) == 2
     assert said in capfd.readouterr().err
 
 
-def test_missing_files_are_named(budget: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_missing_files_are_named(write_budget: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["check", STORY]) == 2
     assert "--baseline SESSION" in capfd.readouterr().err
     assert main(["check", STORY, str(tmp_path / "none.toml")]) == 2
     assert "There is no budget file at" in capfd.readouterr().err
-    assert main(["check", STORY, budget('[baseline]\nsession = "nowhere"')]) == 1
+    assert main(["check", STORY, write_budget('[baseline]\nsession = "nowhere"')]) == 1
 
 
 def test_sizes_may_be_numbers_of_bytes() -> None:

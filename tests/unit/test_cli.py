@@ -16,7 +16,7 @@ from zerotop import commands
 ZEROTOP = [sys.executable, "-m", "zerotop"]
 
 
-def zerotop(state: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+def run_zerotop(state: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     environ = os.environ | {"XDG_STATE_HOME": str(state)}
     return subprocess.run([*ZEROTOP, *arguments], check=False, timeout=60, capture_output=True, env=environ)
 
@@ -31,7 +31,7 @@ def test_every_command_module_has_its_function(name: str) -> None:
     [(), ("fly",), ("run",), ("run", "--"), ("run", "--fast", "--", "true"), ("demo", "--steps", "0")],
 )
 def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    result = zerotop(tmp_path, *arguments)
+    result = run_zerotop(tmp_path, *arguments)
     assert result.returncode == 2
     assert b"error:" in result.stderr
     assert result.stdout == b""
@@ -41,13 +41,13 @@ def test_run_needs_no_dashes_before_the_first_word_that_is_no_option(tmp_path: P
     session = tmp_path / "session"
     code = "import sys; print(sys.argv[1:])"
     options = "--headless", "--session", str(session), "--budget", "0.5"
-    result = zerotop(tmp_path, "run", *options, sys.executable, "-c", code, "--lr", "1e-3", "--headless", "--", "x")
+    result = run_zerotop(tmp_path, "run", *options, sys.executable, "-c", code, "--lr", "1e-3", "--headless", "--", "x")
     assert result.returncode == 0, result.stderr
     assert result.stdout == b"['--lr', '1e-3', '--headless', '--', 'x']\n"
 
 
 def test_an_unknown_command_is_one_sentence_and_leaves_no_session(tmp_path: Path) -> None:
-    result = zerotop(tmp_path, "run", "--headless", "--", "no-such-command")
+    result = run_zerotop(tmp_path, "run", "--headless", "--", "no-such-command")
     assert result.returncode == 127
     assert result.stderr == b"zerotop: There is no command 'no-such-command' on the PATH\n"
     assert list(tmp_path.iterdir()) == []
@@ -58,7 +58,7 @@ def test_a_file_that_is_no_program_leaves_no_session(tmp_path: Path) -> None:
     script.write_bytes(b"\x00\x01 neither")
     script.chmod(0o755)
     session = tmp_path / "session"
-    result = zerotop(tmp_path, "run", "--headless", "--session", str(session), "--", str(script))
+    result = run_zerotop(tmp_path, "run", "--headless", "--session", str(session), "--", str(script))
     assert result.returncode == 126
     assert b"neither a program nor a script" in result.stderr
     assert not session.exists()
@@ -69,7 +69,7 @@ def test_a_headless_job_keeps_its_bytes_and_its_exit_code(tmp_path: Path) -> Non
     code = f"import os, sys; os.write(1, {said!r}); os.write(2, b'oh'); sys.exit(7)"
     session = tmp_path / "session"
     arguments = ("run", "--headless", "--session", str(session), "--", sys.executable, "-c", code)
-    result = zerotop(tmp_path, *arguments)
+    result = run_zerotop(tmp_path, *arguments)
     assert result.returncode == 7
     assert result.stdout == said
     assert result.stderr.startswith(b"oh")
@@ -79,7 +79,7 @@ def test_a_headless_job_keeps_its_bytes_and_its_exit_code(tmp_path: Path) -> Non
 
 def test_a_full_session_directory_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
-    result = zerotop(tmp_path, "run", "--session", str(tmp_path), "--", "true")
+    result = run_zerotop(tmp_path, "run", "--session", str(tmp_path), "--", "true")
     assert result.returncode == 1
     assert b"is not empty" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -11,7 +11,7 @@ from agents import wait_for
 from zerotop_probe.inside.stacks.collectives import parse_dump, read_collectives
 
 
-def entry(number: int, name: str, *, group: str = "0", retired: bool = True, is_p2p: bool = False) -> dict[str, Any]:
+def make_entry(number: int, name: str, *, group: str = "0", retired: bool = True, is_p2p: bool = False) -> dict[str, Any]:
     return {
         "collective_seq_id": number,
         "is_p2p": is_p2p,
@@ -23,11 +23,11 @@ def entry(number: int, name: str, *, group: str = "0", retired: bool = True, is_
 
 def test_the_first_collective_that_has_not_ended_is_named() -> None:
     entries = [
-        entry(1, "all_reduce"),
-        entry(4, "broadcast", group="7"),
-        entry(2, "all_reduce", retired=False),
-        entry(3, "barrier", retired=False),
-        entry(0, "send", is_p2p=True, retired=False),
+        make_entry(1, "all_reduce"),
+        make_entry(4, "broadcast", group="7"),
+        make_entry(2, "all_reduce", retired=False),
+        make_entry(3, "barrier", retired=False),
+        make_entry(0, "send", is_p2p=True, retired=False),
     ]
     assert parse_dump({"entries": entries}) == [
         {"group": "0", "called": 3, "waits_for": 2, "name": "all_reduce"},

@@ -20,43 +20,43 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def offload() -> Comparison:
+def offload_comparison() -> Comparison:
     """The same model and batch, the optimizer on the GPU and on the CPU."""
-    return compare_sessions([recordings.recording("z2"), recordings.recording("z2-offload")])
+    return compare_sessions([recordings.open_recording("z2"), recordings.open_recording("z2-offload")])
 
 
-def row(comparison: Comparison, name: str) -> Measure:
-    (found,) = [measure for measure in comparison.measures if measure.name.strip() == name]
-    return found
+def find_measure(comparison: Comparison, name: str) -> Measure:
+    (measure,) = [measure for measure in comparison.measures if measure.name.strip() == name]
+    return measure
 
 
-def test_setup_time_memory_and_findings_are_beside_one_another(offload: Comparison) -> None:
-    assert row(offload, "optimizer offload").values == ("none", "cpu")
-    assert row(offload, "optimizer").values == ("FusedAdam", "DeepSpeedCPUAdam")
-    assert row(offload, "--deepspeed").values == (
+def test_setup_time_memory_and_findings_are_beside_one_another(offload_comparison: Comparison) -> None:
+    assert find_measure(offload_comparison, "optimizer offload").values == ("none", "cpu")
+    assert find_measure(offload_comparison, "optimizer").values == ("FusedAdam", "DeepSpeedCPUAdam")
+    assert find_measure(offload_comparison, "--deepspeed").values == (
         "ds_configs/zero2_bf16.json",
         "ds_configs/zero2_offload_optimizer_bf16.json",
     )
-    step = row(offload, "step")
+    step = find_measure(offload_comparison, "step")
     assert step.values == pytest.approx((0.0347, 0.1438), abs=1e-4)
     assert step.compute_factor(1) == pytest.approx(4.15, abs=0.01)
-    before, after = row(offload, "GPU 0, allocated").values
+    before, after = find_measure(offload_comparison, "GPU 0, allocated").values
     assert isinstance(before, int)
     assert isinstance(after, int)
     assert (before / GIB, after / GIB) == pytest.approx((12.65, 7.42), abs=0.01)
-    assert row(offload, "double spike").values == (None, "step 1")
-    assert row(offload, "end").values == ("exit code 0", "exit code 0")
+    assert find_measure(offload_comparison, "double spike").values == (None, "step 1")
+    assert find_measure(offload_comparison, "end").values == ("exit code 0", "exit code 0")
 
 
-def test_what_is_the_same_does_not_differ(offload: Comparison) -> None:
-    differing = {measure.name.strip() for measure in offload.different_measures}
+def test_what_is_the_same_does_not_differ(offload_comparison: Comparison) -> None:
+    differing = {measure.name.strip() for measure in offload_comparison.different_measures}
     same = {"model", "ZeRO stage", "data type", "micro-batch", "torch", "parameters", "end", "forward", "steps"}
     assert not same & differing
     assert {"optimizer offload", "step", "GPU 0, allocated", "iteration", "tokens, on average"} <= differing
 
 
 def test_a_recording_does_not_differ_from_itself() -> None:
-    twice = compare_sessions([recordings.recording("story"), recordings.recording("story")])
+    twice = compare_sessions([recordings.open_recording("story"), recordings.open_recording("story")])
     assert not twice.different_measures
     assert len(twice.measures) > 30
     assert [row_text(found).strip() for found in draw_rows(twice, 80, BLOCKS, only_differing=True)] == [
@@ -103,7 +103,7 @@ def test_one_row_has_one_unit() -> None:
 @pytest.mark.parametrize("width", [1, 20, 40, 80, 120, 200, 300])
 @pytest.mark.parametrize("number", [2, 3, 9])
 def test_every_row_has_the_requested_width(width: int, number: int) -> None:
-    comparison = compare_sessions([recordings.recording("z2"), recordings.recording("z2-oom")])
+    comparison = compare_sessions([recordings.open_recording("z2"), recordings.open_recording("z2-oom")])
     many = Comparison(
         tuple(f"recording {place}" for place in range(number)),
         tuple(Measure(m.section, m.name, m.unit, (m.values * number)[:number]) for m in comparison.measures),
@@ -117,32 +117,32 @@ def test_every_row_has_the_requested_width(width: int, number: int) -> None:
 
 def test_recordings_of_other_kinds_are_compared_too() -> None:
     comparison = compare_sessions(
-        [recordings.recording("story"), recordings.recording("cpu-dead"), recordings.recording("z2-oom")]
+        [recordings.open_recording("story"), recordings.open_recording("cpu-dead"), recordings.open_recording("z2-oom")]
     )
-    assert row(comparison, "end").values == ("exit code 0", "exit code 247 (SIGKILL)", "exit code 1")
-    assert row(comparison, "GPU 3, reserved").values[1:] == (None, None)
+    assert find_measure(comparison, "end").values == ("exit code 0", "exit code 247 (SIGKILL)", "exit code 1")
+    assert find_measure(comparison, "GPU 3, reserved").values[1:] == (None, None)
 
 
 def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    paths = [str(recordings.packed("z2")), str(recordings.packed("z2-offload"))]
+    paths = [str(recordings.find_packed_file("z2")), str(recordings.find_packed_file("z2-offload"))]
     assert main(["compare", *paths]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["z2.zerotop", "z2-offload.zerotop"]
     (step,) = [line for line in lines if line.startswith("  step ")]
     assert step.split() == ["step", "34.7", "ms", "4.15×", "144", "ms"]
     assert main(["compare", "--json", *paths]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["sessions"] == ["z2.zerotop", "z2-offload.zerotop"]
-    (measure,) = [found for found in told["rows"] if found["name"] == "GPU 0, reserved"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["sessions"] == ["z2.zerotop", "z2-offload.zerotop"]
+    (measure,) = [found for found in result["rows"] if found["name"] == "GPU 0, reserved"]
     assert measure["differs"] is True
     assert measure["unit"] == "bytes"
 
 
 def test_one_session_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", str(recordings.packed("z2"))]) == 2
+    assert main(["compare", str(recordings.find_packed_file("z2"))]) == 2
     assert capsys.readouterr().err == "zerotop: compare needs two or more recordings\n"
 
 
 def test_a_folder_without_a_recording(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["compare", str(recordings.packed("z2")), str(tmp_path)]) == 1
+    assert main(["compare", str(recordings.find_packed_file("z2")), str(tmp_path)]) == 1
     assert "holds no recording" in capsys.readouterr().err

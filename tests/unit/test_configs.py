@@ -18,18 +18,18 @@ NAMES = [path.stem for path in FILES]
 
 
 @pytest.fixture(scope="module")
-def parsed(root: Path) -> dict[str, dict[str, Any]]:
-    script = root / "tests" / "support" / "parse_configs.py"
+def parsed_configs(checkout_root: Path) -> dict[str, dict[str, Any]]:
+    script = checkout_root / "tests" / "support" / "parse_configs.py"
     run = subprocess.run([sys.executable, script, *FILES], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
-    found: dict[str, dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])
-    return found
+    result: dict[str, dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_name_says_what_is_inside(name: str, parsed: dict[str, dict[str, Any]]) -> None:
+def test_name_says_what_is_inside(name: str, parsed_configs: dict[str, dict[str, Any]]) -> None:
     words = name.split("_")
-    config = parsed[name]
+    config = parsed_configs[name]
     device = "nvme" if "nvme" in words else "cpu" if "offload" in words else "none"
     assert config["stage"] == int(words[0].removeprefix("zero"))
     assert config["params"] == (device if "params" in words else "none")
@@ -40,9 +40,9 @@ def test_name_says_what_is_inside(name: str, parsed: dict[str, dict[str, Any]]) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_trainer_fills_in_auto(name: str, parsed: dict[str, dict[str, Any]]) -> None:
-    assert parsed[name]["autos"] == 0
-    assert (parsed[name]["micro_batch"], parsed[name]["accumulation"]) == (3, 5)
+def test_trainer_fills_in_auto(name: str, parsed_configs: dict[str, dict[str, Any]]) -> None:
+    assert parsed_configs[name]["autos"] == 0
+    assert (parsed_configs[name]["micro_batch"], parsed_configs[name]["accumulation"]) == (3, 5)
 
 
 def test_every_stage_has_each_offload_it_allows() -> None:

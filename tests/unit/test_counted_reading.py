@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from small_recording import BEGIN_NS, S, identity, read, record, span, write
+from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.ranks.matrix import Metric, RankMatrices
 from zerotop.analysis.steps.step_blocks import merge_before
 from zerotop.analysis.steps.step_table import StepTable, read_steps
@@ -30,20 +30,20 @@ def write_steps(folder: Path, rank: int = 0) -> Session:
         at = 10 * step
         if 3 <= step <= 8:
             if step == 5:
-                spans.append(span(at + 1, at + 4, "eval", step))
+                spans.append(make_span(at + 1, at + 4, "eval", step))
             if step == 6:
-                spans.append(span(at + 5, at + 6, "forward", step, tokens=7))
+                spans.append(make_span(at + 5, at + 6, "forward", step, tokens=7))
             flags = END_OF_COUNTED | (SKIPPED if step == 7 else 0)
-            spans.append(span(at + 9, at + 10, "step", step, flags))
+            spans.append(make_span(at + 9, at + 10, "step", step, flags))
         else:
             spans += [
-                span(at, at + 1, "data", step),
-                span(at + 1, at + 3, "forward", step, tokens=100),
-                span(at + 3, at + 8, "backward", step),
-                span(at + 8, at + 10, "step", step, BOUNDARY),
+                make_span(at, at + 1, "data", step),
+                make_span(at + 1, at + 3, "forward", step, tokens=100),
+                make_span(at + 3, at + 8, "backward", step),
+                make_span(at + 8, at + 10, "step", step, BOUNDARY),
             ]
-    write(folder, SPANS, identity(rank), *spans).close()
-    return read(folder)
+    write_table(folder, SPANS, make_identity(rank), *spans).close()
+    return read_recording(folder)
 
 
 def test_columns(tmp_path: Path) -> None:
@@ -71,14 +71,14 @@ def test_steps_with_phases_are_apart(tmp_path: Path) -> None:
 
 
 def test_the_peak_of_several_counted_steps_is_that_of_the_last(tmp_path: Path) -> None:
-    who = identity(0)
+    who = make_identity(0)
     readings = [
-        record(
+        make_record(
             ALLOCATOR, time_ns=int(at * S), allocated_bytes=5, allocated_peak_bytes=peak, edge=edge, phase=PHASE_CODE["step"]
         )
         for at, peak, edge in ((10, 10, END), (20, 11, END), (30, 12, END), (44, 70, TICK), (90, 80, END), (100, 13, END))
     ]
-    write(tmp_path, ALLOCATOR, who, *readings, peaks="window").close()
+    write_table(tmp_path, ALLOCATOR, who, *readings, peaks="window").close()
     steps = read_steps(write_steps(tmp_path))
     assert steps["allocated_peak_bytes"].tolist() == [10, 11, 12, *[UNKNOWN] * 5, 80, 13]
 

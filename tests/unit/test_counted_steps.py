@@ -60,70 +60,75 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
+def running_job(tmp_path: Path) -> Iterator[Job]:
     path = directory.create_session(["python", "train.py"], path=str(tmp_path / "session"))
     started = Job(Path(path))
     yield started
     started.recorder.close()
 
 
-def test_every_step_has_its_number_and_its_end(job: Job) -> None:
+def test_every_step_has_its_number_and_its_end(running_job: Job) -> None:
     for _ in range(200):
-        job.run_step()
-    steps = job.read_steps()
+        running_job.run_step()
+    steps = running_job.read_steps()
     assert steps["step"].tolist() == list(range(200))
     assert steps["end_ns"].tolist() == [1_000_000_000 + (step + 1) * 10 * MS for step in range(200)]
     counted = steps["flags"] & COUNTED != 0
     assert not counted[:20].any()
     assert 0.85 < counted[30:].mean() < 1
     assert set(steps["micro_step"][counted]) == {UNKNOWN}
-    forwards = job.read_spans()
+    forwards = running_job.read_spans()
     forwards = forwards[forwards["phase"] == PHASES.index("forward")]
     assert forwards["step"].tolist() == steps["step"][~counted].tolist()
 
 
-def test_a_skipped_update_is_seen(job: Job) -> None:
-    job.run_until_counted()
-    job.run_step(SKIPPED)
-    last = job.read_steps()[-1]
+def test_a_skipped_update_is_seen(running_job: Job) -> None:
+    running_job.run_until_counted()
+    running_job.run_step(SKIPPED)
+    last = running_job.read_steps()[-1]
     assert last["flags"] == BOUNDARY | COUNTED | SKIPPED
 
 
 @pytest.mark.parametrize("phase", ["eval", "checkpoint_save", "generate"])
-def test_what_is_no_training_is_recorded_and_its_step_counts_as_counted(job: Job, phase: str) -> None:
-    job.run_until_counted()
-    span = job.recorder.begin_span(job.time_ns + MS, phase, (0, job.step, 0))
-    assert not job.counting.is_on
-    job.recorder.end_span(span, job.time_ns + 2 * MS)
-    job.run_step()
-    recorded = job.read_spans()[-2:]
+def test_what_is_no_training_is_recorded_and_its_step_counts_as_counted(running_job: Job, phase: str) -> None:
+    running_job.run_until_counted()
+    span = running_job.recorder.begin_span(running_job.time_ns + MS, phase, (0, running_job.step, 0))
+    assert not running_job.counting.is_on
+    running_job.recorder.end_span(span, running_job.time_ns + 2 * MS)
+    running_job.run_step()
+    recorded = running_job.read_spans()[-2:]
     assert [PHASES[row["phase"]] for row in recorded] == [phase, "step"]
     assert recorded["flags"].tolist() == [0, BOUNDARY | COUNTED]
-    job.run_step()
-    assert not job.read_steps()[-1]["flags"] & COUNTED or phase == "generate"
+    running_job.run_step()
+    assert not running_job.read_steps()[-1]["flags"] & COUNTED or phase == "generate"
 
 
-def test_after_a_step_unlike_the_others_it_is_decided_anew(job: Job) -> None:
-    job.run_until_counted()
+def test_after_a_step_unlike_the_others_it_is_decided_anew(running_job: Job) -> None:
+    running_job.run_until_counted()
     asked: list[int] = []
-    decide: Callable[..., None] = job.recorder.budget.end_step
-    job.recorder.budget.end_step = lambda *args, **kwargs: (asked.append(job.step), decide(*args, **kwargs))[1]  # type: ignore
-    job.run_step()
+    decide: Callable[..., None] = running_job.recorder.budget.end_step
+
+    def note_step(*args: Any, **kwargs: Any) -> None:
+        asked.append(running_job.step)
+        decide(*args, **kwargs)
+
+    running_job.recorder.budget.end_step = note_step  # type: ignore[method-assign]
+    running_job.run_step()
     assert not asked
-    job.run_step(step_ms=40)
-    assert asked == [job.step - 1]
+    running_job.run_step(step_ms=40)
+    assert asked == [running_job.step - 1]
 
 
 def test_a_failed_call_is_recorded_although_its_begin_is_unknown() -> None:
     counting, ended = StepCounting(), []
 
-    def fail(subject: object, error: Exception) -> None:
+    def raise_error(subject: object, error: Exception) -> None:
         raise error
 
-    def end(token: Any, time_ns: int, flags: int, result: Any) -> None:
+    def note_end(token: Any, time_ns: int, flags: int, result: Any) -> None:
         ended.append((token, flags))
 
-    wrapped = wrap_function(fail, "forward", lambda *_: "token", end, CostMeter(), counting)
+    wrapped = wrap_function(raise_error, "forward", lambda *_: "token", note_end, CostMeter(), counting)
     counting.is_on = True
     with pytest.raises(StopIteration):
         wrapped(None, StopIteration())

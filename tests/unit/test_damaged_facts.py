@@ -26,62 +26,62 @@ from zerotop_probe.recording import events
 Facts = dict[str, Any]
 
 
-def without(*path: Any) -> Callable[[Facts], None]:
-    def change(facts: Facts) -> None:
-        del _within(facts, path)[path[-1]]
+def remove_fact(*path: Any) -> Callable[[Facts], None]:
+    def remove_value(facts: Facts) -> None:
+        del _find_container(facts, path)[path[-1]]
 
-    return change
-
-
-def with_(value: Any, *path: Any) -> Callable[[Facts], None]:
-    def change(facts: Facts) -> None:
-        _within(facts, path)[path[-1]] = value
-
-    return change
+    return remove_value
 
 
-def _within(facts: Any, path: tuple[Any, ...]) -> Any:
+def set_fact(value: Any, *path: Any) -> Callable[[Facts], None]:
+    def set_value(facts: Facts) -> None:
+        _find_container(facts, path)[path[-1]] = value
+
+    return set_value
+
+
+def _find_container(facts: Any, path: tuple[Any, ...]) -> Any:
     for name in path[:-1]:
         facts = facts[name]
     return facts
 
 
 INVALID = [
-    (events.NODE, without("gpus", 0, "index")),
-    (events.NODE, with_("first", "gpus", 0, "index")),
-    (events.NODE, with_("0", "gpus", 0, "index")),
-    (events.NODE, with_(None, "gpus", 0, "name")),
-    (events.NODE, with_([None], "gpus")),
-    (events.NODE, with_({"0": {}}, "gpus")),
-    (events.NODE, with_(10**30, "memory_bytes")),
-    (events.NODE, with_([["0-3"]], "numa")),
-    (events.NODE, with_([{"node": 0}], "numa")),
-    (events.HELLO, with_([1], "environment")),
-    (events.HELLO, with_({"OMP_NUM_THREADS": 4}, "environment")),
-    (events.HELLO, with_(math.nan, "arguments")),
-    (events.ENGINE, with_({"ordinal": 0}, "devices")),
-    (events.ENGINE, with_(["cuda:0"], "devices")),
-    (events.ENGINE, with_("0", "devices", 0, "ordinal")),
-    (events.ENGINE, with_([2], "zero_stage")),
-    (events.ENGINE, with_(True, "parameters")),
-    (events.ENGINE, with_(2.5, "world_size")),
-    (events.ENGINE, with_({}, "model")),
-    (events.ENGINE, with_("{}", "config")),
-    (events.TENSORS, with_([3], "device")),
-    (events.TENSORS, with_(["3"], "unclaimed_largest")),
-    (events.AFFINITY, with_({"main": "0-3"}, "threads")),
-    (events.RANK_FOUND, with_([], "rank")),
-    (events.RANK_GONE, with_({}, "pid")),
-    (events.JOB_ENDED, with_("0", "exit_code")),
+    (events.NODE, remove_fact("gpus", 0, "index")),
+    (events.NODE, set_fact("first", "gpus", 0, "index")),
+    (events.NODE, set_fact("0", "gpus", 0, "index")),
+    (events.NODE, set_fact(None, "gpus", 0, "name")),
+    (events.NODE, set_fact([None], "gpus")),
+    (events.NODE, set_fact({"0": {}}, "gpus")),
+    (events.NODE, set_fact(10**30, "memory_bytes")),
+    (events.NODE, set_fact([["0-3"]], "numa")),
+    (events.NODE, set_fact([{"node": 0}], "numa")),
+    (events.HELLO, set_fact([1], "environment")),
+    (events.HELLO, set_fact({"OMP_NUM_THREADS": 4}, "environment")),
+    (events.HELLO, set_fact(math.nan, "arguments")),
+    (events.ENGINE, set_fact({"ordinal": 0}, "devices")),
+    (events.ENGINE, set_fact(["cuda:0"], "devices")),
+    (events.ENGINE, set_fact("0", "devices", 0, "ordinal")),
+    (events.ENGINE, set_fact([2], "zero_stage")),
+    (events.ENGINE, set_fact(True, "parameters")),
+    (events.ENGINE, set_fact(2.5, "world_size")),
+    (events.ENGINE, set_fact({}, "model")),
+    (events.ENGINE, set_fact("{}", "config")),
+    (events.TENSORS, set_fact([3], "device")),
+    (events.TENSORS, set_fact(["3"], "unclaimed_largest")),
+    (events.AFFINITY, set_fact({"main": "0-3"}, "threads")),
+    (events.RANK_FOUND, set_fact([], "rank")),
+    (events.RANK_GONE, set_fact({}, "pid")),
+    (events.JOB_ENDED, set_fact("0", "exit_code")),
 ]
 INCOMPLETE = [
-    (events.TOTAL_STEPS, without("steps")),
-    (events.TOTAL_STEPS, with_("40", "steps")),
-    (events.MICROSCOPE, with_(None, "request")),
-    (events.MICROSCOPE, without("baseline")),
-    (events.MICROSCOPE, with_({"requested_bytes": None}, "baseline")),
-    (events.MICROSCOPE, with_(math.inf, "begin_ns")),
-    (events.JOB_ENDED, with_(10**30, "time_ns")),
+    (events.TOTAL_STEPS, remove_fact("steps")),
+    (events.TOTAL_STEPS, set_fact("40", "steps")),
+    (events.MICROSCOPE, set_fact(None, "request")),
+    (events.MICROSCOPE, remove_fact("baseline")),
+    (events.MICROSCOPE, set_fact({"requested_bytes": None}, "baseline")),
+    (events.MICROSCOPE, set_fact(math.inf, "begin_ns")),
+    (events.JOB_ENDED, set_fact(10**30, "time_ns")),
 ]
 
 
@@ -89,18 +89,18 @@ def changed_once(name: str, change: Callable[[Facts], None]) -> Session:
     """Return a recording in which the first event of that name is changed."""
     pending = [None]
 
-    def damage(event: Facts) -> Facts:
+    def damage_event(event: Facts) -> Facts:
         if event.get("event") == name and pending:
             change(event)
             pending.clear()
         return event
 
-    return recordings.rewritten("gpu-microscope", damage)
+    return recordings.rewrite_events("gpu-microscope", damage_event)
 
 
 @pytest.mark.parametrize(("name", "change"), INVALID)
 def test_invalid_fact_becomes_none_and_is_counted(name: str, change: Callable[[Facts], None]) -> None:
-    session, before = changed_once(name, change), recordings.recording("gpu-microscope")
+    session, before = changed_once(name, change), recordings.open_recording("gpu-microscope")
     assert session.damaged_lines == 1
     first, whole = session.events_named(name)[0].facts, before.events_named(name)[0].facts
     (differs,) = [fact for fact in whole if first[fact] != whole[fact]]
@@ -112,34 +112,34 @@ def test_invalid_fact_becomes_none_and_is_counted(name: str, change: Callable[[F
 def test_event_without_required_fact_is_skipped(name: str, change: Callable[[Facts], None]) -> None:
     session = changed_once(name, change)
     assert session.damaged_lines == 1
-    assert len(session.events_named(name)) == len(recordings.recording("gpu-microscope").events_named(name)) - 1
+    assert len(session.events_named(name)) == len(recordings.open_recording("gpu-microscope").events_named(name)) - 1
 
 
 def test_missing_and_newer_facts_are_no_damage() -> None:
-    def newer(event: Facts) -> Facts:
+    def make_newer(event: Facts) -> Facts:
         missing = {"gpu_notice", "rank", "torch", "devices", "parameters", "exit_code"}
         rest = {fact: value for fact, value in event.items() if fact not in missing}
         return {**rest, **dict.fromkeys(missing & event.keys() - {"devices"}), "newer": [{"rank": "1"}]}
 
-    before, session = recordings.recording("gpu-microscope"), recordings.rewritten("gpu-microscope", newer)
+    before, session = recordings.open_recording("gpu-microscope"), recordings.rewrite_events("gpu-microscope", make_newer)
     assert session.damaged_lines == 0
     assert len(session.events) == len(before.events)
 
 
 @pytest.mark.parametrize("name", ["gpu-long", "held-restart", "x4-z3", "z2-fp16"])
 def test_findings_need_no_process_of_an_event(name: str) -> None:
-    def nameless(line: Facts) -> Facts:
+    def remove_process(line: Facts) -> Facts:
         return {fact: value for fact, value in line.items() if fact not in ("pid", "start")} if "event" in line else line
 
-    session = recordings.rewritten(name, nameless)
+    session = recordings.rewrite_events(name, remove_process)
     assert find_annotations(session, session.end_ns)
 
 
 def test_file_of_invalid_writer_is_skipped() -> None:
-    def foreign(line: Facts) -> Facts:
+    def rename_rank(line: Facts) -> Facts:
         return {**line, "writer": {**line["writer"], "rank": "first"}} if "writer" in line else line
 
-    session = recordings.rewritten("z2", foreign)
+    session = recordings.rewrite_events("z2", rename_rank)
     assert session.events == []
     assert session.damaged_lines > 0
 
@@ -187,20 +187,20 @@ _NAMES = ("gpu-microscope", "x4-attached", "z2-oom")
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def recording_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [recordings.as_directory(name, tmp_path_factory.mktemp("whole")) for name in _NAMES]
 
 
-def places(value: Any, depth: int = 0) -> list[tuple[Any, ...]]:
+def list_paths(value: Any, depth: int = 0) -> list[tuple[Any, ...]]:
     """Return the path of every value in an event that can be replaced."""
     parts = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
-    return [(key, *rest) for key, part in parts for rest in ((), *(places(part, depth + 1) if depth < 3 else ()))]
+    return [(key, *rest) for key, part in parts for rest in ((), *(list_paths(part, depth + 1) if depth < 3 else ()))]
 
 
 @settings(max_examples=40, phases=[Phase.generate])  # choices from lists need no shrinking
 @given(data=st.data())
-def test_no_value_in_an_event_breaks_a_command(folders: list[Path], data: st.DataObject) -> None:
-    folder = data.draw(st.sampled_from(folders))
+def test_no_value_in_an_event_breaks_a_command(recording_folders: list[Path], data: st.DataObject) -> None:
+    folder = data.draw(st.sampled_from(recording_folders))
     lines = {
         (path, n): json.loads(line)
         for path in folder.glob("events-*")
@@ -210,20 +210,20 @@ def test_no_value_in_an_event_breaks_a_command(folders: list[Path], data: st.Dat
     path, number = kinds[data.draw(st.sampled_from(sorted(kinds)))]
     facts = lines[path, number]
     # A recording of a newer format is refused on purpose.
-    path_in_event = data.draw(st.sampled_from([keys for keys in places(facts) if keys[0] != "zerotop"]))
+    path_in_event = data.draw(st.sampled_from([keys for keys in list_paths(facts) if keys[0] != "zerotop"]))
     value = data.draw(st.sampled_from(_VALUES))
-    (without(*path_in_event) if value is _ABSENT else with_(value, *path_in_event))(facts)
+    (remove_fact(*path_in_event) if value is _ABSENT else set_fact(value, *path_in_event))(facts)
     before = path.read_text()
     damaged = before.splitlines()
     damaged[number] = json.dumps(facts)
     path.write_text("\n".join(damaged) + "\n")
     try:
-        look(folder)
+        read_everything(folder)
     finally:
         path.write_text(before)
 
 
-def look(folder: Path) -> None:
+def read_everything(folder: Path) -> None:
     """Run commands and build views of a recording, without drawing."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert main(["memory", str(folder)]) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import python
+from agents import build_python_command
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
 from zerotop.commands.common import progress
@@ -31,7 +31,7 @@ def lock_in(folder: Path, name: str) -> Path:
 
 def test_a_lock_is_stale_when_its_holder_is_dead(tmp_path: Path) -> None:
     lock = lock_in(tmp_path, "py311_cpu/cpu_adam")
-    with subprocess.Popen([*python(HOLDER), str(lock)], stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen([*build_python_command(HOLDER), str(lock)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         assert build_locks.find_stale_locks(tmp_path) == []

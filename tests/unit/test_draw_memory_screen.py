@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import recordings
-from memory_recording import GIB, Recording, gib, usual
+from memory_recording import GIB, Recording, gib_to_bytes, record_two_steps
 from microscope_recording import looked_at
-from small_recording import BEGIN_NS, S, identity
+from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.memory.memory_table import SUM_ALLOCATED, SUM_DEVICE, MemoryLine
 from zerotop.analysis.processes.phases import phase_name
 from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
@@ -32,14 +32,14 @@ SIZES = [(12, 1), (30, 4), (40, 12), (66, 18), (120, 30), (300, 60)]
 
 
 def view_of(recording: Recording, second: float, rank: int | None = None) -> MemoryView:
-    return MemoryViewBuilder(recording.read()).view_at(BEGIN_NS + int(second * S), rank)
+    return MemoryViewBuilder(recording.open_session()).view_at(BEGIN_NS + int(second * S), rank)
 
 
-def text(rows: list[Row]) -> str:
+def rows_text(rows: list[Row]) -> str:
     return "\n".join(row_text(row).rstrip() for row in rows)
 
 
-def check(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> None:
+def check_rows(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> None:
     assert len(rows) == height
     for row in rows:
         assert row_width(row) == width, row
@@ -51,22 +51,22 @@ def check(rows: list[Row], width: int, height: int, glyphs: Glyphs) -> None:
 @pytest.mark.parametrize("name", ["z2", "z2-oom", "x4-z3", "cpu-dead", "z3-offload-all"])
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
 def test_every_drawing_fills_its_box(name: str, glyphs: Glyphs) -> None:
-    session = recordings.recording(name)
+    session = recordings.open_recording(name)
     views, begin = MemoryViewBuilder(session), session.begin_ns
     length = session.last_written_ns - begin
     for share in (0.0, 0.4, 0.7, 1.0):
         view = views.view_at(begin + int(length * share))
         for width, height in SIZES:
             for draw in (draw_gpu_bars, draw_host_bars, draw_gpu_ledger, draw_host_ledger, draw_peaks):
-                check(draw(view, width, height, glyphs), width, height, glyphs)
-            check(draw_curve(view.trace, REQUEST_HINT, width, height, glyphs), width, height, glyphs)
-            check([draw_health(view, width, glyphs)], width, 1, glyphs)
+                check_rows(draw(view, width, height, glyphs), width, height, glyphs)
+            check_rows(draw_curve(view.trace, REQUEST_HINT, width, height, glyphs), width, height, glyphs)
+            check_rows([draw_health(view, width, glyphs)], width, 1, glyphs)
             if view.failure is not None:
-                check(draw_post_mortem(view.failure, view.cursor_ns, width, height, glyphs), width, height, glyphs)
+                check_rows(draw_post_mortem(view.failure, view.cursor_ns, width, height, glyphs), width, height, glyphs)
 
 
 def test_the_table(tmp_path: Path) -> None:
-    lines = text(draw_gpu_ledger(view_of(usual(tmp_path), 29.5), 80, 22, BLOCKS)).splitlines()
+    lines = rows_text(draw_gpu_ledger(view_of(record_two_steps(tmp_path), 29.5), 80, 22, BLOCKS)).splitlines()
     assert lines[0].split("─")[0] == "GPU 0, rank 0, GiB +based on "
     assert lines[0].split()[-6:-1] == ["now", "at", "peak", "expected", "difference"]
     rows = {line[:28].strip(" ■"): line[28:].split() for line in lines[1:]}
@@ -81,7 +81,7 @@ def test_the_table(tmp_path: Path) -> None:
 
 
 def test_the_last_addend_is_underlined_and_sums_stand_out(tmp_path: Path) -> None:
-    rows = draw_gpu_ledger(view_of(usual(tmp_path), 29.5), 80, 22, BLOCKS)
+    rows = draw_gpu_ledger(view_of(record_two_steps(tmp_path), 29.5), 80, 22, BLOCKS)
     styles = {row_text(row)[:28].strip(" ■"): [style for _, style in row] for row in rows}
     assert "last-addend" in styles["unexplained"]
     assert "sum" in styles["allocated"]
@@ -89,9 +89,9 @@ def test_the_last_addend_is_underlined_and_sums_stand_out(tmp_path: Path) -> Non
 
 
 def test_rows_without_room_are_merged_so_that_the_ledger_adds_up(tmp_path: Path) -> None:
-    view = view_of(usual(tmp_path), 29.5)
+    view = view_of(record_two_steps(tmp_path), 29.5)
     for height in (7, 9, 12, 15):
-        lines = text(draw_gpu_ledger(view, 80, height, BLOCKS)).splitlines()
+        lines = rows_text(draw_gpu_ledger(view, 80, height, BLOCKS)).splitlines()
         rows = [line for line in lines[1:] if line.startswith(("■", "  "))]
         now = sum(float(line[28:].split()[0].replace("<", "")) for line in rows)
         assert now == pytest.approx(80, abs=0.05), lines
@@ -99,10 +99,10 @@ def test_rows_without_room_are_merged_so_that_the_ledger_adds_up(tmp_path: Path)
 
 
 def test_host_memory(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     host = {"master_weights": 4, "optimizer_state": 1, "gradients": 0.25}
-    recording.tensors(19, "after_update", {"parameters": 2}, host=host, host_pinned={"master_weights": 4})
-    lines = text(draw_host_ledger(view_of(recording, 19.5), 90, 14, BLOCKS)).splitlines()
+    recording.write_inventory(19, "after_update", {"parameters": 2}, host=host, host_pinned={"master_weights": 4})
+    lines = rows_text(draw_host_ledger(view_of(recording, 19.5), 90, 14, BLOCKS)).splitlines()
     rows = {line[:28].strip(" ■"): line[28:].split() for line in lines[1:]}
     assert rows["master weights"][:2] == ["4.00", "4.00"]
     assert rows["master weights"][-1] == "4.00"  # bytes for each parameter
@@ -112,21 +112,21 @@ def test_host_memory(tmp_path: Path) -> None:
 
 def test_empty_states_say_what_is_missing(tmp_path: Path) -> None:
     view = view_of(Recording(tmp_path), 3)
-    assert "No GPU found" in text(draw_gpu_ledger(view, 80, 6, BLOCKS))
-    assert "Waiting for the training to begin" in text(draw_host_ledger(view, 80, 6, BLOCKS))
-    assert "x traces the next step" in text(draw_curve(None, REQUEST_HINT, 80, 6, BLOCKS))
+    assert "No GPU found" in rows_text(draw_gpu_ledger(view, 80, 6, BLOCKS))
+    assert "Waiting for the training to begin" in rows_text(draw_host_ledger(view, 80, 6, BLOCKS))
+    assert "x traces the next step" in rows_text(draw_curve(None, REQUEST_HINT, 80, 6, BLOCKS))
     assert draw_estimates(view, 80, 6, BLOCKS) == []
 
 
 def test_ranks_that_have_exited(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 29.2, events.GOODBYE)
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
     view = view_of(recording, 40)
-    assert "State when the first rank exited, 11 s ago." in text(draw_gpu_ledger(view, 80, 26, BLOCKS))
+    assert "State when the first rank exited, 11 s ago." in rows_text(draw_gpu_ledger(view, 80, 26, BLOCKS))
 
 
 def test_bars_stack_in_the_ledgers_order(tmp_path: Path) -> None:
-    rows = draw_gpu_bars(view_of(usual(tmp_path), 29.5), 16, 30, TEXTURES)
+    rows = draw_gpu_bars(view_of(record_two_steps(tmp_path), 29.5), 16, 30, TEXTURES)
     column = "".join(row_text(row)[6] for row in reversed(rows[1:-1]))
     order = "".join(dict.fromkeys(column))
     # Parameters, master weights, state, unallocated, other processes and the driver, free.
@@ -135,7 +135,7 @@ def test_bars_stack_in_the_ledgers_order(tmp_path: Path) -> None:
 
 
 def test_bars_of_the_chosen_gpus_job_have_names(tmp_path: Path) -> None:
-    drawn = text(draw_gpu_bars(view_of(usual(tmp_path), 29.5), 70, 24, BLOCKS))
+    drawn = rows_text(draw_gpu_bars(view_of(record_two_steps(tmp_path), 29.5), 70, 24, BLOCKS))
     assert "GPU 0, this job" in drawn
     assert "now" in drawn
     assert "peak" in drawn
@@ -147,14 +147,14 @@ def test_bars_of_the_chosen_gpus_job_have_names(tmp_path: Path) -> None:
 
 
 def test_peaks_by_phase(tmp_path: Path) -> None:
-    lines = text(draw_peaks(view_of(usual(tmp_path), 29.5), 60, 8, BLOCKS)).splitlines()
+    lines = rows_text(draw_peaks(view_of(record_two_steps(tmp_path), 29.5), 60, 8, BLOCKS)).splitlines()
     assert [line.split()[0] for line in lines[1:4]] == ["backward", "step", "forward"]
     assert "19.50" in lines[1]
     assert lines[1].split()[-1] == "1"
 
 
 def test_health() -> None:
-    session = recordings.recording("z2-oom")
+    session = recordings.open_recording("z2-oom")
     view = MemoryViewBuilder(session).view_at(session.last_written_ns)
     drawn = row_text(draw_health(view, 160, BLOCKS))
     assert "3 cache flushes" in drawn
@@ -164,14 +164,14 @@ def test_health() -> None:
     assert view.health is not None
     counted = replace(view, health=replace(view.health, segments=12))
     assert "12 segments" in row_text(draw_health(counted, 190, BLOCKS))
-    expandable = recordings.recording("z2-expandable")
+    expandable = recordings.open_recording("z2-expandable")
     drawn = row_text(draw_health(MemoryViewBuilder(expandable).view_at(expandable.last_written_ns), 160, BLOCKS))
     assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in drawn
 
 
 def test_estimates_mark_the_options_of_the_job(tmp_path: Path) -> None:
-    rows = draw_estimates(view_of(usual(tmp_path), 29.5), 70, 6, BLOCKS)
-    assert text(rows).splitlines()[1].split()[-2:] == ["2.00", "24.00"]
+    rows = draw_estimates(view_of(record_two_steps(tmp_path), 29.5), 70, 6, BLOCKS)
+    assert rows_text(rows).splitlines()[1].split()[-2:] == ["2.00", "24.00"]
     assert row_text(rows[2]).rstrip().endswith("this job")
 
 
@@ -181,9 +181,9 @@ def test_estimates_mark_the_options_of_the_job(tmp_path: Path) -> None:
 def test_the_curve_and_the_blocks_alive_at_its_peak(tmp_path: Path) -> None:
     view = view_of(looked_at(tmp_path), 29.5)
     assert view.trace is not None
-    assert (view.trace.peak_bytes, view.trace.peak_phase) == (gib(14.5 + 3 + 1.5 + 0.25), "backward")
+    assert (view.trace.peak_bytes, view.trace.peak_phase) == (gib_to_bytes(14.5 + 3 + 1.5 + 0.25), "backward")
     rows = draw_curve(view.trace, "", 110, 16, BLOCKS)
-    drawn = text(rows)
+    drawn = rows_text(rows)
     assert drawn.startswith("Microscope, step 1 of rank 0, GiB")
     assert "19.25 GiB in backward" in drawn
     assert "after 3.25 s, 98 events" in drawn
@@ -202,8 +202,8 @@ def test_no_column_hides_the_peak(tmp_path: Path) -> None:
         assert len(highest) == len(phases) == count
     # The curve is flat between two allocations.
     highest, _ = resample_curve(trace, 900)
-    assert highest[100 * 255 // 100] == pytest.approx(gib(14.5 + 24 * 0.125))
-    assert np.isclose(highest[-1], gib(14.5))
+    assert highest[100 * 255 // 100] == pytest.approx(gib_to_bytes(14.5 + 24 * 0.125))
+    assert np.isclose(highest[-1], gib_to_bytes(14.5))
 
 
 def test_a_column_without_events_has_the_phase_at_its_middle(tmp_path: Path) -> None:
@@ -219,11 +219,11 @@ def test_a_column_without_events_has_the_phase_at_its_middle(tmp_path: Path) -> 
 
 
 def test_the_post_mortem() -> None:
-    session = recordings.recording("z2-oom")
+    session = recordings.open_recording("z2-oom")
     view = MemoryViewBuilder(session).view_at(session.last_written_ns)
     assert view.failure is not None
     for width, height in ((80, 8), (120, 14), (200, 20)):
-        drawn = " ".join(text(draw_post_mortem(view.failure, view.cursor_ns, width, height, BLOCKS)).split())
+        drawn = " ".join(rows_text(draw_post_mortem(view.failure, view.cursor_ns, width, height, BLOCKS)).split())
         assert "Rank 0 ran out of GPU memory" in drawn
         assert "per_device_eval_batch_size to 40" in drawn
     assert "requested 92.73 GiB" in drawn
@@ -235,7 +235,7 @@ def test_the_post_mortem() -> None:
 
 
 def test_the_setting_stands_out() -> None:
-    session = recordings.recording("z2-oom")
+    session = recordings.open_recording("z2-oom")
     view = MemoryViewBuilder(session).view_at(session.last_written_ns)
     assert view.failure is not None
     rows = draw_post_mortem(view.failure, view.cursor_ns, 120, 14, BLOCKS)
@@ -244,12 +244,16 @@ def test_the_setting_stands_out() -> None:
 
 def test_units() -> None:
     gibs, mibs = choose_unit(3 * GIB), choose_unit(GIB)
-    assert (gibs.format_bytes(gib(1.5)).strip(), gibs.format_bytes(0).strip(), gibs.format_bytes(1).strip()) == (
+    assert (gibs.format_bytes(gib_to_bytes(1.5)).strip(), gibs.format_bytes(0).strip(), gibs.format_bytes(1).strip()) == (
         "1.50",
         "0.00",
         "<0.01",
     )
-    assert (gibs.format_bytes(None).strip(), gibs.format_signed(0).strip(), gibs.format_signed(-gib(1)).strip()) == (
+    assert (
+        gibs.format_bytes(None).strip(),
+        gibs.format_signed(0).strip(),
+        gibs.format_signed(-gib_to_bytes(1)).strip(),
+    ) == (
         "–",
         "0.00",
         "-1.00",
@@ -258,7 +262,7 @@ def test_units() -> None:
 
 
 def test_bars_get_narrow_before_some_are_left_out_but_never_the_chosen_one(tmp_path: Path) -> None:
-    view = view_of(usual(tmp_path), 29.5)
+    view = view_of(record_two_steps(tmp_path), 29.5)
     gpu = view.gpus[0]
     several = tuple(replace(gpu, index=index, ranks=(index,)) for index in range(8))
     four = replace(view, gpus=several[:4], gpu=several[0])

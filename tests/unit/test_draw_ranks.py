@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from recordings import recording
-from small_recording import read
+from recordings import open_recording
+from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.live_view import State
 from zerotop.analysis.ranks.delays import Delay
@@ -29,7 +29,7 @@ from zerotop.ui.ranks.table import draw_table
 def make_picture(
     folder: Path, metric: Metric = Metric.ITERATION, *, by_number: bool = False, rank: int | None = None
 ) -> RankPicture:
-    source = RecordingSource(read(folder))
+    source = RecordingSource(read_recording(folder))
     viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
     viewer.playhead = Playhead(lambda: 0.0)
     if rank is not None:
@@ -40,19 +40,19 @@ def make_picture(
     return ranking.make_picture(viewer.make_frame(), 60)
 
 
-def texts(drawn: MapRows) -> list[str]:
+def read_rows(drawn: MapRows) -> list[str]:
     return [row_text(row).rstrip() for row in drawn.rows]
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("three")
     write_ranks(folder, 3, 6, late_s={1: 0.1}, more_bytes={2: 4 * GIB})
     return folder
 
 
-def test_the_map_and_other_metrics_in_the_spare_room(three: Path) -> None:
-    assert texts(draw_map(make_picture(three), 60, 14, ASCII)) == [
+def test_the_map_and_other_metrics_in_the_spare_room(three_ranks: Path) -> None:
+    assert read_rows(draw_map(make_picture(three_ranks), 60, 14, ASCII)) == [
         "Ranks: iteration s  outliers first ---- 0.95 .:-=+*oO#@ 1.25",
         " Rank 1 delays the others by 93.4 ms (9 %) for its data.",
         ">1 ::::::::::::::::::::::::::::::::::::::::::::::::::   1.00",
@@ -70,8 +70,8 @@ def test_the_map_and_other_metrics_in_the_spare_room(three: Path) -> None:
     ]
 
 
-def test_it_opens_on_the_rank_that_delays_the_others(three: Path) -> None:
-    source = RecordingSource(read(three))
+def test_it_opens_on_the_rank_that_delays_the_others(three_ranks: Path) -> None:
+    source = RecordingSource(read_recording(three_ranks))
     viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
     picture = ranking.make_picture(viewer.make_frame(), 60)
     assert (picture.metric, picture.chosen) == (Metric.WAIT, 1)
@@ -83,15 +83,17 @@ def test_it_opens_on_the_rank_that_delays_the_others(three: Path) -> None:
 
 def test_a_delay_is_counted_from_where_it_began() -> None:
     skew = find_skew(
-        RankMatrices().matrix_at(RecordingSource(recording("cpu-straggler")).rank_steps, 2**62, 64, meets_in_forward=False)
+        RankMatrices().matrix_at(
+            RecordingSource(open_recording("cpu-straggler")).rank_steps, 2**62, 64, meets_in_forward=False
+        )
     )
     assert skew is not None
     assert skew.delays_others
     assert skew.since_step == 15
 
 
-def test_by_number_and_by_another_metric(three: Path) -> None:
-    assert texts(draw_map(make_picture(three, Metric.PEAK, by_number=True, rank=2), 60, 6, ASCII)) == [
+def test_by_number_and_by_another_metric(three_ranks: Path) -> None:
+    assert read_rows(draw_map(make_picture(three_ranks, Metric.PEAK, by_number=True, rank=2), 60, 6, ASCII)) == [
         "Ranks: peak allocated GiB  by number -- 28.0 .:-=+*oO#@ 37.0",
         " Rank 1 delays the others by 93.4 ms (9 %) for its data.",
         " 0 --------------------------------------------------   30.0",
@@ -101,15 +103,15 @@ def test_by_number_and_by_another_metric(three: Path) -> None:
     ]
 
 
-def test_little_free_memory_has_strong_colours(three: Path) -> None:
-    rows = texts(draw_map(make_picture(three, Metric.FREE), 60, 6, ASCII))
+def test_little_free_memory_has_strong_colours(three_ranks: Path) -> None:
+    rows = read_rows(draw_map(make_picture(three_ranks, Metric.FREE), 60, 6, ASCII))
     assert rows[0] == "Ranks: least free GiB  outliers first ---- 110 .:-=+*oO#@ 85"
     assert [row[8] for row in rows[2:5]] == ["O", "#", "#"]
     assert [row[-2:] for row in rows[2:5]] == ["90", "89", "88"]
 
 
-def test_the_table(three: Path) -> None:
-    rows = draw_table(make_picture(three, rank=1), 46, 13, BLOCKS)
+def test_the_table(three_ranks: Path) -> None:
+    rows = draw_table(make_picture(three_ranks, rank=1), 46, 13, BLOCKS)
     assert [row_text(row).rstrip() for row in rows] == [
         "Rank 1 node000 ──────── rank ── median ── diff",
         "  delays others     93.4 ms    0.0 ms     more",
@@ -133,11 +135,11 @@ def test_the_table(three: Path) -> None:
 def test_more_ranks_than_rows_share_them(tmp_path: Path) -> None:
     write_ranks(tmp_path, 40, 6, late_s={9: 0.1}, sampled=False)
     drawn = draw_map(make_picture(tmp_path, Metric.WAIT), 60, 26, BLOCKS)
-    rows = texts(drawn)[4:]
+    rows = read_rows(drawn)[4:]
     assert [row[:4] for row in rows[:4]] == ["› 9 ", "  1 ", "  3 ", "  5 "]  # the upper rank of two, or the chosen one
     assert rows[0][6] == "▀"  # rank 9, and rank 0 under it
     assert drawn.ranks[4] == 9
-    rows = texts(draw_map(make_picture(tmp_path, Metric.WAIT, rank=0), 60, 12, BLOCKS))
+    rows = read_rows(draw_map(make_picture(tmp_path, Metric.WAIT, rank=0), 60, 12, BLOCKS))
     assert [row[:9].strip("› ") for row in rows[2:9]] == ["9", "0", "node000", "node001", "node002", "node003", "node004"]
 
 
@@ -168,12 +170,12 @@ def test_every_size_is_drawn(tmp_path: Path, glyphs: Glyphs, ranks: int) -> None
 def test_an_empty_map_says_what_is_missing(tmp_path: Path) -> None:
     """These recordings have ended; the same function describes a running job without steps."""
     write_ranks(tmp_path, 0, 0)
-    assert "No rank trained" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
-    session = read(tmp_path)
+    assert "No rank trained" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
+    session = read_recording(tmp_path)
     assert describe_empty(session, (), State.STARTING).startswith("No rank trains yet")
     write_ranks(tmp_path, 2, 0)
-    assert "No rank finished a step" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
-    processes = RecordingSource(read(tmp_path)).rank_steps
+    assert "No rank finished a step" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
+    processes = RecordingSource(read_recording(tmp_path)).rank_steps
     assert describe_empty(session, processes, State.RUNNING).startswith("No rank has finished a step yet")
 
 
@@ -181,8 +183,8 @@ def test_a_job_without_a_probe_is_recognized(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 4)
     for file in tmp_path.glob("spans-*"):
         file.unlink()
-    assert "only watched from outside" in " ".join(texts(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
-    assert "No rank trains yet" in describe_empty(read(tmp_path), (), State.STARTING)
+    assert "only watched from outside" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
+    assert "No rank trains yet" in describe_empty(read_recording(tmp_path), (), State.STARTING)
 
 
 def test_sentences_about_skew() -> None:
@@ -209,10 +211,10 @@ def test_sentences_about_skew() -> None:
     assert Skew(9, None, 8, Metric.STEP, 0, math.nan, math.nan, 0.0, 0.0).iteration_share == 0.0
 
 
-def test_with_much_room_lines_are_taller_and_maps_have_gaps(three: Path) -> None:
-    rows = texts(draw_map(make_picture(three), 160, 100, ASCII))
+def test_with_much_room_lines_are_taller_and_maps_have_gaps(three_ranks: Path) -> None:
+    rows = read_rows(draw_map(make_picture(three_ranks), 160, 100, ASCII))
     titles = [place for place, row in enumerate(rows) if row.endswith(tuple("0123456789")) and "@ " in row and ".:-" in row]
-    assert len(titles) == 1 + len(make_picture(three).other_metrics)
+    assert len(titles) == 1 + len(make_picture(three_ranks).other_metrics)
     assert len([row for row in rows[: titles[1]] if row.lstrip(" >").startswith(("0 ", "1 ", "2 "))]) == 3
     assert titles[1] == 2 + 3 * 6 + 1
     assert all(not rows[title - 1] for title in titles[1:])
@@ -221,7 +223,7 @@ def test_with_much_room_lines_are_taller_and_maps_have_gaps(three: Path) -> None
 
 def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> None:
     """The sentence, the chosen rank, the table and the values beside the map agree with the finding under the header."""
-    source = RecordingSource(recording("cpu-straggler"))
+    source = RecordingSource(open_recording("cpu-straggler"))
     while source.search_findings().is_behind:
         pass
     viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
@@ -244,7 +246,7 @@ def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> Non
 
 def test_a_delay_that_is_over_does_not_cut_the_figures(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 12, sampled=False)
-    source = RecordingSource(read(tmp_path))
+    source = RecordingSource(read_recording(tmp_path))
     begin_ns = int(source.rank_steps[1].step_rows["begin_unix_ns"][4])
     matrix = RankMatrices().matrix_at(
         source.rank_steps, 2**62, 64, meets_in_forward=False, delays=(Delay(rank=1, begin_ns=begin_ns),)
@@ -254,7 +256,7 @@ def test_a_delay_that_is_over_does_not_cut_the_figures(tmp_path: Path) -> None:
 
 
 def test_where_no_rank_is_late_the_sentence_has_the_figures_of_the_table() -> None:
-    source = RecordingSource(recording("story"))
+    source = RecordingSource(open_recording("story"))
     viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
     for step in range(source.last_step or 0):
         viewer.go_to_step(step)

@@ -24,25 +24,25 @@ JOB = RunningJob(123, "torchrun", 1, ("0",), 300.0, None, "train.py")
 KNOWN = Overview("one", zero_stage=2, model="Tiny", ranks=1, steps=1, iterations=(2.5,), iteration_s=2.5)
 
 
-def told(item: LibraryItem) -> str:
+def read_detail(item: LibraryItem) -> str:
     return " ".join(row_text(row).strip() for row in draw_detail(item, 120, BLOCKS))
 
 
-def recorded(known: Overview) -> Recording:
+def make_recording(known: Overview) -> Recording:
     return Recording(Path("/recordings/one"), False, Stamp(1, 1, 1), False, known)
 
 
 @pytest.mark.parametrize(("ranks", "said"), [(1, ": 1 rank on GPU 0."), (2, ": 2 ranks on GPU 0.")])
 def test_how_many_ranks_a_running_job_has(ranks: int, said: str) -> None:
-    assert said in told(replace(JOB, ranks=ranks))
+    assert said in read_detail(replace(JOB, ranks=ranks))
 
 
 def test_what_was_trained_in_one_step_or_by_ranks_that_were_not_counted() -> None:
-    assert "Tiny, ZeRO-2, 1 rank, 1 step, median 2.50 s, longest 2.50 s" in told(recorded(KNOWN))
-    assert "median 27.8 ms, longest 2.50 s" in told(recorded(replace(KNOWN, iteration_s=0.0278)))
-    assert "Tiny, ZeRO-2, 4 ranks, 30 steps, median" in told(recorded(replace(KNOWN, ranks=4, steps=30)))
-    assert "Tiny, ZeRO-2, 1 step, median" in told(recorded(replace(KNOWN, ranks=None)))
-    assert "1 record could not be written." in told(recorded(replace(KNOWN, lost_records=1)))
+    assert "Tiny, ZeRO-2, 1 rank, 1 step, median 2.50 s, longest 2.50 s" in read_detail(make_recording(KNOWN))
+    assert "median 27.8 ms, longest 2.50 s" in read_detail(make_recording(replace(KNOWN, iteration_s=0.0278)))
+    assert "Tiny, ZeRO-2, 4 ranks, 30 steps, median" in read_detail(make_recording(replace(KNOWN, ranks=4, steps=30)))
+    assert "Tiny, ZeRO-2, 1 step, median" in read_detail(make_recording(replace(KNOWN, ranks=None)))
+    assert "1 record could not be written." in read_detail(make_recording(replace(KNOWN, lost_records=1)))
 
 
 def test_keys_are_called_as_on_all_screens() -> None:
@@ -54,5 +54,5 @@ def test_keys_are_called_as_on_all_screens() -> None:
 def test_keys_that_need_a_row_or_a_recording_are_left_out_without_one() -> None:
     model = StartModel()
     assert label_keys(model).keys() >= {"start.open", "start.mark", "start.export"}
-    model.update_items((recorded(KNOWN),), ())
+    model.update_items((make_recording(KNOWN),), ())
     assert label_keys(model) == {"app.leave": "quit"}

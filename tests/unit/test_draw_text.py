@@ -100,14 +100,14 @@ def test_glyphs_follow_the_locale(environment: dict[str, str], encoding: str, gl
 
 
 def test_a_table_says_which_columns_it_left_out() -> None:
-    def column(heading: str, width: int, importance: int) -> Column[str]:
+    def make_column(heading: str, width: int, importance: int) -> Column[str]:
         return Column(heading, width, importance, lambda item, size: ((item.rjust(size), "text"),))
 
-    columns = [column("", 8, 9), column("now", 5, 9), column("total", 5, 2), column("job", 5, 1)]
+    columns = [make_column("", 8, 9), make_column("now", 5, 9), make_column("total", 5, 2), make_column("job", 5, 1)]
     title: Row = (("GPU", "title"),)
 
     def draw_title(width: int, first: int) -> str:
-        wide = [column("", first, 9), *columns[1:]]
+        wide = [make_column("", first, 9), *columns[1:]]
         return row_text(draw_rule(title, width, BLOCKS, place_columns(wide, width)))
 
     assert draw_title(40, 8) == "GPU ────── now total ─ job ─────────────"

@@ -11,7 +11,7 @@ import pytest
 from zerotop_probe.outside.attaching.ptrace import elf
 
 
-def program(kind: int, number: int) -> bytes:
+def make_program(kind: int, number: int) -> bytes:
     """A file with one segment at 0x400000, a symbol table and the names."""
     texts = b"\0other\0sought\0"
     symbols = struct.pack("<24xIBBHQQ", texts.index(b"sought"), 0x12, 0, 1, 0x402234, 8)
@@ -30,13 +30,13 @@ def test_a_symbol_of_a_file_for_any_machine(
     tmp_path: Path, number: int, name: str, kind: int, movable: bool, value: int
 ) -> None:
     path = tmp_path / "file"
-    path.write_bytes(program(kind, number))
-    found = elf.read_symbols(str(path), ["sought", "absent"])
-    assert found == elf.Symbols(name, movable, {"sought": value})
+    path.write_bytes(make_program(kind, number))
+    symbols = elf.read_symbols(str(path), ["sought", "absent"])
+    assert symbols == elf.Symbols(name, movable, {"sought": value})
 
 
 def test_a_file_that_is_damaged_anywhere(tmp_path: Path) -> None:
-    path, whole = tmp_path / "file", program(3, 62)
+    path, whole = tmp_path / "file", make_program(3, 62)
     for position in range(6, len(whole)):
         path.write_bytes(whole[:position] + b"\xff" * 8 + whole[position + 8 :])
         with contextlib.suppress(elf.NotElf, OSError):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from machine import small_disk
-from memory_recording import Recording, record
-from rank_recordings import events as told_in
-from rank_recordings import table
-from small_recording import BEGIN_NS, S, identity
+from memory_recording import Recording, make_record
+from rank_recordings import read_event_file as told_in
+from rank_recordings import read_table_file
+from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.views.job_exit import Losses, read_ending
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording import events, tables
@@ -33,21 +33,23 @@ for step in range(int(sys.argv[3])):
 """
 
 
-def lossy(folder: Path) -> Recording:
+def make_lossy_recording(folder: Path) -> Recording:
     """Rank 0 loses 3 records and later 4 more, of which its table does not tell; rank 1 loses 5 and is killed."""
     recording = Recording(folder)
-    recording.engine()
-    recording.write(tables.PROBE, identity(0), [record(tables.PROBE, 1), record(tables.PROBE, 2, lost=3)])
-    recording.write(tables.PROBE, identity(1), [record(tables.PROBE, 4, lost=5)])
-    recording.event(identity(0), 8, events.GOODBYE, lost=7)
-    recording.event(recording.node, 9, events.JOB_ENDED, exit_code=0, text="The job ended with exit code 0.")
-    recording.event(recording.node, 10, events.SAMPLER_ENDED, lost_records=100, lost_output_bytes=9)
+    recording.write_engine()
+    recording.write_records(
+        tables.PROBE, make_identity(0), [make_record(tables.PROBE, 1), make_record(tables.PROBE, 2, lost=3)]
+    )
+    recording.write_records(tables.PROBE, make_identity(1), [make_record(tables.PROBE, 4, lost=5)])
+    recording.write_event(make_identity(0), 8, events.GOODBYE, lost=7)
+    recording.write_event(recording.node, 9, events.JOB_ENDED, exit_code=0, text="The job ended with exit code 0.")
+    recording.write_event(recording.node, 10, events.SAMPLER_ENDED, lost_records=100, lost_output_bytes=9)
     return recording
 
 
 def test_what_ranks_and_samplers_lost_adds_up(tmp_path: Path) -> None:
-    found = read_ending(lossy(tmp_path).read())
-    assert (found.exit_code, found.lost_records, found.lost_output_bytes) == (0, 7 + 5 + 100, 9)
+    ending = read_ending(make_lossy_recording(tmp_path).open_session())
+    assert (ending.exit_code, ending.lost_records, ending.lost_output_bytes) == (0, 7 + 5 + 100, 9)
 
 
 @pytest.mark.parametrize(
@@ -61,16 +63,16 @@ def test_what_ranks_and_samplers_lost_adds_up(tmp_path: Path) -> None:
     ],
 )
 def test_the_screen_says_so_from_when_it_is_known(tmp_path: Path, second: int, lost: int, sentence: str | None) -> None:
-    view = RecordingSource(lossy(tmp_path).read()).view_at(BEGIN_NS + second * S)
+    view = RecordingSource(make_lossy_recording(tmp_path).open_session()).view_at(BEGIN_NS + second * S)
     assert view.cost.lost_records == lost
     assert [notice for notice in view.job.notices if "incomplete" in notice] == ([sentence] if sentence else [])
 
 
 def test_damaged_counts_count_nothing(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.event(identity(0), 8, events.GOODBYE, lost="many")
-    recording.event(recording.node, 10, events.SAMPLER_ENDED, lost_records=None)
-    assert read_ending(recording.read()).lost_records == 0
+    recording.write_event(make_identity(0), 8, events.GOODBYE, lost="many")
+    recording.write_event(recording.node, 10, events.SAMPLER_ENDED, lost_records=None)
+    assert read_ending(recording.open_session()).lost_records == 0
     assert Losses(0, 0).loss_sentence == ""
 
 
@@ -82,7 +84,7 @@ def test_a_rank_on_a_full_disk_still_says_what_it_lost(tmp_path: Path) -> None:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         (path,) = session.glob("events-rank*.jsonl")
         (goodbye,) = [event for event in told_in(path) if event.get("event") == events.GOODBYE]
-        written = sum(len(table(path)) for name in ("spans", "begins") for path in session.glob(f"{name}-*.rec"))
+        written = sum(len(read_table_file(path)) for name in ("spans", "begins") for path in session.glob(f"{name}-*.rec"))
     assert (done.returncode, done.stderr) == (0, "")
     # Two of each phase; and what the probe has cost, at the end.
     assert goodbye["lost"] - (1000 - written) in (0, 1)

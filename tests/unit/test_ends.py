@@ -30,10 +30,10 @@ class Nodes:
         for identity in self.ranks:
             RecordWriter(str(self.path), BEGINS, identity).close()
 
-    def at(self, second: int) -> int:
+    def unix_ns_at(self, second: int) -> int:
         return int(self._zero_ns + second * S)
 
-    def over(self) -> list[int | None]:
+    def find_exits(self) -> list[int | None]:
         """In seconds, by rank."""
         self.session.refresh()
         zero = self.session.begin_ns + 60 * S
@@ -42,47 +42,47 @@ class Nodes:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Nodes:
+def two_nodes(tmp_path: Path) -> Nodes:
     return Nodes(tmp_path)
 
 
-def test_the_first_word_of_an_end_counts(two: Nodes) -> None:
-    assert two.over() == [None, None]
-    two.nodes[0].write(two.at(4), "rank_gone", rank=0, pid=10)
-    two.own[0].write(two.at(3), "goodbye")
-    two.nodes[0].write(two.at(5), "rank_gone", rank=1, pid=11)  # another node's number
-    assert two.over() == [3, None]
+def test_the_first_word_of_an_end_counts(two_nodes: Nodes) -> None:
+    assert two_nodes.find_exits() == [None, None]
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(4), "rank_gone", rank=0, pid=10)
+    two_nodes.own[0].write(two_nodes.unix_ns_at(3), "goodbye")
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(5), "rank_gone", rank=1, pid=11)  # another node's number
+    assert two_nodes.find_exits() == [3, None]
 
 
-def test_a_command_takes_its_own_node_with_it(two: Nodes) -> None:
-    for node in two.nodes:
-        node.write(two.at(0), "job_started", pid=8, start=1)
-    two.nodes[0].write(two.at(4), "job_ended", exit_code=0)
-    assert two.over() == [4, None]
+def test_a_command_takes_its_own_node_with_it(two_nodes: Nodes) -> None:
+    for node in two_nodes.nodes:
+        node.write(two_nodes.unix_ns_at(0), "job_started", pid=8, start=1)
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(4), "job_ended", exit_code=0)
+    assert two_nodes.find_exits() == [4, None]
 
 
-def test_a_launcher_takes_all_nodes_with_it(two: Nodes) -> None:
-    two.nodes[0].write(two.at(0), "job_started", pid=8, start=1)
-    two.nodes[0].write(two.at(4), "job_ended", exit_code=0)
-    assert two.over() == [4, 4]
-    assert find_alive_processes(two.session, two.session.begin_ns + 63 * S) == [
+def test_a_launcher_takes_all_nodes_with_it(two_nodes: Nodes) -> None:
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(0), "job_started", pid=8, start=1)
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(4), "job_ended", exit_code=0)
+    assert two_nodes.find_exits() == [4, 4]
+    assert find_alive_processes(two_nodes.session, two_nodes.session.begin_ns + 63 * S) == [
         RankProcess("n0", 10, 0),
         RankProcess("n1", 11, 1),
     ]
-    assert find_alive_processes(two.session, two.session.begin_ns + 65 * S) == []
+    assert find_alive_processes(two_nodes.session, two_nodes.session.begin_ns + 65 * S) == []
 
 
-def test_later_exits_and_commands_are_not_known_yet(two: Nodes) -> None:
-    two.nodes[0].write(two.at(2), "job_ended", exit_code=0)
-    two.nodes[1].write(two.at(6), "job_started", pid=8, start=1)
-    two.own[1].write(two.at(9), "goodbye")
-    two.session.refresh()
-    exits, (_, other) = read_exits(two.session), two.session.sources["begins"]
-    zero = two.session.begin_ns + 60 * S
+def test_later_exits_and_commands_are_not_known_yet(two_nodes: Nodes) -> None:
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(2), "job_ended", exit_code=0)
+    two_nodes.nodes[1].write(two_nodes.unix_ns_at(6), "job_started", pid=8, start=1)
+    two_nodes.own[1].write(two_nodes.unix_ns_at(9), "goodbye")
+    two_nodes.session.refresh()
+    exits, (_, other) = read_exits(two_nodes.session), two_nodes.session.sources["begins"]
+    zero = two_nodes.session.begin_ns + 60 * S
     ends = [exits.until(zero + second * S).find_exit(other) for second in (1, 3, 7, 10)]
     assert [end and round((end - zero) / S) for end in ends] == [None, 2, None, 9]
 
 
-def test_an_end_before_its_beginning_was_another_process_s(two: Nodes) -> None:
-    two.nodes[0].write(two.at(-120), "rank_gone", rank=0, pid=10)
-    assert two.over() == [None, None]
+def test_an_end_before_its_beginning_was_another_process_s(two_nodes: Nodes) -> None:
+    two_nodes.nodes[0].write(two_nodes.unix_ns_at(-120), "rank_gone", rank=0, pid=10)
+    assert two_nodes.find_exits() == [None, None]

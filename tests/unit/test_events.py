@@ -18,7 +18,7 @@ from zerotop_probe.recording.events import EVENTS
 _READERS = {"events_named", "process_events", "read_events", "_read_events"}
 
 
-def calls(folder: Path) -> Iterator[ast.Call]:
+def find_calls(folder: Path) -> Iterator[ast.Call]:
     """Every call in the Python files of a folder."""
     for path in folder.rglob("*.py"):
         yield from (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
@@ -36,17 +36,17 @@ def test_field_names_are_unique() -> None:
         assert not {"time_ns", "event"} & set(names)
 
 
-@pytest.mark.parametrize("name", recordings.names())
+@pytest.mark.parametrize("name", recordings.list_recordings())
 def test_recorded_events_match_their_declarations(name: str) -> None:
-    for file, content in unpack_files(recordings.packed(name)).items():
+    for file, content in unpack_files(recordings.find_packed_file(name)).items():
         if file.endswith(".jsonl"):
             for line in content.splitlines()[1:]:
                 check_event(json.loads(line))
 
 
-def test_writers_use_declared_fields(root: Path) -> None:
+def test_writers_use_declared_fields(checkout_root: Path) -> None:
     checked = set()
-    for call in calls(root / "probe"):
+    for call in find_calls(checkout_root / "probe"):
         # Also both of ``events.PARTED if joined else events.JOB_ENDED``.
         constants = [
             node.attr
@@ -62,8 +62,8 @@ def test_writers_use_declared_fields(root: Path) -> None:
     assert checked == EVENTS.keys()
 
 
-def test_readers_ask_for_declared_events(root: Path) -> None:
-    for call in calls(root / "tui"):
+def test_readers_ask_for_declared_events(checkout_root: Path) -> None:
+    for call in find_calls(checkout_root / "tui"):
         if getattr(call.func, "attr", getattr(call.func, "id", "")) in _READERS:
             literals = {arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)}
             assert literals <= EVENTS.keys(), f"line {call.lineno}"

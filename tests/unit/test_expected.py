@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memory_recording import GIB, gib, usual
+from memory_recording import GIB, gib_to_bytes, record_two_steps
 from small_recording import BEGIN_NS, S
 from zerotop.analysis.memory.expected.deepspeed_estimates import RuleOfThumb, estimate_zero2, estimate_zero3
 from zerotop.analysis.memory.expected.zero_model import (
@@ -40,17 +40,17 @@ SIZES = [
 
 
 @pytest.fixture(scope="module")
-def deepspeeds(root: Path) -> dict[str, Any]:
-    script = root / "tests" / "support" / "deepspeed_estimates.py"
+def deepspeed_estimates(checkout_root: Path) -> dict[str, Any]:
+    script = checkout_root / "tests" / "support" / "deepspeed_estimates.py"
     run = subprocess.run([sys.executable, script, json.dumps(SIZES)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return result
 
 
-def test_estimates_are_deepspeeds_own(deepspeeds: dict[str, Any]) -> None:
-    assert len(deepspeeds["estimates"]) == 8 * len(SIZES)
-    for theirs in deepspeeds["estimates"]:
+def test_estimates_are_deepspeeds_own(deepspeed_estimates: dict[str, Any]) -> None:
+    assert len(deepspeed_estimates["estimates"]) == 8 * len(SIZES)
+    for theirs in deepspeed_estimates["estimates"]:
         where = {"gpus": theirs["gpus"], "nodes": theirs["nodes"], "factor": theirs["factor"]}
         ours = (
             *estimate_zero2(theirs["parameters"], **where),
@@ -61,20 +61,20 @@ def test_estimates_are_deepspeeds_own(deepspeeds: dict[str, Any]) -> None:
         assert [mine.gpu_bytes, mine.host_bytes] == theirs["sizes"], theirs
 
 
-def test_the_largest_layer_is_counted_as_deepspeed_does(deepspeeds: dict[str, Any]) -> None:
-    assert deepspeeds["layers"] == [40 * 11 + 11] * 2
+def test_the_largest_layer_is_counted_as_deepspeed_does(deepspeed_estimates: dict[str, Any]) -> None:
+    assert deepspeed_estimates["layers"] == [40 * 11 + 11] * 2
 
 
-def test_rows_are_called_and_ordered_as_in_deepspeeds_tables(deepspeeds: dict[str, Any]) -> None:
-    (table,) = deepspeeds["tables"]
+def test_rows_are_called_and_ordered_as_in_deepspeeds_tables(deepspeed_estimates: dict[str, Any]) -> None:
+    (table,) = deepspeed_estimates["tables"]
     theirs = [line.split("|") for line in table.splitlines() if line.count("|") == 2 and "GB" in line]
     ours = (*estimate_zero2(10**9, gpus=8, nodes=2), *estimate_zero3(10**9, 10**8, gpus=8, nodes=2))
-    assert [(host.strip(), gpu.strip(), plain(options)) for host, gpu, options in theirs] == [
+    assert [(host.strip(), gpu.strip(), clean_options(options)) for host, gpu, options in theirs] == [
         (f"{e.host_bytes / GIB:.2f}GB", f"{e.gpu_bytes / GIB:.2f}GB", e.option_text) for e in ours
     ]
 
 
-def plain(options: str) -> str:
+def clean_options(options: str) -> str:
     """Python versions differ in how they print DeepSpeed's name for the CPU."""
     return options.strip().replace("OffloadDeviceEnum.", "").replace("cpu ", "cpu")
 
@@ -82,11 +82,11 @@ def plain(options: str) -> str:
 def test_the_papers_example() -> None:
     """Figure 1 of arXiv:1910.02054: 7.5 billion parameters on 64 GPUs."""
     for stage, gigabytes in ((0, 120), (1, 31.4), (2, 16.6), (3, 1.9)):
-        facts = engine(zero_stage=stage, parameters=7_500_000_000, trainable_parameters=7_500_000_000, data_parallel=64)
-        assert sum(of(facts).gpu.values()) / 1e9 == pytest.approx(gigabytes, abs=0.05)
+        facts = make_engine(zero_stage=stage, parameters=7_500_000_000, trainable_parameters=7_500_000_000, data_parallel=64)
+        assert sum(expect_memory(facts).gpu.values()) / 1e9 == pytest.approx(gigabytes, abs=0.05)
 
 
-def engine(**facts: Any) -> dict[str, Any]:
+def make_engine(**facts: Any) -> dict[str, Any]:
     usual = {
         "zero_stage": 2,
         "offload_optimizer": "none",
@@ -102,25 +102,25 @@ def engine(**facts: Any) -> dict[str, Any]:
     return {**usual, **facts}
 
 
-def of(facts: dict[str, Any]) -> Any:
+def expect_memory(facts: dict[str, Any]) -> Any:
     known = parse_setup(facts)
     assert known is not None
     return compute_expected(known)
 
 
-def where(facts: dict[str, Any]) -> dict[str, list[int]]:
-    found = of(facts)
-    return {name: [sizes.get(name, 0) for sizes in (found.gpu, found.host, found.nvme)] for name in found.gpu}
+def list_sizes(facts: dict[str, Any]) -> dict[str, list[int]]:
+    expected = expect_memory(facts)
+    return {name: [sizes.get(name, 0) for sizes in (expected.gpu, expected.host, expected.nvme)] for name in expected.gpu}
 
 
 def test_what_is_offloaded_lies_elsewhere() -> None:
-    assert where(engine(offload_optimizer="cpu")) == {
+    assert list_sizes(make_engine(offload_optimizer="cpu")) == {
         "parameters": [2000, 0, 0],
         "gradients": [0, 2000, 0],
         "master_weights": [0, 2000, 0],
         "optimizer_state": [0, 4000, 0],
     }
-    assert where(engine(zero_stage=3, offload_optimizer="nvme", offload_parameters="cpu")) == {
+    assert list_sizes(make_engine(zero_stage=3, offload_optimizer="nvme", offload_parameters="cpu")) == {
         "parameters": [0, 1000, 0],
         "gradients": [0, 0, 2000],
         "master_weights": [0, 0, 2000],
@@ -130,28 +130,28 @@ def test_what_is_offloaded_lies_elsewhere() -> None:
 
 def test_part_of_the_optimizer_is_offloaded() -> None:
     config = {"zero_optimization": {"offload_optimizer": {"ratio": 0.25}}}
-    found = where(engine(zero_stage=3, offload_optimizer="cpu", config=config))
-    assert (found["master_weights"], found["optimizer_state"]) == ([1500, 500, 0], [3000, 1000, 0])
+    sizes = list_sizes(make_engine(zero_stage=3, offload_optimizer="cpu", config=config))
+    assert (sizes["master_weights"], sizes["optimizer_state"]) == ([1500, 500, 0], [3000, 1000, 0])
 
 
 def test_what_does_not_train_has_no_gradients_and_no_state() -> None:
-    found = where(engine(trainable_parameters=10))
-    assert found == {
+    sizes = list_sizes(make_engine(trainable_parameters=10))
+    assert sizes == {
         "parameters": [2000, 0, 0],
         "gradients": [10, 0, 0],
         "master_weights": [20, 0, 0],
         "optimizer_state": [40, 0, 0],
     }
-    assert where(engine(optimizer="")) == {"parameters": [2000, 0, 0]}
+    assert list_sizes(make_engine(optimizer="")) == {"parameters": [2000, 0, 0]}
 
 
 @pytest.mark.parametrize(("name", "size"), [("FusedLion", 2000), ("DeepSpeedCPUAdagrad", 2000), ("Adam8bit", 1000)])
 def test_other_optimizers_keep_other_states(name: str, size: int) -> None:
-    assert where(engine(inner_optimizer=name))["optimizer_state"] == [size, 0, 0]
+    assert list_sizes(make_engine(inner_optimizer=name))["optimizer_state"] == [size, 0, 0]
 
 
 def test_state_of_an_optimizer_that_is_not_known_is_not_guessed() -> None:
-    assert "optimizer_state" not in where(engine(inner_optimizer="SGD"))
+    assert "optimizer_state" not in list_sizes(make_engine(inner_optimizer="SGD"))
     assert parse_setup({"zero_stage": None, "parameters": 1}) is None
 
 
@@ -185,46 +185,46 @@ NAMES = ("parameters", "gradients", "master_weights", "optimizer_state")
 @pytest.mark.parametrize("config", MEASURED)
 def test_formulas_beside_real_runs(config: str) -> None:
     stage, optimizer, weights, dtype, sizes = MEASURED[config]
-    facts = engine(zero_stage=stage, offload_optimizer=optimizer, offload_parameters=weights, dtype=dtype, device="cpu")
-    found = of({**facts, "parameters": 3213568, "trainable_parameters": 3213568})
-    assert found.gpu == {}
+    facts = make_engine(zero_stage=stage, offload_optimizer=optimizer, offload_parameters=weights, dtype=dtype, device="cpu")
+    expected = expect_memory({**facts, "parameters": 3213568, "trainable_parameters": 3213568})
+    assert expected.gpu == {}
     for name, measured in zip(NAMES, sizes, strict=True):
         # Up to one bucket of gradients is on its way.
-        near = found.host[name] == pytest.approx(measured, rel=0.01, abs=140_000)
-        assert near != ((config, name) in DIFFERS), (name, found.host[name], measured)
+        near = expected.host[name] == pytest.approx(measured, rel=0.01, abs=140_000)
+        assert near != ((config, name) in DIFFERS), (name, expected.host[name], measured)
 
 
 # --- beside a recording --------------------------------------------------------------------------------------------------
 
 
 def test_differences_of_a_gpu(tmp_path: Path) -> None:
-    session = usual(tmp_path).read()
-    facts = engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1)
+    session = record_two_steps(tmp_path).open_session()
+    facts = make_engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1)
     (after,), (before,) = (read_ledgers(session, BEGIN_NS + int(second * S)) for second in (19.5, 28))
-    found = {d.key: d for d in compare_ledger(after, of(facts))}
-    assert {name: (d.expected_bytes, d.measured_bytes, d.difference_bytes) for name, d in found.items()} == {
-        "parameters": (gib(2), gib(2), 0),
-        "gradients": (gib(2), 0, -gib(2)),
-        "master_weights": (gib(4), gib(4), 0),
-        "optimizer_state": (gib(8), gib(8), 0),
-        "buffers": (None, gib(0.5), None),
+    expected = {d.key: d for d in compare_ledger(after, expect_memory(facts))}
+    assert {name: (d.expected_bytes, d.measured_bytes, d.difference_bytes) for name, d in expected.items()} == {
+        "parameters": (gib_to_bytes(2), gib_to_bytes(2), 0),
+        "gradients": (gib_to_bytes(2), 0, -gib_to_bytes(2)),
+        "master_weights": (gib_to_bytes(4), gib_to_bytes(4), 0),
+        "optimizer_state": (gib_to_bytes(8), gib_to_bytes(8), 0),
+        "buffers": (None, gib_to_bytes(0.5), None),
     }
-    assert found["gradients"].note == "Gradients live from the backward to the update."
-    alive = {d.key: d for d in compare_ledger(before, of(facts))}["gradients"]
+    assert expected["gradients"].note == "Gradients live from the backward to the update."
+    alive = {d.key: d for d in compare_ledger(before, expect_memory(facts))}["gradients"]
     assert (alive.difference_bytes, alive.note) == (0, "")
 
 
 def test_differences_of_a_host(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.tensors(19, "after_update", {}, host={"master_weights": 4, "optimizer_state": 9})
-    (held,) = read_host_ledgers(recording.read(), BEGIN_NS + 19 * S + S // 2)
-    facts = engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1, offload_optimizer="cpu")
-    found = {d.key: d.difference_bytes for d in compare_ledger(held, of(facts))}
-    assert (found["master_weights"], found["optimizer_state"]) == (0, GIB)
+    recording = record_two_steps(tmp_path)
+    recording.write_inventory(19, "after_update", {}, host={"master_weights": 4, "optimizer_state": 9})
+    (held,) = read_host_ledgers(recording.open_session(), BEGIN_NS + 19 * S + S // 2)
+    facts = make_engine(parameters=GIB, trainable_parameters=GIB, data_parallel=1, offload_optimizer="cpu")
+    expected = {d.key: d.difference_bytes for d in compare_ledger(held, expect_memory(facts))}
+    assert (expected["master_weights"], expected["optimizer_state"]) == (0, GIB)
 
 
 def test_which_estimates_are_of_the_job() -> None:
-    known = parse_setup(engine(zero_stage=3, offload_optimizer="cpu", largest_layer_parameters=100, data_parallel=16))
+    known = parse_setup(make_engine(zero_stage=3, offload_optimizer="cpu", largest_layer_parameters=100, data_parallel=16))
     assert known is not None
     found = estimate_job(known, nodes=2)
     assert found == (*estimate_zero2(1000, gpus=8, nodes=2), *estimate_zero3(1000, 100, gpus=8, nodes=2))
@@ -232,7 +232,7 @@ def test_which_estimates_are_of_the_job() -> None:
         "offload_param=none, offload_optimizer=cpu, zero_init=1",
         "offload_param=none, offload_optimizer=cpu, zero_init=0",
     ]
-    without = parse_setup(engine(zero_stage=1))
+    without = parse_setup(make_engine(zero_stage=1))
     assert without is not None
     assert {estimate.stage for estimate in estimate_job(without)} == {2}
     assert not any(is_for_setup(estimate, without) for estimate in estimate_job(without))
@@ -241,8 +241,10 @@ def test_which_estimates_are_of_the_job() -> None:
 def test_the_rule_of_thumb(tmp_path: Path) -> None:
     assert RuleOfThumb(10, 20, 5, 4, 8).peak_bytes == 39
     assert RuleOfThumb(10, 20, 5, 4, 80).peak_bytes == 110
-    session, now = usual(tmp_path).read(), BEGIN_NS + 29 * S
+    session, now = record_two_steps(tmp_path).open_session(), BEGIN_NS + 29 * S
     (process,), (peaks,) = find_alive_processes(session, now), read_rank_peaks(session, now)
-    told = read_inventory(session, process, now)
-    assert told is not None
-    assert compute_rule_of_thumb(told, peaks) == RuleOfThumb(gib(2), gib(12), gib(2), gib(18.5 - 16), gib(17.5 - 14))
+    inventory = read_inventory(session, process, now)
+    assert inventory is not None
+    assert compute_rule_of_thumb(inventory, peaks) == RuleOfThumb(
+        gib_to_bytes(2), gib_to_bytes(12), gib_to_bytes(2), gib_to_bytes(18.5 - 16), gib_to_bytes(17.5 - 14)
+    )

@@ -15,9 +15,9 @@ import pytest
 
 import recordings
 from recordings import FOLDER
-from small_recording import BEGIN_NS, identity, read, record
-from small_recording import span as span_of
-from small_recording import write as write_open
+from small_recording import BEGIN_NS, make_identity, make_record, read_recording
+from small_recording import make_span as span_of
+from small_recording import write_table as write_open
 from zerotop.analysis.reports import export_tables
 from zerotop.analysis.reports.export import FORMATS, escape_formula, export_table
 from zerotop.analysis.reports.export_tables import TABLES
@@ -28,11 +28,11 @@ from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 from zerotop_probe.recording.writer import EventWriter, Identity
 
 
-def write(folder: Path, table: tables.Table, who: Identity, *records: tuple[Any, ...]) -> None:
+def write_closed_table(folder: Path, table: tables.Table, who: Identity, *records: tuple[Any, ...]) -> None:
     write_open(folder, table, who, *records).close()
 
 
-def rows(session: Any, table: str, fmt: str) -> list[dict[str, Any]]:
+def export_rows(session: Any, table: str, fmt: str) -> list[dict[str, Any]]:
     stream = io.BytesIO()
     count = export_table(session, table, fmt, stream)
     stream.seek(0)
@@ -46,16 +46,16 @@ def rows(session: Any, table: str, fmt: str) -> list[dict[str, Any]]:
     return got
 
 
-def span(begin: int, flags: int = 0, tokens: int = -1) -> tuple[int, ...]:
+def make_span(begin: int, flags: int = 0, tokens: int = -1) -> tuple[int, ...]:
     phase = tables.PHASE_CODE["forward"]
     return (begin, begin + 5, tokens, 3, 1, 2, 128, phase, flags, 0, 0, 0)
 
 
 @pytest.mark.parametrize("fmt", ["jsonl", "parquet"])
 def test_spans(tmp_path: Path, fmt: str) -> None:
-    write(tmp_path, tables.SPANS, identity(1), span(10), span(20))
-    write(tmp_path, tables.SPANS, identity(0), span(30, tables.SKIPPED | tables.EVAL, 256))
-    got = rows(read(tmp_path), "spans", fmt)
+    write_closed_table(tmp_path, tables.SPANS, make_identity(1), make_span(10), make_span(20))
+    write_closed_table(tmp_path, tables.SPANS, make_identity(0), make_span(30, tables.SKIPPED | tables.EVAL, 256))
+    got = export_rows(read_recording(tmp_path), "spans", fmt)
     assert list(got[0].items()) == [
         ("rank", 0),
         ("host", "node1"),
@@ -86,17 +86,17 @@ def test_spans(tmp_path: Path, fmt: str) -> None:
 
 def test_batches_have_one_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export_tables, "BATCH_ROWS", 2)
-    write(tmp_path, tables.SPANS, identity(0), *(span(time) for time in range(5)))
+    write_closed_table(tmp_path, tables.SPANS, make_identity(0), *(make_span(time) for time in range(5)))
     for fmt in FORMATS:
-        got = rows(read(tmp_path), "spans", fmt)
+        got = export_rows(read_recording(tmp_path), "spans", fmt)
         assert [int(row["begin_unix_ns"]) - BEGIN_NS for row in got] == [0, 1, 2, 3, 4]
 
 
 def test_allocator_names_and_a_phase_of_the_future(tmp_path: Path) -> None:
-    known = record(tables.ALLOCATOR, time_ns=1, phase=3, edge=tables.END)
-    strange = record(tables.ALLOCATOR, time_ns=1, phase=99, edge=tables.TICK)
-    write(tmp_path, tables.ALLOCATOR, identity(0), known, strange)
-    got = rows(read(tmp_path), "allocator", "jsonl")
+    known = make_record(tables.ALLOCATOR, time_ns=1, phase=3, edge=tables.END)
+    strange = make_record(tables.ALLOCATOR, time_ns=1, phase=99, edge=tables.TICK)
+    write_closed_table(tmp_path, tables.ALLOCATOR, make_identity(0), known, strange)
+    got = export_rows(read_recording(tmp_path), "allocator", "jsonl")
     assert [(row["phase"], row["edge"]) for row in got] == [("forward", "end"), (None, "tick")]
     assert "pad" not in got[0]
 
@@ -109,8 +109,8 @@ EXPORTED = [table for name, table in tables.TABLES.items() if name in TABLES]
 def test_unknown_is_null_and_a_launcher_is_not(tmp_path: Path, table: tables.Table, fmt: str, null: Any) -> None:
     times = {field.name: 7 for field in table.fields if field.name in ("time_ns", "begin_ns", "end_ns")}
     by_rank = table.name in ("spans", "allocator", "device_times", "probe")
-    write(tmp_path, table, identity(0 if by_rank else -1), record(table, **times))
-    (row,) = rows(read(tmp_path), table.name, fmt)
+    write_closed_table(tmp_path, table, make_identity(0 if by_rank else -1), make_record(table, **times))
+    (row,) = export_rows(read_recording(tmp_path), table.name, fmt)
     for field in table.fields:
         if field.code in "qifd" and field.name not in times:
             launcher = (table.name, field.name) == ("processes", "rank")
@@ -118,8 +118,10 @@ def test_unknown_is_null_and_a_launcher_is_not(tmp_path: Path, table: tables.Tab
 
 
 def test_numbers_below_zero_are_no_formulas(tmp_path: Path) -> None:
-    write(tmp_path, tables.GPUS, identity(-1), record(tables.GPUS, time_ns=1, temperature_c=-5.0, gpu=0))
-    assert float(rows(read(tmp_path), "gpus", "csv")[0]["temperature_c"]) == -5
+    write_closed_table(
+        tmp_path, tables.GPUS, make_identity(-1), make_record(tables.GPUS, time_ns=1, temperature_c=-5.0, gpu=0)
+    )
+    assert float(export_rows(read_recording(tmp_path), "gpus", "csv")[0]["temperature_c"]) == -5
 
 
 RISKY = ("=1+1", "+a", "-a", "@a", "\ta", "\ra", "\na", "\uff1d1")
@@ -127,39 +129,39 @@ RISKY = ("=1+1", "+a", "-a", "@a", "\ta", "\ra", "\na", "\uff1d1")
 
 @pytest.mark.parametrize("name", [*RISKY, 'a"b,c', "a\nb", "[red]", "", " =1"])
 def test_text_in_a_spreadsheet(tmp_path: Path, name: str) -> None:
-    write(tmp_path, tables.THREADS, identity(-1), (1, 2, 3, 0.5, 4, 5, 6, name.encode()))
-    session = read(tmp_path)
-    (row,) = rows(session, "threads", "csv")
+    write_closed_table(tmp_path, tables.THREADS, make_identity(-1), (1, 2, 3, 0.5, 4, 5, 6, name.encode()))
+    session = read_recording(tmp_path)
+    (row,) = export_rows(session, "threads", "csv")
     assert row["name"] == escape_formula(name) == ("'" + name if name in RISKY else name)
     assert "rank" not in row
     for fmt in ("jsonl", "parquet"):
-        assert rows(session, "threads", fmt)[0]["name"] == name
+        assert export_rows(session, "threads", fmt)[0]["name"] == name
 
 
 def test_a_name_cut_within_a_letter(tmp_path: Path) -> None:
-    write(tmp_path, tables.THREADS, identity(-1), (1, 2, 3, 0.5, 4, 5, 6, "aé".encode()[:2]))
+    write_closed_table(tmp_path, tables.THREADS, make_identity(-1), (1, 2, 3, 0.5, 4, 5, 6, "aé".encode()[:2]))
     for fmt in FORMATS:
-        assert rows(read(tmp_path), "threads", fmt)[0]["name"] == "a�"
+        assert export_rows(read_recording(tmp_path), "threads", fmt)[0]["name"] == "a�"
 
 
 def test_events(tmp_path: Path) -> None:
-    ranks = EventWriter(str(tmp_path), identity(1, host="-n"))
+    ranks = EventWriter(str(tmp_path), make_identity(1, host="-n"))
     ranks.write(2, "engine", stage=2, loss=math.nan)
-    node = EventWriter(str(tmp_path), identity(-1, host="-n"))
+    node = EventWriter(str(tmp_path), make_identity(-1, host="-n"))
     node.write(3, "=gpu\ud800")
-    session = read(tmp_path)
-    first, second = rows(session, "events", "jsonl")
+    session = read_recording(tmp_path)
+    first, second = export_rows(session, "events", "jsonl")
     assert list(first) == ["time_unix_ns", "event", "rank", "host", "pid", "facts"]
     assert (first["time_unix_ns"], first["rank"], first["pid"]) == (BEGIN_NS + 2, 1, 101)
     assert json.loads(first["facts"]) == {"stage": 2, "loss": None}
     assert (second["event"], second["rank"], second["host"]) == ("=gpu?", None, "-n")
-    assert rows(session, "events", "csv")[1]["event"] == "'=gpu?"
-    assert rows(session, "events", "csv")[1]["host"] == "'-n"
+    assert export_rows(session, "events", "csv")[1]["event"] == "'=gpu?"
+    assert export_rows(session, "events", "csv")[1]["host"] == "'-n"
     ranks.close()
     node.close()
 
 
-def step(begin: float, number: int, flags: int = 0) -> list[Any]:
+def make_step_spans(begin: float, number: int, flags: int = 0) -> list[Any]:
     return [
         span_of(begin, begin + 1, "forward", number),
         span_of(begin + 1, begin + 2, "step", number, BOUNDARY | flags),
@@ -168,11 +170,11 @@ def step(begin: float, number: int, flags: int = 0) -> list[Any]:
 
 @pytest.mark.parametrize(("fmt", "null"), [("csv", ""), ("jsonl", None), ("parquet", None)])
 def test_steps_of_a_recording(tmp_path: Path, fmt: str, null: Any) -> None:
-    write(tmp_path, tables.SPANS, identity(1), *step(10, 0), *step(20, 1, SKIPPED))
-    write_open(tmp_path, tables.SPANS, identity(0, pid=9), *step(50, 0), born=40).close()
-    write(tmp_path, tables.SPANS, identity(0), *step(30, 0))
-    session = read(tmp_path)
-    got = rows(session, "steps", fmt)
+    write_closed_table(tmp_path, tables.SPANS, make_identity(1), *make_step_spans(10, 0), *make_step_spans(20, 1, SKIPPED))
+    write_open(tmp_path, tables.SPANS, make_identity(0, pid=9), *make_step_spans(50, 0), born=40).close()
+    write_closed_table(tmp_path, tables.SPANS, make_identity(0), *make_step_spans(30, 0))
+    session = read_recording(tmp_path)
+    got = export_rows(session, "steps", fmt)
     assert list(got[0]) == [
         *("rank", "step", "begin_unix_s", "iteration_s", "data_s", "forward_s", "backward_s", "step_s", "optimizer_s"),
         *("eval_s", "checkpoint_s", "micro_steps", "rows", "tokens", "skipped", "light", "counted"),
@@ -206,7 +208,7 @@ def test_a_number_says_its_unit(tmp_path: Path) -> None:
     names.add("because_of_step")
     for table in TABLES:
         stream = io.BytesIO()
-        export_table(read(tmp_path), table, "parquet", stream)
+        export_table(read_recording(tmp_path), table, "parquet", stream)
         stream.seek(0)
         for name, kind in polars.read_parquet_schema(stream).items():
             assert not kind.is_numeric() or name in counts | names or name.endswith(units), (table, name)
@@ -215,17 +217,17 @@ def test_a_number_says_its_unit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("table", TABLES)
 def test_an_empty_recording_has_columns(tmp_path: Path, table: str) -> None:
     stream = io.BytesIO()
-    assert export_table(read(tmp_path), table, "csv", stream) == 0
+    assert export_table(read_recording(tmp_path), table, "csv", stream) == 0
     assert stream.getvalue().count(b"\n") == 1
     assert b"rank" in stream.getvalue() or b"host" in stream.getvalue()
     for fmt in ("jsonl", "parquet"):
-        assert rows(read(tmp_path), table, fmt) == []
+        assert export_rows(read_recording(tmp_path), table, fmt) == []
 
 
 @pytest.mark.parametrize(("table", "fmt"), [("nope", "csv"), ("spans", "xlsx")])
 def test_unknown_names_are_refused(tmp_path: Path, table: str, fmt: str) -> None:
     with pytest.raises(ValueError, match=r"^Unknown .*\. Choose one of: .*\.$"):
-        export_table(read(tmp_path), table, fmt, io.BytesIO())
+        export_table(read_recording(tmp_path), table, fmt, io.BytesIO())
 
 
 def test_a_link_where_we_write_is_not_followed(tmp_path: Path) -> None:
@@ -244,6 +246,6 @@ def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_an_older_recording_has_the_columns_of_this_version() -> None:
-    session = recordings.recording("cpu-clean")
+    session = recordings.open_recording("cpu-clean")
     for table in session.sources:
         assert len({tuple(frame.columns) for frame in export_tables.build_frames(session, table, str)}) == 1

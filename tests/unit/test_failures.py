@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recordings
-from memory_recording import OOM, Recording, gib, usual
-from small_recording import BEGIN_NS, S, identity, read, span, write
+from memory_recording import OOM, Recording, gib_to_bytes, record_two_steps
+from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from zerotop.analysis.failures.diagnosis import FailureFinder, find_failure
 from zerotop.analysis.failures.failure import ERROR, MEMORY, SIGNAL, Failure, describe_place
 from zerotop.analysis.failures.last_moments import find_largest_batch
@@ -22,61 +22,61 @@ from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import EVAL, FAILED, SPANS
 
 
-def end(recording: Recording, at_s: float, **facts: Any) -> None:
+def end_job(recording: Recording, at_s: float, **facts: Any) -> None:
     usual_end = {"exit_code": 1, "signal": None, "seconds": 30, "oom_kills": 0, "text": "The job failed with exit code 1."}
-    recording.event(recording.node, at_s, events.JOB_ENDED, **(usual_end | facts))
+    recording.write_event(recording.node, at_s, events.JOB_ENDED, **(usual_end | facts))
 
 
-def gone(recording: Recording, at_s: float, rank: int = 0) -> None:
-    recording.event(recording.node, at_s, events.RANK_GONE, rank=rank, pid=identity(rank).pid)
+def end_rank(recording: Recording, at_s: float, rank: int = 0) -> None:
+    recording.write_event(recording.node, at_s, events.RANK_GONE, rank=rank, pid=make_identity(rank).pid)
 
 
-def told(recording: Recording, second: float = 40) -> Failure | None:
-    session, cursor = recording.read(), BEGIN_NS + int(second * S)
-    found = FailureFinder(session).failure_at(cursor)
-    assert found == find_failure(session, cursor)
-    return found
+def find_checked_failure(recording: Recording, second: float = 40) -> Failure | None:
+    session, cursor = recording.open_session(), BEGIN_NS + int(second * S)
+    failure = FailureFinder(session).failure_at(cursor)
+    assert failure == find_failure(session, cursor)
+    return failure
 
 
-def must(recording: Recording, second: float = 40) -> Failure:
-    found = told(recording, second)
-    assert found is not None
-    return found
+def require_failure(recording: Recording, second: float = 40) -> Failure:
+    failure = find_checked_failure(recording, second)
+    assert failure is not None
+    return failure
 
 
 def test_nothing_died(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    assert told(recording, 29) is None
-    recording.event(identity(0), 29.2, events.GOODBYE)
-    gone(recording, 29.5)
-    end(recording, 30, exit_code=0)
-    assert told(recording, 29.6) is None
-    assert told(recording) is None
+    recording = record_two_steps(tmp_path)
+    assert find_checked_failure(recording, 29) is None
+    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
+    end_rank(recording, 29.5)
+    end_job(recording, 30, exit_code=0)
+    assert find_checked_failure(recording, 29.6) is None
+    assert find_checked_failure(recording) is None
 
 
 def test_a_gpu_without_room(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 25, events.OUT_OF_MEMORY, **OOM)
-    assert told(recording, 24.9) is None
-    found = must(recording, 25)
-    assert (found.kind, found.rank, found.final) == (MEMORY, 0, False)
-    assert found.what == "Rank 0 ran out of GPU memory in backward of step 1."
-    assert found.where == "GPU 0 of node1, micro-step 0, micro-batch of 4 x 512 tokens"
-    numbers = {number.label: (number.bytes, number.of_bytes) for number in found.numbers}
-    assert numbers["free"] == (gib(20), gib(79))
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 25, events.OUT_OF_MEMORY, **OOM)
+    assert find_checked_failure(recording, 24.9) is None
+    failure = require_failure(recording, 25)
+    assert (failure.kind, failure.rank, failure.final) == (MEMORY, 0, False)
+    assert failure.what == "Rank 0 ran out of GPU memory in backward of step 1."
+    assert failure.where == "GPU 0 of node1, micro-step 0, micro-batch of 4 x 512 tokens"
+    numbers = {number.label: (number.bytes, number.of_bytes) for number in failure.numbers}
+    assert numbers["free"] == (gib_to_bytes(20), gib_to_bytes(79))
     # 14.5 are parameters, master weights, state and buffers, 2 are the gradients that the backward makes.
-    assert numbers["of which activations"] == (gib(50 - 14.5 - 0.125), None)
-    assert numbers["reserved but unused"] == (gib(3), None)
-    assert found.setting in found.advice
+    assert numbers["of which activations"] == (gib_to_bytes(50 - 14.5 - 0.125), None)
+    assert numbers["reserved but unused"] == (gib_to_bytes(3), None)
+    assert failure.setting in failure.advice
 
 
 def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 19.5, events.OUT_OF_MEMORY, **OOM)
-    assert must(recording, 19.6).final is False
-    assert told(recording, 23.5) is None
-    end(recording, 30, text="The job failed with exit code 1.")
-    assert must(recording).kind == ERROR
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 19.5, events.OUT_OF_MEMORY, **OOM)
+    assert require_failure(recording, 19.6).final is False
+    assert find_checked_failure(recording, 23.5) is None
+    end_job(recording, 30, text="The job failed with exit code 1.")
+    assert require_failure(recording).kind == ERROR
 
 
 @pytest.mark.parametrize(
@@ -88,62 +88,63 @@ def test_an_error_that_the_job_lived_on_after_is_no_death(tmp_path: Path) -> Non
     ],
 )
 def test_a_rank_ended_by_a_signal(tmp_path: Path, facts: dict[str, Any], name: str) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 1.5, events.HELLO, rank=0, launcher="deepspeed")
-    gone(recording, 26)
-    early = must(recording, 26.5)
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 1.5, events.HELLO, rank=0, launcher="deepspeed")
+    end_rank(recording, 26)
+    early = require_failure(recording, 26.5)
     assert early.what == "Rank 0 (PID 100) died unexpectedly in backward of step 1."
-    end(recording, 27, **facts)
-    found = must(recording)
-    assert found.what == f"Rank 0 (PID 100) was killed by {name} in backward of step 1."
-    assert (found.kind, found.unix_ns, found.final) == (SIGNAL, BEGIN_NS + 26 * S, True)
-    assert found.setting in found.advice
+    end_job(recording, 27, **facts)
+    failure = require_failure(recording)
+    assert failure.what == f"Rank 0 (PID 100) was killed by {name} in backward of step 1."
+    assert (failure.kind, failure.unix_ns, failure.final) == (SIGNAL, BEGIN_NS + 26 * S, True)
+    assert failure.setting in failure.advice
 
 
 def test_one_whose_place_was_taken_by_another_is_no_death(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    gone(recording, 26)
-    again = [span(32, 33, "forward"), span(33, 34, "backward")]
-    recording.write(tables.SPANS, identity(0, pid=500), again, born=31)
-    assert told(recording, 30) is not None
-    assert told(recording, 34) is None
+    recording = record_two_steps(tmp_path)
+    end_rank(recording, 26)
+    again = [make_span(32, 33, "forward"), make_span(33, 34, "backward")]
+    recording.write_records(tables.SPANS, make_identity(0, pid=500), again, born=31)
+    assert find_checked_failure(recording, 30) is not None
+    assert find_checked_failure(recording, 34) is None
 
 
 def test_a_job_that_somebody_stopped_did_not_die(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(recording.node, 25, events.STOP_SENT)
-    gone(recording, 26)
-    end(recording, 27, signal="SIGTERM", exit_code=143)
-    assert told(recording) is None
+    recording = record_two_steps(tmp_path)
+    recording.write_event(recording.node, 25, events.STOP_SENT)
+    end_rank(recording, 26)
+    end_job(recording, 27, signal="SIGTERM", exit_code=143)
+    assert find_checked_failure(recording) is None
 
 
-def _traceback(prefix: str, error: str) -> str:
+def _make_traceback(prefix: str, error: str) -> str:
     lines = ("Traceback (most recent call last):", '  File "/home/me/train.py", line 71, in save', "    write()", error)
     return "".join(f"{prefix}{line}\n" for line in lines)
 
 
 def test_a_job_that_failed_by_itself(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.write(tables.SPANS, identity(1), [span(30, 31, "forward", 2, FAILED)], born=1)
-    recording.print(
+    recording = record_two_steps(tmp_path)
+    recording.write_records(tables.SPANS, make_identity(1), [make_span(30, 31, "forward", 2, FAILED)], born=1)
+    recording.write_output(
         31,
-        _traceback("[rank1]: ", "ValueError: a shape") + _traceback("[rank0]: ", "torch.distributed.DistBackendError: gone"),
+        _make_traceback("[rank1]: ", "ValueError: a shape")
+        + _make_traceback("[rank0]: ", "torch.distributed.DistBackendError: gone"),
     )
     for rank in (0, 1):
-        recording.event(identity(rank), 31.5, events.GOODBYE)
-    end(recording, 32)
-    found = must(recording)
-    assert (found.kind, found.rank, found.what) == (ERROR, 1, "Rank 1 failed in forward of step 2.")
-    assert found.why == "ValueError: a shape, at train.py:71 in save."
-    assert found.advice == "Its output has the traceback."
+        recording.write_event(make_identity(rank), 31.5, events.GOODBYE)
+    end_job(recording, 32)
+    failure = require_failure(recording)
+    assert (failure.kind, failure.rank, failure.what) == (ERROR, 1, "Rank 1 failed in forward of step 2.")
+    assert failure.why == "ValueError: a shape, at train.py:71 in save."
+    assert failure.advice == "Its output has the traceback."
 
 
 def test_a_job_that_failed_before_any_rank_was_there(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    end(recording, 3)
-    found = must(recording)
-    assert (found.what, found.rank) == ("The job failed with exit code 1.", None)
-    assert found.why == "Its output names no exception."
+    end_job(recording, 3)
+    failure = require_failure(recording)
+    assert (failure.what, failure.rank) == ("The job failed with exit code 1.", None)
+    assert failure.why == "Its output names no exception."
 
 
 @pytest.mark.parametrize(
@@ -181,12 +182,12 @@ _DEEPSPEED_SAYS = "[launch.py:325:sigkill_handler] ['python', 'train.py', '--loc
 )
 def test_a_program_that_exits_with_250_was_not_killed(tmp_path: Path, launcher: str, printed: str, what: str) -> None:
     """DeepSpeed's launcher turns signal 6 into 250."""
-    recording = usual(tmp_path)
-    recording.event(identity(0), 1.5, events.HELLO, rank=0, local_rank=0, launcher=launcher)
-    recording.event(identity(0), 29.2, events.GOODBYE)
-    recording.print(29.4, printed or "bye\n")
-    end(recording, 30, exit_code=250, text="The job failed with exit code 250.")
-    assert what in must(recording).what
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 1.5, events.HELLO, rank=0, local_rank=0, launcher=launcher)
+    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
+    recording.write_output(29.4, printed or "bye\n")
+    end_job(recording, 30, exit_code=250, text="The job failed with exit code 250.")
+    assert what in require_failure(recording).what
 
 
 @pytest.mark.parametrize(
@@ -209,19 +210,19 @@ STOPPED = "gpu-offload-110"
 
 
 def test_real_deaths() -> None:
-    for name, labels in recordings.labels().items():
-        session = recordings.recording(name)
+    for name, labels in recordings.read_labels().items():
+        session = recordings.open_recording(name)
         died = bool({"out_of_memory", "dead_rank"} & {label.name for label in labels})
-        found = FailureFinder(session).failure_at(session.last_written_ns)
-        assert (found is not None) == ((died and name != "held-restart") or name == STOPPED), name
-    dead = recordings.recording("cpu-dead")
-    found = find_failure(dead, dead.last_written_ns)
-    assert found is not None
-    assert found.what.startswith("Rank 1 (PID 29690) was killed by SIGKILL")
+        failure = FailureFinder(session).failure_at(session.last_written_ns)
+        assert (failure is not None) == ((died and name != "held-restart") or name == STOPPED), name
+    dead = recordings.open_recording("cpu-dead")
+    failure = find_failure(dead, dead.last_written_ns)
+    assert failure is not None
+    assert failure.what.startswith("Rank 1 (PID 29690) was killed by SIGKILL")
 
 
 def test_a_job_that_was_started_again_had_died_in_between() -> None:
-    session = recordings.recording("held-restart")
+    session = recordings.open_recording("held-restart")
     failures, begin = FailureFinder(session), session.begin_ns
     length = session.last_written_ns - begin
     told = [failures.failure_at(begin + length * part // 100) is not None for part in range(101)]
@@ -237,13 +238,13 @@ def test_the_largest_batch_before_any_moment(batches: list[tuple[int, bool]], mo
     """Moments go forward, as in a search for findings, or back."""
     with tempfile.TemporaryDirectory() as folder:
         spans = [
-            span(number, number + 1, "forward", flags=EVAL if evaluating else 0, tokens=tokens)
+            make_span(number, number + 1, "forward", flags=EVAL if evaluating else 0, tokens=tokens)
             for number, (tokens, evaluating) in enumerate(batches)
         ]
-        write(Path(folder), SPANS, identity(0), *spans).close()
-        session = read(Path(folder))
+        write_table(Path(folder), SPANS, make_identity(0), *spans).close()
+        session = read_recording(Path(folder))
         process = identify_process(session.sources["spans"][0])
         for moment in moments:
             known = [tokens for tokens, evaluating in batches[: max(0, moment - 1)] if not evaluating]
-            found = find_largest_batch(session, process, BEGIN_NS + moment * S)
-            assert found.get("tokens", 0) == max(known, default=0)
+            batch = find_largest_batch(session, process, BEGIN_NS + moment * S)
+            assert batch.get("tokens", 0) == max(known, default=0)

@@ -25,7 +25,7 @@ for arguments in map(json.loads, runs):
 """
 
 
-def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_command(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {
         "PATH": "/usr/bin:/bin",
         "HOME": str(cwd),
@@ -133,7 +133,7 @@ def test_bad_model(tmp_path: Path) -> None:
 def test_bad_arguments_end_with_a_sentence(arguments: list[str], sentence: str, tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
-    ended = run(demo.SCRIPT_PATH, *arguments, cwd=tmp_path)
+    ended = run_command(demo.SCRIPT_PATH, *arguments, cwd=tmp_path)
     assert ended.returncode == 2, ended.stderr
     assert sentence in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
@@ -148,7 +148,7 @@ def test_what_cannot_be_trained_ends_with_a_sentence(tmp_path: Path) -> None:
     }
     (tmp_path / "numbers.csv").write_text("a,b\n1,2\n")
     (tmp_path / "short.txt").write_text("short\n")
-    ended = run("-c", ONE_AFTER_THE_OTHER, demo.SCRIPT_PATH, *map(json.dumps, said), cwd=tmp_path)
+    ended = run_command("-c", ONE_AFTER_THE_OTHER, demo.SCRIPT_PATH, *map(json.dumps, said), cwd=tmp_path)
     assert ended.stdout.split() == ["2"] * len(said), ended.stderr
     sentences = [line for line in ended.stderr.splitlines() if line.startswith("finetune.py: ")]
     assert len(sentences) == len(said)

@@ -36,7 +36,7 @@ NAMES = ("held-restart", "z2-fp16", "gpu-offload-4", "z2", "held-save", "gpu-z3-
 def few_notable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make no step notable but the first one, so that as much as possible is deleted."""
     monkeypatch.setattr(step_history, "_FIRST_STEPS", 1)
-    monkeypatch.setattr(step_history, "_differs", lambda record, before: False)
+    monkeypatch.setattr(step_history, "_is_unlike_before", lambda record, before: False)
 
 
 def assert_same(got: Any, expected: Any) -> None:
@@ -82,13 +82,13 @@ def test_gaps_stay(tmp_path: Path, few_notable: None) -> None:
     assert np.nanmax(merged["iteration_s"]) <= np.nanmax(expected["iteration_s"])
 
 
-def interrupt(call: Callable[..., Any], moments: Iterator[bool]) -> Callable[..., Any]:
-    def run(*arguments: Any, **options: Any) -> Any:
+def interrupt_at(call: Callable[..., Any], moments: Iterator[bool]) -> Callable[..., Any]:
+    def call_unless_interrupted(*arguments: Any, **options: Any) -> Any:
         if next(moments):
             raise KeyboardInterrupt
         return call(*arguments, **options)
 
-    return run
+    return call_unless_interrupted
 
 
 def test_killed_at_every_change_of_a_file(tmp_path: Path, few_notable: None) -> None:
@@ -101,7 +101,7 @@ def test_killed_at_every_change_of_a_file(tmp_path: Path, few_notable: None) -> 
             moments = iter([False] * alive + [True] * 1000)
             with pytest.MonkeyPatch.context() as patch:
                 for name in ("unlink", "rename", "fsync", "open"):
-                    patch.setattr(os, name, interrupt(getattr(os, name), moments))
+                    patch.setattr(os, name, interrupt_at(getattr(os, name), moments))
                 try:
                     fold_at(folder, now_ns)
                 except KeyboardInterrupt:
@@ -192,11 +192,11 @@ def test_blocks_of_ranks_become_alike(first_end: int, second_end: int, first: in
     rows["step"], rows["steps"], rows["iteration_s"] = np.arange(64), 1, np.arange(64)
     rows["end_unix_ns"] = 10 * np.arange(64)
 
-    def make(begin: int, end: int, size: int) -> Any:
+    def merge_from(begin: int, end: int, size: int) -> Any:
         own = rows[begin:]
         return merge_before(own, end // size * size, size)
 
-    ranks = align_blocks([make(0, first_end, first), make(late, second_end, second), rows])
+    ranks = align_blocks([merge_from(0, first_end, first), merge_from(late, second_end, second), rows])
     assert [int(rank["steps"].sum()) for rank in ranks] == [64, 64 - late, 64]
     assert ranks[0]["step"].tolist() == ranks[2]["step"].tolist()
     assert ranks[1]["step"].tolist() == ranks[0]["step"][ranks[0]["step"] >= late].tolist()
@@ -232,16 +232,16 @@ def test_coarse_samples_of_processes() -> None:
     """Of a minute and process the mean of rates, the highest memory and the last counter remain."""
     names = [field.name for field in PROCESSES.fields]
 
-    def make(time_s: float, pid: int, **values: float) -> tuple[Any, ...]:
+    def make_row(time_s: float, pid: int, **values: float) -> tuple[Any, ...]:
         known = {"time_ns": int(time_s * 1e9), "pid": pid, "waiting_cores": math.nan, **values}
         return tuple(known.get(name, 0) for name in names)
 
     records = [
-        make(1, 7, cores_used=1.0, rss_bytes=5, cpu_ns=10),
-        make(1, 8, cores_used=math.nan, rss_bytes=1, cpu_ns=20),
-        make(59, 7, cores_used=3.0, rss_bytes=9, cpu_ns=11),
-        make(59.5, 8, cores_used=2.0, rss_bytes=1, cpu_ns=21),
-        make(61, 7, cores_used=8.0, rss_bytes=2, cpu_ns=12),
+        make_row(1, 7, cores_used=1.0, rss_bytes=5, cpu_ns=10),
+        make_row(1, 8, cores_used=math.nan, rss_bytes=1, cpu_ns=20),
+        make_row(59, 7, cores_used=3.0, rss_bytes=9, cpu_ns=11),
+        make_row(59.5, 8, cores_used=2.0, rss_bytes=1, cpu_ns=21),
+        make_row(61, 7, cores_used=8.0, rss_bytes=2, cpu_ns=12),
     ]
     folded = [dict(zip(names, record, strict=True)) for record in fold_periods(records, PROCESSES, 60 * 10**9)]
     assert [(row["time_ns"], row["pid"]) for row in folded] == [

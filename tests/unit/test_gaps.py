@@ -16,7 +16,7 @@ import pytest
 
 from machine import small_disk
 from memory_recording import Recording
-from small_recording import BEGIN_NS, S, identity, span
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.reports.comparison import compare_sessions
 from zerotop.analysis.reports.headline import summarize_session
@@ -57,8 +57,8 @@ for step in range(30):
 
 
 def find_lost(session: Session, cursor_ns: int | None = None) -> list[Annotation]:
-    found = find_annotations(session, session.end_ns if cursor_ns is None else cursor_ns)
-    return [finding for finding in found if finding.name == "steps_not_recorded"]
+    findings = find_annotations(session, session.end_ns if cursor_ns is None else cursor_ns)
+    return [finding for finding in findings if finding.name == "steps_not_recorded"]
 
 
 def test_a_disk_that_was_full_for_some_steps(tmp_path: Path) -> None:
@@ -82,24 +82,24 @@ def test_a_disk_that_was_full_for_some_steps(tmp_path: Path) -> None:
     assert "No space left on device" in finding.details
 
 
-def lossy(folder: Path) -> Recording:
+def make_lossy_recording(folder: Path) -> Recording:
     """Two ranks with steps of a second. Rank 0 loses 3 to 5, rank 1 loses 3, 4 and, at its end, 9."""
     recording = Recording(folder)
-    recording.engine()
+    recording.write_engine()
     for rank, lost in ((0, (3, 4, 5)), (1, (3, 4))):
         spans: list[Any] = []
         for step in (step for step in range(9) if step not in lost):
-            spans.append(span(step, step + 0.5, "forward", step, tokens=10))
-            spans.append(span(step + 0.5, step + 1, "step", step, BOUNDARY))
-        recording.write(tables.SPANS, identity(rank), spans)
-        recording.write(tables.BEGINS, identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
-        recording.event(identity(rank), 3.1, events.RECORDS_LOST, step=3, why="Disk quota exceeded")
-        recording.event(identity(rank), 10, events.GOODBYE, lost=6, step=8 + rank)
+            spans.append(make_span(step, step + 0.5, "forward", step, tokens=10))
+            spans.append(make_span(step + 0.5, step + 1, "step", step, BOUNDARY))
+        recording.write_records(tables.SPANS, make_identity(rank), spans)
+        recording.write_records(tables.BEGINS, make_identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
+        recording.write_event(make_identity(rank), 3.1, events.RECORDS_LOST, step=3, why="Disk quota exceeded")
+        recording.write_event(make_identity(rank), 10, events.GOODBYE, lost=6, step=8 + rank)
     return recording
 
 
 def test_the_finding_names_all_ranks_and_is_known_after_the_gap(tmp_path: Path) -> None:
-    session = lossy(tmp_path).read()
+    session = make_lossy_recording(tmp_path).open_session()
     first, last = find_lost(session)
     assert (first.step, first.ranks, first.known_ns) == (3, (0, 1), BEGIN_NS + 7 * S)
     assert first.headline == "Steps 3 to 5 of ranks 0 and 1 are missing or incomplete in the recording"
@@ -110,7 +110,7 @@ def test_the_finding_names_all_ranks_and_is_known_after_the_gap(tmp_path: Path) 
 
 
 def test_reports_leave_the_missing_steps_out(tmp_path: Path) -> None:
-    session = lossy(tmp_path).read()
+    session = make_lossy_recording(tmp_path).open_session()
     source = RecordingSource(session)
     view = source.view_at(None)
     assert view.iterations.step.tolist() == list(range(9))
@@ -135,7 +135,7 @@ def test_reports_leave_the_missing_steps_out(tmp_path: Path) -> None:
 
 
 def test_the_timeline_is_blank_in_a_gap(tmp_path: Path) -> None:
-    source = RecordingSource(lossy(tmp_path).read())
+    source = RecordingSource(make_lossy_recording(tmp_path).open_session())
     timelines = TimelineBuilder(source.session, lambda: source.rank_steps)
     summary = summarize_range(timelines, timelines.make_subject(0), BEGIN_NS, BEGIN_NS + 9 * S)
     assert (summary.mean["iteration"], summary.highest["iteration"], summary.steps) == (1.0, 1.0, 5)
@@ -150,7 +150,7 @@ def test_the_timeline_is_blank_in_a_gap(tmp_path: Path) -> None:
 def test_export_has_empty_cells_and_a_sentence(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     facts = {"zerotop": [1, 0], "name": "lossy", "boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}}
     (tmp_path / directory.SESSION_FILE).write_text(json.dumps(facts))
-    lossy(tmp_path)
+    make_lossy_recording(tmp_path)
     assert main(["export", str(tmp_path)]) == 0
     output, errors = capfdbinary.readouterr()
     rows = [row for row in csv.DictReader(io.StringIO(output.decode())) if row["rank"] == "0"]
@@ -167,13 +167,13 @@ def test_a_full_disk_is_no_hanging_rank(tmp_path: Path) -> None:
     for name, lost in (("full", True), ("hanging", False)):
         (tmp_path / name).mkdir()
         recording = Recording(tmp_path / name)
-        recording.engine()
-        spans = [span(step, step + 1, "step", step, BOUNDARY) for step in (0, 1, 2, 300)]
-        recording.write(tables.SPANS, identity(0), spans)
-        recording.write(tables.BEGINS, identity(0), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
+        recording.write_engine()
+        spans = [make_span(step, step + 1, "step", step, BOUNDARY) for step in (0, 1, 2, 300)]
+        recording.write_records(tables.SPANS, make_identity(0), spans)
+        recording.write_records(tables.BEGINS, make_identity(0), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
         if lost:
-            recording.event(identity(0), 3.5, events.RECORDS_LOST, step=3, why="No space left on device")
-        session = recording.read()
+            recording.write_event(make_identity(0), 3.5, events.RECORDS_LOST, step=3, why="No space left on device")
+        session = recording.open_session()
         names = [finding.name for finding in find_annotations(session, session.end_ns)]
         assert ("hung_ranks" in names) == (not lost)
 

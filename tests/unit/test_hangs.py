@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from standing_ranks import SAVING, SILENT_S, SLEEPING, WAITING, Stand, at, write_standing
+from standing_ranks import SAVING, SILENT_S, SLEEPING, WAITING, Stand, second_to_unix_ns, write_standing
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.hangs.reader import StandstillFinder
 from zerotop.analysis.hangs.stacks import Frame, ThreadStack
@@ -22,7 +22,7 @@ BARRIER = Stand((("torch/distributed/distributed_c10d.py", 5356, "barrier", Fals
 
 
 def find_hung(session: Session, second: float) -> list[Annotation]:
-    return [finding for finding in find_annotations(session, at(second)) if finding.name == "hung_ranks"]
+    return [finding for finding in find_annotations(session, second_to_unix_ns(second)) if finding.name == "hung_ranks"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:
     session = write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE, 3: ALL_REDUCE})
     assert find_hung(session, 29.9) == []
     (hung,) = find_hung(session, 60)
-    assert hung.known_ns == at(30)
+    assert hung.known_ns == second_to_unix_ns(30)
     assert (hung.ranks, hung.fix) == ((1,), "train.py:40")
     assert hung.headline == "Standing still for 10 s: rank 1 is in time.sleep at train.py:40 in build_batch"
     assert "Ranks 0, 2, 3 wait in all_reduce at train.py:90 in step." in hung.details
@@ -118,7 +118,7 @@ def test_a_rank_whose_python_does_not_run_is_the_odd_one(tmp_path: Path) -> None
     assert find_hung(session, 30) == []
     (hung,) = find_hung(session, 60)
     assert "rank 1 is silent in C code" in hung.headline
-    assert hung.known_ns <= at(SILENT_S + 20)
+    assert hung.known_ns <= second_to_unix_ns(SILENT_S + 20)
 
 
 def test_saving_is_no_hang_before_ten_minutes(tmp_path: Path) -> None:
@@ -136,9 +136,11 @@ def test_a_rank_that_moves_on_between_its_stacks_does_not_hang(tmp_path: Path) -
 @pytest.mark.parametrize(("width", "height"), [(78, 14), (118, 12), (196, 30), (20, 3)])
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII], ids=["blocks", "ascii"])
 def test_the_stacks_are_drawn_in_any_size(tmp_path: Path, width: int, height: int, glyphs: Glyphs) -> None:
-    found = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE})).find_at(at(42))
-    assert found is not None
-    rows = draw_stacks(found, at(42), width, height, glyphs, with_sentences=True)
+    standstill = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP, 2: ALL_REDUCE})).find_at(
+        second_to_unix_ns(42)
+    )
+    assert standstill is not None
+    rows = draw_stacks(standstill, second_to_unix_ns(42), width, height, glyphs, with_sentences=True)
     assert len(rows) == height
     assert {row_width(row) for row in rows} == {width}
     if width > 20:
@@ -150,19 +152,19 @@ def test_the_stacks_are_drawn_in_any_size(tmp_path: Path, width: int, height: in
             "train.py:90",
         )
         assert [part for part in parts if part not in text] == []
-        assert count_stack_rows(found, width, glyphs, with_sentences=True) >= 10
+        assert count_stack_rows(standstill, width, glyphs, with_sentences=True) >= 10
 
 
 def test_all_stacks_are_copied(tmp_path: Path) -> None:
-    found = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP})).find_at(at(42))
-    assert found is not None
-    first, second = copy_stacks(found.standstill).split("\n\n")
+    standstill = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP})).find_at(second_to_unix_ns(42))
+    assert standstill is not None
+    first, second = copy_stacks(standstill.standstill).split("\n\n")
     assert first == "ranks 1: in time.sleep\n  time.sleep()\n  train.py:40 in build_batch\n  train.py:118"
     assert "torch/distributed/distributed_c10d.py:3252 in all_reduce" in second
 
 
 def test_ranks_that_work_do_not_stand_still(tmp_path: Path) -> None:
     finder = StandstillFinder(write_standing(tmp_path, {0: ALL_REDUCE, 1: SLEEP}))
-    assert finder.find_at(at(19)) is None
-    assert finder.find_at(at(22)) is None
-    assert finder.find_at(at(26)) is not None
+    assert finder.find_at(second_to_unix_ns(19)) is None
+    assert finder.find_at(second_to_unix_ns(22)) is None
+    assert finder.find_at(second_to_unix_ns(26)) is not None

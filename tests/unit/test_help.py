@@ -19,30 +19,30 @@ from zerotop.session.reader import Session
 README = Path(__file__).parents[2] / "README.md"
 
 
-def commands() -> dict[str, argparse.ArgumentParser]:
-    (found,) = [action for action in cli._build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(found.choices)
+def find_commands() -> dict[str, argparse.ArgumentParser]:
+    (action,) = [action for action in cli._build_parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(action.choices)
 
 
-def pictures() -> list[dict[str, Any]]:
+def read_pictures() -> list[dict[str, Any]]:
     """What docs/pictures.py takes."""
-    found = runpy.run_path(str(README.parent / "docs" / "pictures.py"))["PICTURES"]
-    return [picture._asdict() for picture in found]
+    pictures = runpy.run_path(str(README.parent / "docs" / "pictures.py"))["PICTURES"]
+    return [picture._asdict() for picture in pictures]
 
 
-def words(line: str) -> list[str]:
+def split_words(line: str) -> list[str]:
     """What the shell would give to zerotop."""
     return shlex.split(line.split(" > ")[0].split(" | ")[0], comments=True)[1:]
 
 
-@pytest.mark.parametrize("name", commands())
+@pytest.mark.parametrize("name", find_commands())
 def test_the_examples_of_a_command(name: str) -> None:
-    parser = commands()[name]
+    parser = find_commands()[name]
     assert str(parser.description).endswith(".")
     examples = re.findall(r"^  (zerotop .*)$", str(parser.epilog), re.MULTILINE)
     assert examples
     for example in examples:
-        assert cli._parse_arguments(words(example)).name == name
+        assert cli._parse_arguments(split_words(example)).name == name
 
 
 def test_every_command_line_in_the_documentation() -> None:
@@ -53,7 +53,7 @@ def test_every_command_line_in_the_documentation() -> None:
     ]
     assert len(lines) > 30
     for line in lines:
-        assert cli._parse_arguments(words(line)).name in commands()
+        assert cli._parse_arguments(split_words(line)).name in find_commands()
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +63,9 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_pictures_that_are_shown_are_those_that_can_be_taken_anew() -> None:
     docs = README.parent / "docs"
-    taken = {picture["name"] for picture in pictures()} | {f"sweep-{sweep.name}" for sweep in (docs / "sweeps").iterdir()}
+    taken = {picture["name"] for picture in read_pictures()} | {
+        f"sweep-{sweep.name}" for sweep in (docs / "sweeps").iterdir()
+    }
     shown = set(re.findall(r"docs/([\w-]+)\.svg", README.read_text()))
     for page in ("stories.md", "sweeps.md"):
         shown |= set(re.findall(r"\(([\w-]+)\.svg\)", (docs / page).read_text()))
@@ -71,7 +73,7 @@ def test_the_pictures_that_are_shown_are_those_that_can_be_taken_anew() -> None:
     assert {path.stem for path in docs.glob("*.svg")} == taken
 
 
-@pytest.mark.parametrize("picture", pictures(), ids=lambda picture: str(picture["name"]))
+@pytest.mark.parametrize("picture", read_pictures(), ids=lambda picture: str(picture["name"]))
 def test_what_a_picture_shows_is_in_its_recording(picture: dict[str, Any]) -> None:
     session = Session.open(picture["recording"])
     if picture["finding"]:

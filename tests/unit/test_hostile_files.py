@@ -19,7 +19,7 @@ import polars
 import pytest
 
 import recordings
-from small_recording import S, identity, read, record, span, write
+from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.cli import main
 from zerotop.session.event_files import EventBudget
 from zerotop.session.packed.packing import MemoryBudget, pack_folder, unpack_files
@@ -40,7 +40,7 @@ def probe_rows(*times_s: float) -> Any:
     return rows
 
 
-def damaged(table: Table, rows: Any, created_ns: int = UPTIME_NS) -> list[int]:
+def find_damaged(table: Table, rows: Any, created_ns: int = UPTIME_NS) -> list[int]:
     """The places of the damaged records."""
     found = RecordCheck(table, created_ns).find_damaged(rows)
     return [] if found is None else np.flatnonzero(found).tolist()
@@ -64,32 +64,36 @@ def damaged(table: Table, rows: Any, created_ns: int = UPTIME_NS) -> list[int]:
     ],
 )
 def test_records_of_impossible_times(times_s: tuple[float, ...], expected: list[int]) -> None:
-    assert damaged(PROBE, probe_rows(*times_s)) == expected
+    assert find_damaged(PROBE, probe_rows(*times_s)) == expected
 
 
 def test_reversed_records_are_not_all_believed() -> None:
     rows = probe_rows(*range(101_000, 100_000, -1))
-    kept = np.delete(rows["time_ns"], damaged(PROBE, rows))
+    kept = np.delete(rows["time_ns"], find_damaged(PROBE, rows))
     assert (np.diff(kept) >= -10 * S).all()
 
 
 def test_records_that_contradict_themselves() -> None:
-    rows = np.array([span(100_000, 100_001, "step"), span(100_003, 100_002, "step")], [tuple(c) for c in SPANS.dtype])
-    assert damaged(SPANS, rows) == [1]
-    output = np.array(
-        [record(tables.OUTPUT, time_ns=UPTIME_NS, offset=-5, length=1)], [tuple(c) for c in tables.OUTPUT.dtype]
+    rows = np.array(
+        [make_span(100_000, 100_001, "step"), make_span(100_003, 100_002, "step")], [tuple(c) for c in SPANS.dtype]
     )
-    assert damaged(tables.OUTPUT, output) == [0]
+    assert find_damaged(SPANS, rows) == [1]
+    output = np.array(
+        [make_record(tables.OUTPUT, time_ns=UPTIME_NS, offset=-5, length=1)], [tuple(c) for c in tables.OUTPUT.dtype]
+    )
+    assert find_damaged(tables.OUTPUT, output) == [0]
 
 
 def test_zeroed_page_is_left_out_and_counted(tmp_path: Path) -> None:
-    write(tmp_path, PROBE, identity(0), *((int((1000 + n) * S), 1, 2, 0, 0, 0) for n in range(500)), born=1000).close()
+    write_table(
+        tmp_path, PROBE, make_identity(0), *((int((1000 + n) * S), 1, 2, 0, 0, 0) for n in range(500)), born=1000
+    ).close()
     (path,) = tmp_path.glob("*.rec")
     data = bytearray(path.read_bytes())
     begin = len(data) - 400 * PROBE.record_struct.size
     data[begin : begin + 4096] = bytes(4096)
     path.write_bytes(data)
-    session = read(tmp_path)
+    session = read_recording(tmp_path)
     (source,) = session.sources["probe"]
     lost = -(-4096 // PROBE.record_struct.size) + 1
     assert 500 - lost <= len(source.array) < 500
@@ -123,11 +127,11 @@ WRONG_DTYPES: list[Any] = [
 
 @pytest.mark.parametrize("dtype", WRONG_DTYPES, ids=lambda dtype: str(dtype)[:30])
 def test_header_with_another_dtype(tmp_path: Path, dtype: Any) -> None:
-    write(tmp_path, PROBE, identity(0), (S, 1, 2, 0, 0, 0)).close()
+    write_table(tmp_path, PROBE, make_identity(0), (S, 1, 2, 0, 0, 0)).close()
     (path,) = tmp_path.glob("*.rec")
     line, _, data = path.read_bytes().partition(b"\n")
     path.write_bytes(json.dumps(json.loads(line) | {"dtype": dtype}).encode() + b"\n" + data)
-    session = read(tmp_path)
+    session = read_recording(tmp_path)
     assert session.sources["probe"] == []
     assert session.damaged_files == 1
     session.refresh()
@@ -135,7 +139,7 @@ def test_header_with_another_dtype(tmp_path: Path, dtype: Any) -> None:
 
 
 def test_files_of_other_kinds_are_skipped_at_once(tmp_path: Path) -> None:
-    write(tmp_path, PROBE, identity(0), (S, 1, 2, 0, 0, 0)).close()
+    write_table(tmp_path, PROBE, make_identity(0), (S, 1, 2, 0, 0, 0)).close()
     (path,) = tmp_path.glob("*.rec")
     os.mkfifo(tmp_path / "events-rank1-x-1.jsonl")
     os.mkfifo(tmp_path / "probe-rank1-x-1.rec")
@@ -145,13 +149,13 @@ def test_files_of_other_kinds_are_skipped_at_once(tmp_path: Path) -> None:
     with (tmp_path / "probe-rank5-x-1.rec").open("wb") as file:
         file.write(path.read_bytes())
         file.truncate(1 << 42)
-    session = read(tmp_path)
+    session = read_recording(tmp_path)
     assert session.damaged_files == 6
     assert [source.rank for source in session.sources["probe"]] == [0]
 
 
 def test_lines_that_are_no_events(tmp_path: Path) -> None:
-    writer = EventWriter(str(tmp_path), identity(0))
+    writer = EventWriter(str(tmp_path), make_identity(0))
     writer.write(time.monotonic_ns(), "known")
     writer.close()
     (path,) = tmp_path.glob("events-*")
@@ -160,7 +164,7 @@ def test_lines_that_are_no_events(tmp_path: Path) -> None:
     with path.open("ab") as file:
         for line in (b"[" * 100_000, b"x" * (9 << 20), nested, b'{"time_ns":1e300,"event":"x"}', good):
             file.write(line + b"\n")
-    session = read(tmp_path)
+    session = read_recording(tmp_path)
     assert [event.name for event in session.events] == ["known", "known"]
     assert session.damaged_lines == 4
 
@@ -173,10 +177,10 @@ def test_events_have_a_budget() -> None:
 
 
 def test_facts_of_infinite_size_are_none(tmp_path: Path) -> None:
-    writer = EventWriter(str(tmp_path), identity(0))
+    writer = EventWriter(str(tmp_path), make_identity(0))
     writer.write(time.monotonic_ns(), events.OVERFLOW, step=1, loss_scale_before=float("inf"), loss_scale_after=2.0)
     writer.close()
-    session = read(tmp_path)
+    session = read_recording(tmp_path)
     assert session.events[0].facts["loss_scale_before"] is None
     assert session.events[0].facts["loss_scale_after"] == 2.0
 
@@ -280,7 +284,7 @@ def test_a_file_cut_short_under_a_reader(tmp_path: Path) -> None:
     path = Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
     clock = {"monotonic_ns": UPTIME_NS, "unix_ns": 10**18}
     rows = [(UPTIME_NS + n * S, 1, 2, 0, 0, 0) for n in range(50_000)]
-    write(path, PROBE, identity(0), *rows, born=UPTIME_NS / S).close()
+    write_table(path, PROBE, make_identity(0), *rows, born=UPTIME_NS / S).close()
     assert clock["monotonic_ns"] == UPTIME_NS
     done = subprocess.run([sys.executable, "-c", _SHRINK, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -316,14 +320,14 @@ def test_export_to_a_terminal_shows_escapes(tmp_path: Path) -> None:
     controller, terminal = pty.openpty()
     chunks: list[bytes] = []
 
-    def collect() -> None:
+    def collect_output() -> None:
         try:
             while data := os.read(controller, 1 << 16):
                 chunks.append(data)
         except OSError:
             pass
 
-    reader = threading.Thread(target=collect)
+    reader = threading.Thread(target=collect_output)
     reader.start()
     for form in ("csv", "jsonl"):
         command = [sys.executable, "-m", "zerotop", "export", str(folder), "--table", "events", "--format", form]

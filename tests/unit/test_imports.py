@@ -17,7 +17,7 @@ LIST = "import json, sys; print(json.dumps(sorted(sys.modules)))"
 HEAVY = {"torch", "deepspeed", "transformers", "datasets", "accelerate"}
 
 
-def imported(module: str, *paths: Path, options: tuple[str, ...] = ()) -> set[str]:
+def list_imported(module: str, *paths: Path, options: tuple[str, ...] = ()) -> set[str]:
     """Top-level names of all modules that importing ``module`` loads."""
     run = subprocess.run(
         [sys.executable, *options, "-c", f"import {module}; {LIST}"],
@@ -37,43 +37,43 @@ def modules_below(folder: Path, package: str) -> list[str]:
 
 
 @pytest.mark.parametrize("room", ["recording", "inside"])
-def test_what_runs_in_a_rank_needs_the_standard_library_only(room: str, root: Path) -> None:
-    folder = root / "probe" / "zerotop_probe" / room
+def test_what_runs_in_a_rank_needs_the_standard_library_only(room: str, checkout_root: Path) -> None:
+    folder = checkout_root / "probe" / "zerotop_probe" / room
     modules = modules_below(folder, f"zerotop_probe.{room}")
     assert modules
     # Without site (-S) no installed package can be found at all.
-    names = imported(", ".join(modules), root / "probe", options=("-S",))
+    names = list_imported(", ".join(modules), checkout_root / "probe", options=("-S",))
     assert names - set(sys.stdlib_module_names) <= {"zerotop_probe", "__main__"}
 
 
-def test_bootstrap_folder_holds_one_name(root: Path) -> None:
+def test_bootstrap_folder_holds_one_name(checkout_root: Path) -> None:
     """Everything in it becomes a top-level import in the user's process."""
-    folder = root / "probe" / "zerotop_probe" / "bootstrap"
+    folder = checkout_root / "probe" / "zerotop_probe" / "bootstrap"
     assert [path.name for path in folder.glob("*.py")] == ["sitecustomize.py"]
 
 
-def test_sampler_knows_neither_the_program_nor_torch(root: Path) -> None:
-    modules = modules_below(root / "probe" / "zerotop_probe" / "outside", "zerotop_probe.outside")
-    assert not imported(", ".join(modules)) & (HEAVY | {"zerotop", "textual", "rich", "numpy", "polars"})
+def test_sampler_knows_neither_the_program_nor_torch(checkout_root: Path) -> None:
+    modules = modules_below(checkout_root / "probe" / "zerotop_probe" / "outside", "zerotop_probe.outside")
+    assert not list_imported(", ".join(modules)) & (HEAVY | {"zerotop", "textual", "rich", "numpy", "polars"})
 
 
-def test_reading_a_session_needs_no_screen_and_no_torch(root: Path) -> None:
-    modules = modules_below(root / "tui" / "zerotop" / "session", "zerotop.session")
-    assert not imported(", ".join(modules)) & (HEAVY | {"textual", "rich"})
+def test_reading_a_session_needs_no_screen_and_no_torch(checkout_root: Path) -> None:
+    modules = modules_below(checkout_root / "tui" / "zerotop" / "session", "zerotop.session")
+    assert not list_imported(", ".join(modules)) & (HEAVY | {"textual", "rich"})
 
 
-def test_analysis_needs_no_screen_and_no_torch(root: Path) -> None:
-    modules = modules_below(root / "tui" / "zerotop" / "analysis", "zerotop.analysis")
-    assert not imported(", ".join(modules)) & (HEAVY | {"textual", "rich"})
+def test_analysis_needs_no_screen_and_no_torch(checkout_root: Path) -> None:
+    modules = modules_below(checkout_root / "tui" / "zerotop" / "analysis", "zerotop.analysis")
+    assert not list_imported(", ".join(modules)) & (HEAVY | {"textual", "rich"})
 
 
 def test_command_line_starts_without_what_is_heavy() -> None:
-    assert not imported("zerotop.cli") & (HEAVY | {"numpy", "polars", "textual"})
+    assert not list_imported("zerotop.cli") & (HEAVY | {"numpy", "polars", "textual"})
 
 
-def test_screen_needs_no_torch(root: Path) -> None:
-    modules = modules_below(root / "tui" / "zerotop" / "ui", "zerotop.ui")
-    assert not imported(", ".join(modules)) & HEAVY
+def test_screen_needs_no_torch(checkout_root: Path) -> None:
+    modules = modules_below(checkout_root / "tui" / "zerotop" / "ui", "zerotop.ui")
+    assert not list_imported(", ".join(modules)) & HEAVY
 
 
 def test_users_script_imports_nothing_of_zerotop() -> None:

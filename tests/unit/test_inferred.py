@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recordings import names, recording
-from small_recording import BEGIN_NS, S, identity, read, record, write
+from recordings import list_recordings, open_recording
+from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
 from zerotop.analysis.live_view import Inferred
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.views.rhythm import RhythmInference, infer_iteration
@@ -20,7 +20,9 @@ from zerotop_probe.recording.tables import GPUS, PROCESSES
 SECONDS = 60
 
 
-def told(folder: Path, load: Callable[[float], float], *, seconds: int = SECONDS, gpu: bool = False) -> Inferred | None:
+def infer_rhythm(
+    folder: Path, load: Callable[[float], float], *, seconds: int = SECONDS, gpu: bool = False
+) -> Inferred | None:
     """What is inferred of a process whose cores in use are a function of time, looked at ten times a second."""
     fine = np.arange(0, seconds, 0.005)
     used = np.concatenate([[0.0], np.cumsum([load(t) for t in fine]) * 0.005])
@@ -28,12 +30,12 @@ def told(folder: Path, load: Callable[[float], float], *, seconds: int = SECONDS
     times += np.random.default_rng(5).normal(0, 0.003, len(times))
     cpu = np.interp(times, np.append(fine, seconds), used)
     looks = zip(times, cpu, strict=True)
-    rows = [record(PROCESSES, time_ns=int(t * S), cpu_ns=int(c * 1e9), rank=0, pid=100) for t, c in looks]
-    write(folder, PROCESSES, identity(-1), *rows).close()
+    rows = [make_record(PROCESSES, time_ns=int(t * S), cpu_ns=int(c * 1e9), rank=0, pid=100) for t, c in looks]
+    write_table(folder, PROCESSES, make_identity(-1), *rows).close()
     if gpu:
-        steady = [record(GPUS, time_ns=int(t * S), utilization_percent=100.0, power_w=700.0, gpu=0) for t in times]
-        write(folder, GPUS, identity(-1), *steady).close()
-    return infer_iteration(read(folder), BEGIN_NS + (seconds - 1) * S)
+        steady = [make_record(GPUS, time_ns=int(t * S), utilization_percent=100.0, power_w=700.0, gpu=0) for t in times]
+        write_table(folder, GPUS, make_identity(-1), *steady).close()
+    return infer_iteration(read_recording(folder), BEGIN_NS + (seconds - 1) * S)
 
 
 def busy_for(share: float, period: float) -> Callable[[float], float]:
@@ -44,17 +46,17 @@ def busy_for(share: float, period: float) -> Callable[[float], float]:
 @pytest.mark.parametrize("period", [0.45, 0.8, 1.37, 2.75, 6.1])
 @pytest.mark.parametrize("share", [0.2, 0.6])
 def test_a_steady_rhythm_is_found_within_3_percent(tmp_path: Path, period: float, share: float) -> None:
-    found = told(tmp_path, busy_for(share, period), gpu=True)
-    assert found is not None
-    assert found.iteration_s == pytest.approx(period, rel=0.03)
-    assert found.signals == ("cpu",)
-    assert 0.5 < found.confidence <= 1.001
+    rhythm = infer_rhythm(tmp_path, busy_for(share, period), gpu=True)
+    assert rhythm is not None
+    assert rhythm.iteration_s == pytest.approx(period, rel=0.03)
+    assert rhythm.signals == ("cpu",)
+    assert 0.5 < rhythm.confidence <= 1.001
 
 
 @pytest.mark.parametrize("period", [0.035, 0.071, 0.11, 0.13, 0.147, 0.19])
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_a_rhythm_too_fast_to_be_seen_is_not_taken_for_a_slow_one(tmp_path: Path, period: float, share: float) -> None:
-    assert told(tmp_path, busy_for(share, period)) is None
+    assert infer_rhythm(tmp_path, busy_for(share, period)) is None
 
 
 def test_noise_has_no_rhythm_and_a_steady_load_none_either(tmp_path: Path) -> None:
@@ -65,51 +67,53 @@ def test_noise_has_no_rhythm_and_a_steady_load_none_either(tmp_path: Path) -> No
     for name, load in loads:
         folder = tmp_path / name
         folder.mkdir()
-        assert told(folder, partial(lambda load, t: float(load()), load)) is None
+        assert infer_rhythm(folder, partial(lambda load, t: float(load()), load)) is None
 
 
 def test_no_rhythm_is_reported_while_it_changes_and_the_new_one_afterwards(tmp_path: Path) -> None:
     before, after = busy_for(0.3, 0.8), busy_for(0.3, 1.4)
     changed = tmp_path / "changed"
     changed.mkdir()
-    assert told(changed, lambda t: before(t) if t < 54 else after(t)) is None
-    found = told(tmp_path, lambda t: before(t) if t < 30 else after(t))
-    assert found is not None
-    assert found.iteration_s == pytest.approx(1.4, rel=0.03)
+    assert infer_rhythm(changed, lambda t: before(t) if t < 54 else after(t)) is None
+    rhythm = infer_rhythm(tmp_path, lambda t: before(t) if t < 30 else after(t))
+    assert rhythm is not None
+    assert rhythm.iteration_s == pytest.approx(1.4, rel=0.03)
 
 
 def test_the_rhythm_of_a_real_job_is_right_or_not_reported() -> None:
-    session = recording("gpu-offload-4")
+    session = open_recording("gpu-offload-4")
     steps = RecordingSource(session).view_at(None).iterations
     answers = 0
     for cursor_s in np.arange(steps.begin_s[0] + 12, steps.begin_s[-1], 2.0):
-        found = infer_iteration(session, int(cursor_s * 1e9))
-        if found is not None:
-            within = (steps.begin_s > cursor_s - found.window_s) & (steps.begin_s <= cursor_s)
+        iteration = infer_iteration(session, int(cursor_s * 1e9))
+        if iteration is not None:
+            within = (steps.begin_s > cursor_s - iteration.window_s) & (steps.begin_s <= cursor_s)
             usual, mean = np.median(np.diff(steps.begin_s[within])), np.mean(np.diff(steps.begin_s[within]))
-            assert min(abs(found.iteration_s / usual - 1), abs(found.iteration_s / mean - 1)) < 0.03
+            assert min(abs(iteration.iteration_s / usual - 1), abs(iteration.iteration_s / mean - 1)) < 0.03
             answers += 1
     assert answers >= 4
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_recordings())
 def test_no_recording_has_a_wrong_rhythm(name: str) -> None:
-    session = recording(name)
+    session = open_recording(name)
     steps = RecordingSource(session).view_at(None).iterations
-    found = infer_iteration(session, session.last_written_ns - 2 * S)
-    assert found is None or found.iteration_s == pytest.approx(float(np.median(np.diff(steps.begin_s[-8:]))), rel=0.03)
+    iteration = infer_iteration(session, session.last_written_ns - 2 * S)
+    assert iteration is None or iteration.iteration_s == pytest.approx(
+        float(np.median(np.diff(steps.begin_s[-8:]))), rel=0.03
+    )
 
 
 def test_nothing_is_inferred_where_steps_are_known() -> None:
-    source = RecordingSource(recording("gpu-offload-4"))
+    source = RecordingSource(open_recording("gpu-offload-4"))
     view = source.view_at(None)
     assert view.inferred is None
     assert view.progress.iteration_s > 0
 
 
 def test_it_is_looked_for_every_other_second(tmp_path: Path) -> None:
-    told(tmp_path, busy_for(0.3, 0.8))
-    rhythm = RhythmInference(read(tmp_path))
+    infer_rhythm(tmp_path, busy_for(0.3, 0.8))
+    rhythm = RhythmInference(read_recording(tmp_path))
     first = rhythm.infer_at(BEGIN_NS + 40 * S + S // 2)
     assert first is not None
     assert rhythm.infer_at(BEGIN_NS + 41 * S) is first

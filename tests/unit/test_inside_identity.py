@@ -41,9 +41,9 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_
 
 @pytest.mark.parametrize("environment", [DEEPSPEED, TORCHRUN, OPENMPI, SLURM])
 def test_every_launcher_says_the_same_in_its_words(environment: dict[str, str]) -> None:
-    told = identity.read_identity(environment)
-    del told["launcher"]
-    assert told == {"rank": 5, "local_rank": 1, "node_rank": 1, "world_size": 8}
+    rank_identity = identity.read_identity(environment)
+    del rank_identity["launcher"]
+    assert rank_identity == {"rank": 5, "local_rank": 1, "node_rank": 1, "world_size": 8}
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_launchers_by_name(environment: dict[str, str], name: str) -> None:
 
 
 def test_without_a_launcher_the_process_is_rank_0() -> None:
-    told = identity.read_identity({"RANK": "", "LOCAL_RANK": "none"})
-    assert told | {"launcher": ""} == {
+    rank_identity = identity.read_identity({"RANK": "", "LOCAL_RANK": "none"})
+    assert rank_identity | {"launcher": ""} == {
         "rank": 0,
         "local_rank": None,
         "node_rank": None,
@@ -89,14 +89,14 @@ PROBE.recorder.end_span(PROBE.recorder.begin_span(3, "forward", (0, 0, 0)), 4)
 """
 
 
-def run(tmp_path: Path, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def run_script(tmp_path: Path, script: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONZEROTOP_SESSION": str(tmp_path), "RANK": "0"} | more
     command = [sys.executable, "-W", "error", "-c", script, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
 
 def test_a_forked_child_writes_nothing_and_spoils_nothing(tmp_path: Path) -> None:
-    run(tmp_path, SCRIPT.format(child="pass"))
+    run_script(tmp_path, SCRIPT.format(child="pass"))
     rank = Rank(tmp_path, 0)
     assert rank.spans["begin_ns"].tolist() == [1, 3]
     # Since the first nanoseconds, in which these phases are, the rank has been silent: it may say where it is.
@@ -104,14 +104,14 @@ def test_a_forked_child_writes_nothing_and_spoils_nothing(tmp_path: Path) -> Non
 
 
 def test_a_forked_child_that_makes_an_engine_has_files_of_its_own(tmp_path: Path) -> None:
-    run(tmp_path, SCRIPT.format(child='os.environ["RANK"] = "1"; assert PROBE.start_recording()'))
+    run_script(tmp_path, SCRIPT.format(child='os.environ["RANK"] = "1"; assert PROBE.start_recording()'))
     assert [event["event"] for event in Rank(tmp_path, 1).events] == ["hello", "goodbye"]
     assert Rank(tmp_path, 0).spans["begin_ns"].tolist() == [1, 3]
 
 
 def test_without_a_session_it_stays_asleep(tmp_path: Path) -> None:
     code = "from zerotop_probe.inside.hooks.hook_installer import PROBE; print(PROBE.start_recording(), PROBE.recorder)"
-    assert run(tmp_path, code, PYTHONZEROTOP_SESSION="").stdout == "False None\n"
+    assert run_script(tmp_path, code, PYTHONZEROTOP_SESSION="").stdout == "False None\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -119,8 +119,8 @@ def test_hello_has_what_matters_and_no_secret(tmp_path: Path) -> None:
     code = "from zerotop_probe.inside.hooks.hook_installer import PROBE; PROBE.start_recording()"
     secret = "hf_abcdefghijklmnop"
     more = {"OMP_NUM_THREADS": "3", "HF_TOKEN": secret, "WORLD_SIZE": "1"}
-    run(tmp_path, code, "--steps", "3", "--hub_token", secret, f"--api-key={secret}", **more)
-    (hello,) = Rank(tmp_path, 0).event("hello")
+    run_script(tmp_path, code, "--steps", "3", "--hub_token", secret, f"--api-key={secret}", **more)
+    (hello,) = Rank(tmp_path, 0).find_events("hello")
     assert secret not in json.dumps(hello)
     assert hello["arguments"][1:3] == ["--steps", "3"]
     assert hello["environment"]["OMP_NUM_THREADS"] == "3"
@@ -137,10 +137,10 @@ def test_an_internal_error_is_recorded_once_with_its_place(tmp_path: Path) -> No
         "part = Guard('somewhere', PROBE.meter)\n"
         "for _ in range(3): part.run(lambda: {}['a key of hf_abcdefghijklmnop'])\n"
     )
-    done = run(tmp_path, code)
+    done = run_script(tmp_path, code)
     assert (done.stdout, done.stderr) == ("", "")
-    (error,) = Rank(tmp_path, 0).event("probe_error")
+    (error,) = Rank(tmp_path, 0).find_events("probe_error")
     assert error["where"] == "somewhere"
     assert error["error"] == "KeyError: 'a key of <redacted>'"
-    loud: Any = run(tmp_path, code, PYTHONZEROTOP_DEBUG="1", RANK="1")
+    loud: Any = run_script(tmp_path, code, PYTHONZEROTOP_DEBUG="1", RANK="1")
     assert "somewhere is no longer measured" in loud.stderr

@@ -20,7 +20,7 @@ class Base:
 
 
 @pytest.fixture
-def kind() -> type[Base]:
+def fresh_class() -> type[Base]:
     """A fresh class with a method of its own to wrap."""
     return type("Kind", (Base,), {"double": Base.double})
 
@@ -44,45 +44,45 @@ class Watch:
         self.seen.append((token, flags, result))
 
 
-def test_result_arguments_and_signature_are_unchanged(kind: type[Base]) -> None:
+def test_result_arguments_and_signature_are_unchanged(fresh_class: type[Base]) -> None:
     watch = Watch()
-    assert wrap_method(kind, "double", watch.before, watch.after, CostMeter())
-    assert kind().double(3, plus=1) == 7
+    assert wrap_method(fresh_class, "double", watch.before, watch.after, CostMeter())
+    assert fresh_class().double(3, plus=1) == 7
     assert watch.seen == [((3,), {"plus": 1}), ("token", 0, 7)]
-    assert inspect.signature(kind.double) == inspect.signature(Base.double)
-    assert (kind.double.__name__, kind.double.__doc__) == ("double", "Doubles.")
+    assert inspect.signature(fresh_class.double) == inspect.signature(Base.double)
+    assert (fresh_class.double.__name__, fresh_class.double.__doc__) == ("double", "Doubles.")
 
 
-def test_an_exception_is_the_same_object_and_the_end_is_noted(kind: type[Base]) -> None:
+def test_an_exception_is_the_same_object_and_the_end_is_noted(fresh_class: type[Base]) -> None:
     watch, error = Watch(), KeyboardInterrupt()
 
-    def interrupted(self: Any) -> None:
+    def raise_error(self: Any) -> None:
         raise error
 
-    kind.double = interrupted  # type: ignore[assignment]
-    wrap_method(kind, "double", watch.before, watch.after, CostMeter())
+    fresh_class.double = raise_error  # type: ignore[assignment]
+    wrap_method(fresh_class, "double", watch.before, watch.after, CostMeter())
     with pytest.raises(KeyboardInterrupt) as caught:
-        kind().double()  # type: ignore[call-arg]
+        fresh_class().double()  # type: ignore[call-arg]
     assert caught.value is error
     assert watch.seen[-1] == ("token", FAILED, None)
 
 
-def test_the_end_of_an_iterator_is_no_failure(kind: type[Base]) -> None:
+def test_the_end_of_an_iterator_is_no_failure(fresh_class: type[Base]) -> None:
     watch = Watch()
-    kind.__next__ = lambda self: next(iter(()))  # type: ignore[attr-defined]
-    wrap_method(kind, "__next__", watch.before, watch.after, CostMeter())
+    fresh_class.__next__ = lambda self: next(iter(()))  # type: ignore[attr-defined]
+    wrap_method(fresh_class, "__next__", watch.before, watch.after, CostMeter())
     with pytest.raises(StopIteration):
-        next(kind())  # type: ignore[call-overload]
+        next(fresh_class())  # type: ignore[call-overload]
     assert watch.seen[-1] == ("token", 0, None)
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_an_error_of_ours_is_reported_once_and_switches_that_part_off(kind: type[Base], place: str) -> None:
+def test_an_error_of_ours_is_reported_once_and_switches_that_part_off(fresh_class: type[Base], place: str) -> None:
     meter, reported = CostMeter(), []
     meter.report_error = lambda where, error: reported.append((where, str(error)))
     watch = Watch(fails=place)
-    wrap_method(kind, "double", watch.before, watch.after, meter)
-    assert [kind().double(n) for n in range(3)] == [0, 2, 4]
+    wrap_method(fresh_class, "double", watch.before, watch.after, meter)
+    assert [fresh_class().double(n) for n in range(3)] == [0, 2, 4]
     assert reported == [("Kind.double", place)]
     assert meter.errors == 1
     assert len(watch.seen) == (place == "after")
@@ -95,48 +95,48 @@ def test_a_report_that_fails_is_counted_and_swallowed() -> None:
     assert meter.errors == 2
 
 
-def test_a_method_is_wrapped_once_and_only_where_it_is_defined(kind: type[Base]) -> None:
+def test_a_method_is_wrapped_once_and_only_where_it_is_defined(fresh_class: type[Base]) -> None:
     watch, meter = Watch(), CostMeter()
-    assert wrap_method(kind, "double", watch.before, watch.after, meter)
-    assert not wrap_method(kind, "double", watch.before, watch.after, meter)
-    assert not wrap_method(kind, "no_such_method", watch.before, watch.after, meter)
-    assert not wrap_method(type("Heir", (kind,), {}), "double", watch.before, watch.after, meter)
-    kind().double(1)
+    assert wrap_method(fresh_class, "double", watch.before, watch.after, meter)
+    assert not wrap_method(fresh_class, "double", watch.before, watch.after, meter)
+    assert not wrap_method(fresh_class, "no_such_method", watch.before, watch.after, meter)
+    assert not wrap_method(type("Heir", (fresh_class,), {}), "double", watch.before, watch.after, meter)
+    fresh_class().double(1)
     assert len(watch.seen) == 2
 
 
-def test_the_cost_is_our_time_without_the_call(kind: type[Base]) -> None:
-    def busy(milliseconds: int) -> None:
+def test_the_cost_is_our_time_without_the_call(fresh_class: type[Base]) -> None:
+    def keep_busy(milliseconds: int) -> None:
         end = now() + milliseconds * 1_000_000
         while now() < end:
             pass
 
-    def slow(self: Any) -> None:
-        busy(200)
+    def run_slowly(self: Any) -> None:
+        keep_busy(200)
 
-    def before(*_: Any) -> bool:
-        busy(5)
+    def look_before(*_: Any) -> bool:
+        keep_busy(5)
         return True
 
-    def after(*_: Any) -> None:
-        busy(7)
+    def look_after(*_: Any) -> None:
+        keep_busy(7)
 
-    kind.double = slow  # type: ignore[assignment]
+    fresh_class.double = run_slowly  # type: ignore[assignment]
     meter = CostMeter()
-    wrap_method(kind, "double", before, after, meter)
-    kind().double()  # type: ignore[call-arg]
+    wrap_method(fresh_class, "double", look_before, look_after, meter)
+    fresh_class().double()  # type: ignore[call-arg]
     assert 12_000_000 <= meter.cost_ns < 200_000_000
 
 
-def test_all_is_taken_out_again_whatever_fails(kind: type[Base]) -> None:
+def test_all_is_taken_out_again_whatever_fails(fresh_class: type[Base]) -> None:
     remove_hooks()
-    wrap_method(kind, "double", Watch().before, Watch().after, CostMeter())
+    wrap_method(fresh_class, "double", Watch().before, Watch().after, CostMeter())
     error = RuntimeError("stuck")
 
-    def fails() -> None:
+    def raise_error() -> None:
         raise error
 
-    on_removal(fails)
+    on_removal(raise_error)
     assert remove_hooks() == [error]
-    assert kind.double is Base.double
+    assert fresh_class.double is Base.double
     assert remove_hooks() == []

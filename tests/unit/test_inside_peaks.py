@@ -24,34 +24,34 @@ class Counters:
         self.stats["oversize_segments"] = {"current": 0, "peak": 0}
         self.stats["num_ooms"] = 0
 
-    def each(self) -> list[dict[str, int]]:
+    def list_counters(self) -> list[dict[str, int]]:
         return [*(self.stats[name]["all"] for name in NAMES), self.stats["oversize_segments"]]
 
-    def add(self, number: int, amount: int) -> None:
-        counter = self.each()[number]
+    def add_amount(self, number: int, amount: int) -> None:
+        counter = self.list_counters()[number]
         counter["current"] = max(0, counter["current"] + amount)
         counter["peak"] = max(counter["peak"], counter["current"])
 
-    def read(self) -> dict[str, Any]:
+    def read_stats(self) -> dict[str, Any]:
         return copy.deepcopy(self.stats)
 
-    def reset(self) -> None:
-        for counter in self.each():
+    def reset_peaks(self) -> None:
+        for counter in self.list_counters():
             counter["peak"] = counter["current"]
 
 
-def binding(devices: dict[int, Counters]) -> Any:
+def make_binding(devices: dict[int, Counters]) -> Any:
     """What ``torch._C`` has of it."""
 
-    def read(device: int) -> dict[str, Any]:
-        return devices[device].read()
+    def read_device(device: int) -> dict[str, Any]:
+        return devices[device].read_stats()
 
-    def reset(device: int) -> None:
-        devices[device].reset()
+    def reset_device(device: int) -> None:
+        devices[device].reset_peaks()
 
     names = ("_cuda_memoryStats", "_accelerator_getDeviceStats")
     resets = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
-    return SimpleNamespace(**dict.fromkeys(names, read), **dict.fromkeys(resets, reset))
+    return SimpleNamespace(**dict.fromkeys(names, read_device), **dict.fromkeys(resets, reset_device))
 
 
 CHANGE = st.tuples(st.just("add"), st.integers(0, 2), st.integers(-100, 100))
@@ -62,18 +62,18 @@ ACTIONS = st.lists(st.one_of(CHANGE, st.sampled_from(OTHERS)), max_size=60)
 @given(ACTIONS)
 def test_the_job_sees_what_it_would_have_seen_and_we_see_each_window(actions: list[Any]) -> None:
     ours, truth = Counters(), Counters()
-    torch_c = binding({DEVICE: ours})
+    torch_c = make_binding({DEVICE: ours})
     peaks = PeakCounters(torch_c, DEVICE)
     peaks.install_functions()
     window = 0  # the highest allocated since the last boundary, counted here
     for action in actions:
         if isinstance(action, tuple):
-            ours.add(*action[1:])
-            truth.add(*action[1:])
+            ours.add_amount(*action[1:])
+            truth.add_amount(*action[1:])
             window = max(window, truth.stats["allocated_bytes"]["all"]["current"])
         elif action.endswith("reset"):
             (torch_c._cuda_resetPeakMemoryStats if action == "reset" else torch_c._accelerator_resetPeakStats)(DEVICE)
-            truth.reset()
+            truth.reset_peaks()
         elif action.endswith("read"):
             read = torch_c._cuda_memoryStats if action == "read" else torch_c._accelerator_getDeviceStats
             assert read(DEVICE) == truth.stats
@@ -88,11 +88,11 @@ def test_the_job_sees_what_it_would_have_seen_and_we_see_each_window(actions: li
 
 def test_other_devices_are_none_of_our_business() -> None:
     other = Counters()
-    torch_c = binding({DEVICE: Counters(), 0: other})
+    torch_c = make_binding({DEVICE: Counters(), 0: other})
     peaks = PeakCounters(torch_c, DEVICE)
     peaks.install_functions()
-    other.add(0, 50)
-    other.add(0, -20)
+    other.add_amount(0, 50)
+    other.add_amount(0, -20)
     peaks.read_and_reset()
     assert torch_c._cuda_memoryStats(0)["allocated_bytes"]["all"] == {"current": 30, "peak": 50}
     torch_c._cuda_resetPeakMemoryStats(0)
@@ -100,7 +100,7 @@ def test_other_devices_are_none_of_our_business() -> None:
 
 
 def test_errors_are_those_of_torch() -> None:
-    torch_c = binding({DEVICE: Counters()})
+    torch_c = make_binding({DEVICE: Counters()})
     PeakCounters(torch_c, DEVICE).install_functions()
     with pytest.raises(KeyError):
         torch_c._cuda_memoryStats(7)
@@ -108,7 +108,7 @@ def test_errors_are_those_of_torch() -> None:
 
 def test_an_older_torch_and_a_removal() -> None:
     counters = Counters()
-    torch_c = binding({DEVICE: counters})
+    torch_c = make_binding({DEVICE: counters})
     del torch_c._accelerator_getDeviceStats, torch_c._accelerator_resetPeakStats
     before = dict(vars(torch_c))
     peaks = PeakCounters(torch_c, DEVICE)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rank_recordings import Rank, table
+from rank_recordings import Rank, read_table_file
 from zerotop_probe.inside.device.allocator import AllocatorSampler, CounterReader
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
@@ -33,7 +33,7 @@ def recorder(tmp_path: Path) -> Recorder:
     return Recorder(str(tmp_path), ME, CostMeter())
 
 
-def drawn(tmp_path: Path) -> list[tuple[str, int, int, int, int]]:
+def read_spans(tmp_path: Path) -> list[tuple[str, int, int, int, int]]:
     """(phase, depth, begin, end, flags) of every span."""
     return [
         (PHASES[s["phase"]], int(s["depth"]), int(s["begin_ns"]), int(s["end_ns"]), int(s["flags"]))
@@ -47,7 +47,7 @@ def test_a_begin_is_on_disk_at_once_and_its_span_at_the_end(recorder: Recorder, 
     assert rank.begins[["time_ns", "step", "micro_step", "depth"]].tolist() == [(10, 3, 1, 0)]
     assert not len(rank.spans)
     recorder.end_span(span, 30)
-    assert drawn(tmp_path) == [("backward", 0, 10, 30, 0)]
+    assert read_spans(tmp_path) == [("backward", 0, 10, 30, 0)]
 
 
 def test_an_expected_phase_that_was_nothing_leaves_nothing(recorder: Recorder, tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_an_expected_phase_that_was_nothing_leaves_nothing(recorder: Recorder, t
     assert Rank(tmp_path, 0).begins["time_ns"].tolist() == [30]
     recorder.end_span(confirmed, 40)
     recorder.end_span(recorder.expect_span(50, "step", HERE), 60, FAILED)
-    assert drawn(tmp_path) == [("step", 0, 30, 40, 0), ("step", 0, 50, 60, FAILED)]
+    assert read_spans(tmp_path) == [("step", 0, 30, 40, 0), ("step", 0, 50, 60, FAILED)]
 
 
 def test_depth_follows_nesting(recorder: Recorder, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_depth_follows_nesting(recorder: Recorder, tmp_path: Path) -> None:
     recorder.end_span(recorder.begin_span(40, "allgather", HERE), 50)
     recorder.end_span(outer, 60)
     recorder.end_span(recorder.begin_span(70, "data", HERE), 80)
-    assert [(phase, depth) for phase, depth, *_ in drawn(tmp_path)] == [
+    assert [(phase, depth) for phase, depth, *_ in read_spans(tmp_path)] == [
         ("step", 0),
         ("optimizer", 1),
         ("allgather", 1),
@@ -80,7 +80,7 @@ def test_what_an_exception_leaves_open_ends_with_the_phase_around_it(recorder: R
     outer = recorder.begin_span(10, "step", HERE)
     recorder.begin_span(20, "cpu_optimizer", HERE, loose=True)
     recorder.end_span(outer, 30, FAILED)
-    assert drawn(tmp_path) == [("step", 0, 10, 30, FAILED), ("cpu_optimizer", 1, 20, 30, FAILED)]
+    assert read_spans(tmp_path) == [("step", 0, 10, 30, FAILED), ("cpu_optimizer", 1, 20, 30, FAILED)]
     assert recorder.stack == []
 
 
@@ -88,7 +88,7 @@ def test_an_abandoned_backward_is_settled_before_the_next_phase(recorder: Record
     recorder.begin_span(10, "backward", HERE, loose=True)
     recorder.end_loose_spans(20)
     recorder.end_span(recorder.begin_span(20, "forward", HERE), 30)
-    assert drawn(tmp_path) == [("backward", 0, 10, 20, FAILED), ("forward", 0, 20, 30, 0)]
+    assert read_spans(tmp_path) == [("backward", 0, 10, 20, FAILED), ("forward", 0, 20, 30, 0)]
 
 
 def test_a_span_that_the_stack_has_forgotten_is_still_recorded(recorder: Recorder, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_span_that_the_stack_has_forgotten_is_still_recorded(recorder: Recorde
     recorder.stack.clear()
     recorder.end_span(recorder.begin_span(20, "data", HERE), 30)
     recorder.end_span(outer, 40)
-    assert {phase for phase, *_ in drawn(tmp_path)} == {"step", "data"}
+    assert {phase for phase, *_ in read_spans(tmp_path)} == {"step", "data"}
     assert recorder.stack == []
 
 
@@ -123,23 +123,23 @@ class TestGuess:
     def guess(self, recorder: Recorder) -> EvaluationDetector:
         return EvaluationDetector(recorder)
 
-    def forward(self, recorder: Recorder, guess: EvaluationDetector, begin: int, end: int) -> None:
+    def run_forward(self, recorder: Recorder, guess: EvaluationDetector, begin: int, end: int) -> None:
         guess.begin_forward(begin, HERE)
         span = recorder.begin_span(begin, "forward", HERE)
         recorder.end_span(span, end)
         guess.end_forward(end)
 
-    def data(self, recorder: Recorder, guess: EvaluationDetector, begin: int, end: int) -> None:
+    def fetch_data(self, recorder: Recorder, guess: EvaluationDetector, begin: int, end: int) -> None:
         guess.hold_fetch(recorder.begin_span(begin, "data", HERE), end)
 
     def test_lasts_from_the_first_forward_to_the_last(
         self, recorder: Recorder, guess: EvaluationDetector, tmp_path: Path
     ) -> None:
-        self.forward(recorder, guess, 10, 20)
-        self.forward(recorder, guess, 30, 40)
+        self.run_forward(recorder, guess, 10, 20)
+        self.run_forward(recorder, guess, 30, 40)
         guess.close()
         recorder.end_span(recorder.begin_span(90, "forward", HERE), 95)
-        spans = [(phase, depth, begin, end) for phase, depth, begin, end, _ in drawn(tmp_path)]
+        spans = [(phase, depth, begin, end) for phase, depth, begin, end, _ in read_spans(tmp_path)]
         assert ("eval", 0, 10, 40) in spans
         assert [span for span in spans if span[0] == "forward"] == [
             ("forward", 1, 10, 20),
@@ -150,20 +150,20 @@ class TestGuess:
     def test_a_batch_belongs_to_it_only_if_a_forward_of_it_follows(
         self, recorder: Recorder, guess: EvaluationDetector, tmp_path: Path
     ) -> None:
-        self.forward(recorder, guess, 10, 20)
-        self.data(recorder, guess, 22, 24)
-        self.forward(recorder, guess, 30, 40)
-        self.data(recorder, guess, 42, 44)
+        self.run_forward(recorder, guess, 10, 20)
+        self.fetch_data(recorder, guess, 22, 24)
+        self.run_forward(recorder, guess, 30, 40)
+        self.fetch_data(recorder, guess, 42, 44)
         guess.close()
-        spans = [(phase, depth, begin) for phase, depth, begin, *_ in drawn(tmp_path)]
+        spans = [(phase, depth, begin) for phase, depth, begin, *_ in read_spans(tmp_path)]
         assert ("data", 1, 22) in spans
         assert ("data", 0, 42) in spans
 
     def test_closing_twice_is_closing_once(self, recorder: Recorder, guess: EvaluationDetector, tmp_path: Path) -> None:
-        self.forward(recorder, guess, 10, 20)
+        self.run_forward(recorder, guess, 10, 20)
         guess.close()
         guess.close()
-        assert [phase for phase, *_ in drawn(tmp_path)].count("eval") == 1
+        assert [phase for phase, *_ in read_spans(tmp_path)].count("eval") == 1
 
 
 # As torch._C._cuda_memoryStats gives it, cut down to what is read and a little more.
@@ -213,7 +213,7 @@ class Cuda:
 class TestDeviceClock:
     """Spans timed by the device, once it has come past them."""
 
-    def spans(self, recorder: Recorder, step: int = 0) -> list[int]:
+    def record_spans(self, recorder: Recorder, step: int = 0) -> list[int]:
         begun = []
         for phase in ("forward", "backward", "step"):
             begun.append(now())
@@ -221,18 +221,18 @@ class TestDeviceClock:
         recorder.end_step(recorder.begin_span(now(), "other", (0, step, 0)), now())
         return begun
 
-    def times(self, tmp_path: Path) -> Any:
+    def read_times(self, tmp_path: Path) -> Any:
         (path,) = tmp_path.glob("device_times-*.rec")
-        return table(path)
+        return read_table_file(path)
 
     def test_nothing_is_waited_for(self, tmp_path: Path, recorder: Recorder) -> None:
-        TestAllocator().allocator(tmp_path, recorder, lambda: STATS)
+        TestAllocator().make_allocator(tmp_path, recorder, lambda: STATS)
         Cuda.done_ms = Cuda.ms
-        begun = self.spans(recorder)
-        assert not len(self.times(tmp_path))
+        begun = self.record_spans(recorder)
+        assert not len(self.read_times(tmp_path))
         Cuda.done_ms = Cuda.ms - 6
-        self.spans(recorder, step=1)
-        rows = self.times(tmp_path)
+        self.record_spans(recorder, step=1)
+        rows = self.read_times(tmp_path)
         assert rows["begin_ns"].tolist() == begun[:2]
         assert rows["device_ns"].tolist() == [5_000_000] * 2
         assert rows["time_ns"].tolist() > rows["begin_ns"].tolist()
@@ -243,17 +243,17 @@ class TestDeviceClock:
     ) -> None:
         for name, value in change.items():
             monkeypatch.setattr(Cuda, name, value)
-        TestAllocator().allocator(tmp_path, recorder, lambda: STATS)
+        TestAllocator().make_allocator(tmp_path, recorder, lambda: STATS)
         Cuda.done_ms = float("inf")
-        self.spans(recorder)
-        self.spans(recorder, step=1)
-        assert not len(self.times(tmp_path))
+        self.record_spans(recorder)
+        self.record_spans(recorder, step=1)
+        assert not len(self.read_times(tmp_path))
 
 
 class TestAllocator:
     """Its counters at the edges of phases, from one reading each."""
 
-    def allocator(self, tmp_path: Path, recorder: Recorder, read: CounterReader) -> CostMeter:
+    def make_allocator(self, tmp_path: Path, recorder: Recorder, read: CounterReader) -> CostMeter:
         meter = CostMeter()
         allocator = AllocatorSampler(recorder.files, 3, (read, read), meter, windows=True)
         clock = DeviceClock(recorder.files, 3, Cuda(), meter)
@@ -262,7 +262,7 @@ class TestAllocator:
         return meter
 
     def test_edges_of_outermost_phases_and_of_a_steps_parts(self, tmp_path: Path, recorder: Recorder) -> None:
-        self.allocator(tmp_path, recorder, lambda: STATS)
+        self.make_allocator(tmp_path, recorder, lambda: STATS)
         time_ns = now()
         for outer, inner in (("data", None), ("backward", "reduce"), ("step", "optimizer")):
             span = recorder.begin_span(time_ns := time_ns + FAR, outer, HERE)
@@ -285,7 +285,7 @@ class TestAllocator:
         assert rows["time_ns"].tolist() == sorted(rows["time_ns"].tolist())
 
     def test_an_expected_phase_is_looked_at_when_it_is_confirmed(self, tmp_path: Path, recorder: Recorder) -> None:
-        self.allocator(tmp_path, recorder, lambda: STATS)
+        self.make_allocator(tmp_path, recorder, lambda: STATS)
         time_ns = now() + FAR
         recorder.end_span(recorder.expect_span(time_ns, "step", HERE), time_ns + FAR)
         assert not len(recorder_table(tmp_path))
@@ -301,7 +301,7 @@ class TestAllocator:
             taken.append(now())
             return STATS
 
-        self.allocator(tmp_path, recorder, read)
+        self.make_allocator(tmp_path, recorder, read)
         end = now() + 20_000_000
         edges = 0
         while now() < end:
@@ -314,7 +314,7 @@ class TestAllocator:
         assert recorder_table(tmp_path)["time_ns"][-1] == time_ns + FAR
 
     def test_in_light_detail_the_device_is_read_once_a_step(self, tmp_path: Path, recorder: Recorder) -> None:
-        self.allocator(tmp_path, recorder, lambda: STATS)
+        self.make_allocator(tmp_path, recorder, lambda: STATS)
         assert recorder.device is not None
         time_ns = now()
         for step in range(4):
@@ -329,11 +329,11 @@ class TestAllocator:
         assert [np.count_nonzero(rows["step"] == step) for step in range(5)] == [6, 1, 6, 1, 2]
         (light,) = rows[rows["step"] == 1]
         assert (PHASES[light["phase"]], light["edge"]) == ("step", END)
-        steps = [flags for phase, *_, flags in drawn(tmp_path) if phase == "step"]
+        steps = [flags for phase, *_, flags in read_spans(tmp_path) if phase == "step"]
         assert steps == [BOUNDARY, BOUNDARY | LIGHT] * 2
 
     def test_counters_that_this_torch_has_not_are_unknown(self, tmp_path: Path, recorder: Recorder) -> None:
-        self.allocator(tmp_path, recorder, lambda: {"allocated_bytes": {"all": {"current": 1}}})
+        self.make_allocator(tmp_path, recorder, lambda: {"allocated_bytes": {"all": {"current": 1}}})
         recorder.end_span(recorder.begin_span(now(), "forward", HERE), now())
         row = recorder_table(tmp_path)[0]
         assert row[["allocated_bytes", "allocated_peak_bytes", "reserved_bytes", "ooms"]].tolist() == (
@@ -344,13 +344,13 @@ class TestAllocator:
         )
 
     def test_a_reading_that_fails_ends_the_readings_and_nothing_else(self, tmp_path: Path, recorder: Recorder) -> None:
-        meter = self.allocator(tmp_path, recorder, lambda: dict[str, Any]()["gone"])
+        meter = self.make_allocator(tmp_path, recorder, lambda: dict[str, Any]()["gone"])
         recorder.end_span(recorder.begin_span(10, "forward", HERE), 20)
         assert meter.errors == 1
-        assert drawn(tmp_path) == [("forward", 0, 10, 20, 0)]
+        assert read_spans(tmp_path) == [("forward", 0, 10, 20, 0)]
 
     def test_the_ticker_samples_in_between_and_stops(self, tmp_path: Path, recorder: Recorder) -> None:
-        self.allocator(tmp_path, recorder, lambda: STATS)
+        self.make_allocator(tmp_path, recorder, lambda: STATS)
         assert recorder.device is not None
         recorder.begin_span(now(), "forward", HERE)
         recorder.device.start_tickers(recorder.stack, CostMeter())
@@ -367,7 +367,7 @@ class TestAllocator:
 def recorder_table(tmp_path: Path) -> Any:
     (path,) = tmp_path.glob("allocator-*.rec")
     assert json.loads(path.read_bytes().split(b"\n", 1)[0])["table"] == "allocator"
-    return table(path)
+    return read_table_file(path)
 
 
 def test_the_collectors_time_is_recorded(recorder: Recorder, tmp_path: Path) -> None:
@@ -385,7 +385,7 @@ def test_the_collectors_time_is_recorded(recorder: Recorder, tmp_path: Path) -> 
     recorder.write_cost(now())
     recorder.close()
     assert len(junk) == 400_000
-    (event,) = Rank(tmp_path, 0).event("garbage")
+    (event,) = Rank(tmp_path, 0).find_events("garbage")
     assert begin_ns <= event["begin_ns"] < begin_ns + spent_ns
     assert 0.01 <= event["seconds"] <= spent_ns / 1e9
     assert event["collections"] >= 3

@@ -37,20 +37,20 @@ class Spy:
     def __init__(self) -> None:
         self.callees: list[str] = []
 
-    def _note(self) -> None:
+    def _note_callee(self) -> None:
         frame = sys._getframe(2)
         self.callees.append(find_callee(frame.f_code, frame.f_lasti, frame.f_globals))
 
     def __float__(self) -> float:
-        self._note()
+        self._note_callee()
         return 0.0
 
     def __index__(self) -> int:
-        self._note()
+        self._note_callee()
         return 0
 
     def __iter__(self) -> Any:
-        self._note()
+        self._note_callee()
         return iter(())
 
 
@@ -90,16 +90,16 @@ def test_files_have_short_names(file: str, name: str, is_own: bool) -> None:
 
 
 def test_a_deep_stack_keeps_the_jobs_frames() -> None:
-    def recurse(depth: int) -> Any:
-        return recurse(depth - 1) if depth else StackReader(PathNames("/elsewhere", [])).read_stack(sys._getframe())
+    def read_at_depth(depth: int) -> Any:
+        return read_at_depth(depth - 1) if depth else StackReader(PathNames("/elsewhere", [])).read_stack(sys._getframe())
 
-    frames = recurse(100).frames
+    frames = read_at_depth(100).frames
     assert len(frames) == 40
-    assert all(frame.function.endswith("recurse") for frame in frames)
+    assert all(frame.function.endswith("read_at_depth") for frame in frames)
 
 
 @pytest.fixture
-def sampled(tmp_path: Path) -> tuple[Recorder, StackSampler]:
+def sampled_recorder(tmp_path: Path) -> tuple[Recorder, StackSampler]:
     """A recorder, and a sampler of the thread that runs the tests."""
     import threading
 
@@ -108,7 +108,7 @@ def sampled(tmp_path: Path) -> tuple[Recorder, StackSampler]:
     return recorder, StackSampler(recorder, lambda: thread, meter)
 
 
-def train(recorder: Recorder, steps: int, duration_ns: int, end_ns: int) -> None:
+def record_steps(recorder: Recorder, steps: int, duration_ns: int, end_ns: int) -> None:
     """Record steps of a duration up to a time; half of each step is a forward."""
     for step in range(steps):
         begin_ns = end_ns - (steps - step) * duration_ns
@@ -117,68 +117,72 @@ def train(recorder: Recorder, steps: int, duration_ns: int, end_ns: int) -> None
             recorder.end_span(span, begin_ns + middle_ns, flags)
 
 
-def test_a_gap_that_lasts_is_sampled(sampled: tuple[Recorder, StackSampler], tmp_path: Path) -> None:
-    recorder, sampler = sampled
-    train(recorder, 10, 10 * MS, time.monotonic_ns() - 500 * MS)
+def test_a_gap_that_lasts_is_sampled(sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path) -> None:
+    recorder, sampler = sampled_recorder
+    record_steps(recorder, 10, 10 * MS, time.monotonic_ns() - 500 * MS)
     sampler.look()
     sampler.finish()
-    (event,) = Rank(tmp_path, 0).event("stacks")
+    (event,) = Rank(tmp_path, 0).find_events("stacks")
     assert (event["where"], event["why"], event["step"], event["samples"]) == ("between phases", "slow", 10, 1)
     frames = [event["frames"][number] for number in event["stacks"][0]["frames"]]
     assert "test_a_gap_that_lasts_is_sampled" in [frame["function"] for frame in frames]
 
 
-def test_what_is_usual_is_not_sampled(sampled: tuple[Recorder, StackSampler], tmp_path: Path) -> None:
-    recorder, sampler = sampled
-    train(recorder, 10, 1000 * MS, time.monotonic_ns())
+def test_what_is_usual_is_not_sampled(sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path) -> None:
+    recorder, sampler = sampled_recorder
+    record_steps(recorder, 10, 1000 * MS, time.monotonic_ns())
     recorder.begin_span(time.monotonic_ns() - 500 * MS, "forward", (0, 10, 0))
     assert sampler.look() < 1
     sampler.finish()
-    assert Rank(tmp_path, 0).event("stacks") == []
+    assert Rank(tmp_path, 0).find_events("stacks") == []
 
 
-def test_other_events_leave_room_for_the_first_of_a_place(sampled: tuple[Recorder, StackSampler], tmp_path: Path) -> None:
+def test_other_events_leave_room_for_the_first_of_a_place(
+    sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path
+) -> None:
     """Where computing is slow all the time, a gap that becomes long shows all the same."""
-    recorder, sampler = sampled
-    train(recorder, 20, 40 * MS, time.monotonic_ns() - 2_000 * MS)
+    recorder, sampler = sampled_recorder
+    record_steps(recorder, 20, 40 * MS, time.monotonic_ns() - 2_000 * MS)
     sampler.look()
     sampler._events_left = 0.0
     sampler.look()
     sampler._write_due(sampler._find_place(), time.monotonic_ns() + 10_000 * MS)  # type: ignore[arg-type]
-    (event,) = Rank(tmp_path, 0).event("stacks")
+    (event,) = Rank(tmp_path, 0).find_events("stacks")
     assert event["where"] == "between phases"
 
 
-def test_a_silent_rank_writes_the_stacks_of_all_threads(sampled: tuple[Recorder, StackSampler], tmp_path: Path) -> None:
+def test_a_silent_rank_writes_the_stacks_of_all_threads(
+    sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path
+) -> None:
     import threading
 
     release = threading.Event()
     other = threading.Thread(target=release.wait, name="loader")
     other.start()
     try:
-        recorder, sampler = sampled
-        train(recorder, 10, 10 * MS, time.monotonic_ns() - 6000 * MS)
+        recorder, sampler = sampled_recorder
+        record_steps(recorder, 10, 10 * MS, time.monotonic_ns() - 6000 * MS)
         sampler.look()
         sampler.look()  # not again so soon
     finally:
         release.set()
         other.join()
-    (event,) = [event for event in Rank(tmp_path, 0).event("stacks") if event["why"] == "silent"]
+    (event,) = [event for event in Rank(tmp_path, 0).find_events("stacks") if event["why"] == "silent"]
     assert "thread" not in event["stacks"][0]
     assert "loader" in [stack.get("thread") for stack in event["stacks"]]
 
 
-def test_nothing_of_the_job_is_kept_alive(sampled: tuple[Recorder, StackSampler]) -> None:
-    recorder, sampler = sampled
-    train(recorder, 10, 10 * MS, time.monotonic_ns() - 6000 * MS)
+def test_nothing_of_the_job_is_kept_alive(sampled_recorder: tuple[Recorder, StackSampler]) -> None:
+    recorder, sampler = sampled_recorder
+    record_steps(recorder, 10, 10 * MS, time.monotonic_ns() - 6000 * MS)
     holder = type("Tensor", (), {})
 
-    def hold() -> Callable[[], Any]:
+    def look_at_tensor() -> Callable[[], Any]:
         tensor = holder()
         sampler.look()
         return weakref.ref(tensor)
 
-    assert hold()() is None
+    assert look_at_tensor()() is None
 
 
 def test_usual_times_are_those_of_most_iterations() -> None:

@@ -21,7 +21,7 @@ class Bucket:
         self.buffer = [tensor]
 
 
-def trained(**attributes: Any) -> Any:
+def make_trained_model(**attributes: Any) -> Any:
     """A model of 24 bf16 parameters, with gradients, whose optimizer keeps a flat fp32 copy and two moments."""
     module = torch.nn.Linear(5, 4).to(torch.bfloat16)
     module.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
@@ -38,18 +38,18 @@ EXPECTED = {"parameters": 24 * 2 + 8, "gradients": 24 * 2, "optimizer_state": 2 
 
 
 def test_each_has_its_category() -> None:
-    assert build_inventory(trained()).sum_host_bytes() == EXPECTED
+    assert build_inventory(make_trained_model()).sum_host_bytes() == EXPECTED
 
 
 def test_views_and_second_finders_count_nothing() -> None:
-    engine = trained()
+    engine = make_trained_model()
     engine.optimizer.bit16_groups = [[parameter.data.view(-1) for parameter in engine.module.parameters()]]
     engine.optimizer.anything = engine.optimizer.single_partition_of_fp32_groups[0][3:9]
     assert build_inventory(engine).sum_host_bytes() == EXPECTED
 
 
 def test_deepspeeds_own_by_name_and_wherever_they_hang() -> None:
-    engine = trained(
+    engine = make_trained_model(
         averaged_gradients={0: [torch.zeros(10)]},
         temp_grad_buffer_for_gpu_offload=torch.zeros(100),
         ipg_buckets={"bf16": Bucket(torch.zeros(1000))},
@@ -64,34 +64,34 @@ def test_deepspeeds_own_by_name_and_wherever_they_hang() -> None:
 
 
 def test_an_engine_without_optimizer_and_things_without_storage() -> None:
-    engine = trained()
+    engine = make_trained_model()
     engine.optimizer = None
     engine.module.register_buffer("nothing", torch.zeros(0))
     engine.module.register_buffer("somewhere", torch.zeros(5, device="meta"))
-    found = build_inventory(engine)
-    assert found.sum_host_bytes() == {name: EXPECTED[name] for name in ("parameters", "gradients")}
-    assert found.unread_count == 0
+    inventory = build_inventory(engine)
+    assert inventory.sum_host_bytes() == {name: EXPECTED[name] for name in ("parameters", "gradients")}
+    assert inventory.unread_count == 0
 
 
 def test_a_tensor_that_does_not_tell_where_it_lies_is_counted() -> None:
-    engine = trained()
+    engine = make_trained_model()
     engine.module.register_buffer("sparse", torch.zeros(5).to_sparse())
-    found = build_inventory(engine)
-    assert found.sum_host_bytes() == EXPECTED
-    assert found.unread_count == 1
+    inventory = build_inventory(engine)
+    assert inventory.sum_host_bytes() == EXPECTED
+    assert inventory.unread_count == 1
 
 
 def test_circles_end() -> None:
     ring: list[Any] = [torch.zeros(3)]
     ring.append(ring)
-    assert build_inventory(trained(ring=ring)).sum_host_bytes()["buffers"] == 12
+    assert build_inventory(make_trained_model(ring=ring)).sum_host_bytes()["buffers"] == 12
 
 
 def test_blocks_on_the_device_that_belong_to_no_part() -> None:
-    found = Inventory()
+    inventory = Inventory()
     for address, category in ((512, "parameters"), (1024, "gradients")):
         storage = SimpleNamespace(nbytes=lambda: 100, data_ptr=lambda address=address: address)
-        found.add(SimpleNamespace(device=torch.device("cuda"), untyped_storage=lambda s=storage: s), category)
-    sizes, unclaimed = found.match_blocks({512: 512, 1024: 1536, 4096: 2048, 9000: 4096})
+        inventory.add(SimpleNamespace(device=torch.device("cuda"), untyped_storage=lambda s=storage: s), category)
+    sizes, unclaimed = inventory.match_blocks({512: 512, 1024: 1536, 4096: 2048, 9000: 4096})
     assert sizes == {"parameters": 512, "gradients": 1536}
     assert unclaimed == [4096, 2048]

@@ -39,48 +39,48 @@ class Inner:
 
 
 @pytest.fixture
-def heard() -> list[str]:
+def calls_heard() -> list[str]:
     return []
 
 
 @pytest.fixture
-def timers(heard: list[str]) -> WatchedTimers:
-    watchers = {"watched": (lambda: heard.append("starts"), lambda: heard.append("stops"))}
+def watched_timers(calls_heard: list[str]) -> WatchedTimers:
+    watchers = {"watched": (lambda: calls_heard.append("starts"), lambda: calls_heard.append("stops"))}
     return WatchedTimers(Inner(), watchers, CostMeter())
 
 
-def test_watched_timers_are_heard_and_reach_deepspeed(timers: WatchedTimers, heard: list[str]) -> None:
-    timers("watched").start()
-    timers("watched").stop(record=True)
-    assert heard == ["starts", "stops"]
-    assert timers("watched").calls == ["start", "stop False True"]
-    assert timers("watched").elapsed() == 1.5
+def test_watched_timers_are_heard_and_reach_deepspeed(watched_timers: WatchedTimers, calls_heard: list[str]) -> None:
+    watched_timers("watched").start()
+    watched_timers("watched").stop(record=True)
+    assert calls_heard == ["starts", "stops"]
+    assert watched_timers("watched").calls == ["start", "stop False True"]
+    assert watched_timers("watched").elapsed() == 1.5
 
 
-def test_all_else_is_deepspeeds_own(timers: WatchedTimers, heard: list[str]) -> None:
-    other = timers("other")
+def test_all_else_is_deepspeeds_own(watched_timers: WatchedTimers, calls_heard: list[str]) -> None:
+    other = watched_timers("other")
     other.start()
     assert type(other) is Inner.Timer
-    assert heard == []
-    assert timers.log(["a", "b"]) == "a,b"
-    assert bool(timers)
+    assert calls_heard == []
+    assert watched_timers.log(["a", "b"]) == "a,b"
+    assert bool(watched_timers)
     with pytest.raises(AttributeError):
-        _ = timers.no_such_thing
+        _ = watched_timers.no_such_thing
 
 
-def test_a_watcher_that_fails_goes_off_and_the_timer_goes_on(heard: list[str]) -> None:
-    timers = WatchedTimers(Inner(), {"watched": (lambda: 1 / 0, lambda: heard.append("stops"))}, meter := CostMeter())  # type: ignore[dict-item]
+def test_a_watcher_that_fails_goes_off_and_the_timer_goes_on(calls_heard: list[str]) -> None:
+    timers = WatchedTimers(Inner(), {"watched": (lambda: 1 / 0, lambda: calls_heard.append("stops"))}, meter := CostMeter())  # type: ignore[dict-item]
     for _ in range(2):
         timers("watched").start()
         timers("watched").stop()
     assert timers("watched").calls == ["start", "stop False False"] * 2
     assert meter.errors == 1
-    assert heard == []
+    assert calls_heard == []
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
-def test_a_copy_of_the_optimizer_gets_deepspeeds_object(timers: WatchedTimers, copied: Any) -> None:
-    assert type(copied(timers)) is Inner
+def test_a_copy_of_the_optimizer_gets_deepspeeds_object(watched_timers: WatchedTimers, copied: Any) -> None:
+    assert type(copied(watched_timers)) is Inner
 
 
 def test_deepspeeds_own_noop_timer() -> None:

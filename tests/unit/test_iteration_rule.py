@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerotop_probe.inside.hooks.loops.iteration_rule import IterationRule
 
 
-def follow(steps: str, optimizers: int = 2) -> str:
+def follow_rule(steps: str, optimizers: int = 2) -> str:
     """Step the optimizers named by letters, each after a backward; a dot is a step that ends no iteration."""
     rule = IterationRule()
     for number in range(optimizers):
@@ -15,21 +15,21 @@ def follow(steps: str, optimizers: int = 2) -> str:
 
 
 def test_one_optimizer_ends_an_iteration_with_every_step() -> None:
-    assert follow("aaa", 1) == "aaa"
+    assert follow_rule("aaa", 1) == "aaa"
 
 
 def test_turns_end_with_the_last_optimizer() -> None:
-    assert follow("ababab") == ".b.b.b"
-    assert follow("aaaaabaaaaab") == ".....b.....b"
-    assert follow("abcabc", 3) == "..c..c"
+    assert follow_rule("ababab") == ".b.b.b"
+    assert follow_rule("aaaaabaaaaab") == ".....b.....b"
+    assert follow_rule("abcabc", 3) == "..c..c"
 
 
 def test_an_optimizer_that_never_steps_is_not_waited_for_for_ever() -> None:
-    assert follow("a" * 15) == "." * 11 + "aaaa"
+    assert follow_rule("a" * 15) == "." * 11 + "aaaa"
 
 
 def test_rare_steps_count_once_the_others_stop() -> None:
-    phases = follow("a" * 14 + "b" * 14)
+    phases = follow_rule("a" * 14 + "b" * 14)
     assert phases[:14] == "." * 11 + "aaa"
     assert phases[-2:] == "bb"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recordings import recording
+from recordings import open_recording
 from zerotop.analysis.memory.ledger_rows import ACTIVATIONS
 from zerotop.analysis.memory.memory_table import MemoryLine
 from zerotop.analysis.reports.memory import read_report
@@ -13,7 +13,7 @@ from zerotop.ui.drawing.units import DECIMAL
 
 
 def read_line(name: str, step: int) -> MemoryLine:
-    source = RecordingSource(recording(name))
+    source = RecordingSource(open_recording(name))
     end_ns = source.find_step_end(step)
     assert end_ns is not None
     lines = MemoryViewBuilder(source.session).view_at(end_ns + 1).lines
@@ -32,7 +32,7 @@ def test_a_healthy_job_s_row_keeps_its_name() -> None:
 
 
 def test_the_command_uses_the_same_names() -> None:
-    session = recording("gpu-leak")
+    session = open_recording("gpu-leak")
     report = read_report(session)
     assert report is not None
     names = {line.describe() for line in report.view.lines if line.row is not None}

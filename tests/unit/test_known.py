@@ -4,39 +4,39 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memory_recording import usual
-from small_recording import BEGIN_NS, S, identity, span
+from memory_recording import record_two_steps
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.processes.alive_ranks import find_alive_processes
 from zerotop.analysis.processes.memo import CursorMemo
 from zerotop_probe.recording import events, tables
 
 
 def test_once_for_as_long_as_nothing_comes_to_be_known(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    session, memo, asked = recording.read(), CursorMemo[float](("spans",)), []
+    recording = record_two_steps(tmp_path)
+    session, memo, asked = recording.open_session(), CursorMemo[float](("spans",)), []
 
-    def at(second: float) -> float:
-        def compute() -> float:
+    def value_at(second: float) -> float:
+        def compute_value() -> float:
             asked.append(second)
             return second
 
-        return memo.value_at(session, BEGIN_NS + int(second * S), compute)
+        return memo.value_at(session, BEGIN_NS + int(second * S), compute_value)
 
-    assert [at(19), at(19.5), at(29)] == [19, 19, 19]
-    assert at(17.5) == 17.5  # before the inventory of 18.5
-    assert at(0.5) == 0.5  # before the table was made
-    recording.event(identity(0), 19.2, events.GOODBYE)
+    assert [value_at(19), value_at(19.5), value_at(29)] == [19, 19, 19]
+    assert value_at(17.5) == 17.5  # before the inventory of 18.5
+    assert value_at(0.5) == 0.5  # before the table was made
+    recording.write_event(make_identity(0), 19.2, events.GOODBYE)
     session.refresh()
-    assert [at(19), at(19.1), at(19.3)] == [19, 19, 19.3]
-    recording.write(tables.SPANS, identity(1), [span(1, 2, "forward")], born=19.2)
+    assert [value_at(19), value_at(19.1), value_at(19.3)] == [19, 19, 19.3]
+    recording.write_records(tables.SPANS, make_identity(1), [make_span(1, 2, "forward")], born=19.2)
     session.refresh()
-    assert at(19.3) == 19.3
+    assert value_at(19.3) == 19.3
     assert asked == [19, 17.5, 0.5, 19, 19.3, 19.3]
 
 
 def test_ranks_come_and_go_as_they_do_without_it(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 29.2, events.GOODBYE)
-    session = recording.read()
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
+    session = recording.open_session()
     counts = [len(find_alive_processes(session, BEGIN_NS + int(second * S))) for second in (0.5, 5, 29, 29.3, 5, 0.5)]
     assert counts == [0, 1, 1, 0, 1, 0]

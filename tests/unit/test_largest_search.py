@@ -13,7 +13,9 @@ from zerotop.analysis.sweeps.search import LargestSearch
 GIB = float(1 << 30)
 
 
-def run(search: LargestSearch, largest: int, measure: float | None = None, flat: float = 0.0, base: float = 0.0) -> int:
+def run_search(
+    search: LargestSearch, largest: int, measure: float | None = None, flat: float = 0.0, base: float = 0.0
+) -> int:
     """Returns how many values were tried. ``measure``: bytes for each unit, None if memory is not measured."""
     tried: list[int] = []
     while (value := search.choose_next()) is not None:
@@ -30,7 +32,7 @@ def run(search: LargestSearch, largest: int, measure: float | None = None, flat:
 def test_always_finds_the_largest(count: int, largest: int, predicted: float | None) -> None:
     values = list(range(1, count + 1))
     search = LargestSearch(values, predicted=predicted)
-    runs = run(search, largest)
+    runs = run_search(search, largest)
     assert search.largest_fitting == min(largest, count) - 1
     assert runs <= 3 * math.log2(count + 1) + 4
 
@@ -42,14 +44,14 @@ def test_the_line_saves_runs(error: float) -> None:
     limit, slope, base = 78 * GIB, 3e6, 6 * GIB
     largest = int((limit - base) / slope)
     search = LargestSearch(values, limit, predicted=largest * error)
-    assert run(search, largest, slope, 10 * GIB, base) <= 6
+    assert run_search(search, largest, slope, 10 * GIB, base) <= 6
     assert values[search.largest_fitting] == largest // 128 * 128
 
 
 def test_nothing_fits_and_everything_fits() -> None:
     search = LargestSearch([1, 2, 4, 8], predicted=4)
-    run(search, 0)
+    run_search(search, 0)
     assert (search.largest_fitting, search.smallest_failing) == (-1, 0)
     search = LargestSearch([1, 2, 4, 8], predicted=1000)
-    assert run(search, 8) == 1
+    assert run_search(search, 8) == 1
     assert (search.largest_fitting, search.smallest_failing) == (3, -1)

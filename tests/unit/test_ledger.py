@@ -12,8 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import recordings
-from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, record, resident, usual
-from small_recording import BEGIN_NS, S, identity, read, span
+from memory_recording import (
+    GIB,
+    PARTS,
+    Recording,
+    gib_to_bytes,
+    make_gpu_process_sample,
+    make_gpu_sample,
+    make_process_sample,
+    make_reading,
+    make_record,
+    record_two_steps,
+)
+from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording
 from zerotop.analysis.memory import phase_peaks
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
 from zerotop.analysis.memory.host_ledger import read_host_ledgers
@@ -27,16 +38,16 @@ from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE
 
 
-def at(second: float) -> int:
+def second_to_unix_ns(second: float) -> int:
     return BEGIN_NS + int(second * S)
 
 
-def told(ledger: GpuLedger) -> dict[str, float]:
+def list_row_sizes(ledger: GpuLedger) -> dict[str, float]:
     """Its rows in gibibytes, those that are not 0."""
     return {row.key: row.bytes / GIB for row in ledger.rows if row.bytes}
 
 
-def check(ledger: GpuLedger) -> GpuLedger:
+def check_ledger(ledger: GpuLedger) -> GpuLedger:
     assert sum(row.bytes for row in ledger.rows) == ledger.total_bytes
     assert ledger.sum_bytes(*ALLOCATED) == ledger.allocated_bytes
     assert all(row.bytes >= 0 or row.key in CORRECTIONS for row in ledger.rows), ledger.rows
@@ -44,9 +55,9 @@ def check(ledger: GpuLedger) -> GpuLedger:
     return ledger
 
 
-def one(session: Session, second: float) -> GpuLedger:
-    (found,) = read_ledgers(session, at(second))
-    return check(found)
+def read_only_ledger(session: Session, second: float) -> GpuLedger:
+    (ledger,) = read_ledgers(session, second_to_unix_ns(second))
+    return check_ledger(ledger)
 
 
 def row_of(ledger: GpuLedger, key: str) -> LedgerRow:
@@ -58,30 +69,41 @@ DEVICE = {"free": 51.5, "driver": 1.5, "other_processes": 4, "outside_pytorch": 
 
 
 def test_between_two_steps(tmp_path: Path) -> None:
-    found = one(usual(tmp_path).read(), 19.5)
-    assert told(found) == {**DEVICE, "reserved_unallocated": 7.25, **PARTS, "activations": 0.125, "unexplained": 0.125}
-    assert (found.name, found.ranks, found.total_bytes) == ("NVIDIA H200", (0,), gib(80))
-    assert (found.job_bytes, found.reserved_bytes, found.allocated_bytes) == (gib(23), gib(22), gib(14.75))
-    assert found.unexplained_largest == (gib(0.125),)
-    assert found.notes == ()
+    ledger = read_only_ledger(record_two_steps(tmp_path).open_session(), 19.5)
+    assert list_row_sizes(ledger) == {
+        **DEVICE,
+        "reserved_unallocated": 7.25,
+        **PARTS,
+        "activations": 0.125,
+        "unexplained": 0.125,
+    }
+    assert (ledger.name, ledger.ranks, ledger.total_bytes) == ("NVIDIA H200", (0,), gib_to_bytes(80))
+    assert (ledger.job_bytes, ledger.reserved_bytes, ledger.allocated_bytes) == (
+        gib_to_bytes(23),
+        gib_to_bytes(22),
+        gib_to_bytes(14.75),
+    )
+    assert ledger.unexplained_largest == (gib_to_bytes(0.125),)
+    assert ledger.notes == ()
 
 
 def test_nvmls_figure_for_the_job_is_what_it_holds_inside_and_outside_pytorch(tmp_path: Path) -> None:
-    found = one(usual(tmp_path).read(), 27.5)
-    assert found.job_bytes == found.sum_bytes("outside_pytorch", "reserved_unallocated", *ALLOCATED)
+    ledger = read_only_ledger(record_two_steps(tmp_path).open_session(), 27.5)
+    assert ledger.job_bytes == ledger.sum_bytes("outside_pytorch", "reserved_unallocated", *ALLOCATED)
 
 
 def test_gradients_are_there_from_the_end_of_the_backward_to_the_end_of_the_update(tmp_path: Path) -> None:
-    session = usual(tmp_path).read()
+    session = record_two_steps(tmp_path).open_session()
     gradients = {
-        second: one(session, second).sum_bytes("gradients") / GIB for second in (15, 17.5, 18.9, 19.5, 26, 28, 29.5)
+        second: read_only_ledger(session, second).sum_bytes("gradients") / GIB
+        for second in (15, 17.5, 18.9, 19.5, 26, 28, 29.5)
     }
     assert gradients == {15: 0, 17.5: 2, 18.9: 2, 19.5: 0, 26: 0, 28: 2, 29.5: 0}
 
 
 def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
-    session = usual(tmp_path).read()
-    basis = {second: {row.key: row.basis for row in one(session, second).rows} for second in (5, 17.5, 28)}
+    session = record_two_steps(tmp_path).open_session()
+    basis = {second: {row.key: row.basis for row in read_only_ledger(session, second).rows} for second in (5, 17.5, 28)}
     assert basis[5]["parameters"] == basis[5]["gradients"] == "tensors counted before the training"
     assert basis[17.5]["gradients"] == "tensors counted before the first update, of step 0"
     assert basis[28]["optimizer_state"] == "tensors counted after the first update, of step 0"
@@ -89,199 +111,227 @@ def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
 
 
 def test_before_an_engine_is_made_and_after_the_job(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(recording.node, 29.2, "rank_gone", rank=0, pid=identity(0).pid)
-    session = recording.read()
-    assert told(one(session, 1.5)) == {"free": 79.5, "driver": 0.5}
-    assert told(one(session, 29.5)) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
+    recording = record_two_steps(tmp_path)
+    recording.write_event(recording.node, 29.2, "rank_gone", rank=0, pid=make_identity(0).pid)
+    session = recording.open_session()
+    assert list_row_sizes(read_only_ledger(session, 1.5)) == {"free": 79.5, "driver": 0.5}
+    assert list_row_sizes(read_only_ledger(session, 29.5)) == {
+        "free": 51.5,
+        "driver": 1.5,
+        "other_processes": 4,
+        "this_job": 23,
+    }
 
 
 def test_less_is_allocated_than_was_counted(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.tensors(19, "after_update", {**PARTS, "buffers": 3})
-    found = one(recording.read(), 19.5)
-    assert (found.sum_bytes("freed_since"), found.sum_bytes("activations")) == (gib(14.75 - 17), 0)
-    assert found.allocated_bytes == gib(14.75)
+    recording = record_two_steps(tmp_path)
+    recording.write_inventory(19, "after_update", {**PARTS, "buffers": 3})
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    assert (ledger.sum_bytes("freed_since"), ledger.sum_bytes("activations")) == (gib_to_bytes(14.75 - 17), 0)
+    assert ledger.allocated_bytes == gib_to_bytes(14.75)
 
 
-def apart(folder: Path, *readings: Any, others: float = 0) -> Session:
+def record_readings_apart(folder: Path, *readings: Any, others: float = 0) -> Session:
     """NVML is read at second 3 and at 4.2, the allocator at others; 1.5 GiB lie outside of PyTorch, 0.5 are the driver's."""
     recording = Recording(folder)
     recording.node_event()
-    recording.engine()
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4), allocator(4, 1, 4), *readings], born=1)
-    recording.write(tables.GPUS, recording.node, [gpu(3, 6 + others), gpu(4.2, 6 + others)])
-    held = [holds(3, identity(0).pid, 5.5), holds(3, 7, others)]
-    recording.write(tables.GPU_PROCESSES, recording.node, held)
-    return recording.read()
+    recording.write_engine()
+    recording.write_records(
+        tables.ALLOCATOR, make_identity(0), [make_reading(2, 1, 4), make_reading(4, 1, 4), *readings], born=1
+    )
+    recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(3, 6 + others), make_gpu_sample(4.2, 6 + others)])
+    held = [make_gpu_process_sample(3, make_identity(0).pid, 5.5), make_gpu_process_sample(3, 7, others)]
+    recording.write_records(tables.GPU_PROCESSES, recording.node, held)
+    return recording.open_session()
 
 
 def test_between_nvmls_reading_and_the_allocators_memory_was_taken(tmp_path: Path) -> None:
-    found = one(apart(tmp_path, allocator(4.5, 9, 10)), 5)
+    ledger = read_only_ledger(record_readings_apart(tmp_path, make_reading(4.5, 9, 10)), 5)
     outside = {"driver": 0.5, "outside_pytorch": 1.5}
-    assert told(found) == {"free": 68, **outside, "reserved_unallocated": 1, "unattributed": 9}
-    assert "the ledger is of PyTorch's" in row_of(found, "free").note
+    assert list_row_sizes(ledger) == {"free": 68, **outside, "reserved_unallocated": 1, "unattributed": 9}
+    assert "the ledger is of PyTorch's" in row_of(ledger, "free").note
 
 
 def test_more_was_taken_than_the_others_leave(tmp_path: Path) -> None:
-    found = one(apart(tmp_path, allocator(4.5, 9, 60), others=30), 5)
-    assert told(found) == {"rest_of_device": 20, "reserved_unallocated": 51, "unattributed": 9}
-    assert "cannot be divided" in row_of(found, "rest_of_device").note
+    ledger = read_only_ledger(record_readings_apart(tmp_path, make_reading(4.5, 9, 60), others=30), 5)
+    assert list_row_sizes(ledger) == {"rest_of_device": 20, "reserved_unallocated": 51, "unattributed": 9}
+    assert "cannot be divided" in row_of(ledger, "rest_of_device").note
 
 
 def test_pytorch_says_that_it_holds_more_than_there_is(tmp_path: Path) -> None:
-    assert one(apart(tmp_path, allocator(4.5, 9, 81)), 5).sum_bytes("read_apart") == gib(-77)
+    assert read_only_ledger(record_readings_apart(tmp_path, make_reading(4.5, 9, 81)), 5).sum_bytes(
+        "read_apart"
+    ) == gib_to_bytes(-77)
 
 
 def test_a_rank_that_is_leaving_has_given_back_what_its_allocator_held(tmp_path: Path) -> None:
     """Its goodbye is yet to come, its allocator is read no more: NVML's figures are all there is."""
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     sampler = recording.node._replace(pid=1001)
-    recording.write(tables.GPUS, sampler, [gpu(30, 5.5)])
-    recording.write(tables.GPU_PROCESSES, sampler, [holds(30, identity(0).pid, 1), holds(30, 7, 4)])
-    session = recording.read()
-    found = one(session, 30.2)
-    assert told(found) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
-    assert "has released memory" in found.notes[0]
-    assert one(session, 29.9).sum_bytes("this_job") == 0
+    recording.write_records(tables.GPUS, sampler, [make_gpu_sample(30, 5.5)])
+    recording.write_records(
+        tables.GPU_PROCESSES,
+        sampler,
+        [make_gpu_process_sample(30, make_identity(0).pid, 1), make_gpu_process_sample(30, 7, 4)],
+    )
+    session = recording.open_session()
+    ledger = read_only_ledger(session, 30.2)
+    assert list_row_sizes(ledger) == {"free": 74.5, "driver": 0.5, "other_processes": 4, "this_job": 1}
+    assert "has released memory" in ledger.notes[0]
+    assert read_only_ledger(session, 29.9).sum_bytes("this_job") == 0
 
 
 def test_what_is_outside_pytorch_is_taken_where_the_allocator_held_still(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.node_event()
-    recording.engine()
-    readings = [allocator(1, 1, 4), allocator(3, 1, 4), allocator(5, 1, 9), allocator(6, 1, 9)]
-    recording.write(tables.ALLOCATOR, identity(0), readings, born=1)
-    recording.write(tables.GPUS, recording.node, [gpu(2, 6), gpu(4, 10)])
-    recording.write(tables.GPU_PROCESSES, recording.node, [holds(2, identity(0).pid, 5.5), holds(4, identity(0).pid, 9)])
-    session = recording.read()
-    outside = row_of(one(session, 6), "outside_pytorch")
-    assert (outside.bytes, outside.note) == (gib(1.5), "")
-    early = row_of(one(session, 2.5), "outside_pytorch")
-    assert (early.bytes, "while NVML was read" in early.note) == (gib(1.5), True)
+    recording.write_engine()
+    readings = [make_reading(1, 1, 4), make_reading(3, 1, 4), make_reading(5, 1, 9), make_reading(6, 1, 9)]
+    recording.write_records(tables.ALLOCATOR, make_identity(0), readings, born=1)
+    recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(2, 6), make_gpu_sample(4, 10)])
+    recording.write_records(
+        tables.GPU_PROCESSES,
+        recording.node,
+        [make_gpu_process_sample(2, make_identity(0).pid, 5.5), make_gpu_process_sample(4, make_identity(0).pid, 9)],
+    )
+    session = recording.open_session()
+    outside = row_of(read_only_ledger(session, 6), "outside_pytorch")
+    assert (outside.bytes, outside.note) == (gib_to_bytes(1.5), "")
+    early = row_of(read_only_ledger(session, 2.5), "outside_pytorch")
+    assert (early.bytes, "while NVML was read" in early.note) == (gib_to_bytes(1.5), True)
 
 
-def container(folder: Path, first: float) -> Recording:
+def record_container(folder: Path, first: float) -> Recording:
     """NVML shows one process, by the number that it has outside of the container."""
     recording = Recording(folder)
     recording.node_event()
-    recording.engine()
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(2 + i, 1, 4) for i in range(5)], born=1)
-    looks = [gpu(second, 2 if second < 2 else 7.5) for second in range(8) if second >= first]
-    recording.write(tables.GPUS, recording.node, looks)
-    recording.write(tables.GPU_PROCESSES, recording.node, [holds(second, 99999, 5) for second in range(2, 8)])
+    recording.write_engine()
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(2 + i, 1, 4) for i in range(5)], born=1)
+    looks = [make_gpu_sample(second, 2 if second < 2 else 7.5) for second in range(8) if second >= first]
+    recording.write_records(tables.GPUS, recording.node, looks)
+    recording.write_records(
+        tables.GPU_PROCESSES, recording.node, [make_gpu_process_sample(second, 99999, 5) for second in range(2, 8)]
+    )
     return recording
 
 
 def test_a_container_hides_the_jobs_processes(tmp_path: Path) -> None:
-    found = one(container(tmp_path, 0).read(), 5.5)
+    ledger = read_only_ledger(record_container(tmp_path, 0).open_session(), 5.5)
     expected = {"free": 72.5, "before_the_job": 2, "outside_pytorch": 1.5, "reserved_unallocated": 3, "unattributed": 1}
-    assert told(found) == expected
-    assert found.job_bytes is None
-    assert any("as in a container" in note for note in found.notes)
+    assert list_row_sizes(ledger) == expected
+    assert ledger.job_bytes is None
+    assert any("as in a container" in note for note in ledger.notes)
 
 
 def test_a_container_and_no_look_from_before_the_job(tmp_path: Path) -> None:
-    found = one(container(tmp_path, 3).read(), 5.5)
-    assert told(found) == {"free": 72.5, "outside_pytorch": 3.5, "reserved_unallocated": 3, "unattributed": 1}
-    assert any("may be anybody's" in note for note in found.notes)
+    ledger = read_only_ledger(record_container(tmp_path, 3).open_session(), 5.5)
+    assert list_row_sizes(ledger) == {"free": 72.5, "outside_pytorch": 3.5, "reserved_unallocated": 3, "unattributed": 1}
+    assert any("may be anybody's" in note for note in ledger.notes)
 
 
 def test_no_nvml(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.engine()
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4)], born=1)
-    found = one(recording.read(), 5.5)
-    assert told(found) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
-    assert "NVML was not available" in found.notes[0]
+    recording.write_engine()
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(2, 1, 4)], born=1)
+    ledger = read_only_ledger(recording.open_session(), 5.5)
+    assert list_row_sizes(ledger) == {"rest_of_device": 75, "reserved_unallocated": 3, "unattributed": 1}
+    assert "NVML was not available" in ledger.notes[0]
 
 
 def test_an_allocator_that_shows_no_blocks(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.tensors(19, "after_update", {}, host={})
-    found = one(recording.read(), 19.5)
-    assert told(found) == {**DEVICE, "reserved_unallocated": 7.25, "unattributed": 14.75}
-    assert "cudaMallocAsync" in found.notes[0]
+    recording = record_two_steps(tmp_path)
+    recording.write_inventory(19, "after_update", {}, host={})
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    assert list_row_sizes(ledger) == {**DEVICE, "reserved_unallocated": 7.25, "unattributed": 14.75}
+    assert "cudaMallocAsync" in ledger.notes[0]
 
 
 def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: Path) -> None:
-    recording, hopper, older = usual(tmp_path), 4096 * 8 * 1024, 4096 * 2 * 1024 + 16 * 8 * 1024
-    largest, total = [gib(0.0625), hopper, hopper, older, 512], gib(0.0625) + 2 * hopper + older + 1024
+    recording, hopper, older = record_two_steps(tmp_path), 4096 * 8 * 1024, 4096 * 2 * 1024 + 16 * 8 * 1024
+    largest, total = [gib_to_bytes(0.0625), hopper, hopper, older, 512], gib_to_bytes(0.0625) + 2 * hopper + older + 1024
     parts = {**PARTS, "buffers": 0.25}
-    recording.tensors(19, "after_update", parts, unclaimed_bytes=total, unclaimed_largest=largest)
-    found = one(recording.read(), 19.5)
-    assert found.sum_bytes("cublas_workspaces") == 2 * hopper + older
-    assert found.sum_bytes("unexplained") == gib(0.0625) + 1024
-    assert found.unexplained_largest == (gib(0.0625), 512)
+    recording.write_inventory(19, "after_update", parts, unclaimed_bytes=total, unclaimed_largest=largest)
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    assert ledger.sum_bytes("cublas_workspaces") == 2 * hopper + older
+    assert ledger.sum_bytes("unexplained") == gib_to_bytes(0.0625) + 1024
+    assert ledger.unexplained_largest == (gib_to_bytes(0.0625), 512)
 
 
 def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.tensors(19.2, "after_update", {"parameters": 70})
-    assert one(recording.read(), 19.5).sum_bytes("parameters", "freed_since") == gib(2)
+    recording = record_two_steps(tmp_path)
+    recording.write_inventory(19.2, "after_update", {"parameters": 70})
+    assert read_only_ledger(recording.open_session(), 19.5).sum_bytes("parameters", "freed_since") == gib_to_bytes(2)
 
 
 def test_who_said_goodbye_is_not_read_any_more(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 29.2, "goodbye")
-    assert told(one(recording.read(), 29.5)) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 29.2, "goodbye")
+    assert list_row_sizes(read_only_ledger(recording.open_session(), 29.5)) == {
+        "free": 51.5,
+        "driver": 1.5,
+        "other_processes": 4,
+        "this_job": 23,
+    }
 
 
 def test_a_probe_that_was_removed_reports_nothing_until_it_is_entered_again(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 29.2, "left", lost=0)
-    found = one(recording.read(), 29.5)
-    assert told(found) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
-    assert found.notes == ("The probe was removed from rank 0: the division of this job's memory since then is not known.",)
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(29.7, 3, 4)], born=29.6)
-    again = one(recording.read(), 29.8)
-    assert (again.reserved_bytes, again.notes) == (gib(4), one(recording.read(), 29.1).notes)
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 29.2, "left", lost=0)
+    ledger = read_only_ledger(recording.open_session(), 29.5)
+    assert list_row_sizes(ledger) == {"free": 51.5, "driver": 1.5, "other_processes": 4, "this_job": 23}
+    assert ledger.notes == ("The probe was removed from rank 0: the division of this job's memory since then is not known.",)
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(29.7, 3, 4)], born=29.6)
+    again = read_only_ledger(recording.open_session(), 29.8)
+    assert (again.reserved_bytes, again.notes) == (gib_to_bytes(4), read_only_ledger(recording.open_session(), 29.1).notes)
 
 
 def test_two_ranks_on_one_gpu_add_up(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.engine(rank=1)
-    recording.write(tables.ALLOCATOR, identity(1), [allocator(at, 3, 4) for at in range(2, 30)], born=1)
-    recording.tensors(10, "init", {"parameters": 2}, rank=1, unclaimed=0.5)
-    found = one(recording.read(), 19.5)
-    assert found.ranks == (0, 1)
-    assert (found.reserved_bytes, found.allocated_bytes) == (gib(26), gib(17.75))
-    assert (found.sum_bytes("parameters"), found.sum_bytes("unexplained")) == (gib(4), gib(0.625))
+    recording = record_two_steps(tmp_path)
+    recording.write_engine(rank=1)
+    recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(at, 3, 4) for at in range(2, 30)], born=1)
+    recording.write_inventory(10, "init", {"parameters": 2}, rank=1, unclaimed=0.5)
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    assert ledger.ranks == (0, 1)
+    assert (ledger.reserved_bytes, ledger.allocated_bytes) == (gib_to_bytes(26), gib_to_bytes(17.75))
+    assert (ledger.sum_bytes("parameters"), ledger.sum_bytes("unexplained")) == (gib_to_bytes(4), gib_to_bytes(0.625))
 
 
 def test_two_engines_of_one_process_add_up(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.engine(at=18.8)
+    recording = record_two_steps(tmp_path)
+    recording.write_engine(at=18.8)
     # The allocator is one: all that the first engine has is unclaimed by the second.
-    recording.tensors(18.9, "init", {"parameters": 0.125}, engine=1, unclaimed=14.625)
-    found = one(recording.read(), 19.5)
-    assert found.sum_bytes("parameters") == gib(2.125)
-    assert (found.sum_bytes("unexplained"), found.unexplained_largest) == (gib(0.125), ())
+    recording.write_inventory(18.9, "init", {"parameters": 0.125}, engine=1, unclaimed=14.625)
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    assert ledger.sum_bytes("parameters") == gib_to_bytes(2.125)
+    assert (ledger.sum_bytes("unexplained"), ledger.unexplained_largest) == (gib_to_bytes(0.125), ())
 
 
 def test_a_gpu_that_the_job_does_not_use_and_one_renumbered_for_it(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.node_event(gpus=2)
-    recording.engine(on=1)  # CUDA_VISIBLE_DEVICES=1: its ordinal is 0
-    recording.write(tables.ALLOCATOR, identity(0), [allocator(2, 1, 4), allocator(4, 1, 4)], born=1)
-    recording.write(tables.GPUS, recording.node, [gpu(3, 6, index=0), gpu(3, 5, index=1)])
-    recording.write(tables.GPU_PROCESSES, recording.node, [holds(3, 7, 5, 0), holds(3, identity(0).pid, 4.5, 1)])
-    first, second = (check(found) for found in read_ledgers(recording.read(), at(5)))
-    assert told(first) == {"free": 74, "driver": 1, "other_processes": 5}
-    assert (second.ranks, second.sum_bytes("outside_pytorch")) == ((0,), gib(0.5))
+    recording.write_engine(on=1)  # CUDA_VISIBLE_DEVICES=1: its ordinal is 0
+    recording.write_records(tables.ALLOCATOR, make_identity(0), [make_reading(2, 1, 4), make_reading(4, 1, 4)], born=1)
+    recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(3, 6, index=0), make_gpu_sample(3, 5, index=1)])
+    recording.write_records(
+        tables.GPU_PROCESSES,
+        recording.node,
+        [make_gpu_process_sample(3, 7, 5, 0), make_gpu_process_sample(3, make_identity(0).pid, 4.5, 1)],
+    )
+    first, second = (check_ledger(found) for found in read_ledgers(recording.open_session(), second_to_unix_ns(5)))
+    assert list_row_sizes(first) == {"free": 74, "driver": 1, "other_processes": 5}
+    assert (second.ranks, second.sum_bytes("outside_pytorch")) == ((0,), gib_to_bytes(0.5))
 
 
 def test_a_rank_started_again_holds_what_its_last_process_does(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.write(tables.ALLOCATOR, identity(0, pid=500), [allocator(28, 1, 2)], born=27.5)
-    found = one(recording.read(), 28.5)
-    assert (found.ranks, found.allocated_bytes) == ((0,), GIB)
+    recording = record_two_steps(tmp_path)
+    recording.write_records(tables.ALLOCATOR, make_identity(0, pid=500), [make_reading(28, 1, 2)], born=27.5)
+    ledger = read_only_ledger(recording.open_session(), 28.5)
+    assert (ledger.ranks, ledger.allocated_bytes) == ((0,), GIB)
 
 
 def test_no_gpu_at_all(tmp_path: Path) -> None:
-    assert read_ledgers(read(tmp_path), at(5)) == ()
-    assert read_peak_ledgers(read(tmp_path), at(5)) == ()
-    assert read_host_ledgers(read(tmp_path), at(5)) == ()
+    assert read_ledgers(read_recording(tmp_path), second_to_unix_ns(5)) == ()
+    assert read_peak_ledgers(read_recording(tmp_path), second_to_unix_ns(5)) == ()
+    assert read_host_ledgers(read_recording(tmp_path), second_to_unix_ns(5)) == ()
 
 
 # --- any recording -------------------------------------------------------------------------------------------------------
@@ -296,46 +346,50 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
     recording.node_event(gpus=draw(st.integers(0, 2)))
     ranks = draw(st.integers(1, 2))
     for rank in range(ranks):
-        recording.engine(rank=rank, at=draw(seconds), on=draw(st.integers(0, 1)))
+        recording.write_engine(rank=rank, at=draw(seconds), on=draw(st.integers(0, 1)))
         times = sorted(draw(st.lists(seconds, max_size=6)))
         readings = [
-            allocator(second, draw(amounts), draw(amounts), phase=draw(st.sampled_from(tables.PHASES)), edge=edge)
+            make_reading(second, draw(amounts), draw(amounts), phase=draw(st.sampled_from(tables.PHASES)), edge=edge)
             for second in times
             for edge in [draw(st.sampled_from(["begin", "end", "tick"]))]
         ]
         kind = {"peaks": draw(st.sampled_from(["window", "process"]))}
-        recording.write(tables.ALLOCATOR, identity(rank), readings, born=draw(seconds), **kind)
+        recording.write_records(tables.ALLOCATOR, make_identity(rank), readings, born=draw(seconds), **kind)
         ends = sorted(draw(st.lists(seconds, max_size=4)))
         phases = draw(st.lists(st.sampled_from(["forward", "backward", "step"]), min_size=4, max_size=4))
         flags = draw(st.sampled_from([0, BOUNDARY, FAILED]))
-        recording.write(
-            tables.SPANS, identity(rank), [span(max(0, e - 1), e, p, 0, flags) for e, p in zip(ends, phases, strict=False)]
+        recording.write_records(
+            tables.SPANS,
+            make_identity(rank),
+            [make_span(max(0, e - 1), e, p, 0, flags) for e, p in zip(ends, phases, strict=False)],
         )
         for when in draw(st.lists(st.sampled_from(["init", "before_update", "after_update"]), unique=True)):
             parts = draw(st.dictionaries(st.sampled_from(CATEGORIES), amounts))
             host = draw(st.dictionaries(st.sampled_from(CATEGORIES), amounts))
-            recording.tensors(draw(seconds), when, parts, rank=rank, unclaimed=draw(amounts), host=host)
+            recording.write_inventory(draw(seconds), when, parts, rank=rank, unclaimed=draw(amounts), host=host)
     for index in draw(st.sets(st.integers(0, 1))):
         looks = sorted(draw(st.lists(seconds, min_size=1, max_size=6)))
         sampler = recording.node._replace(pid=1000 + index)
-        recording.write(tables.GPUS, sampler, [gpu(second, draw(amounts), index=index) for second in looks])
+        recording.write_records(
+            tables.GPUS, sampler, [make_gpu_sample(second, draw(amounts), index=index) for second in looks]
+        )
         pids = draw(st.sets(st.sampled_from([100, 101, 7]), max_size=3))
-        held = [holds(second, pid, draw(amounts), index) for second in looks for pid in sorted(pids)]
-        recording.write(tables.GPU_PROCESSES, sampler, held)
-    sampled = [resident(second, 100, draw(amounts)) for second in sorted(draw(st.lists(seconds, max_size=4)))]
-    recording.write(tables.PROCESSES, recording.node, sampled)
-    return recording.read()
+        held = [make_gpu_process_sample(second, pid, draw(amounts), index) for second in looks for pid in sorted(pids)]
+        recording.write_records(tables.GPU_PROCESSES, sampler, held)
+    sampled = [make_process_sample(second, 100, draw(amounts)) for second in sorted(draw(st.lists(seconds, max_size=4)))]
+    recording.write_records(tables.PROCESSES, recording.node, sampled)
+    return recording.open_session()
 
 
 @given(st.data(), seconds)
 def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         session = data.draw(any_recording(Path(folder)))
-        for found in read_ledgers(session, at(second)):
-            check(found)
-        for peak in read_peak_ledgers(session, at(second)):
-            check(peak.ledger)
-        for host in read_host_ledgers(session, at(second)):
+        for found in read_ledgers(session, second_to_unix_ns(second)):
+            check_ledger(found)
+        for peak in read_peak_ledgers(session, second_to_unix_ns(second)):
+            check_ledger(peak.ledger)
+        for host in read_host_ledgers(session, second_to_unix_ns(second)):
             assert sum(row.bytes for row in host.rows) == host.resident_bytes
             assert all(row.bytes >= 0 or row.key == "not_resident" for row in host.rows)
 
@@ -344,48 +398,52 @@ def test_rows_add_up_in_any_recording(data: st.DataObject, second: float) -> Non
 
 
 def test_the_ledger_at_the_peak(tmp_path: Path) -> None:
-    session = usual(tmp_path).read()
-    (found,) = read_peak_ledgers(session, at(29.5))
-    check(found.ledger)
-    assert (found.rank, found.peak.phase, found.peak.step, found.peak.exact) == (0, "backward", 1, True)
-    assert found.peak.allocated_bytes == found.ledger.allocated_bytes == gib(19.5)
+    session = record_two_steps(tmp_path).open_session()
+    (ledger,) = read_peak_ledgers(session, second_to_unix_ns(29.5))
+    check_ledger(ledger.ledger)
+    assert (ledger.rank, ledger.peak.phase, ledger.peak.step, ledger.peak.exact) == (0, "backward", 1, True)
+    assert ledger.peak.allocated_bytes == ledger.ledger.allocated_bytes == gib_to_bytes(19.5)
     # Gradients that a backward is just making are still its temporaries.
     parts = {**PARTS, "activations": 4.875, "unexplained": 0.125}
-    assert told(found.ledger) == {**DEVICE, "reserved_unallocated": 2.5, **parts}
-    (earlier,) = read_peak_ledgers(session, at(15))
-    assert (earlier.peak.phase, earlier.peak.step, earlier.ledger.allocated_bytes) == ("forward", 0, gib(9.5))
+    assert list_row_sizes(ledger.ledger) == {**DEVICE, "reserved_unallocated": 2.5, **parts}
+    (earlier,) = read_peak_ledgers(session, second_to_unix_ns(15))
+    assert (earlier.peak.phase, earlier.peak.step, earlier.ledger.allocated_bytes) == ("forward", 0, gib_to_bytes(9.5))
 
 
-def peaks(session: Session, second: float) -> dict[str, float]:
-    (found,) = read_rank_peaks(session, at(second))
-    assert [peak.allocated_bytes for peak in found.phases] == sorted((p.allocated_bytes for p in found.phases), reverse=True)
-    return {peak.phase: peak.allocated_bytes / GIB for peak in found.phases}
+def read_phase_peaks(session: Session, second: float) -> dict[str, float]:
+    (peaks,) = read_rank_peaks(session, second_to_unix_ns(second))
+    assert [peak.allocated_bytes for peak in peaks.phases] == sorted((p.allocated_bytes for p in peaks.phases), reverse=True)
+    return {peak.phase: peak.allocated_bytes / GIB for peak in peaks.phases}
 
 
 def test_the_peak_of_each_phase(tmp_path: Path) -> None:
-    session = usual(tmp_path).read()
-    assert peaks(session, 29.5) == {"backward": 19.5, "step": 18.5, "forward": 17.5, "other": 14.75, "init": 2}
-    assert peaks(session, 15) == {"forward": 9.5, "other": 6.75, "init": 2}
-    (found,) = read_rank_peaks(session, at(29.5))
-    assert all(peak.exact for peak in found.phases)
-    assert found.reserved is not None
-    assert (found.reserved.phase, found.reserved.reserved_bytes, found.reserved.step) == ("forward", gib(22), 0)
+    session = record_two_steps(tmp_path).open_session()
+    assert read_phase_peaks(session, 29.5) == {"backward": 19.5, "step": 18.5, "forward": 17.5, "other": 14.75, "init": 2}
+    assert read_phase_peaks(session, 15) == {"forward": 9.5, "other": 6.75, "init": 2}
+    (peaks,) = read_rank_peaks(session, second_to_unix_ns(29.5))
+    assert all(peak.exact for peak in peaks.phases)
+    assert peaks.reserved is not None
+    assert (peaks.reserved.phase, peaks.reserved.reserved_bytes, peaks.reserved.step) == ("forward", gib_to_bytes(22), 0)
 
 
-def phased(folder: Path, plan: Sequence[tuple[float, float, str, int]], readings: Sequence[Any], **header: Any) -> Session:
+def record_phases(
+    folder: Path, plan: Sequence[tuple[float, float, str, int]], readings: Sequence[Any], **header: Any
+) -> Session:
     """One rank with spans (begin, end, phase, depth) and readings of its allocator."""
-    recording, who = Recording(folder), identity(0)
-    recording.engine()
-    spans = [span(begin, end, phase, depth=depth) for begin, end, phase, depth in sorted(plan, key=lambda p: p[1])]
-    begins = [record(tables.BEGINS, begin, phase=PHASE_CODE[p], depth=depth) for begin, _, p, depth in sorted(plan)]
-    recording.write(tables.SPANS, who, spans)
-    recording.write(tables.BEGINS, who, begins)
-    recording.write(tables.ALLOCATOR, who, readings, **{"peaks": "window", **header})
-    return recording.read()
+    recording, who = Recording(folder), make_identity(0)
+    recording.write_engine()
+    spans = [make_span(begin, end, phase, depth=depth) for begin, end, phase, depth in sorted(plan, key=lambda p: p[1])]
+    begins = [make_record(tables.BEGINS, begin, phase=PHASE_CODE[p], depth=depth) for begin, _, p, depth in sorted(plan)]
+    recording.write_records(tables.SPANS, who, spans)
+    recording.write_records(tables.BEGINS, who, begins)
+    recording.write_records(tables.ALLOCATOR, who, readings, **{"peaks": "window", **header})
+    return recording.open_session()
 
 
-def reading(at: float, peak: float, phase: str, edge: str) -> Any:
-    return allocator(at, 1, 50, phase=phase, edge=edge, allocated_peak_bytes=gib(peak), reserved_peak_bytes=gib(50))
+def make_peak_reading(at: float, peak: float, phase: str, edge: str) -> Any:
+    return make_reading(
+        at, 1, 50, phase=phase, edge=edge, allocated_peak_bytes=gib_to_bytes(peak), reserved_peak_bytes=gib_to_bytes(50)
+    )
 
 
 @pytest.mark.parametrize(
@@ -394,11 +452,11 @@ def reading(at: float, peak: float, phase: str, edge: str) -> Any:
         pytest.param(
             [(1, 5, "step", 0), (2, 3, "cpu_optimizer", 1)],
             [
-                reading(1, 3, "step", "begin"),
-                reading(2, 5, "cpu_optimizer", "begin"),
-                reading(3, 7, "cpu_optimizer", "end"),
-                reading(5, 6, "step", "end"),
-                reading(6, 4, "other", "tick"),
+                make_peak_reading(1, 3, "step", "begin"),
+                make_peak_reading(2, 5, "cpu_optimizer", "begin"),
+                make_peak_reading(3, 7, "cpu_optimizer", "end"),
+                make_peak_reading(5, 6, "step", "end"),
+                make_peak_reading(6, 4, "other", "tick"),
             ],
             {"cpu_optimizer": 7, "step": 6, "other": 4, "init": 3},
             id="a window that a part of the step ends or begins",
@@ -406,9 +464,9 @@ def reading(at: float, peak: float, phase: str, edge: str) -> Any:
         pytest.param(
             [(1, 5, "backward", 0), (3, 4, "reduce", 1)],
             [
-                reading(1, 3, "backward", "begin"),
-                reading(3.5, 9, "reduce", "tick"),
-                reading(5, 9, "backward", "end"),
+                make_peak_reading(1, 3, "backward", "begin"),
+                make_peak_reading(3.5, 9, "reduce", "tick"),
+                make_peak_reading(5, 9, "backward", "end"),
             ],
             {"backward": 9, "init": 3},
             id="a reading within a part tells of all since the phase began",
@@ -416,27 +474,27 @@ def reading(at: float, peak: float, phase: str, edge: str) -> Any:
         pytest.param(
             [(1, 9, "eval", 0), (2, 3, "forward", 1)],
             [
-                reading(1, 2, "eval", "begin"),
-                reading(2, 3, "forward", "begin"),
-                reading(3, 9, "forward", "end"),
-                reading(9, 5, "eval", "end"),
+                make_peak_reading(1, 2, "eval", "begin"),
+                make_peak_reading(2, 3, "forward", "begin"),
+                make_peak_reading(3, 9, "forward", "end"),
+                make_peak_reading(9, 5, "eval", "end"),
             ],
             {"eval": 9, "init": 2},
             id="evaluation is one phase, whatever is in it",
         ),
         pytest.param(
             [(1, 1.004, "forward", 0), (1.004, 1.008, "backward", 0), (1.008, 1.012, "step", 0)],
-            [reading(0.999, 1, "other", "begin"), reading(1.012, 8, "step", "end")],
+            [make_peak_reading(0.999, 1, "other", "begin"), make_peak_reading(1.012, 8, "step", "end")],
             {MIXED: 8, "init": 1},
             id="a short step that is read at its end only has no owner",
         ),
         pytest.param(
             [(1, 2, "backward", 0), (2.5, 3, "step", 0)],
             [
-                reading(1, 1, "backward", "begin"),
-                reading(2, 8, "backward", "end"),
-                reading(2.5002, 6, "step", "begin"),
-                reading(3, 7, "step", "end"),
+                make_peak_reading(1, 1, "backward", "begin"),
+                make_peak_reading(2, 8, "backward", "end"),
+                make_peak_reading(2.5002, 6, "step", "begin"),
+                make_peak_reading(3, 7, "step", "end"),
             ],
             {"backward": 8, "step": 7, "other": 6, "init": 1},
             id="a step that turns out to be one a moment after it began",
@@ -446,21 +504,21 @@ def reading(at: float, peak: float, phase: str, edge: str) -> Any:
 def test_whose_the_peak_of_a_window_is(
     tmp_path: Path, plan: Sequence[tuple[float, float, str, int]], readings: Sequence[Any], expected: dict[str, float]
 ) -> None:
-    assert peaks(phased(tmp_path, plan, readings), 10) == expected
+    assert read_phase_peaks(record_phases(tmp_path, plan, readings), 10) == expected
 
 
 def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: Path) -> None:
     plan = [(1, 2, "forward", 0), (2, 3, "backward", 0), (3, 4, "step", 0)]
     readings = [
-        reading(1, 2, "forward", "begin"),
-        reading(2, 5, "forward", "end"),
-        reading(3, 9, "backward", "end"),
-        reading(4, 9, "step", "end"),
+        make_peak_reading(1, 2, "forward", "begin"),
+        make_peak_reading(2, 5, "forward", "end"),
+        make_peak_reading(3, 9, "backward", "end"),
+        make_peak_reading(4, 9, "step", "end"),
     ]
-    session = phased(tmp_path, plan, readings, peaks="process")
-    assert peaks(session, 5) == {"backward": 9, "forward": 5, "init": 2, "step": 1}
-    (found,) = read_rank_peaks(session, at(5))
-    assert [(peak.phase, peak.exact) for peak in found.phases] == [
+    session = record_phases(tmp_path, plan, readings, peaks="process")
+    assert read_phase_peaks(session, 5) == {"backward": 9, "forward": 5, "init": 2, "step": 1}
+    (peaks,) = read_rank_peaks(session, second_to_unix_ns(5))
+    assert [(peak.phase, peak.exact) for peak in peaks.phases] == [
         ("backward", True),
         ("forward", True),
         ("init", True),
@@ -470,22 +528,26 @@ def test_peaks_of_the_process_are_owned_by_the_phase_that_raised_them(tmp_path: 
 
 def test_what_was_before_a_rank_was_entered_is_no_phase_s(tmp_path: Path) -> None:
     plan = [(1, 2, "forward", 0), (2, 3, "backward", 0)]
-    readings = [reading(1, 12, "forward", "begin"), reading(2, 5, "forward", "end"), reading(3, 9, "backward", "end")]
-    session = phased(tmp_path, plan, readings)
-    assert peaks(session, 5) == {"init": 12, "backward": 9, "forward": 5}
-    Recording(tmp_path).event(identity(0), 0.5, "entered")
-    session = read(tmp_path)
-    assert peaks(session, 5) == {BEFORE: 12, "backward": 9, "forward": 5}
-    (found,) = read_rank_peaks(session, at(5))
-    assert found.peak_before_entry is not None
-    assert (found.peak_before_entry.place_text, found.owning_peak.place_text) == (BEFORE, "in backward of step 0")
-    (alone,) = read_rank_peaks(session, at(1.5))
+    readings = [
+        make_peak_reading(1, 12, "forward", "begin"),
+        make_peak_reading(2, 5, "forward", "end"),
+        make_peak_reading(3, 9, "backward", "end"),
+    ]
+    session = record_phases(tmp_path, plan, readings)
+    assert read_phase_peaks(session, 5) == {"init": 12, "backward": 9, "forward": 5}
+    Recording(tmp_path).write_event(make_identity(0), 0.5, "entered")
+    session = read_recording(tmp_path)
+    assert read_phase_peaks(session, 5) == {BEFORE: 12, "backward": 9, "forward": 5}
+    (peaks,) = read_rank_peaks(session, second_to_unix_ns(5))
+    assert peaks.peak_before_entry is not None
+    assert (peaks.peak_before_entry.place_text, peaks.owning_peak.place_text) == (BEFORE, "in backward of step 0")
+    (alone,) = read_rank_peaks(session, second_to_unix_ns(1.5))
     assert alone.owning_peak is alone.peak_before_entry
 
 
 def test_the_ledger_of_a_rank_that_was_entered_is_of_a_peak_that_was_seen() -> None:
     """Rank 0 of four: 29.92 GiB before, 20.95 in backward since; what stays was counted only after that backward."""
-    session = recordings.recording("x4-attached")
+    session = recordings.open_recording("x4-attached")
     found = read_peak_ledgers(session, session.end_ns)[0]
     assert found.before is not None
     assert (found.before.allocated_bytes, found.peak.phase) == (32_121_046_528, "backward")
@@ -497,12 +559,12 @@ def test_the_ledger_of_a_rank_that_was_entered_is_of_a_peak_that_was_seen() -> N
 
 def test_the_peak_of_the_first_update_has_the_state_that_it_made() -> None:
     """500,050,000 parameters in fp32: 16 bytes of each live in the first step of AdamW, and 4 of one intermediate."""
-    session = recordings.recording("gpu-linear")
-    (found,) = read_peak_ledgers(session, session.end_ns)
-    assert (found.peak.phase, found.peak.step) == ("step", 0)
-    assert found.ledger.sum_bytes("parameters") == found.ledger.sum_bytes("gradients") == 2_000_883_200
-    assert found.ledger.sum_bytes("optimizer_state") == 4_001_766_400
-    assert found.ledger.sum_bytes(ACTIVATIONS) == pytest.approx(2_000_883_200, rel=0.01)
+    session = recordings.open_recording("gpu-linear")
+    (ledger,) = read_peak_ledgers(session, session.end_ns)
+    assert (ledger.peak.phase, ledger.peak.step) == ("step", 0)
+    assert ledger.ledger.sum_bytes("parameters") == ledger.ledger.sum_bytes("gradients") == 2_000_883_200
+    assert ledger.ledger.sum_bytes("optimizer_state") == 4_001_766_400
+    assert ledger.ledger.sum_bytes(ACTIVATIONS) == pytest.approx(2_000_883_200, rel=0.01)
     earlier = read_peak_ledgers(session, session.begin_ns + 13 * S)[0]
     assert (earlier.peak.step, earlier.ledger.sum_bytes("optimizer_state")) == (0, 0)
 
@@ -514,30 +576,30 @@ def test_peaks_are_the_same_in_blocks_of_any_size(plan: list[tuple[int, int]], b
     readings = [
         row
         for i, (kind, highest) in enumerate(plan, 1)
-        for row in (reading(i, 1, names[kind], "begin"), reading(i + 0.9, highest, names[kind], "end"))
+        for row in (make_peak_reading(i, 1, names[kind], "begin"), make_peak_reading(i + 0.9, highest, names[kind], "end"))
     ]
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(phase_peaks, "_BLOCK", block)
-        session = phased(Path(folder), spans, readings)
+        session = record_phases(Path(folder), spans, readings)
         for end in range(len(plan)):
             expected: dict[str, float] = {"init": 1, "other": 1} if end else {"init": 1}
             for kind, highest in plan[:end]:
                 expected[names[kind]] = max(highest, expected.get(names[kind], 0))
-            assert peaks(session, end + 1.1) == expected
+            assert read_phase_peaks(session, end + 1.1) == expected
 
 
 # --- the host ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_hosts_rows_add_up_to_what_is_resident(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     host = {"master_weights": 0.5, "optimizer_state": 1, "gradients": 0.5}
-    pinned = {"allocated_bytes": gib(3), "active_bytes": gib(2)}
+    pinned = {"allocated_bytes": gib_to_bytes(3), "active_bytes": gib_to_bytes(2)}
     facts: dict[str, Any] = {"host": host, "host_pinned": {"master_weights": 0.5, "gradients": 0.5}}
-    recording.tensors(19, "after_update", PARTS, pinned_allocator=pinned, **facts)
-    (found,) = read_host_ledgers(recording.read(), at(19.5))
-    assert (found.rank, found.pid, found.resident_bytes) == (0, identity(0).pid, gib(6))
-    rows = {row.key: (row.bytes / GIB, row.pinned_bytes / GIB) for row in found.rows if row.bytes}
+    recording.write_inventory(19, "after_update", PARTS, pinned_allocator=pinned, **facts)
+    (ledger,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(19.5))
+    assert (ledger.rank, ledger.pid, ledger.resident_bytes) == (0, make_identity(0).pid, gib_to_bytes(6))
+    rows = {row.key: (row.bytes / GIB, row.pinned_bytes / GIB) for row in ledger.rows if row.bytes}
     assert rows == {
         "gradients": (0.5, 0.5),
         "master_weights": (0.5, 0.5),
@@ -545,34 +607,38 @@ def test_the_hosts_rows_add_up_to_what_is_resident(tmp_path: Path) -> None:
         "pinned_spare": (2, 2),
         "rest": (2, 0),
     }
-    assert found.pinned is not None
-    assert (found.pinned.held_bytes, found.pinned.active_bytes, found.pinned.tensors_bytes) == (gib(3), gib(2), GIB)
+    assert ledger.pinned is not None
+    assert (ledger.pinned.held_bytes, ledger.pinned.active_bytes, ledger.pinned.tensors_bytes) == (
+        gib_to_bytes(3),
+        gib_to_bytes(2),
+        GIB,
+    )
 
 
 @pytest.mark.parametrize(("stage", "per"), [(0, 0.5), (1, 4), (2, 4), (3, 4)])
 def test_bytes_for_each_parameter_that_a_rank_updates(tmp_path: Path, stage: int, per: float) -> None:
     recording = Recording(tmp_path)
-    recording.engine(zero_stage=stage, data_parallel=8)
-    recording.write(tables.SPANS, identity(0), [span(2, 3, "forward")])
-    recording.write(tables.PROCESSES, recording.node, [resident(2, identity(0).pid, 6)])
-    recording.tensors(2, "init", {}, host={"master_weights": 0.5})
-    (found,) = read_host_ledgers(recording.read(), at(3))
-    (row,) = [row for row in found.rows if row.key == "master_weights"]
-    assert (row.per_parameter, found.updated_parameters) == (per, GIB if stage == 0 else GIB // 8)
+    recording.write_engine(zero_stage=stage, data_parallel=8)
+    recording.write_records(tables.SPANS, make_identity(0), [make_span(2, 3, "forward")])
+    recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(2, make_identity(0).pid, 6)])
+    recording.write_inventory(2, "init", {}, host={"master_weights": 0.5})
+    (ledger,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(3))
+    (row,) = [row for row in ledger.rows if row.key == "master_weights"]
+    assert (row.per_parameter, ledger.updated_parameters) == (per, GIB if stage == 0 else GIB // 8)
 
 
 def test_moments_that_were_never_written_to_are_not_resident(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.tensors(19, "after_update", PARTS, host={"optimizer_state": 9})
-    (found,) = read_host_ledgers(recording.read(), at(19.5))
-    assert {row.key: row.bytes / GIB for row in found.rows if row.bytes} == {"optimizer_state": 9, "not_resident": -3}
+    recording = record_two_steps(tmp_path)
+    recording.write_inventory(19, "after_update", PARTS, host={"optimizer_state": 9})
+    (ledger,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(19.5))
+    assert {row.key: row.bytes / GIB for row in ledger.rows if row.bytes} == {"optimizer_state": 9, "not_resident": -3}
 
 
 def test_an_engine_without_an_optimizer_updates_nothing(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.engine(optimizer="")
-    recording.write(tables.SPANS, identity(0), [span(2, 3, "eval", flags=EVAL)])
-    recording.write(tables.PROCESSES, recording.node, [resident(2, identity(0).pid, 6)])
-    (found,) = read_host_ledgers(recording.read(), at(3))
-    assert found.updated_parameters is None
-    assert [(row.key, row.bytes) for row in found.rows] == [("rest", gib(6))]
+    recording.write_engine(optimizer="")
+    recording.write_records(tables.SPANS, make_identity(0), [make_span(2, 3, "eval", flags=EVAL)])
+    recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(2, make_identity(0).pid, 6)])
+    (ledger,) = read_host_ledgers(recording.open_session(), second_to_unix_ns(3))
+    assert ledger.updated_parameters is None
+    assert [(row.key, row.bytes) for row in ledger.rows] == [("rest", gib_to_bytes(6))]

@@ -19,7 +19,7 @@ GIB = 1 << 30
 
 
 def list_links(name: str) -> list[tuple[str, str]]:
-    session = recordings.recording(name)
+    session = recordings.open_recording(name)
     linked = link_findings(find_annotations(session, session.end_ns))
     return [(one.finding.name, one.cause.name) for one in linked if one.cause is not None]
 
@@ -29,7 +29,7 @@ def test_a_rank_that_waits_for_data_delays_the_others(name: str) -> None:
     assert list_links(name) == [("straggler", "data_stall")]
 
 
-@pytest.mark.parametrize("name", sorted(set(recordings.labels()) - {"cpu-straggler", "unseen-late-data"}))
+@pytest.mark.parametrize("name", sorted(set(recordings.read_labels()) - {"cpu-straggler", "unseen-late-data"}))
 def test_what_was_not_staged_explains_nothing(name: str) -> None:
     """held-straggler and held-grows: other processes had the cores earlier, which is not why a rank slept."""
     assert list_links(name) == []
@@ -106,5 +106,5 @@ def test_every_list_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert frame["because_of"].to_list() == ["data_stall"]
     assert frame["because_of_step"].to_list() == [15]
 
-    page = write_session_page(read_session_report(recordings.recording("cpu-straggler")))
+    page = write_session_page(read_session_report(recordings.open_recording("cpu-straggler")))
     assert '<p>Because of <a href="#finding-1">finding 1</a>: Rank 1 waits for data for 63 % of each' in page

@@ -188,7 +188,7 @@ def test_what_loader_workers_do_while_a_rank_waits(
 
 
 @contextmanager
-def start(code: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+def start_python(code: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     child = subprocess.Popen([sys.executable, *options, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
@@ -214,7 +214,7 @@ for number, _ in enumerate(torch.utils.data.DataLoader(Items(), num_workers=2)):
 
 
 def test_busy_workers_of_a_real_loader() -> None:
-    with start(BUSY_LOADER) as child:
+    with start_python(BUSY_LOADER) as child:
         workers = LoaderWorkers(child.pid)
         first = workers.measure_use(time.monotonic_ns())
         if torch_version() < (2, 6):
@@ -248,7 +248,7 @@ import time; time.sleep(600)
 
 
 def test_what_torch_compiles_is_counted() -> None:
-    with start(COMPILING) as child:
+    with start_python(COMPILING) as child:
         assert child.stdout is not None
         seen = json.loads(child.stdout.readline())
     assert [found and found[1] for found in seen] == [None, 1, None, 1, 1, 1]
@@ -256,7 +256,7 @@ def test_what_torch_compiles_is_counted() -> None:
 
 
 def test_a_program_is_named_without_its_code() -> None:
-    with start("print('ready', flush=True); import time; time.sleep(600)", "-u", "-B", "-E", "-s") as child:
+    with start_python("print('ready', flush=True); import time; time.sleep(600)", "-u", "-B", "-E", "-s") as child:
         assert procfs.read_program(child.pid) == Path(sys.executable).name
         assert procfs.read_user_name(child.pid)
     assert procfs.read_program(child.pid) == ""

@@ -37,11 +37,11 @@ PROGRAMS = {
 
 
 @pytest.fixture(params=sorted(MACHINES))
-def machine(request: pytest.FixtureRequest) -> Machine:
+def each_machine(request: pytest.FixtureRequest) -> Machine:
     return MACHINES[request.param]
 
 
-def filled(machine: Machine) -> Registers:
+def filled_registers(machine: Machine) -> Registers:
     """Registers that each hold something of their own, every flag set."""
     count = ctypes.sizeof(machine.register_type) // 8
     words = [0xF000_0000_0000_0000 + index for index in range(count)]
@@ -51,7 +51,7 @@ def filled(machine: Machine) -> Registers:
     return machine.register_type.from_buffer_copy(struct.pack(f"<{count}Q", *words))
 
 
-def changes(machine: Machine, before: Registers, after: Registers) -> dict[str, int]:
+def list_changes(machine: Machine, before: Registers, after: Registers) -> dict[str, int]:
     """By name, the words that are others now; all of them have to be known ones."""
     count = ctypes.sizeof(before) // 8
     names = {index: name for name, index in WORDS[machine.name].items()}
@@ -59,20 +59,20 @@ def changes(machine: Machine, before: Registers, after: Registers) -> dict[str, 
     return {names.get(index, f"word {index}"): new[index] for index in range(count) if old[index] != new[index]}
 
 
-def test_the_kernel_s_layout(machine: Machine) -> None:
-    assert ctypes.sizeof(machine.register_type) == {"x86_64": 27 * 8, "aarch64": 34 * 8}[machine.name]
-    registers = filled(machine)
+def test_the_kernel_s_layout(each_machine: Machine) -> None:
+    assert ctypes.sizeof(each_machine.register_type) == {"x86_64": 27 * 8, "aarch64": 34 * 8}[each_machine.name]
+    registers = filled_registers(each_machine)
     words = struct.unpack(f"<{ctypes.sizeof(registers) // 8}Q", bytes(registers))
-    for name, index in WORDS[machine.name].items():
+    for name, index in WORDS[each_machine.name].items():
         assert getattr(registers, name) == words[index], name
 
 
-def test_asking_for_memory_sets_the_call_s_registers_and_no_others(machine: Machine) -> None:
-    before = filled(machine)
-    asked = changes(machine, before, machine.prepare_mapping(before, at=BACK, size=8192))
+def test_asking_for_memory_sets_the_call_s_registers_and_no_others(each_machine: Machine) -> None:
+    before = filled_registers(each_machine)
+    asked = list_changes(each_machine, before, each_machine.prepare_mapping(before, at=BACK, size=8192))
     nothing = 2**64 - 1
     kept = {name: asked.pop(name, None) for name in ("eflags", "pstate")}
-    if machine.name == "x86_64":
+    if each_machine.name == "x86_64":
         # r9, the offset, is word 8.
         assert asked == {"rip": BACK, "rax": 9, "rdi": 0, "rsi": 8192, "rdx": 7, "r10": 0x22, "r8": nothing, "word 8": 0} | {
             "orig_rax": nothing
@@ -83,37 +83,37 @@ def test_asking_for_memory_sets_the_call_s_registers_and_no_others(machine: Mach
         assert kept == {"eflags": None, "pstate": 0xFFFF_F3FF}  # no indirect branch has been taken
 
 
-def test_a_call_begins_as_its_convention_wants(machine: Machine) -> None:
-    before = filled(machine)
-    called = changes(machine, before, machine.prepare_call(before, FAR, RUN, stack=STACK, back=BACK))
-    if machine.name == "x86_64":
+def test_a_call_begins_as_its_convention_wants(each_machine: Machine) -> None:
+    before = filled_registers(each_machine)
+    called = list_changes(each_machine, before, each_machine.prepare_call(before, FAR, RUN, stack=STACK, back=BACK))
+    if each_machine.name == "x86_64":
         # Behind the return address the stack is a multiple of 16.
         assert called == {"rip": FAR, "rdi": RUN, "rsi": 0, "rax": 0, "rbp": 0, "rsp": STACK - 8} | {
             "orig_rax": 2**64 - 1, "eflags": 0xFFFF_FBFF,
         }  # fmt: skip
-        assert machine.build_frame(BACK) == struct.pack("<Q", BACK)
+        assert each_machine.build_frame(BACK) == struct.pack("<Q", BACK)
     else:
         assert called == {"pc": FAR, "x0": RUN, "x1": 0, "x29": 0, "x30": BACK, "sp": STACK, "pstate": 0xFFFF_F3FF}
-        assert machine.build_frame(BACK) == b""
+        assert each_machine.build_frame(BACK) == b""
 
 
-def test_what_came_of_it(machine: Machine) -> None:
-    name = "rip" if machine.name == "x86_64" else "pc"
-    after = filled(machine).with_values(**{name: BACK})
-    assert machine.read_position(after) == BACK
+def test_what_came_of_it(each_machine: Machine) -> None:
+    name = "rip" if each_machine.name == "x86_64" else "pc"
+    after = filled_registers(each_machine).with_values(**{name: BACK})
+    assert each_machine.read_position(after) == BACK
     # On x86-64 the breakpoint lies before it, on aarch64 there.
-    assert machine.read_breakpoint(after) == BACK - (1 if machine.name == "x86_64" else 0)
-    assert machine.read_result(after) == getattr(after, "rax" if machine.name == "x86_64" else "x0")
+    assert each_machine.read_breakpoint(after) == BACK - (1 if each_machine.name == "x86_64" else 0)
+    assert each_machine.read_result(after) == getattr(after, "rax" if each_machine.name == "x86_64" else "x0")
 
 
-def test_the_program_is_what_an_assembler_makes(machine: Machine) -> None:
-    code = machine.build_program(FAR + CODE, state=FAR + STATE, states=(1, 2), text=FAR + TEXT, run=RUN)
-    assert code.hex() == PROGRAMS[machine.name]
+def test_the_program_is_what_an_assembler_makes(each_machine: Machine) -> None:
+    code = each_machine.build_program(FAR + CODE, state=FAR + STATE, states=(1, 2), text=FAR + TEXT, run=RUN)
+    assert code.hex() == PROGRAMS[each_machine.name]
     assert len(code) <= TEXT - CODE
 
 
 @pytest.fixture
-def pages() -> Iterator[tuple[mmap.mmap, int]]:
+def executable_page() -> Iterator[tuple[mmap.mmap, int]]:
     """Memory that can be executed, and where it lies."""
     memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     view = ctypes.c_char.from_buffer(memory)
@@ -123,15 +123,15 @@ def pages() -> Iterator[tuple[mmap.mmap, int]]:
 
 
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason="no machine of ours")
-def test_the_program_runs_here(pages: tuple[mmap.mmap, int]) -> None:
-    memory, address = pages
+def test_the_program_runs_here(executable_page: tuple[mmap.mmap, int]) -> None:
+    memory, address = executable_page
     seen = []
 
-    def run(text: bytes) -> int:
+    def run_text(text: bytes) -> int:
         seen.append((text, memory[STATE]))
         return -1  # an error in the text is none of the program's
 
-    called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)(run)
+    called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)(run_text)
     place = ctypes.cast(called, ctypes.c_void_p).value
     assert place is not None
     code = MACHINES[platform.machine()].build_program(
@@ -146,13 +146,13 @@ def test_the_program_runs_here(pages: tuple[mmap.mmap, int]) -> None:
 
 
 @pytest.fixture
-def child() -> Iterator[Process]:
+def waiting_child() -> Iterator[Process]:
     with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = Process.from_pid(process.pid)
-        assert found is not None
-        yield found
+        target = Process.from_pid(process.pid)
+        assert target is not None
+        yield target
         process.kill()
 
 
@@ -161,11 +161,11 @@ old = pytest.mark.skipif(sys.version_info >= REMOTE_EXEC_VERSION, reason="this P
 
 @old
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason="no machine of ours")
-def test_the_machine_is_the_one_that_it_is(child: Process) -> None:
-    entrance = examine_process(child).entry_points
+def test_the_machine_is_the_one_that_it_is(waiting_child: Process) -> None:
+    entrance = examine_process(waiting_child).entry_points
     assert entrance is not None
     assert entrance.machine.name == platform.machine()
-    with open(f"/proc/{child.pid}/mem", "rb", buffering=0) as memory:
+    with open(f"/proc/{waiting_child.pid}/mem", "rb", buffering=0) as memory:
         memory.seek(entrance.syscall)
         assert memory.read(len(entrance.machine.syscall_code)) == entrance.machine.syscall_code
     assert entrance.syscall % entrance.machine.alignment == 0
@@ -173,7 +173,7 @@ def test_the_machine_is_the_one_that_it_is(child: Process) -> None:
 
 @old
 @pytest.mark.parametrize("name", ["riscv64", "ppc64le", "s390x"])
-def test_a_machine_without_samples(child: Process, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_machine_without_samples(waiting_child: Process, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(platform, "machine", lambda: name)
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     sentence = (
@@ -181,15 +181,15 @@ def test_a_machine_without_samples(child: Process, monkeypatch: pytest.MonkeyPat
         "zerotop run, or use Python 3.14, which can be entered everywhere."
     )
     with pytest.raises(CannotEnter, match=f"^{re.escape(sentence)}$"):
-        examine_process(child)
+        examine_process(waiting_child)
 
 
 @old
 @pytest.mark.skipif(platform.machine() not in MACHINES, reason="no machine of ours")
-def test_a_python_of_another_machine_is_not_entered(child: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_of_another_machine_is_not_entered(waiting_child: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     """As under an emulator, whose own registers those of the thread are."""
     (other,) = MACHINES.keys() - {platform.machine()}
     built_for = platform.machine()
     monkeypatch.setattr(platform, "machine", lambda: other)
     with pytest.raises(CannotEnter, match=f"a Python for {built_for}, emulated on this {other}\\. Start the job"):
-        examine_process(child)
+        examine_process(waiting_child)

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 import recordings
-from memory_recording import GIB, PARTS, Recording, gib, usual
-from small_recording import BEGIN_NS, S, identity
+from memory_recording import GIB, PARTS, Recording, gib_to_bytes, record_two_steps
+from small_recording import BEGIN_NS, S, make_identity
 from zerotop.cli import main
 from zerotop_probe.recording import directory, events
 
 
-def recorded(folder: Path) -> Recording:
+def record_ended_job(folder: Path) -> Recording:
     """The usual recording with its session file, ended after second 30."""
     path = folder / "job"
     directory.create_session(["deepspeed", "train.py"], path=str(path), launcher="deepspeed")
     info = json.loads((path / directory.SESSION_FILE).read_text())
     info |= {"boot": "boot", "clock": {"unix_ns": BEGIN_NS, "monotonic_ns": 0}}
     (path / directory.SESSION_FILE).write_text(json.dumps(info))
-    recording = usual(path)
-    recording.event(recording.node, 30, events.JOB_ENDED, exit_code=0, signal=None, oom_kills=0, text="")
+    recording = record_two_steps(path)
+    recording.write_event(recording.node, 30, events.JOB_ENDED, exit_code=0, signal=None, oom_kills=0, text="")
     return recording
 
 
@@ -33,82 +33,94 @@ def run_memory(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = run_memory(capsys, str(recorded(tmp_path).folder))
-    lines = said.splitlines()
+    report = run_memory(capsys, str(record_ended_job(tmp_path).folder))
+    lines = report.splitlines()
     setup = "1,073.7 M parameters, ZeRO-2, bf16, batch 1 x 1 x 1 (micro-batch x accumulation x ranks)"
     assert lines[0] == f"job, at the end of step 1: {setup}"
     table = {line.split("  ")[1]: line.split() for line in lines if line.startswith("  ")}
     assert table["free"][1] == "51.500"
     assert table["total"][-1] == "80.000"
-    assert "parameters 2.000 2.000 +0.000 tensors counted after" in " ".join(said.split())
-    assert "Peak of rank 0: 19.500 GiB allocated, in backward of step 1" in said
-    assert "Rule of thumb: parameters 2.000 + optimizer 12.000 + the larger of gradients 2.000" in said
-    assert "Host memory of rank 0 on node1, process 100" in said
-    assert "Allocator of rank 0: 0 retries" in said
+    assert "parameters 2.000 2.000 +0.000 tensors counted after" in " ".join(report.split())
+    assert "Peak of rank 0: 19.500 GiB allocated, in backward of step 1" in report
+    assert "Rule of thumb: parameters 2.000 + optimizer 12.000 + the larger of gradients 2.000" in report
+    assert "Host memory of rank 0 on node1, process 100" in report
+    assert "Allocator of rank 0: 0 retries" in report
     assert "offload_optimizer=none" in next(line for line in lines if line.endswith("this job"))
     assert all(line == line.rstrip() for line in lines)
 
 
 def test_json_has_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said: dict[str, Any] = json.loads(run_memory(capsys, str(recorded(tmp_path).folder), "--json"))
-    (gpu,) = said["gpus"]
+    report: dict[str, Any] = json.loads(run_memory(capsys, str(record_ended_job(tmp_path).folder), "--json"))
+    (gpu,) = report["gpus"]
     rows = {row["key"]: row["bytes"] for row in gpu["rows"]}
-    assert sum(rows.values()) == gpu["total_bytes"] == gib(80)
+    assert sum(rows.values()) == gpu["total_bytes"] == gib_to_bytes(80)
     assert {name: rows[name] / GIB for name in PARTS} == PARTS
     differences = {each["key"]: each["difference_bytes"] for each in gpu["differences"]}
     assert (differences["parameters"], differences["buffers"]) == (0, None)
-    assert said["at_peak"][0]["peak"]["allocated_bytes"] == gib(19.5)
-    assert said["rules"]["0"]["bytes"] == gib(2 + 12 + 4.5)
-    assert [(each["options"], each["this_job"]) for each in said["estimates"]] == [
+    assert report["at_peak"][0]["peak"]["allocated_bytes"] == gib_to_bytes(19.5)
+    assert report["rules"]["0"]["bytes"] == gib_to_bytes(2 + 12 + 4.5)
+    assert [(each["options"], each["this_job"]) for each in report["estimates"]] == [
         ("offload_optimizer=cpu", False),
         ("offload_optimizer=none", True),
     ]
-    assert (said["step"], said["unix_ns"], said["post_mortem"]) == (1, BEGIN_NS + 29 * S, None)
+    assert (report["step"], report["unix_ns"], report["post_mortem"]) == (1, BEGIN_NS + 29 * S, None)
 
 
 def test_at_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = str(recorded(tmp_path).folder)
+    folder = str(record_ended_job(tmp_path).folder)
     assert json.loads(run_memory(capsys, folder, "--at", "0", "--json"))["unix_ns"] == BEGIN_NS + 19 * S
     assert main(["memory", folder, "--at", "7"]) == 1
     assert capsys.readouterr().err == ("zerotop: Step 7 did not finish in this recording: the last finished step is 1\n")
 
 
 def test_a_failure_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recording = recorded(tmp_path)
-    facts = {"requested_bytes": gib(60), "free_bytes": gib(51), "limit_bytes": gib(79), "phase": "forward", "step": 2}
-    recording.event(identity(0), 29.5, events.OUT_OF_MEMORY, device=0, micro_step=0, **facts)
+    recording = record_ended_job(tmp_path)
+    facts = {
+        "requested_bytes": gib_to_bytes(60),
+        "free_bytes": gib_to_bytes(51),
+        "limit_bytes": gib_to_bytes(79),
+        "phase": "forward",
+        "step": 2,
+    }
+    recording.write_event(make_identity(0), 29.5, events.OUT_OF_MEMORY, device=0, micro_step=0, **facts)
     lines = run_memory(capsys, str(recording.folder)).splitlines()
     assert lines[0].startswith("job, at the failure: ")
     assert lines[2] == "Out of memory: rank 0, GPU 0, step 2, micro-step 0, forward; the job did not survive it"
     assert "  The forward requested 60.00 GiB; 51.00 GiB of 79.00 GiB were free." in lines
-    assert json.loads(run_memory(capsys, str(recording.folder), "--json"))["post_mortem"]["requested_bytes"] == gib(60)
+    assert json.loads(run_memory(capsys, str(recording.folder), "--json"))["post_mortem"]["requested_bytes"] == gib_to_bytes(
+        60
+    )
 
 
 def test_a_recording_with_nothing_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory.create_session(["true"], path=str(tmp_path / "empty"), launcher="python")
-    said = run_memory(capsys, str(tmp_path / "empty"))
-    assert said.splitlines()[0] == "empty, at the end: no rank has trained"
+    report = run_memory(capsys, str(tmp_path / "empty"))
+    assert report.splitlines()[0] == "empty, at the end: no rank has trained"
 
 
 def test_a_recording_without_a_sampler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recorded(tmp_path).folder
+    folder = record_ended_job(tmp_path).folder
     for path in folder.glob("*-node-*.rec"):
         path.unlink()
-    said = run_memory(capsys, str(folder))
-    assert "offload_optimizer=none" in said
+    report = run_memory(capsys, str(folder))
+    assert "offload_optimizer=none" in report
 
 
 def test_a_killed_rank_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    path = str(recordings.packed("cpu-dead"))
+    path = str(recordings.find_packed_file("cpu-dead"))
     lines = run_memory(capsys, path).splitlines()
     assert lines[2] == "Rank 1 (PID 29690) was killed by SIGKILL after step() of step 19."
     assert "Frequent checkpoints limit how much is lost." in lines[4]
-    told = json.loads(run_memory(capsys, path, "--json"))
-    assert (told["failure"]["kind"], told["failure"]["setting"], told["post_mortem"]) == ("signal", "checkpoints", None)
+    report = json.loads(run_memory(capsys, path, "--json"))
+    assert (report["failure"]["kind"], report["failure"]["setting"], report["post_mortem"]) == (
+        "signal",
+        "checkpoints",
+        None,
+    )
     assert json.loads(run_memory(capsys, path, "--at", "3", "--json"))["failure"] is None
 
 
 def test_parts_of_an_update(capsys: pytest.CaptureFixture[str]) -> None:
-    said = run_memory(capsys, str(recordings.packed("z2-offload")))
-    assert "Inside step() of rank 0, median 0.1" in said
-    assert "the GPU is idle for at least 0.0" in said
+    report = run_memory(capsys, str(recordings.find_packed_file("z2-offload")))
+    assert "Inside step() of rank 0, median 0.1" in report
+    assert "the GPU is idle for at least 0.0" in report

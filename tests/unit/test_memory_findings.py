@@ -106,20 +106,20 @@ def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blo
     ],
 )
 def test_the_lines_that_the_probe_found_on_a_gpu(name: str, finding: str, headline: str, details: str) -> None:
-    (found,) = find_named(recordings.recording(name), finding)
-    assert found.headline == headline
-    assert details in found.details
+    (findings,) = find_named(recordings.open_recording(name), finding)
+    assert findings.headline == headline
+    assert details in findings.details
 
 
 @pytest.fixture
-def leak(tmp_path: Path) -> tuple[Path, Annotation]:
+def leak_finding(tmp_path: Path) -> tuple[Path, Annotation]:
     folder = recordings.as_directory("gpu-leak", tmp_path)
     (finding,) = find_named(Session.open(folder), "memory_creep")
     return folder, finding
 
 
-def test_the_line_of_a_leak(leak: tuple[Path, Annotation]) -> None:
-    folder, before = leak
+def test_the_line_of_a_leak(leak_finding: tuple[Path, Annotation]) -> None:
+    folder, before = leak_finding
     session = add_look(folder, "creep", before.known_ns - 10**8, 20, [(1, 32 * MIB, KEEP)], staying_bytes=33 * MIB)
     (creep,) = find_named(session, "memory_creep")
     assert creep.headline.startswith("train.py:57 leaks 32.0 MiB a step on rank 0; full near step ")
@@ -129,8 +129,8 @@ def test_the_line_of_a_leak(leak: tuple[Path, Annotation]) -> None:
     assert (creep.evidence, creep.known_ns) == (before.evidence, before.known_ns)
 
 
-def test_a_leak_waits_for_its_line(leak: tuple[Path, Annotation]) -> None:
-    folder, before = leak
+def test_a_leak_waits_for_its_line(leak_finding: tuple[Path, Annotation]) -> None:
+    folder, before = leak_finding
     add_calls(folder, lambda rows: 0)  # of a probe that looks
     later_ns = before.known_ns + 10**8
     session = add_look(folder, "creep", later_ns, 26, [(1, 32 * MIB, KEEP)], staying_bytes=32 * MIB)
@@ -141,16 +141,18 @@ def test_a_leak_waits_for_its_line(leak: tuple[Path, Annotation]) -> None:
 
 
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_a_leak_without_a_line_is_reported_when_the_job_is_gone(leak: tuple[Path, Annotation], is_seen: bool) -> None:
+def test_a_leak_without_a_line_is_reported_when_the_job_is_gone(
+    leak_finding: tuple[Path, Annotation], is_seen: bool
+) -> None:
     """The rank is killed a second after the leak is seen, and perhaps the node with it."""
-    folder, before = leak
+    folder, before = leak_finding
     info = json.loads((folder / "session.json").read_text())
     (folder / "session.json").write_text(json.dumps(info | {"stacks": True}))
     add_calls(folder, lambda rows: 0)
     for path in folder.glob("events-*.jsonl"):
-        kept = [line for line in path.read_text().splitlines() if '"goodbye"' not in line and '"job_ended"' not in line]
-        kept = [line for line in kept if is_seen or '"rank_gone"' not in line]
-        path.write_text("\n".join(kept) + "\n")
+        lines = [line for line in path.read_text().splitlines() if '"goodbye"' not in line and '"job_ended"' not in line]
+        lines = [line for line in lines if is_seen or '"rank_gone"' not in line]
+        path.write_text("\n".join(lines) + "\n")
     (creep,) = find_named(Session.open(folder), "memory_creep")
     assert creep.headline == before.headline
     assert creep.known_ns > before.known_ns
@@ -160,8 +162,8 @@ def test_a_leak_without_a_line_is_reported_when_the_job_is_gone(leak: tuple[Path
     "blocks",
     [[(1, 8 * MIB, KEEP), (1, 9 * MIB, LINEAR)], [(1, 32 * MIB, [])], []],
 )
-def test_a_leak_of_no_one_line(leak: tuple[Path, Annotation], blocks: Sequence[Blocks]) -> None:
-    folder, before = leak
+def test_a_leak_of_no_one_line(leak_finding: tuple[Path, Annotation], blocks: Sequence[Blocks]) -> None:
+    folder, before = leak_finding
     session = add_look(folder, "creep", before.known_ns - 10**8, 20, blocks, staying_bytes=32 * MIB)
     (creep,) = find_named(session, "memory_creep")
     assert (creep.headline, creep.fix) == (before.headline, before.fix)
@@ -267,11 +269,11 @@ def test_calls_of_the_allocator_are_counted(tmp_path: Path, is_cleared: bool) ->
     (before,) = find_named(Session.open(folder), "iteration_shift")
     first = before.step or 0
 
-    def count(rows: Any) -> Any:
+    def count_allocations(rows: Any) -> Any:
         steps = np.maximum(0, rows["step"] - first + 1) * 14
         return 100 + np.where((rows["step"] >= first) & (rows["phase"] != PHASE_CODE["step"]), steps - 14, steps)
 
-    add_calls(folder, count)
+    add_calls(folder, count_allocations)
     if is_cleared:
         (path,) = folder.glob("allocator-*.rec")
         header, _, records = path.read_bytes().partition(b"\n")

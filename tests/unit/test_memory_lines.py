@@ -39,7 +39,7 @@ class Steps:
         self.allocations = 0
         self.looks: list[tuple[str, int]] = []
 
-    def take(self, count: int, held: Callable[[int], int], peak: Callable[[int], int], *, each: int = 500) -> None:
+    def take_steps(self, count: int, held: Callable[[int], int], peak: Callable[[int], int], *, each: int = 500) -> None:
         for _ in range(count):
             self.allocations += each
             memory = StepMemory(held(self.step), peak(self.step), self.allocations)
@@ -52,25 +52,25 @@ class Steps:
             self.time_ns += S // 2
 
 
-def level(size: int) -> Callable[[int], int]:
+def hold_level(size: int) -> Callable[[int], int]:
     return lambda step: size * MIB
 
 
 def test_steady_memory_is_looked_at_once_after_the_first_steps() -> None:
     steps = Steps()
-    steps.take(2000, level(100), level(1000))
+    steps.take_steps(2000, hold_level(100), hold_level(1000))
     assert steps.looks == [(PEAK, 3)]
 
 
 def test_without_a_budget_nothing_is_looked_at() -> None:
     steps = Steps(0.0)
-    steps.take(200, lambda step: step * 32 * MIB, lambda step: (1000 + step * 32) * MIB)
+    steps.take_steps(200, lambda step: step * 32 * MIB, lambda step: (1000 + step * 32) * MIB)
     assert steps.looks == []
 
 
 def test_what_a_look_costs_must_fit_into_the_budget() -> None:
     steps = Steps()
-    steps.take(400, level(100), level(1000), each=20_000)
+    steps.take_steps(400, hold_level(100), hold_level(1000), each=20_000)
     ((why, step),) = steps.looks
     # 20,000 allocations of 25 us and 10 ms: the budget of 170 s, of which 30 are advanced.
     assert why == PEAK
@@ -79,8 +79,8 @@ def test_what_a_look_costs_must_fit_into_the_budget() -> None:
 
 def test_a_creep_is_looked_at_soon_and_then_rarely() -> None:
     steps = Steps()
-    steps.take(40, level(100), level(1000))
-    steps.take(1000, lambda step: (100 + 32 * (step - 40)) * MIB, level(1000))
+    steps.take_steps(40, hold_level(100), hold_level(1000))
+    steps.take_steps(1000, lambda step: (100 + 32 * (step - 40)) * MIB, hold_level(1000))
     creeps = [step for why, step in steps.looks if why == CREEP]
     assert creeps[0] in range(46, 51)
     assert len(creeps) == 1
@@ -91,29 +91,29 @@ def test_a_creep_shows_in_some_of_the_steps_too() -> None:
     for _ in range(400):
         steps.step += 2  # of three steps one is read
         steps.allocations += 2000
-        steps.take(1, lambda step: (100 + 32 * step) * MIB, lambda step: (1000 + 32 * step) * MIB, each=1000)
+        steps.take_steps(1, lambda step: (100 + 32 * step) * MIB, lambda step: (1000 + 32 * step) * MIB, each=1000)
     assert [why for why, _ in steps.looks].count(CREEP) == 1
 
 
 def test_memory_that_comes_and_goes_is_no_creep() -> None:
     steps = Steps()
-    steps.take(300, lambda step: (100 + 50 * (step % 5)) * MIB, level(1000))
+    steps.take_steps(300, lambda step: (100 + 50 * (step % 5)) * MIB, hold_level(1000))
     assert [why for why, _ in steps.looks] == [PEAK]
 
 
 def test_a_new_peak_is_looked_at_if_it_lasts() -> None:
     steps = Steps()
-    steps.take(50, level(100), level(1000))
-    steps.take(1, level(100), level(3000))
-    steps.take(49, level(100), level(1000))
+    steps.take_steps(50, hold_level(100), hold_level(1000))
+    steps.take_steps(1, hold_level(100), hold_level(3000))
+    steps.take_steps(49, hold_level(100), hold_level(1000))
     assert len(steps.looks) == 1
-    steps.take(50, level(100), level(2000))
+    steps.take_steps(50, hold_level(100), hold_level(2000))
     assert steps.looks[1:] == [(PEAK, 103)]
 
 
 def test_peaks_that_rise_for_ever_are_looked_at_ever_more_rarely() -> None:
     steps = Steps()
-    steps.take(7200, level(100), lambda step: (1000 + 100 * step) * MIB)
+    steps.take_steps(7200, hold_level(100), lambda step: (1000 + 100 * step) * MIB)
     assert 4 <= len(steps.looks) <= 10
 
 
@@ -121,13 +121,13 @@ def test_an_evaluation_is_looked_at_if_the_one_before_it_had_a_new_peak() -> Non
     steps = Steps()
     looks = []
     for peak in (900, 3000, 3000, 3000, 900, 5000, 900):
-        steps.take(20, level(100), level(1000))
+        steps.take_steps(20, hold_level(100), hold_level(1000))
         looks.append(steps.watch.judge_evaluation(steps.time_ns, StepMemory(0, 0, steps.allocations), 0))
         if looks[-1]:
             assert steps.watch.begin_look(looks[-1], steps.time_ns) == 0
         steps.watch.end_evaluation(StepMemory(0, peak * MIB, steps.allocations + 100))
     assert looks == ["", "", EVALUATION, "", "", "", EVALUATION]
-    steps.take(60, level(100), level(2000))
+    steps.take_steps(60, hold_level(100), hold_level(2000))
     assert [why for why, _ in steps.looks] == [PEAK, PEAK]
 
 
@@ -141,20 +141,20 @@ class History:
         self.entries: list[dict[str, Any]] = []
         self.now_us = 1000
 
-    def allocate(self, address: int, size: int, *frames: tuple[str, int, str]) -> None:
+    def add_allocation(self, address: int, size: int, *frames: tuple[str, int, str]) -> None:
         named = [{"filename": path, "line": line, "name": name} for path, line, name in frames]
-        self._add(action="alloc", addr=address, size=size, frames=named)
+        self._add_entry(action="alloc", addr=address, size=size, frames=named)
 
-    def free(self, address: int, size: int) -> None:
-        self._add(action="free_completed", addr=address, size=size)
+    def add_free(self, address: int, size: int) -> None:
+        self._add_entry(action="free_completed", addr=address, size=size)
 
-    def _add(self, **entry: Any) -> None:
+    def _add_entry(self, **entry: Any) -> None:
         self.now_us += 1
         self.entries.append({**entry, "time_us": self.now_us})
 
 
 @pytest.fixture
-def history() -> History:
+def allocation_history() -> History:
     return History()
 
 
@@ -166,42 +166,42 @@ def list_groups(facts: dict[str, Any]) -> list[tuple[int, int, list[tuple[str, i
     return [(one["count"], one["size_bytes"], [frames[i] for i in one["frames"]]) for one in facts["stacks"]]
 
 
-def test_what_stays_is_what_the_next_step_does_not_free(history: History) -> None:
-    history.allocate(1, 500, (SCRIPT, 10, "keep"))  # kept for good
-    history.allocate(2, 900, (SCRIPT, 20, "main"))  # freed within the step
-    history.free(2, 900)
-    history.allocate(3, 700, (SCRIPT, 30, "main"))  # replaced in the next one
-    history.allocate(4, 800, (SCRIPT, 40, "load"))  # fetched two steps ahead
-    boundary_us = history.now_us + 1
-    history.now_us += 1
-    history.free(3, 700)
-    history.allocate(5, 700, (SCRIPT, 30, "main"))
-    history.allocate(6, 500, (SCRIPT, 10, "keep"))
-    history.free(99, 800)  # from before
-    facts = describe_staying(history.entries, boundary_us, PATHS)
+def test_what_stays_is_what_the_next_step_does_not_free(allocation_history: History) -> None:
+    allocation_history.add_allocation(1, 500, (SCRIPT, 10, "keep"))  # kept for good
+    allocation_history.add_allocation(2, 900, (SCRIPT, 20, "main"))  # freed within the step
+    allocation_history.add_free(2, 900)
+    allocation_history.add_allocation(3, 700, (SCRIPT, 30, "main"))  # replaced in the next one
+    allocation_history.add_allocation(4, 800, (SCRIPT, 40, "load"))  # fetched two steps ahead
+    boundary_us = allocation_history.now_us + 1
+    allocation_history.now_us += 1
+    allocation_history.add_free(3, 700)
+    allocation_history.add_allocation(5, 700, (SCRIPT, 30, "main"))
+    allocation_history.add_allocation(6, 500, (SCRIPT, 10, "keep"))
+    allocation_history.add_free(99, 800)  # from before
+    facts = describe_staying(allocation_history.entries, boundary_us, PATHS)
     assert facts["staying_bytes"] == 500
     assert list_groups(facts) == [(1, 500, [("train.py", 10, "keep")])]
 
 
-def test_of_a_history_that_lacks_the_first_step_half_is_taken_for_it(history: History) -> None:
-    history.allocate(1, 500, (SCRIPT, 10, "keep"))
+def test_of_a_history_that_lacks_the_first_step_half_is_taken_for_it(allocation_history: History) -> None:
+    allocation_history.add_allocation(1, 500, (SCRIPT, 10, "keep"))
     for address in range(10, 14):
-        history.allocate(address, 60, (SCRIPT, 11, "main"))
-        history.free(address, 60)
-    facts = describe_staying(history.entries, 0, PATHS)
+        allocation_history.add_allocation(address, 60, (SCRIPT, 11, "main"))
+        allocation_history.add_free(address, 60)
+    facts = describe_staying(allocation_history.entries, 0, PATHS)
     assert list_groups(facts) == [(1, 500, [("train.py", 10, "keep")])]
 
 
-def test_the_peak_is_what_was_alive_then(history: History) -> None:
+def test_the_peak_is_what_was_alive_then(allocation_history: History) -> None:
     linear = (LIBRARY, 5, "linear")
-    history.free(98, 100)  # from before
-    history.allocate(1, 300, linear, (SCRIPT, 7, "main"))
-    history.allocate(2, 300, linear, (SCRIPT, 7, "main"))
-    history.allocate(3, 400)  # by a thread without Python
-    history.allocate(4, 5, (SCRIPT, 8, "main"))  # less than a hundredth
-    history.free(3, 400)
-    history.allocate(5, 350, (SCRIPT, 9, "main"))
-    facts = describe_peak(history.entries, 2000 + 955, PATHS)
+    allocation_history.add_free(98, 100)  # from before
+    allocation_history.add_allocation(1, 300, linear, (SCRIPT, 7, "main"))
+    allocation_history.add_allocation(2, 300, linear, (SCRIPT, 7, "main"))
+    allocation_history.add_allocation(3, 400)  # by a thread without Python
+    allocation_history.add_allocation(4, 5, (SCRIPT, 8, "main"))  # less than a hundredth
+    allocation_history.add_free(3, 400)
+    allocation_history.add_allocation(5, 350, (SCRIPT, 9, "main"))
+    facts = describe_peak(allocation_history.entries, 2000 + 955, PATHS)
     assert (facts["peak_bytes"], facts["before_bytes"]) == (3005, 2000)
     assert list_groups(facts) == [
         (2, 300, [("torch/nn/functional.py", 5, "linear"), ("train.py", 7, "main")]),
@@ -268,7 +268,7 @@ class Leaking:
 
     def take_step(self) -> None:
         self.memory.history.now_us = time.time_ns() // 1000
-        self.memory.history.allocate(self.step, 32 * MIB, (SCRIPT, 10, "keep"))
+        self.memory.history.add_allocation(self.step, 32 * MIB, (SCRIPT, 10, "keep"))
         self.finder.end_step(self.step, StepMemory(self.step * 32 * MIB, 0, self.step))
         self.step += 1
 
@@ -280,94 +280,94 @@ class Leaking:
         raise AssertionError("no look has begun or ended")
 
     @property
-    def events(self) -> list[dict[str, Any]]:
-        return Rank(self.folder, 0).event("memory_lines")
+    def read_events(self) -> list[dict[str, Any]]:
+        return Rank(self.folder, 0).find_events("memory_lines")
 
 
 @pytest.fixture
-def rank(tmp_path: Path) -> Iterator[Leaking]:
+def leaking_rank(tmp_path: Path) -> Iterator[Leaking]:
     leaking = Leaking(tmp_path)
     yield leaking
     leaking.finder.finish()
 
 
-def test_a_look_takes_two_steps_and_is_recorded(rank: Leaking) -> None:
-    rank.take_steps_until(True)
-    begun = rank.step
-    rank.take_steps_until(False)
-    assert rank.step == begun + 2
-    wait_for(lambda: rank.events, 60)
-    (look,) = rank.events
+def test_a_look_takes_two_steps_and_is_recorded(leaking_rank: Leaking) -> None:
+    leaking_rank.take_steps_until(True)
+    begun = leaking_rank.step
+    leaking_rank.take_steps_until(False)
+    assert leaking_rank.step == begun + 2
+    wait_for(lambda: leaking_rank.read_events, 60)
+    (look,) = leaking_rank.read_events
     assert (look["why"], look["first_step"], look["steps"], look["complete"]) == (CREEP, begun, 2, True)
     assert [group[:2] for group in list_groups(look)] == [(1, 32 * MIB)]
 
 
 @pytest.mark.parametrize("trouble", ["is_on", "is_capturing"])
-def test_a_history_in_use_and_a_capture_are_left_alone(rank: Leaking, trouble: str) -> None:
-    setattr(rank.binding, trouble, True)
+def test_a_history_in_use_and_a_capture_are_left_alone(leaking_rank: Leaking, trouble: str) -> None:
+    setattr(leaking_rank.binding, trouble, True)
     for _ in range(20):
-        rank.take_step()
-    assert rank.binding.calls == []
+        leaking_rank.take_step()
+    assert leaking_rank.binding.calls == []
 
 
 @pytest.mark.parametrize("enabled", ["all", None])
-def test_a_history_that_the_job_takes_over_meanwhile_stays_as_it_is(rank: Leaking, enabled: str | None) -> None:
-    rank.take_steps_until(True)
-    rank.memory._C._cuda_record_memory_history(enabled)
+def test_a_history_that_the_job_takes_over_meanwhile_stays_as_it_is(leaking_rank: Leaking, enabled: str | None) -> None:
+    leaking_rank.take_steps_until(True)
+    leaking_rank.memory._C._cuda_record_memory_history(enabled)
     for _ in range(5):
-        rank.take_step()
-    assert rank.binding.calls == ["all", enabled]
-    rank.finder.finish()
-    assert rank.events == []
+        leaking_rank.take_step()
+    assert leaking_rank.binding.calls == ["all", enabled]
+    leaking_rank.finder.finish()
+    assert leaking_rank.read_events == []
 
 
-def test_steps_in_which_nothing_was_read_count_for_a_look(rank: Leaking) -> None:
-    rank.take_steps_until(True)
-    assert rank.finder.is_looking
-    rank.memory.history.allocate(1, 32 * MIB, (SCRIPT, 10, "keep"))
-    for step in (rank.step, rank.step + 1):
-        rank.finder.end_step(step, None)
-    assert not rank.finder.is_looking
-    assert wait_for(lambda: rank.events, 60)[0]["why"] == CREEP
+def test_steps_in_which_nothing_was_read_count_for_a_look(leaking_rank: Leaking) -> None:
+    leaking_rank.take_steps_until(True)
+    assert leaking_rank.finder.is_looking
+    leaking_rank.memory.history.add_allocation(1, 32 * MIB, (SCRIPT, 10, "keep"))
+    for step in (leaking_rank.step, leaking_rank.step + 1):
+        leaking_rank.finder.end_step(step, None)
+    assert not leaking_rank.finder.is_looking
+    assert wait_for(lambda: leaking_rank.read_events, 60)[0]["why"] == CREEP
 
 
 @pytest.mark.parametrize("is_long", [True, False])
-def test_an_evaluation_is_looked_at(rank: Leaking, monkeypatch: pytest.MonkeyPatch, is_long: bool) -> None:
+def test_an_evaluation_is_looked_at(leaking_rank: Leaking, monkeypatch: pytest.MonkeyPatch, is_long: bool) -> None:
     if is_long:
         monkeypatch.setattr("zerotop_probe.inside.memory_lines.line_finder._EVALUATION_S", 0.01)
     for number in range(2):
-        rank.finder.begin_evaluation(5, StepMemory(0, 0, 0))
-        assert rank.binding.is_on == (number == 1)
-        rank.memory.history.allocate(number, 64 * MIB, (SCRIPT, 30, "evaluate"))
+        leaking_rank.finder.begin_evaluation(5, StepMemory(0, 0, 0))
+        assert leaking_rank.binding.is_on == (number == 1)
+        leaking_rank.memory.history.add_allocation(number, 64 * MIB, (SCRIPT, 30, "evaluate"))
         if is_long:
-            wait_for(lambda: not rank.binding.is_on, 60)
-        rank.finder.end_evaluation(StepMemory(0, 900 * MIB, 100))
-    wait_for(lambda: rank.events, 60)
-    (look,) = rank.events
+            wait_for(lambda: not leaking_rank.binding.is_on, 60)
+        leaking_rank.finder.end_evaluation(StepMemory(0, 900 * MIB, 100))
+    wait_for(lambda: leaking_rank.read_events, 60)
+    (look,) = leaking_rank.read_events
     assert (look["why"], look["first_step"], look["steps"]) == (EVALUATION, 5, 0)
     assert [group[:2] for group in list_groups(look)] == [(1, 64 * MIB)]
 
 
-def test_a_look_in_progress_ends_with_the_recording(rank: Leaking) -> None:
-    rank.take_steps_until(True)
-    rank.finder.finish()
-    assert rank.binding.calls == ["all", None]
-    assert rank.events == []
+def test_a_look_in_progress_ends_with_the_recording(leaking_rank: Leaking) -> None:
+    leaking_rank.take_steps_until(True)
+    leaking_rank.finder.finish()
+    assert leaking_rank.binding.calls == ["all", None]
+    assert leaking_rank.read_events == []
 
 
-def test_a_look_whose_steps_do_not_end_is_given_up(rank: Leaking, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_whose_steps_do_not_end_is_given_up(leaking_rank: Leaking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zerotop_probe.inside.memory_lines.line_finder._GIVE_UP_S", 0.01)
-    rank.take_steps_until(True)
-    wait_for(lambda: not rank.binding.is_on, 60)
-    assert rank.binding.calls == ["all", None]
-    rank.take_step()
-    assert rank.events == []
+    leaking_rank.take_steps_until(True)
+    wait_for(lambda: not leaking_rank.binding.is_on, 60)
+    assert leaking_rank.binding.calls == ["all", None]
+    leaking_rank.take_step()
+    assert leaking_rank.read_events == []
 
 
-def test_an_error_switches_the_history_off(rank: Leaking, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank.take_steps_until(True)
+def test_an_error_switches_the_history_off(leaking_rank: Leaking, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaking_rank.take_steps_until(True)
     monkeypatch.delattr(Memory, "_snapshot")
     for _ in range(5):
-        rank.take_step()
-    assert rank.binding.calls == ["all", None]
-    assert os.listdir(rank.folder)
+        leaking_rank.take_step()
+    assert leaking_rank.binding.calls == ["all", None]
+    assert os.listdir(leaking_rank.folder)

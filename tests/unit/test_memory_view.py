@@ -10,8 +10,18 @@ import numpy as np
 import pytest
 
 import recordings
-from memory_recording import GIB, PARTS, Recording, allocator, gib, gpu, holds, resident, usual
-from small_recording import BEGIN_NS, S, identity
+from memory_recording import (
+    GIB,
+    PARTS,
+    Recording,
+    gib_to_bytes,
+    make_gpu_process_sample,
+    make_gpu_sample,
+    make_process_sample,
+    make_reading,
+    record_two_steps,
+)
+from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.memory.memory_table import FREED, SUM_DEVICE, SUM_RESIDENT, TO_COME, MemoryLine
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
@@ -22,15 +32,15 @@ from zerotop_probe.recording.tables import PHASE_CODE
 MOST_MOMENTS = 12
 
 
-def at(recording: Recording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
-    return MemoryViewBuilder(recording.read()).view_at(BEGIN_NS + int(second * S), rank, most)
+def view_at(recording: Recording, second: float, rank: int | None = None, most: int = 8) -> MemoryView:
+    return MemoryViewBuilder(recording.open_session()).view_at(BEGIN_NS + int(second * S), rank, most)
 
 
-def now(lines: Sequence[MemoryLine]) -> dict[str, float]:
+def current_sizes(lines: Sequence[MemoryLine]) -> dict[str, float]:
     return {line.key: line.now_bytes / GIB for line in lines if line.now_bytes}
 
 
-def check(view: MemoryView) -> None:
+def check_view(view: MemoryView) -> None:
     """Every line stands for bytes of its own, and every sum for all lines before it."""
     if view.gpu is not None:
         parts = [line for line in view.lines if not line.is_sum]
@@ -51,8 +61,8 @@ def check(view: MemoryView) -> None:
 def choose_moments(session: Session) -> list[int]:
     """At most 12: both ends, before the first forward, an inventory, an error, an exit, a peak, phases' ends in between."""
     moments = [session.begin_ns, session.last_written_ns]
-    moments += [event.unix_ns for event in (*pick(session, "tensors", -1), *pick(session, "out_of_memory", 0))]
-    exits = [event.unix_ns for name in ("goodbye", "rank_gone", "job_ended") for event in pick(session, name, 0)]
+    moments += [event.unix_ns for event in (*pick_event(session, "tensors", -1), *pick_event(session, "out_of_memory", 0))]
+    exits = [event.unix_ns for name in ("goodbye", "rank_gone", "job_ended") for event in pick_event(session, name, 0)]
     moments += [min(exits) - 1, min(exits)] if exits else []
     moments += [peaks.owning_peak.unix_ns for peaks in read_rank_peaks(session, session.last_written_ns)[:1]]
     for source in session.sources["spans"][:1]:
@@ -64,28 +74,28 @@ def choose_moments(session: Session) -> list[int]:
     return sorted(list(dict.fromkeys(moments))[:MOST_MOMENTS])
 
 
-def pick(session: Session, name: str, place: int) -> Sequence[Event]:
+def pick_event(session: Session, name: str, place: int) -> Sequence[Event]:
     """One event of a name, if there is any."""
     named = session.events_named(name)
     return [named[place]] if named else []
 
 
-@pytest.mark.parametrize("name", recordings.names())
+@pytest.mark.parametrize("name", recordings.list_recordings())
 def test_sums_to_the_byte_at_every_moment(name: str) -> None:
-    session = recordings.recording(name)
+    session = recordings.open_recording(name)
     views = MemoryViewBuilder(session)
     moments = choose_moments(session)
     # A rank that is not there is as none.
     for moment_ns, rank in [*product(moments, (None, 1)), (moments[-2], 77)]:
         view = views.view_at(moment_ns, rank)
-        check(view)
+        check_view(view)
         assert view is views.view_at(view.cursor_ns, rank)
 
 
 def test_lines_of_a_gpu(tmp_path: Path) -> None:
-    view = at(usual(tmp_path), 19.5)
-    check(view)
-    assert now(view.lines) == {
+    view = view_at(record_two_steps(tmp_path), 19.5)
+    check_view(view)
+    assert current_sizes(view.lines) == {
         **PARTS,
         "activations": 0.125,
         "unexplained": 0.125,
@@ -100,9 +110,9 @@ def test_lines_of_a_gpu(tmp_path: Path) -> None:
         "device": 80,
     }
     expected = {line.key: (line.expected_bytes, line.difference_bytes) for line in view.lines if line.expected_bytes}
-    assert expected["parameters"] == (gib(2), 0)
+    assert expected["parameters"] == (gib_to_bytes(2), 0)
     gradients = next(line for line in view.lines if line.key == "gradients")
-    assert (gradients.now_bytes, gradients.expected_bytes, gradients.absence_reason) == (0, gib(2), FREED)
+    assert (gradients.now_bytes, gradients.expected_bytes, gradients.absence_reason) == (0, gib_to_bytes(2), FREED)
     assert [line.key for line in view.lines if line.is_sum] == ["allocated", "reserved", "job", "device"]
     (own,) = view.own_estimates
     assert own.gpu_bytes == 2 * GIB + 18 * GIB
@@ -110,82 +120,96 @@ def test_lines_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_what_the_first_update_will_make_is_to_come() -> None:
-    session = recordings.recording("z2")
+    session = recordings.open_recording("z2")
     lines = MemoryViewBuilder(session).view_at(session.begin_ns + int(39.41 * S)).lines
     away = {line.key: line.absence_reason for line in lines if line.expected_bytes}
     assert away == {"parameters": "", "gradients": TO_COME, "master_weights": "", "optimizer_state": TO_COME}
 
 
 def test_the_peak_beside_now(tmp_path: Path) -> None:
-    view = at(usual(tmp_path), 29.5)
+    view = view_at(record_two_steps(tmp_path), 29.5)
     assert view.peaks is not None
-    assert (view.peaks.phases[0].phase, view.peaks.phases[0].allocated_bytes) == ("backward", gib(19.5))
+    assert (view.peaks.phases[0].phase, view.peaks.phases[0].allocated_bytes) == ("backward", gib_to_bytes(19.5))
     peak = {line.key: (line.peak_bytes or 0) / GIB for line in view.lines}
     assert (peak["allocated"], peak["activations"], peak["device"]) == (19.5, 4.875, 80)
 
 
 def test_when_ranks_have_gone_it_is_the_moment_before(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.event(identity(0), 29.2, events.GOODBYE)
-    view = at(recording, 40)
+    recording = record_two_steps(tmp_path)
+    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
+    view = view_at(recording, 40)
     assert view.moment_ns == BEGIN_NS + int(29.2 * S) - 1
-    assert now(view.lines)["allocated"] == 14.75
+    assert current_sizes(view.lines)["allocated"] == 14.75
     assert view.host is not None
 
 
 def test_when_a_failure_ended_them_it_is_that(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    facts = {"device": 0, "requested_bytes": gib(60), "free_bytes": gib(50), "limit_bytes": gib(79), "phase": "backward"}
-    recording.event(identity(0), 29.1, events.OUT_OF_MEMORY, step=1, micro_step=0, **facts)
-    recording.event(identity(0), 29.2, events.GOODBYE)
-    view = at(recording, 40)
+    recording = record_two_steps(tmp_path)
+    facts = {
+        "device": 0,
+        "requested_bytes": gib_to_bytes(60),
+        "free_bytes": gib_to_bytes(50),
+        "limit_bytes": gib_to_bytes(79),
+        "phase": "backward",
+    }
+    recording.write_event(make_identity(0), 29.1, events.OUT_OF_MEMORY, step=1, micro_step=0, **facts)
+    recording.write_event(make_identity(0), 29.2, events.GOODBYE)
+    view = view_at(recording, 40)
     assert view.moment_ns == BEGIN_NS + int(29.1 * S)
     assert view.failure is not None
     assert view.failure.kind == "memory"
-    assert at(recording, 24).failure is None
+    assert view_at(recording, 24).failure is None
 
 
-def several(folder: Path, count: int) -> Recording:
+def record_ranks(folder: Path, count: int) -> Recording:
     """So many ranks on a GPU each, the later the more they hold."""
     recording = Recording(folder)
     recording.node_event(gpus=count)
     for rank in range(count):
-        recording.engine(rank=rank, on=rank)
-        recording.write(tables.ALLOCATOR, identity(rank), [allocator(t, 1 + rank, 2 + rank) for t in range(2, 9)], born=1)
-    looks = [row for t in range(9) for row in [gpu(t, 3 + rank, index=rank) for rank in range(count)]]
-    recording.write(tables.GPUS, recording.node, looks)
-    held = [row for t in range(2, 9) for row in [holds(t, identity(r).pid, 2.5 + r, r) for r in range(count)]]
-    recording.write(tables.GPU_PROCESSES, recording.node, held)
-    sampled = [row for t in range(9) for row in [resident(t, identity(r).pid, 1 + r, r) for r in range(count)]]
-    recording.write(tables.PROCESSES, recording.node, sampled)
+        recording.write_engine(rank=rank, on=rank)
+        recording.write_records(
+            tables.ALLOCATOR, make_identity(rank), [make_reading(t, 1 + rank, 2 + rank) for t in range(2, 9)], born=1
+        )
+    looks = [row for t in range(9) for row in [make_gpu_sample(t, 3 + rank, index=rank) for rank in range(count)]]
+    recording.write_records(tables.GPUS, recording.node, looks)
+    held = [
+        row
+        for t in range(2, 9)
+        for row in [make_gpu_process_sample(t, make_identity(r).pid, 2.5 + r, r) for r in range(count)]
+    ]
+    recording.write_records(tables.GPU_PROCESSES, recording.node, held)
+    sampled = [
+        row for t in range(9) for row in [make_process_sample(t, make_identity(r).pid, 1 + r, r) for r in range(count)]
+    ]
+    recording.write_records(tables.PROCESSES, recording.node, sampled)
     return recording
 
 
 def test_another_rank_is_another_gpu(tmp_path: Path) -> None:
-    view = at(several(tmp_path, 3), 8.5, rank=2)
-    check(view)
+    view = view_at(record_ranks(tmp_path, 3), 8.5, rank=2)
+    check_view(view)
     assert (view.rank, len(view.gpus), view.hidden_gpus) == (2, 3, 0)
     assert view.gpu is not None
     assert (view.gpu.index, view.gpu.ranks) == (2, (2,))
     assert view.host is not None
-    assert view.host.resident_bytes == gib(3)
+    assert view.host.resident_bytes == gib_to_bytes(3)
 
 
 def test_of_many_the_chosen_one_and_those_that_stand_out(tmp_path: Path) -> None:
-    view = at(several(tmp_path, 9), 8.5, rank=3, most=4)
-    check(view)
+    view = view_at(record_ranks(tmp_path, 9), 8.5, rank=3, most=4)
+    check_view(view)
     assert [gpu.index for gpu in view.gpus] == [0, 3, 7, 8]
     assert [host.rank for host in view.hosts] == [0, 3, 7, 8]
     assert (view.hidden_gpus, view.hidden_hosts) == (5, 5)
 
 
 def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
-    assert at(several(tmp_path, 2), 8.5, rank=7).rank == 0
+    assert view_at(record_ranks(tmp_path, 2), 8.5, rank=7).rank == 0
 
 
 def test_an_empty_recording(tmp_path: Path) -> None:
-    view = at(Recording(tmp_path), 3)
-    check(view)
+    view = view_at(Recording(tmp_path), 3)
+    check_view(view)
     assert (view.rank, view.gpus, view.hosts, view.lines, view.host_lines, view.peaks) == (None, (), (), (), (), None)
     assert (view.trace, view.failure, view.setup, view.health) == (None, None, None, None)
 
@@ -193,7 +217,7 @@ def test_an_empty_recording(tmp_path: Path) -> None:
 def test_no_probe_only_nvml(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.node_event()
-    recording.write(tables.GPUS, recording.node, [gpu(1, 3)])
-    view = at(recording, 1.5)
-    check(view)
-    assert now(view.lines) == {"driver": 3, "free": 77, "device": 80}
+    recording.write_records(tables.GPUS, recording.node, [make_gpu_sample(1, 3)])
+    view = view_at(recording, 1.5)
+    check_view(view)
+    assert current_sizes(view.lines) == {"driver": 3, "free": 77, "device": 80}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recordings import packed, recording
+from recordings import find_packed_file, open_recording
 from zerotop.analysis.memory.microscope import AllocationTrace, AllocationTraces, read_traces
 from zerotop.analysis.memory.phase_peaks import read_rank_peaks
 from zerotop.cli import main
@@ -44,7 +44,7 @@ class Memory:
     def _snapshot(self) -> dict[str, Any]:
         return {"device_traces": [self.history]}
 
-    def did(self, action: str, address: int, size: int) -> None:
+    def add_action(self, action: str, address: int, size: int) -> None:
         pair = read_clock_pair()
         time_us = (now() + pair["unix_ns"] - pair["monotonic_ns"]) // 1000
         self.history.append({"action": action, "addr": address, "size": size, "time_us": time_us})
@@ -59,80 +59,80 @@ class Rank:
         self.recorder = Recorder(session, ME, CostMeter())
         self.microscope = Microscope(session, ME, 0, self.memory, self.recorder.write_event, CostMeter())
 
-    def step(self, number: int, work: Callable[[], None] = lambda: None) -> None:
+    def run_step(self, number: int, work: Callable[[], None] = lambda: None) -> None:
         span = self.recorder.begin_span(now(), "backward", (0, number, 0))
         work()
         self.recorder.end_span(span, now())
         self.microscope.poll(number, 0, 0)
         self.microscope.end_step(number)
 
-    def looks(self) -> tuple[AllocationTrace, ...]:
+    def read_looks(self) -> tuple[AllocationTrace, ...]:
         session = Session.open(Path(self.session))
         return read_traces(session, session.last_written_ns)
 
 
 @pytest.fixture
-def rank(tmp_path: Path) -> Rank:
+def watched_rank(tmp_path: Path) -> Rank:
     return Rank(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
 
 
-def test_without_a_request_nothing_happens(rank: Rank) -> None:
-    rank.step(0, lambda: pytest.fail("recorded") if rank.memory.recording else None)
-    assert rank.looks() == ()
+def test_without_a_request_nothing_happens(watched_rank: Rank) -> None:
+    watched_rank.run_step(0, lambda: pytest.fail("recorded") if watched_rank.memory.recording else None)
+    assert watched_rank.read_looks() == ()
 
 
-def test_the_curve_its_peak_and_who_was_alive(rank: Rank) -> None:
-    assert request_trace(rank.session, steps=2, stacks=False) == 1
-    rank.step(4)
-    assert rank.memory.recording["context"] is None
+def test_the_curve_its_peak_and_who_was_alive(watched_rank: Rank) -> None:
+    assert request_trace(watched_rank.session, steps=2, stacks=False) == 1
+    watched_rank.run_step(4)
+    assert watched_rank.memory.recording["context"] is None
 
-    def first() -> None:
-        rank.memory.did("free_completed", 7, 100)  # of a block from before
-        rank.memory.did("segment_alloc", 1 << 20, 1 << 20)
-        rank.memory.did("alloc", 512, 300)
-        rank.memory.did("alloc", 1024, 50)
-        rank.memory.did("free_requested", 512, 300)
-        rank.memory.did("free_completed", 512, 300)
+    def run_first_step() -> None:
+        watched_rank.memory.add_action("free_completed", 7, 100)  # of a block from before
+        watched_rank.memory.add_action("segment_alloc", 1 << 20, 1 << 20)
+        watched_rank.memory.add_action("alloc", 512, 300)
+        watched_rank.memory.add_action("alloc", 1024, 50)
+        watched_rank.memory.add_action("free_requested", 512, 300)
+        watched_rank.memory.add_action("free_completed", 512, 300)
 
-    rank.step(5, first)
-    assert rank.looks() == ()
-    rank.step(6, lambda: rank.memory.did("alloc", 512, 20))
-    assert rank.memory.recording is None
-    (look,) = rank.looks()
+    watched_rank.run_step(5, run_first_step)
+    assert watched_rank.read_looks() == ()
+    watched_rank.run_step(6, lambda: watched_rank.memory.add_action("alloc", 512, 20))
+    assert watched_rank.memory.recording is None
+    (look,) = watched_rank.read_looks()
     assert look.curve_bytes.tolist() == [900, 1200, 1250, 950, 970]
     assert (look.first_step, look.steps, look.peak_bytes, look.peak_phase) == (5, 2, 1250, "backward")
     assert [(block.size_bytes, block.phase) for block in look.largest] == [(300, "backward"), (50, "backward")]
     assert look.before_bytes == 900
     assert look.begin_ns < look.peak_ns < look.end_ns <= look.known_ns
-    rank.step(7)
-    assert len(rank.looks()) == 1
+    watched_rank.run_step(7)
+    assert len(watched_rank.read_looks()) == 1
 
 
-def test_another_look_with_stacks_leaves_torchs_own_file(rank: Rank) -> None:
+def test_another_look_with_stacks_leaves_torchs_own_file(watched_rank: Rank) -> None:
     for request, stacks in ((1, False), (2, True)):
-        assert request_trace(rank.session, steps=1, stacks=stacks) == request
-        os.utime(Path(rank.session) / directory.MICROSCOPE_FILE, ns=(request, request))
-        rank.step(2 * request)
-        rank.step(2 * request + 1, lambda: rank.memory.did("alloc", 512, 20))
-    plain, stacked = rank.looks()
+        assert request_trace(watched_rank.session, steps=1, stacks=stacks) == request
+        os.utime(Path(watched_rank.session) / directory.MICROSCOPE_FILE, ns=(request, request))
+        watched_rank.run_step(2 * request)
+        watched_rank.run_step(2 * request + 1, lambda: watched_rank.memory.add_action("alloc", 512, 20))
+    plain, stacked = watched_rank.read_looks()
     assert plain.snapshot is None
     assert stacked.snapshot is not None
-    assert (Path(rank.session) / stacked.snapshot).stat().st_size
+    assert (Path(watched_rank.session) / stacked.snapshot).stat().st_size
     assert plain.curve_bytes.tolist() == stacked.curve_bytes.tolist() == [1020]
 
 
-def test_only_the_last_look_of_a_rank_is_computed_and_only_once(rank: Rank) -> None:
+def test_only_the_last_look_of_a_rank_is_computed_and_only_once(watched_rank: Rank) -> None:
     for request in (1, 2):
-        request_trace(rank.session, steps=1, stacks=False)
-        os.utime(Path(rank.session) / directory.MICROSCOPE_FILE, ns=(request, request))
-        rank.step(2 * request)
-        rank.step(2 * request + 1, lambda: rank.memory.did("alloc", 512, 20))
-    session = Session.open(Path(rank.session))
-    known, first = AllocationTraces(session), rank.looks()[0]
-    found = known.trace_at(session.last_written_ns, 0)
-    assert found is not None
-    assert (found.request, found.phases.tolist()) == (2, [PHASES.index("backward")])
-    assert known.trace_at(session.last_written_ns, 0) is found
+        request_trace(watched_rank.session, steps=1, stacks=False)
+        os.utime(Path(watched_rank.session) / directory.MICROSCOPE_FILE, ns=(request, request))
+        watched_rank.run_step(2 * request)
+        watched_rank.run_step(2 * request + 1, lambda: watched_rank.memory.add_action("alloc", 512, 20))
+    session = Session.open(Path(watched_rank.session))
+    known, first = AllocationTraces(session), watched_rank.read_looks()[0]
+    trace = known.trace_at(session.last_written_ns, 0)
+    assert trace is not None
+    assert (trace.request, trace.phases.tolist()) == (2, [PHASES.index("backward")])
+    assert known.trace_at(session.last_written_ns, 0) is trace
     earlier = known.trace_at(first.known_ns, 0)
     assert earlier is not None
     assert earlier.request == 1
@@ -140,55 +140,55 @@ def test_only_the_last_look_of_a_rank_is_computed_and_only_once(rank: Rank) -> N
     assert known.trace_at(session.last_written_ns, 1) is None
 
 
-def test_a_job_that_records_its_history_itself_is_left_alone(rank: Rank) -> None:
-    rank.memory.did("alloc", 512, 20)
-    request_trace(rank.session, steps=1, stacks=False)
-    rank.step(0)
-    rank.step(1)
-    (look,) = rank.looks()
+def test_a_job_that_records_its_history_itself_is_left_alone(watched_rank: Rank) -> None:
+    watched_rank.memory.add_action("alloc", 512, 20)
+    request_trace(watched_rank.session, steps=1, stacks=False)
+    watched_rank.run_step(0)
+    watched_rank.run_step(1)
+    (look,) = watched_rank.read_looks()
     assert look.refused == "The job records PyTorch's memory history itself."
-    assert rank.memory.recording is None
-    assert len(rank.memory.history) == 1
+    assert watched_rank.memory.recording is None
+    assert len(watched_rank.memory.history) == 1
 
 
 NONE = ["", "{", "[]", '{"request": 1e999}', '{"request": "x", "steps": 1}', '{"steps": 1}', "null"]
 
 
 @pytest.mark.parametrize("text", NONE)
-def test_a_file_that_is_no_request(rank: Rank, text: str) -> None:
-    (Path(rank.session) / directory.MICROSCOPE_FILE).write_text(text)
-    rank.step(0)
-    rank.step(1)
-    assert rank.looks() == ()
-    assert request_trace(rank.session, steps=1, stacks=False, after=2) == 3
-    rank.step(2)
-    rank.step(3)
-    assert [look.request for look in rank.looks()] == [3]
+def test_a_file_that_is_no_request(watched_rank: Rank, text: str) -> None:
+    (Path(watched_rank.session) / directory.MICROSCOPE_FILE).write_text(text)
+    watched_rank.run_step(0)
+    watched_rank.run_step(1)
+    assert watched_rank.read_looks() == ()
+    assert request_trace(watched_rank.session, steps=1, stacks=False, after=2) == 3
+    watched_rank.run_step(2)
+    watched_rank.run_step(3)
+    assert [look.request for look in watched_rank.read_looks()] == [3]
 
 
-def test_what_was_asked_of_an_attempt_before_is_not_done_again(rank: Rank) -> None:
-    request_trace(rank.session, steps=1, stacks=True)
-    restarted = Rank(rank.session)
+def test_what_was_asked_of_an_attempt_before_is_not_done_again(watched_rank: Rank) -> None:
+    request_trace(watched_rank.session, steps=1, stacks=True)
+    restarted = Rank(watched_rank.session)
     for step in range(3):
-        restarted.step(step, lambda: pytest.fail("recorded") if restarted.memory.recording else None)
-    os.utime(Path(rank.session) / directory.MICROSCOPE_FILE, ns=(1, 1))
-    request_trace(rank.session, steps=1, stacks=False)
-    restarted.step(3)
-    restarted.step(4)
-    assert [look.request for look in restarted.looks()] == [2]
+        restarted.run_step(step, lambda: pytest.fail("recorded") if restarted.memory.recording else None)
+    os.utime(Path(watched_rank.session) / directory.MICROSCOPE_FILE, ns=(1, 1))
+    request_trace(watched_rank.session, steps=1, stacks=False)
+    restarted.run_step(3)
+    restarted.run_step(4)
+    assert [look.request for look in restarted.read_looks()] == [2]
 
 
-def test_a_request_is_bounded(rank: Rank) -> None:
-    path = Path(rank.session) / directory.MICROSCOPE_FILE
+def test_a_request_is_bounded(watched_rank: Rank) -> None:
+    path = Path(watched_rank.session) / directory.MICROSCOPE_FILE
     path.write_text(json.dumps({"request": 1, "steps": 10**9}))
     for step in range(102):
-        rank.step(step)
-    (look,) = rank.looks()
+        watched_rank.run_step(step)
+    (look,) = watched_rank.read_looks()
     assert look.steps == 100
 
 
 def test_a_real_curve_is_what_the_allocator_counted() -> None:
-    session = recording("gpu-microscope")
+    session = open_recording("gpu-microscope")
     (look,) = read_traces(session, session.last_written_ns)
     (process,) = read_rank_peaks(session, look.known_ns)
     backward = next(peak for peak in process.phases if peak.phase == "backward")
@@ -199,5 +199,5 @@ def test_a_real_curve_is_what_the_allocator_counted() -> None:
 
 
 def test_a_packed_recording_without_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["microscope", str(packed("z2"))]) == 1
+    assert main(["microscope", str(find_packed_file("z2"))]) == 1
     assert "its job has ended" in capsys.readouterr().err

@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from memory_recording import Recording
-from small_recording import BEGIN_NS, S, identity
+from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording import events
 
 
 def test_who_is_not_entered_and_why_until_it_is(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    numbered, alone = identity(3, 103), identity(0, 107)
-    recording.event(recording.node, 1, events.ATTACHED, pid=9, text="Attached to a job.")
-    recording.event(recording.node, 2, events.NOT_ENTERED, rank=3, pid=103, why="it hangs", pending=True)
-    recording.event(recording.node, 3, events.NOT_ENTERED, rank=3, pid=103, why="it still hangs", pending=True)
-    recording.event(recording.node, 4, events.NOT_ENTERED, rank=None, pid=107, why="too early", pending=False)
-    recording.event(numbered, 5, events.ENTERED)
-    recording.event(alone, 6, events.ENTERED)
-    recording.event(recording.node, 7, events.DETACHED)
-    source = RecordingSource(recording.read())
-    said = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 7)]
-    assert said == [
+    numbered, alone = make_identity(3, 103), make_identity(0, 107)
+    recording.write_event(recording.node, 1, events.ATTACHED, pid=9, text="Attached to a job.")
+    recording.write_event(recording.node, 2, events.NOT_ENTERED, rank=3, pid=103, why="it hangs", pending=True)
+    recording.write_event(recording.node, 3, events.NOT_ENTERED, rank=3, pid=103, why="it still hangs", pending=True)
+    recording.write_event(recording.node, 4, events.NOT_ENTERED, rank=None, pid=107, why="too early", pending=False)
+    recording.write_event(numbered, 5, events.ENTERED)
+    recording.write_event(alone, 6, events.ENTERED)
+    recording.write_event(recording.node, 7, events.DETACHED)
+    source = RecordingSource(recording.open_session())
+    notices = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 7)]
+    assert notices == [
         ("Attached to a job.",),
         ("Attached to a job.", "Rank 3 is not entered: it hangs"),
         ("Attached to a job.", "Rank 3 is not entered: it still hangs"),
@@ -35,39 +35,39 @@ def test_who_is_not_entered_and_why_until_it_is(tmp_path: Path) -> None:
 
 def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.event(recording.node, 1, events.JOB_STARTED, pid=9)
-    recording.event(recording.node, 2, events.COMPILING, rank=0, pid=100)
-    recording.event(recording.node, 3, events.BUILD_LOCKED, path="/builds/cpu_adam/lock")
-    recording.event(recording.node, 4, events.BUILD_LOCKED, path="/builds/utils/lock")
-    recording.event(recording.node, 5, events.COMPILING, rank=0, pid=100, extension="cpu_adam")
-    recording.engine(at=6)
-    recording.event(recording.node, 9, events.SAMPLER_ERROR, where="nothing", error="else")
-    source = RecordingSource(recording.read())
-    said = [source.view_at(BEGIN_NS + second * S).job.exit_text for second in range(1, 7)]
-    assert said[0] == "Waiting for the training to begin."
-    assert said[1] == "Compiling DeepSpeed's operators for 0 s: 1 to 2 minutes, on the first run only."
-    assert "no process on their node holds /builds/cpu_adam/lock: they may wait forever" in said[2]
-    assert said[2].endswith("stop this one, delete it and start it again.")
-    assert "holds /builds/cpu_adam/lock and /builds/utils/lock: they may" in said[3]
-    assert said[4] == "Compiling cpu_adam for 3 s: 1 to 2 minutes, on the first run only."
-    assert said[5] == ""
+    recording.write_event(recording.node, 1, events.JOB_STARTED, pid=9)
+    recording.write_event(recording.node, 2, events.COMPILING, rank=0, pid=100)
+    recording.write_event(recording.node, 3, events.BUILD_LOCKED, path="/builds/cpu_adam/lock")
+    recording.write_event(recording.node, 4, events.BUILD_LOCKED, path="/builds/utils/lock")
+    recording.write_event(recording.node, 5, events.COMPILING, rank=0, pid=100, extension="cpu_adam")
+    recording.write_engine(at=6)
+    recording.write_event(recording.node, 9, events.SAMPLER_ERROR, where="nothing", error="else")
+    source = RecordingSource(recording.open_session())
+    texts = [source.view_at(BEGIN_NS + second * S).job.exit_text for second in range(1, 7)]
+    assert texts[0] == "Waiting for the training to begin."
+    assert texts[1] == "Compiling DeepSpeed's operators for 0 s: 1 to 2 minutes, on the first run only."
+    assert "no process on their node holds /builds/cpu_adam/lock: they may wait forever" in texts[2]
+    assert texts[2].endswith("stop this one, delete it and start it again.")
+    assert "holds /builds/cpu_adam/lock and /builds/utils/lock: they may" in texts[3]
+    assert texts[4] == "Compiling cpu_adam for 3 s: 1 to 2 minutes, on the first run only."
+    assert texts[5] == ""
 
 
 def test_which_optimizers_make_an_iteration(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    rank = identity(0, 100)
-    recording.event(rank, 1, events.ENGINE, engine=0, kind="loop", model="Net", optimizer="Adam + SGD")
+    rank = make_identity(0, 100)
+    recording.write_event(rank, 1, events.ENGINE, engine=0, kind="loop", model="Net", optimizer="Adam + SGD")
     both = [
         {"number": 0, "class": "Adam", "parameters": 2000, "steps": 1, "counts": True},
         {"number": 1, "class": "SGD", "parameters": 1, "steps": 1, "counts": True},
     ]
-    recording.event(rank, 2, events.OPTIMIZERS, engine=0, step=0, optimizers=both)
+    recording.write_event(rank, 2, events.OPTIMIZERS, engine=0, step=0, optimizers=both)
     one = [both[0], both[1] | {"counts": False}]
-    recording.event(rank, 3, events.OPTIMIZERS, engine=0, step=9, optimizers=one)
-    recording.event(rank, 4, events.GOODBYE, lost=0)
-    source = RecordingSource(recording.read())
-    said = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 4)]
-    assert said == [
+    recording.write_event(rank, 3, events.OPTIMIZERS, engine=0, step=9, optimizers=one)
+    recording.write_event(rank, 4, events.GOODBYE, lost=0)
+    source = RecordingSource(recording.open_session())
+    notices = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 4)]
+    assert notices == [
         (),
         ("An iteration ends when Adam (2,000 parameters) and SGD (1 parameter) have each stepped since the last one.",),
         (
@@ -79,29 +79,33 @@ def test_which_optimizers_make_an_iteration(tmp_path: Path) -> None:
 
 def test_a_loop_without_an_optimizer(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.event(identity(0, 100), 1, events.ENGINE, engine=0, kind="loop", model="Net", optimizer="")
-    recording.event(identity(0, 100), 2, events.GOODBYE, lost=0)
-    (notice,) = RecordingSource(recording.read()).view_at(None).job.notices
+    recording.write_event(make_identity(0, 100), 1, events.ENGINE, engine=0, kind="loop", model="Net", optimizer="")
+    recording.write_event(make_identity(0, 100), 2, events.GOODBYE, lost=0)
+    (notice,) = RecordingSource(recording.open_session()).view_at(None).job.notices
     assert notice.startswith("This loop has no optimizer")
 
 
 def test_a_job_that_trains_nothing(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    recording.event(recording.node, 1, events.JOB_STARTED, pid=9)
-    recording.event(recording.node, 2, events.JOB_ENDED, exit_code=0, text="The job ended.")
-    source = RecordingSource(recording.read())
+    recording.write_event(recording.node, 1, events.JOB_STARTED, pid=9)
+    recording.write_event(recording.node, 2, events.JOB_ENDED, exit_code=0, text="The job ended.")
+    source = RecordingSource(recording.open_session())
     assert source.view_at(BEGIN_NS + S).job.notices == ()
     assert [notice[:15] for notice in source.view_at(None).job.notices] == ["No rank trained"]
 
 
 def test_pinned_memory_that_an_older_pytorch_does_not_count(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
-    rank = identity(0, 100)
-    recording.event(rank, 1, events.HELLO, torch="2.4.1")
-    recording.event(rank, 2, events.TENSORS, engine=0, step=0, when="init", host={}, host_pinned={}, pinned_allocator=None)
+    rank = make_identity(0, 100)
+    recording.write_event(rank, 1, events.HELLO, torch="2.4.1")
+    recording.write_event(
+        rank, 2, events.TENSORS, engine=0, step=0, when="init", host={}, host_pinned={}, pinned_allocator=None
+    )
     pinned = {"optimizer_state": 1 << 30}
-    recording.event(rank, 3, events.TENSORS, engine=0, step=0, when="x", host={}, host_pinned=pinned, pinned_allocator=None)
-    source = RecordingSource(recording.read())
+    recording.write_event(
+        rank, 3, events.TENSORS, engine=0, step=0, when="x", host={}, host_pinned=pinned, pinned_allocator=None
+    )
+    source = RecordingSource(recording.open_session())
     assert source.view_at(BEGIN_NS + 2 * S).job.notices == ()
     (notice,) = source.view_at(None).job.notices
     assert notice.startswith("PyTorch 2.4.1 does not count pinned memory")

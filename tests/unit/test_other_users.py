@@ -43,7 +43,7 @@ def as_nobody(act: Callable[[], object]) -> int:
 
 
 @pytest.fixture
-def sleeper() -> Iterator[Process]:
+def sleeping_process() -> Iterator[Process]:
     """A process of ours that belongs to no job."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
         process = Process.from_pid(child.pid)
@@ -70,7 +70,7 @@ def make_session(folder: Path, mode: int = 0o777) -> Path:
 
 
 @pytest.fixture
-def reachable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def reachable_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder that other users can reach."""
     folder = Path("/tmp") / f"zerotop-users-{os.getpid()}-{time.monotonic_ns()}"
     folder.mkdir(mode=0o755)
@@ -78,64 +78,64 @@ def reachable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     subprocess.run(["rm", "-rf", str(folder)], check=True)
 
 
-def test_our_own_file_is_believed(tmp_path: Path, sleeper: Process) -> None:
+def test_our_own_file_is_believed(tmp_path: Path, sleeping_process: Process) -> None:
     session = make_session(tmp_path)
-    plant_job(session, sleeper)
+    plant_job(session, sleeping_process)
     facts = job_control.read_facts(str(session))
-    assert (facts.job, facts.ranks, facts.samplers) == (sleeper, [sleeper], [sleeper])
+    assert (facts.job, facts.ranks, facts.samplers) == (sleeping_process, [sleeping_process], [sleeping_process])
     assert facts.reached_hosts == ["evil.example"]
 
 
 @needs_root
-def test_a_planted_file_stops_nothing(reachable: Path, sleeper: Process) -> None:
-    session = make_session(reachable)
-    assert as_nobody(lambda: plant_job(session, sleeper)) == 0
+def test_a_planted_file_stops_nothing(reachable_folder: Path, sleeping_process: Process) -> None:
+    session = make_session(reachable_folder)
+    assert as_nobody(lambda: plant_job(session, sleeping_process)) == 0
     facts = job_control.read_facts(str(session))
     assert (facts.job, facts.ranks, facts.samplers, facts.reached_hosts) == (None, [], [], [])
     with pytest.raises(job_control.JobUnreachable):
         job_control.request_stop(str(session))
-    assert sleeper.is_alive()
+    assert sleeping_process.is_alive()
 
 
 @needs_root
-def test_a_planted_file_stops_nothing_of_an_ordinary_user(reachable: Path) -> None:
+def test_a_planted_file_stops_nothing_of_an_ordinary_user(reachable_folder: Path) -> None:
     """The victim is nobody, who believes root but not a third user."""
-    session = make_session(reachable)
+    session = make_session(reachable_folder)
 
-    def stop() -> None:
+    def stop_victim() -> None:
         victim = subprocess.Popen(["sleep", "600"])
         process = Process.from_pid(victim.pid)
         assert process is not None
-        pid_file = reachable / "open" / "victim"
+        pid_file = reachable_folder / "open" / "victim"
         pid_file.write_text(json.dumps(process))
-        while not (reachable / "open" / "planted").exists():
+        while not (reachable_folder / "open" / "planted").exists():
             time.sleep(0.01)
         try:
             assert job_control.read_facts(str(session)).job is None
         finally:
             victim.kill()
 
-    (reachable / "open").mkdir()
-    (reachable / "open").chmod(0o777)
+    (reachable_folder / "open").mkdir()
+    (reachable_folder / "open").chmod(0o777)
     third = os.fork()
     if not third:
-        while not (reachable / "open" / "victim").exists():
+        while not (reachable_folder / "open" / "victim").exists():
             time.sleep(0.01)
         time.sleep(0.1)
         os.setuid(12345)
-        plant_job(session, Process(*json.loads((reachable / "open" / "victim").read_text())))
-        (reachable / "open" / "planted").touch()
+        plant_job(session, Process(*json.loads((reachable_folder / "open" / "victim").read_text())))
+        (reachable_folder / "open" / "planted").touch()
         os._exit(0)
     try:
-        assert as_nobody(stop) == 0
+        assert as_nobody(stop_victim) == 0
     finally:
         os.kill(third, signal.SIGKILL)
         os.waitpid(third, 0)
 
 
 @needs_root
-def test_root_believes_a_user_about_the_users_processes(reachable: Path) -> None:
-    session = make_session(reachable)
+def test_root_believes_a_user_about_the_users_processes(reachable_folder: Path) -> None:
+    session = make_session(reachable_folder)
     with subprocess.Popen(["sleep", "600"], user=NOBODY) as child:
         process = Process.from_pid(child.pid)
         assert process is not None
@@ -146,9 +146,9 @@ def test_root_believes_a_user_about_the_users_processes(reachable: Path) -> None
 
 
 @needs_root
-def test_a_process_that_names_the_session_itself_is_believed(reachable: Path) -> None:
+def test_a_process_that_names_the_session_itself_is_believed(reachable_folder: Path) -> None:
     """As of files of root on a network file system, which belong to nobody."""
-    session = make_session(reachable)
+    session = make_session(reachable_folder)
     environment = {**os.environ, directory.SESSION_VARIABLE: str(session)}
     with subprocess.Popen(["sleep", "600"], env=environment) as child:
         process = Process.from_pid(child.pid)
@@ -159,8 +159,8 @@ def test_a_process_that_names_the_session_itself_is_believed(reachable: Path) ->
 
 
 @needs_root
-def test_a_folder_of_another_user_is_refused(reachable: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    other = reachable / "other"
+def test_a_folder_of_another_user_is_refused(reachable_folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    other = reachable_folder / "other"
     other.mkdir()
     os.chown(other, NOBODY, NOBODY)
     assert main(["run", "--headless", "--session", str(other), "--", "true"]) == 1

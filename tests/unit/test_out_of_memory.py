@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memory_recording import OOM, Recording, gib, record, usual
-from small_recording import BEGIN_NS, S, identity, span
+from memory_recording import OOM, Recording, gib_to_bytes, make_record, record_two_steps
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.failures.oom_evidence import OomCase
 from zerotop.analysis.failures.oom_log_parser import parse_output
 from zerotop.analysis.failures.oom_reasons import choose_verdict
@@ -20,7 +20,7 @@ from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import PHASE_CODE
 
 
-def mib(amount: float) -> int:
+def mib_to_bytes(amount: float) -> int:
     return round(amount * 2**20)
 
 
@@ -33,11 +33,11 @@ REAL: list[tuple[str, dict[str, Any]]] = [
         {
             "kind": "cuda",
             "device": 0,
-            "requested_bytes": gib(2.26),
-            "total_bytes": gib(6),
-            "allocated_bytes": mib(781.59),
-            "free_bytes": gib(3.03),
-            "reserved_bytes": gib(1.24),
+            "requested_bytes": gib_to_bytes(2.26),
+            "total_bytes": gib_to_bytes(6),
+            "allocated_bytes": mib_to_bytes(781.59),
+            "free_bytes": gib_to_bytes(3.03),
+            "reserved_bytes": gib_to_bytes(1.24),
             "process_bytes": None,
         },
     ),
@@ -45,20 +45,31 @@ REAL: list[tuple[str, dict[str, Any]]] = [
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 10.73 GiB (GPU 0; 8.00 GiB total capacity;"
         " 17.20 GiB already allocated; 0 bytes free; 19.15 GiB reserved in total by PyTorch) If reserved memory is >>"
         " allocated memory try setting max_split_size_mb to avoid fragmentation.",
-        {"requested_bytes": gib(10.73), "free_bytes": 0, "reserved_bytes": gib(19.15), "unallocated_bytes": gib(1.95)},
+        {
+            "requested_bytes": gib_to_bytes(10.73),
+            "free_bytes": 0,
+            "reserved_bytes": gib_to_bytes(19.15),
+            "unallocated_bytes": gib_to_bytes(1.95),
+        },
     ),
     (  # torch 2.1, which could not spell
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.70 GiB. GPU 0 has a total capacty of 6.00"
         " GiB of which 0 bytes is free. Of the allocated memory 2.93 GiB is allocated by PyTorch, and 2.30 GiB is"
         " reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting"
         " max_split_size_mb to avoid fragmentation.",
-        {"total_bytes": gib(6), "free_bytes": 0, "allocated_bytes": gib(2.93), "unallocated_bytes": gib(2.3), "others": ()},
+        {
+            "total_bytes": gib_to_bytes(6),
+            "free_bytes": 0,
+            "allocated_bytes": gib_to_bytes(2.93),
+            "unallocated_bytes": gib_to_bytes(2.3),
+            "others": (),
+        },
     ),
     (  # torch 2.1 in a container: the process that is named is the rank itself
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 496.00 MiB. GPU 0 has a total capacty of"
         " 14.75 GiB of which 235.06 MiB is free. Process 20398 has 14.52 GiB memory in use. Of the allocated memory"
         " 14.06 GiB is allocated by PyTorch, and 330.42 MiB is reserved by PyTorch but unallocated.",
-        {"process_bytes": gib(14.52), "others": (), "free_bytes": mib(235.06)},
+        {"process_bytes": gib_to_bytes(14.52), "others": (), "free_bytes": mib_to_bytes(235.06)},
     ),
     (  # torch 2.6, three processes on one GPU
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 86.00 MiB. GPU 0 has a total capacity of 23.64 GiB of"
@@ -66,9 +77,9 @@ REAL: list[tuple[str, dict[str, Any]]] = [
         " has 8.04 GiB memory in use. Process 2797307 has 14.85 GiB memory in use. Of the allocated memory 7.63 GiB is"
         f" allocated by PyTorch, and 40.11 MiB is reserved by PyTorch but unallocated. {ADVICE} fragmentation.",
         {
-            "requested_bytes": mib(86),
-            "process_bytes": gib(8.04),
-            "others": ((2086283, mib(419.48)), (2797307, gib(14.85))),
+            "requested_bytes": mib_to_bytes(86),
+            "process_bytes": gib_to_bytes(8.04),
+            "others": ((2086283, mib_to_bytes(419.48)), (2797307, gib_to_bytes(14.85))),
         },
     ),
     (  # torch 2.5 with CUDA graphs
@@ -76,24 +87,28 @@ REAL: list[tuple[str, dict[str, Any]]] = [
         " GiB of which 514.19 MiB is free. Process 562167 has 15.25 GiB memory in use. Of the allocated memory 13.73"
         " GiB is allocated by PyTorch, with 46.00 MiB allocated in private pools (e.g., CUDA Graphs), and 736.86 MiB is"
         f" reserved by PyTorch but unallocated. {ADVICE} fragmentation.",
-        {"device": 1, "private_bytes": mib(46), "reserved_bytes": gib(13.73) + mib(736.86)},
+        {"device": 1, "private_bytes": mib_to_bytes(46), "reserved_bytes": gib_to_bytes(13.73) + mib_to_bytes(736.86)},
     ),
     (  # broken into lines, as people paste it
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 304.00 MiB.\nGPU 0 has a total capacity of 94.97"
         " GiB of which 218.81 MiB is free.\nIncluding non-PyTorch memory, this process has 93.84 GiB memory in use.\nOf"
         " the allocated memory 91.19 GiB is allocated by PyTorch, with 118.00 MiB\nallocated in private pools (e.g.,"
         " CUDA Graphs), and 744.36 MiB is reserved by\nPyTorch but unallocated.\n\nEngineCore then died",
-        {"requested_bytes": mib(304), "process_bytes": gib(93.84), "reserved_bytes": gib(91.19) + mib(744.36)},
+        {
+            "requested_bytes": mib_to_bytes(304),
+            "process_bytes": gib_to_bytes(93.84),
+            "reserved_bytes": gib_to_bytes(91.19) + mib_to_bytes(744.36),
+        },
     ),
     (  # torch 2.3.0 breaks off, github.com/pytorch/pytorch/issues/126766
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU \n",
-        {"requested_bytes": mib(20), "device": None, "free_bytes": None, "unallocated_bytes": None},
+        {"requested_bytes": mib_to_bytes(20), "device": None, "free_bytes": None, "unallocated_bytes": None},
     ),
     (  # a fraction of the device, torch 2.4
         "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of"
         " 79.10 GiB of which 70.31 GiB is free. 7.91 GiB allowed; Of the allocated memory 6.50 GiB is allocated by"
         " PyTorch, and 10.00 MiB is reserved by PyTorch but unallocated.",
-        {"rank": 3, "device": 3, "allowed_bytes": gib(7.91), "free_bytes": gib(70.31)},
+        {"rank": 3, "device": 3, "allowed_bytes": gib_to_bytes(7.91), "free_bytes": gib_to_bytes(70.31)},
     ),
     (  # torch 2.11, this repository's own recording of an H200
         "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 92.73 GiB. GPU 0 has a total capacity"
@@ -101,13 +116,18 @@ REAL: list[tuple[str, dict[str, Any]]] = [
         " use. Of the allocated memory 53.15 GiB is allocated by PyTorch, and 10.97 GiB is reserved by PyTorch but"
         " unallocated. If reserved but unallocated memory is large try setting"
         " PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.",
-        {"rank": 0, "requested_bytes": gib(92.73), "process_bytes": gib(65.78), "unallocated_bytes": gib(10.97)},
+        {
+            "rank": 0,
+            "requested_bytes": gib_to_bytes(92.73),
+            "process_bytes": gib_to_bytes(65.78),
+            "unallocated_bytes": gib_to_bytes(10.97),
+        },
     ),
     (
         "RuntimeError: HIP out of memory. Tried to allocate 1.00 GiB. GPU 2 has a total capacity of 63.98 GiB of which"
         " 512.00 MiB is free. Of the allocated memory 60.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by"
         " PyTorch but unallocated.",
-        {"kind": "cuda", "device": 2, "free_bytes": mib(512)},
+        {"kind": "cuda", "device": 2, "free_bytes": mib_to_bytes(512)},
     ),
     (
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.",
@@ -140,7 +160,7 @@ REAL: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 1.50 GiB for an array with shape (3, 4)",
-        {"kind": "host", "requested_bytes": gib(1.5)},
+        {"kind": "host", "requested_bytes": gib_to_bytes(1.5)},
     ),
     ("torch.AcceleratorError: CUDA error: out of memory\nCUDA kernel errors might be", {"kind": "cuda_driver"}),
     (  # github.com/deepspeedai/DeepSpeed/issues/3232
@@ -154,10 +174,10 @@ REAL: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("text", "expected"), REAL)
 def test_real_sentences(text: str, expected: dict[str, Any]) -> None:
-    found = parse_output(f"Epoch 1: 10%\nTraceback (most recent call last):\n{text}\nmore output\n")
-    assert found is not None
-    assert {name: getattr(found, name) for name in expected} == expected
-    assert found.text in " ".join(text.split()) or " ".join(text.split()).startswith(found.text)
+    output = parse_output(f"Epoch 1: 10%\nTraceback (most recent call last):\n{text}\nmore output\n")
+    assert output is not None
+    assert {name: getattr(output, name) for name in expected} == expected
+    assert output.text in " ".join(text.split()) or " ".join(text.split()).startswith(output.text)
 
 
 @pytest.mark.parametrize(
@@ -169,210 +189,265 @@ def test_other_output(text: str) -> None:
 
 def test_pytorchs_sentence_says_more_than_what_followed_from_it() -> None:
     error = "CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 8.00 GiB."
-    found = parse_output(f"[rank1]: {error}\nCUDA error: out of memory\nexits with return code = -9\n")
-    assert found is not None
-    assert (found.kind, found.rank, found.text) == ("cuda", 1, f"[rank1]: {error}")
+    output = parse_output(f"[rank1]: {error}\nCUDA error: out of memory\nexits with return code = -9\n")
+    assert output is not None
+    assert (output.kind, output.rank, output.text) == ("cuda", 1, f"[rank1]: {error}")
 
 
 def test_the_last_of_several() -> None:
-    found = parse_output("".join(f"CUDA out of memory. Tried to allocate {size}.00 GiB. GPU 0 has\n" for size in (4, 2, 1)))
-    assert found is not None
-    assert found.requested_bytes == gib(1)
+    output = parse_output("".join(f"CUDA out of memory. Tried to allocate {size}.00 GiB. GPU 0 has\n" for size in (4, 2, 1)))
+    assert output is not None
+    assert output.requested_bytes == gib_to_bytes(1)
 
 
 # --- the post-mortem of a recording --------------------------------------------------------------------------------------
 
 
-def failing(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
+def record_failure(folder: Path, at_s: float = 25, **facts: Any) -> Recording:
     """The usual recording, whose rank runs out of memory in the backward of step 1."""
-    recording = usual(folder)
-    recording.event(identity(0), at_s, events.OUT_OF_MEMORY, **(OOM | facts))
+    recording = record_two_steps(folder)
+    recording.write_event(make_identity(0), at_s, events.OUT_OF_MEMORY, **(OOM | facts))
     return recording
 
 
-def told(recording: Recording, second: float = 40) -> PostMortem:
-    found = find_post_mortem(recording.read(), BEGIN_NS + int(second * S))
-    assert found is not None
-    return found
+def require_post_mortem(recording: Recording, second: float = 40) -> PostMortem:
+    post_mortem = find_post_mortem(recording.open_session(), BEGIN_NS + int(second * S))
+    assert post_mortem is not None
+    return post_mortem
 
 
-def end(recording: Recording, at_s: float = 30, **facts: Any) -> None:
+def end_job(recording: Recording, at_s: float = 30, **facts: Any) -> None:
     usual_end = {"exit_code": 1, "signal": None, "seconds": 30, "oom_kills": 0, "text": "The job failed."}
-    recording.event(recording.node, at_s, events.JOB_ENDED, **(usual_end | facts))
+    recording.write_event(recording.node, at_s, events.JOB_ENDED, **(usual_end | facts))
 
 
 def test_what_the_rank_recorded(tmp_path: Path) -> None:
-    recording = failing(tmp_path)
-    recording.print(25.5, "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has\n")
-    found = told(recording, 26)
-    assert (found.kind, found.witness, found.rank, found.device, found.failures) == ("cuda", "rank", 0, 0, 1)
-    assert found.unix_ns == BEGIN_NS + 25 * S
-    assert (found.requested_bytes, found.free_bytes, found.limit_bytes) == (gib(30), gib(20), gib(79))
-    assert (found.phase, found.outer_phase, found.step, found.micro_step) == ("backward", "backward", 1, 0)
-    assert (found.rows, found.sequence, found.tokens) == (4, 512, 2048)
-    assert found.text.startswith("[rank0]: torch.OutOfMemoryError")
-    assert [span.phase for span in found.spans] == ["forward", "backward", "step", "forward"]
+    recording = record_failure(tmp_path)
+    recording.write_output(
+        25.5, "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has\n"
+    )
+    post_mortem = require_post_mortem(recording, 26)
+    assert (post_mortem.kind, post_mortem.witness, post_mortem.rank, post_mortem.device, post_mortem.failures) == (
+        "cuda",
+        "rank",
+        0,
+        0,
+        1,
+    )
+    assert post_mortem.unix_ns == BEGIN_NS + 25 * S
+    assert (post_mortem.requested_bytes, post_mortem.free_bytes, post_mortem.limit_bytes) == (
+        gib_to_bytes(30),
+        gib_to_bytes(20),
+        gib_to_bytes(79),
+    )
+    assert (post_mortem.phase, post_mortem.outer_phase, post_mortem.step, post_mortem.micro_step) == (
+        "backward",
+        "backward",
+        1,
+        0,
+    )
+    assert (post_mortem.rows, post_mortem.sequence, post_mortem.tokens) == (4, 512, 2048)
+    assert post_mortem.text.startswith("[rank0]: torch.OutOfMemoryError")
+    assert [span.phase for span in post_mortem.spans] == ["forward", "backward", "step", "forward"]
 
 
 def test_whether_the_rank_survived_is_known_later(tmp_path: Path) -> None:
-    recording = failing(tmp_path, 19.5)
-    recording.print(19.5, "CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has a total capacity of\n")
-    assert told(recording, 20).survived is None
-    survivor = told(recording, 23.5)
+    recording = record_failure(tmp_path, 19.5)
+    recording.write_output(19.5, "CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has a total capacity of\n")
+    assert require_post_mortem(recording, 20).survived is None
+    survivor = require_post_mortem(recording, 23.5)
     assert (survivor.survived, survivor.text) == (True, "")
 
 
 def test_who_ends_after_it_did_not_survive(tmp_path: Path) -> None:
-    recording = failing(tmp_path, 29.2)
-    recording.event(identity(0), 15, events.OUT_OF_MEMORY, **(OOM | {"requested_bytes": 1}))
-    assert told(recording, 29.5).survived is None
-    recording.event(recording.node, 29.6, events.RANK_GONE, rank=0, pid=identity(0).pid)
-    found = told(recording, 30)
-    assert (found.survived, found.requested_bytes, found.failures) == (False, gib(30), 2)
+    recording = record_failure(tmp_path, 29.2)
+    recording.write_event(make_identity(0), 15, events.OUT_OF_MEMORY, **(OOM | {"requested_bytes": 1}))
+    assert require_post_mortem(recording, 29.5).survived is None
+    recording.write_event(recording.node, 29.6, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
+    post_mortem = require_post_mortem(recording, 30)
+    assert (post_mortem.survived, post_mortem.requested_bytes, post_mortem.failures) == (False, gib_to_bytes(30), 2)
 
 
 def test_a_forward_may_be_an_evaluations(tmp_path: Path) -> None:
-    recording, who = Recording(tmp_path), identity(0)
-    recording.engine(micro_batch=4)
-    begins = [record(tables.BEGINS, at, phase=PHASE_CODE[p], depth=d) for at, p, d in ((5, "eval", 0), (6, "forward", 1))]
-    recording.write(tables.BEGINS, who, begins)
-    spans = [span(6, 7.1, "forward", depth=1, flags=tables.FAILED | tables.EVAL), span(5, 7.2, "eval", flags=tables.FAILED)]
-    recording.write(tables.SPANS, who, spans)
-    recording.event(who, 7, events.OUT_OF_MEMORY, **(OOM | {"phase": "forward", "rows": 160}))
-    found = told(recording, 8)
-    assert (found.phase, found.outer_phase, found.setting) == ("forward", "eval", "batch_size")
-    assert [(s.phase, s.failed) for s in found.spans] == [("eval", True), ("forward", True)]
-    assert "Evaluation requested 30.00 GiB with a micro-batch of 160 x 512 tokens; 20.00 GiB of 79" in found.cause
+    recording, who = Recording(tmp_path), make_identity(0)
+    recording.write_engine(micro_batch=4)
+    begins = [
+        make_record(tables.BEGINS, at, phase=PHASE_CODE[p], depth=d) for at, p, d in ((5, "eval", 0), (6, "forward", 1))
+    ]
+    recording.write_records(tables.BEGINS, who, begins)
+    spans = [
+        make_span(6, 7.1, "forward", depth=1, flags=tables.FAILED | tables.EVAL),
+        make_span(5, 7.2, "eval", flags=tables.FAILED),
+    ]
+    recording.write_records(tables.SPANS, who, spans)
+    recording.write_event(who, 7, events.OUT_OF_MEMORY, **(OOM | {"phase": "forward", "rows": 160}))
+    post_mortem = require_post_mortem(recording, 8)
+    assert (post_mortem.phase, post_mortem.outer_phase, post_mortem.setting) == ("forward", "eval", "batch_size")
+    assert [(s.phase, s.failed) for s in post_mortem.spans] == [("eval", True), ("forward", True)]
+    assert "Evaluation requested 30.00 GiB with a micro-batch of 160 x 512 tokens; 20.00 GiB of 79" in post_mortem.cause
 
 
 def test_in_a_counted_step_the_failed_call_tells_the_phase(tmp_path: Path) -> None:
-    recording, who = Recording(tmp_path), identity(0)
-    recording.engine(micro_batch=4)
-    recording.write(tables.BEGINS, who, [record(tables.BEGINS, 1, phase=PHASE_CODE["step"])])
+    recording, who = Recording(tmp_path), make_identity(0)
+    recording.write_engine(micro_batch=4)
+    recording.write_records(tables.BEGINS, who, [make_record(tables.BEGINS, 1, phase=PHASE_CODE["step"])])
     counted = tables.BOUNDARY | tables.COUNTED
-    spans = [span(1, 2, "step", flags=tables.BOUNDARY), span(3, 4, "step", 1, flags=counted)]
-    recording.write(tables.SPANS, who, [*spans, span(5.0001, 5.0001, "forward", 2, flags=tables.FAILED)])
+    spans = [make_span(1, 2, "step", flags=tables.BOUNDARY), make_span(3, 4, "step", 1, flags=counted)]
+    recording.write_records(tables.SPANS, who, [*spans, make_span(5.0001, 5.0001, "forward", 2, flags=tables.FAILED)])
     unknown = {"phase": "", "step": 2, "micro_step": None, "rows": None, "sequence": None, "tokens": None}
-    recording.event(who, 5, events.OUT_OF_MEMORY, **(OOM | unknown))
-    found = told(recording, 8)
-    assert (found.phase, found.outer_phase, found.step) == ("forward", "forward", 2)
-    assert "The forward requested 30.00 GiB" in found.cause
-    assert told(recording, 5.00005).phase == ""
+    recording.write_event(who, 5, events.OUT_OF_MEMORY, **(OOM | unknown))
+    post_mortem = require_post_mortem(recording, 8)
+    assert (post_mortem.phase, post_mortem.outer_phase, post_mortem.step) == ("forward", "forward", 2)
+    assert "The forward requested 30.00 GiB" in post_mortem.cause
+    assert require_post_mortem(recording, 5.00005).phase == ""
 
 
 def test_nothing_went_wrong(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.print(20, "{'loss': 0.1}\n")
-    end(recording, exit_code=0)
-    assert find_post_mortem(recording.read(), BEGIN_NS + 40 * S) is None
+    recording = record_two_steps(tmp_path)
+    recording.write_output(20, "{'loss': 0.1}\n")
+    end_job(recording, exit_code=0)
+    assert find_post_mortem(recording.open_session(), BEGIN_NS + 40 * S) is None
 
 
 def test_a_job_that_failed_otherwise(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.print(20, "ValueError: no\nexits with return code = 1\n")
-    end(recording)
-    assert find_post_mortem(recording.read(), BEGIN_NS + 40 * S) is None
+    recording = record_two_steps(tmp_path)
+    recording.write_output(20, "ValueError: no\nexits with return code = 1\n")
+    end_job(recording)
+    assert find_post_mortem(recording.open_session(), BEGIN_NS + 40 * S) is None
 
 
 def test_nccl_in_the_output(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.print(29, "node:1:2 [0] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes\n")
-    end(recording)
-    found = told(recording)
-    assert (found.kind, found.witness, found.rank, found.requested_bytes) == ("nccl", "output", 0, 6291456)
-    assert found.survived is False
-    assert found.cause.startswith("NCCL could not allocate 6.0 MiB on the device outside PyTorch's allocator")
+    recording = record_two_steps(tmp_path)
+    recording.write_output(29, "node:1:2 [0] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes\n")
+    end_job(recording)
+    post_mortem = require_post_mortem(recording)
+    assert (post_mortem.kind, post_mortem.witness, post_mortem.rank, post_mortem.requested_bytes) == (
+        "nccl",
+        "output",
+        0,
+        6291456,
+    )
+    assert post_mortem.survived is False
+    assert post_mortem.cause.startswith("NCCL could not allocate 6.0 MiB on the device outside PyTorch's allocator")
 
 
 def test_an_error_in_the_output_of_one_of_several_ranks(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.engine(rank=1)
-    recording.write(tables.SPANS, identity(1), [span(20, 23, "forward", 7, flags=tables.FAILED, tokens=2048)])
+    recording = record_two_steps(tmp_path)
+    recording.write_engine(rank=1)
+    recording.write_records(
+        tables.SPANS, make_identity(1), [make_span(20, 23, "forward", 7, flags=tables.FAILED, tokens=2048)]
+    )
     error = "CUDA out of memory. Tried to allocate 8.00 GiB. GPU 0 has a total capacity of 79.00 GiB of which 1.00 GiB is"
-    recording.print(24, f"[rank1]: {error} free. Of the allocated memory 70.00 GiB is allocated by PyTorch\n")
-    end(recording)
-    found = told(recording)
-    assert (found.witness, found.rank, found.phase, found.step, found.rows) == ("output", 1, "forward", 7, 2)
-    assert (found.free_bytes, found.limit_bytes, found.allocated_bytes) == (gib(1), gib(79), gib(70))
+    recording.write_output(24, f"[rank1]: {error} free. Of the allocated memory 70.00 GiB is allocated by PyTorch\n")
+    end_job(recording)
+    post_mortem = require_post_mortem(recording)
+    assert (post_mortem.witness, post_mortem.rank, post_mortem.phase, post_mortem.step, post_mortem.rows) == (
+        "output",
+        1,
+        "forward",
+        7,
+        2,
+    )
+    assert (post_mortem.free_bytes, post_mortem.limit_bytes, post_mortem.allocated_bytes) == (
+        gib_to_bytes(1),
+        gib_to_bytes(79),
+        gib_to_bytes(70),
+    )
 
 
 def memory_of_host(recording: Recording, *used: float, limit: float = -1, kills: tuple[int, int] = (0, 0)) -> None:
     """A sample each second up to second 30, in gibibytes of 100."""
     rows = [
-        record(
+        make_record(
             tables.HOSTS,
             31 - len(used) + place,
-            memory_total_bytes=gib(100),
-            memory_available_bytes=gib(100 - amount),
-            cgroup_used_bytes=gib(amount),
-            cgroup_limit_bytes=gib(limit) if limit > 0 else -1,
+            memory_total_bytes=gib_to_bytes(100),
+            memory_available_bytes=gib_to_bytes(100 - amount),
+            cgroup_used_bytes=gib_to_bytes(amount),
+            cgroup_limit_bytes=gib_to_bytes(limit) if limit > 0 else -1,
             cgroup_oom_kills=kills[0] if place == 0 else kills[1],
         )
         for place, amount in enumerate(used)
     ]
-    recording.write(tables.HOSTS, recording.node, rows)
+    recording.write_records(tables.HOSTS, recording.node, rows)
 
 
 def test_the_kernel_killed_for_memory(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
-    recording.engine(at=1.5, offload_optimizer="cpu")
+    recording = record_two_steps(tmp_path)
+    recording.write_engine(at=1.5, offload_optimizer="cpu")
     memory_of_host(recording, 40, 50, 59.5, limit=60, kills=(2, 3))
-    recording.event(recording.node, 30.5, events.RANK_GONE, rank=0, pid=identity(0).pid)
-    found = told(recording, 31)
-    assert (found.kind, found.witness, found.rank, found.oom_kills, found.survived) == ("killed", "sampler", 0, 1, False)
-    assert [sample.used_bytes for sample in found.host_memory] == [gib(40), gib(50), gib(59.5)]
-    assert {sample.limit_bytes for sample in found.host_memory} == {gib(60)}
-    assert found.cause == (
+    recording.write_event(recording.node, 30.5, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
+    post_mortem = require_post_mortem(recording, 31)
+    assert (post_mortem.kind, post_mortem.witness, post_mortem.rank, post_mortem.oom_kills, post_mortem.survived) == (
+        "killed",
+        "sampler",
+        0,
+        1,
+        False,
+    )
+    assert [sample.used_bytes for sample in post_mortem.host_memory] == [
+        gib_to_bytes(40),
+        gib_to_bytes(50),
+        gib_to_bytes(59.5),
+    ]
+    assert {sample.limit_bytes for sample in post_mortem.host_memory} == {gib_to_bytes(60)}
+    assert post_mortem.cause == (
         "The kernel killed 1 process for lack of host memory: 59.50 GiB of 60.00 GiB were in use just before."
     )
-    assert found.setting == "zero_optimization.offload_optimizer.device"
+    assert post_mortem.setting == "zero_optimization.offload_optimizer.device"
 
 
 def test_a_rank_killed_while_memory_was_short_and_while_it_was_not(tmp_path: Path) -> None:
     for used, expected in ((99, "killed"), (40, None)):
         folder = tmp_path / str(used)
         folder.mkdir()
-        recording = usual(folder)
+        recording = record_two_steps(folder)
         memory_of_host(recording, 30, used)
-        recording.print(30, "[launch.py:434:sigkill_handler] ['python'] exits with return code = -9\n")
-        end(recording, 30.5)
-        found = find_post_mortem(recording.read(), BEGIN_NS + 31 * S)
-        assert (found.kind if found else None) == expected
+        recording.write_output(30, "[launch.py:434:sigkill_handler] ['python'] exits with return code = -9\n")
+        end_job(recording, 30.5)
+        post_mortem = find_post_mortem(recording.open_session(), BEGIN_NS + 31 * S)
+        assert (post_mortem.kind if post_mortem else None) == expected
 
 
 def test_more_was_asked_of_the_host_than_it_has(tmp_path: Path) -> None:
-    recording = usual(tmp_path)
+    recording = record_two_steps(tmp_path)
     memory_of_host(recording, 30, 70)
-    recording.print(29, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 132426121216 bytes.\n")
-    end(recording)
-    found = told(recording)
-    assert (found.kind, found.requested_bytes, found.limit_bytes) == ("host", 132426121216, gib(100))
-    assert found.cause.startswith("123.33 GiB could not be allocated on the host: ")
+    recording.write_output(29, "DefaultCPUAllocator: can't allocate memory: you tried to allocate 132426121216 bytes.\n")
+    end_job(recording)
+    post_mortem = require_post_mortem(recording)
+    assert (post_mortem.kind, post_mortem.requested_bytes, post_mortem.limit_bytes) == (
+        "host",
+        132426121216,
+        gib_to_bytes(100),
+    )
+    assert post_mortem.cause.startswith("123.33 GiB could not be allocated on the host: ")
 
 
 def test_another_processes_memory(tmp_path: Path) -> None:
-    recording = failing(tmp_path, requested_bytes=gib(22), reserved_bytes=gib(50), inactive_split_bytes=0)
-    found = told(recording, 26)
-    assert found.others_bytes == gib(4)
-    assert (found.setting, "other processes hold 4.00 GiB" in found.cause) == ("CUDA_VISIBLE_DEVICES", True)
+    recording = record_failure(
+        tmp_path, requested_bytes=gib_to_bytes(22), reserved_bytes=gib_to_bytes(50), inactive_split_bytes=0
+    )
+    post_mortem = require_post_mortem(recording, 26)
+    assert post_mortem.others_bytes == gib_to_bytes(4)
+    assert (post_mortem.setting, "other processes hold 4.00 GiB" in post_mortem.cause) == ("CUDA_VISIBLE_DEVICES", True)
 
 
 # --- causes --------------------------------------------------------------------------------------------------------------
 
 
-def case(**facts: Any) -> OomCase:
+def make_case(**facts: Any) -> OomCase:
     usual_case: dict[str, Any] = {
         "kind": "cuda",
-        "requested_bytes": gib(10),
-        "limit_bytes": gib(79),
-        "total_bytes": gib(79),
-        "free_bytes": gib(1),
-        "allocated_bytes": gib(70),
-        "reserved_bytes": gib(75),
-        "largest_free_block_bytes": gib(2),
-        "inactive_split_bytes": gib(5),
+        "requested_bytes": gib_to_bytes(10),
+        "limit_bytes": gib_to_bytes(79),
+        "total_bytes": gib_to_bytes(79),
+        "free_bytes": gib_to_bytes(1),
+        "allocated_bytes": gib_to_bytes(70),
+        "reserved_bytes": gib_to_bytes(75),
+        "largest_free_block_bytes": gib_to_bytes(2),
+        "inactive_split_bytes": gib_to_bytes(5),
         "others_bytes": 0,
-        "model_states_bytes": gib(20),
+        "model_states_bytes": gib_to_bytes(20),
         "outer_phase": "backward",
         "torch": "2.8.0",
     }
@@ -388,27 +463,35 @@ EXPANDABLE = parse_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:Tru
     ("facts", "cause", "setting"),
     [
         (
-            {"requested_bytes": gib(4)},
+            {"requested_bytes": gib_to_bytes(4)},
             "PyTorch reserves 5.00 GiB that are unused, but in blocks of at most 2.00 GiB",
             "EXPANDABLE",
         ),
         (
-            {"requested_bytes": gib(5.5)},
+            {"requested_bytes": gib_to_bytes(5.5)},
             "neither 1.00 GiB free on the device nor 5.00 GiB in PyTorch's cache suffice alone",
             "EXPANDABLE",
         ),
-        ({"requested_bytes": gib(4), "settings": EXPANDABLE}, "in blocks", "torch.cuda.empty_cache()"),
-        ({"others_bytes": gib(12)}, "other processes hold 12.00 GiB of the device", "CUDA_VISIBLE_DEVICES"),
-        ({"others_bytes": gib(3), "engine": ZERO2}, "The backward requested 10.00 GiB", "train_micro_batch_size_per_gpu"),
+        ({"requested_bytes": gib_to_bytes(4), "settings": EXPANDABLE}, "in blocks", "torch.cuda.empty_cache()"),
+        ({"others_bytes": gib_to_bytes(12)}, "other processes hold 12.00 GiB of the device", "CUDA_VISIBLE_DEVICES"),
         (
-            {"limit_bytes": gib(40), "free_bytes": gib(30), "reserved_bytes": gib(39)},
+            {"others_bytes": gib_to_bytes(3), "engine": ZERO2},
+            "The backward requested 10.00 GiB",
+            "train_micro_batch_size_per_gpu",
+        ),
+        (
+            {"limit_bytes": gib_to_bytes(40), "free_bytes": gib_to_bytes(30), "reserved_bytes": gib_to_bytes(39)},
             "may use only 40.00 GiB of its 79.00 GiB",
             "torch.cuda.set_per_process_memory_fraction",
         ),
         ({"engine": ZERO2 | {"micro_batch": 1, "activation_checkpointing": False}}, "requested", "activation checkpointing"),
         ({"engine": ZERO2, "outer_phase": "eval", "rows": 8}, "Evaluation requested", "batch_size"),
         ({"engine": ZERO2, "outer_phase": "step"}, "The update requested", "zero_optimization.offload_optimizer.device"),
-        ({"engine": ZERO2, "model_states_bytes": gib(60)}, "requested", "zero_optimization.offload_optimizer.device"),
+        (
+            {"engine": ZERO2, "model_states_bytes": gib_to_bytes(60)},
+            "requested",
+            "zero_optimization.offload_optimizer.device",
+        ),
         (
             {"engine": ZERO2 | {"offload_optimizer": "cpu"}, "outer_phase": "step"},
             "The update requested",
@@ -428,7 +511,7 @@ EXPANDABLE = parse_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:Tru
             "zero_optimization.stage3_gather_16bit_weights_on_model_save",
         ),
         ({"kind": "nccl", "requested_bytes": 2**20}, "NCCL could not allocate 1.0 MiB", "torch.cuda.empty_cache()"),
-        ({"kind": "cublas", "reserved_bytes": gib(70)}, "cuBLAS or cuDNN could not allocate", "max_seq_length"),
+        ({"kind": "cublas", "reserved_bytes": gib_to_bytes(70)}, "cuBLAS or cuDNN could not allocate", "max_seq_length"),
         (
             {"kind": "cuda_driver", "requested_bytes": None},
             "A CUDA call could not allocate memory",
@@ -440,7 +523,7 @@ EXPANDABLE = parse_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:Tru
             "zero_optimization.offload_optimizer.device",
         ),
         (
-            {"kind": "killed", "kill_count": 2, "engine": ALL_OFFLOADED, "pinned_spare_bytes": gib(8)},
+            {"kind": "killed", "kill_count": 2, "engine": ALL_OFFLOADED, "pinned_spare_bytes": gib_to_bytes(8)},
             "The kernel killed 2 processes",
             "zero_optimization.offload_optimizer.pin_memory",
         ),
@@ -454,20 +537,29 @@ EXPANDABLE = parse_settings({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:Tru
     ],
 )
 def test_the_cause_follows_from_the_numbers(facts: dict[str, Any], cause: str, setting: str) -> None:
-    found = choose_verdict(case(**facts))
-    assert cause in found.cause
-    assert found.setting == setting.replace("EXPANDABLE", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
-    assert all(sentence.endswith(".") for sentence in (found.cause, found.advice))
-    assert found.setting.split("=")[0] in found.advice or found.setting in ("max_seq_length", "activation checkpointing")
+    verdict = choose_verdict(make_case(**facts))
+    assert cause in verdict.cause
+    assert verdict.setting == setting.replace("EXPANDABLE", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    assert all(sentence.endswith(".") for sentence in (verdict.cause, verdict.advice))
+    assert verdict.setting.split("=")[0] in verdict.advice or verdict.setting in (
+        "max_seq_length",
+        "activation checkpointing",
+    )
 
 
 def test_a_request_that_grows_with_the_micro_batch() -> None:
-    found = choose_verdict(case(requested_bytes=163840 * 607744, tokens=163840, free_bytes=gib(74), engine=ZERO2))
-    assert "That is 607,744 bytes for each of the 163,840 tokens of the micro-batch" in found.cause
-    assert found.cause.endswith(", as float32 logits over a vocabulary of 151,936 take.")
-    wide = choose_verdict(case(requested_bytes=163840 * 4 * 57344, tokens=163840, free_bytes=gib(9), engine=ZERO2))
+    verdict = choose_verdict(
+        make_case(requested_bytes=163840 * 607744, tokens=163840, free_bytes=gib_to_bytes(74), engine=ZERO2)
+    )
+    assert "That is 607,744 bytes for each of the 163,840 tokens of the micro-batch" in verdict.cause
+    assert verdict.cause.endswith(", as float32 logits over a vocabulary of 151,936 take.")
+    wide = choose_verdict(
+        make_case(requested_bytes=163840 * 4 * 57344, tokens=163840, free_bytes=gib_to_bytes(9), engine=ZERO2)
+    )
     assert wide.cause.endswith("of the 163,840 tokens of the micro-batch.")  # 56 x 1024: as wide as a layer may be
-    assert "tokens" not in choose_verdict(case(requested_bytes=163840 * 607744 + 512, tokens=163840, engine=ZERO2)).cause
+    assert (
+        "tokens" not in choose_verdict(make_case(requested_bytes=163840 * 607744 + 512, tokens=163840, engine=ZERO2)).cause
+    )
 
 
 @given(
@@ -492,8 +584,8 @@ def test_a_request_that_grows_with_the_micro_batch() -> None:
     st.sampled_from([{}, ZERO2, ALL_OFFLOADED]),
 )
 def test_there_is_always_a_cause_and_an_advice(facts: dict[str, Any], kind: str, phase: str, engine: dict[str, Any]) -> None:
-    found = choose_verdict(OomCase(kind=kind, outer_phase=phase, engine=engine, **facts))
-    assert found.cause
-    assert found.advice
-    assert found.setting
-    assert "None" not in found.cause + found.advice
+    verdict = choose_verdict(OomCase(kind=kind, outer_phase=phase, engine=engine, **facts))
+    assert verdict.cause
+    assert verdict.advice
+    assert verdict.setting
+    assert "None" not in verdict.cause + verdict.advice

@@ -21,14 +21,14 @@ from zerotop_probe.recording.writer import Identity, RecordWriter
 SECOND = 1_000_000_000
 
 
-def reel(job: Printing, cursor_ns: int | None = None) -> OutputBuffer:
+def open_buffer(job: Printing, cursor_ns: int | None = None) -> OutputBuffer:
     """As a reader sees it that opens the session now."""
-    found = OutputBuffer(Session.open(job.path))
-    found.refresh_at(time.time_ns() if cursor_ns is None else cursor_ns)
-    return found
+    buffer = OutputBuffer(Session.open(job.path))
+    buffer.refresh_at(time.time_ns() if cursor_ns is None else cursor_ns)
+    return buffer
 
 
-def texts(reel: OutputBuffer, top: LinePosition = BEGIN, count: int = 1 << 30) -> list[str]:
+def read_texts(reel: OutputBuffer, top: LinePosition = BEGIN, count: int = 1 << 30) -> list[str]:
     return [line.text for line in reel.read_lines(top, count)]
 
 
@@ -46,14 +46,14 @@ def a_job(folder: Path, count: int) -> Printing:
     while data:
         size = dice.randrange(1, 400)
         begin = begin + SECOND // 20
-        job.say(data[:size], at_ns=begin)
+        job.write_output(data[:size], at_ns=begin)
         data = data[size:]
     return job
 
 
 def test_an_empty_output(tmp_path: Path) -> None:
-    empty = reel(Printing(tmp_path))
-    assert texts(empty) == []
+    empty = open_buffer(Printing(tmp_path))
+    assert read_texts(empty) == []
     assert empty.move_position(BEGIN, 5) == empty.move_position(BEGIN, -5) == empty.cursor == BEGIN
     assert (empty.measure_share(BEGIN), empty.position_at_share(1.0), empty.find_time(BEGIN)) == (0.0, BEGIN, None)
 
@@ -63,24 +63,24 @@ def test_blocks_of_any_size_have_the_same_lines(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(output_blocks, "BLOCK", size)
     job = a_job(tmp_path, 400)
     session = Session.open(job.path)
-    assert tuple(texts(reel(job))) == Transcript(session).read_tail(time.time_ns(), 1 << 20)
+    assert tuple(read_texts(open_buffer(job))) == Transcript(session).read_tail(time.time_ns(), 1 << 20)
 
 
 def test_growing_equals_opening_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_blocks, "BLOCK", 100)
     job = Printing(tmp_path)
-    growing = reel(job)
+    growing = open_buffer(job)
     growing.blocks.refresh()
     session = growing.blocks._session
     for number in range(60):
-        job.say(b"a line %d\nand th" % number)
+        job.write_output(b"a line %d\nand th" % number)
         if number % 3 == 0:
             session.refresh()
             growing.refresh_at(time.time_ns())
     session.refresh()
     growing.refresh_at(time.time_ns())
-    assert texts(growing) == texts(reel(job))
-    assert growing.blocks.sealed_count == reel(job).blocks.sealed_count > 3
+    assert read_texts(growing) == read_texts(open_buffer(job))
+    assert growing.blocks.sealed_count == open_buffer(job).blocks.sealed_count > 3
 
 
 def test_streams_and_nodes_are_in_order_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +88,10 @@ def test_streams_and_nodes_are_in_order_of_time(tmp_path: Path, monkeypatch: pyt
     first = Printing(tmp_path)
     second = Printing(tmp_path, pid=2, path=first.path)
     for number in range(20):
-        first.say(b"out %d\n" % number, "stdout")
-        first.say(b"\r%d%%" % number, "stderr")
-        second.say(b"far %d\n" % number, "stdout")
-    shown = reel(first).read_lines(BEGIN, 1000)
+        first.write_output(b"out %d\n" % number, "stdout")
+        first.write_output(b"\r%d%%" % number, "stderr")
+        second.write_output(b"far %d\n" % number, "stdout")
+    shown = open_buffer(first).read_lines(BEGIN, 1000)
     assert [line.text for line in shown] == [f"{who} {n}" for n in range(20) for who in ("out", "far")] + ["19%"]
     assert [line.stream for line in shown[-3:]] == [1, 1, 2]
 
@@ -100,8 +100,8 @@ def test_lines_around_a_cursor(tmp_path: Path) -> None:
     job = Printing(tmp_path)
     begin = time.monotonic_ns() - 100 * SECOND
     pieces = (b"one\ntwo\n", b"\r10%", b"\r20%", b"\nthree\n")
-    at = [job.say(piece, at_ns=begin + number * SECOND) for number, piece in enumerate(pieces)]
-    shown = reel(job, at[2] + SECOND // 2).read_lines(BEGIN, 10)
+    at = [job.write_output(piece, at_ns=begin + number * SECOND) for number, piece in enumerate(pieces)]
+    shown = open_buffer(job, at[2] + SECOND // 2).read_lines(BEGIN, 10)
     assert [(line.text, line.is_later, line.position) for line in shown] == [
         ("one", False, (0, 0)),
         ("two", False, (0, 1)),
@@ -109,18 +109,18 @@ def test_lines_around_a_cursor(tmp_path: Path) -> None:
         ("20%", True, (0, 2)),
         ("three", True, (0, 3)),
     ]
-    assert texts(reel(job, at[0] - SECOND // 2), count=1) == ["one"]
-    assert reel(job, at[0] - SECOND // 2).cursor == BEGIN
+    assert read_texts(open_buffer(job, at[0] - SECOND // 2), count=1) == ["one"]
+    assert open_buffer(job, at[0] - SECOND // 2).cursor == BEGIN
 
 
 def test_places_move_by_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_blocks, "BLOCK", 150)
     job = a_job(tmp_path, 60)
-    there = reel(job)
-    every = texts(there)
+    there = open_buffer(job)
+    every = read_texts(there)
     for begin, lines in ((0, 17), (0, 1000), (50, -20), (50, -1000), (33, 9)):
         place = there.move_position(there.move_position(BEGIN, begin), lines)
-        assert texts(there, place) == every[max(0, begin + lines) :]
+        assert read_texts(there, place) == every[max(0, begin + lines) :]
     assert there.move_position(there.cursor, -1) < there.cursor
     shares = [there.measure_share(there.move_position(BEGIN, line)) for line in range(0, len(every), 7)]
     assert shares == sorted(shares)
@@ -131,10 +131,10 @@ def test_places_move_by_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("wanted", "like"), [("Line 1", 0), ("line 1", 111), ("EPOCH 7", 0), ("epoch 7", 3), ("löss", 23)])
 def test_every_match_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, like: int, size: int) -> None:
     monkeypatch.setattr(output_blocks, "BLOCK", size)
-    there = reel(a_job(tmp_path, 161))
+    there = open_buffer(a_job(tmp_path, 161))
     search = OutputSearch(there, wanted)
     if like and wanted == "line 1":
-        like = sum(1 for text in texts(there) if "line 1" in text)
+        like = sum(1 for text in read_texts(there) if "line 1" in text)
     assert search.continue_search(60)
     assert (search.match_count, search.searched_share, search.is_done) == (like, 1.0, True)
     place, found = BEGIN, []
@@ -142,7 +142,7 @@ def test_every_match_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
         found.append(match)
         place = there.move_position(match, 1)
     assert [search.number_match(match) for match in found] == list(range(1, like + 1))
-    assert all(search.pattern.search(texts(there, match, 1)[0]) for match in found)
+    assert all(search.pattern.search(read_texts(there, match, 1)[0]) for match in found)
     if found:
         assert (
             search.find_nearest(LinePosition(1 << 30, 0)._replace(block=there.blocks.sealed_count, line=1 << 30), -1, 60)[0]
@@ -154,8 +154,8 @@ def test_every_match_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
 def test_a_search_that_takes_long_says_where_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_blocks, "BLOCK", 100)
     job = a_job(tmp_path, 50)
-    job.say(b"the needle\n")
-    search = OutputSearch(reel(job), "needle")
+    job.write_output(b"the needle\n")
+    search = OutputSearch(open_buffer(job), "needle")
     place, looks = BEGIN, 0
     while True:
         found, rest = search.find_nearest(place, 1, 0.0)
@@ -166,7 +166,7 @@ def test_a_search_that_takes_long_says_where_to_go_on(tmp_path: Path, monkeypatc
     assert found is not None
     assert looks > 5
     assert search.number_match(found) == 1
-    assert not OutputSearch(reel(job), "needle").continue_search(0.0)
+    assert not OutputSearch(open_buffer(job), "needle").continue_search(0.0)
 
 
 def test_matches_come_while_the_job_prints(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_matches_come_while_the_job_prints(tmp_path: Path) -> None:
     there = OutputBuffer(session)
     search = OutputSearch(there, "loss")
     for number in range(1, 4):
-        job.say(b"a loss\n")
+        job.write_output(b"a loss\n")
         session.refresh()
         there.refresh_at(time.time_ns())
         assert search.match_count == number

@@ -16,7 +16,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from agents import table, wait_for
+from agents import read_table_file, wait_for
 from small_recording import S
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.job import job, job_control
@@ -70,15 +70,15 @@ def test_silence_means_something_only_when_peers_spoke_long_ago() -> None:
 
 
 def test_rank_variables_in_order_and_only_if_not_our_own() -> None:
-    def rank(environment: dict[str, str], **ours: str) -> int | None:
+    def read_rank(environment: dict[str, str], **ours: str) -> int | None:
         return launchers.read_number(environment, launchers.RANK, inherited=ours)
 
-    assert rank({"SLURM_PROCID": "5", "RANK": "2"}) == 2
-    assert rank({"SLURM_PROCID": "5"}) == 5
-    assert rank({"SLURM_PROCID": "5"}, SLURM_PROCID="5") is None
-    assert rank({"RANK": "1"}, RANK="0") == 1
-    assert rank({"RANK": "many"}) is None
-    assert rank({"RANK": "\N{SUPERSCRIPT TWO}"}) is None  # a digit, and no number
+    assert read_rank({"SLURM_PROCID": "5", "RANK": "2"}) == 2
+    assert read_rank({"SLURM_PROCID": "5"}) == 5
+    assert read_rank({"SLURM_PROCID": "5"}, SLURM_PROCID="5") is None
+    assert read_rank({"RANK": "1"}, RANK="0") == 1
+    assert read_rank({"RANK": "many"}) is None
+    assert read_rank({"RANK": "\N{SUPERSCRIPT TWO}"}) is None  # a digit, and no number
 
 
 class _Recorder(EventWriter):
@@ -197,7 +197,7 @@ class TestControlGroup:
     """On folders laid out like the kernel's."""
 
     @pytest.fixture
-    def tree(self, tmp_path: Path) -> Path:
+    def cgroup_tree(self, tmp_path: Path) -> Path:
         leaf = tmp_path / "slurm" / "job" / "task"
         leaf.mkdir(parents=True)
         for folder, limit, used in (
@@ -210,23 +210,23 @@ class TestControlGroup:
             (folder / "memory.events").write_text(f"low 0\nhigh 0\nmax 3\noom 2\noom_kill {used // 100}\n")
         return leaf
 
-    def group(self, leaf: Path | None, monkeypatch: pytest.MonkeyPatch) -> cgroup.ControlGroup:
+    def make_group(self, leaf: Path | None, monkeypatch: pytest.MonkeyPatch) -> cgroup.ControlGroup:
         path = None if leaf is None else str(leaf)
         monkeypatch.setattr(cgroup, "_find_folder", lambda pid, controller: None if controller else path)
         return cgroup.ControlGroup(os.getpid())
 
-    def test_the_lowest_limit_above_counts(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        group = self.group(tree, monkeypatch)
+    def test_the_lowest_limit_above_counts(self, cgroup_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        group = self.make_group(cgroup_tree, monkeypatch)
         assert group.read_memory() == (400, 5000)
         assert group.count_oom_kills() == 1
 
-    def test_no_limit(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        for folder in (tree, tree.parent, tree.parent.parent):
+    def test_no_limit(self, cgroup_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for folder in (cgroup_tree, cgroup_tree.parent, cgroup_tree.parent.parent):
             (folder / "memory.max").write_text("max\n")
-        assert self.group(tree, monkeypatch).read_memory() == (100, -1)
+        assert self.make_group(cgroup_tree, monkeypatch).read_memory() == (100, -1)
 
     def test_no_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        group = self.group(None, monkeypatch)
+        group = self.make_group(None, monkeypatch)
         assert group.read_memory() == (-1, -1)
         assert group.count_oom_kills() == -1
 
@@ -266,7 +266,7 @@ class _Steps:
         self.said.append("close")
 
 
-def _lane(sampler: _Steps) -> tuple[SamplerThread, list[str]]:
+def _start_lane(sampler: _Steps) -> tuple[SamplerThread, list[str]]:
     """A lane that has begun to sample tick 0, and what it reports."""
     errors: list[str] = []
     lane = SamplerThread("lane", sampler, on_error=lambda where, error: errors.append(f"{where}: {error}"))
@@ -276,16 +276,16 @@ def _lane(sampler: _Steps) -> tuple[SamplerThread, list[str]]:
 
 
 def _tick_until_sampled(lane: SamplerThread, sampler: _Steps, number: int) -> None:
-    def sampled() -> bool:
+    def is_sampled() -> bool:
         lane.request_sample(number, number)
         return number in sampler.said
 
-    wait_for(sampled)
+    wait_for(is_sampled)
 
 
 def test_a_slow_sampler_leaves_ticks_out() -> None:
     sampler = _Steps()
-    lane, errors = _lane(sampler)
+    lane, errors = _start_lane(sampler)
     for number in (1, 2, 3):
         lane.request_sample(number, number)
     sampler.goes_on.set()
@@ -297,7 +297,7 @@ def test_a_slow_sampler_leaves_ticks_out() -> None:
 
 def test_a_failing_sampler_is_reported_once() -> None:
     sampler = _Steps(fails=True)
-    lane, errors = _lane(sampler)
+    lane, errors = _start_lane(sampler)
     for number in (1, 2, 3):
         lane.request_sample(number, number)
     lane.finish_sampling(5.0)
@@ -307,7 +307,7 @@ def test_a_failing_sampler_is_reported_once() -> None:
 
 def test_a_hanging_sampler_does_not_hold_the_end_up() -> None:
     sampler = _Steps()
-    lane, _ = _lane(sampler)
+    lane, _ = _start_lane(sampler)
     lane.finish_sampling(0.1)
     assert lane.is_alive()
     assert sampler.said == ["prepare", 0]
@@ -355,7 +355,7 @@ class TestGpus:
     """NVML's answers that cannot be had on a machine at will: unsupported queries, a GPU that is lost."""
 
     @pytest.fixture
-    def answers(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    def nvml_answers(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         """What NVML answers, by function; an exception is raised. Counts calls under ``("calls", name)``."""
         unsupported = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         table: dict[Any, Any] = {
@@ -378,83 +378,85 @@ class TestGpus:
             "nvmlDeviceGetProcessUtilization": unsupported,
         }
 
-        def replace(name: str) -> None:
-            def call(*arguments: Any) -> Any:
+        def replace_function(name: str) -> None:
+            def answer_call(*arguments: Any) -> Any:
                 table["calls", name] = table.get(("calls", name), 0) + 1
                 if isinstance(table[name], Exception):
                     raise table[name]
                 return table[name]
 
-            monkeypatch.setattr(pynvml, name, call)
+            monkeypatch.setattr(pynvml, name, answer_call)
 
         for name in list(table):
-            replace(name)
+            replace_function(name)
         return table
 
     def make_sampler(self, folder: Path, **listeners: Callable[[Any], None]) -> gpu_sampler.GpuSampler:
         quiet = dict.fromkeys(("on_seen", "on_lost", "on_neighbour"), lambda fact: None)
         return gpu_sampler.GpuSampler(str(folder), Identity.for_this_process("node"), **(quiet | listeners))
 
-    def test_unsupported_queries_are_made_once(self, answers: dict[Any, Any]) -> None:
+    def test_unsupported_queries_are_made_once(self, nvml_answers: dict[Any, Any]) -> None:
         _, (device,) = nvml.discover_gpus()
         rows = [device.read_row(1000 + tick, 2 * tick) for tick in range(3)]
         assert rows[0][:6] == (1000, 40, 100, -1, -1, 4)
         assert str(rows[0][6]) == str(rows[0][7]) == "nan"
         assert rows[2][8:] == (250.0, 60, 1980, 0)
-        assert answers["calls", "nvmlDeviceGetUtilizationRates"] == 1
-        assert answers["calls", "nvmlDeviceGetFieldValues"] == 1
-        assert answers["calls", "nvmlDeviceGetTemperature"] == 1
+        assert nvml_answers["calls", "nvmlDeviceGetUtilizationRates"] == 1
+        assert nvml_answers["calls", "nvmlDeviceGetFieldValues"] == 1
+        assert nvml_answers["calls", "nvmlDeviceGetTemperature"] == 1
         assert [row[:4] for row in device.read_process_rows(5, refresh=True)] == [(5, -1, 7, 0)]
-        assert ("calls", "nvmlDeviceGetProcessUtilization") not in answers  # a process that has the GPU alone
+        assert ("calls", "nvmlDeviceGetProcessUtilization") not in nvml_answers  # a process that has the GPU alone
 
-    def test_processes_that_share_a_gpu_are_measured_once_a_second(self, answers: dict[Any, Any], tmp_path: Path) -> None:
-        answers["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=pid, usedGpuMemory=9) for pid in (7, 8)]
-        answers["nvmlDeviceGetProcessUtilization"] = [SimpleNamespace(pid=8, smUtil=percent) for percent in (30, 50)]
+    def test_processes_that_share_a_gpu_are_measured_once_a_second(
+        self, nvml_answers: dict[Any, Any], tmp_path: Path
+    ) -> None:
+        nvml_answers["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=pid, usedGpuMemory=9) for pid in (7, 8)]
+        nvml_answers["nvmlDeviceGetProcessUtilization"] = [SimpleNamespace(pid=8, smUtil=percent) for percent in (30, 50)]
         neighbours: list[int] = []
         sampler = self.make_sampler(tmp_path, on_neighbour=neighbours.append)
         sampler.prepare_sampling()
         for tick in range(0, 45, 2):
-            answers["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=100, used=40 + tick)
+            nvml_answers["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=100, used=40 + tick)
             sampler.take_sample(tick * S // 20, tick)
         sampler.close()
-        rows = table(next(tmp_path.glob("gpu_processes-*.rec")))
-        assert answers["calls", "nvmlDeviceGetComputeRunningProcesses"] > 10
-        assert answers["calls", "nvmlDeviceGetProcessUtilization"] == 3
+        rows = read_table_file(next(tmp_path.glob("gpu_processes-*.rec")))
+        assert nvml_answers["calls", "nvmlDeviceGetComputeRunningProcesses"] > 10
+        assert nvml_answers["calls", "nvmlDeviceGetProcessUtilization"] == 3
         assert set(rows[["pid", "sm_percent"]].tolist()) == {(7, 0.0), (8, 40.0)}
         assert sorted(neighbours) == [7, 8]
 
     @pytest.mark.parametrize("error", [pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_NOT_SUPPORTED])
-    def test_how_much_processes_compute_may_be_hidden(self, answers: dict[Any, Any], error: int) -> None:
-        answers["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=pid, usedGpuMemory=9) for pid in (7, 8)]
-        answers["nvmlDeviceGetProcessUtilization"] = pynvml.NVMLError(error)
+    def test_how_much_processes_compute_may_be_hidden(self, nvml_answers: dict[Any, Any], error: int) -> None:
+        nvml_answers["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=pid, usedGpuMemory=9) for pid in (7, 8)]
+        nvml_answers["nvmlDeviceGetProcessUtilization"] = pynvml.NVMLError(error)
         _, (device,) = nvml.discover_gpus()
         rows = [row for second in range(3) for row in device.read_process_rows(second * S, refresh=True)]
         assert {str(row[4]) for row in rows} == {"nan"}
-        assert answers["calls", "nvmlDeviceGetProcessUtilization"] == 1
+        assert nvml_answers["calls", "nvmlDeviceGetProcessUtilization"] == 1
 
-    def test_without_samples_nothing_is_known(self, answers: dict[Any, Any]) -> None:
-        answers["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=pid, usedGpuMemory=9) for pid in (7, 8)]
-        answers["nvmlDeviceGetProcessUtilization"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+    def test_without_samples_nothing_is_known(self, nvml_answers: dict[Any, Any]) -> None:
+        nvml_answers["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=pid, usedGpuMemory=9) for pid in (7, 8)]
+        nvml_answers["nvmlDeviceGetProcessUtilization"] = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         _, (device,) = nvml.discover_gpus()
         assert [str(row[4]) for row in device.read_process_rows(0, refresh=True)] == ["nan", "nan"]
-        answers["nvmlDeviceGetProcessUtilization"] = [SimpleNamespace(pid=8, smUtil=30)]
+        nvml_answers["nvmlDeviceGetProcessUtilization"] = [SimpleNamespace(pid=8, smUtil=30)]
         assert [row[4] for row in device.read_process_rows(S, refresh=True)] == [0.0, 30.0]
 
-    def test_byte_counters_of_32_bits_do_not_wrap_for_us(self, answers: dict[Any, Any]) -> None:
+    def test_byte_counters_of_32_bits_do_not_wrap_for_us(self, nvml_answers: dict[Any, Any]) -> None:
         _, (device,) = nvml.discover_gpus()
         kept = []
         for tick, raw in enumerate(((1 << 32) - 10, 5, 1000)):
             value = SimpleNamespace(fieldId=197, nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=raw))
-            answers["nvmlDeviceGetFieldValues"] = [value]
+            nvml_answers["nvmlDeviceGetFieldValues"] = [value]
             kept.append(device.read_row(0, 2 * tick)[3])
         assert kept == [(1 << 32) - 10, (1 << 32) + 5, (1 << 32) + 1000]
         assert device.read_row(0, 8)[4] == -1
 
-    def test_counters_are_looked_at_between_rows_only_while_bytes_flow(self, answers: dict[Any, Any]) -> None:
+    def test_counters_are_looked_at_between_rows_only_while_bytes_flow(self, nvml_answers: dict[Any, Any]) -> None:
         _, (device,) = nvml.discover_gpus()
         value = SimpleNamespace(fieldId=198, nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=0))
         unsupported = SimpleNamespace(fieldId=197, nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED)
-        answers["nvmlDeviceGetFieldValues"] = [value, unsupported]
+        nvml_answers["nvmlDeviceGetFieldValues"] = [value, unsupported]
         device.read_row(0, 0)
         due = []
         for tick, flown in enumerate((0, 10, 3 << 30, 0), 1):
@@ -463,51 +465,51 @@ class TestGpus:
             due.append(device.is_due(2 * tick + 1))
         assert due == [False, False, True, False]
 
-    def test_processes_are_asked_for_when_memory_has_changed(self, answers: dict[Any, Any], tmp_path: Path) -> None:
-        answers["nvmlDeviceGetCount"] = 2
+    def test_processes_are_asked_for_when_memory_has_changed(self, nvml_answers: dict[Any, Any], tmp_path: Path) -> None:
+        nvml_answers["nvmlDeviceGetCount"] = 2
         sampler = self.make_sampler(tmp_path)
         sampler.prepare_sampling()
         asked = []
         for tick in range(0, 60, 2):
             if tick in (30, 32, 36):
-                answers["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=100, used=40 + tick)
-            before = answers.get(("calls", "nvmlDeviceGetComputeRunningProcesses"), 0)
+                nvml_answers["nvmlDeviceGetMemoryInfo"] = SimpleNamespace(total=100, used=40 + tick)
+            before = nvml_answers.get(("calls", "nvmlDeviceGetComputeRunningProcesses"), 0)
             sampler.take_sample(tick, tick)
-            if answers["calls", "nvmlDeviceGetComputeRunningProcesses"] > before:
+            if nvml_answers["calls", "nvmlDeviceGetComputeRunningProcesses"] > before:
                 asked.append(tick)
         sampler.close()
         assert asked == [0, 20, 30, 34, 38, 58]
-        rows = table(next(tmp_path.glob("gpu_processes-*.rec")))
+        rows = read_table_file(next(tmp_path.glob("gpu_processes-*.rec")))
         assert rows[["time_ns", "gpu"]].tolist() == [(tick, gpu) for tick in asked for gpu in (0, 1)]
 
-    def test_a_passing_failure_is_asked_again(self, answers: dict[Any, Any]) -> None:
+    def test_a_passing_failure_is_asked_again(self, nvml_answers: dict[Any, Any]) -> None:
         _, (device,) = nvml.discover_gpus()
-        answers["nvmlDeviceGetPowerUsage"] = pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
+        nvml_answers["nvmlDeviceGetPowerUsage"] = pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT)
         assert str(device.read_row(0, 1)[8]) == "nan"
-        answers["nvmlDeviceGetPowerUsage"] = 100_000
+        nvml_answers["nvmlDeviceGetPowerUsage"] = 100_000
         assert device.read_row(0, 2)[8] == 100.0
 
-    def test_a_lost_gpu_is_said_once(self, answers: dict[Any, Any], tmp_path: Path) -> None:
+    def test_a_lost_gpu_is_said_once(self, nvml_answers: dict[Any, Any], tmp_path: Path) -> None:
         seen: list[nvml.GpuDiscovery] = []
         lost: list[str] = []
         sampler = self.make_sampler(tmp_path, on_seen=seen.append, on_lost=lost.append)
         sampler.prepare_sampling()
         assert seen == [nvml.GpuDiscovery("580.1", (nvml.Gpu(0, "GPU-1", "H200", 100),), None)]
         sampler.take_sample(1, 0)
-        answers["nvmlDeviceGetMemoryInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        nvml_answers["nvmlDeviceGetMemoryInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         for tick in (2, 4, 6):
             sampler.take_sample(tick, tick)
         assert lost == ["GPU 0 (H200) does not respond any more: GPU is lost"]
         assert sampler.lost_records == 0
         sampler.close()
 
-    def test_mig_is_said(self, answers: dict[Any, Any]) -> None:
-        answers["nvmlDeviceGetMigMode"] = [1, 1]
+    def test_mig_is_said(self, nvml_answers: dict[Any, Any]) -> None:
+        nvml_answers["nvmlDeviceGetMigMode"] = [1, 1]
         seen, _ = nvml.discover_gpus()
         assert str(seen.notice).startswith("MIG is enabled on GPU 0, but no instance is visible")
 
-    def test_a_gpu_that_is_not_ours_leaves_the_others(self, answers: dict[Any, Any]) -> None:
-        answers["nvmlDeviceGetHandleByIndex"] = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+    def test_a_gpu_that_is_not_ours_leaves_the_others(self, nvml_answers: dict[Any, Any]) -> None:
+        nvml_answers["nvmlDeviceGetHandleByIndex"] = pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
         seen, devices = nvml.discover_gpus()
         assert (seen.driver, seen.gpus, devices) == ("580.1", (), [])
         assert str(seen.notice).startswith("GPU 0 cannot be sampled: ")
@@ -522,8 +524,8 @@ class TestGpus:
             (pynvml.NVML_ERROR_UNKNOWN, "The NVIDIA driver does not respond ("),
         ],
     )
-    def test_no_driver(self, answers: dict[Any, Any], error: int, begins: str) -> None:
-        answers["nvmlInit"] = pynvml.NVMLError(error)
+    def test_no_driver(self, nvml_answers: dict[Any, Any], error: int, begins: str) -> None:
+        nvml_answers["nvmlInit"] = pynvml.NVMLError(error)
         seen, devices = nvml.discover_gpus()
         assert str(seen.notice).startswith(begins)
         assert (seen.driver, seen.gpus, devices) == (None, (), [])

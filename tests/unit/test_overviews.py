@@ -30,16 +30,16 @@ def nobody_runs(path: Path) -> bool:
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def session_root(tmp_path: Path) -> Path:
     folder = tmp_path / "zerotop" / "sessions"
     folder.mkdir(parents=True)
     return folder
 
 
-@pytest.mark.parametrize("name", recordings.names())
+@pytest.mark.parametrize("name", recordings.list_recordings())
 def test_an_overview_equals_the_whole_recording(name: str) -> None:
-    whole = recordings.recording(name)
-    about = build_overview(quick_read.open_glimpse(recordings.packed(name)))
+    whole = recordings.open_recording(name)
+    about = build_overview(quick_read.open_glimpse(recordings.find_packed_file(name)))
     rows = read_steps(whole)
     lowest = rows[rows["rank"] == rows["rank"].min()]
     engine = next(event.facts for event in whole.events if event.name == "engine")
@@ -59,32 +59,32 @@ def test_an_overview_equals_the_whole_recording(name: str) -> None:
 
 
 def test_the_cause_of_an_end_in_a_few_words() -> None:
-    assert build_overview(quick_read.open_glimpse(recordings.packed("z2-oom"))).why == "GPU memory"
-    assert build_overview(quick_read.open_glimpse(recordings.packed("z2"))).why == ""
+    assert build_overview(quick_read.open_glimpse(recordings.find_packed_file("z2-oom"))).why == "GPU memory"
+    assert build_overview(quick_read.open_glimpse(recordings.find_packed_file("z2"))).why == ""
 
 
-def test_packed_and_unpacked_say_the_same(root: Path) -> None:
-    session = recordings.as_directory("x4-z3", root)
+def test_packed_and_unpacked_say_the_same(session_root: Path) -> None:
+    session = recordings.as_directory("x4-z3", session_root)
     again = build_overview(quick_read.open_glimpse(session))
-    assert again == build_overview(quick_read.open_glimpse(recordings.packed("x4-z3")))
+    assert again == build_overview(quick_read.open_glimpse(recordings.find_packed_file("x4-z3")))
 
 
-def test_a_glimpse_reads_neither_output_nor_samples_of_processors(root: Path) -> None:
-    session = recordings.as_directory("x4-z3", root)
+def test_a_glimpse_reads_neither_output_nor_samples_of_processors(session_root: Path) -> None:
+    session = recordings.as_directory("x4-z3", session_root)
     others = ("output-", "threads-", "gpus-", "device_times-", "spans-rank1", "spans-rank2", "spans-rank3")
     for path in session.iterdir():
         if path.name.startswith(others):
             path.write_bytes(b"not to be looked at")
     assert build_overview(quick_read.open_glimpse(session)) == build_overview(
-        quick_read.open_glimpse(recordings.packed("x4-z3"))
+        quick_read.open_glimpse(recordings.find_packed_file("x4-z3"))
     )
 
 
 @pytest.mark.parametrize(("name", "finished"), [("x4-attached", 26), ("held-restart", 30), ("z2", 24)])
 def test_steps_are_the_jobs(name: str, finished: int) -> None:
     """Those before it was attached to are counted, those that were done again are not."""
-    assert build_overview(quick_read.open_glimpse(recordings.packed(name))).steps == finished
-    session = recordings.recording(name)
+    assert build_overview(quick_read.open_glimpse(recordings.find_packed_file(name))).steps == finished
+    session = recordings.open_recording(name)
     (told,) = (measure for measure in compare_sessions([session, session]).measures if measure.name == "steps")
     assert told.values == (finished, finished)
 
@@ -92,14 +92,14 @@ def test_steps_are_the_jobs(name: str, finished: int) -> None:
 def test_no_spike_is_lost() -> None:
     values = np.full(10_000, 0.5)
     values[7_777] = 60.0
-    found = resample_longest(values, PIECES)
-    assert len(found) == PIECES
-    assert found.max() == 60.0
+    resampled = resample_longest(values, PIECES)
+    assert len(resampled) == PIECES
+    assert resampled.max() == 60.0
     assert resample_longest(values[:3], PIECES).tolist() == [0.5] * 3
 
 
 def test_overviews_survive_json() -> None:
-    about = build_overview(quick_read.open_glimpse(recordings.packed("z2")))
+    about = build_overview(quick_read.open_glimpse(recordings.find_packed_file("z2")))
     assert Overview.from_json(json.loads(json.dumps(about.as_json()))) == about
     blank = Overview.from_json(json.loads(json.dumps(Overview("x").as_json(), allow_nan=False)))
     assert math.isnan(blank.iteration_s)
@@ -107,23 +107,23 @@ def test_overviews_survive_json() -> None:
         Overview.from_json({"name": "x"})
 
 
-def test_unchanged_recordings_are_not_read_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = root.with_name("overviews.json")
-    shutil.copy(recordings.packed("z2"), root)
-    shutil.copy(recordings.packed("z2-oom"), root)
-    first = Overviews(root, cache, nobody_runs).read_all()
+def test_unchanged_recordings_are_not_read_again(session_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = session_root.with_name("overviews.json")
+    shutil.copy(recordings.find_packed_file("z2"), session_root)
+    shutil.copy(recordings.find_packed_file("z2-oom"), session_root)
+    first = Overviews(session_root, cache, nobody_runs).read_all()
     read: list[Path] = []
     monkeypatch.setattr("zerotop.analysis.reports.recording_index.open_glimpse", lambda path: read.append(path))
-    assert Overviews(root, cache, nobody_runs).read_all() == first
+    assert Overviews(session_root, cache, nobody_runs).read_all() == first
     assert not read
     monkeypatch.undo()
-    shutil.copy(recordings.packed("z2-fp16"), root / "z2.zerotop")
-    (changed,) = [r for r in Overviews(root, cache, nobody_runs).read_all() if r.name == "z2.zerotop"]
+    shutil.copy(recordings.find_packed_file("z2-fp16"), session_root / "z2.zerotop")
+    (changed,) = [r for r in Overviews(session_root, cache, nobody_runs).read_all() if r.name == "z2.zerotop"]
     assert changed.overview is not None
     assert changed.overview.name == "z2-fp16"
 
 
-def _cut(path: Path) -> None:
+def _cut_file(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:20_000])
 
 
@@ -137,12 +137,12 @@ def _a_lie(path: Path) -> None:
     (session / "session.json").write_text('{"zerotop": [1, 0], "clock": {"unix_ns": "x"}}')
 
 
-@pytest.mark.parametrize("damage", [_cut, _no_zip, _a_lie])
-def test_a_damaged_recording_is_a_line_with_a_sentence(root: Path, damage: Callable[[Path], None]) -> None:
-    shutil.copy(recordings.packed("z2"), root)
-    shutil.copy(recordings.packed("z2-oom"), root)
-    damage(root / "z2.zerotop")
-    found = Overviews(root, None, nobody_runs).read_all()
+@pytest.mark.parametrize("damage", [_cut_file, _no_zip, _a_lie])
+def test_a_damaged_recording_is_a_line_with_a_sentence(session_root: Path, damage: Callable[[Path], None]) -> None:
+    shutil.copy(recordings.find_packed_file("z2"), session_root)
+    shutil.copy(recordings.find_packed_file("z2-oom"), session_root)
+    damage(session_root / "z2.zerotop")
+    found = Overviews(session_root, None, nobody_runs).read_all()
     problems = [recording.overview.problem for recording in found if recording.overview is not None]
     assert len(problems) == 2
     assert sorted(map(bool, problems)) == [False, True]
@@ -153,48 +153,48 @@ def test_a_damaged_recording_is_a_line_with_a_sentence(root: Path, damage: Calla
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"version": 3}', '{"version": 3, "known": {"a": {"stamp": [1], "about": {}}}}']
 )
-def test_a_damaged_cache_is_passed_over(root: Path, content: str) -> None:
-    cache = root.with_name("overviews.json")
+def test_a_damaged_cache_is_passed_over(session_root: Path, content: str) -> None:
+    cache = session_root.with_name("overviews.json")
     cache.write_text(content)
-    shutil.copy(recordings.packed("z2"), root)
-    (found,) = Overviews(root, cache, nobody_runs).read_all()
+    shutil.copy(recordings.find_packed_file("z2"), session_root)
+    (found,) = Overviews(session_root, cache, nobody_runs).read_all()
     assert found.overview is not None
     assert found.overview.steps == 24
 
 
-def test_a_cache_that_cannot_be_written_costs_only_time(root: Path) -> None:
-    cache = root.with_name("overviews.json")
+def test_a_cache_that_cannot_be_written_costs_only_time(session_root: Path) -> None:
+    cache = session_root.with_name("overviews.json")
     cache.mkdir()
-    shutil.copy(recordings.packed("z2"), root)
-    (found,) = Overviews(root, cache, nobody_runs).read_all()
+    shutil.copy(recordings.find_packed_file("z2"), session_root)
+    (found,) = Overviews(session_root, cache, nobody_runs).read_all()
     assert found.overview is not None
-    assert not [path for path in root.parent.iterdir() if path.name.startswith(".")]
+    assert not [path for path in session_root.parent.iterdir() if path.name.startswith(".")]
 
 
-def test_what_is_written_is_live_and_what_is_silent_is_not(root: Path) -> None:
-    session = Path(directory.create_session(["python", "train.py"], path=str(root / "now"), launcher="python"))
-    overviews = Overviews(root, None, nobody_runs)
+def test_what_is_written_is_live_and_what_is_silent_is_not(session_root: Path) -> None:
+    session = Path(directory.create_session(["python", "train.py"], path=str(session_root / "now"), launcher="python"))
+    overviews = Overviews(session_root, None, nobody_runs)
     assert [recording.is_live for recording in overviews.read_all()] == [True]
     old = json.loads((session / "session.json").read_text())
     old["clock"]["unix_ns"] = time.time_ns() - 60 * 10**9
     (session / "session.json").write_text(json.dumps(old))
-    assert [recording.is_live for recording in Overviews(root, None, nobody_runs).read_all()] == [False]
-    assert [recording.is_live for recording in Overviews(root, None, lambda path: True).read_all()] == [True]
+    assert [recording.is_live for recording in Overviews(session_root, None, nobody_runs).read_all()] == [False]
+    assert [recording.is_live for recording in Overviews(session_root, None, lambda path: True).read_all()] == [True]
 
 
-def test_they_come_newest_first_and_one_that_is_deleted_goes(root: Path) -> None:
+def test_they_come_newest_first_and_one_that_is_deleted_goes(session_root: Path) -> None:
     for name in ("z2", "z2-oom", "story", "cpu-clean"):
-        shutil.copy(recordings.packed(name), root)
-    overviews = Overviews(root, root.with_name("o.json"), nobody_runs)
+        shutil.copy(recordings.find_packed_file(name), session_root)
+    overviews = Overviews(session_root, session_root.with_name("o.json"), nobody_runs)
     names = [recording.path.stem for recording in overviews.read_all()]
     assert names == ["cpu-clean", "story", "z2-oom", "z2"]
-    (root / "story.zerotop").unlink()
+    (session_root / "story.zerotop").unlink()
     assert [recording.path.stem for recording in overviews.list_recordings()] == ["cpu-clean", "z2-oom", "z2"]
 
 
-def test_packing_keeps_the_overview(root: Path, tmp_path: Path) -> None:
+def test_packing_keeps_the_overview(session_root: Path, tmp_path: Path) -> None:
     session = recordings.as_directory("z2-oom", tmp_path)
-    with (root / "again.zerotop").open("wb") as stream:
+    with (session_root / "again.zerotop").open("wb") as stream:
         pack_folder(Directory(session), stream)
-    (found,) = Overviews(root, None, nobody_runs).read_all()
+    (found,) = Overviews(session_root, None, nobody_runs).read_all()
     assert found.overview == replace(build_overview(quick_read.open_glimpse(session)))

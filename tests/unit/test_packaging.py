@@ -22,9 +22,9 @@ def shipped_files(root: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_wheel(checkout_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(root)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(checkout_root)]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert len(list(folder.glob("*.tar.gz"))) == 1
@@ -32,10 +32,10 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_wheel_holds_both_packages_whole_and_nothing_else(wheel: Path, root: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
+def test_wheel_holds_both_packages_whole_and_nothing_else(built_wheel: Path, checkout_root: Path) -> None:
+    names = set(zipfile.ZipFile(built_wheel).namelist())
     shipped = {name for name in names if ".dist-info/" not in name}
-    assert shipped == shipped_files(root)
+    assert shipped == shipped_files(checkout_root)
     assert {
         "zerotop/py.typed",
         "zerotop/demo/finetune.py",
@@ -46,8 +46,8 @@ def test_wheel_holds_both_packages_whole_and_nothing_else(wheel: Path, root: Pat
     } <= shipped
 
 
-def test_training_stack_is_an_extra(wheel: Path) -> None:
-    archive = zipfile.ZipFile(wheel)
+def test_training_stack_is_an_extra(built_wheel: Path) -> None:
+    archive = zipfile.ZipFile(built_wheel)
     (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
     lines = archive.read(metadata).decode().splitlines()
     needed = [line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line]
@@ -56,8 +56,8 @@ def test_training_stack_is_an_extra(wheel: Path) -> None:
     assert names == {"textual", "numpy", "polars", "psutil", "nvidia-ml-py", "argcomplete", "tomli"}
 
 
-def test_installed_package_finds_its_configs(wheel: Path, tmp_path: Path) -> None:
-    zipfile.ZipFile(wheel).extractall(tmp_path)
+def test_installed_package_finds_its_configs(built_wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(built_wheel).extractall(tmp_path)
     code = "from zerotop import demo; print(demo.find_config('zero3_bf16')); print(demo.SCRIPT_PATH)"
     run = subprocess.run(
         [sys.executable, "-c", code],

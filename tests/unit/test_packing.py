@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from small_recording import identity, span, write
+from small_recording import make_identity, make_span, write_table
 from zerotop.cli import main
 from zerotop.session import catalog
 from zerotop.session.output.tail import read_output_tail
@@ -28,15 +28,15 @@ from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import EventWriter, RecordWriter
 
 
-def make(folder: Path) -> Path:
+def make_recording(folder: Path) -> Path:
     """A recording with two ranks, a sampler, events and output, whose job has ended."""
     path = Path(directory.create_session(["python", "train.py"], path=str(folder / "session")))
     for rank in (0, 1):
-        write(path, tables.SPANS, identity(rank), span(0, 1, "forward"), span(1, 2, "step", 3)).close()
+        write_table(path, tables.SPANS, make_identity(rank), make_span(0, 1, "forward"), make_span(1, 2, "step", 3)).close()
     name = b"pt_autograd_0"
     threads = [(time, 1, 2, cores, 5, 6, 7, name) for time, cores in ((1, 0.5), (2, math.nan), (3, -0.0))]
-    write(path, tables.THREADS, identity(-1), *threads).close()
-    write(path, tables.OUTPUT, identity(-1), (1, 0, 6, 0, 0), (2, 6, 7, 1, 0)).close()
+    write_table(path, tables.THREADS, make_identity(-1), *threads).close()
+    write_table(path, tables.OUTPUT, make_identity(-1), (1, 0, 6, 0, 0), (2, 6, 7, 1, 0)).close()
     (output,) = path.glob("output-*.rec")
     output.with_suffix(".log").write_bytes(b"hello\nworld\xff\n")
     with_events(path, "job_started", "job_ended")
@@ -44,13 +44,13 @@ def make(folder: Path) -> Path:
 
 
 def with_events(path: Path, *names: str) -> None:
-    events = EventWriter(str(path), identity(-1))
+    events = EventWriter(str(path), make_identity(-1))
     for place, name in enumerate(names):
         events.write(place, name, exit_code=0)
     events.close()
 
 
-def packed(path: Path) -> bytes:
+def pack_recording(path: Path) -> bytes:
     stream = io.BytesIO()
     assert pack_folder(Directory(path), stream) == []
     return stream.getvalue()
@@ -58,15 +58,15 @@ def packed(path: Path) -> bytes:
 
 def packed_file(path: Path) -> Path:
     file = path.with_name("packed" + SUFFIX)
-    file.write_bytes(packed(path))
+    file.write_bytes(pack_recording(path))
     return file
 
 
-def contents(path: Path) -> dict[str, bytes]:
+def read_contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-def refused(path: Path) -> str:
+def read_refusal(path: Path) -> str:
     with pytest.raises(SessionError) as caught:
         Session.open(path)
     assert str(caught.value).endswith(".")
@@ -74,13 +74,13 @@ def refused(path: Path) -> str:
 
 
 def test_the_same_files_come_out_and_the_same_bytes_go_in(tmp_path: Path) -> None:
-    path = make(tmp_path)
-    assert unpack_files(packed_file(path)) == contents(path)
-    assert packed(path) == packed(path)
+    path = make_recording(tmp_path)
+    assert unpack_files(packed_file(path)) == read_contents(path)
+    assert pack_recording(path) == pack_recording(path)
 
 
 def test_a_packed_session_is_the_session(tmp_path: Path) -> None:
-    path = make(tmp_path)
+    path = make_recording(tmp_path)
     one, other = Session.open(path), Session.open(packed_file(path))
     assert (one.name, one.info, one.events) == (other.name, other.info, other.events)
     assert (one.begin_ns, one.last_written_ns) == (other.begin_ns, other.last_written_ns)
@@ -104,18 +104,18 @@ def test_any_values_of_any_plain_types(tmp_path_factory: pytest.TempPathFactory,
     fields = tuple(tables.Field(f"more{place}", code, "") for place, code in enumerate(codes))
     table = tables.PROBE._replace(fields=tables.PROBE.fields + fields)
     path = Path(directory.create_session(["x"], path=str(tmp_path_factory.mktemp("any") / "session")))
-    RecordWriter(str(path), table, identity(0)).close()
+    RecordWriter(str(path), table, make_identity(0)).close()
     (file,) = path.glob("*.rec")
     with file.open("ab") as opened:
         count = data.draw(st.integers(0, 5))
         opened.write(
             data.draw(st.binary(min_size=count * table.record_struct.size, max_size=count * table.record_struct.size))
         )
-    assert unpack_files(packed_file(path)) == contents(path)
+    assert unpack_files(packed_file(path)) == read_contents(path)
 
 
 def test_tables_are_parquet_that_others_can_read(tmp_path: Path) -> None:
-    with zipfile.ZipFile(io.BytesIO(packed(make(tmp_path)))) as archive:
+    with zipfile.ZipFile(io.BytesIO(pack_recording(make_recording(tmp_path)))) as archive:
         (name,) = [name for name in archive.namelist() if name.startswith("spans")]
         frame = polars.read_parquet(archive.read(name))
     assert frame["step"].to_list() == [0, 3, 0, 3]
@@ -123,8 +123,8 @@ def test_tables_are_parquet_that_others_can_read(tmp_path: Path) -> None:
 
 
 def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
-    path = make(tmp_path)
-    before = contents(path)
+    path = make_recording(tmp_path)
+    before = read_contents(path)
     for file in path.glob("spans-*.rec"):
         with file.open("ab") as opened:
             opened.write(b"half a record")
@@ -132,7 +132,7 @@ def test_a_torn_record_is_left_out(tmp_path: Path) -> None:
 
 
 def test_what_is_damaged_or_unknown_stays_as_it_is(tmp_path: Path) -> None:
-    path = make(tmp_path)
+    path = make_recording(tmp_path)
     (path / "probe-x.rec").write_bytes(b"no header\n")
     (path / "probe-y.rec").write_bytes(b"")
     header = json.loads((next(path.glob("spans-*"))).read_bytes().split(b"\n")[0])
@@ -147,24 +147,24 @@ def test_what_is_damaged_or_unknown_stays_as_it_is(tmp_path: Path) -> None:
     with open(next(path.glob("events-*")), "ab") as events:
         events.write(b"no event\n\xff\nhalf a li")
     file = packed_file(path)
-    assert unpack_files(file) == contents(path)
+    assert unpack_files(file) == read_contents(path)
     one, other = Session.open(path), Session.open(file)
     assert (one.damaged_files, one.damaged_lines) == (other.damaged_files, other.damaged_lines)
     assert (one.damaged_files > 0, one.damaged_lines) == (True, 2)
 
 
 def test_writers_of_two_versions_of_a_table(tmp_path: Path) -> None:
-    path = make(tmp_path)
+    path = make_recording(tmp_path)
     wider = tables.PROBE._replace(fields=(*tables.PROBE.fields, tables.Field("new", "q", "")))
     for rank, table in ((0, tables.PROBE), (1, wider), (2, tables.PROBE)):
-        writer = RecordWriter(str(path), table, identity(rank))
+        writer = RecordWriter(str(path), table, make_identity(rank))
         writer.write(*range(len(table.fields)))
         writer.close()
-    assert unpack_files(packed_file(path)) == contents(path)
+    assert unpack_files(packed_file(path)) == read_contents(path)
 
 
 def test_foreign_files_are_left_out_and_named(tmp_path: Path) -> None:
-    path = make(tmp_path)
+    path = make_recording(tmp_path)
     (path / "snapshot.pickle").write_bytes(b"\x80")
     stream = io.BytesIO()
     assert pack_folder(Directory(path), stream) == ["snapshot.pickle"]
@@ -172,17 +172,17 @@ def test_foreign_files_are_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_cut_short_anywhere(tmp_path: Path) -> None:
-    file = packed_file(make(tmp_path))
+    file = packed_file(make_recording(tmp_path))
     data = file.read_bytes()
     for length in [0, 1, 3, *range(4, len(data), 61), len(data) - 1]:
         file.write_bytes(data[:length])
-        assert ("no session" if length < 4 else "is damaged or was cut short") in refused(file)
+        assert ("no session" if length < 4 else "is damaged or was cut short") in read_refusal(file)
 
 
 def test_a_changed_byte_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
-    path = make(tmp_path)
+    path = make_recording(tmp_path)
     file = packed_file(path)
-    data, whole = file.read_bytes(), contents(path)
+    data, whole = file.read_bytes(), read_contents(path)
     noticed = 0
     for place in range(0, len(data), 17):
         file.write_bytes(data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :])
@@ -210,12 +210,12 @@ def with_contents(data: bytes, change: Callable[[dict[str, Any]], None], **membe
 
 
 def test_newer_formats(tmp_path: Path) -> None:
-    file = packed_file(make(tmp_path))
+    file = packed_file(make_recording(tmp_path))
     data = file.read_bytes()
     file.write_bytes(with_contents(data, lambda about: about.update(packed=PACKED_FORMAT + 1)))
-    assert "was packed in format 2, this zerotop reads up to 1: use a newer zerotop." in refused(file)
+    assert "was packed in format 2, this zerotop reads up to 1: use a newer zerotop." in read_refusal(file)
     file.write_bytes(with_contents(data, lambda about: about.update(zerotop=[tables.FORMAT_MAJOR + 1, 0])))
-    assert "use a newer zerotop." in refused(file)
+    assert "use a newer zerotop." in read_refusal(file)
 
 
 HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -236,33 +236,33 @@ HOSTILE: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_contents_that_lie(tmp_path: Path, what: str) -> None:
-    file = packed_file(make(tmp_path))
+    file = packed_file(make_recording(tmp_path))
 
-    def change(about: dict[str, Any]) -> None:
+    def damage_table(about: dict[str, Any]) -> None:
         (table,) = [table for table in about["tables"] if table["parquet"].startswith("spans")]
         HOSTILE[what](table)
 
-    file.write_bytes(with_contents(file.read_bytes(), change))
-    assert "is damaged" in refused(file)
+    file.write_bytes(with_contents(file.read_bytes(), damage_table))
+    assert "is damaged" in read_refusal(file)
 
 
 @pytest.mark.parametrize("parquet", [b"", b"PAR1", b"PAR1" * 40, b"PAR1" + bytes(99) + b"\x20\x00\x00\x00PAR1"])
 def test_a_file_that_is_not_parquet(tmp_path: Path, parquet: bytes) -> None:
-    file = packed_file(make(tmp_path))
+    file = packed_file(make_recording(tmp_path))
     file.write_bytes(with_contents(file.read_bytes(), lambda about: None, spans=parquet))
-    assert "is damaged or was cut short" in refused(file)
+    assert "is damaged or was cut short" in read_refusal(file)
 
 
 def test_files_of_another_kind(tmp_path: Path) -> None:
     file = tmp_path / "file.zerotop"
     file.write_text("hello")
-    assert "There is no session" in refused(file)
+    assert "There is no session" in read_refusal(file)
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("hello", "world")
-    assert "a zip of something else" in refused(file)
+    assert "a zip of something else" in read_refusal(file)
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("packed.json", json.dumps({"zerotop": [1, 0], "packed": 1, "tables": []}))
-    assert "it has no session.json" in refused(file)
+    assert "it has no session.json" in read_refusal(file)
 
 
 def test_what_is_in_memory_is_read_as_on_disk(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_what_is_in_memory_is_read_as_on_disk(tmp_path: Path) -> None:
 
 
 def test_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make(tmp_path)
+    path = make_recording(tmp_path)
     file = packed_file(path)
     assert set(catalog.list_sessions(tmp_path)) == {path, file}
     assert catalog.find_session("pack", tmp_path) == file
@@ -296,7 +296,7 @@ def test_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def session_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's state directory and, beside it, the working directory."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     here = tmp_path / "here"
@@ -305,11 +305,11 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state" / "zerotop" / "sessions"
 
 
-def test_the_command(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = make(state)
+def test_the_command(session_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_recording(session_root)
     assert main(["pack", "sess"]) == 0
     file = tmp_path / "here" / "session.zerotop"
-    assert unpack_files(file) == contents(path)
+    assert unpack_files(file) == read_contents(path)
     assert file.stat().st_mode & 0o777 == 0o600
     assert capsys.readouterr().out.startswith("session.zerotop: ")
     for arguments, said in (
@@ -323,8 +323,8 @@ def test_the_command(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
-def test_both_forms_are_listed_and_exported_alike(state: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    path = make(state)
+def test_both_forms_are_listed_and_exported_alike(session_root: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    path = make_recording(session_root)
     exported = []
     assert main(["pack", "session", "-o", str(path.with_name("other.zerotop"))]) == 0
     for name in ("session", "other"):
@@ -341,8 +341,8 @@ def test_both_forms_are_listed_and_exported_alike(state: Path, capsysbinary: pyt
     }
 
 
-def test_a_job_that_runs_is_packed_up_to_now(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = make(state)
+def test_a_job_that_runs_is_packed_up_to_now(session_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_recording(session_root)
     for events in path.glob("events-*"):
         events.unlink()
     future = {"clock": {"monotonic_ns": 0, "unix_ns": 2 * 10**18}}
@@ -354,8 +354,8 @@ def test_a_job_that_runs_is_packed_up_to_now(state: Path, capsys: pytest.Capture
     assert not Session.open(Path("session.zerotop")).is_live
 
 
-def test_a_broken_session_is_not_packed(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = make(state)
+def test_a_broken_session_is_not_packed(session_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make_recording(session_root)
     (path / directory.SESSION_FILE).write_text("{")
     assert main(["pack", str(path)]) == 1
     assert "is damaged" in capsys.readouterr().err

@@ -28,7 +28,7 @@ except KeyboardInterrupt:
 """
 
 
-def probe(folder: Path, body: str) -> str:
+def make_probe(folder: Path, body: str) -> str:
     """A probe whose only action does that; its folder."""
     root = folder / "zerotop_probe"
     hooks = root / "inside" / "hooks"
@@ -40,49 +40,49 @@ def probe(folder: Path, body: str) -> str:
     return str(root)
 
 
-def entered(answer: Path, body: str, *, stays_s: float) -> subprocess.CompletedProcess[str]:
+def run_entered_job(answer: Path, body: str, *, stays_s: float) -> subprocess.CompletedProcess[str]:
     """A job into which a probe is put."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(payload, "_ROOT", probe(answer.parent, body))
+        patch.setattr(payload, "_ROOT", make_probe(answer.parent, body))
         text = payload.make_call(str(answer), "enter", "here")
     job = [sys.executable, "-c", JOB, text, str(stays_s)]
     return subprocess.run(job, check=False, capture_output=True, text=True, timeout=60)
 
 
-def run(folder: Path, body: str, *, stays_s: float) -> tuple[subprocess.CompletedProcess[str], str]:
+def run_job(folder: Path, body: str, *, stays_s: float) -> tuple[subprocess.CompletedProcess[str], str]:
     """The job and its probe's answer."""
     answer = folder / "answer"
     answer.touch()
-    return entered(answer, body, stays_s=stays_s), answer.read_text()
+    return run_entered_job(answer, body, stays_s=stays_s), answer.read_text()
 
 
 def test_it_answers_and_leaves_no_name(tmp_path: Path) -> None:
-    done, answer = run(tmp_path, "pass", stays_s=0)
+    done, answer = run_job(tmp_path, "pass", stays_s=0)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
     assert answer == "in here"
 
 
 def test_its_own_error_is_its_answer(tmp_path: Path) -> None:
-    done, answer = run(tmp_path, "raise RuntimeError('no room')", stays_s=0.2)
+    done, answer = run_job(tmp_path, "raise RuntimeError('no room')", stays_s=0.2)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
     assert answer == "! RuntimeError: no room"
 
 
 def test_a_ctrl_c_meanwhile_reaches_the_job(tmp_path: Path) -> None:
-    done, answer = run(tmp_path, "signal.raise_signal(signal.SIGINT)", stays_s=30)
+    done, answer = run_job(tmp_path, "signal.raise_signal(signal.SIGINT)", stays_s=30)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\ninterrupted\n", "")
     assert answer.startswith("! KeyboardInterrupt")
 
 
 def test_what_a_handler_of_the_job_s_own_raises_reaches_the_job(tmp_path: Path) -> None:
-    done, answer = run(tmp_path, "signal.raise_signal(signal.SIGTERM)", stays_s=30)
+    done, answer = run_job(tmp_path, "signal.raise_signal(signal.SIGTERM)", stays_s=30)
     told = f"told {int(signal.SIGTERM)}\n"
     assert (done.returncode, done.stdout, done.stderr) == (7, f"{told}[]\n{told}", "")
     assert answer == "! SystemExit: 7"
 
 
 def test_an_answer_that_is_not_awaited_is_dropped(tmp_path: Path) -> None:
-    done = entered(tmp_path / "nobody", "pass", stays_s=0)
+    done = run_entered_job(tmp_path / "nobody", "pass", stays_s=0)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
@@ -91,7 +91,7 @@ def test_it_does_nothing_in_the_midst_of_an_import(tmp_path: Path) -> None:
     answer = tmp_path / "answer"
     answer.touch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(payload, "_ROOT", probe(tmp_path, "pass"))
+        patch.setattr(payload, "_ROOT", make_probe(tmp_path, "pass"))
         text = payload.make_call(str(answer), "enter", "here")
     (tmp_path / "half.py").write_text("import ctypes, sys\nctypes.pythonapi.PyRun_SimpleString(sys.argv[1].encode())\n")
     job = "import half, sys\nprint('zerotop_probe' in sys.modules)"

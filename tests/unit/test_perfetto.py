@@ -75,16 +75,16 @@ def read_trace(path: Path) -> ReadTrace:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> ReadTrace:
+def story_trace(tmp_path_factory: pytest.TempPathFactory) -> ReadTrace:
     path = tmp_path_factory.mktemp("trace") / "story.pftrace"
-    assert main(["export", str(recordings.packed("story")), "--format", "perfetto", "-o", str(path)]) == 0
+    assert main(["export", str(recordings.find_packed_file("story")), "--format", "perfetto", "-o", str(path)]) == 0
     return read_trace(path)
 
 
-def test_each_rank_has_its_phases_nested_as_recorded(story: ReadTrace) -> None:
-    session = recordings.recording("story")
+def test_each_rank_has_its_phases_nested_as_recorded(story_trace: ReadTrace) -> None:
+    session = recordings.open_recording("story")
     for source in session.sources["spans"]:
-        phases = story.slices[f"rank {source.rank} on vm", "phases"]
+        phases = story_trace.slices[f"rank {source.rank} on vm", "phases"]
         spans = source.array
         assert len(phases) == len(spans)
         for name in ("forward", "backward", "cpu_optimizer"):
@@ -99,23 +99,23 @@ def test_each_rank_has_its_phases_nested_as_recorded(story: ReadTrace) -> None:
         assert all(any(step.begin_ns <= one.begin_ns < one.end_ns <= step.end_ns for step in steps) for one in inside)
 
 
-def test_steps_counters_and_findings_are_there(story: ReadTrace) -> None:
-    session = recordings.recording("story")
+def test_steps_counters_and_findings_are_there(story_trace: ReadTrace) -> None:
+    session = recordings.open_recording("story")
     rows = read_steps(session)
-    steps = story.slices["rank 2 on vm", "steps"]
+    steps = story_trace.slices["rank 2 on vm", "steps"]
     assert [one.name for one in steps] == [f"step {number}" for number in rows["step"][rows["rank"] == 2]]
-    reserved = story.counters["rank 0 on vm", "reserved bytes"]
+    reserved = story_trace.counters["rank 0 on vm", "reserved bytes"]
     rank_0 = next(source for source in session.sources["allocator"] if source.rank == 0)
     assert max(reserved) == rank_0.array["reserved_bytes"].max()
-    assert ("rank 0 on vm", "reserved bytes") in story.byte_counters
-    assert max(story.counters["GPU 3 of vm", "utilization"]) == 100
-    assert max(story.counters["rank 1 on vm", "cores in use"]) > 10
-    assert max(story.counters["host vm", "cores in use"]) > 50
-    found = find_annotations(session, session.end_ns)
-    assert [packet.track_event.name for packet in story.instants] == [
-        finding.name.replace("_", " ") for finding in sorted(found, key=lambda finding: finding.begin_ns)
+    assert ("rank 0 on vm", "reserved bytes") in story_trace.byte_counters
+    assert max(story_trace.counters["GPU 3 of vm", "utilization"]) == 100
+    assert max(story_trace.counters["rank 1 on vm", "cores in use"]) > 10
+    assert max(story_trace.counters["host vm", "cores in use"]) > 50
+    findings = find_annotations(session, session.end_ns)
+    assert [packet.track_event.name for packet in story_trace.instants] == [
+        finding.name.replace("_", " ") for finding in sorted(findings, key=lambda finding: finding.begin_ns)
     ]
-    texts = {note.name: note.string_value for note in story.instants[0].track_event.debug_annotations}
+    texts = {note.name: note.string_value for note in story_trace.instants[0].track_event.debug_annotations}
     assert texts["headline"]
     assert texts["advice"]
 
@@ -123,7 +123,7 @@ def test_steps_counters_and_findings_are_there(story: ReadTrace) -> None:
 @pytest.mark.parametrize("name", ["cpu-hang", "held-restart", "z2-oom", "gpu-z3-all"])
 def test_traces_of_odd_jobs_close_every_slice(name: str, tmp_path: Path) -> None:
     path = tmp_path / "odd.pftrace"
-    assert main(["export", str(recordings.packed(name)), "--format", "perfetto", "-o", str(path)]) == 0
+    assert main(["export", str(recordings.find_packed_file(name)), "--format", "perfetto", "-o", str(path)]) == 0
     trace = read_trace(path)
     for track in trace.slices.values():
         assert all(one.end_ns > one.begin_ns for one in track)
@@ -151,15 +151,15 @@ def test_spans_that_overlap_are_cut_so_that_they_nest() -> None:
 def test_long_counters_keep_their_spikes() -> None:
     values = np.random.default_rng(0).integers(0, 100, 300_000).astype(np.float64)
     values[123_456] = 1000
-    kept = thin_values(values)
-    assert len(kept) <= 40_000
-    assert 123_456 in kept
-    assert (np.diff(kept) > 0).all()
+    thinned = thin_values(values)
+    assert len(thinned) <= 40_000
+    assert 123_456 in thinned
+    assert (np.diff(thinned) > 0).all()
     assert thin_values(np.array([5.0, 5.0, 5.0, 6.0, 6.0])).tolist() == [0, 3]
 
 
 def test_wrong_uses_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    story = str(recordings.packed("story"))
+    story = str(recordings.find_packed_file("story"))
     assert main(["export", story, "--format", "perfetto", "--table", "spans", "-o", str(tmp_path / "x")]) == 2
     assert "a trace has everything" in capfd.readouterr().err
     assert main(["export", story, "--format", "perfetto", "-o", str(tmp_path / "missing" / "x")]) == 1

@@ -39,12 +39,12 @@ class Rank:
         (self.begins,) = session.sources["begins"]
         self.spans: Source | None = next(iter(session.sources["spans"]), None)
 
-    def now(self, moment: int) -> int:
+    def moment_to_unix_ns(self, moment: int) -> int:
         """Unix time of a moment of the test."""
         return self.begin + moment + self.begins.offset_ns
 
 
-def plain(phases: list[Phase], moment: int) -> str:
+def find_phase_at(phases: list[Phase], moment: int) -> str:
     """The innermost phase at a moment."""
     if moment < min((begin for _, _, begin, _ in phases), default=1 << 60):
         return ""
@@ -53,7 +53,7 @@ def plain(phases: list[Phase], moment: int) -> str:
 
 
 @st.composite
-def nested(draw: st.DrawFn, depth: int = 0, begin: int = 0, end: int = 400) -> list[Phase]:
+def draw_nested_phases(draw: st.DrawFn, depth: int = 0, begin: int = 0, end: int = 400) -> list[Phase]:
     """Phases one after the other between two moments, some with others within them."""
     found: list[Phase] = []
     times = sorted(draw(st.sets(st.integers(begin + 1, end - 1), max_size=6))) if end - begin > 1 else []
@@ -61,12 +61,12 @@ def nested(draw: st.DrawFn, depth: int = 0, begin: int = 0, end: int = 400) -> l
         what = draw(st.sampled_from(PHASES[1:]))
         found.append((what, depth, opened, closed))
         if depth < 2:
-            found += draw(nested(depth + 1, opened, closed))
+            found += draw(draw_nested_phases(depth + 1, opened, closed))
     return found
 
 
 @settings(deadline=None, max_examples=60)
-@given(nested(), st.integers(0, 400))
+@given(draw_nested_phases(), st.integers(0, 400))
 def test_every_moment_as_it_was_known(phases: list[Phase], until: int) -> None:
     begun = [phase for phase in phases if phase[2] <= until]
     if not begun:
@@ -75,26 +75,35 @@ def test_every_moment_as_it_was_known(phases: list[Phase], until: int) -> None:
         rank = Rank(Path(folder), phases, until)
         moments = np.arange(0, until + 1)
         known = [(what, depth, begin, end if end <= until else 1 << 60) for what, depth, begin, end in begun]
-        codes = find_innermost(rank.begins, rank.spans, rank.now(0) + moments, rank.now(until))
-        assert ["" if code < 0 else PHASES[code] for code in codes] == [plain(known, int(moment)) for moment in moments]
-        assert find_current(rank.begins, rank.spans, rank.now(until))[0] == plain(known, until)
+        codes = find_innermost(rank.begins, rank.spans, rank.moment_to_unix_ns(0) + moments, rank.moment_to_unix_ns(until))
+        assert ["" if code < 0 else PHASES[code] for code in codes] == [
+            find_phase_at(known, int(moment)) for moment in moments
+        ]
+        assert find_current(rank.begins, rank.spans, rank.moment_to_unix_ns(until))[0] == find_phase_at(known, until)
 
 
 def test_since_when(tmp_path: Path) -> None:
     phases = [("step", 0, 1_000, 9_000_000_000), ("optimizer", 1, 2_000, 3_000)]
     rank = Rank(tmp_path, phases, 1_000_000_000)
-    assert find_current(rank.begins, rank.spans, rank.now(2_500))[0] == "optimizer"
-    what, since, step = find_current(rank.begins, rank.spans, rank.now(1_000_001_000))
+    assert find_current(rank.begins, rank.spans, rank.moment_to_unix_ns(2_500))[0] == "optimizer"
+    what, since, step = find_current(rank.begins, rank.spans, rank.moment_to_unix_ns(1_000_001_000))
     assert (what, since, step) == ("step", pytest.approx(1.0), 3)
     ended = Rank(tmp_path / "ended", [("forward", 0, 0, 1_000)], 5_000)
-    assert find_current(ended.begins, ended.spans, ended.now(500_001_000)) == ("other", pytest.approx(0.5), 3)
+    assert find_current(ended.begins, ended.spans, ended.moment_to_unix_ns(500_001_000)) == ("other", pytest.approx(0.5), 3)
 
 
 def test_a_long_evaluation_is_not_forgotten_for_all_that_is_within(tmp_path: Path) -> None:
     within: list[Phase] = [("forward", 1, 1_000 + 10 * number, 1_005 + 10 * number) for number in range(1000)]
     rank = Rank(tmp_path, [("eval", 0, 500, 1 << 40), *within], 1_000_000)
-    assert find_current(rank.begins, rank.spans, rank.now(900_000))[0] == "eval"
-    assert PHASES[find_innermost(rank.begins, rank.spans, np.array([rank.now(800)]), rank.now(900_000))[0]] == "eval"
+    assert find_current(rank.begins, rank.spans, rank.moment_to_unix_ns(900_000))[0] == "eval"
+    assert (
+        PHASES[
+            find_innermost(
+                rank.begins, rank.spans, np.array([rank.moment_to_unix_ns(800)]), rank.moment_to_unix_ns(900_000)
+            )[0]
+        ]
+        == "eval"
+    )
 
 
 def test_a_phase_of_a_newer_version_is_some_other() -> None:

@@ -18,17 +18,17 @@ ESCAPES = "\x1b]0;title\x07\x1b[2J\r\x9b31m\u202e\n"
 FIXED = {"event", "table", "role", "host", "boot"}
 
 
-def hostile(value: Any, name: str = "") -> Any:
+def append_escapes(value: Any, name: str = "") -> Any:
     """Escapes after every text of an event."""
     if isinstance(value, str):
         return value if name in FIXED else value + ESCAPES
     if isinstance(value, list):
-        return [hostile(each, name) for each in value]
-    return {key: hostile(each, key) for key, each in value.items()} if isinstance(value, dict) else value
+        return [append_escapes(each, name) for each in value]
+    return {key: append_escapes(each, key) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def hostile_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Recordings, unpacked, in whose events somebody has written these."""
     root = tmp_path_factory.mktemp("sessions")
     for recording in ("z2-oom", "gpu-microscope", "cpu-dead"):
@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         for name, content in unpack_files(FOLDER / f"{recording}.zerotop").items():
             if name.endswith(".jsonl"):
                 head, *lines = content.splitlines()
-                content = b"\n".join([head, *(json.dumps(hostile(json.loads(line))).encode() for line in lines), b""])
+                content = b"\n".join([head, *(json.dumps(append_escapes(json.loads(line))).encode() for line in lines), b""])
             (root / recording / name).write_bytes(content)
         (root / recording / f"odd{ESCAPES}").touch()
     return {path.name: path for path in root.iterdir()}
@@ -45,21 +45,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize("recording", ["z2-oom", "gpu-microscope", "cpu-dead"])
 @pytest.mark.parametrize("command", ["annotations", "memory", "microscope", "compare", "pack", "export"])
 def test_a_hostile_recording(
-    folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, recording: str
+    hostile_folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, recording: str
 ) -> None:
-    path = str(folders[recording])
+    path = str(hostile_folders[recording])
     to = ["-o", str(tmp_path / f"made{ESCAPES}")]
     more = {"compare": [path], "pack": to, "export": to}
     main([command, path, *more.get(command, [])])
     captured = capsys.readouterr()
-    said = captured.out + captured.err
-    assert said
-    assert all(character.isprintable() or character == "\n" for character in said), said
+    output = captured.out + captured.err
+    assert output
+    assert all(character.isprintable() or character == "\n" for character in output), output
 
 
 def test_what_went_wrong(capfd: pytest.CaptureFixture[str]) -> None:
     main(["replay", f"no{ESCAPES}such"])
     write_messages(f"worker-2 takes no part: {ESCAPES}")
-    said = capfd.readouterr().err
-    assert all(character.isprintable() or character == "\n" for character in said), said
-    assert len(said.splitlines()) == 2
+    errors = capfd.readouterr().err
+    assert all(character.isprintable() or character == "\n" for character in errors), errors
+    assert len(errors.splitlines()) == 2

@@ -17,7 +17,7 @@ DAY_S = 86400
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def session_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of the user's sessions: ended ones that are 1, 10 and 40 days old, and an old one whose job runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for name, days in (("new", 1), ("older", 10), ("oldest", 40), ("running", 50)):
@@ -35,11 +35,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "zerotop" / "sessions"
 
 
-def names(root: Path) -> set[str]:
+def list_names(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()}
 
 
-def prune(*options: str) -> int:
+def prune_sessions(*options: str) -> int:
     return main(["sessions", "--prune", *options])
 
 
@@ -54,39 +54,39 @@ def prune(*options: str) -> int:
         (["--older-than", "60d"], {"new", "older", "oldest", "running"}),
     ],
 )
-def test_deleted(root: Path, options: list[str], left: set[str], capsys: pytest.CaptureFixture[str]) -> None:
-    everything = names(root)
-    assert prune(*options, "--dry-run") == 0
-    said = capsys.readouterr().out
-    assert names(root) == everything
-    assert {name for name in everything if f"{name} " in said} == everything - left
-    assert prune(*options, "--yes") == 0
-    assert names(root) == left
+def test_deleted(session_root: Path, options: list[str], left: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+    everything = list_names(session_root)
+    assert prune_sessions(*options, "--dry-run") == 0
+    output = capsys.readouterr().out
+    assert list_names(session_root) == everything
+    assert {name for name in everything if f"{name} " in output} == everything - left
+    assert prune_sessions(*options, "--yes") == 0
+    assert list_names(session_root) == left
 
 
-def test_asks(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    everything = names(root)
-    assert prune("--ended") == 2
+def test_asks(session_root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    everything = list_names(session_root)
+    assert prune_sessions("--ended") == 2
     assert "--yes" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     for answer, left in (("", everything), ("n", everything), ("y", {"running"})):
         monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
-        assert prune("--ended") == 0
-        assert names(root) == left
+        assert prune_sessions("--ended") == 0
+        assert list_names(session_root) == left
 
 
-def test_needs_a_reason(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert prune("--yes") == 2
+def test_needs_a_reason(session_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prune_sessions("--yes") == 2
     assert main(["sessions", "--older-than", "30d"]) == 2
-    assert prune("--older-than", "soon") == 2
-    assert len(names(root)) == 4
+    assert prune_sessions("--older-than", "soon") == 2
+    assert len(list_names(session_root)) == 4
     assert "is not an age" in capsys.readouterr().err
 
 
-def test_links_stay(root: Path, tmp_path: Path) -> None:
+def test_links_stay(session_root: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    (root / "oldest").rename(tmp_path / "elsewhere" / "oldest")
-    (root / "oldest").symlink_to(tmp_path / "elsewhere" / "oldest")
-    assert prune("--ended", "--yes") == 0
-    assert names(root) == {"running", "oldest"}
+    (session_root / "oldest").rename(tmp_path / "elsewhere" / "oldest")
+    (session_root / "oldest").symlink_to(tmp_path / "elsewhere" / "oldest")
+    assert prune_sessions("--ended", "--yes") == 0
+    assert list_names(session_root) == {"running", "oldest"}
     assert (tmp_path / "elsewhere" / "oldest" / "session.json").is_file()

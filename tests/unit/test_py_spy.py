@@ -9,29 +9,29 @@ from zerotop_probe.outside.sampling.stuck.py_spy import read_dump
 PID = 71
 
 
-def frame(name: str, path: str, line: int = 0, module: str | None = None) -> dict[str, Any]:
+def make_frame(name: str, path: str, line: int = 0, module: str | None = None) -> dict[str, Any]:
     return {"name": name, "filename": path, "module": module, "line": line}
 
 
 LIBC = "/usr/lib/x86_64-linux-gnu/libc.so.6"
 MAIN = [
-    frame("clock_nanosleep", LIBC, module=LIBC),
-    frame("0x7f55d4dadf7a", LIBC, module=LIBC),
-    frame("sleep", LIBC, module=LIBC),
-    frame("write", "/venv/lib/python3.11/site-packages/pkg/io.py", 5),
-    frame("run", "/usr/lib/python3.11/threading.py", 9),
-    frame("save", "/home/me/run/parts/save.py", 71),
-    frame("<module>", "/home/me/run/train.py", 90),
-    frame("__libc_start_main", LIBC, module=LIBC),
+    make_frame("clock_nanosleep", LIBC, module=LIBC),
+    make_frame("0x7f55d4dadf7a", LIBC, module=LIBC),
+    make_frame("sleep", LIBC, module=LIBC),
+    make_frame("write", "/venv/lib/python3.11/site-packages/pkg/io.py", 5),
+    make_frame("run", "/usr/lib/python3.11/threading.py", 9),
+    make_frame("save", "/home/me/run/parts/save.py", 71),
+    make_frame("<module>", "/home/me/run/train.py", 90),
+    make_frame("__libc_start_main", LIBC, module=LIBC),
 ]
 
 
-def thread(number: int, frames: list[dict[str, Any]], name: str = "MainThread") -> dict[str, Any]:
+def make_thread(number: int, frames: list[dict[str, Any]], name: str = "MainThread") -> dict[str, Any]:
     return {"os_thread_id": number, "thread_name": name, "frames": frames}
 
 
 def test_native_functions_stand_above_the_lines_that_call_them() -> None:
-    facts = read_dump([thread(72, MAIN[2:4], "Thread-1"), thread(PID, MAIN)], PID)
+    facts = read_dump([make_thread(72, MAIN[2:4], "Thread-1"), make_thread(PID, MAIN)], PID)
     assert facts is not None
     main, other = facts["stacks"]
     named = [facts["frames"][number] for number in main["frames"]]
@@ -46,5 +46,5 @@ def test_native_functions_stand_above_the_lines_that_call_them() -> None:
 
 
 def test_a_process_without_python_frames_is_left_out() -> None:
-    assert read_dump([thread(PID, MAIN[:3])], PID) is None
-    assert read_dump([thread(72, MAIN)], PID) is None
+    assert read_dump([make_thread(PID, MAIN[:3])], PID) is None
+    assert read_dump([make_thread(72, MAIN)], PID) is None

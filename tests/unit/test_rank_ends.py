@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import recordings
-from memory_recording import Recording, usual
-from small_recording import BEGIN_NS, S, identity, span
+from memory_recording import Recording, record_two_steps
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.failures.launcher_reports import LauncherReport, parse_reports
 from zerotop.analysis.failures.rank_ends import find_ends
@@ -83,29 +83,31 @@ loading: 1
 """
 
 
-def lines(text: str, time_ns: int = 0) -> list[PrintedLine]:
+def make_lines(text: str, time_ns: int = 0) -> list[PrintedLine]:
     return [PrintedLine(time_ns, line) for line in text.splitlines()]
 
 
 def test_torchruns_table_and_log() -> None:
-    logged, fallen, first = parse_reports(lines(TORCHRUN))
+    logged, fallen, first = parse_reports(make_lines(TORCHRUN))
     assert (logged.exit_code, logged.is_first, logged.local_rank, logged.pid) == (-9, True, 1, 4437)
     assert fallen == LauncherReport("torchrun", 0, -15, is_first=False, rank=4, local_rank=0, pid=4436)
     assert first == LauncherReport("torchrun", 0, -9, is_first=True, rank=5, local_rank=1, pid=4437)
-    assert list(parse_tracebacks(lines(TORCHRUN))) == []
+    assert list(parse_tracebacks(make_lines(TORCHRUN))) == []
 
 
 def test_deepspeeds_launcher_names_the_first_rank() -> None:
-    assert parse_reports(lines(DEEPSPEED)) == [LauncherReport("DeepSpeed's launcher", 0, -9, is_first=True, local_rank=1)]
+    assert parse_reports(make_lines(DEEPSPEED)) == [
+        LauncherReport("DeepSpeed's launcher", 0, -9, is_first=True, local_rank=1)
+    ]
 
 
 def test_sruns_tasks() -> None:
-    reports = [(one.rank, one.exit_code, one.is_first) for one in parse_reports(lines(SRUN))]
+    reports = [(one.rank, one.exit_code, one.is_first) for one in parse_reports(make_lines(SRUN))]
     assert reports == [(12, -9, True), (5, -11, False), (6, 7, False)]
 
 
 def test_tracebacks_of_two_ranks_at_once() -> None:
-    outer, worker, waiting = parse_tracebacks(lines(MIXED))
+    outer, worker, waiting = parse_tracebacks(make_lines(MIXED))
     assert outer.place == "train.py:88"
     assert (worker.rank, worker.text, worker.place) == (1, "ValueError: row 7 is empty", "rows.py:12 in __getitem__")
     assert (waiting.rank, waiting.error, waiting.place) == (0, "RuntimeError", "train.py:90")
@@ -115,27 +117,27 @@ def test_tracebacks_of_two_ranks_at_once() -> None:
 @pytest.mark.parametrize(("prefix", "rank", "local_rank"), [("", None, None), ("[default3]:", None, 3), ("12: ", 12, None)])
 def test_prefixes_of_launchers(prefix: str, rank: int | None, local_rank: int | None) -> None:
     text = "".join(f"{prefix}{line.removeprefix('[rank1]: ')}\n" for line in MIXED.splitlines() if "rank0" not in line)
-    last: Traceback = list(parse_tracebacks(lines(text)))[-1]
+    last: Traceback = list(parse_tracebacks(make_lines(text)))[-1]
     assert (last.rank, last.local_rank, last.text) == (rank, local_rank, "ValueError: row 7 is empty")
 
 
 def _lose_two_ranks(folder: Path, output: str, exit_code: int = 1) -> Recording:
     """Rank 0 ends at second 31 with a goodbye, rank 1 at 31.2 without one; the launcher ends at 33."""
-    recording = usual(folder)
-    recording.write(tables.SPANS, identity(1), [span(29, 30, "step", 2, tables.BOUNDARY)], born=1)
+    recording = record_two_steps(folder)
+    recording.write_records(tables.SPANS, make_identity(1), [make_span(29, 30, "step", 2, tables.BOUNDARY)], born=1)
     for rank in (0, 1):
-        recording.event(identity(rank), 1.5, events.HELLO, rank=rank, local_rank=rank)
-    recording.event(identity(0), 31, events.GOODBYE)
+        recording.write_event(make_identity(rank), 1.5, events.HELLO, rank=rank, local_rank=rank)
+    recording.write_event(make_identity(0), 31, events.GOODBYE)
     for rank, second in ((0, 31.1), (1, 31.2)):
-        recording.event(recording.node, second, events.RANK_GONE, rank=rank, pid=identity(rank).pid)
-    recording.print(32, output)
-    recording.event(recording.node, 33, events.JOB_ENDED, exit_code=exit_code, signal=None, text="The job failed.")
+        recording.write_event(recording.node, second, events.RANK_GONE, rank=rank, pid=make_identity(rank).pid)
+    recording.write_output(32, output)
+    recording.write_event(recording.node, 33, events.JOB_ENDED, exit_code=exit_code, signal=None, text="The job failed.")
     return recording
 
 
 def _find_dead(recording: Recording, second: float) -> list[Annotation]:
-    found = find_annotations(recording.read(), BEGIN_NS + int(second * S))
-    return [finding for finding in found if finding.name == "dead_rank"]
+    findings = find_annotations(recording.open_session(), BEGIN_NS + int(second * S))
+    return [finding for finding in findings if finding.name == "dead_rank"]
 
 
 def test_the_launchers_word_decides_over_the_order_of_ends(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_the_launchers_word_decides_over_the_order_of_ends(tmp_path: Path) -> No
 
 def test_an_exception_is_named_with_its_line_and_not_that_of_a_rank_that_lost_its_peer(tmp_path: Path) -> None:
     recording = _lose_two_ranks(tmp_path, MIXED)
-    first, fallen = find_ends(recording.read(), recording.read().sources["spans"], BEGIN_NS + 40 * S)
+    first, fallen = find_ends(recording.open_session(), recording.open_session().sources["spans"], BEGIN_NS + 40 * S)
     assert (first.process.rank, first.is_consequence, fallen.is_consequence) == (1, False, True)
     (dead,) = _find_dead(recording, 40)
     assert (dead.headline, dead.fix) == ("Rank 1 ended with ValueError at rows.py:12 in __getitem__", "rows.py:12")
@@ -172,6 +174,6 @@ def test_an_exit_code_without_a_traceback(tmp_path: Path) -> None:
 
 
 def test_a_real_death_names_its_signal() -> None:
-    session = recordings.recording("cpu-dead")
+    session = recordings.open_recording("cpu-dead")
     (dead,) = (one for one in find_annotations(session, session.end_ns) if one.name == "dead_rank")
     assert dead.evidence["signal_number"] == 9

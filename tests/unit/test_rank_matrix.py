@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from small_recording import BEGIN_NS, S, identity, read, span, write
+from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from uneven_ranks import GIB, PERIOD_S, write_ranks
 from zerotop.analysis.ranks.matrix import Metric, RankMatrices, RankMatrix, compute_median
 from zerotop.analysis.ranks.outliers import choose_scale, compare_rank, compute_deviations, find_skew, order_outliers
@@ -18,45 +18,45 @@ from zerotop_probe.recording.tables import BOUNDARY, SPANS
 NAN = np.nan
 
 
-def matrix(folder: Path, at_s: float = 1e6, columns: int = 100, *, meets_in_forward: bool = False) -> RankMatrix:
-    source = RecordingSource(read(folder))
+def build_matrix(folder: Path, at_s: float = 1e6, columns: int = 100, *, meets_in_forward: bool = False) -> RankMatrix:
+    source = RecordingSource(read_recording(folder))
     cursor_ns = BEGIN_NS + int(at_s * S)
     return RankMatrices().matrix_at(source.rank_steps, cursor_ns, columns, meets_in_forward=meets_in_forward)
 
 
 def test_steps_stand_under_one_another_by_their_number(tmp_path: Path) -> None:
     write_ranks(tmp_path, 3, 6, first_step={2: 4}, sampled=False)
-    found = matrix(tmp_path)
-    assert found.rank_numbers.tolist() == [0, 1, 2]
-    assert found.host_names == ("node000",) * 3
-    assert found.steps.tolist() == [0, 1, 2, 3, 4, 5]
-    assert np.isnan(found.times[Metric.FORWARD]).tolist() == [[False] * 6, [False] * 6, [True] * 4 + [False] * 2]
-    assert found.times[Metric.FORWARD][0, 2] == pytest.approx(0.2)
-    assert found.times[Metric.ITERATION][0, 2] == pytest.approx(PERIOD_S)
+    matrix = build_matrix(tmp_path)
+    assert matrix.rank_numbers.tolist() == [0, 1, 2]
+    assert matrix.host_names == ("node000",) * 3
+    assert matrix.steps.tolist() == [0, 1, 2, 3, 4, 5]
+    assert np.isnan(matrix.times[Metric.FORWARD]).tolist() == [[False] * 6, [False] * 6, [True] * 4 + [False] * 2]
+    assert matrix.times[Metric.FORWARD][0, 2] == pytest.approx(0.2)
+    assert matrix.times[Metric.ITERATION][0, 2] == pytest.approx(PERIOD_S)
 
 
 def test_steps_of_a_damaged_recording_may_go_back(tmp_path: Path) -> None:
     steps = (2**31 - 1, 3, 4, 2)
-    spans = [span(at, at + 0.5, "step", step, BOUNDARY) for at, step in enumerate(steps)]
-    write(tmp_path, SPANS, identity(0), *spans).close()
-    assert matrix(tmp_path, columns=1).steps.tolist() == [2]
-    assert matrix(tmp_path, columns=3).steps.tolist() == [2]
-    assert matrix(tmp_path, columns=4).steps.tolist() == [2]
+    spans = [make_span(at, at + 0.5, "step", step, BOUNDARY) for at, step in enumerate(steps)]
+    write_table(tmp_path, SPANS, make_identity(0), *spans).close()
+    assert build_matrix(tmp_path, columns=1).steps.tolist() == [2]
+    assert build_matrix(tmp_path, columns=3).steps.tolist() == [2]
+    assert build_matrix(tmp_path, columns=4).steps.tolist() == [2]
 
 
 def test_only_what_is_over_at_the_cursor_is_known(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 6, sampled=False)
-    assert matrix(tmp_path, 2.5).steps.tolist() == [0, 1]
-    assert matrix(tmp_path, 5.97, columns=2).steps.tolist() == [4, 5]
-    nothing = matrix(tmp_path, 0.5)
+    assert build_matrix(tmp_path, 2.5).steps.tolist() == [0, 1]
+    assert build_matrix(tmp_path, 5.97, columns=2).steps.tolist() == [4, 5]
+    nothing = build_matrix(tmp_path, 0.5)
     assert len(nothing.processes) == 2
     assert not nothing.times
-    assert not matrix(tmp_path, -1.0).processes
+    assert not build_matrix(tmp_path, -1.0).processes
 
 
 def test_the_same_until_another_step_is_over(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 6, sampled=False)
-    source, matrices = RecordingSource(read(tmp_path)), RankMatrices()
+    source, matrices = RecordingSource(read_recording(tmp_path)), RankMatrices()
     at = [
         matrices.matrix_at(source.rank_steps, BEGIN_NS + int(seconds * S), 9, meets_in_forward=False)
         for seconds in (3.1, 3.5, 4.1)
@@ -69,15 +69,15 @@ def test_a_job_that_was_started_again_is_another(tmp_path: Path) -> None:
     """The second attempt's ranks are looked at from when the first of them was born."""
     for pid, born in ((100, 0.0), (200, 50.0)):
         for rank in (0, 1):
-            spans = [span(born + step, born + step + 0.5, "step", step, BOUNDARY) for step in range(pid // 100)]
-            write(tmp_path, SPANS, identity(rank, pid=pid + rank), *spans, born=born).close()
-    assert matrix(tmp_path, 40).counts == (1, 1)
-    assert matrix(tmp_path, 60).counts == (2, 2)
+            spans = [make_span(born + step, born + step + 0.5, "step", step, BOUNDARY) for step in range(pid // 100)]
+            write_table(tmp_path, SPANS, make_identity(rank, pid=pid + rank), *spans, born=born).close()
+    assert build_matrix(tmp_path, 40).counts == (1, 1)
+    assert build_matrix(tmp_path, 60).counts == (2, 2)
 
 
 def test_the_one_who_is_late_is_waited_for(tmp_path: Path) -> None:
     write_ranks(tmp_path, 4, 5, late_s={2: 0.02}, sampled=False)
-    waits = matrix(tmp_path).times[Metric.WAIT]
+    waits = build_matrix(tmp_path).times[Metric.WAIT]
     assert waits[2, 1:] == pytest.approx([0.02] * 4, abs=1e-4)
     assert waits[[0, 1, 3]].max() == pytest.approx(0, abs=1e-4)
 
@@ -86,46 +86,46 @@ def test_where_ranks_meet_in_forward_it_is_not_theirs_alone(tmp_path: Path) -> N
     for rank, forward in ((0, 0.2), (1, 0.5)):
         spans = []
         for step in range(3):
-            spans.append(span(step, step + forward, "forward", step))
-            spans.append(span(step + forward, step + 0.9, "step", step, BOUNDARY))
-        write(tmp_path, SPANS, identity(rank), *spans).close()
-    assert matrix(tmp_path).times[Metric.WAIT][1, 2] == pytest.approx(0.3, abs=1e-4)
-    assert matrix(tmp_path, meets_in_forward=True).times[Metric.WAIT][1, 2] == pytest.approx(0, abs=1e-4)
+            spans.append(make_span(step, step + forward, "forward", step))
+            spans.append(make_span(step + forward, step + 0.9, "step", step, BOUNDARY))
+        write_table(tmp_path, SPANS, make_identity(rank), *spans).close()
+    assert build_matrix(tmp_path).times[Metric.WAIT][1, 2] == pytest.approx(0.3, abs=1e-4)
+    assert build_matrix(tmp_path, meets_in_forward=True).times[Metric.WAIT][1, 2] == pytest.approx(0, abs=1e-4)
 
 
 def test_what_was_sampled_in_each_step(tmp_path: Path) -> None:
     write_ranks(tmp_path, 10, 6, more_bytes={9: 2 * GIB})
-    session = read(tmp_path)
+    session = read_recording(tmp_path)
     source, samples, matrices = RecordingSource(session), RankSamples(session), RankMatrices()
-    found = matrices.matrix_at(source.rank_steps, BEGIN_NS + 100 * S, 10, meets_in_forward=False)
-    peak = samples.read_metric(Metric.PEAK, found)
+    matrix = matrices.matrix_at(source.rank_steps, BEGIN_NS + 100 * S, 10, meets_in_forward=False)
+    peak = samples.read_metric(Metric.PEAK, matrix)
     assert peak[0].tolist() == [30 * GIB] * 6
     assert peak[9].tolist() == [32 * GIB] * 6
-    free = samples.read_metric(Metric.FREE, found)
+    free = samples.read_metric(Metric.FREE, matrix)
     assert free[:, 3].tolist() == [(140 - 50 - rank % 8) * GIB for rank in range(10)]
-    cores = samples.read_metric(Metric.CORES, found)
+    cores = samples.read_metric(Metric.CORES, matrix)
     assert cores[:, 3] == pytest.approx([1 + rank % 8 for rank in range(10)], rel=1e-3)
-    assert samples.read_metric(Metric.PEAK, found) is peak
+    assert samples.read_metric(Metric.PEAK, matrix) is peak
     assert all(samples.is_recorded(metric) for metric in Metric)
 
 
 def test_earlier_rows_stay_the_same_as_steps_go_on(tmp_path: Path) -> None:
     write_ranks(tmp_path, 3, 8)
-    session = read(tmp_path)
+    session = read_recording(tmp_path)
     source, matrices = RecordingSource(session), RankMatrices()
 
-    def at(seconds: float, samples: RankSamples) -> np.ndarray:
+    def read_cores(seconds: float, samples: RankSamples) -> np.ndarray:
         now = matrices.matrix_at(source.rank_steps, BEGIN_NS + int(seconds * S), 4, meets_in_forward=False)
         return samples.read_metric(Metric.CORES, now)
 
     kept = RankSamples(session)
     for seconds in (3.1, 4.1, 6.1, 2.1, 8.5):
-        assert at(seconds, kept) == pytest.approx(at(seconds, RankSamples(session)), nan_ok=True)
+        assert read_cores(seconds, kept) == pytest.approx(read_cores(seconds, RankSamples(session)), nan_ok=True)
 
 
 def test_without_samples_there_is_nothing_to_tell(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 4, sampled=False)
-    samples, found = RankSamples(read(tmp_path)), matrix(tmp_path)
+    samples, found = RankSamples(read_recording(tmp_path)), build_matrix(tmp_path)
     for metric in (Metric.PEAK, Metric.FREE, Metric.CORES):
         assert not samples.is_recorded(metric)
         assert np.isnan(samples.read_metric(metric, found)).all()
@@ -133,46 +133,46 @@ def test_without_samples_there_is_nothing_to_tell(tmp_path: Path) -> None:
 
 def test_the_rank_that_is_different_stands_first(tmp_path: Path) -> None:
     write_ranks(tmp_path, 6, 8, late_s={4: 0.2, 1: 0.1}, sampled=False)
-    found = matrix(tmp_path)
-    waits = found.times[Metric.WAIT]
-    order = order_outliers(compute_deviations(waits, choose_scale(Metric.WAIT, found, waits)))
+    matrix = build_matrix(tmp_path)
+    waits = matrix.times[Metric.WAIT]
+    order = order_outliers(compute_deviations(waits, choose_scale(Metric.WAIT, matrix, waits)))
     assert order.tolist() == [4, 1, 0, 2, 3, 5]
-    iteration = found.times[Metric.ITERATION]
+    iteration = matrix.times[Metric.ITERATION]
     assert not compute_deviations(
-        iteration, choose_scale(Metric.ITERATION, found, iteration)
+        iteration, choose_scale(Metric.ITERATION, matrix, iteration)
     ).any()  # they wait for one another
 
 
 def test_the_cause_is_named_not_its_effect(tmp_path: Path) -> None:
     write_ranks(tmp_path, 6, 8, late_s={4: 0.2}, sampled=False)
-    found = matrix(tmp_path)
-    told = find_skew(found)
-    assert told is not None
-    assert (told.metric, told.row, told.is_waited_for, told.is_alike) == (Metric.DATA, 4, True, False)
-    assert told.lag_s == pytest.approx(0.2, rel=0.2)
-    beside = compare_rank(found, 4, Metric.DATA, found.times[Metric.DATA])
+    matrix = build_matrix(tmp_path)
+    skew = find_skew(matrix)
+    assert skew is not None
+    assert (skew.metric, skew.row, skew.is_waited_for, skew.is_alike) == (Metric.DATA, 4, True, False)
+    assert skew.lag_s == pytest.approx(0.2, rel=0.2)
+    beside = compare_rank(matrix, 4, Metric.DATA, matrix.times[Metric.DATA])
     assert not beside.is_alike
-    assert beside.own - beside.usual == pytest.approx(told.lag_s)
+    assert beside.own - beside.usual == pytest.approx(skew.lag_s)
 
 
 def test_of_two_ranks_the_late_one_is_named(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 8, late_s={1: 0.1}, sampled=False)
-    told = find_skew(matrix(tmp_path))
-    assert told is not None
-    assert (told.metric, told.row) == (Metric.DATA, 1)
+    skew = find_skew(build_matrix(tmp_path))
+    assert skew is not None
+    assert (skew.metric, skew.row) == (Metric.DATA, 1)
 
 
 def test_ranks_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
     write_ranks(tmp_path, 4, 8, sampled=False)
-    told = find_skew(matrix(tmp_path))
-    assert told is not None
-    assert told.is_alike
-    assert find_skew(matrix(tmp_path, 0.5)) is None
+    skew = find_skew(build_matrix(tmp_path))
+    assert skew is not None
+    assert skew.is_alike
+    assert find_skew(build_matrix(tmp_path, 0.5)) is None
 
 
 def test_one_rank_has_no_other_to_compare_with(tmp_path: Path) -> None:
     write_ranks(tmp_path, 1, 4, sampled=False)
-    assert find_skew(matrix(tmp_path)) is None
+    assert find_skew(build_matrix(tmp_path)) is None
 
 
 def test_medians_leave_out_what_is_not_known() -> None:

@@ -6,37 +6,37 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memory_recording import Recording
-from small_recording import BEGIN_NS, S, identity, span
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.tables import BOUNDARY
 
 
-def job(folder: Path, steps: Sequence[float], *changes: tuple[float, int, str]) -> Session:
+def record_job(folder: Path, steps: Sequence[float], *changes: tuple[float, int, str]) -> Session:
     """Two ranks whose steps end then, and (second, rank, event) of their processes."""
     recording = Recording(folder)
-    recording.engine()
+    recording.write_engine()
     for rank in (0, 1):
         spans = [
-            span(begin, end, "step", step, BOUNDARY)
+            make_span(begin, end, "step", step, BOUNDARY)
             for step, (begin, end) in enumerate(zip((0, *steps), steps, strict=False))
         ]
-        recording.write(tables.SPANS, identity(rank), spans)
-        recording.write(tables.BEGINS, identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
+        recording.write_records(tables.SPANS, make_identity(rank), spans)
+        recording.write_records(tables.BEGINS, make_identity(rank), [(row[0], row[3], 0, row[7], 0, 0, 0) for row in spans])
     for second, rank, name in changes:
-        recording.event(recording.node, second, name, rank=rank, pid=identity(rank).pid)
-    return recording.read()
+        recording.write_event(recording.node, second, name, rank=rank, pid=make_identity(rank).pid)
+    return recording.open_session()
 
 
-def find(session: Session, cursor_ns: int | None = None) -> list[Annotation]:
-    found = find_annotations(session, session.end_ns if cursor_ns is None else cursor_ns)
-    return [finding for finding in found if finding.name in ("rank_stopped", "hung_ranks")]
+def find_stopped(session: Session, cursor_ns: int | None = None) -> list[Annotation]:
+    findings = find_annotations(session, session.end_ns if cursor_ns is None else cursor_ns)
+    return [finding for finding in findings if finding.name in ("rank_stopped", "hung_ranks")]
 
 
 def test_a_stop_has_its_length(tmp_path: Path) -> None:
-    session = job(tmp_path, (1, 2, 7, 8), (2.5, 1, events.RANK_STOPPED), (6.5, 1, events.RANK_CONTINUED))
-    (finding,) = find(session)
+    session = record_job(tmp_path, (1, 2, 7, 8), (2.5, 1, events.RANK_STOPPED), (6.5, 1, events.RANK_CONTINUED))
+    (finding,) = find_stopped(session)
     assert (finding.ranks, finding.step, finding.known_ns) == ((1,), 2, BEGIN_NS + int(6.5 * S))
     assert finding.headline == "A signal stopped rank 1 for 4.00 s"
 
@@ -44,17 +44,17 @@ def test_a_stop_has_its_length(tmp_path: Path) -> None:
 def test_ranks_that_stop_together_are_one_finding_and_do_not_hang(tmp_path: Path) -> None:
     stops = [(2.5 + rank / 10, rank, events.RANK_STOPPED) for rank in (0, 1)]
     goes_on = [(200 + rank / 10, rank, events.RANK_CONTINUED) for rank in (0, 1)]
-    session = job(tmp_path, (1, 2, 201, 202), *stops, *goes_on)
-    still, continued = find(session)
+    session = record_job(tmp_path, (1, 2, 201, 202), *stops, *goes_on)
+    still, continued = find_stopped(session)
     assert still.known_ns == BEGIN_NS + int(12.5 * S)
     assert (still.ranks, continued.ranks) == ((0, 1), (0, 1))
     assert still.fix == "kill -CONT 100"
     assert "for 198 s" in continued.headline
-    assert find(session, BEGIN_NS + 13 * S) == [still]
+    assert find_stopped(session, BEGIN_NS + 13 * S) == [still]
 
 
 def test_short_stops_and_dead_ranks_are_none(tmp_path: Path) -> None:
     changes = [(1.2, 0, events.RANK_STOPPED), (1.9, 0, events.RANK_CONTINUED)]
     changes += [(2.5, 1, events.RANK_STOPPED), (3, 1, events.RANK_GONE)]
-    session = job(tmp_path, (1, 2, 3, 20), *changes)
-    assert find(session) == []
+    session = record_job(tmp_path, (1, 2, 3, 20), *changes)
+    assert find_stopped(session) == []

@@ -20,65 +20,65 @@ MOST_OPEN = 48
 WHO = Identity("rank", 0, "node1", 100, 1, "")
 
 
-def make(folder: Path) -> Path:
+def make_session(folder: Path) -> Path:
     return Path(directory.create_session(["python", "train.py"], path=str(folder / "session")))
 
 
-def probe(folder: Path, *times: int, who: Identity = WHO) -> RecordWriter:
+def write_probe(folder: Path, *times: int, who: Identity = WHO) -> RecordWriter:
     writer = RecordWriter(str(folder), tables.PROBE, who)
     for time in times:
         writer.write(time, 1, 2, 0, 0, 0)
     return writer
 
 
-def times(session: Session) -> list[list[int]]:
+def read_times(session: Session) -> list[list[int]]:
     return [source.array["time_ns"].tolist() for source in session.sources["probe"]]
 
 
 def test_truncated_anywhere(tmp_path: Path) -> None:
-    folder = make(tmp_path)
-    probe(folder, 1, 2, 3).close()
+    folder = make_session(tmp_path)
+    write_probe(folder, 1, 2, 3).close()
     (path,) = folder.glob("*.rec")
     data, size = path.read_bytes(), tables.PROBE.record_struct.size
     header = len(data) - 3 * size
     for length in [*range(header + 1), *range(len(data) - size, len(data) + 1)]:
         path.write_bytes(data[:length])
         session = Session.open(folder)
-        assert times(session) == ([] if length < header else [[1, 2, 3][: (length - header) // size]])
+        assert read_times(session) == ([] if length < header else [[1, 2, 3][: (length - header) // size]])
         assert session.damaged_files == 0
 
 
 def test_a_torn_record_and_a_torn_header_wait(tmp_path: Path) -> None:
-    folder = make(tmp_path)
-    probe(folder, 1, 2).close()
+    folder = make_session(tmp_path)
+    write_probe(folder, 1, 2).close()
     (path,) = folder.glob("*.rec")
     data = path.read_bytes()
     path.write_bytes(data[:20])
     session = Session.open(folder)
-    assert times(session) == []
+    assert read_times(session) == []
     for length, expected in ((len(data) - 5, [[1]]), (len(data), [[1, 2]])):
         with path.open("ab") as file:
             file.write(data[path.stat().st_size : length])
         assert session.refresh()
-        assert times(session) == expected
+        assert read_times(session) == expected
     assert not session.refresh()
 
 
 def test_growing(tmp_path: Path) -> None:
-    folder = make(tmp_path)
+    folder = make_session(tmp_path)
     session = Session.open(folder)
-    assert times(session) == []
+    assert read_times(session) == []
     assert not session.refresh()
-    first = probe(folder, 1)
+    first = write_probe(folder, 1)
     assert session.refresh()
-    assert times(session) == [[1]]
+    assert read_times(session) == [[1]]
     first.write(2, 1, 2, 0, 0, 0)
-    second = probe(folder, 7, who=WHO._replace(rank=1))
+    second = write_probe(folder, 7, who=WHO._replace(rank=1))
     events = EventWriter(str(folder), WHO)
     events.write(5, "late")
     events.write(4, "early")
     assert session.refresh()
-    assert times(session) == [[1, 2], [7]]
+    assert read_times(session) == [[1, 2], [7]]
     assert [event.name for event in session.events] == ["early", "late"]
     assert not session.refresh()
     source = session.sources["probe"][0]
@@ -90,8 +90,8 @@ def test_growing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("room", [0, 100, 1 << 17])
 def test_growing_within_what_is_mapped_and_beyond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     monkeypatch.setattr(folders, "choose_room", lambda path: room)
-    folder, written = make(tmp_path), [1]
-    writer = probe(folder, 1)
+    folder, written = make_session(tmp_path), [1]
+    writer = write_probe(folder, 1)
     session = Session.open(folder)
     (source,) = session.sources["probe"]
     first, begin = source.array, source.array.ctypes.data
@@ -100,7 +100,7 @@ def test_growing_within_what_is_mapped_and_beyond(tmp_path: Path, monkeypatch: p
             written.append(len(written))
             writer.write(written[-1], 1, 2, 0, 0, 0)
         assert session.refresh()
-        assert times(session) == [written]
+        assert read_times(session) == [written]
         if len(written) < 30:
             assert (source.array.ctypes.data == begin) == ((len(written) - 1) * tables.PROBE.record_struct.size <= room)
     assert first["time_ns"].tolist() == [1]
@@ -109,9 +109,9 @@ def test_growing_within_what_is_mapped_and_beyond(tmp_path: Path, monkeypatch: p
 
 
 def test_a_file_that_takes_the_name_of_another_is_read_instead_once_it_has_more(tmp_path: Path) -> None:
-    folder = make(tmp_path)
+    folder = make_session(tmp_path)
     assert choose_room(str(folder)) > 0  # else nothing is mapped before it is there
-    probe(folder, 1, 2, 3).close()
+    write_probe(folder, 1, 2, 3).close()
     (path,) = folder.glob("*.rec")
     data, size = path.read_bytes(), tables.PROBE.record_struct.size
     session = Session.open(folder)
@@ -120,13 +120,13 @@ def test_a_file_that_takes_the_name_of_another_is_read_instead_once_it_has_more(
         other.write_bytes(data[: len(data) - fewer * size] if fewer > 0 else data + data[-size:] * -fewer)
         other.replace(path)
         session.refresh()
-        assert times(session) == [expected]
+        assert read_times(session) == [expected]
 
 
 def test_more_tables_than_files_may_be_open(tmp_path: Path) -> None:
-    folder = make(tmp_path)
+    folder = make_session(tmp_path)
     for rank in range(80):
-        probe(folder, rank, who=WHO._replace(rank=rank)).close()
+        write_probe(folder, rank, who=WHO._replace(rank=rank)).close()
     most = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({MOST_OPEN}, {MOST_OPEN}))"
     sums = "sum(int(source.array['time_ns'].sum()) for source in Session.open(Path(sys.argv[1])).sources['probe'])"
     program = f"import sys; from pathlib import Path; from zerotop.session.reader import Session; {most}; print({sums})"
@@ -135,9 +135,9 @@ def test_more_tables_than_files_may_be_open(tmp_path: Path) -> None:
 
 
 def test_records_are_counted_and_ticks_found_however_far_back(tmp_path: Path) -> None:
-    folder, ticks = make(tmp_path), [1, 2, 3, 70, 5, 600, 9000, 1, 66]  # records of each
+    folder, ticks = make_session(tmp_path), [1, 2, 3, 70, 5, 600, 9000, 1, 66]  # records of each
     written = [time for time, count in enumerate(ticks) for _ in range(count)]
-    probe(folder, *written).close()
+    write_probe(folder, *written).close()
     (source,) = Session.open(folder).sources["probe"]
     for time, count in enumerate(ticks):
         known = sum(ticks[: time + 1])
@@ -147,8 +147,8 @@ def test_records_are_counted_and_ticks_found_however_far_back(tmp_path: Path) ->
 
 
 def test_a_long_table_is_not_read_for_its_last_tick(tmp_path: Path) -> None:
-    folder, ticks = make(tmp_path), [20_000, 1, 5, 800, 7, 9]  # records of each
-    probe(folder, *(time for time, count in enumerate(ticks, 1) for _ in range(count))).close()
+    folder, ticks = make_session(tmp_path), [20_000, 1, 5, 800, 7, 9]  # records of each
+    write_probe(folder, *(time for time, count in enumerate(ticks, 1) for _ in range(count))).close()
     for time, count in enumerate(ticks, 1):
         (source,) = Session.open(folder).sources["probe"]
         moment_ns = source.offset_ns + time
@@ -161,9 +161,9 @@ def test_a_long_table_is_not_read_for_its_last_tick(tmp_path: Path) -> None:
 
 
 def test_damage_near_the_end_is_left_out_of_a_last_tick(tmp_path: Path) -> None:
-    folder = make(tmp_path)
+    folder = make_session(tmp_path)
     begin_ns = 10**15
-    probe(folder, *range(begin_ns, begin_ns + 30_000)).close()
+    write_probe(folder, *range(begin_ns, begin_ns + 30_000)).close()
     (source,) = Session.open(folder).sources["probe"]
     with max(folder.glob("probe-*.rec")).open("r+b") as opened:
         opened.seek(-10 * source.array.itemsize, 2)
@@ -175,9 +175,9 @@ def test_damage_near_the_end_is_left_out_of_a_last_tick(tmp_path: Path) -> None:
 
 
 def test_what_was_given_back_is_read_again(tmp_path: Path) -> None:
-    folder = make(tmp_path)
+    folder = make_session(tmp_path)
     count = 100_000
-    probe(folder, *range(count)).close()
+    write_probe(folder, *range(count)).close()
     session = Session.open(folder)
     (source,) = session.sources["probe"]
     assert source.array["time_ns"].sum() == count * (count - 1) // 2
@@ -194,7 +194,7 @@ def resident_file_kib() -> int:
 
 
 def test_a_writer_is_known_by_its_header(tmp_path: Path) -> None:
-    folder = make(tmp_path)
+    folder = make_session(tmp_path)
     clock = {"monotonic_ns": 7, "unix_ns": 1007}
     RecordWriter(str(folder), tables.ALLOCATOR, WHO, clock=clock, peaks="window").close()
     (source,) = Session.open(folder).sources["allocator"]
@@ -203,12 +203,12 @@ def test_a_writer_is_known_by_its_header(tmp_path: Path) -> None:
     assert source.last_ns is None
 
 
-def change(folder: Path, **facts: Any) -> None:
+def change_session(folder: Path, **facts: Any) -> None:
     path = folder / "session.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
 
 
-def refused(path: Path) -> str:
+def read_refusal(path: Path) -> str:
     with pytest.raises(SessionError) as caught:
         Session.open(path)
     text = str(caught.value)
@@ -217,40 +217,40 @@ def refused(path: Path) -> str:
 
 
 def test_no_recording(tmp_path: Path) -> None:
-    assert "no session" in refused(tmp_path / "missing")
-    assert "session.json" in refused(tmp_path)
+    assert "no session" in read_refusal(tmp_path / "missing")
+    assert "session.json" in read_refusal(tmp_path)
     (tmp_path / "file").write_text("x")
-    assert "no session" in refused(tmp_path / "file")
+    assert "no session" in read_refusal(tmp_path / "file")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "1", "{}", '{"zerotop": [1, 0]}', "\xff", '{"zerotop": "1"}'])
 def test_damaged_session_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "session.json").write_text(text, encoding="latin-1")
-    assert "damaged" in refused(tmp_path)
+    assert "damaged" in read_refusal(tmp_path)
 
 
 @pytest.mark.parametrize("clock", [None, 5, [], {}, {"unix_ns": 1}, {"unix_ns": "x", "monotonic_ns": 1}])
 def test_damaged_clock(tmp_path: Path, clock: Any) -> None:
-    folder = make(tmp_path)
-    change(folder, clock=clock)
-    assert "damaged" in refused(folder)
+    folder = make_session(tmp_path)
+    change_session(folder, clock=clock)
+    assert "damaged" in read_refusal(folder)
 
 
 def test_newer_formats(tmp_path: Path) -> None:
-    folder = make(tmp_path)
-    change(folder, zerotop=[tables.FORMAT_MAJOR, tables.FORMAT_MINOR + 9], more="facts")
+    folder = make_session(tmp_path)
+    change_session(folder, zerotop=[tables.FORMAT_MAJOR, tables.FORMAT_MINOR + 9], more="facts")
     Session.open(folder)
-    change(folder, zerotop=[tables.FORMAT_MAJOR + 1, 0])
-    assert "newer zerotop" in refused(folder)
-    change(folder, zerotop=[tables.FORMAT_MAJOR, 0])
-    probe(folder, 1).close()
+    change_session(folder, zerotop=[tables.FORMAT_MAJOR + 1, 0])
+    assert "newer zerotop" in read_refusal(folder)
+    change_session(folder, zerotop=[tables.FORMAT_MAJOR, 0])
+    write_probe(folder, 1).close()
     (path,) = folder.glob("*.rec")
     path.write_bytes(path.read_bytes().replace(b'"zerotop": [1,', b'"zerotop": [2,'))
-    assert "newer zerotop" in refused(folder)
+    assert "newer zerotop" in read_refusal(folder)
 
 
 def test_what_is_unknown_is_passed_over(tmp_path: Path) -> None:
-    folder = make(tmp_path)
+    folder = make_session(tmp_path)
     extra = tables.Field("new", "q", "something of the future")
     wider = tables.PROBE._replace(fields=(*tables.PROBE.fields, extra))
     writer = RecordWriter(str(folder), wider, WHO)
@@ -260,7 +260,7 @@ def test_what_is_unknown_is_passed_over(tmp_path: Path) -> None:
     events = EventWriter(str(folder), WHO)
     events.write(1, "future", fact=[1])
     session = Session.open(folder)
-    assert times(session) == [[1]]
+    assert read_times(session) == [[1]]
     assert session.sources["probe"][0].array["new"].tolist() == [7]
     assert [(event.name, event.facts) for event in session.events] == [("future", {"fact": [1]})]
     assert session.damaged_files == 0
@@ -270,26 +270,26 @@ def test_what_is_unknown_is_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("head", [b"", b"{}", b"[]", b"\xff", b'{"zerotop": [1, 0], "clock": 1, "table": "probe"}'])
 def test_damaged_files_are_counted(tmp_path: Path, head: bytes) -> None:
-    folder = make(tmp_path)
+    folder = make_session(tmp_path)
     (folder / "probe-x.rec").write_bytes(head + b"\n")
-    probe(folder, 1).close()
+    write_probe(folder, 1).close()
     session = Session.open(folder)
-    assert times(session) == [[1]]
+    assert read_times(session) == [[1]]
     assert session.damaged_files == 1
 
 
 def test_objects_are_never_read(tmp_path: Path) -> None:
-    folder = make(tmp_path)
-    probe(folder, 1).close()
+    folder = make_session(tmp_path)
+    write_probe(folder, 1).close()
     (path,) = folder.glob("*.rec")
     path.write_bytes(path.read_bytes().replace(b'["lost", "<i4"]', b'["lost", "|O8"]'))
     session = Session.open(folder)
-    assert times(session) == []
+    assert read_times(session) == []
     assert session.damaged_files == 1
 
 
 def test_torn_and_damaged_events(tmp_path: Path) -> None:
-    folder = make(tmp_path)
+    folder = make_session(tmp_path)
     events = EventWriter(str(folder), WHO)
     events.write(1, "one")
     (path,) = folder.glob("*.jsonl")
@@ -309,14 +309,14 @@ def test_torn_and_damaged_events(tmp_path: Path) -> None:
 
 
 def test_read_only(tmp_path: Path) -> None:
-    folder = make(tmp_path)
-    probe(folder, 1).close()
+    folder = make_session(tmp_path)
+    write_probe(folder, 1).close()
     for path in folder.iterdir():
         path.chmod(0o400)
     folder.chmod(0o500)
     before = sorted(folder.iterdir())
     try:
-        assert times(Session.open(folder)) == [[1]]
+        assert read_times(Session.open(folder)) == [[1]]
         assert sorted(folder.iterdir()) == before
     finally:
         folder.chmod(0o700)

@@ -12,27 +12,27 @@ from zerotop.session.reader import Session
 
 
 @pytest.fixture(scope="module")
-def source() -> RecordingSource:
+def demo_source() -> RecordingSource:
     return RecordingSource(Session.open(demo.RECORDING_PATH))
 
 
 @pytest.mark.parametrize("step", [11, 12, 13])
 @pytest.mark.parametrize("after_s", [0.0, 0.7, 1.3])
-def test_the_ranks_of_a_host_add_up_to_it(source: RecordingSource, step: int, after_s: float) -> None:
-    end_ns = source.find_step_end(step)
+def test_the_ranks_of_a_host_add_up_to_it(demo_source: RecordingSource, step: int, after_s: float) -> None:
+    end_ns = demo_source.find_step_end(step)
     assert end_ns is not None
-    view = source.view_at(end_ns + int(after_s * 1e9))
+    view = demo_source.view_at(end_ns + int(after_s * 1e9))
     of_ranks = sum(rank.cores_used for rank in view.ranks)
     assert of_ranks == pytest.approx(view.hosts[0].cores_used, rel=0.15, abs=2)
-    table = ThreadTable(source.session)
+    table = ThreadTable(demo_source.session)
     for rank in view.ranks:
         threads = table.threads_at(rank, view.cursor_ns, 20, 500_000_000)
         assert sum(group.cores_used for group in threads.groups) <= rank.cores_used * 1.1 + 0.1
         assert rank.cores_used <= rank.runnable_threads <= rank.thread_count
 
 
-def test_the_window_ends_with_the_host_s_sample(source: RecordingSource) -> None:
-    session = source.session
+def test_the_window_ends_with_the_host_s_sample(demo_source: RecordingSource) -> None:
+    session = demo_source.session
     (host,) = session.sources["hosts"]
     tick_ns = int(host.array["time_ns"][40]) + host.offset_ns
     begin_ns, end_ns = find_window(session, host.host, tick_ns + 300_000_000)

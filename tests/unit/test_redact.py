@@ -240,8 +240,8 @@ def test_usual_output_stays(line: str) -> None:
 
 def test_commands_and_documents_of_this_project_stay() -> None:
     """Nothing in the recordings' command lines and configurations, nor in the documentation, is a secret."""
-    for name in recordings.names():
-        session = recordings.recording(name)
+    for name in recordings.list_recordings():
+        session = recordings.open_recording(name)
         command = session.info["command"]
         assert redact_command(command) == command
         for event in session.events:

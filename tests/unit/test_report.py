@@ -29,8 +29,8 @@ from zerotop_probe.recording import directory
 
 
 @cache
-def read(name: str) -> SessionReport:
-    return read_session_report(recordings.recording(name), HourlyPrice(30))
+def read_report(name: str) -> SessionReport:
+    return read_session_report(recordings.open_recording(name), HourlyPrice(30))
 
 
 class _Reader(HTMLParser):
@@ -57,7 +57,7 @@ class _Reader(HTMLParser):
             self.text += data + "\n"
 
 
-def parse(page: str) -> _Reader:
+def parse_page(page: str) -> _Reader:
     reader = _Reader()
     reader.feed(page)
     assert not reader.open
@@ -79,13 +79,13 @@ def parse(page: str) -> _Reader:
     ],
 )
 def test_the_verdict_says_first_how_the_job_ended(name: str, outcome: Outcome, headline: str) -> None:
-    verdict = read(name).verdict
+    verdict = read_report(name).verdict
     assert verdict.outcome is outcome
     assert headline in verdict.headline
 
 
 def test_the_verdict_names_pace_memory_costs_and_the_price() -> None:
-    pace, memory, cost, price = read("story").verdict.sentences
+    pace, memory, cost, price = read_report("story").verdict.sentences
     assert pace == "An iteration takes 962 ms (median), the slowest 4.53 s in step 10; 2,479 tokens per second."
     assert memory == "GPU memory peaked at 38.25 GiB of 140 GiB (27 %) reserved on GPU 0."
     assert cost == (
@@ -93,25 +93,25 @@ def test_the_verdict_names_pace_memory_costs_and_the_price() -> None:
         " (about 11 s, 44 % of the training time in skipped steps, 0.01 GPU hours ($0.0881))."
     )
     assert price == "The job cost $0.63 at $30.00 an hour."
-    assert read("cpu-clean").verdict.sentences[2] == "No finding says that time or memory was lost."
+    assert read_report("cpu-clean").verdict.sentences[2] == "No finding says that time or memory was lost."
 
 
 def test_findings_are_ranked_by_what_they_cost() -> None:
-    ranked = read("cpu-hang").findings
+    ranked = read_report("cpu-hang").findings
     assert ranked[0].finding.name == "hung_ranks"
     assert ranked[0].seconds == pytest.approx(45, abs=1)  # the iteration in which the job hung
-    stalled = next(cost for cost in read("cpu-stall").findings if cost.finding.name == "data_stall")
-    rows = read("cpu-stall").source.job_steps
+    stalled = next(cost for cost in read_report("cpu-stall").findings if cost.finding.name == "data_stall")
+    rows = read_report("cpu-stall").source.job_steps
     waited_s = float(rows["data_s"][rows["step"] >= (stalled.finding.step or 0)].sum())
     assert stalled.seconds == pytest.approx(waited_s, rel=0.25)
     assert stalled.bytes is None
 
 
 def test_one_event_is_listed_once() -> None:
-    names = [cost.finding.name for cost in read("cpu-straggler").findings]
+    names = [cost.finding.name for cost in read_report("cpu-straggler").findings]
     assert "straggler" in names
     assert "iteration_shift" not in names  # the straggler is why iterations are slower
-    leak = [cost for cost in read("gpu-leak").findings if cost.finding.name == "memory_creep"]
+    leak = [cost for cost in read_report("gpu-leak").findings if cost.finding.name == "memory_creep"]
     assert len(leak) == 1
     assert leak[0].bytes
     assert not leak[0].on_host
@@ -119,9 +119,9 @@ def test_one_event_is_listed_once() -> None:
 
 @pytest.mark.parametrize("name", ["story", "z2-oom", "cpu-hang", "gpu-microscope", "x4-attached", "held-restart"])
 def test_pages_are_well_formed_and_need_no_network(name: str) -> None:
-    report = read(name)
+    report = read_report(name)
     page = write_session_page(report)
-    parsed = parse(page)
+    parsed = parse_page(page)
     assert parsed.addresses == []
     assert "default-src 'none'" in page
     assert "url(" not in page.replace("&quot;", "")
@@ -135,23 +135,23 @@ def test_pages_are_well_formed_and_need_no_network(name: str) -> None:
 def test_names_from_a_recording_cannot_write_the_page() -> None:
     evil = "</script><script>alert(1)</script>\x1b[31m\x00"
 
-    def change(event: dict[str, object]) -> object:
+    def insert_markup(event: dict[str, object]) -> object:
         return event | ({"model": evil, "config": {evil: evil}} if event.get("event") == "engine" else {})
 
-    session = recordings.rewritten("gpu-clean", change)
+    session = recordings.rewrite_events("gpu-clean", insert_markup)
     session.name = evil
     page = write_session_page(read_session_report(session))
     assert "<script>alert" not in page
     assert "\x1b" not in page
     assert "\x00" not in page
-    parse(page)
+    parse_page(page)
 
 
 def test_long_recordings_are_drawn_in_pieces_without_losing_a_spike(tmp_path: Path) -> None:
     def slow_down(seconds: np.ndarray, rank: int) -> None:
         seconds[3000, 1] = 9.0
 
-    path = long_recording.write(tmp_path / "long", 4000, long_recording.Trouble(paces=slow_down))
+    path = long_recording.write_recording(tmp_path / "long", 4000, long_recording.Trouble(paces=slow_down))
     report = read_session_report(Session.open(path))
     chart = next(chart for chart in build_charts(report)["charts"] if chart["id"] == "iterations")
     assert len(chart["x"]) == len(chart["steps"]) == 1501
@@ -163,7 +163,7 @@ def test_long_recordings_are_drawn_in_pieces_without_losing_a_spike(tmp_path: Pa
 def test_a_session_without_steps_has_a_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     directory.create_session(["python", "train.py"], path=str(tmp_path / "empty"))
     assert main(["report", str(tmp_path / "empty"), "-o", str(tmp_path / "empty.html")]) == 0
-    text = parse((tmp_path / "empty.html").read_text()).text
+    text = parse_page((tmp_path / "empty.html").read_text()).text
     assert "before the first step" in text
     assert "there is no iteration time" in text
     assert main(["report", str(tmp_path / "empty"), "--chart", "iterations", "-o", str(tmp_path / "empty.png")]) == 1
@@ -171,7 +171,7 @@ def test_a_session_without_steps_has_a_report(tmp_path: Path, capfd: pytest.Capt
 
 
 def test_a_chart_as_png(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    story = str(recordings.packed("story"))
+    story = str(recordings.find_packed_file("story"))
     for name in ("iterations", "gpu-memory"):
         assert main(["report", story, "--chart", name, "-o", str(tmp_path / "chart.png")]) == 0
         assert (tmp_path / "chart.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -186,11 +186,11 @@ def test_prices_that_are_none_are_refused(capfd: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_session_in_a_notebook_has_tables_and_a_page() -> None:
-    session = zerotop.open_session(str(recordings.packed("gpu-clean")), price_per_hour=30)
+    session = zerotop.open_session(str(recordings.find_packed_file("gpu-clean")), price_per_hour=30)
     shown = session._repr_html_()
     assert shown.startswith("<iframe ")
     assert "at $30.00 an hour" in shown
-    assert parse(shown).text == ""  # one frame, whose page is an attribute
+    assert parse_page(shown).text == ""  # one frame, whose page is an attribute
     steps = session.table()["step"].to_list()
     assert sorted(set(steps)) == list(range(max(steps) + 1))
     with pytest.raises(ValueError, match="Choose one of: steps"):
@@ -200,23 +200,25 @@ def test_a_session_in_a_notebook_has_tables_and_a_page() -> None:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Callable[[int], Path]:
+def make_sweep_folder(tmp_path: Path) -> Callable[[int], Path]:
     """Write the folder of a sweep of 16 points, so many of which have run."""
 
-    def write(done: int) -> Path:
+    def write_folder(done: int) -> Path:
         path = tmp_path / f"sweep-{done}"
         path.mkdir()
         write_sweep(replace(sweep_progress.make_sweep(done), path=path))
         return path
 
-    return write
+    return write_folder
 
 
-def test_a_sweep_has_a_page_with_its_verdict_charts_and_points(sweep: Callable[[int], Path], tmp_path: Path) -> None:
+def test_a_sweep_has_a_page_with_its_verdict_charts_and_points(
+    make_sweep_folder: Callable[[int], Path], tmp_path: Path
+) -> None:
     page = tmp_path / "sweep.html"
-    assert main(["report", str(sweep(16)), "-o", str(page)]) == 0
+    assert main(["report", str(make_sweep_folder(16)), "-o", str(page)]) == 0
     text = page.read_text()
-    parsed = parse(text)
+    parsed = parse_page(text)
     assert parsed.addresses == []
     assert parsed.text.index("15 of 16 points trained; 1 ran out of memory.") < 120
     assert "The fastest is allocator expandable_segments:True, seq-length 4096: 25,430 tokens per second." in parsed.text
@@ -237,14 +239,14 @@ def test_a_sweep_has_a_page_with_its_verdict_charts_and_points(sweep: Callable[[
 
 
 def test_a_sweep_that_has_not_finished_or_begun_says_so(
-    sweep: Callable[[int], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    make_sweep_folder: Callable[[int], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "sweep.html"
-    assert main(["report", str(sweep(5)), "-o", str(page), "--price-per-hour", "60EUR"]) == 0
-    assert "5 of 16 points trained; 11 have not run yet." in parse(page.read_text()).text
+    assert main(["report", str(make_sweep_folder(5)), "-o", str(page), "--price-per-hour", "60EUR"]) == 0
+    assert "5 of 16 points trained; 11 have not run yet." in parse_page(page.read_text()).text
     assert "60.00 EUR an hour" in page.read_text()
-    assert main(["report", str(sweep(0)), "-o", str(page)]) == 0
-    assert "None of 16 points has run yet." in parse(page.read_text()).text
+    assert main(["report", str(make_sweep_folder(0)), "-o", str(page)]) == 0
+    assert "None of 16 points has run yet." in parse_page(page.read_text()).text
     assert main(["report", str(tmp_path / "sweep-5"), "--format", "png"]) == 2
     (tmp_path / "sweep-5" / "sweep.json").write_text("{")
     assert main(["report", str(tmp_path / "sweep-5"), "-o", str(page)]) == 1

@@ -67,7 +67,7 @@ collector.finish(10)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, memory_root: str) -> Path:
+def shared_session(tmp_path: Path, memory_root: str) -> Path:
     """A session whose shared memory lies in the test's own root."""
     return Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
 
@@ -79,7 +79,7 @@ def find_memory(folder: Path) -> str:
 
 
 @pytest.fixture
-def start(memory_root: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start_process(memory_root: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a process of one of the scripts above."""
     running = []
 
@@ -104,135 +104,135 @@ def read_events(folder: Path) -> list[int]:
     return [fact["number"] for fact in map(json.loads, path.read_text().splitlines()[1:])]
 
 
-def answer(process: subprocess.Popen[str]) -> str:
+def read_answer(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 def start_sampler(start: Any, folder: Path) -> Any:
     sampler = start(SAMPLER, folder)
-    assert answer(sampler) == "ready"
+    assert read_answer(sampler) == "ready"
     return sampler
 
 
-def finish(process: subprocess.Popen[str]) -> None:
+def finish_process(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=30)
     assert process.returncode == 0
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_all_that_a_rank_made_is_in_its_session(folder: Path, start: Any, kill: bool) -> None:
-    sampler = start_sampler(start, folder)
-    rank = start(RANK, folder, 10_000, 0.0001, 1 << 22)
-    assert answer(rank) == "0"
-    wait_for(lambda: list(folder.glob("probe-*.rec")) and len(read_numbers(folder)) == 10_000)
+def test_all_that_a_rank_made_is_in_its_session(shared_session: Path, start_process: Any, kill: bool) -> None:
+    sampler = start_sampler(start_process, shared_session)
+    rank = start_process(RANK, shared_session, 10_000, 0.0001, 1 << 22)
+    assert read_answer(rank) == "0"
+    wait_for(lambda: list(shared_session.glob("probe-*.rec")) and len(read_numbers(shared_session)) == 10_000)
     if kill:
         rank.kill()
         rank.wait()
-        wait_for(lambda: not shared_memory.list_rings(find_memory(folder)))
+        wait_for(lambda: not shared_memory.list_rings(find_memory(shared_session)))
     else:
-        finish(rank)
-    finish(sampler)
-    assert read_numbers(folder) == list(range(10_000))
-    assert read_events(folder) == list(range(0, 10_000, 100))
-    assert not os.path.exists(find_memory(folder))
+        finish_process(rank)
+    finish_process(sampler)
+    assert read_numbers(shared_session) == list(range(10_000))
+    assert read_events(shared_session) == list(range(0, 10_000, 100))
+    assert not os.path.exists(find_memory(shared_session))
 
 
-def test_samplers_killed_at_any_moment_lose_and_double_nothing(folder: Path, start: Any) -> None:
-    sampler = start_sampler(start, folder)
-    rank = start(RANK, folder, 20_000, 0.008, 1 << 23)
+def test_samplers_killed_at_any_moment_lose_and_double_nothing(shared_session: Path, start_process: Any) -> None:
+    sampler = start_sampler(start_process, shared_session)
+    rank = start_process(RANK, shared_session, 20_000, 0.008, 1 << 23)
     chance = random.Random(15)
     for _ in range(6):
         time.sleep(0.1 + chance.random() / 10)
         sampler.kill()
-        sampler = start_sampler(start, folder)
-    assert answer(rank) == "0"
-    finish(rank)
-    finish(sampler)
-    assert read_numbers(folder) == list(range(20_000))
-    assert read_events(folder) == list(range(0, 20_000, 100))
+        sampler = start_sampler(start_process, shared_session)
+    assert read_answer(rank) == "0"
+    finish_process(rank)
+    finish_process(sampler)
+    assert read_numbers(shared_session) == list(range(20_000))
+    assert read_events(shared_session) == list(range(0, 20_000, 100))
 
 
 @pytest.mark.parametrize("kept", [0, 1, 50, 2000])
 def test_records_written_but_not_noted_are_not_written_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, kept: int
+    shared_session: Path, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
-    os.mkdir(find_memory(folder), 0o700)
-    files = open_rank_files(str(folder), Identity.for_this_process("rank", 0))
+    os.mkdir(find_memory(shared_session), 0o700)
+    files = open_rank_files(str(shared_session), Identity.for_this_process("rank", 0))
     assert isinstance(files, RingFiles)
     table = files.open_table(tables.PROBE)
-    drainer = RingDrainer(files.ring, str(folder))
+    drainer = RingDrainer(files.ring, str(shared_session))
     for number in range(3000):
         table.write(time.monotonic_ns(), number, 0, 0, 0, 0)
         if number == kept:
             drainer.drain(time.monotonic_ns())
             noted = files.ring.read_drained(), files.ring.read_progress()
     drainer.drain(time.monotonic_ns())
-    path = max(folder.glob("probe-*.rec"))
+    path = max(shared_session.glob("probe-*.rec"))
     os.truncate(path, path.stat().st_size - 13)  # a write was cut short, too
     files.ring.write_progress(*noted[0], noted[1])
     drainer.close()
-    again = RingDrainer(files.ring, str(folder))
+    again = RingDrainer(files.ring, str(shared_session))
     again.drain(time.monotonic_ns())
     table.write(time.monotonic_ns(), 3000, 0, 0, 0, 0)
     again.drain(time.monotonic_ns())
-    assert read_numbers(folder) == list(range(3001))
+    assert read_numbers(shared_session) == list(range(3001))
     again.close()
     files.close()
 
 
-def test_a_rank_without_a_sampler_writes_by_itself(folder: Path, start: Any) -> None:
-    sampler = start_sampler(start, folder)
+def test_a_rank_without_a_sampler_writes_by_itself(shared_session: Path, start_process: Any) -> None:
+    sampler = start_sampler(start_process, shared_session)
     sampler.kill()
     sampler.wait()
-    rank = start(RANK, folder, 1000, 0.0, 1 << 22)
-    assert answer(rank) == "0"
-    finish(rank)
-    assert read_numbers(folder) == list(range(1000))
-    assert not shared_memory.list_rings(find_memory(folder))
+    rank = start_process(RANK, shared_session, 1000, 0.0, 1 << 22)
+    assert read_answer(rank) == "0"
+    finish_process(rank)
+    assert read_numbers(shared_session) == list(range(1000))
+    assert not shared_memory.list_rings(find_memory(shared_session))
 
 
-def test_what_killed_ranks_leave_without_a_sampler_is_adopted(folder: Path, start: Any) -> None:
-    sampler = start_sampler(start, folder)
+def test_what_killed_ranks_leave_without_a_sampler_is_adopted(shared_session: Path, start_process: Any) -> None:
+    sampler = start_sampler(start_process, shared_session)
     sampler.send_signal(signal.SIGSTOP)
-    rank = start(RANK, folder, 1000, 0.0, 1 << 22)
-    assert answer(rank) == "0"
+    rank = start_process(RANK, shared_session, 1000, 0.0, 1 << 22)
+    assert read_answer(rank) == "0"
     rank.kill()
     rank.wait()
     adopt_leftovers()
-    assert shared_memory.list_rings(find_memory(folder))  # the sampler lives
+    assert shared_memory.list_rings(find_memory(shared_session))  # the sampler lives
     sampler.kill()
     sampler.wait()
     adopt_leftovers()
-    assert read_numbers(folder) == list(range(1000))
-    assert not os.path.exists(find_memory(folder))
+    assert read_numbers(shared_session) == list(range(1000))
+    assert not os.path.exists(find_memory(shared_session))
 
 
-def test_a_full_ring_loses_counts_and_says_why(folder: Path, start: Any) -> None:
-    sampler = start_sampler(start, folder)
+def test_a_full_ring_loses_counts_and_says_why(shared_session: Path, start_process: Any) -> None:
+    sampler = start_sampler(start_process, shared_session)
     sampler.send_signal(signal.SIGSTOP)
-    rank = start(RANK, folder, 10_000, 0.0, 1 << 18)
-    lost, _, why = answer(rank).partition(" ")
+    rank = start_process(RANK, shared_session, 10_000, 0.0, 1 << 18)
+    lost, _, why = read_answer(rank).partition(" ")
     time.sleep(2.1)
     sampler.send_signal(signal.SIGCONT)
-    wait_for(lambda: list(folder.glob("probe-*.rec")) and read_numbers(folder))
-    finish(rank)
-    numbers = read_numbers(folder)
+    wait_for(lambda: list(shared_session.glob("probe-*.rec")) and read_numbers(shared_session))
+    finish_process(rank)
+    numbers = read_numbers(shared_session)
     assert numbers == list(range(len(numbers)))  # the first ones stay
     assert len(numbers) == 10_000 - int(lost) > 1000
     assert why == "the sampler of this node does not keep up"
-    word, number, seconds = answer(sampler).split()[:3]
+    word, number, seconds = read_answer(sampler).split()[:3]
     assert (word, number) == ("late", "0")
     assert float(seconds) > 2
 
 
-def test_slots_that_stay_empty_delay_no_others(folder: Path) -> None:
-    os.mkdir(find_memory(folder), 0o700)
-    files = open_rank_files(str(folder), Identity.for_this_process("rank", 0))
+def test_slots_that_stay_empty_delay_no_others(shared_session: Path) -> None:
+    os.mkdir(find_memory(shared_session), 0o700)
+    files = open_rank_files(str(shared_session), Identity.for_this_process("rank", 0))
     assert isinstance(files, RingFiles)
     table = files.open_table(tables.PROBE)
-    drainer = RingDrainer(files.ring, str(folder))
+    drainer = RingDrainer(files.ring, str(shared_session))
     begin_ns = time.monotonic_ns()
     for number in range(6):
         if number == 3:
@@ -243,18 +243,18 @@ def test_slots_that_stay_empty_delay_no_others(folder: Path) -> None:
     assert drainer.drain(begin_ns) == 3
     assert drainer.drain(begin_ns + 900_000_000) == 0  # another thread may be about to fill it
     assert drainer.drain(begin_ns + 1_100_000_000) == 5
-    assert read_numbers(folder) == list(range(6))
+    assert read_numbers(shared_session) == list(range(6))
     drainer.close()
     files.close()
 
 
-def test_laps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_laps(shared_session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_memory, "_RING_BYTES", 1 << 18)
-    os.mkdir(find_memory(folder), 0o700)
-    files = open_rank_files(str(folder), Identity.for_this_process("rank", 0))
+    os.mkdir(find_memory(shared_session), 0o700)
+    files = open_rank_files(str(shared_session), Identity.for_this_process("rank", 0))
     assert isinstance(files, RingFiles)
     table = files.open_table(tables.PROBE)
-    drainer = RingDrainer(files.ring, str(folder))
+    drainer = RingDrainer(files.ring, str(shared_session))
     expected = []
     for lap in range(10):
         for number in range(files.ring.slots // 3):
@@ -263,20 +263,20 @@ def test_laps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files.events.write(time.monotonic_ns(), "made_up", number=lap, text="x" * 2000)
         drainer.drain(time.monotonic_ns())
     assert table.lost == 0
-    assert read_numbers(folder) == expected
-    assert read_events(folder) == list(range(10))
+    assert read_numbers(shared_session) == expected
+    assert read_events(shared_session) == list(range(10))
     drainer.close()
     files.close()
 
 
-def test_who_may_use_the_memory(folder: Path) -> None:
-    me, memory = Identity.for_this_process("rank", 0), Path(find_memory(folder))
-    assert isinstance(open_rank_files(str(folder), me), DiskFiles)  # no sampler
+def test_who_may_use_the_memory(shared_session: Path) -> None:
+    me, memory = Identity.for_this_process("rank", 0), Path(find_memory(shared_session))
+    assert isinstance(open_rank_files(str(shared_session), me), DiskFiles)  # no sampler
     memory.mkdir(0o755)
     memory.chmod(0o755)
-    assert isinstance(open_rank_files(str(folder), me), DiskFiles)  # others could look
+    assert isinstance(open_rank_files(str(shared_session), me), DiskFiles)  # others could look
     memory.chmod(0o700)
-    files = open_rank_files(str(folder), me)
+    files = open_rank_files(str(shared_session), me)
     assert isinstance(files, RingFiles)
     status = os.stat(files.ring.path)
     assert (status.st_mode & 0o777, status.st_uid) == (0o600, os.geteuid())
@@ -285,14 +285,14 @@ def test_who_may_use_the_memory(folder: Path) -> None:
     assert str(os.geteuid()) in memory.name
 
 
-def test_no_ring_where_memory_is_scarce(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkdir(find_memory(folder), 0o700)
-    free = os.statvfs(find_memory(folder))
+def test_no_ring_where_memory_is_scarce(shared_session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkdir(find_memory(shared_session), 0o700)
+    free = os.statvfs(find_memory(shared_session))
     monkeypatch.setattr(shared_memory, "_SHARE", free.f_bavail * free.f_frsize // (100 << 10))
-    assert isinstance(open_rank_files(str(folder), Identity.for_this_process("rank", 0)), DiskFiles)
+    assert isinstance(open_rank_files(str(shared_session), Identity.for_this_process("rank", 0)), DiskFiles)
 
 
-def test_records_are_written_where_only_one_thread_can_be_started(folder: Path, start: Any) -> None:
+def test_records_are_written_where_only_one_thread_can_be_started(shared_session: Path, start_process: Any) -> None:
     limited = """
 import threading
 start = threading.Thread.start
@@ -302,18 +302,18 @@ def refuse(self):
     start(self)
 threading.Thread.start = refuse
 """
-    sampler = start(limited + SAMPLER, folder)
-    assert answer(sampler) == "ready"
-    rank = start(RANK, folder, 100, 0.0, 1 << 20)
-    assert answer(rank) == "0"
-    finish(rank)
-    finish(sampler)
-    assert read_numbers(folder) == list(range(100))
+    sampler = start_process(limited + SAMPLER, shared_session)
+    assert read_answer(sampler) == "ready"
+    rank = start_process(RANK, shared_session, 100, 0.0, 1 << 20)
+    assert read_answer(rank) == "0"
+    finish_process(rank)
+    finish_process(sampler)
+    assert read_numbers(shared_session) == list(range(100))
 
 
-def test_damaged_rings_are_left_alone(folder: Path) -> None:
-    collector = RingCollector(str(folder), Report(print, print))
-    memory = Path(find_memory(folder))
+def test_damaged_rings_are_left_alone(shared_session: Path) -> None:
+    collector = RingCollector(str(shared_session), Report(print, print))
+    memory = Path(find_memory(shared_session))
     for name, content in (("a", b""), ("b", b"x" * 100_000), ("c", np.random.default_rng(1).bytes(1 << 20))):
         (memory / f"{name}.ring").write_bytes(content)
     collector.start()
@@ -324,30 +324,30 @@ def test_damaged_rings_are_left_alone(folder: Path) -> None:
         Ring.open(str(memory / "a.ring"))
 
 
-def test_memory_of_a_deleted_session_is_released(folder: Path, start: Any) -> None:
-    sampler = start_sampler(start, folder)
-    rank = start(RANK, folder, 100, 0.0, 1 << 20)
-    answer(rank)
-    memory = find_memory(folder)
-    wait_for(lambda: list(folder.glob("probe-*.rec")))
-    for path in folder.iterdir():
+def test_memory_of_a_deleted_session_is_released(shared_session: Path, start_process: Any) -> None:
+    sampler = start_sampler(start_process, shared_session)
+    rank = start_process(RANK, shared_session, 100, 0.0, 1 << 20)
+    read_answer(rank)
+    memory = find_memory(shared_session)
+    wait_for(lambda: list(shared_session.glob("probe-*.rec")))
+    for path in shared_session.iterdir():
         path.unlink()
-    folder.rmdir()
-    finish(rank)
-    finish(sampler)
+    shared_session.rmdir()
+    finish_process(rank)
+    finish_process(sampler)
     assert not os.path.exists(memory)
 
 
-def test_a_full_disk_makes_records_late(folder: Path, start: Any) -> None:
-    sampler = start_sampler(start, folder)
+def test_a_full_disk_makes_records_late(shared_session: Path, start_process: Any) -> None:
+    sampler = start_sampler(start_process, shared_session)
     unlimited = resource.prlimit(sampler.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(sampler.pid, resource.RLIMIT_FSIZE, (10_001, unlimited[1]))
-    rank = start(RANK, folder, 3000, 0.0, 1 << 20)
-    assert answer(rank) == "0"
-    assert answer(sampler) == "error records those of rank 0 wait in memory: File too large"
-    assert len(read_numbers(folder)) < 1000
+    rank = start_process(RANK, shared_session, 3000, 0.0, 1 << 20)
+    assert read_answer(rank) == "0"
+    assert read_answer(sampler) == "error records those of rank 0 wait in memory: File too large"
+    assert len(read_numbers(shared_session)) < 1000
     resource.prlimit(sampler.pid, resource.RLIMIT_FSIZE, unlimited)
-    finish(rank)
-    finish(sampler)
-    assert read_numbers(folder) == list(range(3000))
-    assert read_events(folder) == list(range(0, 3000, 100))
+    finish_process(rank)
+    finish_process(sampler)
+    assert read_numbers(shared_session) == list(range(3000))
+    assert read_events(shared_session) == list(range(0, 3000, 100))

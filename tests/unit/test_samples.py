@@ -7,23 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from small_recording import BEGIN_NS, S, identity, read, record, write
+from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
 from zerotop.analysis.processes.host_memory import HostMemory, measure_used_bytes, read_host_memory
 from zerotop.session.samples import bin_maxima, bin_means, iter_samples, merge_columns, split_samples, sum_ticks
 from zerotop.session.table_files import Source
 from zerotop_probe.recording.tables import HOSTS, PROCESSES
 
 
-def sources(folder: Path, *samples: list[tuple[int, int, int]]) -> list[Source]:
+def write_sources(folder: Path, *samples: list[tuple[int, int, int]]) -> list[Source]:
     """A table for each list of (second, pid, bytes)."""
     for number, rows in enumerate(samples):
-        records = [record(PROCESSES, time_ns=at * S, pid=pid, rss_bytes=size) for at, pid, size in rows]
-        write(folder, PROCESSES, identity(-1, pid=number), *records).close()
-    return read(folder).sources["processes"]
+        records = [make_record(PROCESSES, time_ns=at * S, pid=pid, rss_bytes=size) for at, pid, size in rows]
+        write_table(folder, PROCESSES, make_identity(-1, pid=number), *records).close()
+    return read_recording(folder).sources["processes"]
 
 
 def test_windows_are_open_at_their_begin(tmp_path: Path) -> None:
-    (source,) = sources(tmp_path, [(at, 1, at) for at in range(6)])
+    (source,) = write_sources(tmp_path, [(at, 1, at) for at in range(6)])
     begin, end = BEGIN_NS + 2 * S, BEGIN_NS + 4 * S
     assert source.between(begin, end)["rss_bytes"].tolist() == [3, 4]
     assert source.between(begin, end, rows_before=1, rows_after=9)["rss_bytes"].tolist() == [2, 3, 4, 5]
@@ -33,7 +33,7 @@ def test_windows_are_open_at_their_begin(tmp_path: Path) -> None:
 
 
 def test_samples_of_several_samplers_are_merged_in_order_of_time(tmp_path: Path) -> None:
-    tables = sources(tmp_path, [(1, 7, 10), (4, 7, 40), (4, 8, 0)], [(2, 7, 20), (3, 8, 0)])
+    tables = write_sources(tmp_path, [(1, 7, 10), (4, 7, 40), (4, 8, 0)], [(2, 7, 20), (3, 8, 0)])
     times, columns = merge_columns(list(iter_samples(tables, 0, BEGIN_NS + 9 * S, "pid", 7)), ("rss_bytes",))
     assert (times - BEGIN_NS).tolist() == [1 * S, 2 * S, 4 * S]
     assert columns["rss_bytes"].tolist() == [10, 20, 40]
@@ -42,7 +42,7 @@ def test_samples_of_several_samplers_are_merged_in_order_of_time(tmp_path: Path)
 
 
 def test_samples_are_split_by_process_and_stay_in_order(tmp_path: Path) -> None:
-    tables = sources(tmp_path, [(1, 8, 1), (1, 7, 2), (2, 8, 3), (2, 9, 4)])
+    tables = write_sources(tmp_path, [(1, 8, 1), (1, 7, 2), (2, 8, 3), (2, 9, 4)])
     (samples,) = iter_samples(tables, 0, BEGIN_NS + 9 * S)
     assert {pid: own.rows["rss_bytes"].tolist() for pid, own in split_samples(samples, "pid")} == {7: [2], 8: [1, 3], 9: [4]}
     (empty,) = iter_samples(tables, 0, BEGIN_NS)
@@ -64,7 +64,7 @@ def test_host_memory_is_the_control_groups_below_the_hosts(
     tmp_path: Path, limit: int, expected: tuple[int, int, bool]
 ) -> None:
     sizes = {"memory_total_bytes": 1000, "memory_available_bytes": 400, "cgroup_used_bytes": 70}
-    write(tmp_path, HOSTS, identity(-1), record(HOSTS, time_ns=0, cgroup_limit_bytes=limit, **sizes)).close()
-    rows = read(tmp_path).sources["hosts"][0].array
+    write_table(tmp_path, HOSTS, make_identity(-1), make_record(HOSTS, time_ns=0, cgroup_limit_bytes=limit, **sizes)).close()
+    rows = read_recording(tmp_path).sources["hosts"][0].array
     assert read_host_memory(rows[0], 5) == HostMemory(5, *expected)
     assert measure_used_bytes(rows).tolist() == [expected[0]]

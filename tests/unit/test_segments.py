@@ -27,18 +27,18 @@ FIRST_NS = time.monotonic_ns()
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def segmented_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a session whose segments are as short as they can be."""
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 1)
     return Path(directory.create_session(["python", "train.py"], path=str(tmp_path / "session")))
 
 
-def write(writer: RecordWriter, begin: int, end: int) -> None:
+def write_numbers(writer: RecordWriter, begin: int, end: int) -> None:
     for number in range(begin, end):
         writer.write(FIRST_NS + number, 1, 2, 0, 0, 0)
 
 
-def read(session: Session) -> list[int]:
+def read_numbers(session: Session) -> list[int]:
     (source,) = session.sources["probe"]
     numbers: list[int] = (source.array["time_ns"] - FIRST_NS).tolist()
     assert source.count_until(10**18 + source.offset_ns) == len(numbers)
@@ -60,51 +60,51 @@ def test_names() -> None:
     assert parse_name("events-node-node1-3.jsonl") is None
 
 
-def test_one_array_while_it_grows(folder: Path) -> None:
+def test_one_array_while_it_grows(segmented_session: Path) -> None:
     each = count_records(tables.PROBE.record_struct.size)
-    writer = RecordWriter(str(folder), tables.PROBE, WHO)
-    session = Session.open(folder)
+    writer = RecordWriter(str(segmented_session), tables.PROBE, WHO)
+    session = Session.open(segmented_session)
     first = session.sources["probe"][0].array
     end = 0
     for more in (1, each - 1, 1, 2 * each, each - 1, 3 * each + 5):
-        write(writer, end, end + more)
+        write_numbers(writer, end, end + more)
         end += more
         assert session.refresh()
-        assert read(session) == list(range(end))
-        assert read(Session.open(folder)) == list(range(end))
+        assert read_numbers(session) == list(range(end))
+        assert read_numbers(Session.open(segmented_session)) == list(range(end))
     assert len(first) == 0
     assert not session.refresh()
     assert writer.lost == 0
-    assert len(list(folder.glob("probe-*.rec"))) == end // each + 1
+    assert len(list(segmented_session.glob("probe-*.rec"))) == end // each + 1
 
 
-def test_opening_maps_a_table_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_maps_a_table_once(segmented_session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = 2 * count_records(tables.PROBE.record_struct.size) + 5
-    write(RecordWriter(str(folder), tables.PROBE, WHO), 0, count)
+    write_numbers(RecordWriter(str(segmented_session), tables.PROBE, WHO), 0, count)
     map_files = Mock(wraps=memory_map.map_files)
     monkeypatch.setattr(storage, "map_files", map_files)
-    assert read(Session.open(folder)) == list(range(count))
+    assert read_numbers(Session.open(segmented_session)) == list(range(count))
     assert map_files.call_count == 1
 
 
-def test_first_segments_deleted(folder: Path) -> None:
+def test_first_segments_deleted(segmented_session: Path) -> None:
     each = count_records(tables.PROBE.record_struct.size)
-    writer = RecordWriter(str(folder), tables.PROBE, WHO)
-    write(writer, 0, 3 * each + 5)
-    session = Session.open(folder)
+    writer = RecordWriter(str(segmented_session), tables.PROBE, WHO)
+    write_numbers(writer, 0, 3 * each + 5)
+    session = Session.open(segmented_session)
     for number in range(2):
-        (folder / make_name("probe-rank0-node1-100", number)).unlink()
-    assert read(session) == list(range(3 * each + 5))  # what is mapped stays readable
-    write(writer, 3 * each + 5, 4 * each + 5)
+        (segmented_session / make_name("probe-rank0-node1-100", number)).unlink()
+    assert read_numbers(session) == list(range(3 * each + 5))  # what is mapped stays readable
+    write_numbers(writer, 3 * each + 5, 4 * each + 5)
     assert session.held_bytes == 0
     assert session.refresh()
     assert session.held_bytes == 2 * segments.SEGMENT_BYTES
-    assert read(session) == list(range(4 * each + 5))
-    again = Session.open(folder)
-    assert read(again) == list(range(2 * each, 4 * each + 5))
-    write(writer, 4 * each + 5, 5 * each)
+    assert read_numbers(session) == list(range(4 * each + 5))
+    again = Session.open(segmented_session)
+    assert read_numbers(again) == list(range(2 * each, 4 * each + 5))
+    write_numbers(writer, 4 * each + 5, 5 * each)
     assert again.refresh()
-    assert read(again) == list(range(2 * each, 5 * each))
+    assert read_numbers(again) == list(range(2 * each, 5 * each))
     assert not session.is_incomplete
     assert not again.is_incomplete
 
@@ -115,60 +115,60 @@ def refresh_often(session: Session) -> None:
 
 
 @pytest.mark.parametrize("lost_bytes", [1, PAGE_BYTES])
-def test_a_cut_in_the_middle_is_said(folder: Path, tmp_path: Path, lost_bytes: int) -> None:
+def test_a_cut_in_the_middle_is_said(segmented_session: Path, tmp_path: Path, lost_bytes: int) -> None:
     each = count_records(tables.PROBE.record_struct.size)
-    write(RecordWriter(str(folder), tables.PROBE, WHO), 0, 3 * each + 5)
-    (folder / make_name("probe-rank0-node1-100", 0)).unlink()
-    shown = Session.open(folder)
+    write_numbers(RecordWriter(str(segmented_session), tables.PROBE, WHO), 0, 3 * each + 5)
+    (segmented_session / make_name("probe-rank0-node1-100", 0)).unlink()
+    shown = Session.open(segmented_session)
     assert (shown.cut_files, describe_damage(shown)) == (0, [])
-    cut = folder / make_name("probe-rank0-node1-100", 1)
+    cut = segmented_session / make_name("probe-rank0-node1-100", 1)
     os.truncate(cut, cut.stat().st_size - lost_bytes)
     with pytest.raises(SessionError, match="cut short while it was read"):
         refresh_often(shown)
-    again = Session.open(folder)
+    again = Session.open(segmented_session)
     lost = -(-lost_bytes // tables.PROBE.record_struct.size)
-    assert read(again) == [*range(each, 2 * each - lost), *range(2 * each, 3 * each + 5)]
+    assert read_numbers(again) == [*range(each, 2 * each - lost), *range(2 * each, 3 * each + 5)]
     assert describe_damage(again) == ["1 file was cut short: the records of some time are missing."]
     with (tmp_path / "it.zerotop").open("wb") as packed:
-        pack_folder(Directory(folder), packed)
-    assert read(Session.open(tmp_path / "it.zerotop")) == read(again)
+        pack_folder(Directory(segmented_session), packed)
+    assert read_numbers(Session.open(tmp_path / "it.zerotop")) == read_numbers(again)
 
 
-def test_full_file_goes_on_if_no_other_can_be_created(folder: Path) -> None:
+def test_full_file_goes_on_if_no_other_can_be_created(segmented_session: Path) -> None:
     each = count_records(tables.PROBE.record_struct.size)
-    writer = RecordWriter(str(folder), tables.PROBE, WHO)
-    obstacle = folder / make_name("probe-rank0-node1-100", 1)
+    writer = RecordWriter(str(segmented_session), tables.PROBE, WHO)
+    obstacle = segmented_session / make_name("probe-rank0-node1-100", 1)
     obstacle.touch()  # no header ever comes
-    write(writer, 0, 2 * each - 1)
-    assert read(Session.open(folder)) == list(range(2 * each - 1))
+    write_numbers(writer, 0, 2 * each - 1)
+    assert read_numbers(Session.open(segmented_session)) == list(range(2 * each - 1))
     obstacle.unlink()
-    write(writer, 2 * each - 1, 3 * each)
-    session = Session.open(folder)
-    assert read(session) == list(range(3 * each))
+    write_numbers(writer, 2 * each - 1, 3 * each)
+    session = Session.open(segmented_session)
+    assert read_numbers(session) == list(range(3 * each))
     assert session.cut_files == 0
     assert writer.lost == 0
 
 
-def test_copied_where_pages_are_larger(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_where_pages_are_larger(segmented_session: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     each = count_records(tables.PROBE.record_struct.size)
     monkeypatch.setattr(mmap, "PAGESIZE", 16 * mmap.PAGESIZE)
-    writer = RecordWriter(str(folder), tables.PROBE, WHO)
-    write(writer, 0, 3 * each + 5)
-    session = Session.open(folder)
-    assert read(session) == list(range(3 * each + 5))
-    write(writer, 3 * each + 5, 3 * each + 9)
+    writer = RecordWriter(str(segmented_session), tables.PROBE, WHO)
+    write_numbers(writer, 0, 3 * each + 5)
+    session = Session.open(segmented_session)
+    assert read_numbers(session) == list(range(3 * each + 5))
+    write_numbers(writer, 3 * each + 5, 3 * each + 9)
     assert session.refresh()
-    assert read(session) == list(range(3 * each + 9))
+    assert read_numbers(session) == list(range(3 * each + 9))
 
 
-def test_packed_as_one_file(folder: Path, tmp_path: Path) -> None:
+def test_packed_as_one_file(segmented_session: Path, tmp_path: Path) -> None:
     each = count_records(tables.PROBE.record_struct.size)
-    write(RecordWriter(str(folder), tables.PROBE, WHO), 0, 3 * each + 5)
-    (folder / make_name("probe-rank0-node1-100", 0)).unlink()
+    write_numbers(RecordWriter(str(segmented_session), tables.PROBE, WHO), 0, 3 * each + 5)
+    (segmented_session / make_name("probe-rank0-node1-100", 0)).unlink()
     packed = io.BytesIO()
-    assert pack_folder(Directory(folder), packed) == []
+    assert pack_folder(Directory(segmented_session), packed) == []
     file = tmp_path / "it.zerotop"
     file.write_bytes(packed.getvalue())
     session = Session.open(file)
-    assert read(session) == list(range(each, 3 * each + 5))
+    assert read_numbers(session) == list(range(each, 3 * each + 5))
     assert session.sources["probe"][0].path.name == "probe-rank0-node1-100.rec"

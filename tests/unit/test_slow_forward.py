@@ -20,7 +20,7 @@ LATE_NS = 25_000_000
 SINCE = 20
 
 
-def change(folder: Path, table: str, rank: int, write: Callable[[Rows], None]) -> None:
+def change_table(folder: Path, table: str, rank: int, write: Callable[[Rows], None]) -> None:
     """Let ``write`` change the records of a table of a rank."""
     (path,) = folder.glob(f"{table}-rank{rank}-*.rec")
     header, _, records = path.read_bytes().partition(b"\n")
@@ -34,26 +34,26 @@ def find_slow(folder: Path) -> list[Annotation]:
     return [finding for finding in find_annotations(session, session.end_ns) if finding.name == "slow_forward"]
 
 
-def select(rows: Rows, phase: str) -> Rows:
+def select_phase(rows: Rows, phase: str) -> Rows:
     chosen: Rows = (rows["phase"] == PHASE_CODE[phase]) & (rows["depth"] == 0) & (rows["step"] >= SINCE)
     return chosen
 
 
 def lengthen_forward(rows: Rows) -> None:
     """Forward takes longer, and backward, in which the rank waits for the others, is as much shorter."""
-    rows["end_ns"][select(rows, "forward")] += LATE_NS
-    rows["begin_ns"][select(rows, "backward")] += LATE_NS
+    rows["end_ns"][select_phase(rows, "forward")] += LATE_NS
+    rows["begin_ns"][select_phase(rows, "backward")] += LATE_NS
 
 
 def arrive_late(rows: Rows) -> None:
     """What lies between the phases takes longer."""
-    rows["begin_ns"][select(rows, "backward")] += LATE_NS
+    rows["begin_ns"][select_phase(rows, "backward")] += LATE_NS
 
 
 def test_slow_cores(tmp_path: Path) -> None:
     folder = recordings.as_directory("held-clean-z0", tmp_path)
     assert find_slow(folder) == []
-    change(folder, "spans", 1, lengthen_forward)
+    change_table(folder, "spans", 1, lengthen_forward)
     (slow,) = find_slow(folder)
     assert slow.ranks == (1,)
     assert slow.step == SINCE
@@ -73,7 +73,7 @@ def test_a_slow_gpu(tmp_path: Path) -> None:
     def slow_down(rows: Rows) -> None:
         rows["device_ns"][rows["phase"] == PHASE_CODE["forward"]] += 300_000_000
 
-    change(folder, "device_times", 2, slow_down)
+    change_table(folder, "device_times", 2, slow_down)
     (slow,) = find_slow(folder)
     assert slow.ranks == (2,)
     assert slow.headline == "Rank 2 computes slowly: 335 ms a forward, 35 ms on the others"
@@ -83,8 +83,8 @@ def test_a_slow_gpu(tmp_path: Path) -> None:
 
 def test_a_rank_that_waits_in_its_forward_for_another_is_not_slow(tmp_path: Path) -> None:
     folder = recordings.as_directory("held-clean-z0", tmp_path)
-    change(folder, "spans", 1, lengthen_forward)
-    change(folder, "spans", 0, arrive_late)
+    change_table(folder, "spans", 1, lengthen_forward)
+    change_table(folder, "spans", 0, arrive_late)
     assert find_slow(folder) == []
 
 
@@ -93,13 +93,13 @@ def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
 
     def give_more(rows: Rows) -> None:
         lengthen_forward(rows)
-        rows["tokens"][select(rows, "forward")] *= 2
+        rows["tokens"][select_phase(rows, "forward")] *= 2
 
-    change(folder, "spans", 1, give_more)
+    change_table(folder, "spans", 1, give_more)
     assert find_slow(folder) == []
 
 
 def test_forwards_that_gather_parameters_are_not_compared(tmp_path: Path) -> None:
     folder = recordings.as_directory("held-clean-z3", tmp_path)
-    change(folder, "spans", 1, lengthen_forward)
+    change_table(folder, "spans", 1, lengthen_forward)
     assert find_slow(folder) == []

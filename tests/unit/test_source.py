@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from small_recording import S, identity, span, write
+from small_recording import S, make_identity, make_span, write_table
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory, tables
@@ -19,15 +19,15 @@ from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 from zerotop_probe.recording.writer import EventWriter
 
 
-def same(one: Any, other: Any) -> bool:
+def is_same(one: Any, other: Any) -> bool:
     if dataclasses.is_dataclass(one):
-        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
+        return all(is_same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
     if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
     if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(is_same, one, other))
     if isinstance(one, float) and math.isnan(one):
         return math.isnan(other)
     return bool(one == other)
@@ -38,40 +38,43 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
     # Times lie ahead, so that the recording is live however slow this machine is.
     folder = Path(directory.create_session(["train.py"], path=str(tmp_path / "session"), boot="boot"))
     base = time.monotonic_ns() / S + 1000
-    spans = {rank: write(folder, tables.SPANS, identity(rank)) for rank in (0, 1)}
-    begins = {rank: write(folder, tables.BEGINS, identity(rank)) for rank in (0, 1)}
-    node, hosts = write(folder, tables.PROCESSES, identity(-1)), write(folder, tables.HOSTS, identity(-1))
-    events = {rank: EventWriter(str(folder), identity(rank)) for rank in (-1, 0)}
+    spans = {rank: write_table(folder, tables.SPANS, make_identity(rank)) for rank in (0, 1)}
+    begins = {rank: write_table(folder, tables.BEGINS, make_identity(rank)) for rank in (0, 1)}
+    node, hosts = (
+        write_table(folder, tables.PROCESSES, make_identity(-1)),
+        write_table(folder, tables.HOSTS, make_identity(-1)),
+    )
+    events = {rank: EventWriter(str(folder), make_identity(rank)) for rank in (-1, 0)}
     growing = RecordingSource(Session.open(folder))
     offset, seen = growing.session.begin_ns - growing.session.info["clock"]["monotonic_ns"], []
 
-    def look(at: float) -> None:
+    def look_at(at: float) -> None:
         growing.refresh()
         seen.append(growing.view_at(int(at * S) + offset + 1))
         # Histories are told when they are asked for.
         assert len([*seen[-1].history.ranks.values()]) == len(seen[-1].history.ranks)
 
-    look(base - 1)
+    look_at(base - 1)
     events[0].write(int(base * S), "engine", model="tiny", world_size=2)
-    dead = write(folder, tables.SPANS, identity(2), span(base - 1, base, "init"))
+    dead = write_table(folder, tables.SPANS, make_identity(2), make_span(base - 1, base, "init"))
     for step in range(5):
         if step == 3:
-            events[-1].write(int((base + 4 * step) * S), "rank_gone", rank=2, pid=identity(2).pid)
-            look(base + 4 * step)
+            events[-1].write(int((base + 4 * step) * S), "rank_gone", rank=2, pid=make_identity(2).pid)
+            look_at(base + 4 * step)
         for rank in (0, 1):
             at = base + 1 + 4 * step + rank
             begins[rank].write(int(at * S), step, 0, PHASE_CODE["forward"], 0, 0, 0)
-            look(at)
-            spans[rank].write(*span(at, at + 0.25, "forward", step, tokens=10 + rank))
-            look(at + 0.25)
-            spans[rank].write(*span(at + 0.25, at + 0.5 + rank / 8, "step", step, BOUNDARY))
-            look(at + 0.5 + rank / 8)
+            look_at(at)
+            spans[rank].write(*make_span(at, at + 0.25, "forward", step, tokens=10 + rank))
+            look_at(at + 0.25)
+            spans[rank].write(*make_span(at + 0.25, at + 0.5 + rank / 8, "step", step, BOUNDARY))
+            look_at(at + 0.5 + rank / 8)
             tick = int((at + 0.75) * S)
             node.write(tick, 9 - step, 1, 1, 1, 0, 0, 1.0, math.nan, 3, 1, 100 + rank, rank)
             hosts.write(tick, 100, 50 - step, 0, -1, -1, 1.0, 1.0, 4, 0)
-            look(at + 0.75)
+            look_at(at + 0.75)
     events[-1].write(int((base + 30) * S), "job_ended", exit_code=0, text="Done.")
-    look(base + 30)
+    look_at(base + 30)
     writers: list[Any] = [*spans.values(), *begins.values(), dead, node, hosts, *events.values()]
     for writer in writers:
         writer.close()
@@ -79,6 +82,6 @@ def test_a_view_is_the_same_while_growing(tmp_path: Path) -> None:
     for view in seen:
         again = finished.view_at(view.cursor_ns)
         for name in ("cursor_ns", "job", "progress", "gpus", "hosts", "ranks", "iterations", "output", "history"):
-            assert same(getattr(view, name), getattr(again, name)), name
+            assert is_same(getattr(view, name), getattr(again, name)), name
     assert len(seen[-1].iterations.step) == 5
     assert {len(view.iterations.step) for view in seen} == {0, 3, 4, 5}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import recordings
-from small_recording import S, identity, read, record, span, write
+from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.annotations.support import annotator
 from zerotop.analysis.views import annotation_runner as module
@@ -52,16 +52,16 @@ def is_searched(findings: Findings, clock: Clock) -> bool:
 
 
 def test_nothing_is_searched_for_without_a_change_or_too_soon(tmp_path: Path) -> None:
-    writer = write(tmp_path, HOSTS, identity(-1), record(HOSTS, time_ns=S))
-    session, clock = read(tmp_path), Clock()
+    writer = write_table(tmp_path, HOSTS, make_identity(-1), make_record(HOSTS, time_ns=S))
+    session, clock = read_recording(tmp_path), Clock()
     findings = Findings(session, clock)
     assert is_searched(findings, clock)
     clock.now = 100.0
     assert not is_searched(findings, clock), "nothing was written since, however late it is"
-    writer.write(*record(HOSTS, time_ns=2 * S))
+    writer.write(*make_record(HOSTS, time_ns=2 * S))
     session.refresh()
     assert is_searched(findings, clock)
-    writer.write(*record(HOSTS, time_ns=3 * S))
+    writer.write(*make_record(HOSTS, time_ns=3 * S))
     session.refresh()
     clock.now += module._MIN_PAUSE_S / 2
     assert not is_searched(findings, clock), "too soon"
@@ -71,12 +71,12 @@ def test_nothing_is_searched_for_without_a_change_or_too_soon(tmp_path: Path) ->
 
 
 def test_a_long_search_is_rested_from(tmp_path: Path) -> None:
-    writer = write(tmp_path, HOSTS, identity(-1), record(HOSTS, time_ns=S))
-    session = read(tmp_path)
+    writer = write_table(tmp_path, HOSTS, make_identity(-1), make_record(HOSTS, time_ns=S))
+    session = read_recording(tmp_path)
     times = [0.0, 0.5, 10.0, 10.6, 10.7]  # the first search takes half a second: ten seconds of rest
     findings = Findings(session, lambda: times.pop(0))
     findings.search_piece()
-    writer.write(*record(HOSTS, time_ns=2 * S))
+    writer.write(*make_record(HOSTS, time_ns=2 * S))
     session.refresh()
     findings.search_piece()
     assert len(times) == 2
@@ -87,14 +87,14 @@ def test_a_long_search_is_rested_from(tmp_path: Path) -> None:
 
 def test_a_search_ends_though_the_recording_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(annotator, "_PIECE", 1)
-    spans = [span(second, second + 0.5, "forward", second) for second in range(1, 20)]
-    writer = write(tmp_path, SPANS, identity(0), *spans)
-    session = read(tmp_path)
+    spans = [make_span(second, second + 0.5, "forward", second) for second in range(1, 20)]
+    writer = write_table(tmp_path, SPANS, make_identity(0), *spans)
+    session = read_recording(tmp_path)
     findings, pieces = Findings(session), 1
     while findings.search_piece().is_behind:
         pieces += 1
         assert pieces < 500, "new records are for the next search, after a rest"
-        writer.write(*span(20 + pieces, 20.5 + pieces, "forward", 20 + pieces))
+        writer.write(*make_span(20 + pieces, 20.5 + pieces, "forward", 20 + pieces))
         session.refresh()
     writer.close()
     assert pieces > 2

@@ -133,10 +133,10 @@ def test_waiting_ranks_name_the_line(tmp_path: Path, recording: str, name: str, 
     folder = recordings.as_directory(recording, tmp_path)
     before = find_named(Session.open(folder), name)
     assert before.ranks == (rank,)
-    found = find_named(add_stacks(folder, before, [SLEEP], rank=rank, where=where), name)
-    assert found.headline == f"{before.headline}: train.py:88"
-    assert "most of it at train.py:88 in build_batch (time.sleep)" in found.details
-    assert "py-spy" not in found.fix
+    findings = find_named(add_stacks(folder, before, [SLEEP], rank=rank, where=where), name)
+    assert findings.headline == f"{before.headline}: train.py:88"
+    assert "most of it at train.py:88 in build_batch (time.sleep)" in findings.details
+    assert "py-spy" not in findings.fix
 
 
 def test_a_drift_names_the_line(tmp_path: Path) -> None:
@@ -195,8 +195,8 @@ def add_pauses(folder: Path, stack: Any, *, why: str, samples: int) -> Session:
 def test_a_constant_share(tmp_path: Path, stack: Any, expected: list[str]) -> None:
     """In this recording most of an iteration lies between the phases, where the script waits for the GPU."""
     session = add_pauses(recordings.as_directory("gpu-trainer-gpt2", tmp_path), stack, why="share", samples=20)
-    found = [one for one in find_annotations(session, session.end_ns) if one.name == "time_between_phases"]
-    assert [one.headline for one in found] == expected
+    findings = [one for one in find_annotations(session, session.end_ns) if one.name == "time_between_phases"]
+    assert [one.headline for one in findings] == expected
 
 
 def test_too_few_samples_are_no_share(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_too_few_samples_are_no_share(tmp_path: Path) -> None:
     assert "time_between_phases" not in [one.name for one in find_annotations(session, session.end_ns)]
 
 
-def change(folder: Path, table: str, write: Callable[[Any], None]) -> None:
+def change_table(folder: Path, table: str, write: Callable[[Any], None]) -> None:
     """Let ``write`` change the records of a table of rank 0."""
     (path,) = folder.glob(f"{table}-rank0-*.rec")
     header, _, records = path.read_bytes().partition(b"\n")
@@ -221,14 +221,14 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
     folder = recordings.as_directory("gpu-clean", tmp_path)
     begins: list[int] = []
 
-    def pause(spans: Any) -> None:
+    def insert_pauses(spans: Any) -> None:
         for step in range(10, 31, period):
             late = spans["step"] >= step
             begins.append(int(spans["end_ns"][~late].max()))
             for name in ("begin_ns", "end_ns"):
                 spans[name][late] += 100_000_000
 
-    change(folder, "spans", pause)
+    change_table(folder, "spans", insert_pauses)
     (path,) = folder.glob("events-rank0-*.jsonl")
     with path.open("a") as file:
         for begin in begins:
@@ -241,9 +241,9 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
     if counted:
         count_steps(folder, first=9)
     session = Session.open(folder)
-    found = [one for one in find_annotations(session, session.end_ns) if one.name == "repeated_pause"]
-    assert [one.step for one in found] == expected
-    for one in found:
+    findings = [one for one in find_annotations(session, session.end_ns) if one.name == "repeated_pause"]
+    assert [one.step for one in findings] == expected
+    for one in findings:
         assert one.headline.startswith("Every 5 iterations a pause takes 100 ms (")
         assert one.headline.endswith("): train.py:60")
         assert "most of it at train.py:60 in clean (gc.collect)" in one.details
@@ -254,11 +254,11 @@ def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
     folder = recordings.as_directory("gpu-slow", tmp_path)
     before = find_named(Session.open(folder), "iteration_shift")
 
-    def clear(rows: Any) -> None:
+    def grow_later(rows: Any) -> None:
         late = rows["step"] >= (before.step or 0)
         rows["reserved_bytes"][late] += np.where(rows["phase"][late] == PHASE_CODE["step"], 1 << 30, 0)
 
-    change(folder, "allocator", clear)
+    change_table(folder, "allocator", grow_later)
     shift = find_named(Session.open(folder), "iteration_shift")
     assert "at the same time the allocator's cache was emptied in each step." in shift.details
     shift = find_named(add_stacks(folder, before, [ITEM, ITEM, EMPTY], where="between phases"), "iteration_shift")

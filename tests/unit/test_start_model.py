@@ -21,40 +21,42 @@ S = 10**9
 JOB = RunningJob(4711, "torchrun", 4, ("0", "1"), 3723.0, 3, "train.py")
 
 
-def recording(name: str, begin_s: int, **facts: object) -> Recording:
+def make_recording(name: str, begin_s: int, **facts: object) -> Recording:
     live, size = bool(facts.pop("live", False)), int(str(facts.pop("size", 1000)))
     known = {"model": "Qwen2ForCausalLM", "parameters": 494_032_768, "zero_stage": 2, "exit_code": 0, **facts}
     about = Overview(name, begin_ns=begin_s * S, over=not live, **known)  # type: ignore[arg-type]
     return Recording(Path("/somewhere", name), False, Stamp(size, 1, begin_s * S), live, about)
 
 
-OLD = recording("a-old", 100, iteration_s=9.0, seconds=5.0, peak_bytes=1 << 30, size=9_000_000)
-FAILED = recording("b-failed", 200, exit_code=1, why="GPU memory", iteration_s=1.0, seconds=50.0, offload_optimizer="cpu")
-NEW = recording("c-new", 300, iteration_s=math.nan, seconds=1.0, peak_bytes=40 << 30)
-LIVE = recording("d-live", 150, live=True, exit_code=None, seconds=500.0)
+OLD = make_recording("a-old", 100, iteration_s=9.0, seconds=5.0, peak_bytes=1 << 30, size=9_000_000)
+FAILED = make_recording(
+    "b-failed", 200, exit_code=1, why="GPU memory", iteration_s=1.0, seconds=50.0, offload_optimizer="cpu"
+)
+NEW = make_recording("c-new", 300, iteration_s=math.nan, seconds=1.0, peak_bytes=40 << 30)
+LIVE = make_recording("d-live", 150, live=True, exit_code=None, seconds=500.0)
 ALL = (NEW, FAILED, LIVE, OLD)
 
 
-def shown(model: StartModel) -> list[str]:
+def list_names(model: StartModel) -> list[str]:
     return [row.script if isinstance(row, RunningJob) else row.name for row in model.rows]
 
 
 @pytest.fixture
-def model() -> StartModel:
+def start_model() -> StartModel:
     made = StartModel()
     made.update_items(ALL, (JOB,))
     return made
 
 
-def test_newest_come_first_after_what_runs_unrecorded(model: StartModel) -> None:
-    assert shown(model) == ["train.py", "c-new", "b-failed", "d-live", "a-old"]
+def test_newest_come_first_after_what_runs_unrecorded(start_model: StartModel) -> None:
+    assert list_names(start_model) == ["train.py", "c-new", "b-failed", "d-live", "a-old"]
 
 
-def test_each_order_puts_its_own_first(model: StartModel) -> None:
+def test_each_order_puts_its_own_first(start_model: StartModel) -> None:
     first = {}
     for _ in ORDERS:
-        model.choose_next_order()
-        first[model.order] = shown(model)[1]
+        start_model.choose_next_order()
+        first[start_model.order] = list_names(start_model)[1]
     assert first == {
         "newest": "c-new",
         "by state": "d-live",
@@ -67,10 +69,10 @@ def test_each_order_puts_its_own_first(model: StartModel) -> None:
     assert StartModel("no such order").order == "newest"
 
 
-def test_what_is_not_known_comes_last(model: StartModel) -> None:
-    while model.order != "slowest":
-        model.choose_next_order()
-    assert shown(model)[1:] == ["a-old", "b-failed", "c-new", "d-live"]
+def test_what_is_not_known_comes_last(start_model: StartModel) -> None:
+    while start_model.order != "slowest":
+        start_model.choose_next_order()
+    assert list_names(start_model)[1:] == ["a-old", "b-failed", "c-new", "d-live"]
 
 
 @pytest.mark.parametrize(
@@ -87,57 +89,57 @@ def test_what_is_not_known_comes_last(model: StartModel) -> None:
         ("", ["train.py", "c-new", "b-failed", "d-live", "a-old"]),
     ],
 )
-def test_a_filter_takes_what_holds_all_words(model: StartModel, words: str, found: list[str]) -> None:
-    model.set_filter(words)
-    assert shown(model) == found
+def test_a_filter_takes_what_holds_all_words(start_model: StartModel, words: str, found: list[str]) -> None:
+    start_model.set_filter(words)
+    assert list_names(start_model) == found
 
 
-def test_the_cursor_stays_on_its_recording_while_the_list_changes(model: StartModel) -> None:
-    model.go_to_row(2)
-    assert model.chosen_item is FAILED
-    model.update_items((recording("e-newer", 400), *ALL), ())
-    assert model.chosen_item is FAILED
-    model.set_filter("fail")
-    assert model.chosen_item is FAILED
-    model.set_filter("")
-    model.update_items((NEW, LIVE, OLD), ())
-    assert model.chosen_item in (NEW, LIVE, OLD)
-    model.update_items((), ())
-    assert model.chosen_item is None
-    model.move_cursor(5)
-    model.update_items(ALL, ())
-    assert model.chosen_item is NEW
+def test_the_cursor_stays_on_its_recording_while_the_list_changes(start_model: StartModel) -> None:
+    start_model.go_to_row(2)
+    assert start_model.chosen_item is FAILED
+    start_model.update_items((make_recording("e-newer", 400), *ALL), ())
+    assert start_model.chosen_item is FAILED
+    start_model.set_filter("fail")
+    assert start_model.chosen_item is FAILED
+    start_model.set_filter("")
+    start_model.update_items((NEW, LIVE, OLD), ())
+    assert start_model.chosen_item in (NEW, LIVE, OLD)
+    start_model.update_items((), ())
+    assert start_model.chosen_item is None
+    start_model.move_cursor(5)
+    start_model.update_items(ALL, ())
+    assert start_model.chosen_item is NEW
 
 
-def test_the_cursor_stays_on_the_first_row_until_it_is_moved(model: StartModel) -> None:
-    model.update_items((OLD, FAILED), ())
-    assert model.chosen_item is FAILED
-    model.update_items(ALL, ())
-    assert model.chosen_item is NEW
+def test_the_cursor_stays_on_the_first_row_until_it_is_moved(start_model: StartModel) -> None:
+    start_model.update_items((OLD, FAILED), ())
+    assert start_model.chosen_item is FAILED
+    start_model.update_items(ALL, ())
+    assert start_model.chosen_item is NEW
 
 
-def test_marks_are_kept_and_compared(model: StartModel) -> None:
-    assert model.choose_compared() == ()
-    model.toggle_mark()  # an unrecorded job cannot be
-    assert model.marked_recordings == ()
-    model.go_to_row(1)
-    model.toggle_mark()
-    assert model.marked_recordings == (NEW,)
-    assert model.choose_compared() == (NEW, FAILED)  # with the chosen one
-    model.go_to_row(4)
-    model.toggle_mark()
-    assert model.choose_compared() == (NEW, OLD)
-    model.set_filter("fail")
-    assert model.marked_recordings == (NEW, OLD)
-    model.update_items((NEW, FAILED), ())
-    assert model.marked_recordings == (NEW,)
-    model.clear_marks()
-    assert model.marked_recordings == ()
+def test_marks_are_kept_and_compared(start_model: StartModel) -> None:
+    assert start_model.choose_compared() == ()
+    start_model.toggle_mark()  # an unrecorded job cannot be
+    assert start_model.marked_recordings == ()
+    start_model.go_to_row(1)
+    start_model.toggle_mark()
+    assert start_model.marked_recordings == (NEW,)
+    assert start_model.choose_compared() == (NEW, FAILED)  # with the chosen one
+    start_model.go_to_row(4)
+    start_model.toggle_mark()
+    assert start_model.choose_compared() == (NEW, OLD)
+    start_model.set_filter("fail")
+    assert start_model.marked_recordings == (NEW, OLD)
+    start_model.update_items((NEW, FAILED), ())
+    assert start_model.marked_recordings == (NEW,)
+    start_model.clear_marks()
+    assert start_model.marked_recordings == ()
 
 
 def test_what_is_seen_follows_the_cursor() -> None:
     model = StartModel()
-    model.update_items(tuple(recording(f"r{number:03}", number) for number in range(200)), ())
+    model.update_items(tuple(make_recording(f"r{number:03}", number) for number in range(200)), ())
     for place, top in ((0, 0), (9, 0), (10, 1), (199, 190), (195, 190), (100, 100), (0, 0)):
         model.go_to_row(place)
         model.scroll_to_cursor(10)
@@ -149,8 +151,10 @@ def test_what_is_seen_follows_the_cursor() -> None:
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
 @pytest.mark.parametrize("width", [10, 40, 60, 80, 100, 120, 200, 300])
 def test_every_row_has_the_width_asked_for(width: int, glyphs: object) -> None:
-    damaged = recording("broken", 1, problem="It is damaged: é\x1b[2J.")
-    odd = recording("\x1b]0;x\x07name-日本語-" * 9, 2, iterations=(1.0, 0.0, math.nan, 5.0), peak_bytes=1, total_steps=10**9)
+    damaged = make_recording("broken", 1, problem="It is damaged: é\x1b[2J.")
+    odd = make_recording(
+        "\x1b]0;x\x07name-日本語-" * 9, 2, iterations=(1.0, 0.0, math.nan, 5.0), peak_bytes=1, total_steps=10**9
+    )
     unread = Recording(Path("/x"), True, Stamp(0, 1, 0), False, None)
     items: tuple[Recording | RunningJob, ...] = (*ALL, JOB, damaged, odd, unread)
     lines = [ListLine(item, place == 1, place == 2, 10**18) for place, item in enumerate(items)]
@@ -178,10 +182,10 @@ def test_what_matters_most_is_there_at_80_columns() -> None:
 def test_states_are_words() -> None:
     words = {item.name: describe_state(item, BLOCKS)[0] for item in ALL}
     assert words == {"c-new": "exit 0", "b-failed": "GPU memory", "d-live": "● live", "a-old": "exit 0"}
-    assert describe_state(recording("x", 1, exit_code=None), BLOCKS)[0] == "end unseen"
-    assert describe_state(recording("x", 1, exit_code=137, why="SIGKILL"), BLOCKS) == ("SIGKILL", "alert")
-    assert describe_state(recording("x", 1, exit_code=None, problem="Damaged."), BLOCKS) == ("damaged", "alert")
-    assert describe_state(recording("x", 1, exit_code=None, why="detached"), BLOCKS) == ("detached", "text")
+    assert describe_state(make_recording("x", 1, exit_code=None), BLOCKS)[0] == "end unseen"
+    assert describe_state(make_recording("x", 1, exit_code=137, why="SIGKILL"), BLOCKS) == ("SIGKILL", "alert")
+    assert describe_state(make_recording("x", 1, exit_code=None, problem="Damaged."), BLOCKS) == ("damaged", "alert")
+    assert describe_state(make_recording("x", 1, exit_code=None, why="detached"), BLOCKS) == ("detached", "text")
     assert describe_state(JOB, BLOCKS)[0] == "unrecorded"
 
 

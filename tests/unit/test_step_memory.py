@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small_recording import S, identity, read, record, span, write
+from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.steps.step_table import read_steps
 from zerotop.session.samples import Windows
 from zerotop_probe.recording import tables
@@ -41,8 +41,8 @@ def test_windows(samples: list[tuple[int, int]], edges: list[int]) -> None:
 def three_steps(folder: Path) -> None:
     """Of rank 0, from second 0 to 10, 20 and 30."""
     ends = (10, 20, 30)
-    records = [span(end - 10, end, "step", step, BOUNDARY) for step, end in enumerate(ends)]
-    write(folder, tables.SPANS, identity(0), *records).close()
+    records = [make_span(end - 10, end, "step", step, BOUNDARY) for step, end in enumerate(ends)]
+    write_table(folder, tables.SPANS, make_identity(0), *records).close()
 
 
 @pytest.mark.parametrize(
@@ -58,25 +58,28 @@ def test_the_peak_is_of_the_step_it_was_in(
 ) -> None:
     samples = zip((2, 10, 12, 20, 25, 30), (5, 3, 4, 4, 9, 2), peaks, strict=True)
     records = [
-        record(tables.ALLOCATOR, time_ns=at * S, allocated_bytes=now, allocated_peak_bytes=peak) for at, now, peak in samples
+        make_record(tables.ALLOCATOR, time_ns=at * S, allocated_bytes=now, allocated_peak_bytes=peak)
+        for at, now, peak in samples
     ]
-    write(tmp_path, tables.ALLOCATOR, identity(0), *records, **header).close()  # type: ignore[arg-type]
+    write_table(tmp_path, tables.ALLOCATOR, make_identity(0), *records, **header).close()  # type: ignore[arg-type]
     three_steps(tmp_path)
-    assert read_steps(read(tmp_path))["allocated_peak_bytes"].tolist() == expected
+    assert read_steps(read_recording(tmp_path))["allocated_peak_bytes"].tolist() == expected
 
 
-def process(at: float, pid: int, rss: int) -> tuple[Any, ...]:
-    return record(tables.PROCESSES, time_ns=int(at * S), pid=pid, rss_bytes=rss)
+def make_process(at: float, pid: int, rss: int) -> tuple[Any, ...]:
+    return make_record(tables.PROCESSES, time_ns=int(at * S), pid=pid, rss_bytes=rss)
 
 
 def test_resident_memory_is_of_the_own_process_whichever_sampler_took_it(tmp_path: Path) -> None:
     three_steps(tmp_path)
-    mine, sampler = identity(0).pid, identity(-1)
+    mine, sampler = make_identity(0).pid, make_identity(-1)
     other: Identity = sampler._replace(pid=7)
-    write(tmp_path, tables.PROCESSES, sampler, process(1, mine, 99), process(2, mine, 70), process(3, 1, 500)).close()
-    write(tmp_path, tables.PROCESSES, other, process(18, mine, 50), process(19.5, 1, 600)).close()
-    elsewhere = identity(-1, 8, host="node2")
-    write(tmp_path, tables.PROCESSES, elsewhere, process(15, mine, 900)).close()
-    rows = read_steps(read(tmp_path))
+    write_table(
+        tmp_path, tables.PROCESSES, sampler, make_process(1, mine, 99), make_process(2, mine, 70), make_process(3, 1, 500)
+    ).close()
+    write_table(tmp_path, tables.PROCESSES, other, make_process(18, mine, 50), make_process(19.5, 1, 600)).close()
+    elsewhere = make_identity(-1, 8, host="node2")
+    write_table(tmp_path, tables.PROCESSES, elsewhere, make_process(15, mine, 900)).close()
+    rows = read_steps(read_recording(tmp_path))
     assert rows["host_rss_bytes"].tolist() == [99, 50, UNKNOWN]
     assert rows["nvml_process_bytes"].tolist() == [UNKNOWN] * 3

@@ -12,36 +12,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small_recording import BEGIN_NS, S, identity, read, span, write
+from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from zerotop.analysis.steps import step_table as steps_module
 from zerotop.analysis.steps.step_table import StepTable, read_steps
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, INCOMPLETE, PHASE_CODE, SKIPPED, UNKNOWN
 
 SPANS = (
-    span(0, 5, "init"),
-    span(5, 8, "checkpoint_load"),
-    span(10, 11, "data"),
-    span(11, 13, "forward", tokens=100),
-    span(13, 16, "backward"),
-    span(16, 17, "forward", tokens=50),
-    span(17, 19, "backward"),
-    span(19.5, 20, "optimizer", depth=1),
-    span(19, 21, "step", flags=BOUNDARY),
-    span(22, 23, "data", depth=1),
-    span(23, 24, "forward", flags=EVAL, depth=1, tokens=999),
-    span(22, 25, "eval"),
-    span(25, 29, "checkpoint_save"),
-    span(29, 30, "forward", 1, tokens=70),
-    span(30, 31, "backward", 1),
-    span(31, 33, "step", 1, flags=BOUNDARY | SKIPPED),
-    span(33, 34, "forward", 2, tokens=7),
+    make_span(0, 5, "init"),
+    make_span(5, 8, "checkpoint_load"),
+    make_span(10, 11, "data"),
+    make_span(11, 13, "forward", tokens=100),
+    make_span(13, 16, "backward"),
+    make_span(16, 17, "forward", tokens=50),
+    make_span(17, 19, "backward"),
+    make_span(19.5, 20, "optimizer", depth=1),
+    make_span(19, 21, "step", flags=BOUNDARY),
+    make_span(22, 23, "data", depth=1),
+    make_span(23, 24, "forward", flags=EVAL, depth=1, tokens=999),
+    make_span(22, 25, "eval"),
+    make_span(25, 29, "checkpoint_save"),
+    make_span(29, 30, "forward", 1, tokens=70),
+    make_span(30, 31, "backward", 1),
+    make_span(31, 33, "step", 1, flags=BOUNDARY | SKIPPED),
+    make_span(33, 34, "forward", 2, tokens=7),
 )
 
 
 def test_columns(tmp_path: Path) -> None:
-    write(tmp_path, tables.SPANS, identity(3), *SPANS).close()
-    rows = read_steps(read(tmp_path))
+    write_table(tmp_path, tables.SPANS, make_identity(3), *SPANS).close()
+    rows = read_steps(read_recording(tmp_path))
     expected: dict[str, list[Any]] = {
         "rank": [3, 3],
         "step": [0, 1],
@@ -66,8 +66,8 @@ def test_in_two_parts(tmp_path: Path) -> None:
     for cut in range(len(SPANS)):
         folder = tmp_path / str(cut)
         folder.mkdir()
-        writer = write(folder, tables.SPANS, identity(0), *SPANS[:cut])
-        session = read(folder)
+        writer = write_table(folder, tables.SPANS, make_identity(0), *SPANS[:cut])
+        session = read_recording(folder)
         table = StepTable(session)
         table.update()
         for record in SPANS[cut:]:
@@ -75,7 +75,7 @@ def test_in_two_parts(tmp_path: Path) -> None:
         writer.close()
         session.refresh()
         table.update()
-        np.testing.assert_array_equal(table.rank_steps[0].step_rows, read_steps(read(folder)))
+        np.testing.assert_array_equal(table.rank_steps[0].step_rows, read_steps(read_recording(folder)))
 
 
 INIT, LOAD = PHASE_CODE["init"], PHASE_CODE["checkpoint_load"]
@@ -103,7 +103,7 @@ class Span(NamedTuple):
         return self.end - self.begin
 
 
-def seconds(spans: list[Span]) -> float:
+def sum_seconds(spans: list[Span]) -> float:
     return sum(each.ns for each in spans) / 1e9
 
 
@@ -123,12 +123,12 @@ class Slow:
         for record in spans:
             self.mine.append(Span(*record))
             if record[7] == PHASE_CODE["step"] and record[8] & BOUNDARY and record[10] == 0:
-                self.add(self.mine[-1])
+                self.add_step(self.mine[-1])
                 self.mine, self.end, self.last_step = [], record[1], record[3]
 
-    def add(self, closing: Span) -> None:
+    def add_step(self, closing: Span) -> None:
         """The step that ends here, and those that are missing before it."""
-        row = self.row(closing)
+        row = self.make_row(closing)
         missing = max(0, closing.step - self.last_step - 1)
         flagged = closing.flags & INCOMPLETE != 0
         if row["checkpoint_s"] and not flagged:
@@ -140,8 +140,8 @@ class Slow:
             self.rows.append(row | {"step": number, "skipped": False})
         self.rows.append(row)
 
-    def row(self, closing: Span) -> dict[str, Any]:
-        forwards = self.training("forward")
+    def make_row(self, closing: Span) -> dict[str, Any]:
+        forwards = self.select_training("forward")
         early = 0
         begin = self.end
         if begin is None:
@@ -150,29 +150,29 @@ class Slow:
             own = [each for each in known if each.engine == 0]
             self.last_step = min(own, key=lambda each: each.begin).step - 1
             early = sum(each.ns for each in self.mine if each.phase == LOAD and each.depth == 0 and each.end <= begin)
-        elsewhere = self.training("eval", "checkpoint_save", "checkpoint_load", outermost=True)
+        elsewhere = self.select_training("eval", "checkpoint_save", "checkpoint_load", outermost=True)
         return {
             "step": closing.step,
             "skipped": closing.flags & SKIPPED != 0,
             "begin_unix_ns": begin + BEGIN_NS,
             "end_unix_ns": closing.end + BEGIN_NS,
             "iteration_s": (closing.end - begin - sum(each.ns for each in elsewhere) + early) / 1e9,
-            "data_s": seconds(self.training("data", outermost=True)),
-            "forward_s": seconds(forwards),
-            "backward_s": seconds(self.training("backward")),
-            "step_s": seconds(self.training("step")),
-            "optimizer_s": seconds(self.training("optimizer", "cpu_optimizer")),
-            "eval_s": seconds(self.training("eval", outermost=True)),
-            "checkpoint_s": seconds(self.training("checkpoint_save", "checkpoint_load", outermost=True)),
-            "micro_steps": len(self.training("backward")),
+            "data_s": sum_seconds(self.select_training("data", outermost=True)),
+            "forward_s": sum_seconds(forwards),
+            "backward_s": sum_seconds(self.select_training("backward")),
+            "step_s": sum_seconds(self.select_training("step")),
+            "optimizer_s": sum_seconds(self.select_training("optimizer", "cpu_optimizer")),
+            "eval_s": sum_seconds(self.select_training("eval", outermost=True)),
+            "checkpoint_s": sum_seconds(self.select_training("checkpoint_save", "checkpoint_load", outermost=True)),
+            "micro_steps": len(self.select_training("backward")),
             "rows": sum_of_known([each.rows for each in forwards]),
             "tokens": sum_of_known([each.tokens for each in forwards]),
         }
 
-    def training(self, *names: str, outermost: bool = False) -> list[Span]:
+    def select_training(self, *names: str, outermost: bool = False) -> list[Span]:
         codes = [PHASE_CODE[name] for name in names]
-        found = [each for each in self.mine if each.phase in codes and not each.flags & EVAL]
-        return [each for each in found if each.depth == 0 or not outermost]
+        spans = [each for each in self.mine if each.phase in codes and not each.flags & EVAL]
+        return [each for each in spans if each.depth == 0 or not outermost]
 
 
 @st.composite
@@ -193,8 +193,8 @@ def any_spans(draw: st.DrawFn) -> list[Any]:
 def test_steps_are_those_of_a_slow_reading(spans: list[Any], at_once: int, cut: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps_module, "_SPANS_AT_ONCE", at_once)
-        writer = write(Path(folder), tables.SPANS, identity(0), *spans[:cut])
-        table = StepTable(session := read(Path(folder)))
+        writer = write_table(Path(folder), tables.SPANS, make_identity(0), *spans[:cut])
+        table = StepTable(session := read_recording(Path(folder)))
         table.update()
         for record in spans[cut:]:
             writer.write(*record)
@@ -221,10 +221,10 @@ def test_ranks_that_are_read_together_have_each_its_own_steps(ranks: list[Any], 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(steps_module, "_SPANS_AT_ONCE", at_once)
         writers = [
-            write(Path(folder), tables.SPANS, identity(rank), *spans[:cut], born=rank)
+            write_table(Path(folder), tables.SPANS, make_identity(rank), *spans[:cut], born=rank)
             for rank, (spans, cut) in enumerate(zip(ranks, cuts, strict=False))
         ]
-        table = StepTable(session := read(Path(folder)))
+        table = StepTable(session := read_recording(Path(folder)))
         for source in session.sources["spans"]:
             source.offset_ns += source.rank * S
         table.update()
@@ -240,18 +240,18 @@ def test_ranks_that_are_read_together_have_each_its_own_steps(ranks: list[Any], 
         assert_slow(process.step_rows, spans, rank * S)
 
 
-def lossy(numbers: list[int], *flags: int) -> list[Any]:
+def make_lossy_spans(numbers: list[int], *flags: int) -> list[Any]:
     """Steps of a second with these numbers, of which the others were lost."""
     ends = [
-        span(number + 0.5, number + 1, "step", number, BOUNDARY | flag)
+        make_span(number + 0.5, number + 1, "step", number, BOUNDARY | flag)
         for number, flag in zip(numbers, flags or [0] * len(numbers), strict=True)
     ]
-    return [record for end in ends for record in (span(end[3] + 0.1, end[3] + 0.5, "forward", end[3], tokens=5), end)]
+    return [record for end in ends for record in (make_span(end[3] + 0.1, end[3] + 0.5, "forward", end[3], tokens=5), end)]
 
 
 def test_lost_steps_are_no_long_iteration(tmp_path: Path) -> None:
-    write(tmp_path, tables.SPANS, identity(0), *lossy([0, 1, 5, 6, 7], 0, 0, 0, 0, INCOMPLETE)).close()
-    table = StepTable(read(tmp_path))
+    write_table(tmp_path, tables.SPANS, make_identity(0), *make_lossy_spans([0, 1, 5, 6, 7], 0, 0, 0, 0, INCOMPLETE)).close()
+    table = StepTable(read_recording(tmp_path))
     table.update()
     (process,) = table.rank_steps
     rows = process.step_rows
@@ -266,26 +266,26 @@ def test_lost_steps_are_no_long_iteration(tmp_path: Path) -> None:
 
 
 def test_steps_that_are_lost_at_once_are_missing_too(tmp_path: Path) -> None:
-    spans = [span(0.1, 0.5, "forward", 0), *lossy([3, 4])]
-    write(tmp_path, tables.SPANS, identity(0), *spans).close()
-    rows = read_steps(read(tmp_path))
+    spans = [make_span(0.1, 0.5, "forward", 0), *make_lossy_spans([3, 4])]
+    write_table(tmp_path, tables.SPANS, make_identity(0), *spans).close()
+    rows = read_steps(read_recording(tmp_path))
     assert rows["step"].tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_array_equal(rows["iteration_s"], [math.nan] * 4 + [1])
 
 
 def test_a_loaded_checkpoint_and_a_damaged_number_leave_no_gap(tmp_path: Path) -> None:
     jump = [
-        *lossy([0, 1]),
-        span(2, 50, "checkpoint_load", 1),
-        *lossy([100, 101]),
-        span(101.2, 102, "step", 2**31 - 2, BOUNDARY),
+        *make_lossy_spans([0, 1]),
+        make_span(2, 50, "checkpoint_load", 1),
+        *make_lossy_spans([100, 101]),
+        make_span(101.2, 102, "step", 2**31 - 2, BOUNDARY),
     ]
-    write(tmp_path, tables.SPANS, identity(0), *jump).close()
-    rows = read_steps(read(tmp_path))
+    write_table(tmp_path, tables.SPANS, make_identity(0), *jump).close()
+    rows = read_steps(read_recording(tmp_path))
     assert rows["step"].tolist() == [0, 1, 100, 101, 2**31 - 2]
     np.testing.assert_array_equal(np.isnan(rows["iteration_s"]), [False] * 4 + [True])
 
 
 def test_damaged_numbers_do_not_fill_the_memory(tmp_path: Path) -> None:
-    write(tmp_path, tables.SPANS, identity(0), *lossy(list(range(0, 2**31, 60_000))[:1000])).close()
-    assert len(read_steps(read(tmp_path))) == 1000 + 59_999
+    write_table(tmp_path, tables.SPANS, make_identity(0), *make_lossy_spans(list(range(0, 2**31, 60_000))[:1000])).close()
+    assert len(read_steps(read_recording(tmp_path))) == 1000 + 59_999

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from small_recording import S, identity, read, record, span, write
+from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.reports.headline import summarize_session
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
@@ -14,29 +14,33 @@ GIB = 1 << 30
 
 
 def test_what_was_measured(tmp_path: Path) -> None:
-    events = EventWriter(str(tmp_path), identity(0))
+    events = EventWriter(str(tmp_path), make_identity(0))
     batch = {"micro_batch": 4, "gradient_accumulation": 1, "world_size": 2}
     engine = {"model": "tiny", "parameters": 3_400_000, "zero_stage": 2, "offload_optimizer": "cpu", "dtype": "bf16"}
     events.write(0, "engine", **engine, **batch)
     events.close()
-    node = EventWriter(str(tmp_path), identity(-1))
+    node = EventWriter(str(tmp_path), make_identity(-1))
     node.write(0, "node", gpus=[{"index": 0, "name": "H200", "uuid": "GPU-aa"}], gpu_notice="A notice.")
     node.write(31 * S, "job_ended", exit_code=0, text="The job ended well.")
     node.close()
     for rank in (0, 1):
-        spans = [span(0, 2, "forward"), span(2, 10, "step", 0, BOUNDARY | SKIPPED), span(10, 30 - rank, "step", 1, BOUNDARY)]
-        write(tmp_path, tables.SPANS, identity(rank), *spans).close()
+        spans = [
+            make_span(0, 2, "forward"),
+            make_span(2, 10, "step", 0, BOUNDARY | SKIPPED),
+            make_span(10, 30 - rank, "step", 1, BOUNDARY),
+        ]
+        write_table(tmp_path, tables.SPANS, make_identity(rank), *spans).close()
         held = [{"time_ns": at * S, "allocated_bytes": GIB, "allocated_peak_bytes": (3 + rank) * GIB} for at in (5, 20)]
-        samples = [record(tables.ALLOCATOR, **sample) for sample in held]
-        write(tmp_path, tables.ALLOCATOR, identity(rank), *samples, peaks="window").close()
+        samples = [make_record(tables.ALLOCATOR, **sample) for sample in held]
+        write_table(tmp_path, tables.ALLOCATOR, make_identity(rank), *samples, peaks="window").close()
         costs = [
-            record(tables.PROBE, time_ns=at * S, cost_ns=at * 10**6, boundaries=1, lost=0, errors=0, one_time_ns=S)
+            make_record(tables.PROBE, time_ns=at * S, cost_ns=at * 10**6, boundaries=1, lost=0, errors=0, one_time_ns=S)
             for at in (10, 30)
         ]
-        write(tmp_path, tables.PROBE, identity(rank), *costs).close()
+        write_table(tmp_path, tables.PROBE, make_identity(rank), *costs).close()
     sizes = {"total_bytes": 8 * GIB, "used_bytes": GIB}
-    write(tmp_path, tables.GPUS, identity(-1), record(tables.GPUS, time_ns=30 * S, gpu=0, **sizes)).close()
-    assert summarize_session(read(tmp_path)).splitlines() == [
+    write_table(tmp_path, tables.GPUS, make_identity(-1), make_record(tables.GPUS, time_ns=30 * S, gpu=0, **sizes)).close()
+    assert summarize_session(read_recording(tmp_path)).splitlines() == [
         "tiny, 3.4 M parameters, ZeRO-2, optimizer on CPU, bf16, batch 4 x 1 x 2 (micro-batch x accumulation x ranks)",
         "2 steps, 1 skipped: median 15.000 s per iteration, slowest 20.000 s at step 1",
         "seconds per phase (median, slowest rank): data 0.000, forward 1.000, backward 0.000, step 14.000, other 0.000",
@@ -49,6 +53,6 @@ def test_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_nothing_was_measured(tmp_path: Path) -> None:
-    text = summarize_session(read(tmp_path))
+    text = summarize_session(read_recording(tmp_path))
     assert text.startswith("no rank has trained")
     assert "The recording stops here" in text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from recordings import recording
+from recordings import open_recording
 from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.analysis.sweeps.measurement import judge_outcome, measure_point
 from zerotop.session.sweeps import OK, OUT_OF_MEMORY
@@ -12,7 +12,7 @@ from zerotop.session.sweeps import OK, OUT_OF_MEMORY
 
 @pytest.mark.parametrize("warmup", [0, 3])
 def test_n_steps_have_n_minus_1_intervals(warmup: int) -> None:
-    session = recording("story")
+    session = open_recording("story")
     measured = measure_point(session, warmup)
     ranks = [rows[rows["step"] >= warmup] for rows in read_rank_steps(session)]
     spans = [int(rows["end_unix_ns"][-1] - rows["end_unix_ns"][0]) / 1e9 for rows in ranks]
@@ -26,7 +26,7 @@ def test_n_steps_have_n_minus_1_intervals(warmup: int) -> None:
 
 
 def test_memory_is_that_of_all_steps() -> None:
-    session = recording("story")
+    session = open_recording("story")
     rows = read_rank_steps(session)
     for warmup in (0, 8):
         measured = measure_point(session, warmup)
@@ -37,11 +37,11 @@ def test_memory_is_that_of_all_steps() -> None:
 
 def test_cores_in_step_with_the_optimizer_on_the_cpu() -> None:
     """Four ranks of sixteen threads, on 64 cores."""
-    assert 40 < measure_point(recording("story"), 11)["step_cores"] < 64
+    assert 40 < measure_point(open_recording("story"), 11)["step_cores"] < 64
 
 
 def test_outcomes() -> None:
-    assert judge_outcome(recording("story"), 0, is_hung=False) == (OK, "")
-    outcome, reason = judge_outcome(recording("z2-oom"), 1, is_hung=False)
+    assert judge_outcome(open_recording("story"), 0, is_hung=False) == (OK, "")
+    outcome, reason = judge_outcome(open_recording("z2-oom"), 1, is_hung=False)
     assert outcome == OUT_OF_MEMORY
     assert "ran out of GPU memory" in reason

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zerotop.session.output.ansi import TerminalScreen, trim_rows
 
 
-def lines(*pieces: bytes, most: int = 200) -> tuple[str, ...]:
+def feed_pieces(*pieces: bytes, most: int = 200) -> tuple[str, ...]:
     """What is shown after all pieces came, one after the other."""
     screen = TerminalScreen(most)
     for piece in pieces:
@@ -48,25 +48,25 @@ def lines(*pieces: bytes, most: int = 200) -> tuple[str, ...]:
     ],
 )
 def test_shown(data: bytes, shown: tuple[str, ...]) -> None:
-    assert lines(data) == shown
+    assert feed_pieces(data) == shown
 
 
 def test_only_the_last_lines() -> None:
-    assert lines(b"".join(b"%d\n" % n for n in range(9)), most=3) == ("6", "7", "8")
+    assert feed_pieces(b"".join(b"%d\n" % n for n in range(9)), most=3) == ("6", "7", "8")
 
 
 def test_pieces_may_end_anywhere() -> None:
     data = "loss ä\x1b[1;31m red\x1b]0;title\x07\r█ 5%\nab\x1b[A\rX\tY\x1b[K!\n".encode()
-    whole = lines(data)
+    whole = feed_pieces(data)
     assert whole == ("X 5% ä rY!", "ab")
     for place in range(len(data)):
-        assert lines(data[:place], data[place:]) == whole
-    assert lines(*(data[place : place + 1] for place in range(len(data)))) == whole
+        assert feed_pieces(data[:place], data[place:]) == whole
+    assert feed_pieces(*(data[place : place + 1] for place in range(len(data)))) == whole
 
 
 def test_an_escape_that_never_ends_holds_nothing_back_for_long() -> None:
-    assert lines(b"\x1b]0;" + b"x" * 600)[0].endswith("xxx")
-    assert lines(b"a\x1b[", b"31mred") == ("ared",)
+    assert feed_pieces(b"\x1b]0;" + b"x" * 600)[0].endswith("xxx")
+    assert feed_pieces(b"a\x1b[", b"31mred") == ("ared",)
 
 
 def test_lines_are_forgotten_in_time() -> None:
@@ -81,4 +81,4 @@ def test_lines_are_forgotten_in_time() -> None:
 
 @given(st.lists(st.sampled_from([b"\x1b", b"[", b"]", b"2", b"A", b"B", b"K", b"\r", b"\n", b"\b", b"x", b"\xff", b";"])))
 def test_anything_is_printable(pieces: list[bytes]) -> None:
-    assert all(line.isprintable() for line in lines(*pieces))
+    assert all(line.isprintable() for line in feed_pieces(*pieces))

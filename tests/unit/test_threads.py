@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small_recording import BEGIN_NS, S, identity, read, record, span, write
+from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.live_view import Rank
 from zerotop.analysis.ranks.affinity import Affinities, format_cores, parse_cores
 from zerotop.analysis.ranks.threads import MAIN_NAME, RankThreads, ThreadTable, describe_crowding
@@ -21,35 +21,37 @@ from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.writer import EventWriter
 
-SAMPLER = identity(-1)
+SAMPLER = make_identity(-1)
 CELLS = 20
 
 
-def thread(
+def make_thread(
     at: float, tid: int, cores: float, *, name: bytes = b"python3", pid: int = 100, core: int = 0, wait: float = 0
 ) -> Any:
     fields = {"pid": pid, "tid": tid, "cores_used": cores, "processor": core, "name": name, "wait_ns": int(wait * S)}
-    return record(tables.THREADS, time_ns=int(at * S), **fields)
+    return make_record(tables.THREADS, time_ns=int(at * S), **fields)
 
 
-def process(at: float, cores: float, busy: int, *, rank: int = 0, pid: int = 100, waiting: float = 0.0) -> Any:
+def make_process(at: float, cores: float, busy: int, *, rank: int = 0, pid: int = 100, waiting: float = 0.0) -> Any:
     fields = {"rank": rank, "pid": pid, "rss_bytes": 1, "cores_used": cores, "busy_threads": busy, "thread_count": 30}
-    return record(tables.PROCESSES, time_ns=int(at * S), waiting_cores=waiting, **fields)
+    return make_record(tables.PROCESSES, time_ns=int(at * S), waiting_cores=waiting, **fields)
 
 
-def recorded(folder: Path, *threads: Any, processes: Any = ()) -> Session:
-    write(folder, tables.THREADS, SAMPLER, *threads).close()
-    write(folder, tables.PROCESSES, SAMPLER, *(processes or [process(at / 2, 3.0, 3) for at in range(1, 20)])).close()
-    return read(folder)
+def record_threads(folder: Path, *threads: Any, processes: Any = ()) -> Session:
+    write_table(folder, tables.THREADS, SAMPLER, *threads).close()
+    write_table(
+        folder, tables.PROCESSES, SAMPLER, *(processes or [make_process(at / 2, 3.0, 3) for at in range(1, 20)])
+    ).close()
+    return read_recording(folder)
 
 
-def told(session: Session, at: float, pieces: int = 1, table: ThreadTable | None = None) -> RankThreads:
+def read_threads(session: Session, at: float, pieces: int = 1, table: ThreadTable | None = None) -> RankThreads:
     cursor = BEGIN_NS + int(at * S)
     (rank, *_) = RecordingSource(session).view_at(cursor).ranks
     return (table or ThreadTable(session)).threads_at(rank, cursor, CELLS, pieces * PIECE_NS)
 
 
-def note(folder: Path, at: float, event: str, **facts: Any) -> None:
+def write_event(folder: Path, at: float, event: str, **facts: Any) -> None:
     writer = EventWriter(str(folder), SAMPLER)
     writer.write(int(at * S), event, **facts)
     writer.close()
@@ -57,21 +59,21 @@ def note(folder: Path, at: float, event: str, **facts: Any) -> None:
 
 def test_threads_of_a_name_are_a_group_and_the_first_thread_is_one_of_its_own(tmp_path: Path) -> None:
     at_once = [(100, 0.5, b"python3"), (101, 0.9, b"python3"), (102, 0.8, b"python3"), (103, 0.1, b"worker-1")]
-    rows = [thread(at / 2, tid, cores, name=name) for at in range(1, 20) for tid, cores, name in at_once]
-    rows += [thread(at / 2, 104, 0.1, name=b"worker-2") for at in range(1, 20)]
-    found = told(recorded(tmp_path, *rows), 9.6)
-    assert [(group.name, [one.tid for one in group.threads]) for group in found.groups] == [
+    rows = [make_thread(at / 2, tid, cores, name=name) for at in range(1, 20) for tid, cores, name in at_once]
+    rows += [make_thread(at / 2, 104, 0.1, name=b"worker-2") for at in range(1, 20)]
+    threads = read_threads(record_threads(tmp_path, *rows), 9.6)
+    assert [(group.name, [one.tid for one in group.threads]) for group in threads.groups] == [
         ("python3", [101, 102]),
         (MAIN_NAME, [100]),
         ("worker*", [103, 104]),
     ]
-    assert found.groups[0].cores_used == pytest.approx(1.7)
-    assert found.rest_cores == pytest.approx(3.0 - 2.4)
-    assert found.rest_threads == 25
+    assert threads.groups[0].cores_used == pytest.approx(1.7)
+    assert threads.rest_cores == pytest.approx(3.0 - 2.4)
+    assert threads.rest_threads == 25
 
 
 def test_the_first_sample_of_a_process_is_found_where_it_is_recent(tmp_path: Path) -> None:
-    session = recorded(tmp_path, processes=[process(at / 2, 3.0, 3) for at in range(4, 20)])
+    session = record_threads(tmp_path, processes=[make_process(at / 2, 3.0, 3) for at in range(4, 20)])
     cursor_ns, table = BEGIN_NS + 9 * S, ThreadTable(session)
     (rank, *_) = RecordingSource(session).view_at(cursor_ns).ranks
     assert table.find_first_sample(rank, cursor_ns, 60 * S) == BEGIN_NS + 2 * S
@@ -79,9 +81,14 @@ def test_the_first_sample_of_a_process_is_found_where_it_is_recent(tmp_path: Pat
 
 
 def test_a_thread_has_the_cores_of_each_cell_and_none_of_those_of_others(tmp_path: Path) -> None:
-    rows = [thread(1.5, 101, 0.5), thread(2.0, 101, 1.0), thread(3.1, 101, 0.25), thread(3.1, 900, 1.0, pid=200)]
-    rows += [thread(5.0, 900, 1.0, pid=200)]
-    (group,) = told(recorded(tmp_path, *rows), 5.2).groups
+    rows = [
+        make_thread(1.5, 101, 0.5),
+        make_thread(2.0, 101, 1.0),
+        make_thread(3.1, 101, 0.25),
+        make_thread(3.1, 900, 1.0, pid=200),
+    ]
+    rows += [make_thread(5.0, 900, 1.0, pid=200)]
+    (group,) = read_threads(record_threads(tmp_path, *rows), 5.2).groups
     cells = dict(enumerate(group.cores_history.tolist(), start=10 - CELLS))
     # Ticks in which it is not among the busiest are ticks in which it hardly ran; where there is none the one before counts.
     assert {cell: value for cell, value in cells.items() if value > 0} == {3: 0.5, 4: 1.0, 5: 1.0, 6: 0.25, 7: 0.25}
@@ -90,46 +97,46 @@ def test_a_thread_has_the_cores_of_each_cell_and_none_of_those_of_others(tmp_pat
 
 
 def test_what_comes_after_the_cursor_is_not_shown(tmp_path: Path) -> None:
-    session = recorded(tmp_path, *[thread(at / 2, 101, at / 20) for at in range(1, 20)])
-    before = told(session, 4.1)
+    session = record_threads(tmp_path, *[make_thread(at / 2, 101, at / 20) for at in range(1, 20)])
+    before = read_threads(session, 4.1)
     assert before.groups[0].cores_used == pytest.approx(7.5 / 20)  # mean of the last second's two samples
     assert before.time_s.max() <= BEGIN_NS / 1e9 + 4.1
     assert before.end_s <= BEGIN_NS / 1e9 + 4.1
 
 
 def test_growing_equals_opening_later(tmp_path: Path) -> None:
-    writer = write(tmp_path, tables.THREADS, SAMPLER)
-    write(tmp_path, tables.PROCESSES, SAMPLER, *[process(at / 2, 1.0, 1) for at in range(1, 20)]).close()
-    session = read(tmp_path)
+    writer = write_table(tmp_path, tables.THREADS, SAMPLER)
+    write_table(tmp_path, tables.PROCESSES, SAMPLER, *[make_process(at / 2, 1.0, 1) for at in range(1, 20)]).close()
+    session = read_recording(tmp_path)
     table = ThreadTable(session)
     for at in range(1, 20):
-        writer.write(*thread(at / 2, 100 + at % 3, 0.5))
+        writer.write(*make_thread(at / 2, 100 + at % 3, 0.5))
         session.refresh()
-        growing = told(session, at / 2 + 0.1, table=table)
-        again = told(read(tmp_path), at / 2 + 0.1)
+        growing = read_threads(session, at / 2 + 0.1, table=table)
+        again = read_threads(read_recording(tmp_path), at / 2 + 0.1)
         assert [group.name for group in growing.groups] == [group.name for group in again.groups]
         for one, other in zip(growing.groups, again.groups, strict=True):
             np.testing.assert_array_equal(one.cores_history, other.cores_history)
-    assert told(session, 9.6, table=table) is told(session, 9.6, table=table)
+    assert read_threads(session, 9.6, table=table) is read_threads(session, 9.6, table=table)
     writer.close()
 
 
 def test_waiting_is_of_the_last_second(tmp_path: Path) -> None:
-    rows = [thread(at, 101, 0.5, wait=(0 if at < 15 else (at - 15) * 0.4)) for at in range(1, 26)]
-    session = recorded(tmp_path, *rows, processes=[process(at, 1.0, 1) for at in range(1, 26)])
-    assert told(session, 25.1, 2).groups[0].waiting_cores == pytest.approx(0.4, rel=0.1)
-    assert told(session, 14.1, 2).groups[0].waiting_cores == 0.0
-    assert math.isnan(told(session, 1.1, 2).groups[0].waiting_cores)
+    rows = [make_thread(at, 101, 0.5, wait=(0 if at < 15 else (at - 15) * 0.4)) for at in range(1, 26)]
+    session = record_threads(tmp_path, *rows, processes=[make_process(at, 1.0, 1) for at in range(1, 26)])
+    assert read_threads(session, 25.1, 2).groups[0].waiting_cores == pytest.approx(0.4, rel=0.1)
+    assert read_threads(session, 14.1, 2).groups[0].waiting_cores == 0.0
+    assert math.isnan(read_threads(session, 1.1, 2).groups[0].waiting_cores)
 
 
 def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
-    note(tmp_path, 0.1, "node", numa=[{"node": 0, "cpus": "0-3"}, {"node": 1, "cpus": "4-7"}])
-    writer = EventWriter(str(tmp_path), identity(-1, pid=7))
+    write_event(tmp_path, 0.1, "node", numa=[{"node": 0, "cpus": "0-3"}, {"node": 1, "cpus": "4-7"}])
+    writer = EventWriter(str(tmp_path), make_identity(-1, pid=7))
     writer.write(int(0.2 * S), "affinity", pid=100, cpus="0-7", threads={"102": "5"})
     writer.write(int(4.0 * S), "affinity", pid=100, cpus="0-3", threads={"101": "0-7"})
-    rows = [thread(at / 2, tid, 0.5, core=at % 6 if tid == 101 else 5) for at in range(1, 20) for tid in (101, 102)]
-    session = recorded(tmp_path, *rows)
-    (group,) = told(session, 9.6).groups
+    rows = [make_thread(at / 2, tid, 0.5, core=at % 6 if tid == 101 else 5) for at in range(1, 20) for tid in (101, 102)]
+    session = record_threads(tmp_path, *rows)
+    (group,) = read_threads(session, 9.6).groups
     first, second = sorted(group.threads, key=lambda one: one.tid)
     assert (format_cores(first.ran_on), first.numa_nodes, format_cores(first.allowed_cores)) == ("0-5", (0, 1), "0-7")
     assert (format_cores(second.ran_on), second.numa_nodes, format_cores(second.allowed_cores)) == ("5", (1,), "5")
@@ -143,21 +150,21 @@ def test_cores_and_nodes_and_what_it_is_bound_to(tmp_path: Path) -> None:
 
 
 def test_the_phase_of_each_cell(tmp_path: Path) -> None:
-    rank = identity(0, pid=100)
+    rank = make_identity(0, pid=100)
     begins = [(int(at * S), 0, 0, tables.PHASE_CODE[phase], 0, 0, 0) for at, phase in ((1, "forward"), (2, "backward"))]
-    write(tmp_path, tables.BEGINS, rank, *begins).close()
-    write(tmp_path, tables.SPANS, rank, span(1, 2, "forward"), span(2, 4, "backward")).close()
-    found = told(recorded(tmp_path, thread(3, 101, 0.5)), 4.2)
-    assert found.phases[-8:] == ("", "", "forward", "forward", *["backward"] * 4)
+    write_table(tmp_path, tables.BEGINS, rank, *begins).close()
+    write_table(tmp_path, tables.SPANS, rank, make_span(1, 2, "forward"), make_span(2, 4, "backward")).close()
+    threads = read_threads(record_threads(tmp_path, make_thread(3, 101, 0.5)), 4.2)
+    assert threads.phases[-8:] == ("", "", "forward", "forward", *["backward"] * 4)
 
 
 def test_without_threads_it_says_so(tmp_path: Path) -> None:
-    write(tmp_path, tables.PROCESSES, SAMPLER, process(1, 2.0, 2)).close()
-    found = told(read(tmp_path), 1.5)
-    assert (found.groups, found.is_recorded, found.rest_threads) == ((), False, 30)
+    write_table(tmp_path, tables.PROCESSES, SAMPLER, make_process(1, 2.0, 2)).close()
+    threads = read_threads(read_recording(tmp_path), 1.5)
+    assert (threads.groups, threads.is_recorded, threads.rest_threads) == ((), False, 30)
 
 
-def ranks(*facts: tuple[int, float, float], host: str = "node1") -> list[Rank]:
+def make_ranks(*facts: tuple[int, float, float], host: str = "node1") -> list[Rank]:
     """Of (rank, cores used, waiting)."""
     return [
         Rank(rank, host, 100 + rank, True, "step", 0.0, 0, 1, 1, 0, 0, used, waiting, 20, ())
@@ -166,22 +173,22 @@ def ranks(*facts: tuple[int, float, float], host: str = "node1") -> list[Rank]:
 
 
 def test_more_threads_than_cores_are_said(tmp_path: Path) -> None:
-    affinities = Affinities(recorded(tmp_path))
-    (said,) = describe_crowding(ranks((0, 8.0, 6.0), (1, 8.0, 6.0)), {"node1": 16}, affinities, BEGIN_NS)
-    assert said.startswith("28 threads compete for 16 cores: 12.0 of them wait. Set OMP_NUM_THREADS=8")
-    assert describe_crowding(ranks((0, 8.0, 0.5), (1, 8.0, 0.3)), {"node1": 16}, affinities, BEGIN_NS) == []
-    assert describe_crowding(ranks((0, 8.0, math.nan)), {}, affinities, BEGIN_NS) == []
+    affinities = Affinities(record_threads(tmp_path))
+    (notes,) = describe_crowding(make_ranks((0, 8.0, 6.0), (1, 8.0, 6.0)), {"node1": 16}, affinities, BEGIN_NS)
+    assert notes.startswith("28 threads compete for 16 cores: 12.0 of them wait. Set OMP_NUM_THREADS=8")
+    assert describe_crowding(make_ranks((0, 8.0, 0.5), (1, 8.0, 0.3)), {"node1": 16}, affinities, BEGIN_NS) == []
+    assert describe_crowding(make_ranks((0, 8.0, math.nan)), {}, affinities, BEGIN_NS) == []
     # It is other processes that have the cores.
-    assert describe_crowding(ranks((0, 0.3, 0.8), (1, 0.3, 0.7)), {"node1": 2}, affinities, BEGIN_NS) == []
+    assert describe_crowding(make_ranks((0, 0.3, 0.8), (1, 0.3, 0.7)), {"node1": 2}, affinities, BEGIN_NS) == []
 
 
 def test_ranks_that_share_cores_are_said(tmp_path: Path) -> None:
     for rank, cpus in enumerate(("0-7", "8-15", "15,16")):
-        writer = EventWriter(str(tmp_path), identity(-1, pid=50 + rank))
+        writer = EventWriter(str(tmp_path), make_identity(-1, pid=50 + rank))
         writer.write(0, "affinity", pid=100 + rank, cpus=cpus, threads={})
         writer.close()
-    affinities, now = Affinities(recorded(tmp_path)), BEGIN_NS + S
-    three = ranks((0, 1.0, 0.0), (1, 1.0, 0.0), (2, 1.0, 0.0))
+    affinities, now = Affinities(record_threads(tmp_path)), BEGIN_NS + S
+    three = make_ranks((0, 1.0, 0.0), (1, 1.0, 0.0), (2, 1.0, 0.0))
     assert describe_crowding(three, {"node1": 32}, affinities, now) == [
         "Ranks 1 and 2 are bound to the same cores, including core 15."
     ]

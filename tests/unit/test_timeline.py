@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recordings import recording
-from small_recording import BEGIN_NS, S, identity, read, record, span, write
+from recordings import open_recording
+from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.processes.phases import find_innermost
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.steps.step_table import StepTable
@@ -34,20 +34,20 @@ from zerotop_probe.recording.tables import (
 MS = 1_000_000
 
 
-def timelines(session: Session) -> TimelineBuilder:
+def make_builder(session: Session) -> TimelineBuilder:
     table = StepTable(session, memory=False)
     table.update()
     return TimelineBuilder(session, lambda: table.rank_steps)
 
 
-def pieces(source: Source, rows: Any, column: str, factor: float = 1.0) -> list[tuple[int, int, float]]:
+def split_samples(source: Source, rows: Any, column: str, factor: float = 1.0) -> list[tuple[int, int, float]]:
     """(begin, end, value): each sample tells of the time since the one before, at most three seconds."""
     times = [int(time_ns) + source.offset_ns for time_ns in rows["time_ns"]]
     values = [float(value) * factor for value in rows[column]]
     return [(max(a, b - 3 * S), b, value) for a, b, value in zip(times[:-1], times[1:], values[1:], strict=True)]
 
 
-def naive(parts: list[tuple[int, int, float]], begin: int, end: int) -> tuple[float, float]:
+def compute_naively(parts: list[tuple[int, int, float]], begin: int, end: int) -> tuple[float, float]:
     """(highest, mean over time) of a column."""
     inside = [(min(b, end) - max(a, begin), value) for a, b, value in parts if a < end and b > begin]
     inside = [(length, value) for length, value in inside if not math.isnan(value)]
@@ -58,14 +58,16 @@ def naive(parts: list[tuple[int, int, float]], begin: int, end: int) -> tuple[fl
     return max(values), mean
 
 
-def compare(session: Session, name: str, parts: list[tuple[int, int, float]], window: Window, subject: Subject) -> None:
-    told = timelines(session).build_timeline(window, subject, (), session.end_ns).values[name]
+def compare_timeline(
+    session: Session, name: str, parts: list[tuple[int, int, float]], window: Window, subject: Subject
+) -> None:
+    values = make_builder(session).build_timeline(window, subject, (), session.end_ns).values[name]
     edges = [session.begin_ns + (window.first + place) * window.column_ns for place in range(window.columns + 1)]
-    expected = np.array([naive(parts, begin, end) for begin, end in pairwise(edges)]).T
+    expected = np.array([compute_naively(parts, begin, end) for begin, end in pairwise(edges)]).T
     beyond = np.array(edges[:-1]) > session.end_ns
     expected[:, beyond] = math.nan
     assert np.isfinite(expected).any()
-    for row, of in zip(expected, (told.highest, told.mean), strict=True):
+    for row, of in zip(expected, (values.highest, values.mean), strict=True):
         np.testing.assert_allclose(of, row, rtol=1e-6, atol=1e-6)
 
 
@@ -84,36 +86,36 @@ WINDOWS = [
     [("utilization", "utilization_percent", 0.01), ("power", "power_w", 1.0), ("device", "used_bytes", 1.0)],
 )
 def test_a_gpu_in_columns(name: str, column: str, factor: float, window: Window) -> None:
-    session = recording("story")
+    session = open_recording("story")
     (source,) = session.sources["gpus"]
     rows = source.array[source.array["gpu"] == 2]
-    subject = timelines(session).make_subject(2)
+    subject = make_builder(session).make_subject(2)
     assert subject.gpu is not None
     assert subject.gpu[1] == 2
-    compare(session, name, pieces(source, rows, column, factor), window, subject)
+    compare_timeline(session, name, split_samples(source, rows, column, factor), window, subject)
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_a_rank_and_all_ranks_in_columns(window: Window) -> None:
-    session = recording("cpu-clean")
+    session = open_recording("cpu-clean")
     (source,) = session.sources["processes"]
-    subject = timelines(session).make_subject(1)
+    subject = make_builder(session).make_subject(1)
     assert subject.gpu is None
     rows = source.array[source.array["rank"] == 1]
-    compare(session, "cores", pieces(source, rows, "cores_used"), window, subject)
-    compare(session, "rss", pieces(source, rows, "rss_bytes"), window, subject)
+    compare_timeline(session, "cores", split_samples(source, rows, "cores_used"), window, subject)
+    compare_timeline(session, "rss", split_samples(source, rows, "rss_bytes"), window, subject)
     ranks = source.array[source.array["rank"] >= 0]
     ticks = np.unique(ranks["time_ns"])
     sums = np.zeros(len(ticks), source.array.dtype)
     sums["time_ns"] = ticks
     for row in ranks:
         sums["cores_used"][np.searchsorted(ticks, row["time_ns"])] += row["cores_used"]
-    compare(session, "all_cores", pieces(source, sums, "cores_used"), window, subject)
+    compare_timeline(session, "all_cores", split_samples(source, sums, "cores_used"), window, subject)
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_what_an_allocator_holds_stays_until_the_next_record(window: Window) -> None:
-    session = recording("z2-offload")
+    session = open_recording("z2-offload")
     (source,) = session.sources["allocator"]
     window = replace(window, first=2400) if window.column_ns == 20 * MS else window
     goodbye = next(event.unix_ns for event in session.events if event.name in ("goodbye", "rank_gone", "job_ended"))
@@ -121,31 +123,31 @@ def test_what_an_allocator_holds_stays_until_the_next_record(window: Window) -> 
     ends = [*times[1:], goodbye]
     for name, column in (("allocated", "allocated_bytes"), ("reserved", "reserved_bytes")):
         parts = list(zip(times, ends, map(float, source.array[column]), strict=True))
-        compare(session, name, parts, window, timelines(session).make_subject(0))
+        compare_timeline(session, name, parts, window, make_builder(session).make_subject(0))
 
 
 def test_no_peak_between_two_samples_is_lost() -> None:
-    session = recording("story")
+    session = open_recording("story")
     source = session.sources["allocator"][0]
     highest = int(source.array["allocated_peak_bytes"].max())
     assert highest > int(source.array["allocated_bytes"].max())
     for window in WINDOWS:
-        told = timelines(session).build_timeline(
+        timeline = make_builder(session).build_timeline(
             Window(0, window.column_ns, 90 * S // window.column_ns), Subject(0, "vm", ("vm", 0)), (), session.end_ns
         )
-        assert np.nanmax(told.values["peak"].highest) == highest
+        assert np.nanmax(timeline.values["peak"].highest) == highest
 
 
 @pytest.mark.parametrize("name", ["story", "z2-offload", "cpu-clean", "cpu-dead", "cpu-hang"])
 @pytest.mark.parametrize("column_ns", [1 * MS, 7 * MS, 100 * MS])
 def test_the_innermost_phase_of_every_moment(name: str, column_ns: int) -> None:
-    session = recording(name)
+    session = open_recording(name)
     begins, spans = (session.sources[table][0] for table in ("begins", "spans"))
     first = (int(spans.array["end_ns"][len(spans.array) // 2]) + spans.offset_ns - session.begin_ns) // column_ns - 150
-    told = timelines(session).build_timeline(
+    timeline = make_builder(session).build_timeline(
         Window(first, column_ns, 300), Subject(begins.rank, begins.host, None), (begins.rank,), session.end_ns
     )
-    seconds = told.phases[begins.rank]
+    seconds = timeline.phases[begins.rank]
     # Looked at many times in every column, at the end of the recording, from where all is known.
     grain = column_ns // 50
     moments = session.begin_ns + first * column_ns + np.arange(0, 300 * column_ns, grain) + grain // 2
@@ -163,30 +165,30 @@ def many_steps(folder: Path, steps: int) -> Session:
     spans, begins = [], []
     for step in range(steps):
         for begin, end, phase, flags in ((0.0, 0.2, "forward", 0), (0.2, 0.7, "backward", 0), (0.7, 0.95, "step", BOUNDARY)):
-            spans.append(span(step + begin, step + end, phase, step, flags))
-            begins.append(record(BEGINS, time_ns=int((step + begin) * S), step=step, phase=PHASE_CODE[phase]))
-    write(folder, SPANS, identity(0), *spans).close()
-    write(folder, BEGINS, identity(0), *begins).close()
-    return read(folder)
+            spans.append(make_span(step + begin, step + end, phase, step, flags))
+            begins.append(make_record(BEGINS, time_ns=int((step + begin) * S), step=step, phase=PHASE_CODE[phase]))
+    write_table(folder, SPANS, make_identity(0), *spans).close()
+    write_table(folder, BEGINS, make_identity(0), *begins).close()
+    return read_recording(folder)
 
 
 @pytest.mark.parametrize("column_ns", [300 * MS, 10 * S, 40 * S])
 def test_phases_add_up_at_every_zoom(tmp_path: Path, column_ns: int) -> None:
     session = many_steps(tmp_path, 100)
-    told = timelines(session).build_timeline(
+    timeline = make_builder(session).build_timeline(
         Window(0, column_ns, -(-100 * S // column_ns)), Subject(0, "node1", None), (0,), BEGIN_NS + 100 * S
     )
-    sums = told.phases[0].sum(axis=1)
+    sums = timeline.phases[0].sum(axis=1)
     assert sums[PHASE_CODE["forward"]] == pytest.approx(20.0)
     assert sums[PHASE_CODE["backward"]] == pytest.approx(50.0)
     assert sums[PHASE_CODE["step"]] == pytest.approx(25.0)
-    assert told.phases[0].sum(axis=0)[0] == pytest.approx(column_ns / 1e9)
+    assert timeline.phases[0].sum(axis=0)[0] == pytest.approx(column_ns / 1e9)
 
 
 def test_iterations_and_their_numbers(tmp_path: Path) -> None:
-    lines = timelines(session := many_steps(tmp_path, 10))
-    told = lines.build_timeline(Window(0, S // 2, 30), lines.make_subject(0), (), BEGIN_NS + 20 * S)
-    values = told.values["iteration"]
+    lines = make_builder(session := many_steps(tmp_path, 10))
+    timeline = lines.build_timeline(Window(0, S // 2, 30), lines.make_subject(0), (), BEGIN_NS + 20 * S)
+    values = timeline.values["iteration"]
     assert values.mean[2] == pytest.approx(1.0, abs=0.06)
     assert np.isnan(values.mean[25])
     begins, numbers = lines.find_begun_steps(0, BEGIN_NS + 3 * S, BEGIN_NS + 100 * S)
@@ -200,13 +202,15 @@ def test_iterations_and_their_numbers(tmp_path: Path) -> None:
 
 def test_a_spike_of_one_sample_is_seen_from_any_distance(tmp_path: Path) -> None:
     rows = [
-        record(GPUS, time_ns=tick * S // 10, gpu=0, utilization_percent=100.0 if tick == 77_777 else 1.0, power_w=math.nan)
+        make_record(
+            GPUS, time_ns=tick * S // 10, gpu=0, utilization_percent=100.0 if tick == 77_777 else 1.0, power_w=math.nan
+        )
         for tick in range(100_000)
     ]
-    write(tmp_path, GPUS, identity(-1), *rows).close()
-    session = read(tmp_path)
+    write_table(tmp_path, GPUS, make_identity(-1), *rows).close()
+    session = read_recording(tmp_path)
     for column_ns in (100 * MS, S, 5 * S, 50 * S, 60 * S, 600 * S, 3600 * S):
-        lines = timelines(session)
+        lines = make_builder(session)
         count = 10_000 * S // column_ns + 1
         values = lines.build_timeline(
             Window(0, column_ns, count), lines.make_subject(-1), (), session.last_written_ns
@@ -219,9 +223,9 @@ def test_a_spike_of_one_sample_is_seen_from_any_distance(tmp_path: Path) -> None
 def test_pcie_counters_that_are_looked_at_seldom(tmp_path: Path) -> None:
     """Samples ten times a second; the counters move twice a second, and stand still for a while."""
     sent = [0, 0, 0, 0, 0, 500, 500, 500, 500, 500, *[1000] * 30, 2000, *[2000] * 4]
-    rows = [record(GPUS, time_ns=tick * S // 10, gpu=0, pcie_tx_bytes=10**6 * moved) for tick, moved in enumerate(sent)]
-    write(tmp_path, GPUS, identity(-1), *rows).close()
-    lines = timelines(read(tmp_path))
+    rows = [make_record(GPUS, time_ns=tick * S // 10, gpu=0, pcie_tx_bytes=10**6 * moved) for tick, moved in enumerate(sent)]
+    write_table(tmp_path, GPUS, make_identity(-1), *rows).close()
+    lines = make_builder(read_recording(tmp_path))
     values = lines.build_timeline(Window(0, 100 * MS, 44), lines.make_subject(-1), (), BEGIN_NS + 4 * S + S // 2).values[
         "sent"
     ]
@@ -236,11 +240,11 @@ def test_pcie_counters_that_are_looked_at_seldom(tmp_path: Path) -> None:
 def test_two_ranks_on_one_gpu_hold_what_both_hold(tmp_path: Path) -> None:
     for rank, times, size in ((0, (1, 2, 6), 10), (1, (4, 5), 100)):
         samples = [
-            record(ALLOCATOR, time_ns=t * S, allocated_bytes=size + t, allocated_peak_bytes=size + t, device=0)
+            make_record(ALLOCATOR, time_ns=t * S, allocated_bytes=size + t, allocated_peak_bytes=size + t, device=0)
             for t in times
         ]
-        write(tmp_path, ALLOCATOR, identity(rank), *samples, peaks="window").close()
-    lines = timelines(read(tmp_path))
+        write_table(tmp_path, ALLOCATOR, make_identity(rank), *samples, peaks="window").close()
+    lines = make_builder(read_recording(tmp_path))
     told = lines.build_timeline(Window(0, S, 8), Subject(0, "node1", ("node1", 0)), (), BEGIN_NS + 7 * S).values["allocated"]
     assert told.mean.tolist()[1:] == [11.0, 12.0, 12.0, 116.0, 117.0, 121.0, 121.0]
     assert math.isnan(told.mean[0])
@@ -248,7 +252,7 @@ def test_two_ranks_on_one_gpu_hold_what_both_hold(tmp_path: Path) -> None:
 
 def test_hosts_within_a_control_group(tmp_path: Path) -> None:
     rows = [
-        record(
+        make_record(
             HOSTS,
             time_ns=tick * S,
             cores_used=2.0,
@@ -259,11 +263,11 @@ def test_hosts_within_a_control_group(tmp_path: Path) -> None:
         )
         for tick in range(4)
     ]
-    write(tmp_path, HOSTS, identity(-1), *rows).close()
-    lines = timelines(read(tmp_path))
-    told = lines.build_timeline(Window(0, S, 3), lines.make_subject(-1), (), BEGIN_NS + 3 * S).values
-    assert told["host_memory"].mean.tolist() == [7.0, 7.0, 7.0]
-    assert told["host_cores"].mean.tolist() == [2.0, 2.0, 2.0]
+    write_table(tmp_path, HOSTS, make_identity(-1), *rows).close()
+    lines = make_builder(read_recording(tmp_path))
+    values = lines.build_timeline(Window(0, S, 3), lines.make_subject(-1), (), BEGIN_NS + 3 * S).values
+    assert values["host_memory"].mean.tolist() == [7.0, 7.0, 7.0]
+    assert values["host_cores"].mean.tolist() == [2.0, 2.0, 2.0]
 
 
 class Growing:
@@ -271,20 +275,20 @@ class Growing:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.spans = write(folder, SPANS, identity(0))
-        self.begins = write(folder, BEGINS, identity(0))
-        self.processes = write(folder, PROCESSES, identity(-1))
+        self.spans = write_table(folder, SPANS, make_identity(0))
+        self.begins = write_table(folder, BEGINS, make_identity(0))
+        self.processes = write_table(folder, PROCESSES, make_identity(-1))
         self.ticks = 0
 
     def go_on(self, ticks: int) -> None:
         for tick in range(self.ticks, self.ticks + ticks):
             self.processes.write(
-                *record(PROCESSES, time_ns=tick * S // 10, rank=0, pid=100, cores_used=float(tick % 7), rss_bytes=tick)
+                *make_record(PROCESSES, time_ns=tick * S // 10, rank=0, pid=100, cores_used=float(tick % 7), rss_bytes=tick)
             )
             if tick % 5 == 0:
-                self.begins.write(*record(BEGINS, time_ns=tick * S // 10, phase=PHASE_CODE["step"], step=tick // 5))
+                self.begins.write(*make_record(BEGINS, time_ns=tick * S // 10, phase=PHASE_CODE["step"], step=tick // 5))
             if tick % 5 == 3:
-                self.spans.write(*span((tick - 3) / 10, tick / 10, "step", tick // 5, BOUNDARY))
+                self.spans.write(*make_span((tick - 3) / 10, tick / 10, "step", tick // 5, BOUNDARY))
         self.ticks += ticks
 
     def close(self) -> None:
@@ -296,7 +300,7 @@ class Growing:
 def test_a_recording_that_grows_gives_what_the_whole_one_gives(tmp_path: Path, column_ns: int) -> None:
     growing = Growing(tmp_path)
     growing.go_on(3)
-    session = read(tmp_path)
+    session = read_recording(tmp_path)
     table = StepTable(session, memory=False)
     lines = TimelineBuilder(session, lambda: table.rank_steps)
     window = Window(0, column_ns, max(10, 80 * S // column_ns))
@@ -305,31 +309,31 @@ def test_a_recording_that_grows_gives_what_the_whole_one_gives(tmp_path: Path, c
         session.refresh()
         table.update()
         end_ns = BEGIN_NS + growing.ticks * S // 10
-        told = lines.build_timeline(window, lines.make_subject(0), (0,), end_ns)
-        afresh = timelines(read(tmp_path))
+        timeline = lines.build_timeline(window, lines.make_subject(0), (0,), end_ns)
+        afresh = make_builder(read_recording(tmp_path))
         expected = afresh.build_timeline(window, afresh.make_subject(0), (0,), end_ns)
-        assert told.is_complete
-        np.testing.assert_allclose(told.phases[0], expected.phases[0], atol=1e-9)
+        assert timeline.is_complete
+        np.testing.assert_allclose(timeline.phases[0], expected.phases[0], atol=1e-9)
         for name in ("cores", "rss", "iteration"):
             if name in expected.values:
                 for of in ("highest", "mean"):
                     np.testing.assert_allclose(
-                        getattr(told.values[name], of), getattr(expected.values[name], of), rtol=1e-12
+                        getattr(timeline.values[name], of), getattr(expected.values[name], of), rtol=1e-12
                     )
     growing.close()
 
 
 def test_time_goes_on_while_nothing_is_recorded() -> None:
     """An allocator holds what it held last, also in columns that had not begun when its last record was read."""
-    session = recording("z2-offload")
-    lines, window = timelines(session), Window(2400, 20 * MS, 90)
+    session = open_recording("z2-offload")
+    lines, window = make_builder(session), Window(2400, 20 * MS, 90)
     middle_ns, end_ns = (session.begin_ns + column * window.column_ns for column in (2430, 2500))
     subject = lines.make_subject(0)
     before = lines.build_timeline(window, subject, (0,), middle_ns)
     assert np.isnan(before.values["allocated"].highest[40:]).all()
     told, expected = (
         lines.build_timeline(window, subject, (0,), end_ns),
-        timelines(session).build_timeline(window, subject, (0,), end_ns),
+        make_builder(session).build_timeline(window, subject, (0,), end_ns),
     )
     np.testing.assert_array_equal(told.values["allocated"].highest, expected.values["allocated"].highest)
     np.testing.assert_allclose(told.phases[0], expected.phases[0], atol=1e-12)
@@ -340,77 +344,79 @@ def test_what_cannot_be_read_in_time_is_read_later(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.go_on(20_000)
     growing.close()
-    lines = timelines(session := read(tmp_path))
+    lines = make_builder(session := read_recording(tmp_path))
     window, subject = Window(0, 5 * S, 400), lines.make_subject(0)
-    told = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.0)
-    assert not told.is_complete
+    timeline = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.0)
+    assert not timeline.is_complete
     looks = 1
-    while not told.is_complete:
-        told = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.001)
+    while not timeline.is_complete:
+        timeline = lines.build_timeline(window, subject, (0,), session.last_written_ns, budget_s=0.001)
         looks += 1
     assert looks > 2
-    expected = timelines(session).build_timeline(window, subject, (0,), session.last_written_ns)
-    np.testing.assert_array_equal(told.values["cores"].highest, expected.values["cores"].highest)
-    assert lines.build_timeline(window, subject, (0,), session.last_written_ns) is told
+    expected = make_builder(session).build_timeline(window, subject, (0,), session.last_written_ns)
+    np.testing.assert_array_equal(timeline.values["cores"].highest, expected.values["cores"].highest)
+    assert lines.build_timeline(window, subject, (0,), session.last_written_ns) is timeline
 
 
 def test_a_range_of_a_real_recording() -> None:
-    session = recording("story")
-    lines = timelines(session)
+    session = open_recording("story")
+    lines = make_builder(session)
     begin_ns, end_ns = session.begin_ns + 55 * S, session.begin_ns + 64 * S
-    told = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
+    summary = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
     (gpus,) = session.sources["gpus"]
-    highest, mean = naive(pieces(gpus, gpus.array[gpus.array["gpu"] == 0], "utilization_percent", 0.01), begin_ns, end_ns)
-    assert told.highest["utilization"] == pytest.approx(highest)
-    assert told.mean["utilization"] == pytest.approx(mean)
+    highest, mean = compute_naively(
+        split_samples(gpus, gpus.array[gpus.array["gpu"] == 0], "utilization_percent", 0.01), begin_ns, end_ns
+    )
+    assert summary.highest["utilization"] == pytest.approx(highest)
+    assert summary.mean["utilization"] == pytest.approx(mean)
     table = StepTable(session, memory=False)
     table.update()
     rows = next(process.step_rows for process in table.rank_steps if process.source.rank == 0)
     within = rows[(rows["end_unix_ns"] > begin_ns) & (rows["end_unix_ns"] <= end_ns)]
-    assert told.steps == len(within) > 2
-    assert told.mean["iteration"] == pytest.approx(within["iteration_s"].mean())
-    assert sum(told.phase_s.values()) == pytest.approx(9.0)
+    assert summary.steps == len(within) > 2
+    assert summary.mean["iteration"] == pytest.approx(within["iteration_s"].mean())
+    assert sum(summary.phase_s.values()) == pytest.approx(9.0)
     # The story: most of the time the optimizer runs on the CPU.
-    assert max(told.phase_s, key=lambda name: told.phase_s[name]) == "cpu_optimizer"
+    assert max(summary.phase_s, key=lambda name: summary.phase_s[name]) == "cpu_optimizer"
 
 
 def test_a_long_range_is_made_of_what_is_kept(tmp_path: Path) -> None:
     growing = Growing(tmp_path)
     growing.go_on(4000)
     growing.close()
-    lines = timelines(session := read(tmp_path))
+    lines = make_builder(session := read_recording(tmp_path))
     begin_ns, end_ns = BEGIN_NS + int(3.3 * S), BEGIN_NS + int(388.8 * S)
-    told = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
+    summary = summarize_range(lines, lines.make_subject(0), begin_ns, end_ns)
     (source,) = session.sources["processes"]
-    highest, mean = naive(pieces(source, source.array, "cores_used"), begin_ns, end_ns)
-    assert told.mean["cores"] == pytest.approx(mean)
-    assert told.highest["cores"] == highest
-    assert told.highest["rss"] == 3888
+    highest, mean = compute_naively(split_samples(source, source.array, "cores_used"), begin_ns, end_ns)
+    assert summary.mean["cores"] == pytest.approx(mean)
+    assert summary.highest["cores"] == highest
+    assert summary.highest["rss"] == 3888
 
 
 def test_nothing_recorded(tmp_path: Path) -> None:
-    lines = timelines(read(tmp_path))
+    lines = make_builder(read_recording(tmp_path))
     subject = lines.make_subject(-1)
     assert lines.find_rank_hosts() == {}
     assert subject == Subject(-1, "", None)
-    told = lines.build_timeline(Window(-10, S, 20), subject, (), BEGIN_NS + 5 * S)
-    assert told.values == {}
-    assert told.phases == {}
+    timeline = lines.build_timeline(Window(-10, S, 20), subject, (), BEGIN_NS + 5 * S)
+    assert timeline.values == {}
+    assert timeline.phases == {}
     assert summarize_range(lines, subject, BEGIN_NS, BEGIN_NS + 5 * S).mean == {}
 
 
 @pytest.mark.parametrize("name", ["story", "z2", "x4-z3", "cpu-checkpoint", "cpu-dead"])
 def test_any_window_of_any_recording(name: str) -> None:
-    session = recording(name)
-    lines = timelines(session)
+    session = open_recording(name)
+    lines = make_builder(session)
     for rank in lines.find_rank_hosts():
         for window in (Window(-300, MS, 280), Window(0, 10**9, 400), Window(5, 86400 * S, 10), Window(10**9, 1000, 60)):
-            told = lines.build_timeline(window, lines.make_subject(rank), tuple(lines.find_rank_hosts()), session.end_ns)
-            for values in told.values.values():
+            timeline = lines.build_timeline(window, lines.make_subject(rank), tuple(lines.find_rank_hosts()), session.end_ns)
+            for values in timeline.values.values():
                 assert values.mean.shape == (window.columns,)
                 known = ~np.isnan(values.mean)
                 slack = 1e-6 * np.abs(values.highest[known]) + 1e-9
                 assert (values.mean[known] <= values.highest[known] + slack).all()
-            for seconds in told.phases.values():
+            for seconds in timeline.phases.values():
                 assert seconds.shape == (len(PHASES), window.columns)
                 assert (seconds.sum(axis=0) <= window.column_ns / 1e9 + 1e-6).all()

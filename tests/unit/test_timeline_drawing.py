@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from recordings import names, recording
-from small_recording import identity, read, record, write
+from recordings import list_recordings, open_recording
+from small_recording import make_identity, make_record, read_recording, write_table
 from zerotop.analysis.live_view import State
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.viewer import Viewer
@@ -30,19 +30,19 @@ EVERYTHING = {value for lane in LANES for value in lane.values}
 
 
 @lru_cache
-def source(name: str) -> RecordingSource:
+def open_searched(name: str) -> RecordingSource:
     """A recording of which all is found that there is to find: on a busy machine one look does not get that far."""
-    found = RecordingSource(recording(name))
-    while found.search_findings().is_behind:
+    source = RecordingSource(open_recording(name))
+    while source.search_findings().is_behind:
         pass
-    return found
+    return source
 
 
 class Look:
     """A timeline at a moment of a recording, drawn without a terminal."""
 
     def __init__(self, name: str, step: int | None = None, *, rank: int = 0) -> None:
-        self.viewer = Viewer(source(name), None, lambda: 0.0)
+        self.viewer = Viewer(open_searched(name), None, lambda: 0.0)
         self.view = TimelineView()
         self.pictures = PictureBuilder(self.viewer.source, self.view)
         self.viewer.make_frame()
@@ -51,15 +51,15 @@ class Look:
         if step is not None:
             self.viewer.go_to_step(step)
 
-    def picture(self, width: int, height: int) -> Picture:
+    def build_picture(self, width: int, height: int) -> Picture:
         frame = self.viewer.make_frame()
         picture = self.pictures.build_picture(frame, chart_cells(width), height)
         while not picture.timeline.is_complete:
             picture = self.pictures.build_picture(frame, chart_cells(width), height)
         return picture
 
-    def rows(self, width: int, height: int, glyphs: Glyphs = BLOCKS) -> list[str]:
-        drawn = draw_timeline(self.picture(width, height), width, height, glyphs)
+    def draw_rows(self, width: int, height: int, glyphs: Glyphs = BLOCKS) -> list[str]:
+        drawn = draw_timeline(self.build_picture(width, height), width, height, glyphs)
         assert [row_width(row) for row in drawn] == [width] * height
         return [row_text(row) for row in drawn]
 
@@ -68,7 +68,7 @@ def test_the_double_spike_is_seen_at_a_glance() -> None:
     """While the optimizer runs on the CPU the GPU stands still, and the other way round."""
     look = Look("story", 13)
     look.view.set_column_ns(50_000_000)
-    rows = look.rows(80, 18, ASCII)
+    rows = look.draw_rows(80, 18, ASCII)
     ribbon = next(row for row in rows if row.startswith("rank 0"))[chart_begin(80) :]
     gpu, cores = (next(row for row in rows if row.startswith(name))[chart_begin(80) :] for name in ("GPU 0", "+cores"))
     optimizing, computing = ([at for at, cell in enumerate(ribbon) if cell == letter] for letter in "Sb")
@@ -82,7 +82,7 @@ def test_the_double_spike_is_seen_at_a_glance() -> None:
 
 def test_words_beside_the_lanes() -> None:
     look = Look("story", 12)
-    rows = look.rows(80, 18)
+    rows = look.draw_rows(80, 18)
     lefts = [row[: chart_begin(80)].rstrip() for row in rows]
     assert lefts[0] == "2 findings here"
     assert lefts[1].split() == ["rank", "0", "■", "outside"]  # as on Live, though the column shows the end of the step
@@ -90,27 +90,27 @@ def test_words_beside_the_lanes() -> None:
     assert begins[:4] == ["rank"] * 4
     for name in ("GPU", "■cores", "■allocated", "■PCIe", "iteration", "step"):
         assert name in begins
-    picture = look.picture(80, 18)
+    picture = look.build_picture(80, 18)
     used = find_cursor_value(picture, ["utilization"]) * 100
     assert next(left for left in lefts if left.startswith("GPU 0 %")).split()[3] in f"{used:.1f} {used:.2f}"
 
 
 def test_what_is_too_slow_to_be_seen_in_the_window_is_named_above_it() -> None:
     look = Look("gpu-leak", 37)
-    marks = look.rows(120, 30)[0]
+    marks = look.draw_rows(120, 30)[0]
     assert marks.startswith("no findings here")
     assert "◂ step 16: memory creep: GPU memory grows 32.0 MiB a step" in marks
-    picture = look.picture(120, 30)
+    picture = look.build_picture(120, 30)
     assert picture.find_mark(5) == picture.hidden_headline
     look.view.toggle_whole()
-    assert "◂" not in look.rows(120, 30)[0]
+    assert "◂" not in look.draw_rows(120, 30)[0]
 
 
 @pytest.mark.parametrize("glyphs", [BLOCKS, TEXTURES, ASCII], ids=lambda glyphs: glyphs.name)
 def test_one_cursor_through_all_lanes(glyphs: Glyphs) -> None:
     look = Look("story", 12)
-    rows = look.rows(120, 40, glyphs)
-    x = chart_begin(120) + look.picture(120, 40).find_cell(look.picture(120, 40).cursor)
+    rows = look.draw_rows(120, 40, glyphs)
+    x = chart_begin(120) + look.build_picture(120, 40).find_cell(look.build_picture(120, 40).cursor)
     crossed = [row[x] for row in rows[1:-3]]
     assert crossed[:4] == [glyphs.line] * 4  # the ribbons
     assert crossed.count(glyphs.line) > 24 if glyphs is BLOCKS else crossed == [glyphs.line] * 36
@@ -123,7 +123,7 @@ def test_a_lane_is_as_high_as_its_scale_says() -> None:
     """The busiest moment of the GPU, 100 %, fills the lane up to its first row, where the axis says so."""
     look = Look("story", 9)
     for height in range(12, 50):
-        rows = look.rows(120, height)
+        rows = look.draw_rows(120, height)
         top = next(row for row in rows if row.startswith("GPU 0 %"))
         assert "100┤" in top
         assert "█" in top[chart_begin(120) :]
@@ -134,12 +134,12 @@ def test_the_scale_of_cores_is_the_same_wherever_the_cursor_is() -> None:
     look.view.toggle_whole()
     for seconds in (0.0, 1.0, 60.0, 75.0):
         look.viewer.go_to_seconds(seconds)
-        rows = look.rows(120, 40)
+        rows = look.draw_rows(120, 40)
         assert "64┤" in next(row for row in rows if row.startswith(("■cores", "■rank 0 ")))
 
 
 def test_steps_and_time_below() -> None:
-    rows = Look("story", 12).rows(120, 30)
+    rows = Look("story", 12).draw_rows(120, 30)
     assert rows[-3].startswith("step 13")
     assert "─11──" in rows[-3]
     assert rows[-2].startswith("1:0")
@@ -148,8 +148,8 @@ def test_steps_and_time_below() -> None:
 
 def test_a_mark_where_something_was_found() -> None:
     look = Look("story", 12)
-    row = look.rows(200, 40)[0]
-    picture = look.picture(200, 40)
+    row = look.draw_rows(200, 40)[0]
+    picture = look.build_picture(200, 40)
     seen = [mark for mark in picture.marks if 0 <= picture.find_cell(mark.at_ns) < picture.cell_count]
     assert len(seen) == 2
     for mark in seen:
@@ -159,21 +159,21 @@ def test_a_mark_where_something_was_found() -> None:
 
 def test_a_range_says_what_it_holds() -> None:
     look = Look("story", 13)
-    look.picture(200, 40)
+    look.build_picture(200, 40)
     look.view.select_range(57 * S, 62 * S)
-    last = look.rows(200, 40)[-1]
+    last = look.draw_rows(200, 40)[-1]
     assert last.startswith("[ 5.00 s ]  2 steps")
     for word in ("cpu optim", "backward", "GPU ", "cores ", "allocated ", " max "):
         assert word in last
-    narrow = look.rows(80, 18)[-1]
+    narrow = look.draw_rows(80, 18)[-1]
     assert narrow.startswith("[ 5.00 s ]  2 steps")
 
 
 def test_small_figures_of_a_range_keep_their_decimals() -> None:
     look = Look("held-clean-z0")
-    picture = look.picture(200, 40)
+    picture = look.build_picture(200, 40)
     look.view.select_range(0, picture.cell_count * picture.cell_ns)
-    last = look.rows(200, 40)[-1]
+    last = look.draw_rows(200, 40)[-1]
     assert re.search(r"cores \d\.\d\d max \d\.\d\d  iteration \d\d\.\d max \d+\.\d ms  RSS 0\.\d\d max 0\.\d\d GiB", last), (
         last
     )
@@ -183,18 +183,18 @@ def test_small_figures_of_a_range_keep_their_decimals() -> None:
     ("state", "why"), [(State.STARTING, "before the training"), (State.RUNNING, "no probe in any rank")]
 )
 def test_why_there_are_no_phases_is_said(state: State, why: str, tmp_path: Path) -> None:
-    sampled = record(PROCESSES, time_ns=S, rank=0, pid=100, cores_used=1.0, rss_bytes=1)
-    write(tmp_path, PROCESSES, identity(-1), sampled).close()
-    watched = RecordingSource(read(tmp_path))
+    sampled = make_record(PROCESSES, time_ns=S, rank=0, pid=100, cores_used=1.0, rss_bytes=1)
+    write_table(tmp_path, PROCESSES, make_identity(-1), sampled).close()
+    watched = RecordingSource(read_recording(tmp_path))
     watched.refresh()
     frame = Viewer(watched, None, lambda: 0.0).make_frame()
     frame = replace(frame, view=replace(frame.view, job=replace(frame.view.job, state=state)))
-    (said,) = PictureBuilder(watched, TimelineView()).build_picture(frame, 40, 20).missing_notes
-    assert said.startswith(f"Not recorded: phases ({why}), GPU")
+    (missing_notes,) = PictureBuilder(watched, TimelineView()).build_picture(frame, 40, 20).missing_notes
+    assert missing_notes.startswith(f"Not recorded: phases ({why}), GPU")
 
 
 def test_without_a_gpu() -> None:
-    rows = Look("cpu-clean", 30).rows(120, 30)
+    rows = Look("cpu-clean", 30).draw_rows(120, 30)
     assert rows[-1].endswith("Not recorded: GPU".ljust(len(rows[-1]) - rows[-1].index("Not")))
     begins = [row[:9] for row in rows]
     assert "■RAM rank" in begins  # host memory
@@ -203,17 +203,19 @@ def test_without_a_gpu() -> None:
 
 
 def test_the_chosen_rank_comes_first() -> None:
-    rows = Look("story", 13, rank=2).rows(80, 18)
+    rows = Look("story", 13, rank=2).draw_rows(80, 18)
     assert [row[:6] for row in rows[1:5]] == ["rank 2", "rank 3", "rank 0", "rank 1"]
     assert any(row.startswith("GPU 2 %") for row in rows)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name in ("story", "cpu-dead", "z2-oom", "x4-z3", "cpu-hang")])
+@pytest.mark.parametrize(
+    "name", [name for name in list_recordings() if name in ("story", "cpu-dead", "z2-oom", "x4-z3", "cpu-hang")]
+)
 def test_any_size(name: str) -> None:
     look = Look(name, 5)
     for width, height in ((30, 1), (31, 4), (40, 7), (60, 10), (80, 18), (120, 33), (200, 44), (300, 84)):
         for glyphs in (BLOCKS, TEXTURES, ASCII):
-            rows = look.rows(width, height, glyphs)
+            rows = look.draw_rows(width, height, glyphs)
             if glyphs is ASCII:
                 assert all(row.isascii() for row in rows)
 
@@ -221,10 +223,10 @@ def test_any_size(name: str) -> None:
 def test_any_zoom() -> None:
     look = Look("z2-offload", 20)
     for _ in range(40):
-        look.rows(100, 24)
+        look.draw_rows(100, 24)
         look.view.zoom_window(1)
     for _ in range(60):
-        look.rows(100, 24)
+        look.draw_rows(100, 24)
         look.view.zoom_window(-1)
         look.view.pan_share(-0.1)
 
@@ -262,7 +264,7 @@ def test_what_matters_most_stays_where_there_is_little_room() -> None:
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:
-    empty = RecordingSource(read(tmp_path))
+    empty = RecordingSource(read_recording(tmp_path))
     viewer = Viewer(empty, None, lambda: 0.0)
     assert not PictureBuilder(empty, TimelineView()).has_data(viewer.make_frame())
     rows = [row_text(row) for row in draw_empty(80, 18, BLOCKS)]
@@ -290,7 +292,7 @@ def test_times(words: Callable[[], str], expected: str) -> None:
 
 def test_values_under_the_cursor_keep_their_height() -> None:
     """The cursor changes no block of a value lane that does not fill its cell."""
-    picture = Look("story", 12).picture(120, 40)
+    picture = Look("story", 12).build_picture(120, 40)
     moved = replace(picture, cursor=picture.cursor + 20 * picture.cell_ns)
     x = chart_begin(120) + picture.find_cell(picture.cursor)
     with_cursor, without = ([row_text(row) for row in draw_timeline(one, 120, 40, BLOCKS)] for one in (picture, moved))

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from recordings import recording
+from recordings import open_recording
 from sensed_job import INNER, PLAN, Job
-from small_recording import BEGIN_NS, S, identity, read, write
+from small_recording import BEGIN_NS, S, make_identity, read_recording, write_table
 from zerotop.analysis.steps.step_table import StepTable
 from zerotop.analysis.waveform.alignment import choose_iterations
 from zerotop.analysis.waveform.fold import WaveformFold
@@ -21,89 +21,89 @@ from zerotop.ui.iteration import labels
 from zerotop_probe.recording.tables import SPANS
 
 
-def folded(folder: Path, **options: object) -> WaveformFold:
+def fold_recording(folder: Path, **options: object) -> WaveformFold:
     """The fold at the end."""
-    found = WaveformCache(read(folder)).fold_at(BEGIN_NS + 10**6 * S, **options)  # type: ignore[arg-type]
-    assert found is not None
-    return found
+    fold = WaveformCache(read_recording(folder)).fold_at(BEGIN_NS + 10**6 * S, **options)  # type: ignore[arg-type]
+    assert fold is not None
+    return fold
 
 
-def places(fold: WaveformFold, phase: str) -> tuple[float, float]:
+def find_phase(fold: WaveformFold, phase: str) -> tuple[float, float]:
     """Where a phase lies in the fold."""
     (row,) = [row for row in fold.phases if row.phase == phase]
     return row.intervals[0]
 
 
-def mean(fold: WaveformFold, signal: str, phase: str, trim: float = 0.0) -> float:
+def compute_mean(fold: WaveformFold, signal: str, phase: str, trim: float = 0.0) -> float:
     """What a signal is in a phase, less this share at each end."""
-    begin, end = places(fold, phase)
+    begin, end = find_phase(fold, phase)
     return fold.signals[signal].compute_mean(begin + trim * (end - begin), end - trim * (end - begin))
 
 
 def test_phases_of_a_third_of_a_second_are_told_apart_by_sensors_that_look_back_for_most_of_it(tmp_path: Path) -> None:
-    Job(300).write(tmp_path)
-    fold = folded(tmp_path)
+    Job(300).write_recording(tmp_path)
+    fold = fold_recording(tmp_path)
     assert 290 < fold.iterations <= 300
     assert fold.iteration_s == pytest.approx(0.344, rel=0.02)
     for phase, (seconds, used, cores, watts, to_host, to_gpu) in PLAN.items():
-        begin, end = places(fold, phase)
+        begin, end = find_phase(fold, phase)
         assert end - begin == pytest.approx(seconds, rel=0.1)
-        assert mean(fold, "utilization", phase) == pytest.approx(used, abs=12)
-        assert mean(fold, "cores", phase) == pytest.approx(cores, abs=0.9)
-        assert mean(fold, "power", phase, 0.3) == pytest.approx(watts, rel=0.15, abs=30)
-        assert mean(fold, "to_host", phase) == pytest.approx(to_host, abs=1.5e9)
-        assert mean(fold, "to_gpu", phase) == pytest.approx(to_gpu, abs=2.5e9)
+        assert compute_mean(fold, "utilization", phase) == pytest.approx(used, abs=12)
+        assert compute_mean(fold, "cores", phase) == pytest.approx(cores, abs=0.9)
+        assert compute_mean(fold, "power", phase, 0.3) == pytest.approx(watts, rel=0.15, abs=30)
+        assert compute_mean(fold, "to_host", phase) == pytest.approx(to_host, abs=1.5e9)
+        assert compute_mean(fold, "to_gpu", phase) == pytest.approx(to_gpu, abs=2.5e9)
 
 
 def test_what_the_sensors_add_up_to_stays(tmp_path: Path) -> None:
     job = Job(100)
-    job.write(tmp_path)
-    fold = folded(tmp_path)
-    true = [job.mean(column, job.spans[0][0], job.end) for column in (0, 1, 3)]
+    job.write_recording(tmp_path)
+    fold = fold_recording(tmp_path)
+    true = [job.compute_mean(column, job.spans[0][0], job.end) for column in (0, 1, 3)]
     for name, value in zip(("utilization", "cores", "to_host"), true, strict=True):
         assert fold.signals[name].compute_mean(0.0, fold.iteration_s) == pytest.approx(value, rel=0.04)
 
 
 def test_the_band_holds_the_median_and_is_within_bounds(tmp_path: Path) -> None:
-    Job(60).write(tmp_path)
-    for name, signal in folded(tmp_path).signals.items():
+    Job(60).write_recording(tmp_path)
+    for name, signal in fold_recording(tmp_path).signals.items():
         assert (signal.low <= signal.median + 1e-9).all(), name
         assert (signal.median <= signal.high + 1e-9).all(), name
         assert (signal.low >= 0).all()
         assert (np.diff(signal.position_s) >= 0).all()
-    assert (folded(tmp_path).signals["utilization"].high <= 100).all()
+    assert (fold_recording(tmp_path).signals["utilization"].high <= 100).all()
 
 
 def test_iterations_far_shorter_than_a_window_show_the_mean_and_say_so(tmp_path: Path) -> None:
     job = Job(400, scale=0.1)
-    job.write(tmp_path)
-    used = folded(tmp_path).signals["utilization"]
+    job.write_recording(tmp_path)
+    used = fold_recording(tmp_path).signals["utilization"]
     assert not used.resolved
-    assert used.compute_mean(0.0, 0.0344) == pytest.approx(job.mean(0, 11.0, job.end - 1), abs=6)
+    assert used.compute_mean(0.0, 0.0344) == pytest.approx(job.compute_mean(0, 11.0, job.end - 1), abs=6)
 
 
 def test_allocated_is_exact_where_phases_begin(tmp_path: Path) -> None:
-    Job(40).write(tmp_path)
-    fold = folded(tmp_path)
+    Job(40).write_recording(tmp_path)
+    fold = fold_recording(tmp_path)
     held = fold.signals["allocated"]
-    begin, end = places(fold, "backward")
+    begin, end = find_phase(fold, "backward")
     at = [np.interp(place, held.position_s, held.median) for place in (begin, (begin + end) / 2)]
     assert at == pytest.approx([2000, 1000], abs=60)
 
 
 def test_ranks_are_folded_together_and_cores_added_up(tmp_path: Path) -> None:
-    Job(80).write(tmp_path, ranks=3)
-    whole, one = folded(tmp_path), folded(tmp_path, rank=1)
+    Job(80).write_recording(tmp_path, ranks=3)
+    whole, one = fold_recording(tmp_path), fold_recording(tmp_path, rank=1)
     assert (whole.ranks, whole.world, whole.gpu_count, whole.process_count) == ((0, 1, 2), 3, 3, 3)
     assert (one.ranks, one.gpu_count, one.process_count) == ((1,), 1, 1)
-    assert mean(whole, "cores", "cpu_optimizer") == pytest.approx(42, abs=3)
-    assert mean(one, "cores", "cpu_optimizer") == pytest.approx(14, abs=1)
-    assert mean(whole, "utilization", "forward") == pytest.approx(100, abs=12)
+    assert compute_mean(whole, "cores", "cpu_optimizer") == pytest.approx(42, abs=3)
+    assert compute_mean(one, "cores", "cpu_optimizer") == pytest.approx(14, abs=1)
+    assert compute_mean(whole, "utilization", "forward") == pytest.approx(100, abs=12)
 
 
 def test_skipped_and_long_iterations_are_left_out_and_counted(tmp_path: Path) -> None:
-    Job(60, skip=10, long=12).write(tmp_path)
-    fold = folded(tmp_path, number=100)
+    Job(60, skip=10, long=12).write_recording(tmp_path)
+    fold = fold_recording(tmp_path, number=100)
     assert not fold.skipped
     assert fold.left_out["long"] == 2
     assert fold.iterations == 48
@@ -111,8 +111,8 @@ def test_skipped_and_long_iterations_are_left_out_and_counted(tmp_path: Path) ->
 
 
 def test_of_one_iteration_there_is_no_median(tmp_path: Path) -> None:
-    Job(60, skip=10, long=12).write(tmp_path)
-    fold = folded(tmp_path, number=100)
+    Job(60, skip=10, long=12).write_recording(tmp_path)
+    fold = fold_recording(tmp_path, number=100)
     assert labels.describe_fold(fold) == "median of 48, steps 12–59"
     assert labels.describe_fold(replace(fold, iterations=1, first_step=59)) == "step 59"
     assert labels.describe_fold(replace(fold, iterations=1, first_step=59, skipped=True)) == "skipped step 59"
@@ -120,8 +120,8 @@ def test_of_one_iteration_there_is_no_median(tmp_path: Path) -> None:
 
 def test_while_all_are_skipped_those_are_folded(tmp_path: Path) -> None:
     job = Job(30, skip=10)
-    job.write(tmp_path)
-    waveforms = WaveformCache(read(tmp_path))
+    job.write_recording(tmp_path)
+    waveforms = WaveformCache(read_recording(tmp_path))
     tenth = next(begin for begin, _, _, step in job.spans if step == 10)
     early = waveforms.fold_at(BEGIN_NS + int(tenth * S))
     assert early is not None
@@ -145,22 +145,22 @@ def test_the_level_since_the_last_shift_is_folded(tmp_path: Path) -> None:
         )
         for record in late_rows
     ]
-    write(tmp_path, SPANS, identity(0), *rows, *later).close()
-    fold = folded(tmp_path)
+    write_table(tmp_path, SPANS, make_identity(0), *rows, *later).close()
+    fold = fold_recording(tmp_path)
     assert (fold.first_step, fold.last_step) == (40, 79)
-    assert folded(tmp_path, number=20).first_step == 60
-    assert folded(tmp_path, number=60).first_step == 20
+    assert fold_recording(tmp_path, number=20).first_step == 60
+    assert fold_recording(tmp_path, number=60).first_step == 20
 
 
 def test_nothing_recorded_gives_nothing(tmp_path: Path) -> None:
-    waveforms = WaveformCache(read(tmp_path))
+    waveforms = WaveformCache(read_recording(tmp_path))
     assert waveforms.fold_at(BEGIN_NS) is None
     assert not waveforms.has_steps(BEGIN_NS)
 
 
 def test_without_samplers_there_are_phases_all_the_same(tmp_path: Path) -> None:
-    write(tmp_path, SPANS, identity(0), *Job(12).spans_of()).close()
-    fold = folded(tmp_path)
+    write_table(tmp_path, SPANS, make_identity(0), *Job(12).spans_of()).close()
+    fold = fold_recording(tmp_path)
     assert fold.signals == {}
     assert [row.phase for row in fold.phases] == ["forward", "backward", "step", *INNER, "other"]
     assert sum(row.share for row in fold.phases if row.depth == 0) == pytest.approx(1.0, abs=0.02)
@@ -168,9 +168,9 @@ def test_without_samplers_there_are_phases_all_the_same(tmp_path: Path) -> None:
 
 def test_a_fold_is_kept_while_no_iteration_is_finished_and_while_it_rests(tmp_path: Path) -> None:
     job = Job(50)
-    job.write(tmp_path)
+    job.write_recording(tmp_path)
     now = [0.0]
-    waveforms = WaveformCache(read(tmp_path), clock=lambda: now[0])
+    waveforms = WaveformCache(read_recording(tmp_path), clock=lambda: now[0])
     ends = [end for _, end, phase, _ in job.spans if phase == "params_to_gpu"]
     first = waveforms.fold_at(BEGIN_NS + int(ends[30] * S) + 10**6)
     assert waveforms.fold_at(BEGIN_NS + int(ends[30] * S) + 10**7) is first
@@ -182,13 +182,13 @@ def test_a_fold_is_kept_while_no_iteration_is_finished_and_while_it_rests(tmp_pa
 
 def test_a_cursor_in_the_past_knows_nothing_of_later(tmp_path: Path) -> None:
     job = Job(50)
-    job.write(tmp_path)
+    job.write_recording(tmp_path)
     cursor = BEGIN_NS + int(next(begin for begin, _, _, step in job.spans if step == 20) * S)
-    fold = WaveformCache(read(tmp_path)).fold_at(cursor)
+    fold = WaveformCache(read_recording(tmp_path)).fold_at(cursor)
     shorter = tmp_path / "shorter"
     shorter.mkdir()
-    Job(20).write(shorter)
-    alone = folded(shorter)
+    Job(20).write_recording(shorter)
+    alone = fold_recording(shorter)
     assert fold is not None
     assert fold.last_step == alone.last_step == 19
     assert fold.iteration_s == pytest.approx(alone.iteration_s)
@@ -196,8 +196,8 @@ def test_a_cursor_in_the_past_knows_nothing_of_later(tmp_path: Path) -> None:
 
 def test_a_step_on_in_a_long_run_seldom_folds_anew(tmp_path: Path) -> None:
     job = Job(200)
-    job.write(tmp_path, gpu=False)
-    waveforms = WaveformCache(read(tmp_path))
+    job.write_recording(tmp_path, gpu=False)
+    waveforms = WaveformCache(read_recording(tmp_path))
     ends = [end for _, end, phase, _ in job.spans if phase == "params_to_gpu"]
     folds = [waveforms.fold_at(BEGIN_NS + int(end * S) + 10**6) for end in ends[150:200]]
     assert len({id(fold) for fold in folds}) <= 14
@@ -211,7 +211,7 @@ def test_more_or_fewer_iterations() -> None:
     assert choose_next_size(5000, None, 1) == 5000
 
 
-def hills(signal: Signal, above: float) -> list[tuple[float, float]]:
+def find_hills(signal: Signal, above: float) -> list[tuple[float, float]]:
     """Where it lies above a value for a while."""
     at = np.linspace(0, signal.position_s[-1], 2001)
     high = np.interp(at, signal.position_s, signal.median) > above
@@ -221,45 +221,45 @@ def hills(signal: Signal, above: float) -> list[tuple[float, float]]:
 
 
 def test_the_double_spike_of_an_iteration_of_a_third_of_a_second() -> None:
-    session = recording("z2-offload")
+    session = open_recording("z2-offload")
     fold = WaveformCache(session).fold_at(session.last_written_ns)
     assert fold is not None
     assert 0.30 < fold.iteration_s < 0.36
-    step, backward = places(fold, "step"), places(fold, "backward")
+    step, backward = find_phase(fold, "step"), find_phase(fold, "backward")
     # The plateau: from where gradients go to the CPU until the step is over, and nowhere else.
-    ((begin, end),) = hills(fold.signals["cores"], 8.0)
+    ((begin, end),) = find_hills(fold.signals["cores"], 8.0)
     assert begin == pytest.approx(step[0], abs=0.01)
-    assert end == pytest.approx(places(fold, "params_to_gpu")[1], abs=0.01)
-    assert mean(fold, "cores", "cpu_optimizer") > 13
-    assert mean(fold, "cores", "backward") < 2
+    assert end == pytest.approx(find_phase(fold, "params_to_gpu")[1], abs=0.01)
+    assert compute_mean(fold, "cores", "cpu_optimizer") > 13
+    assert compute_mean(fold, "cores", "backward") < 2
     # The GPU works before it, computes little in it, and draws no more than when idle.
-    assert mean(fold, "utilization", "backward") > 2 * mean(fold, "utilization", "cpu_optimizer")
-    assert mean(fold, "power", "backward") > 165 > 135 > mean(fold, "power", "params_to_gpu")
+    assert compute_mean(fold, "utilization", "backward") > 2 * compute_mean(fold, "utilization", "cpu_optimizer")
+    assert compute_mean(fold, "power", "backward") > 165 > 135 > compute_mean(fold, "power", "params_to_gpu")
     # Gradients go up before, parameters come back after: two hills with the plateau between.
-    sent, received = hills(fold.signals["to_host"], 5e9), hills(fold.signals["to_gpu"], 15e9)
+    sent, received = find_hills(fold.signals["to_host"], 5e9), find_hills(fold.signals["to_gpu"], 15e9)
     assert sent[0][0] < backward[1]
-    assert sent[-1][1] < places(fold, "cpu_optimizer")[0] + 0.02
-    assert all(begin >= places(fold, "params_to_gpu")[0] - 0.01 for begin, _ in received)
+    assert sent[-1][1] < find_phase(fold, "cpu_optimizer")[0] + 0.02
+    assert all(begin >= find_phase(fold, "params_to_gpu")[0] - 0.01 for begin, _ in received)
     assert received
 
 
 def test_the_story_is_two_hills_with_63_cores_between() -> None:
-    session = recording("story")
+    session = open_recording("story")
     fold = WaveformCache(session).fold_at(session.last_written_ns)
     assert fold is not None
     assert (fold.first_step, fold.last_step, fold.gpu_count, fold.host_cores) == (11, 13, 4, 64)
-    (first, second) = hills(fold.signals["utilization"], 50)
+    (first, second) = find_hills(fold.signals["utilization"], 50)
     assert first == pytest.approx((0.0, 0.9), abs=0.08)
     assert second[1] == pytest.approx(fold.iteration_s, abs=0.02)
     assert second[0] > 2.3
-    plateau = hills(fold.signals["cores"], 40)
+    plateau = find_hills(fold.signals["cores"], 40)
     assert plateau[0][0] == pytest.approx(0.89, abs=0.06)
     assert plateau[-1][1] == pytest.approx(2.55, abs=0.06)
-    assert 60 < mean(fold, "cores", "cpu_optimizer") <= 64
+    assert 60 < compute_mean(fold, "cores", "cpu_optimizer") <= 64
 
 
 def test_device_times_are_those_of_the_phase() -> None:
-    session = recording("z2-offload")
+    session = open_recording("z2-offload")
     fold = WaveformCache(session).fold_at(session.last_written_ns)
     assert fold is not None
     rows = {row.phase: row for row in fold.phases}
@@ -271,7 +271,7 @@ def test_device_times_are_those_of_the_phase() -> None:
     "name", ["cpu-clean", "cpu-dead", "cpu-stall", "gpu-long", "x4-z3", "z2-oom", "z2-fp16", "z3-offload-all"]
 )
 def test_any_recording_folds(name: str) -> None:
-    session = recording(name)
+    session = open_recording(name)
     waveforms = WaveformCache(session)
     for share in (0.0, 0.3, 0.7, 1.0):
         cursor = session.begin_ns + int(share * (session.last_written_ns - session.begin_ns))
@@ -281,7 +281,7 @@ def test_any_recording_folds(name: str) -> None:
 
 
 def test_choosing_from_nothing() -> None:
-    table = StepTable(recording("cpu-clean"))
+    table = StepTable(open_recording("cpu-clean"))
     table.update()
     rows = table.rank_steps[0].step_rows
     assert len(choose_iterations(rows[:0], None).indices) == 0

@@ -26,7 +26,7 @@ EVENTS: dict[str, tuple[Field, ...]] = {}
 """The fields of every event, by its name."""
 
 
-def _declare(name: str, *fields: Field) -> str:
+def _declare_event(name: str, *fields: Field) -> str:
     EVENTS[name] = fields
     return name
 
@@ -98,7 +98,7 @@ _STACK_FIELDS = (
 # --- written by a rank ---------------------------------------------------------------------------------------------------
 
 # The probe starts because this process constructs a DeepSpeed engine, or trains with PyTorch's own optimizers.
-HELLO = _declare(
+HELLO = _declare_event(
     "hello",
     Field("rank", int, "global rank"),
     Field("local_rank", int, "rank within the node"),
@@ -116,7 +116,7 @@ HELLO = _declare(
 
 # A DeepSpeed engine is ready, or the first update of a loop that trains without one. Written once for each. All loops of a
 # process count as one.
-ENGINE = _declare(
+ENGINE = _declare_event(
     "engine",
     Field("engine", int, "number of the engine or loop in this process; an engine takes over that of a loop before it"),
     Field("kind", str, "loop; absent for a DeepSpeed engine"),
@@ -195,7 +195,7 @@ ENGINE = _declare(
 )
 
 # The number of optimizer steps that are planned.
-TOTAL_STEPS = _declare(
+TOTAL_STEPS = _declare_event(
     "total_steps",
     Field("steps", int, "steps", required=True),
     Field("source", str, "trainer or config"),
@@ -203,7 +203,7 @@ TOTAL_STEPS = _declare(
 
 # Whose steps end an iteration of a loop: it ends when each optimizer that counts has stepped since the last one. Written
 # when that changes, and when a loop with several optimizers ends.
-OPTIMIZERS = _declare(
+OPTIMIZERS = _declare_event(
     "optimizers",
     Field("engine", int, "as in the engine event"),
     Field("step", int, "iterations done"),
@@ -224,7 +224,7 @@ OPTIMIZERS = _declare(
 )
 
 # An fp16 update was skipped because gradients overflowed.
-OVERFLOW = _declare(
+OVERFLOW = _declare_event(
     "overflow",
     Field("engine", int, "as in the engine event"),
     Field("step", int, "optimizer step"),
@@ -235,7 +235,7 @@ OVERFLOW = _declare(
 # Tensor bytes by category, each storage counted once. Categories: parameters, gradients, master_weights, optimizer_state,
 # buffers; of a loop also frozen_parameters, quantized_parameters, unsharded_parameters (that FSDP has gathered) and
 # gradient_buckets (of DistributedDataParallel). The fields from ``device`` on are present only if CUDA is in use.
-TENSORS = _declare(
+TENSORS = _declare_event(
     "tensors",
     Field("engine", int, "as in the engine event"),
     Field("step", int, "optimizer step"),
@@ -262,7 +262,7 @@ TENSORS = _declare(
 
 # PyTorch's allocator ran out of device memory, whether or not the job survives that. The fields from ``allocated_bytes`` on
 # are the counters of the allocator and present only if it is the recorded one.
-OUT_OF_MEMORY = _declare(
+OUT_OF_MEMORY = _declare_event(
     "out_of_memory",
     Field("device", int, "CUDA ordinal in this process"),
     Field("requested_bytes", int, "size of the failed allocation"),
@@ -283,7 +283,7 @@ OUT_OF_MEMORY = _declare(
 )
 
 # A microscope request was carried out or refused.
-MICROSCOPE = _declare(
+MICROSCOPE = _declare_event(
     "microscope",
     Field("request", int, "number of the request", required=True),
     Field("state", str, "recorded or refused"),
@@ -300,7 +300,7 @@ MICROSCOPE = _declare(
 
 # Python stacks of the training thread, sampled while the rank was slow, or in gaps and data loading that take a large share
 # of its iterations; of all threads while it was silent.
-STACKS = _declare(
+STACKS = _declare_event(
     "stacks",
     Field("where", str, 'the outermost phase, "between phases", or "unknown phase" in a counted step', required=True),
     Field(
@@ -332,7 +332,7 @@ STACKS = _declare(
 
 # Which lines allocated blocks of device memory, by PyTorch's own history of a step or two. Written where memory creeps, once
 # after the first steps, and after new peaks of steps and evaluations.
-MEMORY_LINES = _declare(
+MEMORY_LINES = _declare_event(
     "memory_lines",
     Field(
         "why",
@@ -369,7 +369,7 @@ MEMORY_LINES = _declare(
 
 # Python's garbage collector ran for at least 10 ms since the last such event. Written at most once a second, later once a
 # minute. Collections of the youngest objects do not count.
-GARBAGE = _declare(
+GARBAGE = _declare_event(
     "garbage",
     Field("step", int, "optimizer step of the last collection"),
     Field("begin_ns", int, "begin of the first collection that counts, CLOCK_MONOTONIC", required=True),
@@ -378,7 +378,7 @@ GARBAGE = _declare(
 )
 
 # torch.compile compiled while training ran; counted at the end of a step, at most five times a second.
-COMPILED = _declare(
+COMPILED = _declare_event(
     "compiled",
     Field("step", int, "the last finished optimizer step"),
     Field("begin_ns", int, "when the counters were looked at before, CLOCK_MONOTONIC", required=True),
@@ -387,7 +387,7 @@ COMPILED = _declare(
 )
 
 # One of several processes on a GPU, when it was first seen there: of the job or of another one.
-GPU_PROCESS = _declare(
+GPU_PROCESS = _declare_event(
     "gpu_process",
     Field("pid", int, "process id as NVML reports it", required=True),
     Field("program", str, "its program and script without their folders and arguments; null if it cannot be read"),
@@ -395,28 +395,28 @@ GPU_PROCESS = _declare(
 )
 
 # A part of the probe failed and was switched off; training goes on.
-PROBE_ERROR = _declare("probe_error", *_ERROR)
+PROBE_ERROR = _declare_event("probe_error", *_ERROR)
 
 # Spans could not be written from here on; again after some were written, a few times at most.
-RECORDS_LOST = _declare(
+RECORDS_LOST = _declare_event(
     "records_lost",
     Field("step", int, "optimizer step in progress"),
     Field("why", str, "the system's error message"),
 )
 
 # The probe was injected into this running rank. It records from the next whole step on.
-ENTERED = _declare("entered")
+ENTERED = _declare_event("entered")
 
 # The probe was removed from this rank, which goes on.
-LEFT = _declare("left", *_LOSSES)
+LEFT = _declare_event("left", *_LOSSES)
 
 # The rank's interpreter exited normally.
-GOODBYE = _declare("goodbye", *_LOSSES)
+GOODBYE = _declare_event("goodbye", *_LOSSES)
 
 # --- written by a node's sampler -----------------------------------------------------------------------------------------
 
 # The sampler runs.
-NODE = _declare(
+NODE = _declare_event(
     "node",
     Field("host", str, "short host name"),
     Field("cores", int, "cores that this job may use"),
@@ -453,10 +453,10 @@ NODE = _declare(
 )
 
 # zerotop started the command.
-JOB_STARTED = _declare("job_started", *_COMMAND)
+JOB_STARTED = _declare_event("job_started", *_COMMAND)
 
 # A process reads the job's output from now on and records it. Written again when it was replaced.
-OUTPUT_HOLDER = _declare(
+OUTPUT_HOLDER = _declare_event(
     "output_holder",
     Field("pid", int, "process id"),
     Field("start", int, "its start in clock ticks since boot"),
@@ -465,20 +465,20 @@ OUTPUT_HOLDER = _declare(
 )
 
 # Recording of a job that somebody else started begins here; takes the place of JOB_STARTED.
-ATTACHED = _declare("attached", *_COMMAND)
+ATTACHED = _declare_event("attached", *_COMMAND)
 
 # Recording of an attached job ended on request; the job goes on.
-DETACHED = _declare("detached")
+DETACHED = _declare_event("detached")
 
 # As ATTACHED, for this node's part of a job that was attached from another node. If the clocks of the two differ by much,
 # the header of this event's file has ``aligned: true`` and the attaching node's unix time, which holds for this whole boot.
-JOINED = _declare("joined", *_COMMAND)
+JOINED = _declare_event("joined", *_COMMAND)
 
 # Recording of this node's part ended: with the fields of JOB_ENDED because that part ended, without any because of a detach.
-PARTED = _declare("parted", *_END)
+PARTED = _declare_event("parted", *_END)
 
 # Another node was reached through ssh.
-REACHED = _declare(
+REACHED = _declare_event(
     "reached",
     Field("name", str, "host name given to ssh"),
     Field("host", str, "the node's own host name"),
@@ -487,14 +487,14 @@ REACHED = _declare(
 )
 
 # Another node of the job is not recorded.
-NOT_REACHED = _declare(
+NOT_REACHED = _declare_event(
     "not_reached",
     Field("name", str, "host name given to ssh"),
     Field("why", str, "the reason"),
 )
 
 # The probe could not be injected into a rank.
-NOT_ENTERED = _declare(
+NOT_ENTERED = _declare_event(
     "not_entered",
     *_RANK,
     Field("why", str, "the reason in one sentence"),
@@ -502,13 +502,13 @@ NOT_ENTERED = _declare(
 )
 
 # A rank process was discovered.
-RANK_FOUND = _declare("rank_found", *_RANK)
+RANK_FOUND = _declare_event("rank_found", *_RANK)
 
 # A process that looks like a rank has not reported, although it had time to construct an engine.
-RANK_SILENT = _declare("rank_silent", *_RANK, Field("why", str, "the likely reason"))
+RANK_SILENT = _declare_event("rank_silent", *_RANK, Field("why", str, "the likely reason"))
 
 # The cores that a rank or launcher may run on; written again when they change.
-AFFINITY = _declare(
+AFFINITY = _declare_event(
     "affinity",
     Field("pid", int, "process id"),
     Field("cpus", str, 'cores of its first thread, such as "0-15"'),
@@ -516,35 +516,35 @@ AFFINITY = _declare(
 )
 
 # A rank process is gone.
-RANK_GONE = _declare("rank_gone", *_RANK)
+RANK_GONE = _declare_event("rank_gone", *_RANK)
 
 # A signal stopped a rank process or launcher (SIGSTOP, or Ctrl-Z), as far as the sampler saw it at its ticks.
-RANK_STOPPED = _declare("rank_stopped", *_RANK)
+RANK_STOPPED = _declare_event("rank_stopped", *_RANK)
 
 # Of a rank that has written nothing for long: the stacks of its threads as py-spy saw them. Files of C code have the line 0.
-RANK_STACKS = _declare("rank_stacks", *_RANK, *_STACK_FIELDS)
+RANK_STACKS = _declare_event("rank_stacks", *_RANK, *_STACK_FIELDS)
 
 # It goes on.
-RANK_CONTINUED = _declare("rank_continued", *_RANK)
+RANK_CONTINUED = _declare_event("rank_continued", *_RANK)
 
 # A rank runs compilers, as when DeepSpeed builds its operators at first use. Written once, and once for each extension.
-COMPILING = _declare("compiling", *_RANK, Field("extension", str, "name of the extension; empty if not known"))
+COMPILING = _declare_event("compiling", *_RANK, Field("extension", str, "name of the extension; empty if not known"))
 
 # A rank sleeps, nothing compiles, and torch's build folder holds a lock that no process of this node owns: ranks may wait
 # for it forever. Written once for each lock.
-BUILD_LOCKED = _declare("build_locked", Field("path", str, "path of the lock", required=True))
+BUILD_LOCKED = _declare_event("build_locked", Field("path", str, "path of the lock", required=True))
 
 # Somebody asked to stop the job.
-STOP_SENT = _declare("stop_sent", Field("signal", str, "name of the signal sent"))
+STOP_SENT = _declare_event("stop_sent", Field("signal", str, "name of the signal sent"))
 
 # The command ended.
-JOB_ENDED = _declare("job_ended", *_END)
+JOB_ENDED = _declare_event("job_ended", *_END)
 
 # A part of the sampler failed; the rest goes on.
-SAMPLER_ERROR = _declare("sampler_error", *_ERROR)
+SAMPLER_ERROR = _declare_event("sampler_error", *_ERROR)
 
 # Records of a rank waited in shared memory, as the session's file system did not take them in time. None is lost by that.
-RECORDS_LATE = _declare(
+RECORDS_LATE = _declare_event(
     "records_late",
     Field("rank", int, "global rank"),
     Field("seconds", float, "how long the oldest of them waited"),
@@ -552,7 +552,7 @@ RECORDS_LATE = _declare(
 )
 
 # The sampler stops normally, after the job.
-SAMPLER_ENDED = _declare(
+SAMPLER_ENDED = _declare_event(
     "sampler_ended",
     Field("lost_records", int, "records that could not be written"),
     Field("lost_output_bytes", int, "output that could not be written"),

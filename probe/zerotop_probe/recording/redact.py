@@ -81,7 +81,7 @@ def redact_text(text: str) -> str:
     for hint, pattern in TOKENS.items():
         if hint in text:
             text = pattern.sub(HIDDEN, text)
-    small = _lower(text)
+    small = _lower_letters(text)
     for hint, pattern in (
         ("-u", _USER_OPTION),
         ("--login", _USER_OPTION),
@@ -100,7 +100,7 @@ def redact_text(text: str) -> str:
     return _hide_named_values(text)
 
 
-def _lower(text: str) -> str:
+def _lower_letters(text: str) -> str:
     """Return a text of the same length in small letters."""
     small = text.lower()
     return small if len(small) == len(text) else "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
@@ -108,7 +108,7 @@ def _lower(text: str) -> str:
 
 def _hide_named_values(text: str) -> str:
     shown, done, position = [], 0, 0
-    small = _lower(text)  # searching it takes half the time of a search that ignores case
+    small = _lower_letters(text)  # searching it takes half the time of a search that ignores case
     while match := _NAME_END.search(small, position):
         position = match.end()
         name, between = text[_find_name_begin(text, match.start()) : match.start(1)], match[1]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance.experiment import experiment
+from conformance.experiment import make_experiment
 from conformance.places import Place, describe_ending, small_python, wait_until
 
 # A daemon: in a session of its own, without the caller's files; it leaves a file when it has worked for a while.
@@ -22,7 +22,7 @@ open("worked", "w").close()
 """
 
 
-@experiment(
+@make_experiment(
     "a daemon does its work",
     "the command returns before its daemon ends",
     "wait for children",
@@ -30,14 +30,14 @@ open("worked", "w").close()
     "when that command returns",
     "the exit code is the first process's",
 )
-def outliving(place: Place) -> Iterator[str]:
-    done = place.run(*small_python(DAEMON))
+def observe_outliving(place: Place) -> Iterator[str]:
+    done = place.run_job(*small_python(DAEMON))
     early = not (place.work / "worked").exists()
     yield "yes" if wait_until((place.work / "worked").exists, 8) else "no"
     yield "yes" if early and done.ending == "exit 0" else f"no, {done.ending}"
-    yield place.run("bash", "-c", "(sleep 0.2; echo late) & wait; exit 5").output.decode().strip()
+    yield place.run_job("bash", "-c", "(sleep 0.2; echo late) & wait; exit 5").output.decode().strip()
     job = "(sleep 1; echo late; touch done) & echo early; exit 5"
-    with place.running("bash", "-c", job) as process:
+    with place.start_job("bash", "-c", job) as process:
         assert process.stdout is not None
         returned = wait_until(lambda: process.poll() is not None or (place.work / "done").exists())
         early = returned and not (place.work / "done").exists()
@@ -48,12 +48,12 @@ def outliving(place: Place) -> Iterator[str]:
         yield describe_ending(process.returncode)
 
 
-@experiment(
+@make_experiment(
     "a rank in the background (bash -c 'rank &'): its output arrives",
     "and when that command returns",
     "a launcher that is killed leaves its ranks: their output arrives",
 )
-def ranks(place: Place) -> Iterator[str]:
+def observe_ranks(place: Place) -> Iterator[str]:
     code = "import time\nfor i in range(20): print('step', i, flush=True); time.sleep(0.1)\nopen('done', 'w').close()"
     (place.work / "train.py").write_text(code)
     for job in (
@@ -61,7 +61,7 @@ def ranks(place: Place) -> Iterator[str]:
         "RANK=0 WORLD_SIZE=1 python train.py & sleep 0.7; kill -9 $$",
     ):
         (place.work / "done").unlink(missing_ok=True)
-        with place.running("bash", "-c", job) as process:
+        with place.start_job("bash", "-c", job) as process:
             assert process.stdout is not None
             wait_until(lambda: process.poll() is not None or (place.work / "done").exists())
             early = not (place.work / "done").exists()
@@ -70,7 +70,7 @@ def ranks(place: Place) -> Iterator[str]:
                 yield "at once" if early else "once the rank has ended"
 
 
-@experiment(
+@make_experiment(
     "who adopts an orphan of the job",
     "zombies that the job leaves to it are gone",
     "a job that replaces itself (exec)",
@@ -78,7 +78,7 @@ def ranks(place: Place) -> Iterator[str]:
     "nothing of the job or of zerotop is left after its end",
     "files left in the working, temporary and home directory",
 )
-def processes(place: Place) -> Iterator[str]:
+def observe_processes(place: Place) -> Iterator[str]:
     code = """
 import os, time
 if os.fork() == 0:
@@ -94,16 +94,16 @@ os.wait()
 while not os.path.exists("orphan") or not open("orphan").read(): time.sleep(0.01)
 """
     job = 'export ROOT=$$; exec "$@"'
-    yield place.run("bash", "-c", job, "bash", *small_python(code)).output.decode().strip()
+    yield place.run_job("bash", "-c", job, "bash", *small_python(code)).output.decode().strip()
     orphan = Path("/proc", (place.work / "orphan").read_text())
     yield "yes" if wait_until(lambda: not orphan.exists(), 3) else "no"
-    done = place.run("bash", "-c", "echo first; exec bash -c 'echo second; exit 6'")
+    done = place.run_job("bash", "-c", "echo first; exec bash -c 'echo second; exit 6'")
     yield ", ".join((*done.output.decode().split(), done.ending))
-    done = place.run("bash", "-c", "for i in {1..200}; do sleep 0.1 & done; wait; echo $(jobs -p | wc -l) left; exit 2")
+    done = place.run_job("bash", "-c", "for i in {1..200}; do sleep 0.1 & done; wait; echo $(jobs -p | wc -l) left; exit 2")
     yield f"{done.output.decode().strip()}, {done.ending}"
     yield place.count_left()
     begin = time.time()
-    place.run("bash", "-c", "echo word > made")
+    place.run_job("bash", "-c", "echo word > made")
     new = [
         path.name
         for name in ("work", "tmp", "home")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from conformance.experiment import experiment
-from conformance.places import Place, describe_ending, name_signal, small_python, summarize, wait_until
+from conformance.experiment import make_experiment
+from conformance.places import Place, describe_ending, name_signal, small_python, summarize_observations, wait_until
 
 # The kernel delivers neither to a handler; 32 and 33 are the C library's own.
 UNCATCHABLE = {signal.SIGKILL, signal.SIGSTOP, 32, 33}
@@ -109,7 +109,7 @@ def count_deliveries(place: Place, send: Send, numbers: list[int]) -> tuple[dict
             break
         for name in ("counts", "end"):
             (place.work / name).unlink(missing_ok=True)
-        with place.running(*small_python(COUNTER, json.dumps(numbers)), stdout=None, stderr=None) as process:
+        with place.start_job(*small_python(COUNTER, json.dumps(numbers)), stdout=None, stderr=None) as process:
             sent = send_in_turn(place, process, send, left)
             counts = read_counts(place)
             seen |= {number: describe_count(counts.get(number, 0)) for number in sent}
@@ -158,7 +158,7 @@ def observe_deliveries(place: Place, way: str) -> Iterator[str]:
     """Yield an observation for each group of signals, and how the job ended."""
     seen, ending = count_deliveries(place, WAYS[way], ALL)
     for group in GROUPS.values():
-        yield summarize([(name_signal(number), seen[number]) for number in group], "once")
+        yield summarize_observations([(name_signal(number), seen[number]) for number in group], "once")
     yield ending
 
 
@@ -167,27 +167,27 @@ def make_titles(way: str) -> list[str]:
     return [*(make_title(group, way) for group in GROUPS), f"the job handled every signal sent to {way}, and ends"]
 
 
-@experiment(*make_titles("the process group"))
+@make_experiment(*make_titles("the process group"))
 def to_the_group(place: Place) -> Iterator[str]:
     yield from observe_deliveries(place, "the process group")
 
 
-@experiment(*make_titles("every process of the tree"))
+@make_experiment(*make_titles("every process of the tree"))
 def to_the_tree(place: Place) -> Iterator[str]:
     yield from observe_deliveries(place, "every process of the tree")
 
 
-@experiment(*make_titles("the started process alone"))
+@make_experiment(*make_titles("the started process alone"))
 def to_the_process(place: Place) -> Iterator[str]:
     yield from observe_deliveries(place, "the started process alone")
 
 
-@experiment(*(f"SIGRTMIN+3, sent to {way}: deliveries of it and of SIGINT" for way in WAYS))
+@make_experiment(*(f"SIGRTMIN+3, sent to {way}: deliveries of it and of SIGINT" for way in WAYS))
 def own_request(place: Place) -> Iterator[str]:
     for send in WAYS.values():
         (place.work / "counts").unlink(missing_ok=True)
         numbers = [STOP_REQUEST, signal.SIGINT]
-        with place.running(*small_python(COUNTER, json.dumps(numbers)), stdout=None, stderr=None) as process:
+        with place.start_job(*small_python(COUNTER, json.dumps(numbers)), stdout=None, stderr=None) as process:
             send_in_turn(place, process, send, [STOP_REQUEST])
             wait_until(lambda: signal.SIGINT in read_counts(place), 1)
             yield ", ".join(describe_count(read_counts(place).get(number, 0)) for number in numbers)
@@ -203,12 +203,12 @@ print("from its caller" if info.si_pid == int(os.environ["CALLER"]) else "from a
 """
 
 
-@experiment("a signal names its sender, sent to the process group", "and sent to the started process alone")
-def senders(place: Place) -> Iterator[str]:
+@make_experiment("a signal names its sender, sent to the process group", "and sent to the started process alone")
+def observe_senders(place: Place) -> Iterator[str]:
     for send in (send_to_group, send_to_process):
         (place.work / "ready").unlink(missing_ok=True)
         environment = place.environment | {"CALLER": str(os.getpid())}
-        with place.running(*small_python(INFORMED), env=environment) as process:
+        with place.start_job(*small_python(INFORMED), env=environment) as process:
             wait_until((place.work / "ready").exists)
             send(place, process, signal.SIGUSR1)
             output, _ = process.communicate(timeout=20)

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from conformance.experiment import experiment
-from conformance.places import Place, describe_ending, name_signal, small_python, summarize, wait_until
+from conformance.experiment import make_experiment
+from conformance.places import Place, describe_ending, name_signal, small_python, summarize_observations, wait_until
 
 from .deliveries import WAYS, send_to_group, send_to_process
 
@@ -33,7 +33,7 @@ def await_ready(place: Place) -> int:
 
 def end_by_way(place: Place, way: str, number: int) -> str:
     """Send a signal to a job that does not handle it; describe what its caller sees."""
-    with place.running(*WAITING) as process:
+    with place.start_job(*WAITING) as process:
         pid = await_ready(place)
         WAYS[way](place, process, number)
         if not wait_until(lambda: process.poll() is not None, 8):
@@ -70,16 +70,16 @@ def read_state(pid: int) -> str:
         return ""
 
 
-@experiment(*(f"signals that the job does not handle, sent to {way}" for way in WAYS))
+@make_experiment(*(f"signals that the job does not handle, sent to {way}" for way in WAYS))
 def unhandled_signals(place: Place) -> Iterator[str]:
     for way in WAYS:
-        yield summarize([(name_signal(number), end_by_way(place, way, number)) for number in ENDING], "end it")
+        yield summarize_observations([(name_signal(number), end_by_way(place, way, number)) for number in ENDING], "end it")
 
 
-@experiment("SIGKILL to the process group", "SIGKILL to the started process alone")
-def killed(place: Place) -> Iterator[str]:
+@make_experiment("SIGKILL to the process group", "SIGKILL to the started process alone")
+def observe_kill(place: Place) -> Iterator[str]:
     for send in (send_to_group, send_to_process):
-        with place.running(*WAITING) as process:
+        with place.start_job(*WAITING) as process:
             pid = await_ready(place)
             send(place, process, signal.SIGKILL)
             wait_until(lambda: process.poll() is not None)
@@ -105,7 +105,7 @@ def describe_state(pid: int) -> str:
     return {"T": "is stopped", "": "has ended", "Z": "has ended"}.get(read_state(pid), "runs")
 
 
-@experiment(
+@make_experiment(
     "SIGSTOP to the process group",
     "and then SIGCONT",
     "SIGTSTP to the process group",
@@ -113,8 +113,8 @@ def describe_state(pid: int) -> str:
     "and then SIGCONT to it alone",
     "SIGSTOP to the started process alone",
 )
-def stopped(place: Place) -> Iterator[str]:
-    with place.running(*WAITING) as process:
+def observe_stop(place: Place) -> Iterator[str]:
+    with place.start_job(*WAITING) as process:
         pid = await_ready(place)
         send_to_group(place, process, signal.SIGSTOP)
         yield describe_stop(process, pid)
@@ -123,7 +123,7 @@ def stopped(place: Place) -> Iterator[str]:
     # An orphaned process group, as of a session leader, never stops by SIGTSTP: it needs a parent in the same session.
     for send in (os.killpg, os.kill):
         script = f"set -m; Z {shlex.join(WAITING)} & echo $!; sleep 15"
-        with place.start("bash", "-c", place.fill_script(script)) as process:
+        with place.start_command("bash", "-c", place.fill_script(script)) as process:
             assert process.stdout is not None
             started, pid = int(process.stdout.readline()), await_ready(place)
             send(started, signal.SIGTSTP)
@@ -134,13 +134,13 @@ def stopped(place: Place) -> Iterator[str]:
                 wait_until(are_running, 2.0, started, pid)
                 yield f"the job {describe_state(pid)}, what was started {describe_state(started)}"
             place.end_everything()
-    with place.running(*WAITING) as process:
+    with place.start_job(*WAITING) as process:
         pid = await_ready(place)
         send_to_process(place, process, signal.SIGSTOP)
         yield describe_stop(process, pid)
 
 
-@experiment(
+@make_experiment(
     "signals that the caller ignores are ignored in the job",
     "and do not end it, sent to the process group",
     "SIGCHLD ignored by the caller is ignored in the job",
@@ -148,12 +148,12 @@ def stopped(place: Place) -> Iterator[str]:
 )
 def inherited_dispositions(place: Place) -> Iterator[str]:
     ignored = ["HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "ALRM"]
-    done = place.shell(f"trap '' {' '.join(ignored)}; Z grep SigIgn /proc/self/status")
+    done = place.run_shell(f"trap '' {' '.join(ignored)}; Z grep SigIgn /proc/self/status")
     wanted = sum(1 << signal.Signals[f"SIG{name}"] - 1 for name in ignored)
     found = int(done.output.split()[1], 16)
     yield "all" if found & wanted == wanted else f"{found & wanted:x} of {wanted:x}"
     script = f"trap '' {' '.join(ignored)}; echo ready; Z bash -c 'sleep 1; exit 6'"
-    with place.start("bash", "-c", place.fill_script(script)) as process:
+    with place.start_command("bash", "-c", place.fill_script(script)) as process:
         wait_until(lambda: len(place.list_processes()) > 1)
         for name in ignored:
             os.killpg(process.pid, signal.Signals[f"SIG{name}"])
@@ -164,30 +164,30 @@ def inherited_dispositions(place: Place) -> Iterator[str]:
         ("signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "SigIgn", signal.SIGCHLD),
         ("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])", "SigBlk", signal.SIGUSR1),
     ):
-        job = place.command("grep", field, "/proc/self/status")
-        process = place.start(*small_python(exec_with.format(setting), *job))
+        job = place.build_command("grep", field, "/proc/self/status")
+        process = place.start_command(*small_python(exec_with.format(setting), *job))
         output, _ = process.communicate(timeout=20)
         yield "yes" if int(output.split()[1], 16) >> number - 1 & 1 else "no"
 
 
-@experiment("SIGTERM to the process group while the command starts, at 12 moments")
+@make_experiment("SIGTERM to the process group while the command starts, at 12 moments")
 def while_starting(place: Place) -> Iterator[str]:
     seen = []
     for moment in range(12):
-        with place.running("sleep", "10") as process:
+        with place.start_job("sleep", "10") as process:
             # Under zerotop its helper process is there before the job.
             wait_until(lambda: len(place.list_processes()) > int(place.recorded))
             time.sleep(moment / 100)
             send_to_group(place, process, signal.SIGTERM)
             ended = wait_until(lambda: process.poll() is not None, 3)
             seen.append((f"{10 * moment} ms", describe_ending(process.returncode) if ended else "the job goes on"))
-    yield summarize(seen, describe_ending(-signal.SIGTERM))
+    yield summarize_observations(seen, describe_ending(-signal.SIGTERM))
 
 
-@experiment("an alarm that the caller has set ends the job", "a caller's death signal (PR_SET_PDEATHSIG) ends the job")
-def alarms(place: Place) -> Iterator[str]:
+@make_experiment("an alarm that the caller has set ends the job", "a caller's death signal (PR_SET_PDEATHSIG) ends the job")
+def observe_alarms(place: Place) -> Iterator[str]:
     code = "import os, signal, sys\nsignal.alarm(2)\nos.execvp(sys.argv[1], sys.argv[1:])"
-    with place.start(*small_python(code, *place.command(*WAITING))) as process:
+    with place.start_command(*small_python(code, *place.build_command(*WAITING))) as process:
         pid = await_ready(place)
         wait_until(lambda: process.poll() is not None, 6)
         process.poll()
@@ -196,8 +196,8 @@ def alarms(place: Place) -> Iterator[str]:
         place.end_everything()
     code = "import ctypes, os, signal, sys\nctypes.CDLL(None).prctl(1, signal.SIGTERM)\nos.execvp(sys.argv[1], sys.argv[1:])"
     parent = "import subprocess, sys\nsubprocess.Popen(sys.argv[1:])\nsys.stdin.read()"
-    starter = small_python(parent, *small_python(code, *place.command(*WAITING)))
-    with place.start(*starter, stdin=subprocess.PIPE) as process:
+    starter = small_python(parent, *small_python(code, *place.build_command(*WAITING)))
+    with place.start_command(*starter, stdin=subprocess.PIPE) as process:
         pid = await_ready(place)
         assert process.stdin is not None
         process.stdin.close()

@@ -6,13 +6,13 @@ import os
 import signal
 from collections.abc import Iterator
 
-from conformance.experiment import experiment
+from conformance.experiment import make_experiment
 from conformance.places import Place, describe_ending, small_python, wait_until
 
 from .interruptions import WAITING, await_ready
 
 
-@experiment(
+@make_experiment(
     "ulimit -f 64 and 300 KB to a pipe",
     "ulimit -f 64 and 300 KB to a file of the job",
     "ulimit -f 64 and 300 KB to stdout, a file",
@@ -25,51 +25,51 @@ def of_files(place: Place) -> Iterator[str]:
     write = "import os\nfor _ in range(300): os.write({}, b'x' * 1000)"
     (place.work / "to_stdout").write_text(write.format(1))
     (place.work / "to_file").write_text(write.format("os.open('own', os.O_WRONLY | os.O_CREAT | os.O_APPEND)"))
-    done = place.shell("ulimit -f 64; Z python -S -E to_stdout")
+    done = place.run_shell("ulimit -f 64; Z python -S -E to_stdout")
     yield f"{len(done.output):,} bytes, {done.ending}"
-    yield place.shell("ulimit -f 64; Z python -S -E to_file").ending
-    done = place.shell("(ulimit -f 64; Z python -S -E to_stdout > file); echo code $?; stat -c '%s bytes' file")
+    yield place.run_shell("ulimit -f 64; Z python -S -E to_file").ending
+    done = place.run_shell("(ulimit -f 64; Z python -S -E to_stdout > file); echo code $?; stat -c '%s bytes' file")
     yield ", ".join(done.output.decode().splitlines())
-    done = place.shell("ulimit -f 0; Z echo word")
+    done = place.run_shell("ulimit -f 0; Z echo word")
     yield f"{done.output.decode().strip() or 'nothing'}, {done.ending}"
     for number in (32, 16):
-        done = place.shell(f"ulimit -n {number}; Z bash -c 'ulimit -n; exec {number - 1}< /dev/null && echo has them'")
+        done = place.run_shell(f"ulimit -n {number}; Z bash -c 'ulimit -n; exec {number - 1}< /dev/null && echo has them'")
         yield ", ".join((*done.output.decode().splitlines(), done.ending))
-    yield place.shell("ulimit -c 0; Z bash -c 'ulimit -c'").output.decode().strip()
+    yield place.run_shell("ulimit -c 0; Z bash -c 'ulimit -c'").output.decode().strip()
 
 
-@experiment("ulimit -v 60000 and a job that fits into it", "ulimit -v 3000000 and a job that wants 4 GB")
+@make_experiment("ulimit -v 60000 and a job that fits into it", "ulimit -v 3000000 and a job that wants 4 GB")
 def of_memory(place: Place) -> Iterator[str]:
-    done = place.shell("ulimit -v 60000; Z sh -c 'echo word; exit 3'")
-    said = done.raw_errors.decode().strip().splitlines()
+    done = place.run_shell("ulimit -v 60000; Z sh -c 'echo word; exit 3'")
+    error_lines = done.raw_errors.decode().strip().splitlines()
     yield f"{done.output.decode().strip() or 'no output'}, {done.ending}" + (
-        ", a sentence" if len(said) == 1 and done.ending != "exit 3" else ""
+        ", a sentence" if len(error_lines) == 1 and done.ending != "exit 3" else ""
     )
     (place.work / "big").write_text("try: bytearray(4 << 30)\nexcept MemoryError: raise SystemExit(9)")
-    yield place.shell("ulimit -v 3000000; Z python -S -E big").ending
+    yield place.run_shell("ulimit -v 3000000; Z python -S -E big").ending
 
 
-@experiment("ulimit -t 1: the job ends by SIGXCPU", "and when it gets it")
+@make_experiment("ulimit -t 1: the job ends by SIGXCPU", "and when it gets it")
 def of_time(place: Place) -> Iterator[str]:
     (place.work / "burn").write_text("while True: pass")
-    yield place.shell("ulimit -c 0; ulimit -S -t 1; Z python -S -E burn").ending
+    yield place.run_shell("ulimit -c 0; ulimit -S -t 1; Z python -S -E burn").ending
     handle = "lambda *_: (print(round(time.process_time()), 's of its own time'), sys.exit(3))"
     (place.work / "burn").write_text(f"import signal, sys, time\nsignal.signal(24, {handle})\nwhile True: pass")
-    done = place.shell("ulimit -S -t 1; Z python -S -E burn")
+    done = place.run_shell("ulimit -S -t 1; Z python -S -E burn")
     yield f"after {done.output.decode().strip()}, {done.ending}"
 
 
-@experiment(
+@make_experiment(
     "kill 0 in the job, with its caller in another group",
     "a job that makes itself a group or session leader",
     "a job that becomes the leader of its own group is signalled there",
 )
-def groups(place: Place) -> Iterator[str]:
-    yield place.run("bash", "-c", "trap 'exit 4' TERM; sleep 20 & kill 0; wait").ending
+def observe_process_groups(place: Place) -> Iterator[str]:
+    yield place.run_job("bash", "-c", "trap 'exit 4' TERM; sleep 20 & kill 0; wait").ending
     code = "import os\nif os.fork() == 0: os.setsid(); print(os.getsid(0) == os.getpid(), flush=True)\nelse: os.wait()"
-    yield "yes" if place.run(*small_python(code)).output == b"True\n" else "no"
+    yield "yes" if place.run_job(*small_python(code)).output == b"True\n" else "no"
     leader = small_python("import os\nif os.getpgrp() != os.getpid(): os.setpgid(0, 0)\n" + WAITING[-1])
-    with place.running(*leader) as process:
+    with place.start_job(*leader) as process:
         pid = await_ready(place)
         os.killpg(pid, signal.SIGTERM)
         wait_until(lambda: process.poll() is not None)

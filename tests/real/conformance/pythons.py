@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from conformance.experiment import experiment
+from conformance.experiment import make_experiment
 from conformance.places import Place, read_soon
 
 # Without what differs from run to run.
@@ -27,7 +27,7 @@ print(json.dumps({
 """
 
 
-@experiment(
+@make_experiment(
     "sys.path",
     "sys.flags",
     "excepthook, displayhook, trace and profile functions",
@@ -39,10 +39,10 @@ print(json.dumps({
     "python -E, -I and -S",
     "LD_PRELOAD reaches the job",
 )
-def state(place: Place) -> Iterator[str]:
+def observe_state(place: Place) -> Iterator[str]:
     (place.work / "state.py").write_text(STATE)
-    plain = place.shell("python state.py one two").output
-    job = place.shell("Z python state.py one two").output
+    plain = place.run_shell("python state.py one two").output
+    job = place.run_shell("Z python state.py one two").output
     caller, seen = json.loads(plain), json.loads(job)
     for names in (
         ["path"],
@@ -57,15 +57,17 @@ def state(place: Place) -> Iterator[str]:
         yield (
             "as alone" if all(caller[name] == seen[name] for name in names) else f"others: {[seen[name] for name in names]}"
         )
-    codes = [place.shell(f"Z python {option} -c 'import json; raise SystemExit(7)'").ending for option in ("-E", "-I", "-S")]
+    codes = [
+        place.run_shell(f"Z python {option} -c 'import json; raise SystemExit(7)'").ending for option in ("-E", "-I", "-S")
+    ]
     yield ", ".join(codes)
-    done = place.shell(
+    done = place.run_shell(
         "LD_PRELOAD=libm.so.6 Z bash -c 'echo $LD_PRELOAD; grep -c libm.so /proc/self/maps > /dev/null && echo loaded'"
     )
     yield ", ".join(done.output.decode().split())
 
 
-@experiment(
+@make_experiment(
     "the user's sitecustomize is run, once",
     "a module in the user's PYTHONPATH is imported",
     "print() to a pipe arrives at once",
@@ -77,27 +79,27 @@ def state(place: Place) -> Iterator[str]:
     "warnings as errors (-W error)",
     "modules that are loaded at start besides its own",
 )
-def programs(place: Place) -> Iterator[str]:
+def observe_programs(place: Place) -> Iterator[str]:
     (place.work / "lib").mkdir()
     (place.work / "lib" / "sitecustomize.py").write_text("import os\nif 'JOB' in os.environ: print('site')")
     (place.work / "lib" / "own.py").write_text("WORD = 'own'")
     environment = place.environment | {"PYTHONPATH": f"{place.work}/lib:{place.environment.get('PYTHONPATH', '')}"}
 
-    def said(script: str, **options: dict[str, str]) -> str:
-        done = place.shell(script, **options)
+    def run_script(script: str, **options: dict[str, str]) -> str:
+        done = place.run_shell(script, **options)
         return ", ".join((*done.output.decode().splitlines(), done.ending))
 
-    yield said("Z env JOB=1 python -c 'print(3)'", env=environment)
-    yield said("Z python -c 'import own; print(own.WORD)' | tail -1", env=environment)
+    yield run_script("Z env JOB=1 python -c 'print(3)'", env=environment)
+    yield run_script("Z python -c 'import own; print(own.WORD)' | tail -1", env=environment)
     late = "import time; print('first'); time.sleep(3)"
-    with place.running("python", "-c", late) as process:
+    with place.start_job("python", "-c", late) as process:
         yield "at once" if read_soon(process.stdout, 5, 2.5) else "when its buffer is full or it ends"
-    yield said("PYTHONUNBUFFERED= Z python -c 'import os; print([os.environ[\"PYTHONUNBUFFERED\"]])'")
-    done = place.shell("Z python -c 'def f(): raise ValueError(3)\nf()'")
+    yield run_script("PYTHONUNBUFFERED= Z python -c 'import os; print([os.environ[\"PYTHONUNBUFFERED\"]])'")
+    done = place.run_shell("Z python -c 'def f(): raise ValueError(3)\nf()'")
     yield f"{done.errors.decode().splitlines()[0]} ... {done.errors.decode().splitlines()[-1]}, {done.ending}"
     code = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)"
     (place.work / "interrupted").write_text(code)
-    done = place.shell("Z python interrupted")
+    done = place.run_shell("Z python interrupted")
     yield f"{done.errors.decode().splitlines()[-1] if done.errors else ''}, {done.ending}"
     (place.work / "children.py").write_text(
         "import multiprocessing, subprocess, sys\n"
@@ -107,8 +109,8 @@ def programs(place: Place) -> Iterator[str]:
         "        child = multiprocessing.get_context(way).Process(target=print, args=(way,))\n"
         "        child.start(); child.join()\n"
     )
-    yield said("Z python children.py")
-    yield said("LC_ALL=C Z python -c 'import locale, sys; print(locale.setlocale(0), sys.stdout.encoding)'")
-    yield said("Z python -W error -c 'print(3)'")
+    yield run_script("Z python children.py")
+    yield run_script("LC_ALL=C Z python -c 'import locale, sys; print(locale.setlocale(0), sys.stdout.encoding)'")
+    yield run_script("Z python -W error -c 'print(3)'")
     code = 'import sys; print(len([name for name in sys.modules if "zerotop" in name]), "of zerotop")'
-    yield said(f"Z python -c '{code}'")
+    yield run_script(f"Z python -c '{code}'")

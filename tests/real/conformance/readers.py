@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 
-from conformance.experiment import experiment
-from conformance.places import Place, describe_ending, read_soon, small_python, summarize, wait_until
+from conformance.experiment import make_experiment
+from conformance.places import Place, describe_ending, read_soon, small_python, summarize_observations, wait_until
 
 # Prints, after each write, how many bytes it has written so far.
 WRITER = """
@@ -38,24 +38,26 @@ def wait_while_growing(place: Place, seconds: float = 6.0) -> int:
     return size
 
 
-@experiment("yes | head -1", "and how soon it ends", "a job that prints now and then, when its reader has left", alone=True)
-def closed(place: Place) -> Iterator[str]:
-    done = place.shell("Z yes | head -1; echo ${PIPESTATUS[@]}")
+@make_experiment(
+    "yes | head -1", "and how soon it ends", "a job that prints now and then, when its reader has left", alone=True
+)
+def observe_closed_pipes(place: Place) -> Iterator[str]:
+    done = place.run_shell("Z yes | head -1; echo ${PIPESTATUS[@]}")
     yield done.output.decode().replace("\n", " ").strip()
     yield "at once" if done.seconds < 5 else f"after {done.seconds:.0f} s"
-    done = place.shell("Z bash -c 'while echo word; do sleep 0.05; done; exit 8' | head -1; echo ${PIPESTATUS[@]}")
+    done = place.run_shell("Z bash -c 'while echo word; do sleep 0.05; done; exit 8' | head -1; echo ${PIPESTATUS[@]}")
     yield done.output.decode().replace("\n", " ").strip()
 
 
-@experiment("a reader that has left before the job starts, 4 times")
-def gone(place: Place) -> Iterator[str]:
+@make_experiment("a reader that has left before the job starts, 4 times")
+def observe_missing_readers(place: Place) -> Iterator[str]:
     script = "Z bash -c 'exit 7' | true; echo exit ${PIPESTATUS[0]}"
-    seen = [place.shell(script).output.decode().strip() for _ in range(4)]
-    yield summarize([(str(number), ending) for number, ending in enumerate(seen)], "exit 7")
+    seen = [place.run_shell(script).output.decode().strip() for _ in range(4)]
+    yield summarize_observations([(str(number), ending) for number, ending in enumerate(seen)], "exit 7")
 
 
-@experiment("a job that ignores SIGPIPE, when its reader has left", "a Python job, when its reader has left")
-def handled(place: Place) -> Iterator[str]:
+@make_experiment("a job that ignores SIGPIPE, when its reader has left", "a Python job, when its reader has left")
+def observe_handled_signals(place: Place) -> Iterator[str]:
     for ignoring in (True, False):
         code = """
 import os, signal, sys, time
@@ -66,24 +68,24 @@ except BrokenPipeError:
     os.write(2, b"told")
     os._exit(5)
 """
-        with place.running(*small_python(code.format(ignoring))) as process:
+        with place.start_job(*small_python(code.format(ignoring))) as process:
             assert process.stdout is not None
             read_soon(process.stdout, 5)
             process.stdout.close()
-            told = read_soon(process.stderr, 4).decode()
+            errors = read_soon(process.stderr, 4).decode()
             wait_until(lambda: process.poll() is not None)
-            yield f"{told if told == 'told' else 'not told'}, {describe_ending(process.returncode)}"
+            yield f"{errors if errors == 'told' else 'not told'}, {describe_ending(process.returncode)}"
 
 
-@experiment(
+@make_experiment(
     "a reader that reads nothing stops the job within 2 MiB",
     "a reader that goes on lets the job go on",
     "a reader that leaves then ends the job",
     "SIGTERM to a job whose reader reads nothing",
     "and once its reader has read the rest",
 )
-def slow(place: Place) -> Iterator[str]:
-    with place.running(*small_python(WRITER)) as process:
+def observe_slow_readers(place: Place) -> Iterator[str]:
+    with place.start_job(*small_python(WRITER)) as process:
         assert process.stdout is not None
         before = wait_while_growing(place)
         yield "yes" if before <= 2 << 20 else f"no, {before >> 20} MiB are written"
@@ -93,7 +95,7 @@ def slow(place: Place) -> Iterator[str]:
         process.stdout.close()
         ended = wait_until(lambda: process.poll() is not None, 8)
         yield describe_ending(process.returncode) if ended else "it goes on"
-    with place.running(*small_python(WRITER)) as process:
+    with place.start_job(*small_python(WRITER)) as process:
         assert process.stdout is not None
         wait_while_growing(place)
         process.terminate()
@@ -105,9 +107,9 @@ def slow(place: Place) -> Iterator[str]:
         yield describe_ending(process.returncode)
 
 
-@experiment("a job that closes its stdout and goes on: its reader sees the end", "and the job ends as it wants")
+@make_experiment("a job that closes its stdout and goes on: its reader sees the end", "and the job ends as it wants")
 def closed_by_the_job(place: Place) -> Iterator[str]:
-    with place.running("bash", "-c", "echo word; exec >&-; until [ -e end ]; do sleep 0.02; done; exit 6") as process:
+    with place.start_job("bash", "-c", "echo word; exec >&-; until [ -e end ]; do sleep 0.02; done; exit 6") as process:
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         received: list[bytes] = []
@@ -123,8 +125,8 @@ def closed_by_the_job(place: Place) -> Iterator[str]:
         yield describe_ending(process.returncode)
 
 
-@experiment("a job that waits for its reader to leave is told (poll)")
-def polled(place: Place) -> Iterator[str]:
+@make_experiment("a job that waits for its reader to leave is told (poll)")
+def observe_polling(place: Place) -> Iterator[str]:
     code = """
 import os, select
 waiting = select.poll()
@@ -132,7 +134,7 @@ waiting.register(1, 0)
 print("word", flush=True)
 os._exit(5 if waiting.poll(5000) else 6)
 """
-    with place.running(*small_python(code)) as process:
+    with place.start_job(*small_python(code)) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.stdout.close()

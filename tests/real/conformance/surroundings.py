@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from conformance.experiment import experiment
+from conformance.experiment import make_experiment
 from conformance.places import Place, small_python
 
 # Reports what a process can know of itself.
@@ -87,7 +87,7 @@ def read_facts(place: Place, name: str) -> dict[str, Any]:
     return found
 
 
-def compare(caller: Any, job: Any) -> str:
+def compare_facts(caller: Any, job: Any) -> str:
     """Return "the caller's", or how the job's differ."""
     if caller == job:
         return "the caller's"
@@ -97,22 +97,22 @@ def compare(caller: Any, job: Any) -> str:
     return f"others: {job}"
 
 
-@experiment(
+@make_experiment(
     *PLAIN,
     "session",
     "process group",
     "parent",
     "variables of the environment that differ from the caller's",
 )
-def inherited(place: Place) -> Iterator[str]:
+def observe_inherited(place: Place) -> Iterator[str]:
     reporter = shlex.join(small_python(REPORTER))
     # The first reporter is what the caller itself starts.
     script = f"echo $$ > shell; ({SETTINGS} {reporter} {place.work}/caller); ({SETTINGS} Z {reporter} {place.work}/job)"
-    place.shell(script, env=place.environment | {"RANK_OF_USER": "7", "EMPTY": "", "ODD_ÄÖ": "a b\nc"})
+    place.run_shell(script, env=place.environment | {"RANK_OF_USER": "7", "EMPTY": "", "ODD_ÄÖ": "a b\nc"})
     caller, job = read_facts(place, "caller"), read_facts(place, "job")
     shell = int((place.work / "shell").read_text())
     for name in PLAIN.values():
-        yield compare(caller[name], job[name])
+        yield compare_facts(caller[name], job[name])
     yield "the caller's" if job["session"] == shell else "another"
     yield "the caller's" if job["group"] == shell else "another"
     yield "the caller" if job["parent"] == shell else "zerotop"

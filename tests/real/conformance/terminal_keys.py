@@ -6,8 +6,8 @@ import json
 import signal
 from collections.abc import Iterator
 
-from conformance.console import interactive_shell, opened
-from conformance.experiment import experiment
+from conformance.console import interactive_shell, open_console
+from conformance.experiment import make_experiment
 from conformance.places import Place, small_python, wait_until
 
 from .deliveries import COUNTER, count_of, describe_count
@@ -23,7 +23,7 @@ KEYS = {
 }
 
 
-@experiment(
+@make_experiment(
     "Ctrl-C: deliveries",
     "Ctrl-\\: deliveries",
     "Ctrl-Z, which the job handles: deliveries",
@@ -31,12 +31,12 @@ KEYS = {
     "a terminal that hangs up: deliveries",
     "and the job that handles all this ends by itself",
 )
-def keys(place: Place) -> Iterator[str]:
-    with opened(place, *place.command(*small_python(COUNTER, json.dumps([*KEYS])))) as console:
+def observe_keys(place: Place) -> Iterator[str]:
+    with open_console(place, *place.build_command(*small_python(COUNTER, json.dumps([*KEYS])))) as console:
         wait_until((place.work / "counts").exists)
         for number, key in KEYS.items():
             if key:
-                console.type(key)
+                console.type_keys(key)
             elif number == signal.SIGWINCH:
                 console.resize(30, 90)
             else:
@@ -47,19 +47,19 @@ def keys(place: Place) -> Iterator[str]:
             count = count_of(place, number)
             yield describe_count(count) if number != signal.SIGWINCH else "yes" if count else "no"
         (place.work / "end").touch()
-        yield console.finish()
+        yield console.read_to_end()
 
 
-@experiment("Ctrl-C ends a job that does not handle it", "Ctrl-\\ does too", "a hangup does too")
+@make_experiment("Ctrl-C ends a job that does not handle it", "Ctrl-\\ does too", "a hangup does too")
 def keys_that_end(place: Place) -> Iterator[str]:
     for key in (b"\x03", b"\x1c", b""):
-        with opened(place, *place.command(*WAITING)) as console:
+        with open_console(place, *place.build_command(*WAITING)) as console:
             pid = await_ready(place)
             if key:
-                console.type(key)
+                console.type_keys(key)
             else:
                 console.hang_up()
-            ending = console.finish()
+            ending = console.read_to_end()
             wait_until(has_ended, 2.0, pid)
             yield f"{ending}, the job {'goes on' if is_running(pid) else 'has ended'}"
 
@@ -67,7 +67,7 @@ def keys_that_end(place: Place) -> Iterator[str]:
 LOOP = 'i=0; while [ ! -e end ]; do i=$((i+1)); echo turn $i; echo $i > turn; sleep 0.05; done; echo turns en""ded; exit 5'
 
 
-@experiment(
+@make_experiment(
     "Ctrl-Z in an interactive shell stops the job, which the shell tells",
     "a stopped job prints nothing",
     "fg continues it",
@@ -77,31 +77,31 @@ LOOP = 'i=0; while [ ! -e end ]; do i=$((i+1)); echo turn $i; echo $i > turn; sl
 def job_control(place: Place) -> Iterator[str]:
     (place.work / "loop").write_text(LOOP)
     with interactive_shell(place) as shell:
-        shell.type(place.fill_script("Z bash loop\n").encode())
-        shell.expect(rb"turn 3\r")
-        shell.type(b"\x1a")
-        yield "stopped" if shell.expect(rb"Stopped", 5) else "not stopped"
+        shell.type_keys(place.fill_script("Z bash loop\n").encode())
+        shell.wait_for_pattern(rb"turn 3\r")
+        shell.type_keys(b"\x1a")
+        yield "stopped" if shell.wait_for_pattern(rb"Stopped", 5) else "not stopped"
         before = (place.work / "turn").read_text()
         wait_until(lambda: (place.work / "turn").read_text() != before, 0.5)
         yield "nothing" if (place.work / "turn").read_text() == before else "it goes on"
-        shell.forget()
-        shell.type(b"fg\n")
-        yield "goes on" if shell.expect(rb"turn \d+\r", 5) else "no output"
-        shell.type(b"\x1a")
-        shell.expect(rb"Stopped", 5)
-        shell.forget()
-        shell.type(b"bg\n")
-        in_background = shell.expect(rb"turn \d+\r", 5)
-        shell.type(b"fg\n")
-        shell.forget()
-        yield "goes on" if in_background and shell.expect(rb"turn \d+\r", 5) else "no output"
-        shell.type(b"\x03")
-        shell.forget()
-        shell.type(b"echo code $?.\n")
-        yield "code 130" if shell.expect(rb"code 130\.", 5) else f"{shell.output[-40:]!r}"
+        shell.forget_output()
+        shell.type_keys(b"fg\n")
+        yield "goes on" if shell.wait_for_pattern(rb"turn \d+\r", 5) else "no output"
+        shell.type_keys(b"\x1a")
+        shell.wait_for_pattern(rb"Stopped", 5)
+        shell.forget_output()
+        shell.type_keys(b"bg\n")
+        in_background = shell.wait_for_pattern(rb"turn \d+\r", 5)
+        shell.type_keys(b"fg\n")
+        shell.forget_output()
+        yield "goes on" if in_background and shell.wait_for_pattern(rb"turn \d+\r", 5) else "no output"
+        shell.type_keys(b"\x03")
+        shell.forget_output()
+        shell.type_keys(b"echo code $?.\n")
+        yield "code 130" if shell.wait_for_pattern(rb"code 130\.", 5) else f"{shell.output[-40:]!r}"
 
 
-@experiment(
+@make_experiment(
     "what the job writes to a terminal arrives byte for byte",
     "isatty of the three descriptors",
     "the terminal's size, seen at stdout",
@@ -132,15 +132,15 @@ termios.tcsetattr(1, termios.TCSANOW, modes)
 sys.stdout.write("your name? "); sys.stdout.flush()
 print("HELLO", input(), flush=True)
 """
-    with opened(place, *place.command(*small_python(code))) as console:
+    with open_console(place, *place.build_command(*small_python(code))) as console:
         before = console.read_modes()
-        console.expect(rb"SIZE \d+ \d+\r")
+        console.wait_for_pattern(rb"SIZE \d+ \d+\r")
         console.resize(33, 99)
-        console.expect(rb"NEW \d+ \d+\r", 4)
-        if console.expect(rb"your name\? ", 5):
-            console.type(b"ann\n")
-        console.expect(rb"HELLO \w+\r", 3)
-        console.finish()
+        console.wait_for_pattern(rb"NEW \d+ \d+\r", 4)
+        if console.wait_for_pattern(rb"your name\? ", 5):
+            console.type_keys(b"ann\n")
+        console.wait_for_pattern(rb"HELLO \w+\r", 3)
+        console.read_to_end()
         yield repr(console.output.split(b"ISATTY")[0].decode("latin1"))
         lines = console.output.decode(errors="replace").replace("\r", "").splitlines()
         for word in ("ISATTY", "SIZE", "NEW", "NAMES", "TTY", "ECHO", "HELLO"):
@@ -148,19 +148,19 @@ print("HELLO", input(), flush=True)
         yield "the same" if console.read_modes() == before else "others"
 
 
-@experiment("an interactive shell as the job", "and Ctrl-C there ends only its command")
+@make_experiment("an interactive shell as the job", "and Ctrl-C there ends only its command")
 def shell_as_job(place: Place) -> Iterator[str]:
-    with opened(place, *place.command("bash", "--norc", "--noprofile", "--noediting", "-i")) as shell:
-        shell.type(b"PS1=nex''t; stty -echo; echo is re''ady\n")
-        shell.expect(rb"is ready\r\nnext")
+    with open_console(place, *place.build_command("bash", "--norc", "--noprofile", "--noediting", "-i")) as shell:
+        shell.type_keys(b"PS1=nex''t; stty -echo; echo is re''ady\n")
+        shell.wait_for_pattern(rb"is ready\r\nnext")
         # Not before the command runs: a shell that is about to start it is not interrupted.
-        shell.type(b"bash -c 'echo be\"\"gun; exec sleep 20'\n")
-        shell.expect(rb"begun\r")
+        shell.type_keys(b"bash -c 'echo be\"\"gun; exec sleep 20'\n")
+        shell.wait_for_pattern(rb"begun\r")
         yield "no job control" if b"no job control" in shell.output else "has job control"
-        shell.forget()
-        shell.type(b"\x03")
-        shell.expect(rb"next", 5)
-        shell.type(b"echo code $?\n")
-        interrupted = shell.expect(rb"code 130\r\nnext", 5)
-        shell.type(b"exit 9\n")
-        yield f"{'interrupted' if interrupted else 'not interrupted'}, {shell.finish()}"
+        shell.forget_output()
+        shell.type_keys(b"\x03")
+        shell.wait_for_pattern(rb"next", 5)
+        shell.type_keys(b"echo code $?\n")
+        interrupted = shell.wait_for_pattern(rb"code 130\r\nnext", 5)
+        shell.type_keys(b"exit 9\n")
+        yield f"{'interrupted' if interrupted else 'not interrupted'}, {shell.read_to_end()}"

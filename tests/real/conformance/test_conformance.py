@@ -65,9 +65,9 @@ class Comparisons:
         self._pool = ThreadPoolExecutor(TOGETHER)
         self._futures: dict[Experiment, Future[list[Row]]] = {}
         for experiment in ahead:
-            self._submit(experiment)
+            self._submit_experiment(experiment)
 
-    def _submit(self, experiment: Experiment) -> Future[list[Row]]:
+    def _submit_experiment(self, experiment: Experiment) -> Future[list[Row]]:
         if experiment not in self._futures:
             folder = self._folder / experiment.name
             self._futures[experiment] = self._pool.submit(experiment.compare, folder)
@@ -75,7 +75,7 @@ class Comparisons:
 
     def compare(self, experiment: Experiment) -> list[Row]:
         """Return the rows of an experiment."""
-        return self._submit(experiment).result()
+        return self._submit_experiment(experiment).result()
 
     def compare_again(self, experiment: Experiment) -> list[Row]:
         """Return the rows of another run of an experiment."""

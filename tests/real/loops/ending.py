@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 
-def save(rank, how):
+def save_or_die(rank, how):
     if rank == 1 and how == "signal":
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and how == "exception":
@@ -27,7 +27,7 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
         if step == 4:
-            save(rank, how)
+            save_or_die(rank, how)
 
 
 main()

@@ -44,7 +44,7 @@ class Tokens(torch.utils.data.Dataset):
         return self.ids[index]
 
 
-def configuration(options):
+def make_config(options):
     config = {
         "train_micro_batch_size_per_gpu": options.rows,
         "gradient_accumulation_steps": options.accumulation,
@@ -65,7 +65,7 @@ def configuration(options):
     return config
 
 
-def parse():
+def parse_options():
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int, default=0)
     parser.add_argument("--stage", type=int, default=2)
@@ -96,9 +96,7 @@ class Loop:
         torch.manual_seed(1)
         self.options = options
         model = Model(options.width)
-        self.engine, *_ = deepspeed.initialize(
-            model=model, model_parameters=model.parameters(), config=configuration(options)
-        )
+        self.engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=make_config(options))
         self.counted = {"forwards": [], "evaluations": [], "steps": [], "losses": [], "stumbles": 0}
         seed = 7 + torch.distributed.get_rank()
         count = (options.steps + 2) * options.accumulation * options.rows
@@ -135,7 +133,7 @@ class Loop:
             self.counted["stumbles"] += 1
         return self.engine(ids)
 
-    def evaluate(self):
+    def evaluate_model(self):
         self.engine.eval()
         with torch.no_grad():
             for ids in self.held_out:
@@ -151,11 +149,11 @@ class Loop:
         torch.distributed.all_reduce(seen)
         return bool(seen)
 
-    def run(self):
+    def run_steps(self):
         options = self.options
         for number in range(options.steps):
             if options.evaluate_every and number % options.evaluate_every == 0:
-                self.evaluate()
+                self.evaluate_model()
             self.step()
             if options.checkpoint and number + 1 == options.steps // 2:
                 self.engine.save_checkpoint(options.checkpoint)
@@ -189,7 +187,7 @@ def strange_methods(*objects):
     return sorted(found)
 
 
-def weights(engine):
+def digest_weights(engine):
     """A digest of the final weights, bit by bit; collective."""
     digest = hashlib.sha256()
     with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):
@@ -199,8 +197,8 @@ def weights(engine):
 
 
 def main():
-    loop = Loop(parse())
-    loop.run()
+    loop = Loop(parse_options())
+    loop.run_steps()
     engine, counted = loop.engine, loop.counted
     counted.update(
         strange_methods=strange_methods(engine, engine.optimizer, loop.batches),
@@ -210,7 +208,7 @@ def main():
         global_steps=engine.global_steps,
         skipped_steps=engine.skipped_steps,
         parameters=sum(getattr(p, "ds_numel", p.numel()) for p in engine.module.parameters()),
-        weights=weights(engine),
+        weights=digest_weights(engine),
     )
     # One write, so that the lines of two ranks do not mix.
     os.write(1, f"COUNTED {json.dumps(counted)}\n".encode())

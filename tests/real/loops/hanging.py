@@ -16,7 +16,7 @@ kind, odd, when, pause = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(
 lock = threading.Lock()
 
 
-def announce():
+def announce_stop():
     print("STOPS", time.time_ns(), flush=True)
 
 
@@ -42,7 +42,7 @@ def read_fifo():
 def build_batch(rank, step):
     if rank == odd and step == when:
         if kind in ("sleep", "lock", "disk", "compute", "native"):
-            announce()
+            announce_stop()
         if kind == "sleep":
             time.sleep(pause)  # hang: sleep
         if kind == "lock":
@@ -69,7 +69,7 @@ def main():
     for step in range(when + 20):
         model(build_batch(rank, step).to(device)).pow(2).mean().backward()
         if kind == "mismatch" and rank == odd and step == when:
-            announce()
+            announce_stop()
             dist.barrier()  # hang: mismatch
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
@@ -77,11 +77,11 @@ def main():
         optimizer.zero_grad()
         if kind == "peer" and step == when:
             if rank == odd:
-                announce()
+                announce_stop()
                 os._exit(3)  # hang: peer
             store.get("written by the rank that is gone")
         if kind == "save" and rank == odd and step == when:
-            announce()
+            announce_stop()
             torch.save(Slow(), "model.pt")
         time.sleep(0.02)
 

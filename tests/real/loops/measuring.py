@@ -16,7 +16,7 @@ MARKS = {"forward": 11, "backward": 12, "step": 13}
 END = 14
 
 
-def parse():
+def parse_options():
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int, default=0)
     parser.add_argument("--stage", type=int, default=2)
@@ -51,20 +51,20 @@ class Measured:
         self.options = options
         self.peaks = []
 
-    def mark(self, size):
+    def allocate_mark(self, size):
         if self.options.history:
             torch.empty(size, dtype=torch.uint8, device="cuda")
 
-    def phase(self, name, work):
+    def measure_phase(self, name, work):
         # Far enough from other phases that nobody could take them for one.
         torch.cuda.synchronize()
         time.sleep(0.005)
         if self.options.resets:
             torch.cuda.reset_peak_memory_stats()
-        self.mark(MARKS[name])
+        self.allocate_mark(MARKS[name])
         time.sleep(0.005)
         result = work()
-        self.mark(END)
+        self.allocate_mark(END)
         torch.cuda.synchronize()
         if self.options.resets:
             self.peaks.append([name, torch.cuda.max_memory_allocated(), torch.accelerator.max_memory_reserved()])
@@ -94,10 +94,10 @@ def peaks_of(history):
 def run_out(engine, batch, size):
     """Asks for more than there is in the middle of a forward, and goes on."""
 
-    def ask(module, inputs):
+    def allocate_memory(module, inputs):
         torch.empty(size, dtype=torch.uint8, device="cuda")
 
-    hook = engine.module[1].register_forward_pre_hook(ask)
+    hook = engine.module[1].register_forward_pre_hook(allocate_memory)
     try:
         engine(batch)
     except torch.OutOfMemoryError as error:
@@ -107,7 +107,7 @@ def run_out(engine, batch, size):
 
 
 def main():
-    options = parse()
+    options = parse_options()
     torch.cuda.set_device(0)
     if options.history:
         torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=1000000)
@@ -116,9 +116,9 @@ def main():
     for step in range(options.steps):
         if options.too_much and step == options.steps - 1:
             run_out(engine, batch, options.too_much)
-        loss = measured.phase("forward", lambda: engine(batch)).float().square().mean()
-        measured.phase("backward", lambda loss=loss: engine.backward(loss))
-        measured.phase("step", engine.step)
+        loss = measured.measure_phase("forward", lambda: engine(batch)).float().square().mean()
+        measured.measure_phase("backward", lambda loss=loss: engine.backward(loss))
+        measured.measure_phase("step", engine.step)
     see_memory_usage("at the end", force=True)
     counted = {"peaks": measured.peaks, "stats": torch.cuda.memory_stats(), "accelerator": torch.accelerator.memory_stats()}
     if options.history:

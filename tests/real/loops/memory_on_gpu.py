@@ -43,22 +43,22 @@ class Model(torch.nn.Module):
         hidden = self.embedding(tokens)
         for block in self.blocks:
             hidden = block(hidden)
-        return self.head(disturb(hidden, step))  # line: logits
+        return self.head(widen_batch(hidden, step))  # line: logits
 
 
-def disturb(hidden: torch.Tensor, step: int) -> torch.Tensor:
+def widen_batch(hidden: torch.Tensor, step: int) -> torch.Tensor:
     if KIND == "jump" and step >= FIRST:
         wide = hidden.repeat(1, 1, 100)  # line: jump
         return hidden * wide.square().mean()
     return hidden
 
 
-def keep(kept: list[torch.Tensor], loss: torch.Tensor, step: int) -> None:
+def leak_memory(kept: list[torch.Tensor], loss: torch.Tensor, step: int) -> None:
     if KIND == "leak" and step >= FIRST:
         kept.append(torch.full((8 << 20,), loss.item(), device=DEVICE))  # line: leak
 
 
-def evaluate(model: Model, step: int) -> None:
+def evaluate_model(model: Model, step: int) -> None:
     if KIND == "eval" and step % (STEPS // 6) == STEPS // 12:
         model.eval()
         with torch.no_grad():
@@ -90,8 +90,8 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item().hex())
-        keep(kept, loss, step)
-        evaluate(model, step)
+        leak_memory(kept, loss, step)
+        evaluate_model(model, step)
         end = time.perf_counter()
         seconds.append(end - begin)
         begin = end

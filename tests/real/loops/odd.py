@@ -16,7 +16,7 @@ import torch
 WIDTH = 1024
 
 
-def parse():
+def parse_options():
     parser = argparse.ArgumentParser()
     parser.add_argument("--local_rank", type=int, default=0)
     parser.add_argument("--engines", type=int, default=1)
@@ -38,19 +38,19 @@ def use_own_allocator():
     runtime.cudaFree.argtypes = [ctypes.c_void_p]
 
     @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
-    def allocate(size, device, stream):
+    def allocate_memory(size, device, stream):
         address = ctypes.c_void_p()
         failed = size and runtime.cudaMalloc(ctypes.byref(address), size)
         return None if failed else address.value
 
     @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
-    def release(address, size, device, stream):
+    def free_memory(address, size, device, stream):
         runtime.cudaFree(address)
 
-    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in (allocate, release)]
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in (allocate_memory, free_memory)]
     allocator = torch._C._cuda_customAllocator(*addresses)
     torch._C._cuda_changeCurrentAllocator(allocator)
-    return allocate, release, allocator
+    return allocate_memory, free_memory, allocator
 
 
 def make_engine(options):
@@ -68,14 +68,14 @@ def make_engine(options):
     return deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
 
 
-def train(engine, batch):
+def train_step(engine, batch):
     loss = engine(batch).square().mean()
     engine.backward(loss)
     engine.step()
     return loss.item()
 
 
-def look(engine, batch):
+def evaluate_batch(engine, batch):
     engine.eval()
     with torch.no_grad():
         return engine(batch).square().mean().item()
@@ -88,7 +88,7 @@ def run_out(size, device):
         print(error, flush=True)
 
 
-def stats():
+def read_torch_stats():
     """Torch's own counters, if it has any of this allocator."""
     try:
         return torch.cuda.memory_stats() if torch.cuda.is_initialized() else {}
@@ -97,8 +97,8 @@ def stats():
 
 
 def main():
-    options = parse()
-    kept = use_own_allocator() if options.own_allocator else None
+    options = parse_options()
+    own_allocator = use_own_allocator() if options.own_allocator else None
     if options.one_gpu:
         os.environ["LOCAL_RANK"] = "0"
     import deepspeed
@@ -108,7 +108,7 @@ def main():
         deepspeed.init_distributed(dist_backend="gloo")
     engines = [make_engine(options) for _ in range(options.engines)]
     batch = torch.randn(4, WIDTH).to(engines[0].device)
-    work = look if options.no_optimizer else train
+    work = evaluate_batch if options.no_optimizer else train_step
     losses = [[work(engine, batch) for engine in engines] for _ in range(options.steps)]
     if options.too_much:
         run_out(options.too_much, engines[0].device)
@@ -118,12 +118,12 @@ def main():
         "pid": os.getpid(),
         "steps": [engine.global_steps for engine in engines],
         "losses": losses,
-        "stats": stats(),
+        "stats": read_torch_stats(),
     }
     os.write(1, f"COUNTED {json.dumps(counted)}\n".encode())
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-    if kept:
+    if own_allocator:
         # Nothing may be freed by functions that are gone.
         sys.stdout.flush()
         os._exit(0)

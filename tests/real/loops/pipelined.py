@@ -13,7 +13,7 @@ from deepspeed.pipe import PipelineModule
 MICRO_BATCHES = 3
 
 
-def batches():
+def make_batches():
     generator = torch.Generator().manual_seed(3)
     while True:
         yield torch.randn(2, 8, generator=generator), torch.randn(2, 8, generator=generator)
@@ -31,7 +31,7 @@ def main():
         "steps_per_print": 1000000,
     }
     engine = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)[0]
-    source = batches()
+    source = make_batches()
     for _ in range(2):
         engine.train_batch(source)
     engine.eval_batch(source)

@@ -48,12 +48,12 @@ class Counter:
     def __init__(self):
         self.losses, self.forwards, self.facts = [], [], {}
 
-    def note(self, loss, ids):
+    def note_batch(self, loss, ids):
         self.losses.append(loss.item())
         self.forwards.append(list(ids.shape))
 
 
-def accumulate(counter, rank):
+def train_accumulating(counter, rank):
     """DDP where there are several ranks; a loss scaler with one overflow; accumulation, evaluation, checkpoints."""
     model = Model()
     ddp = nn.parallel.DistributedDataParallel(model) if torch.distributed.is_initialized() else model
@@ -65,7 +65,7 @@ def accumulate(counter, rank):
     for index, ids in enumerate(loader):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = compute_loss(ddp(ids), ids) / 2
-        counter.note(loss, ids)
+        counter.note_batch(loss, ids)
         scaler.scale(loss).backward()
         if index % 2:
             if index == 5:
@@ -97,7 +97,7 @@ def accumulate(counter, rank):
     return model
 
 
-def alternate(counter, rank):
+def train_alternating(counter, rank):
     """A generator and a critic that takes two steps to each of the generator's; two models, two optimizers."""
     generator, critic = nn.Linear(3, 5), nn.Linear(5, 1)
     first = torch.optim.Adam(generator.parameters())
@@ -118,40 +118,40 @@ def alternate(counter, rank):
     return nn.ModuleList([generator, critic])
 
 
-def search(counter, rank):
+def train_with_closure(counter, rank):
     """An optimizer that calls a closure several times in each step."""
     model = Model()
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     ids = Ids(ROWS, 1).ids
 
-    def closure():
+    def compute_gradients():
         optimizer.zero_grad()
         loss = compute_loss(model(ids), ids)
-        counter.note(loss, ids)
+        counter.note_batch(loss, ids)
         loss.backward()
         return loss
 
     for _ in range(3):
-        optimizer.step(closure)
+        optimizer.step(compute_gradients)
     counter.facts |= {"steps": 3}
     return model
 
 
-def fuse(counter, rank):
+def train_fused(counter, rank):
     """Optimizers that step while the backward goes on, one for each parameter."""
     model = Model()
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
-    def update(parameter):
+    def step_parameter(parameter):
         optimizers[parameter].step()
         optimizers[parameter].zero_grad()
 
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(update)
+        parameter.register_post_accumulate_grad_hook(step_parameter)
     ids = Ids(ROWS, 1).ids
     for _ in range(4):
         loss = compute_loss(model(ids), ids)
-        counter.note(loss, ids)
+        counter.note_batch(loss, ids)
         loss.backward()
     counter.facts |= {"steps": 4}
     return model
@@ -182,7 +182,7 @@ class StumblingSGD(torch.optim.SGD):
         return super().step(closure)
 
 
-def misbehave(counter, rank):
+def train_misbehaving(counter, rank):
     """Exceptions in the middle of a step, step() twice, backward in a thread, another model halfway, patched backward."""
     plain_backward = torch.Tensor.backward
     calls = []
@@ -204,7 +204,7 @@ def misbehave(counter, rank):
         optimizer.zero_grad()
         try:
             loss = compute_loss(model(ids), ids)
-            counter.note(loss, ids)
+            counter.note_batch(loss, ids)
             if index == 6:
                 thread = threading.Thread(target=loss.backward)
                 thread.start()
@@ -221,13 +221,13 @@ def misbehave(counter, rank):
     return model
 
 
-def descend(counter, rank):
+def train_without_optimizer(counter, rank):
     """A loop without an optimizer."""
     model = Model()
     ids = Ids(ROWS, 1).ids
     for _ in range(8):
         loss = compute_loss(model(ids), ids)
-        counter.note(loss, ids)
+        counter.note_batch(loss, ids)
         loss.backward()
         with torch.no_grad():
             for parameter in model.parameters():
@@ -236,7 +236,7 @@ def descend(counter, rank):
     return model
 
 
-def infer(counter, rank):
+def run_inference(counter, rank):
     """A program that only looks."""
     model = Model().eval()
     with torch.no_grad():
@@ -244,7 +244,7 @@ def infer(counter, rank):
     return model
 
 
-def share(counter, rank):
+def train_shared_optimizer(counter, rank):
     """Two models and one optimizer."""
     encoder, decoder = nn.Linear(5, 3), nn.Linear(3, 5)
     optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()])
@@ -259,7 +259,7 @@ def share(counter, rank):
     return nn.ModuleList([encoder, decoder])
 
 
-def reload(counter, rank):
+def train_reloaded(counter, rank):
     """A whole module that is saved and loaded while it trains, as in the middle of a notebook."""
     model, ids = Model(), Ids(ROWS, 1).ids
     for index in range(6):
@@ -268,7 +268,7 @@ def reload(counter, rank):
             model = torch.load(f"module{rank}.pt", weights_only=False)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loss = compute_loss(model(ids), ids)
-        counter.note(loss, ids)
+        counter.note_batch(loss, ids)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -276,10 +276,20 @@ def reload(counter, rank):
     return model
 
 
-STYLES = {style.__name__: style for style in (accumulate, alternate, search, fuse, misbehave, descend, infer, share, reload)}
+STYLES = {
+    "accumulate": train_accumulating,
+    "alternate": train_alternating,
+    "search": train_with_closure,
+    "fuse": train_fused,
+    "misbehave": train_misbehaving,
+    "descend": train_without_optimizer,
+    "infer": run_inference,
+    "share": train_shared_optimizer,
+    "reload": train_reloaded,
+}
 
 
-def train(style, rank):
+def train_style(style, rank):
     torch.manual_seed(1)
     counter = Counter()
     model = STYLES[style](counter, rank)
@@ -304,14 +314,14 @@ def main():
     styles = parser.parse_args().styles
     if "RANK" in os.environ:
         torch.distributed.init_process_group("gloo")
-        train(styles[0], torch.distributed.get_rank())
+        train_style(styles[0], torch.distributed.get_rank())
         torch.distributed.destroy_process_group()
         return
     for rank, style in enumerate(styles):
         child = os.fork()
         if not child:
             os.environ["RANK"] = str(rank)
-            train(style, rank)
+            train_style(style, rank)
             return
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -39,7 +39,7 @@ class Model(nn.Module):
         return self.head(hidden)
 
 
-def shard(version, model):
+def shard_model(version, model):
     if version == 1:
         wrap = functools.partial(FullyShardedDataParallel, device_id=torch.device("cpu"), use_orig_params=True)
         precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -52,11 +52,11 @@ def shard(version, model):
     return fully_shard(model, mp_policy=policy)
 
 
-def train(version, rank):
+def train_model(version, rank):
     torch.manual_seed(1)
     model = Model()
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    sharded = shard(version, model)
+    sharded = shard_model(version, model)
     optimizer = torch.optim.AdamW(sharded.parameters(), lr=1e-3)
     losses, shapes = [], []
     for _ in range(STEPS):
@@ -87,7 +87,7 @@ def main():
     parser.add_argument("version", type=int, choices=(1, 2))
     version = parser.parse_args().version
     torch.distributed.init_process_group("gloo")
-    train(version, torch.distributed.get_rank())
+    train_model(version, torch.distributed.get_rank())
     torch.distributed.destroy_process_group()
 
 

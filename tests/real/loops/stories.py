@@ -15,7 +15,7 @@ import time
 import torch
 
 
-def parse():
+def parse_options():
     parser = argparse.ArgumentParser()
     parser.add_argument("story", choices=("linear", "trainer", "scaler", "graphs"))
     parser.add_argument("--small", action="store_true")
@@ -32,7 +32,7 @@ class Measured:
         self.on_gpu = device == "cuda"
         self.peaks = []
 
-    def phase(self, name, work):
+    def measure_phase(self, name, work):
         if not self.on_gpu:
             return work()
         torch.cuda.synchronize()
@@ -53,10 +53,10 @@ def train_linear(options, device):
     batch = torch.randn(8, inputs, device=device)
     for _ in range(options.steps):
         optimizer.zero_grad()
-        output = measured.phase("forward", lambda: model(batch))
+        output = measured.measure_phase("forward", lambda: model(batch))
         loss = output.square().mean()
-        measured.phase("backward", loss.backward)
-        measured.phase("step", optimizer.step)
+        measured.measure_phase("backward", loss.backward)
+        measured.measure_phase("step", optimizer.step)
         losses.append(loss.item())
     time.sleep(options.linger)
     return {"losses": losses, "peaks": measured.peaks, "parameters": sum(p.numel() for p in model.parameters())}
@@ -90,7 +90,7 @@ def train_captured(options, device):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=device == "cuda")
     batch, losses = torch.randn(16, 32, device=device), []
 
-    def step(call):
+    def run_step(call):
         optimizer.zero_grad()
         loss = call(batch).square().mean()
         loss.backward()
@@ -98,7 +98,7 @@ def train_captured(options, device):
         return loss
 
     compiled = torch.compile(model, backend="eager") if options.small else torch.compile(model, mode="reduce-overhead")
-    losses += [step(compiled).item() for _ in range(8)]
+    losses += [run_step(compiled).item() for _ in range(8)]
     skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"]
     if device == "cuda":
         # A model of its own: torch.compile's graphs keep nodes of the backward, which would forbid another capture.
@@ -108,12 +108,12 @@ def train_captured(options, device):
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
-                step(model)
+                run_step(model)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         optimizer.zero_grad()
         with torch.cuda.graph(graph):
-            loss = step(model)
+            loss = run_step(model)
         for _ in range(5):
             graph.replay()
             losses.append(loss.item())
@@ -159,7 +159,7 @@ def train_gpt2(options, device):
 
 
 def main():
-    options = parse()
+    options = parse_options()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(1)
     stories = {"linear": train_linear, "trainer": train_gpt2, "scaler": train_scaled, "graphs": train_captured}

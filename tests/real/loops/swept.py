@@ -10,7 +10,7 @@ OUT_OF_MEMORY = (
 )
 
 
-def train(length, steps):
+def train_length(length, steps):
     import torch
 
     model = torch.nn.Sequential(torch.nn.Embedding(16, 8), torch.nn.Linear(8, 16))
@@ -33,7 +33,7 @@ def count_attempts(path):
 
 case, length, steps, attempts = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 if case == "train":
-    train(length, steps)
+    train_length(length, steps)
 elif case == "flaky" and count_attempts(attempts) < 3:
     sys.exit("lost its connection")
 elif case == "broken":

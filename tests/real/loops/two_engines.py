@@ -26,7 +26,7 @@ class Stumble(torch.autograd.Function):
         raise MemoryError("as large batches do")
 
 
-def made(optimizer):
+def make_engine(optimizer):
     model = torch.nn.Linear(8, 8)
     config = {"train_micro_batch_size_per_gpu": 2, "steps_per_print": 1000000}
     if optimizer:
@@ -36,7 +36,7 @@ def made(optimizer):
 
 def main():
     torch.manual_seed(1)
-    policy, reference = made(True), made(False)
+    policy, reference = make_engine(True), make_engine(False)
     batches = torch.utils.data.DataLoader(torch.randn(2 * STEPS, 8), batch_size=2)
     failures = 0
     for batch in batches:

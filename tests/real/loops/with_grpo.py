@@ -33,12 +33,14 @@ def main():
     )
     generated = []
 
-    def reward(completions, **_):
+    def reward_length(completions, **_):
         generated.append(len(completions))
         return [float(len(text)) for text in completions]
 
     data = Dataset.from_list([{"prompt": "a b c"}, {"prompt": "g h i j"}] * 8)
-    trainer = GRPOTrainer(path, args=arguments, train_dataset=data, processing_class=make_tokenizer(), reward_funcs=reward)
+    trainer = GRPOTrainer(
+        path, args=arguments, train_dataset=data, processing_class=make_tokenizer(), reward_funcs=reward_length
+    )
     trainer.train()
     counted = {
         "rank": 0,

@@ -34,7 +34,7 @@ class Module(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-def load(count, seed):
+def make_loader(count, seed):
     data = torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
     return torch.utils.data.DataLoader(data, batch_size=ROWS)
 
@@ -56,7 +56,7 @@ def main():
         enable_model_summary=False,
         enable_checkpointing=False,
     )
-    trainer.fit(module, load(ROWS * 2 * 2 * STEPS, 1), load(ROWS * 4, 2))
+    trainer.fit(module, make_loader(ROWS * 2 * 2 * STEPS, 1), make_loader(ROWS * 4, 2))
     trainer.save_checkpoint("model.ckpt")
     counted = {
         "rank": trainer.global_rank,

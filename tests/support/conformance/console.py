@@ -25,16 +25,18 @@ class Console:
     def __init__(self, place: Place, *command: str, rows: int = 24, columns: int = 80) -> None:
         self._master, slave = os.openpty()
         self.resize(rows, columns)
-        self.process = place.start("/bin/sh", "-c", _OPEN_TERMINAL, os.ttyname(slave), *command, stdout=None, stderr=None)
+        self.process = place.start_command(
+            "/bin/sh", "-c", _OPEN_TERMINAL, os.ttyname(slave), *command, stdout=None, stderr=None
+        )
         self._slave = slave
         self._output = b""
 
     @property
     def output(self) -> bytes:
-        """All that came so far, without zerotop's own lines."""
+        """The output so far, without zerotop's own lines."""
         return drop_own_lines(self._output)
 
-    def expect(self, pattern: bytes, seconds: float = _PATIENCE_S) -> bool:
+    def wait_for_pattern(self, pattern: bytes, seconds: float = _PATIENCE_S) -> bool:
         """Read until ``pattern`` was seen; return whether it came in time."""
         deadline = time.monotonic() + seconds
         while not re.search(pattern, self._output):
@@ -43,7 +45,7 @@ class Console:
         return True
 
     def _read(self, seconds: float) -> bool:
-        """Read what there is; False if nobody can write any more."""
+        """Read the output that is there; return False if nobody can write any more."""
         waiting = select.poll()
         waiting.register(self._master, select.POLLIN)
         if not waiting.poll(1000 * seconds):
@@ -55,12 +57,12 @@ class Console:
         self._output += data
         return bool(data)
 
-    def forget(self) -> None:
-        """Forget what came so far."""
+    def forget_output(self) -> None:
+        """Forget the output so far."""
         self._output = b""
 
-    def type(self, keys: bytes) -> None:
-        """Type."""
+    def type_keys(self, keys: bytes) -> None:
+        """Type keys."""
         os.write(self._master, keys)
 
     def resize(self, rows: int, columns: int) -> None:
@@ -78,7 +80,7 @@ class Console:
                 os.close(descriptor)
         self._slave = self._master = -1
 
-    def finish(self) -> str:
+    def read_to_end(self) -> str:
         """Read until the session leader has ended; return how it ended."""
         deadline = time.monotonic() + _PATIENCE_S
         while self.process.poll() is None:
@@ -96,7 +98,7 @@ class Console:
 
 
 @contextmanager
-def opened(place: Place, *command: str, **options: int) -> Iterator[Console]:
+def open_console(place: Place, *command: str, **options: int) -> Iterator[Console]:
     """Run a command line on a terminal of its own; kill what is left at the end of the block."""
     console = Console(place, *command, **options)
     try:
@@ -112,8 +114,8 @@ def opened(place: Place, *command: str, **options: int) -> Iterator[Console]:
 @contextmanager
 def interactive_shell(place: Place) -> Iterator[Console]:
     """Run an interactive bash, which has job control, on a terminal."""
-    with opened(place, "bash", "--norc", "--noprofile", "--noediting", "-i") as console:
-        console.type(b"PS1=; stty -echo; echo shell is re''ady\n")
-        console.expect(rb"shell is ready\r\n")
-        console.forget()
+    with open_console(place, "bash", "--norc", "--noprofile", "--noediting", "-i") as console:
+        console.type_keys(b"PS1=; stty -echo; echo shell is re''ady\n")
+        console.wait_for_pattern(rb"shell is ready\r\n")
+        console.forget_output()
         yield console

@@ -43,7 +43,7 @@ class Experiment:
         return [Row(*row) for row in zip(self.behaviours, *both, strict=True)]
 
 
-def experiment(*behaviours: str, alone: bool = False) -> Callable[[Observe], Experiment]:
+def make_experiment(*behaviours: str, alone: bool = False) -> Callable[[Observe], Experiment]:
     """Make an Experiment of a function that yields an observation for each of ``behaviours``."""
     return lambda observe: Experiment(getattr(observe, "__name__", ""), behaviours, observe, alone)
 

@@ -24,7 +24,7 @@ _OWN_LINES = re.compile(rb"zerotop: [^\r\n]*\r?\n")
 
 
 class Finished(NamedTuple):
-    """What a caller sees of a command that has ended."""
+    """The result of a command that has ended."""
 
     ending: str
     output: bytes
@@ -58,7 +58,7 @@ class Place:
         """The working directory of jobs."""
         return self.folder / "work"
 
-    def command(self, *job: str) -> list[str]:
+    def build_command(self, *job: str) -> list[str]:
         """Return the command line that runs ``job`` here; every call names a new session."""
         if not self.recorded:
             return list(job)
@@ -68,9 +68,11 @@ class Place:
 
     def fill_script(self, script: str) -> str:
         """Replace every ``Z`` in command position by what runs the rest of its line here."""
-        return re.sub(r"(?<![\w/$-])Z (?=\S)", lambda _: shlex.join(self.command()) + " " if self.recorded else "", script)
+        return re.sub(
+            r"(?<![\w/$-])Z (?=\S)", lambda _: shlex.join(self.build_command()) + " " if self.recorded else "", script
+        )
 
-    def start(self, *command: str, **options: Any) -> subprocess.Popen[bytes]:
+    def start_command(self, *command: str, **options: Any) -> subprocess.Popen[bytes]:
         """Start a command line, in a session and process group of its own."""
         chosen: dict[str, Any] = {
             "stdin": subprocess.DEVNULL,
@@ -82,15 +84,15 @@ class Place:
         }
         return subprocess.Popen(command, **chosen | options)
 
-    def shell(self, script: str, **options: Any) -> Finished:
+    def run_shell(self, script: str, **options: Any) -> Finished:
         """Run a bash script in which ``Z`` stands before the command that is the job."""
-        return self._finish(lambda **more: self.start("bash", "-c", self.fill_script(script), **more), **options)
+        return self._run_to_end(lambda **more: self.start_command("bash", "-c", self.fill_script(script), **more), **options)
 
-    def run(self, *job: str, **options: Any) -> Finished:
+    def run_job(self, *job: str, **options: Any) -> Finished:
         """Run a job to its end."""
-        return self._finish(lambda **more: self.start(*self.command(*job), **more), **options)
+        return self._run_to_end(lambda **more: self.start_command(*self.build_command(*job), **more), **options)
 
-    def _finish(self, start: Callable[..., subprocess.Popen[bytes]], **options: Any) -> Finished:
+    def _run_to_end(self, start: Callable[..., subprocess.Popen[bytes]], **options: Any) -> Finished:
         typed = options.pop("typed", None)
         if typed is not None:
             options["stdin"] = subprocess.PIPE
@@ -107,9 +109,9 @@ class Place:
         return Finished(ending, drop_own_lines(output or b""), drop_own_lines(errors or b""), errors or b"", seconds)
 
     @contextmanager
-    def running(self, *job: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    def start_job(self, *job: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
         """Start a job; kill what is left of it at the end of the block."""
-        with self.start(*self.command(*job), **options) as process:
+        with self.start_command(*self.build_command(*job), **options) as process:
             try:
                 yield process
             finally:
@@ -187,7 +189,7 @@ def read_soon(file: IO[bytes] | None, count: int, seconds: float = 8.0) -> bytes
     return data
 
 
-def summarize(observations: Sequence[tuple[str, str]], usual: str) -> str:
+def summarize_observations(observations: Sequence[tuple[str, str]], usual: str) -> str:
     """Return ``usual``, with the exceptions among (name, observation) named."""
     others: dict[str, list[str]] = {}
     for name, seen in observations:

@@ -42,7 +42,7 @@ def check(options: argparse.Namespace) -> int:
     else:
         for line in align_columns([(one.outcome.value, one.name, one.sentence) for one in checks], "<<<"):
             print(escape_unprintable(line))
-    print(_summarize(checks), file=sys.stderr)
+    print(_summarize_checks(checks), file=sys.stderr)
     return FAILED if failed else 0
 
 
@@ -69,7 +69,7 @@ def _find_baseline(options: argparse.Namespace, budget: Budget) -> Path | None:
     return catalog.find_session(str(beside) if beside.exists() else budget.session)
 
 
-def _summarize(checks: Sequence[Check]) -> str:
+def _summarize_checks(checks: Sequence[Check]) -> str:
     counts = {outcome: sum(one.outcome is outcome for one in checks) for outcome in Outcome}
     return ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items() if count)
 

@@ -112,7 +112,7 @@ def _print_results(runner: FitRunner, options: argparse.Namespace) -> None:
                 *_format_largest(result),
                 size,
                 str(result.runs),
-                _explain(result),
+                _explain_certainty(result),
             )
         )
     lines = align_columns(cells, ">" * (len(names) + 4) + "<")
@@ -126,7 +126,7 @@ def _format_largest(result: LargestResult) -> tuple[str, str]:
     return (f"{result.largest:,}" if result.largest is not None else "none", predicted)
 
 
-def _explain(result: LargestResult) -> str:
+def _explain_certainty(result: LargestResult) -> str:
     """Return how sure the result is."""
     if result.problem:
         return result.problem

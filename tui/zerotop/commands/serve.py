@@ -43,14 +43,14 @@ def serve(options: argparse.Namespace) -> int:
     server = WebServer(f"exec {shlex.join(command)}", host, port, guard, title=title)
     os.environ.pop(TOKEN_VARIABLE, None)
 
-    def announce(actual_port: int) -> None:
+    def announce_address(actual_port: int) -> None:
         print(f"Serving on {_build_url(host, actual_port, token)}\nPress Ctrl-C to stop; jobs keep running.", flush=True)
         if not options.no_browser and has_local_browser(os.environ):
             address = _build_url(host, actual_port, guard.one_time_token)
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     try:
-        asyncio.run(server.serve_until_signal(announce))
+        asyncio.run(server.serve_until_signal(announce_address))
     except OSError as error:
         raise Problem(_describe_error(error, host, port)) from None
     return 0

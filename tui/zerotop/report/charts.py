@@ -73,13 +73,13 @@ _SAMPLE_CHARTS: dict[str, tuple[str, str, tuple[_Line, ...]]] = {
 def build_charts(report: SessionReport) -> dict[str, Any]:
     """Return all charts of a session that have data, and the marks of its findings."""
     charts = [*_iter_step_charts(report), *_iter_sample_charts(report)]
-    return {"marks": _build_marks(report), "charts": charts, "end": _round((report.end_ns - report.begin_ns) / 1e9)}
+    return {"marks": _build_marks(report), "charts": charts, "end": _round_value((report.end_ns - report.begin_ns) / 1e9)}
 
 
 def _build_marks(report: SessionReport) -> list[dict[str, Any]]:
     return [
         {
-            "x": _round((cost.finding.begin_ns - report.begin_ns) / 1e9),
+            "x": _round_value((cost.finding.begin_ns - report.begin_ns) / 1e9),
             "number": number,
             "level": cost.finding.severity.value,
         }
@@ -158,7 +158,7 @@ def _iter_sample_charts(report: SessionReport) -> Iterator[Chart]:
         by_rank = {rank: series for rank, series in by_rank.items() if series}
         if by_rank:
             window = next(iter(report.timelines.values())).window
-            spacing = {"x0": _round(window.first * window.column_ns / 1e9), "dx": window.column_ns / 1e9}
+            spacing = {"x0": _round_value(window.first * window.column_ns / 1e9), "dx": window.column_ns / 1e9}
             limit = _find_limit(report, identifier)
             yield {"id": identifier, "title": title, "unit": unit, "kind": "line", "ranks": by_rank, **spacing, **limit}
 
@@ -190,15 +190,15 @@ def _find_limit(report: SessionReport, identifier: str) -> dict[str, Any]:
         "gpu-load": lambda: 100,
     }
     limit = limits[identifier]()
-    return {"limit": _round(limit)} if limit > 0 else {}
+    return {"limit": _round_value(limit)} if limit > 0 else {}
 
 
 def _round_all(values: Floats) -> list[float | None]:
     """Return JSON values with four significant digits or more; None where unknown."""
-    return [None if math.isnan(value) else _round(value) for value in values.tolist()]
+    return [None if math.isnan(value) else _round_value(value) for value in values.tolist()]
 
 
-def _round(value: float) -> float:
+def _round_value(value: float) -> float:
     """Round to a thousandth, or to four significant digits below one."""
     rounded = round(value, 3 if abs(value) >= 1 else 6)
     return int(rounded) if rounded == int(rounded) else rounded

@@ -81,7 +81,7 @@ class StepHistory:
         for index in range(max(0, first - 1), min(len(self), last + 2)):
             if index not in self._notable:
                 before = [self[number] for number in range(max(0, index - _STEPS_BEFORE), index)]
-                self._notable[index] = index < _FIRST_STEPS or _differs(self[index], before)
+                self._notable[index] = index < _FIRST_STEPS or _is_unlike_before(self[index], before)
             if self._notable[index]:
                 return True
         return False
@@ -116,7 +116,7 @@ def _make_record(step: FoldedStep, bytes_of: tuple[int, ...]) -> Record:
     return (*times, step.rows, step.tokens, *bytes_of, step.step, *counts, 0)
 
 
-def _differs(record: Record, before: Sequence[Record]) -> bool:
+def _is_unlike_before(record: Record, before: Sequence[Record]) -> bool:
     """Whether a step is unlike those before it; one of a block is, so that detail kept of its steps stays."""
     fields = {name: record[index] for name, index in _FIELD.items()}
     if fields["steps"] > 1 or fields["skipped_steps"] or fields["eval_ns"] or fields["checkpoint_ns"]:

@@ -73,7 +73,7 @@ def check_run(run: RecordedRun, budget: Budget, baseline: RecordedRun | None = N
     return tuple(checks)
 
 
-def _judge(name: str, is_good: bool, sentence: str) -> Check:
+def _make_check(name: str, is_good: bool, sentence: str) -> Check:
     return Check(name, Outcome.PASSED if is_good else Outcome.FAILED, sentence)
 
 
@@ -85,15 +85,15 @@ def _check_end(run: RecordedRun) -> Check:
     code = "an unknown exit code" if job.exit_code is None else describe_exit_code(job.exit_code, job.launcher)
     if job.exit_code is None:
         return Check("end", Outcome.SKIPPED, f"The job ended with {code}.")
-    return _judge("end", job.exit_code == 0, f"The job ended with {code}.")
+    return _make_check("end", job.exit_code == 0, f"The job ended with {code}.")
 
 
 def _check_steps(run: RecordedRun, budget: Budget) -> Check:
     finished = run.view.progress.finished_steps
     least = max(1, budget.steps or 1)
     if not finished:
-        return _judge("steps", False, "No finished step was recorded: there is nothing to measure.")
-    return _judge("steps", finished >= least, f"{format_count(finished, 'step')} finished, at least {least} required.")
+        return _make_check("steps", False, "No finished step was recorded: there is nothing to measure.")
+    return _make_check("steps", finished >= least, f"{format_count(finished, 'step')} finished, at least {least} required.")
 
 
 def _check_memory(run: RecordedRun, budget: Budget) -> Iterator[Check]:
@@ -108,7 +108,7 @@ def _check_memory(run: RecordedRun, budget: Budget) -> Iterator[Check]:
 def _check_peak(name: str, limit: int, peak: int) -> Check:
     if not peak:
         return Check(name, Outcome.SKIPPED, f"No {name.replace('_', ' ')} was recorded.")
-    return _judge(name, peak <= limit, f"The peak was {format_bytes(peak)}, the limit is {format_bytes(limit)}.")
+    return _make_check(name, peak <= limit, f"The peak was {format_bytes(peak)}, the limit is {format_bytes(limit)}.")
 
 
 def find_gpu_peak(run: RecordedRun) -> int:
@@ -129,14 +129,14 @@ def _check_speed(run: RecordedRun, budget: Budget) -> Iterator[Check]:
         if known.any():
             median = float(np.median(rows["iteration_s"][known]))
             text = f"The median iteration took {format_seconds(median)}, the limit is {format_seconds(limit)}."
-            yield _judge("iteration_seconds", median <= limit, text)
+            yield _make_check("iteration_seconds", median <= limit, text)
         else:
             yield Check("iteration_seconds", Outcome.FAILED, unknown)
     if (least := budget.tokens_per_second) is not None:
         known &= (tokens > 0) | rows["counted"]
         if (tokens[known] > 0).any():
             rate = estimate_tokens(rows[known], tokens[known]) / float(rows["iteration_s"][known].sum())
-            yield _judge(
+            yield _make_check(
                 "tokens_per_second", rate >= least, f"{rate:,.0f} tokens per second, at least {least:,.0f} required."
             )
         else:
@@ -149,7 +149,7 @@ def _check_findings(findings: tuple[Annotation, ...], budget: Budget) -> Iterato
         text = "It did not occur." if not found else f"{found[0].headline}."
         if len(found) > 1:
             text += f" {format_count(len(found) - 1, 'more finding')} of this kind."
-        yield _judge(f"finding {name}", not found, text)
+        yield _make_check(f"finding {name}", not found, text)
 
 
 def _is_as_severe(finding: Annotation, name: str) -> bool:
@@ -174,7 +174,7 @@ def _check_baseline(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> 
         if peak and before:
             change = peak / before - 1
             text = f"The peak was {format_bytes(peak)}, {_format_change(change)} of the baseline's {format_bytes(before)}"
-            yield _judge(label, change <= growth, f"{text}; at most {_format_change(growth)} is allowed.")
+            yield _make_check(label, change <= growth, f"{text}; at most {_format_change(growth)} is allowed.")
 
 
 def _check_slowdown(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> Check:
@@ -193,10 +193,10 @@ def _check_slowdown(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> 
     )
     limit = budget.slowdown_percent / 100
     if slower <= limit:
-        return _judge("slowdown", True, f"{text}; {_format_share(limit)} is allowed, {noise}.")
+        return _make_check("slowdown", True, f"{text}; {_format_share(limit)} is allowed, {noise}.")
     if slower <= explained:
         return Check("slowdown", Outcome.SKIPPED, f"{text}, but {noise}: run it again on a quieter machine, or for longer.")
-    return _judge("slowdown", False, f"{text}; {_format_share(limit)} is allowed, {noise}.")
+    return _make_check("slowdown", False, f"{text}; {_format_share(limit)} is allowed, {noise}.")
 
 
 def _format_share(share: float) -> str:

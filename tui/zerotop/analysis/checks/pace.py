@@ -93,11 +93,11 @@ def _measure_waiting(session: Session, rows: Rows) -> Floats:
     longest = np.zeros(len(rows))
     for source in session.sources["processes"]:
         for rank in np.unique(source.array["rank"][source.array["rank"] >= 0]).tolist():
-            longest = np.maximum(longest, _integrate(source, rank, rows))
+            longest = np.maximum(longest, _integrate_samples(source, rank, rows))
     return longest
 
 
-def _integrate(source: Source, rank: int, rows: Rows) -> Floats:
+def _integrate_samples(source: Source, rank: int, rows: Rows) -> Floats:
     samples = source.array[source.array["rank"] == rank]
     times = source.unix_times(samples)
     waiting = np.minimum(1.0, np.nan_to_num(samples["waiting_cores"].astype(np.float64)))
@@ -111,13 +111,13 @@ def _measure_hindrance(session: Session, rows: Rows) -> float:
     begin_ns, end_ns = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
     worst = 0.0
     for host in session.sources["hosts"]:
-        samples = _select(host, host.array, begin_ns, end_ns)
+        samples = _select_between(host, host.array, begin_ns, end_ns)
         if not len(samples):
             continue
         busy, cores = float(np.nanmean(samples["cores_used"])), float(np.nanmax(samples["cores"]))
         own, waiting, ranks = 0.0, 0.0, 0
         for source in session.host_sources("processes", host.host):
-            of_job = _select(source, source.array, begin_ns, end_ns)
+            of_job = _select_between(source, source.array, begin_ns, end_ns)
             of_job = of_job[of_job["rank"] >= 0]
             ticks = max(1, len(np.unique(of_job["time_ns"])))
             own += float(np.nansum(of_job["cores_used"])) / ticks
@@ -134,14 +134,14 @@ def _measure_gpu_load(session: Session, host: str, begin_ns: int, end_ns: int) -
     """Return the utilization of the busiest GPU of a host, 0 to 1; 0 without GPUs."""
     loads = [0.0]
     for source in session.host_sources("gpus", host):
-        samples = _select(source, source.array, begin_ns, end_ns)
+        samples = _select_between(source, source.array, begin_ns, end_ns)
         for gpu in np.unique(samples["gpu"]):
             percent = samples["utilization_percent"][samples["gpu"] == gpu]
             loads += [float(np.nanmean(percent)) / 100] if np.isfinite(percent).any() else []
     return min(1.0, max(loads))
 
 
-def _select(source: Source, rows: Rows, begin_ns: int, end_ns: int) -> Rows:
+def _select_between(source: Source, rows: Rows, begin_ns: int, end_ns: int) -> Rows:
     times: Ints = source.unix_times(rows)
     selected: Rows = rows[(times >= begin_ns) & (times <= end_ns)]
     return selected

@@ -30,11 +30,11 @@ class Verdict(NamedTuple):
 
 def choose_verdict(case: OomCase) -> Verdict:
     """Return the cause and the advice; they can be rendered in other units."""
-    verdict = _judge(case)
+    verdict = _judge_case(case)
     return verdict._replace(cause=Text(verdict.cause), advice=Text(verdict.advice))
 
 
-def _judge(case: OomCase) -> Verdict:
+def _judge_case(case: OomCase) -> Verdict:
     if case.kind in (HOST, KILLED):
         return _judge_host(case)
     if case.kind != CUDA:

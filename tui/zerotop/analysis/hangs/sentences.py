@@ -39,7 +39,7 @@ def describe_collectives(standstill: Standstill) -> str:
     return ""
 
 
-def advise(standstill: Standstill) -> str:
+def write_advice(standstill: Standstill) -> str:
     """Return in one sentence what to look at."""
     odd = standstill.odd
     if standstill.is_mismatch:

@@ -41,11 +41,11 @@ class RankSamples:
         before = self._last.get(metric)
         if before is None or before[0] is not matrix:
             known = before if before is not None and before[0].processes == matrix.processes else None
-            before = matrix, self._measure(metric, matrix, known)
+            before = matrix, self._measure_metric(metric, matrix, known)
             self._last[metric] = before
         return before[1]
 
-    def _measure(self, metric: Metric, matrix: RankMatrix, before: tuple[RankMatrix, Matrix] | None) -> Matrix:
+    def _measure_metric(self, metric: Metric, matrix: RankMatrix, before: tuple[RankMatrix, Matrix] | None) -> Matrix:
         values = np.full(matrix.ends.shape, np.nan, np.float32)
         missing = matrix.ends > 0
         if before is not None and len(before[0].steps) and len(matrix.steps):

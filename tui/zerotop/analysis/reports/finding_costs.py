@@ -70,14 +70,14 @@ def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> t
         events.setdefault((finding.name, finding.step), []).append(_compute_cost(finding, findings, steps, end_ns))
     largest = max((cost.bytes or 0 for costs in events.values() for cost in costs), default=0) or 1
 
-    def score(cost: FindingCost) -> tuple[bool, bool, float]:
+    def score_cost(cost: FindingCost) -> tuple[bool, bool, float]:
         kind = cost.finding.severity
         share = (cost.seconds or 0.0) / total_s
         # Time is what a job is paid for by the hour: memory decides between findings that cost little time.
         memory = (cost.bytes or 0) / largest + (cost.finding.name in GROWING)
         return kind is not Severity.ERROR, kind is Severity.INFO, -share - 0.01 * memory
 
-    ranked = sorted((_join(costs) for costs in events.values()), key=score)
+    ranked = sorted((_join_costs(costs) for costs in events.values()), key=score_cost)
     by_finding = {id(cost.finding): cost for cost in ranked}
     linked = order_by_cause([cost.finding for cost in ranked])
     return tuple(replace(by_finding[id(finding)], cause=cause) for finding, cause, _ in linked)
@@ -99,7 +99,7 @@ def _drop_repetitions(findings: Sequence[Annotation]) -> Iterable[Annotation]:
             yield finding
 
 
-def _join(costs: Sequence[FindingCost]) -> FindingCost:
+def _join_costs(costs: Sequence[FindingCost]) -> FindingCost:
     worst = max(costs, key=lambda cost: (cost.seconds or 0.0, cost.bytes or 0))
     ranks = sorted({rank for cost in costs for rank in cost.finding.ranks})
     return FindingCost(worst.finding, tuple(ranks), worst.seconds, worst.bytes, worst.on_host)

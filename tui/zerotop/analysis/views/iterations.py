@@ -56,9 +56,9 @@ class IterationTable:
         for number, members in enumerate(attempts[len(self._joined_counts) - 1 :], len(self._joined_counts) - 1):
             if number == len(self._joined_counts):
                 self._joined_counts.append(0)
-            self._join(members)
+            self._join_members(members)
 
-    def _join(self, members: Sequence[AttemptMember]) -> None:
+    def _join_members(self, members: Sequence[AttemptMember]) -> None:
         joined, end = self._joined_counts[-1], _find_end(members)
         if end <= joined:
             return

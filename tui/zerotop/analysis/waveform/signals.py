@@ -125,7 +125,7 @@ class SignalFolder:
             return {}
         most = _MOST_SAMPLES // len(self._parts)
         windows = {
-            name: self._undelay(part, (*key, name), _thin_windows(gpu_windows, most))
+            name: self._remove_delay(part, (*key, name), _thin_windows(gpu_windows, most))
             for name, gpu_windows in samples.read_gpu_windows(self._session, *key, *self._find_time_span(part)).items()
         }
         allocated = samples.read_allocator_windows(table, *self._find_time_span(part))
@@ -140,7 +140,7 @@ class SignalFolder:
         whole, begins, lengths = part.fold_windows(windows.begins_ns, windows.ends_ns, self._reference)
         return windows.select(whole), begins, np.maximum(lengths, 1e-9)
 
-    def _undelay(self, part: AlignedIterations, key: tuple[str, int, str], windows: SampleWindows) -> SampleWindows:
+    def _remove_delay(self, part: AlignedIterations, key: tuple[str, int, str], windows: SampleWindows) -> SampleWindows:
         """Move windows with slack earlier by the delay at which values change most at phases' ends."""
         if not windows.slack_ns or not len(windows.values):
             return windows

@@ -26,16 +26,16 @@ def prune_sessions(options: argparse.Namespace, overviews: Overviews) -> int:
         return 0
     for line in align_columns(map(_format_row, chosen), "<><"):
         print(line)
-    total = f"{_count(chosen)}, {format_bytes(sum_bytes(chosen))}"
+    total = f"{_count_recordings(chosen)}, {format_bytes(sum_bytes(chosen))}"
     if options.dry_run:
         print(f"Would delete {total}.")
         return 0
-    if not options.yes and not _ask(f"Delete {total}, permanently? [y/N] "):
+    if not options.yes and not _ask_user(f"Delete {total}, permanently? [y/N] "):
         print("Nothing was deleted.")
         return 0
     failed = [recording for recording in chosen if not _delete(recording)]
     deleted = [recording for recording in chosen if recording not in failed]
-    print(f"Deleted {_count(deleted)}, {format_bytes(sum_bytes(deleted))}.")
+    print(f"Deleted {_count_recordings(deleted)}, {format_bytes(sum_bytes(deleted))}.")
     return FAILED if failed else 0
 
 
@@ -44,11 +44,11 @@ def _format_row(recording: Recording) -> list[str]:
     return [escape_unprintable(recording.name), format_bytes(recording.stamp.bytes), f"last written {changed}"]
 
 
-def _count(recordings: list[Recording]) -> str:
+def _count_recordings(recordings: list[Recording]) -> str:
     return f"{len(recordings)} recording" + ("" if len(recordings) == 1 else "s")
 
 
-def _ask(question: str) -> bool:
+def _ask_user(question: str) -> bool:
     if not sys.stdin.isatty():
         raise Problem("--prune asks before it deletes: add --yes where nobody can answer, or --dry-run", USAGE)
     try:

@@ -66,7 +66,7 @@ class FitRunner(PointRunner):
         """Search one series. Raises Interrupted, and OSError if nothing can be written."""
         values = sorted({int(value) for value in self.sweep.plan.settings[self.searched]})
         limit = None if self._gpu_bytes is None else float(self._gpu_bytes - self._other_bytes)
-        search = LargestSearch(values, limit, self._predict(settings, limit))
+        search = LargestSearch(values, limit, self._predict_largest(settings, limit))
         before, done = self.results, self.runs
         result = LargestResult(settings, None, None, False, search.predicted, None, 0)
         try:
@@ -120,7 +120,7 @@ class FitRunner(PointRunner):
         self._on_result(self.sweep.points[point.number])
         return result
 
-    def _predict(self, settings: Mapping[str, Value], limit: float | None) -> float | None:
+    def _predict_largest(self, settings: Mapping[str, Value], limit: float | None) -> float | None:
         """Return the value at which a GPU should be full: by the series before, else by the rule of thumb."""
         shape = self._shape
         if limit is None or shape is None or shape.parameters is None:

@@ -20,9 +20,10 @@ from zerotop.session.headers import SessionError
 from zerotop.ui.app.announcements import Announcer, write_announcement
 from zerotop.ui.app.monitor import freeze_garbage
 from zerotop.ui.app.navigation import NavigationApp
-from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture
+from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import RECORDING_ACTIONS
 from zerotop.ui.base.clipboard import collect_copy_text
+from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import RowWidget
 from zerotop.ui.base.interfaces import Controller, Leaving
 from zerotop.ui.base.start_interfaces import OpenedRecording
@@ -121,15 +122,13 @@ class ZerotopApp(NavigationApp):
         """Leave the recording."""
         self.exit(leaving)
 
-    def _show_picture(self, picture: ScreenPicture) -> None:
-        super()._show_picture(picture)
-        if self.is_running:
-            source = self.viewer.source
-            if self._announcer is None or self._announcer.source is not source:
-                self._announcer = Announcer(source)
-            news = self._announcer.find_news(picture.frame)
-            if news and self.settings.get(_ANNOUNCEMENTS, _ON) == _ON:
-                display_text(self.screen, write_announcement(news))
+    def handle_shown_frame(self, frame: Frame) -> None:
+        source = self.viewer.source
+        if self._announcer is None or self._announcer.source is not source:
+            self._announcer = Announcer(source)
+        news = self._announcer.find_news(frame)
+        if news and self.settings.get(_ANNOUNCEMENTS, _ON) == _ON:
+            display_text(self.screen, write_announcement(news))
 
     def action_switch_announcements(self) -> None:
         """Switch the bell and the notification at a job's end or failure on or off."""
@@ -227,7 +226,7 @@ class ZerotopApp(NavigationApp):
 
     def action_copy(self) -> None:
         """Copy the numbers of the focused panel to the clipboard, through the terminal."""
-        self._worker.submit(partial(collect_copy_text, self.screen), self._copy_text)
+        self._scheduler.submit(partial(collect_copy_text, self.screen), self._copy_text)
 
     def _copy_text(self, text: str) -> None:
         if text:

@@ -77,7 +77,7 @@ class FrameWorker:
             self._pending[slot] += replaced is None
             self._changed.notify()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="frames", daemon=True)
+            self._thread = threading.Thread(target=self._run_jobs, name="frames", daemon=True)
             self._thread.start()
 
     def close(self, *, wait: bool = False) -> None:
@@ -91,7 +91,7 @@ class FrameWorker:
         if wait and self._thread is not None:
             self._thread.join(_CLOSE_TIMEOUT_S)
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
         while (job := self._take_job()) is not None:
             try:
                 result = job.run()
@@ -116,13 +116,13 @@ class FrameWorker:
             return None if self._is_closed else queue.pop(next(iter(queue)))
 
     def _make_delivery(self, job: _Job, result: Any) -> Callable[[], None]:
-        def deliver() -> None:
+        def deliver_frame() -> None:
             if not self._is_closed:
                 self._pending[job.slot] -= 1
                 if job.deliver is not None:
                     job.deliver(result)
 
-        return deliver
+        return deliver_frame
 
     def _make_raiser(self, job: _Job, error: BaseException) -> Callable[[], None]:
         def raise_error() -> None:

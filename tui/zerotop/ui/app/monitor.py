@@ -8,25 +8,21 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 from rich.text import Text
 from textual.app import App
 from textual.events import Event, InputEvent
 from textual.filter import ANSIToTruecolor, LineFilter
 
-from zerotop.analysis.views.annotation_runner import SearchResult
-from zerotop.session.headers import SessionError
 from zerotop.ui.app.ascii_filter import AsciiFilter
-from zerotop.ui.app.frame_builder import FrameRequest
-from zerotop.ui.app.frame_worker import FrameWorker
+from zerotop.ui.app.frame_scheduler import FrameScheduler
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.app.terminal_lost import exit_hung_up, find_terminal, is_hung_up
 from zerotop.ui.app.viewer import Viewer
-from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture, ScreenState
+from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import APP_BINDINGS
+from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import RedrawRequested
 from zerotop.ui.base.interfaces import Controller, Leaving, Source
 from zerotop.ui.base.start_interfaces import OpenedRecording
@@ -40,17 +36,10 @@ from zerotop.ui.drawing.theme import DARK, DARK_NAME, LIGHT, LIGHT_NAME
 FRAME_S = 0.22  # between two polls: a new record is on screen within this and one frame
 HEARTBEAT_S = 0.5  # a frame at least this often, so that clocks advance
 FIRST_POLLS, FIRST_S = 8, 0.05  # polls right after the start: a job just attached to has its first figures soon
-REST_FACTOR = 6.0  # a poll is followed by a rest of this multiple of its time: with very many ranks frames are rarer
-ANSWER_S = 0.015  # if a frame takes longer, the header and transport show its time first
 SETTLED_S = 2.0  # after the start, when the objects of the screen exist
 READY_S = 0.3  # between two steps of preloading screens
 KEYED_S = 1.0  # after a key another one is likely: work that can wait does not start
 GARBAGE_OBJECTS = 20_000  # allocations beyond deallocations that make a collection (some 10 ms) worth it
-
-
-class _PollResult(NamedTuple):
-    picture: ScreenPicture | None  # None where nothing has changed
-    cpu_s: float  # processor time it took
 
 
 class Monitor(App[Leaving]):
@@ -99,11 +88,7 @@ class Monitor(App[Leaving]):
         self._made_screens: dict[str, MonitorScreen] = {}
         self.shown_name = TABS[0].name  # of the screen shown now or last
         self._tick_count = 0
-        self._worker = FrameWorker(self.call_later, self._handle_job_error)
-        self._wanted: tuple[FrameRequest, MonitorScreen, ScreenState] | None = None  # for the next picture
-        self._interim_timer: asyncio.TimerHandle | None = None
-        self._rest_until_s = 0.0
-        self._search_due_s = 0.0
+        self._scheduler = FrameScheduler(self)
         self._last_key_s = -KEYED_S  # of the last key or mouse event
         self._job_check: asyncio.Future[None] | None = None
         self._imported_screen = ""  # name of the screen whose module was imported last
@@ -125,11 +110,10 @@ class Monitor(App[Leaving]):
 
     def close_recording(self) -> None:
         """Stop watching. The caller removes the screens."""
-        self._worker.close(wait=True)
-        self._worker = FrameWorker(self.call_later, self._handle_job_error)
+        self._scheduler.close()
+        self._scheduler = FrameScheduler(self)
         self.viewer.source.close()
-        self._viewer = self._wanted = None
-        self._search_due_s = 0.0
+        self._viewer = None
         self._made_screens.clear()
         self.title = "zerotop"
 
@@ -148,7 +132,7 @@ class Monitor(App[Leaving]):
     @property
     def is_busy(self) -> bool:
         """Whether the worker still has something to deliver."""
-        return self._worker.is_busy
+        return self._scheduler.is_busy
 
     @property
     def viewer(self) -> Viewer:
@@ -196,7 +180,7 @@ class Monitor(App[Leaving]):
         self._terminal = None if self.is_headless else find_terminal()
         self.draw_first_frame()
         self.set_interval(FRAME_S, self.run_tick, name="collector")
-        self.set_interval(FIRST_S, self._poll_rested, repeat=FIRST_POLLS)
+        self.set_interval(FIRST_S, self._scheduler.poll_rested, repeat=FIRST_POLLS)
         self.set_timer(SETTLED_S, self._finish_startup)
 
     def _finish_startup(self) -> None:
@@ -209,7 +193,7 @@ class Monitor(App[Leaving]):
         await super().on_event(event)
 
     def on_unmount(self) -> None:
-        self._worker.close(wait=True)
+        self._scheduler.close()
 
     def draw_first_frame(self) -> None:
         """Read the recording and show its first frame, before the worker has anything to do."""
@@ -217,7 +201,7 @@ class Monitor(App[Leaving]):
             self.viewer.poll()
             self.viewer.check_job()
             self.shown_screen.show_time(self.viewer.make_frame())
-            self._search_findings()
+            self._scheduler.search_findings()
 
     def run_tick(self) -> None:
         """Poll the recording; called by the monitor's only regular timer."""
@@ -231,7 +215,7 @@ class Monitor(App[Leaving]):
             self._check_job()
         if gc.get_count()[0] > GARBAGE_OBJECTS and time.monotonic() - self._last_key_s > KEYED_S:
             gc.collect(0)
-        self._poll_rested(force=self._tick_count % beat == 0)
+        self._scheduler.poll_rested(force=self._tick_count % beat == 0)
         if isinstance(self.screen, LeaveDialog):
             self.screen.note_job(self.viewer.source.is_live)
 
@@ -241,117 +225,16 @@ class Monitor(App[Leaving]):
                 self._job_check.result()  # raises the error of the check
             self._job_check = asyncio.get_running_loop().run_in_executor(None, self.viewer.check_job)
 
-    # Work for the worker
-
-    def _handle_job_error(self, error: BaseException) -> bool:
-        """Give up a recording that can no longer be read; return whether that is the reason of the error."""
-        if self.is_watching and not isinstance(error, SessionError):
-            # Where a file was cut short meanwhile, a job has read zeros.
-            try:
-                self.viewer.source.refresh()
-            except SessionError as cut:
-                error = cut
-        if isinstance(error, SessionError):
-            self.give_up_recording(str(error))
-        return isinstance(error, SessionError)
-
     def give_up_recording(self, reason: str) -> None:
         """Leave a recording that can no longer be read; ``reason`` is a sentence."""
         self.exit(Leaving.QUIT, return_code=1, message=Text(f"zerotop: {sanitize(reason, self.glyphs)}"))
 
-    def _poll_rested(self, *, force: bool = False) -> None:
-        if self.is_watching and not self._worker.is_pending("poll") and time.monotonic() >= self._rest_until_s:
-            self._request_poll(force=force)
-
-    def _request_poll(self, *, force: bool) -> None:
-        """Have new records read, and a picture made if they change anything or ``force``."""
-        self._note_wanted()
-        source = self.viewer.source
-
-        def poll() -> _PollResult:
-            begin_s = time.thread_time()
-            fresh = source.refresh()
-            request = self._get_wanted()[0]
-            changed = request.playhead.playing or (fresh and request.playhead.following) or force
-            picture = self._make_picture() if changed and not self._worker.is_waiting("frame") else None
-            return _PollResult(picture, time.thread_time() - begin_s)
-
-        self._worker.submit(poll, self._finish_poll, slot="poll", routine=True)
-
-    def _finish_poll(self, result: _PollResult) -> None:
-        begin_s = time.thread_time()
-        if self.viewer.stop_at_end():
-            self.draw_frame()
-        if result.picture is not None:
-            self._show_picture(result.picture)
-        self._rest(result.cpu_s + time.thread_time() - begin_s)
-        if time.monotonic() >= self._search_due_s:
-            self._search_findings()
-
-    def _rest(self, cpu_s: float) -> None:
-        """Delay the next poll after work that took this processor time."""
-        self._rest_until_s = max(self._rest_until_s, time.monotonic()) + REST_FACTOR * cpu_s
-
-    def _search_findings(self) -> None:
-        """Search for findings, one piece of the recording at a time."""
-        if not self.is_watching or self._worker.is_pending("search"):
-            return
-        source = self.viewer.source
-
-        def search() -> tuple[SearchResult, float]:
-            begin_s = time.thread_time()
-            return source.search_findings(), time.thread_time() - begin_s
-
-        self._worker.submit(search, self._finish_search, slot="search", routine=True)
-
-    def _finish_search(self, searched: tuple[SearchResult, float]) -> None:
-        result, cpu_s = searched
-        self._search_due_s = time.monotonic() + result.pause_s
-        if result.has_new:
-            self.draw_frame()
-        if not self.viewer.source.is_live:
-            if result.is_behind:
-                self._search_findings()
-        else:  # the job needs the machine, too
-            self._rest(cpu_s)
-            if result.is_behind:
-                self.set_timer(max(0.001, self._rest_until_s - time.monotonic()), self._search_findings)
-
-    def _note_wanted(self) -> None:
-        screen = self.shown_screen
-        self._wanted = self.viewer.make_request(), screen, screen.state
-
-    def _get_wanted(self) -> tuple[FrameRequest, MonitorScreen, ScreenState]:
-        assert self._wanted is not None
-        return self._wanted
-
-    def _make_picture(self) -> ScreenPicture:
-        """Make the latest picture requested, in the worker's thread."""
-        request, screen, state = self._get_wanted()
-        return screen.build_picture(self.viewer.builder.build_frame(request), state)
-
     def draw_frame(self) -> None:
-        """Have the current frame made and shown. If that takes long, header and transport show the new time first."""
-        self._note_wanted()
-        self._worker.submit(self._make_picture, self._show_picture, slot="frame")
-        if self._interim_timer is None:
-            self._interim_timer = asyncio.get_running_loop().call_later(ANSWER_S, self.call_later, self._show_interim)
+        """Have the current frame made and shown."""
+        self._scheduler.draw_frame()
 
-    def _show_interim(self) -> None:
-        self._interim_timer = None
-        if self.is_watching and self._worker.is_pending("frame") and (frame := self.viewer.make_interim_frame()) is not None:
-            self.shown_screen.show_time(frame)
-
-    def _show_picture(self, picture: ScreenPicture) -> None:
-        if not self.is_running:
-            return
-        self.viewer.accept_frame(picture.frame)
-        if self._worker.is_pending("frame"):  # the user has moved on
-            picture = replace(picture, frame=self.viewer.move_to_present(picture.frame))
-        if picture.screen_name == self.shown_name:
-            self.shown_screen.show_picture(picture)
-        if picture.next_work is not None:
-            self._worker.submit(picture.next_work, lambda _: self.draw_frame(), slot="work", routine=True)
+    def handle_shown_frame(self, frame: Frame) -> None:
+        """Called after the screen has shown a new frame."""
 
     def on_monitor_screen_panel_zoomed(self, event: MonitorScreen.PanelZoomed) -> None:
         self.settings.set(f"zoom.{event.screen}", event.panel)
@@ -359,7 +242,7 @@ class Monitor(App[Leaving]):
     def on_redraw_requested(self, event: RedrawRequested) -> None:
         event.stop()
         if event.change is not None:
-            self._worker.submit(event.change, event.deliver)
+            self._scheduler.submit(event.change, event.deliver)
         if self.is_watching and self.is_running:
             self.draw_frame()
 

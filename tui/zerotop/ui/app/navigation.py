@@ -119,5 +119,5 @@ class NavigationApp(Monitor):
         self.draw_frame()
 
     def on_output_scrolled(self, event: Output.Scrolled) -> None:
-        self._worker.submit(self.viewer.scroll_output(event.lines, event.room))
+        self._scheduler.submit(self.viewer.scroll_output(event.lines, event.room))
         self.draw_frame()

@@ -40,13 +40,13 @@ class SweepApp(ListApp):
         if self.is_watching:
             super().action_leave()
         elif isinstance(self.screen, StopDialog) or self._model.progress.is_over:
-            self._leave(True)
+            self._leave_sweep(True)
         else:
             sweep = "Stop the sweep? Its results are kept, and it can go on later where it stops now."
             search = "Stop the search? What was measured so far is kept."
-            self.push_screen(StopDialog(search if self._model.search else sweep, self.glyphs), self._leave)
+            self.push_screen(StopDialog(search if self._model.search else sweep, self.glyphs), self._leave_sweep)
 
-    def _leave(self, yes: bool | None) -> None:
+    def _leave_sweep(self, yes: bool | None) -> None:
         if yes:
             self._model.progress.stop()
             self.exit()

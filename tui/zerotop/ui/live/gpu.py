@@ -53,7 +53,7 @@ def _build_gpu_columns(view: LiveView, width: int, rows_per_gpu: int, glyphs: Gl
             return ((fit_text(sanitize(gpu.name, glyphs), cells, glyphs), "muted"),)
         return _draw_utilization_strip(view, gpu, cells, 1, glyphs)[0]
 
-    def figure(
+    def make_figure_column(
         heading: str, cells: int, importance: int, value: Callable[[Gpu], float], decimals: int = 0, style: str = "value"
     ) -> Column[Gpu]:
         return Column(heading, cells, importance, lambda gpu, cells: ((format_fixed(value(gpu), decimals, cells), style),))
@@ -63,11 +63,15 @@ def _build_gpu_columns(view: LiveView, width: int, rows_per_gpu: int, glyphs: Gl
     return [
         Column("", longest, 9, lambda gpu, _: ((names[id(gpu)].rjust(longest), "label"),), left=True),
         Column(load_heading, 6, 9, draw_load, grows=True, left=True),
-        figure("%", 3, 9, lambda gpu: gpu.utilization_percent),
-        figure("W", 4, 7, lambda gpu: gpu.sample["power_w"]),
-        figure(f"{glyphs.degree}C", 3, 5, lambda gpu: gpu.sample["temperature_c"], style="muted"),
-        figure("D2H GB/s" if is_wide else "D2H", 8 if is_wide else 5, 6, lambda gpu: gpu.pcie_tx_bytes_per_s / 1e9, 1),
-        figure("H2D GB/s" if is_wide else "H2D", 8 if is_wide else 5, 6, lambda gpu: gpu.pcie_rx_bytes_per_s / 1e9, 1),
+        make_figure_column("%", 3, 9, lambda gpu: gpu.utilization_percent),
+        make_figure_column("W", 4, 7, lambda gpu: gpu.sample["power_w"]),
+        make_figure_column(f"{glyphs.degree}C", 3, 5, lambda gpu: gpu.sample["temperature_c"], style="muted"),
+        make_figure_column(
+            "D2H GB/s" if is_wide else "D2H", 8 if is_wide else 5, 6, lambda gpu: gpu.pcie_tx_bytes_per_s / 1e9, 1
+        ),
+        make_figure_column(
+            "H2D GB/s" if is_wide else "H2D", 8 if is_wide else 5, 6, lambda gpu: gpu.pcie_rx_bytes_per_s / 1e9, 1
+        ),
     ]
 
 

@@ -153,7 +153,7 @@ def _build_gpu_columns(gpus: Sequence[Gpu], width: int, names_host: bool, glyphs
         marks = [float(peak) for peak in (gpu.allocated_peak_bytes, gpu.reserved_peak_bytes) if peak]
         return draw_stacked_bar(parts, gpu.total_bytes, cells, glyphs, marks=marks)
 
-    def amount(
+    def make_amount_column(
         heading: str | Row, cells: int, importance: int, size: Callable[[Gpu], int | None], style: str = "value"
     ) -> Column[Gpu]:
         def draw_amount(gpu: Gpu, cells: int) -> Row:
@@ -165,13 +165,13 @@ def _build_gpu_columns(gpus: Sequence[Gpu], width: int, names_host: bool, glyphs
     return [
         Column("", longest, 9, lambda gpu, _: ((names[id(gpu)].rjust(longest), "label"),), left=True),
         Column("", (7 if names_host else 8) if width < 46 else width * 2 // 7, 9, draw_bar, grows=True),
-        amount(_draw_swatch("memory-allocated", "allocated", glyphs), 10, 8, lambda gpu: gpu.allocated_bytes),
-        amount(peak, 5, 3, lambda gpu: gpu.allocated_peak_bytes, "muted"),
-        amount(_draw_swatch("memory-reserved", "reserved", glyphs), 9, 7, lambda gpu: gpu.reserved_bytes),
-        amount(peak, 5, 2, lambda gpu: gpu.reserved_peak_bytes, "muted"),
-        amount("job", 5, 1, lambda gpu: gpu.process_bytes, "muted"),
-        amount(_draw_swatch("memory-other", "used", glyphs), 5, 9, lambda gpu: gpu.used_bytes),
-        amount("total", 5, 5, lambda gpu: gpu.total_bytes, "muted"),
+        make_amount_column(_draw_swatch("memory-allocated", "allocated", glyphs), 10, 8, lambda gpu: gpu.allocated_bytes),
+        make_amount_column(peak, 5, 3, lambda gpu: gpu.allocated_peak_bytes, "muted"),
+        make_amount_column(_draw_swatch("memory-reserved", "reserved", glyphs), 9, 7, lambda gpu: gpu.reserved_bytes),
+        make_amount_column(peak, 5, 2, lambda gpu: gpu.reserved_peak_bytes, "muted"),
+        make_amount_column("job", 5, 1, lambda gpu: gpu.process_bytes, "muted"),
+        make_amount_column(_draw_swatch("memory-other", "used", glyphs), 5, 9, lambda gpu: gpu.used_bytes),
+        make_amount_column("total", 5, 5, lambda gpu: gpu.total_bytes, "muted"),
     ]
 
 
@@ -234,7 +234,7 @@ def _build_rank_columns(ranks: Sequence[Rank], limit: int, largest: int, glyphs:
         marks = [float(rank.rss_peak_bytes)] if rank.rss_peak_bytes else []
         return draw_stacked_bar(own if rank.alive else [], limit, cells, glyphs, marks=marks)
 
-    def amount(
+    def make_amount_column(
         heading: str | Row, cells: int, importance: int, size: Callable[[Rank], int | None], style: str = "value"
     ) -> Column[Rank]:
         """Return a column for memory of a process, with a dash for ranks that have exited."""
@@ -248,8 +248,8 @@ def _build_rank_columns(ranks: Sequence[Rank], limit: int, largest: int, glyphs:
     return [
         Column("", longest, 9, lambda rank, _: ((rank_name(rank.rank).rjust(longest), "label"),), left=True),
         Column("", 8, 9, draw_bar, grows=True),
-        amount(_draw_swatch("memory-allocated", "RSS", glyphs), 5, 9, lambda rank: rank.rss_bytes),
+        make_amount_column(_draw_swatch("memory-allocated", "RSS", glyphs), 5, 9, lambda rank: rank.rss_bytes),
         Column(_draw_peak_heading(glyphs), 5, 4, lambda rank, _: ((format_giga(rank.rss_peak_bytes, decimals), "muted"),)),
-        amount(_draw_swatch("memory-reserved", "shared", glyphs), 7, 5, lambda rank: rank.shared_bytes),
-        amount("pinned", 6, 2, lambda rank: rank.pinned_bytes, "muted"),
+        make_amount_column(_draw_swatch("memory-reserved", "shared", glyphs), 7, 5, lambda rank: rank.shared_bytes),
+        make_amount_column("pinned", 6, 2, lambda rank: rank.pinned_bytes, "muted"),
     ]

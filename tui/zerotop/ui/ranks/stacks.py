@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.hangs.reader import Stillness
-from zerotop.analysis.hangs.sentences import advise, describe_odd
+from zerotop.analysis.hangs.sentences import describe_odd, write_advice
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 from zerotop.ui.drawing.formatting import format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -78,7 +78,7 @@ def _draw_sentences(standstill: Standstill, width: int, glyphs: Glyphs) -> list[
     rows: list[Row] = [
         ((f" {line}", "alert"),) for line in wrap_text(sanitize(f"{said[0].upper()}{said[1:]}.", glyphs), room, 2, glyphs)
     ]
-    for number, line in enumerate(wrap_text(sanitize(advise(standstill), glyphs), room - 2, 2, glyphs)):
+    for number, line in enumerate(wrap_text(sanitize(write_advice(standstill), glyphs), room - 2, 2, glyphs)):
         rows.append(((f" {glyphs.arrow} " if not number else "   ", "accent"), (line, "value")))
     return [*rows, EMPTY]
 

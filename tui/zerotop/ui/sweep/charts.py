@@ -113,15 +113,15 @@ class _AxisColumns:
         """Return (column, text) of the values, each centred below its position; the last one comes first in importance."""
         labels = []
         end = -2
-        last = self._label(self._values[-1])
+        last = self._place_label(self._values[-1])
         for value in self._values[:-1]:
-            column, text = self._label(value)
+            column, text = self._place_label(value)
             if column > end + 1 and column + len(text) < last[0] - 1:
                 labels.append((column, text))
                 end = column + len(text)
         return [*labels, last]
 
-    def _label(self, value: Value) -> tuple[int, str]:
+    def _place_label(self, value: Value) -> tuple[int, str]:
         text = str(value)
         column = round(self.find_position(value) - len(text) / 2 + 0.5)
         return max(0, min(self._width - len(text), column)), text

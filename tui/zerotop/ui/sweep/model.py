@@ -184,16 +184,16 @@ class SweepModel:
     @property
     def series(self) -> Sequence[Series]:
         """All series, in a stable order."""
-        self._derive()
+        self._compute_series()
         return self._series
 
     @property
     def reports(self) -> Sequence[LineReport]:
         """The fitted lines."""
-        self._derive()
+        self._compute_series()
         return self._reports
 
-    def _derive(self) -> None:
+    def _compute_series(self) -> None:
         """Compute series and lines once for each result."""
         sweep = self.sweep
         if self._derived_from is not sweep:

@@ -190,16 +190,16 @@ class TimelineLanes(FrameWidget, can_focus=True):
         event.stop()
         moment = self._find_moment(event.x)
         if event.shift or event.ctrl:
-            self._pan(event, -direction)
+            self._pan_view(event, -direction)
         elif moment is not None:
             self.request_redraw(partial(self._view.zoom_window, direction, moment, WHEEL_ZOOM))
 
     def on_mouse_scroll_left(self, event: events.MouseScrollLeft) -> None:
-        self._pan(event, -1)
+        self._pan_view(event, -1)
 
     def on_mouse_scroll_right(self, event: events.MouseScrollRight) -> None:
-        self._pan(event, 1)
+        self._pan_view(event, 1)
 
-    def _pan(self, event: events.MouseEvent, direction: int) -> None:
+    def _pan_view(self, event: events.MouseEvent, direction: int) -> None:
         event.stop()
         self.request_redraw(partial(self._view.pan_share, direction * _PAN_SHARE / 2))

@@ -232,7 +232,9 @@ class LoopHooks:
 
     def _begin_backward(self, time_ns: int, outputs: Any, args: Any, kwargs: Any) -> Span | None:
         if not kwargs.get("accumulate_grad"):
-            return None  # autograd.grad(), which trains nothing by itself
+            if self._probe.engines.loop is not None:
+                self._count_backward()  # its gradients may make the next update another one
+            return None  # autograd.grad() trains nothing by itself
         loop = self._loop
         recorder = self._probe.recorder
         if (
@@ -275,15 +277,18 @@ class LoopHooks:
         if not self._forwards and not self._probe.counting.was_on:
             loop.search_roots()
         self._forwards = self._first_root = 0
-        if self._probe.counting.backwards:
-            self._steps.counter.take_counts()
         if not flags & FAILED:
-            loop.backward_total += 1
+            self._count_backward()
             state.backward_count += 1
             if self._steps.stepped_in_backward:
                 self._steps.end_backward(recorder, time_ns)
         if self._steps.step is not None:
             self._steps.resume_step(time_ns, failed=bool(flags & FAILED))
+
+    def _count_backward(self) -> None:
+        if self._probe.counting.backwards:
+            self._steps.counter.take_counts()
+        self._loop.backward_total += 1
 
 
 def _is_training(module: Any) -> bool:

@@ -10,28 +10,12 @@ from zerotop_probe.inside.guard import Guard, now, on_removal
 from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
 from zerotop_probe.inside.hooks.loops.iteration_counter import IterationCounter
 from zerotop_probe.inside.hooks.loops.loop import Loop
+from zerotop_probe.inside.hooks.loops.step_in_progress import StepInProgress
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
-from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
+from zerotop_probe.recording.tables import BOUNDARY, FAILED, PHASE_CODE
 
 _STEP = PHASE_CODE["step"]
-
-
-class StepInProgress:
-    """A step in progress."""
-
-    __slots__ = ("backwards", "begin_ns", "depth", "found_inf", "has_closure", "is_scaled", "owner", "span", "was_called")
-
-    def __init__(self, optimizer: Any, *, is_scaled: bool = False, has_closure: bool = False) -> None:
-        self.owner = id(optimizer)
-        self.begin_ns = 0  # of one in a counted step
-        self.backwards = 0  # likewise: those before it
-        self.span: Span | None = None
-        self.is_scaled = is_scaled
-        self.has_closure = has_closure
-        self.depth = 0  # calls in progress: step() of a subclass that calls that of its base class is seen twice
-        self.was_called = False  # of a scaled step: whether the scaler has called the optimizer
-        self.found_inf: bool | None = False  # likewise, of a fused optimizer; None where reading it would wait for the GPU
 
 
 class OptimizerStepHooks:
@@ -147,6 +131,9 @@ class OptimizerStepHooks:
             self.loop.can_count = False  # without the backward such a step would look like any other
             return
         step = self.step
+        if step is not None and step.has_closure and step.owner == id(optimizer) and step.was_left(calls=1):
+            self._leave_step(recorder, step, time_ns)
+            step = None
         if step is not None and step.span is not None and step.span in recorder.stack:
             if step.owner == id(optimizer):
                 step.depth += 1
@@ -235,9 +222,18 @@ class OptimizerStepHooks:
         """Leave the step in progress, whose closure now calls the model."""
         step, recorder = self.step, self._probe.recorder
         if step is not None and step.has_closure and step.span is not None and recorder is not None:
+            if step.was_left(calls=0):
+                self._leave_step(recorder, step, time_ns)
+                return
             if step.span in recorder.stack:
                 recorder.end_span(step.span, time_ns)
             step.span = None
+
+    def _leave_step(self, recorder: Recorder, step: StepInProgress, time_ns: int) -> None:
+        """Give up a step that an exception has ended."""
+        self.step = None
+        if step.span is not None and step.span in recorder.stack:
+            recorder.end_span(step.span, time_ns, FAILED)
 
     def resume_step(self, time_ns: int, *, failed: bool) -> None:
         """Return to the step whose closure has called backward(); the update may follow."""

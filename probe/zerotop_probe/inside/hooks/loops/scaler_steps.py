@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from zerotop_probe.inside.guard import now, wrap_method
 from zerotop_probe.inside.hooks.loops.loss_scale import LossScale
-from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks, StepInProgress
+from zerotop_probe.inside.hooks.loops.optimizer_steps import OptimizerStepHooks
+from zerotop_probe.inside.hooks.loops.step_in_progress import StepInProgress
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import FAILED, SKIPPED

@@ -76,12 +76,12 @@ class StuckRankWatcher(threading.Thread):
         for heard in self._list_heard():
             rank = self._ranks.setdefault(heard.pid, _Rank(heard))
             rank.update(heard)
-            if rank.is_due(time.monotonic()) and self._runs(heard.pid):
+            if rank.is_due(time.monotonic()) and self._is_running(heard.pid):
                 stacks = py_spy.dump_stacks(program, heard.pid)
                 if stacks is not None:
                     self._on_stacks(heard, stacks)
 
-    def _runs(self, pid: int) -> bool:
+    def _is_running(self, pid: int) -> bool:
         stat = procfs.read_stat(pid)
         return stat is not None and stat.state not in _STOPPED_STATES
 

@@ -91,7 +91,7 @@ def _find_long(group: Group, state: _State, save: _Save, before: Rows) -> Iterat
     if pause >= PAUSE_ITERATIONS * usual:
         state.longest_s = pause
         evidence = {"pause_s": pause, "iteration_s": usual, "iterations": pause / usual}
-        yield _Pause(_locate(group, save.begin_ns, save), _KIND, evidence, int(before["step"][-1]))
+        yield _Pause(_make_delay(group, save.begin_ns, save), _KIND, evidence, int(before["step"][-1]))
 
 
 def _find_often(group: Group, recent: list[_Save], before: Rows) -> Iterator[_Pause]:
@@ -103,10 +103,10 @@ def _find_often(group: Group, recent: list[_Save], before: Rows) -> Iterator[_Pa
     steps = before["step"][np.searchsorted(before["end_unix_ns"], recent[0].begin_ns) :]
     period = max(1.0, len(steps) / (OFTEN_SAVES - 1))
     evidence = {"pause_s": total, "share": share, "period": period, "saves": len(recent)}
-    yield _Pause(_locate(group, recent[0].begin_ns, recent[-1]), _OFTEN, evidence, int(before["step"][-1] - len(steps)))
+    yield _Pause(_make_delay(group, recent[0].begin_ns, recent[-1]), _OFTEN, evidence, int(before["step"][-1] - len(steps)))
 
 
-def _locate(group: Group, begin_ns: int, last: _Save) -> Delay:
+def _make_delay(group: Group, begin_ns: int, last: _Save) -> Delay:
     return Delay(group.lead, "checkpoint_save", begin_ns, last.end_ns, last.end_ns)
 
 

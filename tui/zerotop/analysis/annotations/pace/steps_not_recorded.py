@@ -46,7 +46,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         state = group.get_state(_GroupState)
         found = [(known_ns, gap, process) for process in group.processes for known_ns, gap in _find_new(recording, process)]
         for known_ns, gap, process in sorted(found, key=lambda one: one[:2]):
-            if len(state.reported) < MOST_GAPS and not any(_covers(other, gap) for other in state.reported):
+            if len(state.reported) < MOST_GAPS and not any(_covers_gap(other, gap) for other in state.reported):
                 state.reported.append(gap)
                 yield _build_finding(recording, group, process, gap, known_ns)
 
@@ -75,7 +75,7 @@ def _find_new(recording: Evidence, process: Process) -> Iterator[tuple[int, Gap]
         yield end.unix_ns, final
 
 
-def _covers(reported: Gap, gap: Gap) -> bool:
+def _covers_gap(reported: Gap, gap: Gap) -> bool:
     return gap.first_step >= reported.first_step - SIMILAR_STEPS and gap.last_step <= reported.last_step + SIMILAR_STEPS
 
 

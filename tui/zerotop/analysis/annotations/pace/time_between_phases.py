@@ -10,7 +10,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, is_cause, line_values, measure_between, name_line
-from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, SHARE, find_line, trains
+from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, SHARE, find_line, is_training
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
@@ -62,7 +62,7 @@ def _check_event(group: Group, event: Event) -> Iterator[Annotation]:
         return
     begin_ns = int(rows["begin_unix_ns"][0])
     line = find_line(lead, BETWEEN, begin_ns, known_ns, known_ns, why=SHARE)
-    if line is None or trains(line.callees) or not is_cause(line, Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)):
+    if line is None or is_training(line.callees) or not is_cause(line, Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)):
         return
     if _is_gpu_busy(lead, begin_ns, known_ns):
         return

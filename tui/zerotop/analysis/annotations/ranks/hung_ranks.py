@@ -11,7 +11,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, Samples
 from zerotop.analysis.hangs.reader import StandstillReader
-from zerotop.analysis.hangs.sentences import advise, describe_collectives, describe_group, describe_odd
+from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 from zerotop.analysis.hangs.waits import LONG_WORK
 from zerotop.session.event_files import select_events
@@ -160,10 +160,10 @@ def _list_times(silence: _Silence, written_ns: list[int], end_ns: int) -> list[i
 def _is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -> bool:
     """Whether the ranks that the others wait for do nothing that merely takes long."""
     late = [standstill.odd] if standstill.odd is not None else [one for one in standstill.groups if not one.awaits_others]
-    return not any(_works(group, stacks, since_ns, time_ns) for stacks in late)
+    return not any(_is_working(group, stacks, since_ns, time_ns) for stacks in late)
 
 
-def _works(group: Group, stacks: StackGroup, since_ns: int, time_ns: int) -> bool:
+def _is_working(group: Group, stacks: StackGroup, since_ns: int, time_ns: int) -> bool:
     if stacks.wait is None:
         return False
     return stacks.wait.kind in LONG_WORK or any(
@@ -217,7 +217,7 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
         groups=" ".join(f"{describe_group(one)}." for one in standstill.groups if one is not odd) or None,
         collectives=describe_collectives(standstill) or None,
         count=len(group.processes),
-        advice=advise(standstill),
+        advice=write_advice(standstill),
         line=line or None,
         cost=1.0,
     )

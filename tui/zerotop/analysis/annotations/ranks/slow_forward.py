@@ -93,7 +93,7 @@ def _check_group(group: Group) -> Iterator[Annotation]:
     state = group.get_state(_State, _KIND.name)
     for process in group.processes:
         fresh = _read_device_forwards(process, state) if process.is_on_gpu else _read_forwards(process)
-        state.forwards[process.rank] = _join(state.forwards.get(process.rank, _NONE), fresh)
+        state.forwards[process.rank] = _join_forwards(state.forwards.get(process.rank, _NONE), fresh)
     read = [state.forwards[process.rank] for process in group.processes]
     steps = reduce(np.intersect1d, [one.steps for one in read])
     if not len(steps):
@@ -113,7 +113,7 @@ def _check_group(group: Group) -> Iterator[Annotation]:
             return
 
 
-def _join(before: _Forwards, after: _Forwards) -> _Forwards:
+def _join_forwards(before: _Forwards, after: _Forwards) -> _Forwards:
     return _Forwards(*(np.concatenate(parts) for parts in zip(before, after, strict=True)))
 
 
@@ -134,7 +134,7 @@ def _read_device_forwards(process: Process, state: _State) -> _Forwards:
     if not len(samples):
         return _NONE
     fresh = _Forwards(samples.rows["step"].astype(np.int64), samples.rows["device_ns"] / 1e9, samples.times)
-    each = _join(state.unfinished.get(process.rank, _NONE), fresh)
+    each = _join_forwards(state.unfinished.get(process.rank, _NONE), fresh)
     steps, firsts, indices = np.unique(each.steps, return_index=True, return_inverse=True)
     state.unfinished[process.rank] = each.select(each.steps == steps[-1])
     seconds: Floats = np.bincount(indices, each.seconds, len(steps)).astype(np.float64)

@@ -78,7 +78,7 @@ def order_by_cause(findings: Sequence[Annotation]) -> tuple[LinkedFinding, ...]:
 
 def _list_links(effect: Annotation) -> Iterator[_Link]:
     if effect.measured_cause:
-        yield _Link(effect.name, effect.measured_cause, _overlaps)
+        yield _Link(effect.name, effect.measured_cause, _is_simultaneous)
     yield from (link for link in _LINKS if link.effect == effect.name)
 
 
@@ -91,7 +91,7 @@ def _select_agreeing(
             yield index
 
 
-def _overlaps(effect: Annotation, cause: Annotation) -> bool:
+def _is_simultaneous(effect: Annotation, cause: Annotation) -> bool:
     """Whether both were there at the same time."""
     return cause.begin_ns <= effect.end_ns and (effect.begin_ns <= cause.end_ns or cause.name in _LASTING)
 

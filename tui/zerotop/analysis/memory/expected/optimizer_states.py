@@ -31,14 +31,14 @@ def compute_state_bytes(optimizers: Sequence[Mapping[str, Any]], bytes_each: int
     total = 0
     for optimizer in optimizers:
         name, count = str(optimizer.get("class") or "").lower(), optimizer.get("parameters")
-        each = 2 if "8bit" in name else _multiply(_count_moments(name, optimizer.get("settings") or {}), bytes_each)
+        each = 2 if "8bit" in name else _multiply_known(_count_moments(name, optimizer.get("settings") or {}), bytes_each)
         if each is None or count is None:
             return None
         total += each * count
     return total
 
 
-def _multiply(count: int | None, size: int) -> int | None:
+def _multiply_known(count: int | None, size: int) -> int | None:
     return None if count is None else count * size
 
 

@@ -164,7 +164,7 @@ def _find_state_bytes(optimizer: str) -> int | None:
     return next((size for name, size in _STATE_BYTES if name in optimizer.lower()), None)
 
 
-def _multiply(size: int | None, count: int) -> int | None:
+def _multiply_known(size: int | None, count: int) -> int | None:
     return None if size is None else size * count
 
 
@@ -186,7 +186,7 @@ def compute_expected(setup: EngineSetup) -> ExpectedBytes:
             has_master = setup.bytes_each < 4 or setup.stage > 0
             master = _compute_share(4 * setup.trainable, setup, 1) if has_master else 0
             _put_category(expected, MASTER_WEIGHTS, master, device, share)
-        state = setup.loop_state_bytes if setup.is_loop else _multiply(setup.state_each, setup.trainable)
+        state = setup.loop_state_bytes if setup.is_loop else _multiply_known(setup.state_each, setup.trainable)
         if state is not None:
             _put_category(expected, OPTIMIZER_STATE, _compute_share(state, setup, 1), device, share)
     if setup.on_gpu:

@@ -93,7 +93,7 @@ def find_line(
                 continue
             weight = stack.get("seconds") or 0.0
             total += weight
-            if found is not None and not trains(found.callees, where):
+            if found is not None and not is_training(found.callees, where):
                 key, beneath = found[:3], found.callees
                 seconds[key] = seconds.get(key, 0.0) + weight
                 each = callees.setdefault(key, {})
@@ -153,7 +153,7 @@ def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
     return min([known_ns + patience_ns, *(end_ns for end_ns in ends if end_ns >= known_ns)])
 
 
-def trains(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
+def is_training(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
     """Whether functions beneath a line are the training itself there, which takes the time that it takes."""
     if find_known_call(callees) is not None:
         return False

@@ -47,12 +47,12 @@ def read_groups(engine: Mapping[str, Any], inventory: Mapping[str, Any]) -> list
     """Return the blocks by size, those that hold the most first; empty unless the model returned rows x tokens x width."""
     shapes = _list_shapes(engine, inventory)
     groups = (group for group in inventory.get("unclaimed_groups") or () if len(group) == 2)
-    return [_recognize(size, count, shapes) for size, count in groups] if shapes else []
+    return [_recognize_blocks(size, count, shapes) for size, count in groups] if shapes else []
 
 
 def recognize_block(engine: Mapping[str, Any], inventory: Mapping[str, Any], size: int) -> BlockGroup:
     """Return a block of a size as a group of one."""
-    return _recognize(size, 1, _list_shapes(engine, inventory))
+    return _recognize_blocks(size, 1, _list_shapes(engine, inventory))
 
 
 def _list_shapes(engine: Mapping[str, Any], inventory: Mapping[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
@@ -76,7 +76,7 @@ def _iter_shapes(
         yield "attention", (rows, dimensions["heads"], tokens, tokens)
 
 
-def _recognize(size: int, count: int, shapes: list[tuple[str, tuple[int, ...]]]) -> BlockGroup:
+def _recognize_blocks(size: int, count: int, shapes: list[tuple[str, tuple[int, ...]]]) -> BlockGroup:
     for width, shape in shapes:
         for each in (2, 4):
             needed = each * prod(shape)
