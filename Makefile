@@ -53,14 +53,15 @@ test: lint
 test-fast: install
 	$(BIN)/python -m pytest tests/unit tests/ui --numprocesses $(WORKERS) --dist worksteal
 
-# Not a part of `test`: downloads several GB. VERSIONS is the name of a file in tests/versions.
+# Not a part of `test`: downloads several GB. VERSIONS is the name of a file in tests/versions, which says for which Python.
 VERSIONS ?= oldest
 OTHER := .venv-$(VERSIONS)
 test-versions:
 	$(PYTHON) -m venv $(OTHER)
 	$(OTHER)/bin/python -m pip install --quiet --disable-pip-version-check -e . -r tests/versions/$(VERSIONS).txt
 	$(OTHER)/bin/python -m pytest tests/real/test_plain_loops.py tests/real/test_training_libraries.py \
-		tests/real/test_sharded_loops.py tests/real/test_attach_loops.py tests/real/test_hangs.py tests/real/test_slow_lines.py
+		tests/real/test_sharded_loops.py tests/real/test_attach_loops.py tests/real/test_hangs.py tests/real/test_slow_lines.py \
+		tests/unit/test_optimizer_states.py
 
 bench: install
 	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -190,7 +190,7 @@ def test_an_engine_without_optimizer(tmp_path: Path) -> None:
     rank = odd_run.rank()
     (engine,) = rank.find_events("engine")
     assert engine["optimizer"] == ""
-    assert [event["when"] for event in rank.find_events("tensors")] == ["init"]
+    assert [event["when"] for event in rank.find_events("tensors")] == ["init", "before_forward"]
     forwards = rank.select_phases("forward")
     assert (len(forwards), set(forwards["flags"])) == (4, {EVAL})
     gpu = odd_run.gpu()

@@ -68,7 +68,7 @@ def test_whose_bytes_the_allocated_ones_are(tmp_path_factory: pytest.TempPathFac
     rank, _ = run_measuring(tmp_path_factory, "--steps", "2").read_rank(0)
     (engine,) = rank.find_events("engine")
     inventories = {event["when"]: event for event in rank.find_events("tensors")}
-    assert list(inventories) == ["init", "before_update", "after_update"]
+    assert list(inventories) == ["init", "before_forward", "before_update", "after_update"]
     for event in inventories.values():
         assert sum(event["device"].values()) + event["unclaimed_bytes"] == event["allocated_bytes"]
     held = inventories["after_update"]["device"]

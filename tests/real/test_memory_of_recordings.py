@@ -50,6 +50,8 @@ def test_rows_add_up_at_every_moment_and_almost_nothing_is_unexplained(name: str
             assert found.sum_bytes(UNEXPLAINED) <= 0.02 * found.allocated_bytes
         for host in read_host_ledgers(session, cursor):
             assert sum(row.bytes for row in host.rows) == host.resident_bytes
+    for at_peak in read_peak_ledgers(session, session.last_written_ns):
+        assert at_peak.ledger.sum_bytes(UNEXPLAINED) <= 0.02 * at_peak.ledger.allocated_bytes
 
 
 @pytest.mark.parametrize("name", ON_GPUS)

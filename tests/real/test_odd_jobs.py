@@ -46,7 +46,8 @@ def test_engines_that_train_in_turn(several_engines: Counted, number: int) -> No
     assert steps[["engine", "step"]].tolist() == [(engine, step) for step in range(4) for engine in range(2)]
     assert (steps["flags"] & BOUNDARY == BOUNDARY).all()
     inventories = [(event["engine"], event["when"]) for event in rank.find_events("tensors")]
-    assert sorted(inventories) == [(e, when) for e in (0, 1) for when in ("after_update", "before_update", "init")]
+    moments = ("after_update", "before_forward", "before_update", "init")
+    assert sorted(inventories) == [(e, when) for e in (0, 1) for when in moments]
     assert not rank.find_events("probe_error")
 
 
@@ -68,7 +69,7 @@ def test_an_engine_without_optimizer(without_optimizer: Counted, number: int) ->
     assert own["steps"] == [0]
     (engine,) = rank.find_events("engine")
     assert (engine["optimizer"], engine["trainable_parameters"]) == ("", PARAMETERS)
-    assert [event["when"] for event in rank.find_events("tensors")] == ["init"]
+    assert [event["when"] for event in rank.find_events("tensors")] == ["init", "before_forward"]
     forwards = rank.select_phases("forward")
     assert (len(forwards), set(forwards["flags"])) == (4, {EVAL})
     assert not len(rank.select_phases("step", "backward"))

@@ -10,13 +10,14 @@ import pytest
 
 from loop_runs import Counted, run_loop, torch_version
 from rank_recordings import Rank
-from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, SKIPPED
+from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
+from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE, SKIPPED
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 
 BOTH = pytest.mark.parametrize("number", [0, 1])
 # Each is a rank of one job, in this order.
-STYLES = ("alternate", "search", "fuse", "misbehave", "descend", "share", "reload", "infer")
+STYLES = ("alternate", "search", "fuse", "misbehave", "descend", "share", "reload", "mend", "idle", "infer")
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,9 @@ def test_what_trains(ddp_run: Counted, number: int) -> None:
     # Two moments for each parameter, and a step count for each of five tensors.
     assert hosts["next_forward"] == {"parameters": weights, "optimizer_state": 2 * weights + 5 * 4}
     assert hosts["after_update"] == hosts["next_forward"] | {"gradients": weights}
+    setup = parse_setup(engine)
+    assert setup is not None
+    assert compute_expected(setup).host == hosts["after_update"]
 
 
 def test_an_iteration_of_two_optimizers_ends_when_both_have_stepped(single_runs: Counted) -> None:
@@ -164,6 +168,28 @@ def test_exceptions_threads_and_a_new_model(single_runs: Counted) -> None:
     failed = rank.spans[rank.spans["flags"] & FAILED > 0]
     assert len(failed) == own["failures"] == 2
     assert np.all(rank.spans["depth"] == 0)
+
+
+def test_a_failed_backward_a_new_layer_and_an_optimizer_without_parameters(single_runs: Counted) -> None:
+    rank, own = find_style(single_runs, "mend")
+    steps = rank.select_phases("step")
+    assert count_iterations(rank) == own["steps"]
+    assert steps["step"][steps["flags"] & BOUNDARY > 0].tolist() == [*range(own["steps"])]
+    assert list_forwards(rank) == own["forwards"]
+    failed = rank.spans[rank.spans["flags"] & FAILED > 0]
+    assert failed["phase"].tolist() == [PHASE_CODE["backward"]] * own["failures"] != []
+    assert np.all(rank.spans["depth"] == 0)
+    (trains, empty) = rank.find_events("optimizers")[-1]["optimizers"]
+    assert (trains["counts"], empty["counts"], empty["parameters"]) == (True, False, 0)
+
+
+def test_the_steps_of_the_only_optimizer_count_though_it_has_no_parameters(single_runs: Counted) -> None:
+    rank, own = find_style(single_runs, "idle")
+    assert count_iterations(rank) == own["steps"]
+    assert list_forwards(rank) == own["forwards"]
+    setup = parse_setup(rank.find_events("engine")[0])
+    assert setup is not None
+    assert compute_expected(setup).host["optimizer_state"] == 0
 
 
 def test_a_loop_without_an_optimizer_has_backwards_but_no_steps(single_runs: Counted) -> None:

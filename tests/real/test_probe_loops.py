@@ -101,7 +101,7 @@ def test_whose_bytes(offloaded_run: Counted, number: int) -> None:
     rank, _ = offloaded_run.read_rank(number)
     (engine,) = rank.find_events("engine")
     inventories = {event["when"]: event["host"] for event in rank.find_events("tensors")}
-    assert list(inventories) == ["init", "before_update", "after_update"]
+    assert list(inventories) == ["init", "before_forward", "before_update", "after_update"]
     share = engine["parameters"] / engine["world_size"]
     for host in inventories.values():
         assert host["master_weights"] == pytest.approx(4 * share, rel=0.05)

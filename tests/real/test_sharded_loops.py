@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run_loop, torch_version
+from loop_runs import Counted, run_loop
 from zerotop.analysis.engine import Engine, parse_engine
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop_probe.recording.tables import BOUNDARY, FAILED
@@ -20,8 +20,6 @@ NAMES = {1: "FSDP", 2: "FSDP2"}
 @pytest.fixture(scope="module", params=[1, 2])
 def sharded_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Counted]:
     version = request.param
-    if version == 2 and torch_version() < (2, 6):
-        pytest.skip("before PyTorch 2.6 fully_shard is private, and needs a GPU")
     return version, run_loop("sharded", tmp_path_factory.mktemp("fsdp"), str(version), launcher="torchrun")
 
 
@@ -79,5 +77,5 @@ def test_shards_and_what_is_gathered(sharded_run: tuple[int, Counted]) -> None:
     assert setup is not None
     expected = compute_expected(setup).host
     for category in ("parameters", "gradients", "optimizer_state"):
-        # Optimizers also keep a step count of 4 bytes for each tensor.
-        assert hosts["after_update"][category] == pytest.approx(expected[category], abs=4 * 16)
+        # A step count of 4 bytes for each tensor is not expected of FSDP1's flat parameters.
+        assert hosts["after_update"][category] == pytest.approx(expected[category], abs=4 * 16 if version == 1 else 0)

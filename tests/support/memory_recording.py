@@ -179,6 +179,8 @@ def record_two_steps(folder: Path) -> Recording:
     recording.write_records(tables.BEGINS, who, begins, born=1)
     recording.write_records(tables.ALLOCATOR, who, readings, born=1, peaks="window")
     recording.write_inventory(2, "init", {"parameters": 2, "master_weights": 4, "buffers": 0.5})
+    before_forward = {"parameters": 2, "master_weights": 4, "buffers": 0.5}
+    recording.write_inventory(10, "before_forward", before_forward, unclaimed=0.25)
     before = {"parameters": 2, "master_weights": 4, "buffers": 0.5, "gradients": 2}
     recording.write_inventory(17, "before_update", before, unclaimed=0.25)
     recording.write_inventory(18.5, "after_update", PARTS, unclaimed=0.125)

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from zerotop_probe.inside.device.tensor_inventory import Inventory, build_inventory
+from zerotop_probe.inside.device.tensor_inventory import Inventory, build_inventory, build_loop_inventory
+from zerotop_probe.inside.engine_facts import read_facts
+from zerotop_probe.inside.inspection.training_library import TrainingLibrary
+from zerotop_probe.inside.loop_facts import _FACT_READERS, _LoopParts
 
 torch = pytest.importorskip("torch")
 
@@ -95,3 +98,16 @@ def test_blocks_on_the_device_that_belong_to_no_part() -> None:
     sizes, unclaimed = inventory.match_blocks({512: 512, 1024: 1536, 4096: 2048, 9000: 4096})
     assert sizes == {"parameters": 512, "gradients": 1536}
     assert unclaimed == [4096, 2048]
+
+
+def test_a_version_of_fsdp_that_keeps_its_parameters_elsewhere() -> None:
+    """All that does not depend on it is read; which fact is missing is recorded."""
+    module = torch.nn.Linear(5, 4)
+    groups = SimpleNamespace(_fsdp_param_groups=[SimpleNamespace(parameters_of_tomorrow=[])])
+    module.__class__ = type("FSDPLinear", (torch.nn.Linear,), {"_get_fsdp_state": lambda self: groups})
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    facts = read_facts(_LoopParts([module], [optimizer], TrainingLibrary()), _FACT_READERS)
+    assert (facts["parallelism"], facts["parameters"], facts["optimizers"][0]["parameters"]) == ("FSDP2", 24, 24)
+    assert facts["sharding"] is None
+    assert list(facts["unread"]) == ["sharding"]
+    assert build_loop_inventory([module], [optimizer]).sum_host_bytes() == {"parameters": 24 * 4}

@@ -256,6 +256,34 @@ def test_blocks_of_just_the_size_of_cublas_workspaces_are_called_that(tmp_path: 
     assert ledger.unexplained_largest == (gib_to_bytes(0.0625), 512)
 
 
+def test_what_is_there_only_since_the_first_forward_is_the_scripts_output(tmp_path: Path) -> None:
+    """As logits that a variable of the loop holds until the next forward."""
+    recording = record_two_steps(tmp_path)
+    recording.write_inventory(18.6, "after_update", PARTS, unclaimed=0.25 + 0.1875)
+    ledger = read_only_ledger(recording.open_session(), 23.5)
+    assert (ledger.sum_bytes("unexplained"), ledger.unexplained_largest) == (gib_to_bytes(0.25), ())
+    assert ledger.sum_bytes("activations") == gib_to_bytes(17 - 14.5 - 0.25)
+
+
+def test_older_recordings_tell_that_from_the_making_of_the_engine(tmp_path: Path) -> None:
+    recording = record_two_steps(tmp_path)
+    recording.write_inventory(3, "init", {"parameters": 2}, rank=1, unclaimed=0.125)
+    recording.write_inventory(18.6, "after_update", PARTS, rank=1, unclaimed=0.4375)
+    recording.write_engine(rank=1)
+    recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(at, 20, 22) for at in range(2, 30)], born=1)
+    ledger = read_only_ledger(recording.open_session(), 19.5)
+    # Rank 0 has the other 0.125 GiB.
+    assert ledger.sum_bytes("unexplained") == gib_to_bytes(0.125 + 0.125)
+
+
+def test_of_a_rank_that_was_entered_late_nothing_is_told_from_that(tmp_path: Path) -> None:
+    recording = record_two_steps(tmp_path)
+    recording.write_engine(rank=1)
+    recording.write_inventory(18.6, "after_update", PARTS, rank=1, unclaimed=0.4375)
+    recording.write_records(tables.ALLOCATOR, make_identity(1), [make_reading(at, 20, 22) for at in range(2, 30)], born=1)
+    assert read_only_ledger(recording.open_session(), 19.5).sum_bytes("unexplained") == gib_to_bytes(0.125 + 0.4375)
+
+
 def test_an_inventory_newer_than_the_last_reading_waits_for_the_next(tmp_path: Path) -> None:
     recording = record_two_steps(tmp_path)
     recording.write_inventory(19.2, "after_update", {"parameters": 70})
@@ -363,7 +391,9 @@ def any_recording(draw: st.DrawFn, folder: Path) -> Session:
             make_identity(rank),
             [make_span(max(0, e - 1), e, p, 0, flags) for e, p in zip(ends, phases, strict=False)],
         )
-        for when in draw(st.lists(st.sampled_from(["init", "before_update", "after_update"]), unique=True)):
+        for when in draw(
+            st.lists(st.sampled_from(["init", "before_forward", "before_update", "after_update"]), unique=True)
+        ):
             parts = draw(st.dictionaries(st.sampled_from(CATEGORIES), amounts))
             host = draw(st.dictionaries(st.sampled_from(CATEGORIES), amounts))
             recording.write_inventory(draw(seconds), when, parts, rank=rank, unclaimed=draw(amounts), host=host)

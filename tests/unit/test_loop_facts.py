@@ -9,7 +9,7 @@ import pytest
 
 from zerotop.analysis.annotations.support.fp16_warmup import estimate_state_bytes
 from zerotop.analysis.engine import LOOP, Engine, measure_batch, parse_engine
-from zerotop.analysis.memory.expected.optimizer_states import compute_state_bytes
+from zerotop.analysis.memory.expected.optimizer_states import StateBytes, compute_state_bytes
 from zerotop.analysis.memory.expected.zero_model import compute_expected, estimate_job, parse_setup
 from zerotop.analysis.script_terms import read_terms
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
@@ -78,7 +78,7 @@ def test_batches_are_counted_where_no_library_states_them(
 )
 def test_state_follows_from_the_optimizer(name: str, settings: dict[str, Any], each: int | None) -> None:
     optimizers = [{"class": name, "parameters": 100, "settings": settings}]
-    assert compute_state_bytes(optimizers, 4) == (None if each is None else 100 * each)
+    assert compute_state_bytes(optimizers, 4) == (None if each is None else StateBytes(100 * each, 0, 0))
 
 
 def test_the_first_update_is_expected_to_add_what_its_optimizers_keep() -> None:

@@ -64,9 +64,11 @@ def test_which_optimizers_make_an_iteration(tmp_path: Path) -> None:
     recording.write_event(rank, 2, events.OPTIMIZERS, engine=0, step=0, optimizers=both)
     one = [both[0], both[1] | {"counts": False}]
     recording.write_event(rank, 3, events.OPTIMIZERS, engine=0, step=9, optimizers=one)
-    recording.write_event(rank, 4, events.GOODBYE, lost=0)
+    empty = [both[0], both[1] | {"counts": False, "parameters": 0}]
+    recording.write_event(rank, 4, events.OPTIMIZERS, engine=0, step=10, optimizers=empty)
+    recording.write_event(rank, 5, events.GOODBYE, lost=0)
     source = RecordingSource(recording.open_session())
-    notices = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 4)]
+    notices = [source.view_at(BEGIN_NS + second * S).job.notices for second in range(1, 5)]
     assert notices == [
         (),
         ("An iteration ends when Adam (2,000 parameters) and SGD (1 parameter) have each stepped since the last one.",),
@@ -74,6 +76,7 @@ def test_which_optimizers_make_an_iteration(tmp_path: Path) -> None:
             "An iteration is a step of Adam (2,000 parameters). SGD (1 parameter) does not count: the others have stepped"
             " many times meanwhile.",
         ),
+        (),
     ]
 
 
@@ -109,3 +112,13 @@ def test_pinned_memory_that_an_older_pytorch_does_not_count(tmp_path: Path) -> N
     assert source.view_at(BEGIN_NS + 2 * S).job.notices == ()
     (notice,) = source.view_at(None).job.notices
     assert notice.startswith("PyTorch 2.4.1 does not count pinned memory")
+
+
+def test_sharding_by_an_unknown_version_of_pytorch_is_said_once(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    for rank in (make_identity(0, 100), make_identity(1, 101)):
+        recording.write_event(rank, 1, events.HELLO, torch="9.9.0")
+        facts = {"kind": "loop", "model": "Net", "optimizer": "SGD", "unread": {"sharding": "AttributeError: fsdp_params"}}
+        recording.write_event(rank, 2, events.ENGINE, engine=0, **facts)
+    (notice,) = RecordingSource(recording.open_session()).view_at(None).job.notices
+    assert notice.startswith("PyTorch 9.9.0 keeps FSDP's parameters in a way that zerotop does not know")

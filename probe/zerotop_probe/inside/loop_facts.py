@@ -11,7 +11,7 @@ from zerotop_probe.inside.device import tensor_inventory
 from zerotop_probe.inside.engine_facts import PARAMETER_COUNTS, read_allocator, read_devices, read_facts, write_tensors
 from zerotop_probe.inside.engines import LoopState
 from zerotop_probe.inside.guard import now
-from zerotop_probe.inside.inspection import identity, sharding, tensor_parts
+from zerotop_probe.inside.inspection import identity, optimizer_facts, sharding, tensor_parts
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.recording import events, launchers
@@ -121,12 +121,21 @@ def _count_parameters(parts: _LoopParts) -> dict[str, int]:
 
 
 def _find_groups(parts: _LoopParts) -> list[sharding.ShardedGroup]:
+    try:
+        return _read_groups(parts)
+    except Exception:
+        if _find_parallelism(parts) != "FSDP2":
+            raise
+        return []  # its parameters know their whole size
+
+
+def _read_groups(parts: _LoopParts) -> list[sharding.ShardedGroup]:
     return [group for module in parts.modules for group in sharding.find_groups(module)]
 
 
 def _describe_sharding(parts: _LoopParts) -> dict[str, Any] | None:
     """Return how FSDP shards the models; None without."""
-    groups = _find_groups(parts)
+    groups = _read_groups(parts)
     if not groups:
         return None
     sizes = [group.trainable + group.frozen for group in groups]
@@ -184,24 +193,14 @@ def _read_autocast(parts: _LoopParts) -> str | None:
 
 
 def _describe_optimizers(parts: _LoopParts) -> list[dict[str, Any]]:
-    """Return class, elements and simple settings of each optimizer."""
-    return [
-        {
-            "class": type(optimizer).__name__,
-            "parameters": _count_updated(parts, optimizer),
-            "settings": {k: v for k, v in optimizer.defaults.items() if isinstance(v, (bool, int, float, str))},
-        }
-        for optimizer in parts.optimizers
-    ]
-
-
-def _count_updated(parts: _LoopParts, optimizer: Any) -> int:
-    """Return the elements that an optimizer updates, on all ranks together."""
-    updated = [p for group in optimizer.param_groups for p in group["params"]]
+    """Return the elements and settings of each optimizer, on all ranks together."""
+    described = [optimizer_facts.describe_optimizer(optimizer, _DTYPE_NAMES) for optimizer in parts.optimizers]
     groups = _find_groups(parts)
-    if groups and not all(hasattr(parameter, "device_mesh") for parameter in updated):
-        return sum(group.trainable for group in groups)  # FSDP1: the parameters are parts of flat ones
-    return sum(parameter.numel() for parameter in updated)
+    for facts, optimizer in zip(described, parts.optimizers):
+        if groups and not all(hasattr(p, "device_mesh") for p in optimizer_facts.list_updated(optimizer)):
+            # FSDP1: the parameters are parts of flat ones.
+            facts |= {"parameters": sum(group.trainable for group in groups), "tensors": None}
+    return described
 
 
 def _name_optimizers(parts: _LoopParts) -> str:

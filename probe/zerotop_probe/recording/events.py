@@ -166,7 +166,20 @@ ENGINE = _declare_event(
         [
             (
                 Field("class", str, "class name"),
+                Field("package", str, "the package of its class: torch, transformers, bitsandbytes"),
                 Field("parameters", int, "elements that it updates"),
+                Field(
+                    "tensors",
+                    [
+                        (
+                            Field("shape", [int], "of a parameter, also where ranks share it", required=True),
+                            Field("dtype", str, "as that of the event", required=True),
+                            Field("count", int, "parameters of that kind", required=True),
+                            Field("state_bits", int, "of an element of state in bitsandbytes; null elsewhere"),
+                        )
+                    ],
+                    "what it updates, by kind; null of FSDP1's flat parameters, and if there are too many kinds",
+                ),
                 Field("settings", dict, "its defaults: numbers, truth values and words"),
             )
         ],
@@ -242,9 +255,9 @@ TENSORS = _declare_event(
     Field(
         "when",
         str,
-        "init, before_update or after_update: the first of each; the last of an update that was not skipped. Of a loop also"
-        " next_forward, after that update: zero_grad() may have freed gradients; before_backward, the first; and init is"
-        " before the first forward",
+        "init, before_forward, before_update or after_update: the first of each; the last of an update that was not skipped."
+        " Of a loop init is before the first forward, and there are next_forward, after that update: zero_grad() may have"
+        " freed gradients; and before_backward, the first",
     ),
     Field("output_shape", [int], "of what the model returned, of its logits if it has some (before_backward only)"),
     Field("output_item_bytes", int, "bytes of an element of that"),

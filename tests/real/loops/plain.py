@@ -276,6 +276,49 @@ def train_reloaded(counter, rank):
     return model
 
 
+def train_mended(counter, rank):
+    """An optimizer without parameters that steps now and then, a backward that fails, and a layer that is replaced."""
+    model, ids = Model(), Ids(ROWS, 1).ids
+    optimizer, empty = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD([{"params": []}], lr=0.1)
+
+    def fail(gradient):
+        raise ValueError("a bad gradient")
+
+    failures = 0
+    for index in range(8):
+        optimizer.zero_grad()
+        if index == 5:
+            model.layer = nn.Linear(8, 8)
+            optimizer.add_param_group({"params": model.layer.parameters()})
+        loss = compute_loss(model(ids), ids)
+        counter.note_batch(loss, ids)
+        if index == 3:
+            loss.register_hook(fail)
+        try:
+            loss.backward()
+        except ValueError:
+            failures += 1
+            continue
+        optimizer.step()
+        if index % 2:
+            empty.step()
+    counter.facts |= {"steps": 7, "failures": failures}
+    return model
+
+
+def train_idle(counter, rank):
+    """The only optimizer has no parameters."""
+    model, ids = Model(), Ids(ROWS, 1).ids
+    empty = torch.optim.SGD([{"params": []}], lr=0.1)
+    for _ in range(6):
+        loss = compute_loss(model(ids), ids)
+        counter.note_batch(loss, ids)
+        loss.backward()
+        empty.step()
+    counter.facts |= {"steps": 6}
+    return model
+
+
 STYLES = {
     "accumulate": train_accumulating,
     "alternate": train_alternating,
@@ -286,6 +329,8 @@ STYLES = {
     "infer": run_inference,
     "share": train_shared_optimizer,
     "reload": train_reloaded,
+    "mend": train_mended,
+    "idle": train_idle,
 }
 
 

@@ -44,7 +44,10 @@ def shard_model(version, model):
         wrap = functools.partial(FullyShardedDataParallel, device_id=torch.device("cpu"), use_orig_params=True)
         precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         return wrap(model, auto_wrap_policy=ModuleWrapPolicy({Block}), mixed_precision=precision)
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # from PyTorch 2.6 on
+    try:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    except ImportError:  # before PyTorch 2.6
+        from older_fsdp2 import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:

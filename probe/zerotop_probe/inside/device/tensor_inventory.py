@@ -8,6 +8,7 @@ DistributedDataParallel belong to C++: their sizes are known, and unclaimed bloc
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import Counter
@@ -148,8 +149,9 @@ def build_loop_inventory(modules: Sequence[Any], optimizers: Sequence[Any]) -> I
     inventory = Inventory()
     references = tensor_parts.list_reference_parameters(modules, optimizers)
     for module in modules:
-        for group in sharding.find_groups(module):
-            _add_group(inventory, group)
+        with contextlib.suppress(Exception):  # an unknown version of FSDP: its shards are among the parameters below
+            for group in sharding.find_groups(module):
+                _add_group(inventory, group)
         for parameter in module.parameters():
             _add_parameter(inventory, parameter, trains=parameter.requires_grad and id(parameter) not in references)
         for buffer in module.buffers():

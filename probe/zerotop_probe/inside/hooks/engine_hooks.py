@@ -99,7 +99,7 @@ class EngineHooks(TrainingHooks):
             probe.engines.current = state
         if probe.entered_late:
             probe.training_thread = threading.get_ident()
-            state.recorded_inventories.add("init")  # that moment is past
+            state.recorded_inventories |= {"init", "before_forward"}  # these moments are past
         CheckpointHooks(probe).install_hooks()
         GenerationHooks(probe, lambda model: not model.training).install_hooks()
         self._updates.watch_optimizer(engine, state)
@@ -128,6 +128,9 @@ class EngineHooks(TrainingHooks):
             recorder.end_loose_spans(time_ns)
             if recorder.find_phase("forward") or recorder.find_phase("generate"):
                 return None
+        if "before_forward" not in state.recorded_inventories:
+            # Tensors that neither it nor the engine owns are not made by training.
+            self._updates.inspect_tensors(state, engine, "before_forward")
         if trains:
             self.resume_training(time_ns, state)
         elif state.has_optimizer and probe.evaluation is not None and (probe.evaluation.is_open or not recorder.stack):

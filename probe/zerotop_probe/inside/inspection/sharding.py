@@ -21,7 +21,10 @@ class ShardedGroup(NamedTuple):
 
 
 def find_groups(module: Any) -> list[ShardedGroup]:
-    """Return the groups of a module, outermost first; empty without FSDP."""
+    """Return the groups of a module, outermost first; empty without FSDP.
+
+    Raises AttributeError and the like where this version of PyTorch keeps them otherwise.
+    """
     return list(_iter_groups(module))
 
 

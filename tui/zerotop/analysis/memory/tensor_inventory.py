@@ -1,9 +1,9 @@
 """The inventory of a rank's tensors that applies at a cursor: its bytes by category.
 
-A rank takes three inventories: when its engine is made, before its first update, and after its first real one. Between two
-of them only gradients come and go: they live from the end of a step's first backward to the end of its update. In a loop
-without DeepSpeed they live until zero_grad(): a fourth inventory, at the forward after that update, shows whether it was
-called by then. A fifth, before the first backward, has the parameters that FSDP has gathered.
+A rank takes inventories when its engine is made, before its first forward, before its first update, and after its first real
+one. Between two of them only gradients come and go: they live from the end of a step's first backward to the end of its
+update. In a loop without DeepSpeed they live until zero_grad(): another inventory, at the forward after that update, shows
+whether it was called by then. One more, before the first backward, has the parameters that FSDP has gathered.
 """
 
 from __future__ import annotations
@@ -45,14 +45,17 @@ _LOOP_CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER_STATE)
 NO_INVENTORY = "No inventory of tensors so far: it is taken when the engine is ready, and not by old versions of zerotop."
 
 INIT, BEFORE_UPDATE, AFTER_UPDATE, NEXT_FORWARD = "init", "before_update", "after_update", "next_forward"
-BEFORE_BACKWARD = "before_backward"
+BEFORE_FORWARD, BEFORE_BACKWARD = "before_forward", "before_backward"
 MOMENT_TEXTS = {
     INIT: "before the training",
+    BEFORE_FORWARD: "before the first forward",
     BEFORE_BACKWARD: "before the first backward",
     BEFORE_UPDATE: "before the first update",
     AFTER_UPDATE: "after the first update",
     NEXT_FORWARD: "before the forward after the first update",
 }
+# When permanent tensors were counted, best first.
+_STATIC_MOMENTS = (AFTER_UPDATE, BEFORE_UPDATE, BEFORE_FORWARD, INIT)
 # Bytes that PyTorch allocates for each stream of cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp): 4096 x 8 KiB from
 # Hopper on, 4096 x 2 KiB + 16 x 8 KiB before.
 _CUBLAS_WORKSPACES = (33_554_432, 8_519_680)
@@ -99,10 +102,9 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> In
     unclaimed = max(0, (latest.facts.get("unclaimed_bytes") or 0) - by_others)
     largest = latest.facts.get("unclaimed_largest") or ()
     cublas = min(unclaimed, sum(size for size in largest if size in _CUBLAS_WORKSPACES))
-    if loops:
-        unexplained = _limit_unexplained(by_engine, unclaimed - cublas)
-        largest = largest if unexplained == unclaimed - cublas else ()
-        unclaimed = unexplained + cublas
+    unexplained = _limit_unexplained(by_engine, unclaimed - cublas)
+    largest = largest if unexplained == unclaimed - cublas else ()
+    unclaimed = unexplained + cublas
     before_update = [event for events in by_engine.values() for event in events if event.facts.get("when") == BEFORE_UPDATE]
     device, host = _sum_categories(chosen, "device"), _sum_categories(chosen, "host")
     for number, events in by_engine.items():
@@ -130,17 +132,17 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> In
 
 
 def _limit_unexplained(by_engine: dict[int, list[Event]], unclaimed: int) -> int:
-    """Return the part of unclaimed bytes that was there before a loop's first forward.
+    """Return the part of unclaimed bytes that was there before the first forward.
 
-    The rest are outputs and losses that the script still holds when tensors are counted: they are activations. A loop that
-    was entered later has been seen between two steps at best; before that, in its first backward, all count as activations.
+    The rest are outputs and losses that the script still holds when tensors are counted: they are activations. What was
+    entered later has been seen between two steps at best; before that, in a loop's first backward, all count as activations.
     """
-    by_moment: dict[str, list[int]] = {}
-    for event in (event for events in by_engine.values() for event in events):
-        by_moment.setdefault(str(event.facts.get("when")), []).append(event.facts.get("unclaimed_bytes") or 0)
-    if list(by_moment) == [BEFORE_BACKWARD]:
-        return 0
-    first: list[int] = by_moment.get(INIT, [])
+    first = []
+    for events in by_engine.values():
+        by_moment = {str(event.facts.get("when")): event.facts.get("unclaimed_bytes") or 0 for event in events}
+        if list(by_moment) == [BEFORE_BACKWARD]:
+            return 0
+        first += [by_moment[when] for when in (BEFORE_FORWARD, INIT) if when in by_moment][:1]
     return min([unclaimed, *first])
 
 
@@ -149,7 +151,7 @@ def _choose_events(
 ) -> tuple[Event, Event]:
     """Return one engine's inventory for permanent tensors, and that for gradients."""
     by_moment = {str(event.facts.get("when")): event for event in events}
-    static = next((by_moment[when] for when in (AFTER_UPDATE, BEFORE_UPDATE, INIT) if when in by_moment), events[-1])
+    static = next((by_moment[when] for when in _STATIC_MOMENTS if when in by_moment), events[-1])
     if BEFORE_UPDATE in by_moment and has_gradients(session, process, engine, cursor_ns):
         return static, by_moment[BEFORE_UPDATE]
     if NEXT_FORWARD in by_moment and is_in_forward(session, process, engine, cursor_ns):

@@ -38,7 +38,8 @@ def _has_ended_untrained(session: Session, cursor_ns: int) -> bool:
 
 def _describe_rule(optimizers: Sequence[dict[str, Any]]) -> list[str]:
     counting = [optimizer for optimizer in optimizers if optimizer.get("counts")]
-    rare = [optimizer for optimizer in optimizers if not optimizer.get("counts")]
+    # One without parameters never counts, and changes nothing.
+    rare = [optimizer for optimizer in optimizers if not optimizer.get("counts") and optimizer.get("parameters") != 0]
     sentences = []
     if len(counting) > 1:
         sentences.append(f"An iteration ends when {_list_optimizers(counting)} have each stepped since the last one.")

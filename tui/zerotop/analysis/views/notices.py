@@ -29,6 +29,7 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes
     notices += _describe_not_entered(session, cursor_ns)
     notices += describe_training(session, cursor_ns)
     notices += _describe_uncounted(session, cursor_ns)
+    notices += _describe_unknown_sharding(session, cursor_ns)
     notices += filter(None, [losses.loss_sentence, describe_gaps(session, processes, cursor_ns)])
     notices += _describe_late(session, cursor_ns)
     notices += describe_thinning(session, cursor_ns)
@@ -50,6 +51,15 @@ def _describe_uncounted(session: Session, cursor_ns: int) -> list[str]:
     if not pins or len(versions) != 1:
         return []
     return [f"PyTorch {versions.pop()} does not count pinned memory: what it holds beyond tensors is not shown."]
+
+
+def _describe_unknown_sharding(session: Session, cursor_ns: int) -> list[str]:
+    """Return a sentence if the ranks' version of PyTorch keeps what FSDP shards where the probe does not look."""
+    if not any("sharding" in (e.facts.get("unread") or {}) for e in session.events_named(events.ENGINE, cursor_ns)):
+        return []
+    versions = {str(e.facts.get("torch")) for e in session.events_named(events.HELLO, cursor_ns)}
+    which = f"PyTorch {versions.pop()}" if len(versions) == 1 else "This version of PyTorch"
+    return [f"{which} keeps FSDP's parameters in a way that zerotop does not know: gathered ones count as activations."]
 
 
 def describe_thinning(session: Session, cursor_ns: int) -> list[str]:

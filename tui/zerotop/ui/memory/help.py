@@ -52,7 +52,8 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     (
         "unexplained",
-        "Blocks that belong to no tensor of the engine and no known workspace. Rarely more than a few MiB.",
+        "Blocks that were there before the first forward and belong to no tensor of what trains, such as another model\n"
+        "that the script keeps on the GPU. Without such things rarely more than a few MiB.",
     ),
     (
         "reserved, unallocated",

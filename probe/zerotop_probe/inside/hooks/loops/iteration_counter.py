@@ -46,11 +46,14 @@ class IterationCounter:
             self._only, self._only_number = weakref.ref(optimizer), number
             self._known_optimizers = self._loop.optimizer_count
         if alive.keys() != self._rule.step_counts.keys():
-            for gone in self._rule.step_counts.keys() - alive.keys():
+            # One without parameters changes nothing: its steps are part of other iterations, if there are any.
+            useful = {n for n, o in alive.items() if any(group["params"] for group in o.param_groups)} or alive.keys()
+            for gone in self._rule.step_counts.keys() - useful:
                 self._rule.remove(gone)
-            for other in alive.keys() - self._rule.step_counts.keys():
-                if alive[other] is optimizer or any(group["params"] for group in alive[other].param_groups):
-                    self._rule.add(other)
+            for other in useful - self._rule.step_counts.keys():
+                self._rule.add(other)
+            if number not in useful:
+                return False
         return self._rule.finish_step(number, self._loop.backward_total)
 
     def take_counts(self) -> None:

@@ -36,7 +36,7 @@ from typing import Any
 
 from zerotop.analysis.engine import LOOP, keep_latest
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate, RuleOfThumb, estimate_zero2, estimate_zero3
-from zerotop.analysis.memory.expected.optimizer_states import compute_state_bytes
+from zerotop.analysis.memory.expected.optimizer_states import DTYPE_BYTES, StateBytes, compute_state_bytes
 from zerotop.analysis.memory.host_ledger import HostLedger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.phase_peaks import RankPeaks
@@ -56,7 +56,6 @@ from zerotop.session.reader import Event
 # Bytes of state for each parameter by a part of the inner optimizer's class name; the first match counts.
 _STATE_BYTES = (("8bit", 2), ("adam", 8), ("lamb", 8), ("lion", 4), ("adagrad", 4), ("muon", None), ("sgd", None))
 
-_DTYPE_BYTES = {"fp64": 8, "fp32": 4}
 _LOOP_STAGES = {"": 0, "DDP": 0, "DataParallel": 0, "FSDP": 3, "FSDP2": 3}
 
 # The phases of an update.
@@ -82,8 +81,8 @@ class EngineSetup:
     on_gpu: bool  # False where DeepSpeed's accelerator is the CPU, which uses host memory only
     largest_layer: int | None  # parameters of the largest layer; None where not recorded
     is_loop: bool = False  # without DeepSpeed
-    loop_state_bytes: int | None = None  # of a loop's optimizers, on all ranks together; None where not known
-    frozen_bytes: int | None = None  # of a loop's frozen parameters without quantized ones, likewise
+    loop_state: StateBytes | None = None  # of a loop's optimizers; None where not known
+    frozen_bytes: int | None = None  # of a loop's frozen parameters without quantized ones, on all ranks together
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,8 @@ def parse_setup(engine: Mapping[str, Any]) -> EngineSetup | None:
     if stage is None or parameters is None:
         return None
     sharding = engine.get("sharding") or {}
-    trainable, bytes_each = engine.get("trainable_parameters"), _DTYPE_BYTES.get(str(engine.get("dtype")), 2)
+    trainable, bytes_each = engine.get("trainable_parameters"), DTYPE_BYTES.get(str(engine.get("dtype")), 2)
+    optimizers = engine.get("optimizers") or ()
     return EngineSetup(
         stage=stage,
         offload_optimizer=str(engine.get("offload_optimizer") or "none"),
@@ -128,12 +128,12 @@ def parse_setup(engine: Mapping[str, Any]) -> EngineSetup | None:
         ranks=max(1, sharding.get("ranks") or engine.get("data_parallel") or engine.get("world_size") or 1),
         parameters=parameters,
         trainable=trainable if trainable is not None else parameters,
-        state_each=_find_state_bytes(str(engine.get("inner_optimizer") or "")),
+        state_each=None if is_loop else _find_state_bytes(str(engine.get("inner_optimizer") or "")),
         trains=bool(engine.get("optimizer")),
         on_gpu=not str(engine.get("device") or "cuda").startswith("cpu"),
         largest_layer=engine.get("largest_layer_parameters"),
         is_loop=is_loop,
-        loop_state_bytes=compute_state_bytes(engine.get("optimizers") or (), bytes_each) if is_loop else None,
+        loop_state=compute_state_bytes(optimizers, bytes_each, is_sharded=stage == 3) if is_loop else None,
         frozen_bytes=_compute_frozen(engine) if is_loop else None,
     )
 
@@ -143,7 +143,7 @@ def _compute_frozen(engine: Mapping[str, Any]) -> int | None:
     parameters, trainable, quantized = map(engine.get, ("parameters", "trainable_parameters", "quantized_parameters"))
     if engine.get("frozen_dtype") is None or parameters is None or trainable is None or quantized is None:
         return None
-    return int(parameters - trainable - quantized) * _DTYPE_BYTES.get(str(engine["frozen_dtype"]), 2)
+    return int(parameters - trainable - quantized) * DTYPE_BYTES.get(str(engine["frozen_dtype"]), 2)
 
 
 def parse_setups(engines: Iterable[Event]) -> list[EngineSetup]:
@@ -186,9 +186,13 @@ def compute_expected(setup: EngineSetup) -> ExpectedBytes:
             has_master = setup.bytes_each < 4 or setup.stage > 0
             master = _compute_share(4 * setup.trainable, setup, 1) if has_master else 0
             _put_category(expected, MASTER_WEIGHTS, master, device, share)
-        state = setup.loop_state_bytes if setup.is_loop else _multiply_known(setup.state_each, setup.trainable)
+        loop = setup.loop_state
+        state = loop.moments if loop is not None else _multiply_known(setup.state_each, setup.trainable)
         if state is not None:
             _put_category(expected, OPTIMIZER_STATE, _compute_share(state, setup, 1), device, share)
+        if loop is not None:
+            expected.gpu[OPTIMIZER_STATE] += loop.scalars
+            expected.host[OPTIMIZER_STATE] += loop.host_scalars
     if setup.on_gpu:
         return expected
     host = {name: expected.gpu.get(name, 0) + expected.host.get(name, 0) for name in expected.gpu | expected.host}
