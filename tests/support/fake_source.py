@@ -262,6 +262,9 @@ class FakeSource:
         cursor = self.end_ns if cursor_ns is None else cursor_ns
         return replace(self._tell_story(cursor).make_view(self._iterations), history=self._history_at(cursor // PIECE_NS))
 
+    def iterations_on(self, rank: int, view: LiveView) -> Iterations:
+        return view.iterations  # all ranks are alike
+
     def _tell_story(self, cursor: int) -> Telling:
         return Telling(self.story, (cursor - self.begin_ns) / 1e9, cursor, self._begins, self._finished)
 

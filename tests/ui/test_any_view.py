@@ -177,9 +177,9 @@ def test_any_view_is_drawn(whole: live_view.LiveView, width: int, height: int, g
         pictures[draw.__name__] = draw(whole, width, height, glyphs)
         assert len(pictures[draw.__name__]) == height
     for gpu in (None, *whole.gpus[:1]):
-        pictures[f"history of {gpu}"] = draw_history(whole, "it", gpu, width, height, glyphs, fills=True)
+        pictures[f"history of {gpu}"] = draw_history(whole, "it", gpu, width, height, glyphs)
         for x in range(0, width, 7):
-            describe_history(whole, gpu, width, x, fills=True)
+            describe_history(whole, gpu, width, x)
     for name, rows in pictures.items():
         assert {cell_len(row_text(row)) for row in rows} <= {width}, name
     build_job_page(whole, glyphs)

@@ -92,7 +92,7 @@ async def test_the_story_in_one_sentence() -> None:
     [
         ("z2-offload", "while 16 cores run the optimizer", "warn"),
         ("x4-z3", "cores run the optimizer", "warn"),
-        ("z2-oom", "of 485 ms; backward takes 86%", "value"),
+        ("z2-oom", "of 485 ms; backward takes 86 %", "value"),
         ("gpu-clean", "NVML's 200 ms cannot resolve when", "value"),
         ("cpu-clean", "backward takes 20.6 ms of 34.4 ms; 1.68 of 2 cores busy", "value"),
     ],

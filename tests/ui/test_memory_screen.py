@@ -75,10 +75,10 @@ async def test_a_short_recording_fills_the_chart_of_its_memory(name: str) -> Non
         view = screen.app.viewer.make_frame().view
         gpu = view.gpus[0] if view.gpus else None
         for width in (40, 98, 196):
-            rows = [row_text(row) for row in draw_history(view, "it", gpu, width, 12, BLOCKS, fills=True)]
+            rows = [row_text(row) for row in draw_history(view, "it", gpu, width, 12, BLOCKS)]
             drawn = rows[-2][AXIS_WIDTH:].replace("▔", " ").rstrip()
-            assert len(drawn) - len(drawn.lstrip()) < width / 2 + 1
-            assert describe_history(view, gpu, width, width // 2 + 6, fills=True)
+            assert len(drawn) - len(drawn.lstrip()) < width / 4 + 1
+            assert describe_history(view, gpu, width, width // 2 + 6)
 
 
 async def test_h_shows_host_memory_and_the_gpu_again() -> None:

@@ -12,6 +12,7 @@ import recordings
 from memory_recording import GIB, Recording, gib_to_bytes, record_two_steps
 from microscope_recording import looked_at
 from small_recording import BEGIN_NS, S, make_identity
+from zerotop.analysis.memory.memory_table import SUM_ALLOCATED, SUM_DEVICE, MemoryLine
 from zerotop.analysis.processes.phases import phase_name
 from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
 from zerotop.ui.base.post_mortem import count_post_mortem_rows, draw_post_mortem
@@ -24,6 +25,7 @@ from zerotop.ui.memory.ledger_curve import REQUEST_HINT, draw_curve, resample_cu
 from zerotop.ui.memory.ledger_estimates import draw_estimates
 from zerotop.ui.memory.ledger_peaks import draw_health, draw_peaks
 from zerotop.ui.memory.ledger_table import draw_gpu_ledger, draw_host_ledger
+from zerotop.ui.memory.row_selection import choose_lines
 from zerotop_probe.recording import events
 
 SIZES = [(12, 1), (30, 4), (40, 12), (66, 18), (120, 30), (300, 60)]
@@ -272,3 +274,20 @@ def test_bars_get_narrow_before_some_are_left_out_but_never_the_chosen_one(tmp_p
     assert all(row_width(row) == 12 and "…" not in row_text(row) for row in rows)
     assert [find_rank(x, eight, 12, host=False) for x in (5, 7, 9, 11)] == [4, 5, 6, 7]
     assert "4 more" in row_text(draw_gpu_bars(eight, 12, 12, BLOCKS)[0])
+
+
+def test_dropped_lines_stand_where_their_sum_holds_them() -> None:
+    def line(key: str, size: int, *, is_sum: bool = False) -> MemoryLine:
+        return MemoryLine(key, key, size, size, is_sum=is_sum)
+
+    lines = [
+        *(line("parameters", 1000), line("cublas", 2), line("unexplained", 1)),
+        *(line(SUM_ALLOCATED, 1003, is_sum=True), line("driver", 3), line("free", 9000)),
+        line(SUM_DEVICE, 10006, is_sum=True),
+    ]
+    assert [(one.label, one.now_bytes) for one in choose_lines(lines, 6)] == [
+        *(("parameters", 1000), ("2 others", 3), (SUM_ALLOCATED, 1003)),
+        *(("driver", 3), ("free", 9000), (SUM_DEVICE, 10006)),
+    ]
+    # Of parts on both sides of a sum, only the last one holds all.
+    assert [one.label for one in choose_lines(lines, 5)][-2:] == ["3 others", SUM_DEVICE]

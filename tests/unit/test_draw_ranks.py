@@ -11,6 +11,7 @@ from recordings import open_recording
 from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
 from zerotop.analysis.live_view import State
+from zerotop.analysis.ranks.delays import Delay
 from zerotop.analysis.ranks.matrix import Metric, RankMatrices
 from zerotop.analysis.ranks.outliers import Skew, find_skew
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -123,7 +124,7 @@ def test_the_table(three_ranks: Path) -> None:
         "  peak allocated    30.0 GiB  30.0 GiB     0 %",
         "  least free        89.0 GiB  89.0 GiB     0 %",
         "  CPU cores         2.00      2.00         0 %",
-        "  medians of 6 steps",
+        "  medians of steps 0–5",
         "",
     ]
     styles = {row_text(row)[:12].strip(): row[-1][1] for row in rows}
@@ -218,3 +219,50 @@ def test_with_much_room_lines_are_taller_and_maps_have_gaps(three_ranks: Path) -
     assert titles[1] == 2 + 3 * 6 + 1
     assert all(not rows[title - 1] for title in titles[1:])
     assert rows[2].count(":") == 6 * 24
+
+
+def test_figures_are_of_the_steps_since_a_rank_began_to_delay_the_other() -> None:
+    """The sentence, the chosen rank, the table and the values beside the map agree with the finding under the header."""
+    source = RecordingSource(open_recording("cpu-straggler"))
+    while source.search_findings().is_behind:
+        pass
+    viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
+    viewer.go_to_step(24)  # 10 of its 25 steps are slow: medians of all of them show no delay
+    frame = viewer.make_frame()
+    assert {finding.step for finding in frame.findings if finding.name == "straggler"} == {15}
+    picture = ranking.make_picture(frame, 60)
+    assert (picture.chosen, picture.metric) == (1, Metric.WAIT)
+    assert picture.skew is not None
+    assert picture.skew.since_step == 15
+    rows = draw_table(picture, 46, 13, BLOCKS)
+    assert "medians of steps 15–24" in [row_text(row).strip() for row in rows]
+    (delay,) = (row for row in picture.table_rows if row.metric is Metric.WAIT)
+    assert delay.own > 0.04
+    assert delay.usual == 0
+    viewer.go_to_step(14)
+    rows = draw_table(ranking.make_picture(viewer.make_frame(), 60), 46, 13, BLOCKS)
+    assert "medians of steps 0–14" in [row_text(row).strip() for row in rows]
+
+
+def test_a_delay_that_is_over_does_not_cut_the_figures(tmp_path: Path) -> None:
+    write_ranks(tmp_path, 2, 12, sampled=False)
+    source = RecordingSource(read_recording(tmp_path))
+    begin_ns = int(source.rank_steps[1].step_rows["begin_unix_ns"][4])
+    matrix = RankMatrices().matrix_at(
+        source.rank_steps, 2**62, 64, meets_in_forward=False, delays=(Delay(rank=1, begin_ns=begin_ns),)
+    )
+    assert matrix.recent_steps.tolist() == list(range(12))
+    assert not matrix.is_delayed
+
+
+def test_where_no_rank_is_late_the_sentence_has_the_figures_of_the_table() -> None:
+    source = RecordingSource(open_recording("story"))
+    viewer, ranking = Viewer(source, None, lambda: 0.0), Ranking(source)
+    for step in range(source.last_step or 0):
+        viewer.go_to_step(step)
+        picture = ranking.make_picture(viewer.make_frame(), 60)
+        if picture.skew is not None and picture.skew.is_effect and not picture.skew.is_alike:
+            (row,) = (row for row in picture.table_rows if row.metric is picture.skew.metric)
+            assert (picture.skew.own_s, picture.skew.usual_s) == pytest.approx((row.own, row.usual))
+            return
+    pytest.fail("no step has ranks that wait for one another")

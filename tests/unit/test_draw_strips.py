@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zerotop.ui.charts.strips import draw_strip
+from zerotop.analysis.live_view import GpuHistory
+from zerotop.ui.charts.strips import draw_strip, find_pieces
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.rows import Row, row_text, row_width
-from zerotop.ui.live.cpu import draw_strip_heading
+from zerotop.ui.live.cpu import draw_history_strip, draw_strip_heading
 
 
 def draw_load(*values: float, width: int, height: int = 1, glyphs: Glyphs = BLOCKS) -> list[Row]:
@@ -51,7 +53,20 @@ def test_every_value_has_its_own_style() -> None:
 
 @pytest.mark.parametrize(("width", "text"), [(48, "last 24 s"), (8, "last 4 s"), (7, ""), (400, "last 3 min")])
 def test_heading(width: int, text: str) -> None:
-    assert row_text(draw_strip_heading(0.5, width)) == text
+    assert row_text(draw_strip_heading(0.5, 1000, width)) == text
+
+
+def test_the_heading_says_how_much_time_there_is() -> None:
+    assert row_text(draw_strip_heading(0.5, 26, 48)) == "last 13 s"
+
+
+def test_a_short_recording_fills_the_width() -> None:
+    assert find_pieces(3, 7).tolist() == [2, 2, 1, 1, 0, 0, 0]
+    assert find_pieces(9, 3).tolist() == [2, 1, 0]
+    values = np.array([math.nan, 0.0, 50.0, 100.0])
+    history = GpuHistory(values, values, values, values)
+    assert read_rows(list(draw_history_strip(history, 100.0, 2, 6, 1, BLOCKS))) == ["▄▄▄▇▇▇"]
+    assert read_rows(list(draw_history_strip(history, 100.0, 6, 6, 1, BLOCKS))) == ["    ▄▇"]
 
 
 @example([math.inf], math.inf, 1, 1, BLOCKS)

@@ -88,6 +88,26 @@ def test_the_slowest_rank_counts(growing_job: Job) -> None:
     assert list_iterations(source, 8) == [(0, 3.0), (1, 5.0)]
 
 
+def test_all_iterations_as_on_one_rank(growing_job: Job) -> None:
+    one, other = growing_job.start_process(0, 0), growing_job.start_process(1, 0)
+    for begin, ends in ((1, (2, 3)), (3, (5, 4))):
+        for process, end in zip((one, other), ends, strict=True):
+            process.finish_step(begin, end)
+    again = growing_job.start_process(0, 10, pid=200)
+    again.finish_step(11, 14)
+    view = (source := growing_job.open_source()).view_at(source.begin_ns + 20 * S)
+    assert view.iterations.iteration_s.tolist() == [2, 3, 3]  # each on the slowest rank
+    assert source.iterations_on(0, view).iteration_s.tolist() == [1, 3, 3]
+    on_other = source.iterations_on(1, view)
+    assert on_other.iteration_s.tolist() == [2, 1, 3]  # after the restart there is no rank 1
+    assert (on_other.rank, view.iterations.rank) == (1, None)
+    assert source.iterations_on(1, view) is on_other
+    again.finish_step(14, 16)
+    source.refresh()
+    assert source.iterations_on(1, source.view_at(source.begin_ns + 20 * S)).iteration_s.tolist() == [2, 1, 3, 2]
+    assert source.iterations_on(1, view).iteration_s.tolist() == [2, 1, 3]
+
+
 def test_a_process_without_steps_is_waited_for_while_it_lives(growing_job: Job) -> None:
     one, silent = growing_job.start_process(0, 0), growing_job.start_process(1, 0)
     one.finish_step(1, 2)
@@ -180,10 +200,14 @@ def test_ranks_that_were_entered_at_different_steps_are_joined_by_the_steps_numb
     source = growing_job.open_source()
     assert [step for step, _ in list_iterations(source, 9)] == [40, 41, 42, 43]
     assert [round(seconds, 1) for _, seconds in list_iterations(source, 9)] == [1.0, 1.0, 1.0, 2.4]
+    before = source.iterations_on(1, source.view_at(source.begin_ns + 9 * S)).iteration_s.tolist()
+    assert [round(before[place], 1) for place in (0, 1, 3)] == [1.0, 1.0, 2.4]  # the other one's, before it was entered
     one.end_process(7)
     late.finish_step(6.5, 9)
     source.refresh()
     assert [step for step, _ in list_iterations(source, 9)] == [40, 41, 42, 43, 44]
+    after = source.iterations_on(1, source.view_at(source.begin_ns + 9 * S)).iteration_s.tolist()
+    assert after == [*before, pytest.approx(2.5)]
 
 
 def test_steps_that_were_not_recorded_are_left_out(growing_job: Job) -> None:

@@ -72,6 +72,14 @@ def test_threads_of_a_name_are_a_group_and_the_first_thread_is_one_of_its_own(tm
     assert threads.rest_threads == 25
 
 
+def test_the_first_sample_of_a_process_is_found_where_it_is_recent(tmp_path: Path) -> None:
+    session = record_threads(tmp_path, processes=[make_process(at / 2, 3.0, 3) for at in range(4, 20)])
+    cursor_ns, table = BEGIN_NS + 9 * S, ThreadTable(session)
+    (rank, *_) = RecordingSource(session).view_at(cursor_ns).ranks
+    assert table.find_first_sample(rank, cursor_ns, 60 * S) == BEGIN_NS + 2 * S
+    assert table.find_first_sample(rank, cursor_ns, 5 * S) is None
+
+
 def test_a_thread_has_the_cores_of_each_cell_and_none_of_those_of_others(tmp_path: Path) -> None:
     rows = [
         make_thread(1.5, 101, 0.5),

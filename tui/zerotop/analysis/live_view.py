@@ -140,7 +140,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Iterations:
-    """The finished steps up to the cursor on the slowest rank of each, oldest first; all arrays have shape (n,).
+    """The finished steps up to the cursor, oldest first; all arrays have shape (n,).
 
     ``phase_s`` has the seconds of each phase, in drawing order; "other" is the rest of ``iteration_s``. In counted steps
     they are NaN and all of the time is "unknown", which is only there if there are such steps.
@@ -151,6 +151,7 @@ class Iterations:
     iteration_s: Floats
     phase_s: dict[str, Floats]  # data, forward, backward, step, other, unknown
     skipped: NDArray[np.bool_]
+    rank: int | None = None  # on which rank; None: on the slowest one of each step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -181,6 +182,7 @@ class History:
     end_s: float  # unix time at which the last piece ends
     ranks: Mapping[int, RankHistory]  # by rank
     gpus: Mapping[GpuKey, GpuHistory]
+    length: int = 1 << 30  # pieces since the recording began, or a few more: charts show no time before it
 
 
 NO_HISTORY = History(0.5, 0.0, {}, {})

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.ranks.delays import Delay
 from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.samples import Ints
 
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
-RECENT_STEPS = 64  # steps that a rank's figures are medians of
+RECENT_STEPS = 64  # steps at most that a rank's figures are medians of
+_FEWEST_DELAYED = 5  # steps since a rank began to delay the others, from which on figures are of them alone
 
 
 class Metric(Enum):
@@ -53,6 +55,17 @@ class RankMatrix:
     ends: Ints
     counted: NDArray[np.bool_]  # ranks x steps: only the end was recorded
     times: dict[Metric, Matrix]
+    recent_count: int = 0  # number of the newest steps, which figures are medians of: those that belong together
+    is_delayed: bool = False  # they are those since a rank began to delay the others
+
+    @property
+    def recent_steps(self) -> Ints:
+        """Numbers of the steps that figures are medians of."""
+        return self.steps[len(self.steps) - self.recent_count :]
+
+    def cut_recent(self, values: Matrix) -> Matrix:
+        """Return the columns of the steps that figures are medians of; ``values`` ends with the newest step."""
+        return values[:, max(0, values.shape[1] - self.recent_count) :]
 
     @cached_property
     def rank_numbers(self) -> Ints:
@@ -67,7 +80,7 @@ class RankMatrix:
     @cached_property
     def usual_times(self) -> dict[Metric, Matrix]:
         """Median of each rank's recent steps, (ranks,)."""
-        return {metric: compute_median(values[:, -RECENT_STEPS:], 1) for metric, values in self.times.items()}
+        return {metric: compute_median(self.cut_recent(values), 1) for metric, values in self.times.items()}
 
 
 EMPTY_MATRIX = RankMatrix(
@@ -83,21 +96,45 @@ class RankMatrices:
         self._last_request: tuple[object, ...] = ()
 
     def matrix_at(
-        self, processes: Sequence[RankSteps], cursor_ns: int, columns: int, *, meets_in_forward: bool
+        self,
+        processes: Sequence[RankSteps],
+        cursor_ns: int,
+        columns: int,
+        *,
+        meets_in_forward: bool,
+        delays: tuple[Delay, ...] = (),
     ) -> RankMatrix:
         """Return the matrix of the last ``columns`` steps.
 
         Args:
             processes: all rank processes of the session, oldest first.
             meets_in_forward: ranks wait for each other in the forward too (ZeRO-3), not only from the backward on.
+            delays: known at the cursor. Where one lasts, figures are of the steps since it began.
         """
         attempt = find_attempt(processes, cursor_ns)
         counts = tuple(_count_until(process, cursor_ns) for process in attempt)
-        request = (attempt, counts, columns, meets_in_forward)
+        request = (attempt, counts, columns, meets_in_forward, delays)
         if request != self._last_request:
             self._last_request = request
-            self._last = _build_matrix(attempt, counts, max(1, columns), meets_in_forward)
+            matrix = _build_matrix(attempt, counts, max(1, columns), meets_in_forward)
+            delayed = next((count for delay in reversed(delays) if (count := _count_delayed(matrix, delay))), None)
+            recent = min(delayed or RECENT_STEPS, len(matrix.steps))
+            self._last = replace(matrix, recent_count=recent, is_delayed=delayed is not None)
         return self._last
+
+
+def _count_delayed(matrix: RankMatrix, delay: Delay) -> int:
+    """Return the number of steps since a delay began; 0 where it is over, too new, or as old as figures look back."""
+    rows = np.flatnonzero(matrix.rank_numbers == delay.rank)
+    if not len(rows) or not matrix.times:
+        return 0
+    row = int(rows[0])
+    count = int(np.count_nonzero(np.maximum.accumulate(matrix.ends[row] > delay.begin_ns)))
+    if not _FEWEST_DELAYED <= count < min(RECENT_STEPS, len(matrix.steps)):
+        return 0
+    waits = matrix.times[Metric.WAIT][row, -count:]
+    usual, last = (float(compute_median(part[None, :], 1)[0]) for part in (waits, waits[-_FEWEST_DELAYED:]))
+    return count if usual > 0 and last >= usual / 2 else 0
 
 
 def find_attempt(processes: Sequence[RankSteps], cursor_ns: int) -> tuple[RankSteps, ...]:

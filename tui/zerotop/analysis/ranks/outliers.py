@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.ranks.matrix import RECENT_STEPS, Matrix, Metric, RankMatrix, compute_median
+from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix, compute_median
 
 Ints = NDArray[np.intp]
 
@@ -22,14 +22,13 @@ MEETING_METRICS = (Metric.BACKWARD, Metric.STEP)
 
 
 def compute_deviations(values: Matrix, scale: float) -> Matrix:
-    """Return each rank's mean distance from the median rank in recent steps, (ranks,); 0 below ALIKE_SHARE of ``scale``.
+    """Return each rank's mean distance from the median rank, (ranks,); 0 below ALIKE_SHARE of ``scale``.
 
     Steps above and below the median cancel out; a small constant distance counts as much as a rare large one.
     """
-    recent = values[:, -RECENT_STEPS:]
-    if not recent.size:
+    if not values.size:
         return np.zeros(len(values), np.float32)
-    distance = recent - compute_median(recent, 0)[None, :]
+    distance = values - compute_median(values, 0)[None, :]
     known = ~np.isnan(distance)
     mean = np.where(known, distance, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
     known_means = mean[known.any(axis=1)]
@@ -47,7 +46,7 @@ def choose_scale(metric: Metric, matrix: RankMatrix, values: Matrix) -> float:
     """Return the scale of a metric's deviations: the iteration time, or the median of a sampled value."""
     if metric in matrix.times:
         values = matrix.times[Metric.ITERATION]
-    recent = np.abs(values[:, -RECENT_STEPS:])
+    recent = np.abs(matrix.cut_recent(values))
     return float(np.nanmedian(recent)) if recent.size and not np.isnan(recent).all() else 0.0
 
 
@@ -56,7 +55,7 @@ class Skew:
     """The largest difference between ranks in the time of a phase; medians of the steps since it began."""
 
     steps: int  # since it began, of the recent ones
-    since_step: int | None  # the step in which it began; None where it was there in all recent steps
+    since_step: int | None  # the step in which it began; None where it was there as far as figures look back
     ranks: int
     metric: Metric
     row: int  # of the rank in the matrix
@@ -119,13 +118,18 @@ def _find_usual(own: Matrix) -> float:
 
 
 def _measure_skew(matrix: RankMatrix, metric: Metric, row: int) -> Skew:
-    """Measure a rank's lag over the steps since it began."""
-    recent = matrix.times[metric][:, -RECENT_STEPS:]
+    """Measure a rank's lag over the steps since it began; an effect over all that other figures are of."""
+    recent = matrix.cut_recent(matrix.times[metric])
     lag = recent[row] - compute_median(recent, 0)
-    onset = _find_onset(lag, float(np.nanmedian(lag)) / 2)
+    skew = _measure_since(matrix, metric, row, _find_onset(lag, float(np.nanmedian(lag)) / 2))
+    return _measure_since(matrix, metric, row, 0) if skew.is_effect else skew
+
+
+def _measure_since(matrix: RankMatrix, metric: Metric, row: int, onset: int) -> Skew:
+    recent = matrix.cut_recent(matrix.times[metric])
     own = compute_median(recent[:, onset:], 1)
-    iteration = float(np.nanmedian(matrix.times[Metric.ITERATION][:, -RECENT_STEPS:][:, onset:]))
-    since = int(matrix.steps[-recent.shape[1] :][onset]) if onset else None
+    iteration = float(np.nanmedian(matrix.cut_recent(matrix.times[Metric.ITERATION])[:, onset:]))
+    since = int(matrix.recent_steps[onset]) if onset or matrix.is_delayed else None
     steps = recent.shape[1] - onset
     delay = float(np.nanmax(matrix.usual_times[Metric.WAIT], initial=0.0))
     return Skew(steps, since, len(matrix.processes), metric, row, float(own[row]), _find_usual(own), iteration, delay)
@@ -151,7 +155,7 @@ class RankComparison:
 
 def compare_rank(matrix: RankMatrix, row: int, metric: Metric, values: Matrix) -> RankComparison:
     """Compare the median of a rank's recent steps with the median over ranks, of two ranks with the other one's."""
-    medians = matrix.usual_times[metric] if metric in matrix.usual_times else compute_median(values[:, -RECENT_STEPS:], 1)
+    medians = matrix.usual_times[metric] if metric in matrix.usual_times else compute_median(matrix.cut_recent(values), 1)
     own, usual = float(medians[row]), float(medians[1 - row]) if len(medians) == 2 else _find_usual(medians)
     scale = choose_scale(metric, matrix, values)
     return RankComparison(metric, own, usual, not abs(own - usual) >= ALIKE_SHARE * scale)

@@ -113,6 +113,15 @@ class ThreadTable:
             self._last = (key, self._build_threads(rank, cursor_ns, (end - cells, end), cell_ns, tables))
         return self._last[1]
 
+    def find_first_sample(self, rank: Rank, cursor_ns: int, length_ns: int) -> int | None:
+        """Return when a rank's process was sampled first, if it was within ``length_ns`` before the cursor."""
+        begin_ns, sources = cursor_ns - length_ns, self._session.host_sources("processes", rank.host)
+        for end_ns in (begin_ns + _EDGE_NS, cursor_ns):
+            firsts = [part.times[0] for part in iter_samples(sources, begin_ns, end_ns, "pid", rank.pid) if len(part.times)]
+            if firsts:
+                return None if end_ns < cursor_ns else int(min(firsts))
+        return None
+
     def _build_threads(
         self, rank: Rank, cursor_ns: int, cells: tuple[int, int], cell_ns: int, tables: dict[str, Sequence[Source]]
     ) -> RankThreads:

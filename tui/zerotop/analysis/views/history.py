@@ -16,6 +16,7 @@ from zerotop.analysis.live_view import GpuHistory, History, Rank, RankHistory
 from zerotop.analysis.processes.phases import NOT_YET, UNSEEN_NAME, vote_phases
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.thinned import mask_moments
+from zerotop.analysis.stats.rounding import round_count_up
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Windows, bin_maxima, bin_means
 from zerotop_probe.recording.tables import PHASES
@@ -127,6 +128,7 @@ class Histories:
                 end_s=end * PIECE_NS / 1e9,
                 ranks=LazyMapping(processes, lambda number: self._build_rank(processes[number], process_tables, end, exits)),
                 gpus=LazyMapping(keys, lambda key: self._build_gpu(key, gpu_tables, end, allocators.get(key, ()), exits)),
+                length=round_count_up(max(1, end - self._session.begin_ns // PIECE_NS)),
             )
             self._last = (known, history)
         return self._last[1]

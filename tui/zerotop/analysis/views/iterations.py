@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +28,12 @@ class IterationTable:
         self._rows = GrowingArray(STEP_DTYPE)
         self._token_counts = GrowingArray(np.int64)
         self._known_ns = GrowingArray(np.int64)
-        self._attempt_index = 0  # the attempt being joined,
-        self._joined_count = 0  # and the number of its steps joined so far
+        self._attempts: Sequence[Sequence[AttemptMember]] = ()
+        self._joined_counts = [0]  # steps joined so far of each attempt; the last one is being joined
         self._last_iterations: tuple[int, Iterations] | None = None
+        self._rank: int | None = None  # the rank asked for last,
+        self._rank_rows = GrowingArray(STEP_DTYPE)  # and the steps as on it
+        self._last_on_rank: tuple[int, Iterations] | None = None
 
     @property
     def rows(self) -> Rows:
@@ -48,22 +52,23 @@ class IterationTable:
 
     def extend(self, attempts: Sequence[Sequence[AttemptMember]]) -> None:
         """Add the steps finished since the last call."""
-        for number, members in enumerate(attempts[self._attempt_index :], self._attempt_index):
-            if number != self._attempt_index:
-                self._attempt_index, self._joined_count = number, 0
+        self._attempts = attempts
+        for number, members in enumerate(attempts[len(self._joined_counts) - 1 :], len(self._joined_counts) - 1):
+            if number == len(self._joined_counts):
+                self._joined_counts.append(0)
             self._join_members(members)
 
     def _join_members(self, members: Sequence[AttemptMember]) -> None:
-        end = _find_end(members)
-        if end <= self._joined_count:
+        joined, end = self._joined_counts[-1], _find_end(members)
+        if end <= joined:
             return
-        slowest = np.empty(end - self._joined_count, STEP_DTYPE)
+        slowest = np.empty(end - joined, STEP_DTYPE)
         slowest["iteration_s"] = -np.inf
         tokens, counted = np.zeros(len(slowest), np.int64), np.zeros(len(slowest), np.bool_)
         known_ns = np.full(len(slowest), max(self.known_ns[-1:], default=0), np.int64)
         for member in members:
-            rows = member.read_steps(self._joined_count, end)
-            begin = min(len(slowest), max(0, member.missed_steps - self._joined_count))
+            rows = member.read_steps(joined, end)
+            begin = min(len(slowest), max(0, member.missed_steps - joined))
             own = slice(begin, begin + len(rows))
             known_s = slowest["iteration_s"][own]
             slower = np.flatnonzero(~(rows["iteration_s"] <= known_s) & (find_recorded(rows) | (known_s < 0)))
@@ -75,7 +80,7 @@ class IterationTable:
         self._rows.add_rows(len(slowest))[:] = slowest
         self._token_counts.add_rows(len(tokens))[:] = np.where(counted, 0, tokens)
         self._known_ns.add_rows(len(known_ns))[:] = np.maximum.accumulate(known_ns)
-        self._joined_count = end
+        self._joined_counts[-1] = end
 
     def count_until(self, cursor_ns: int) -> int:
         """Return how many steps all ranks had finished at the cursor."""
@@ -86,6 +91,37 @@ class IterationTable:
         if self._last_iterations is None or self._last_iterations[0] != count:
             self._last_iterations = (count, _build_iterations(self.rows[:count]))
         return self._last_iterations[1]
+
+    def iterations_on(self, rank: int, count: int) -> Iterations:
+        """Return the first ``count`` iterations as on one rank, where it recorded them; the same object as the last time."""
+        if rank != self._rank:
+            self._rank, self._rank_rows, self._last_on_rank = rank, GrowingArray(STEP_DTYPE), None
+        if count > len(self._rank_rows):
+            self._add_rank_rows(rank, count)
+        if self._last_on_rank is None or self._last_on_rank[0] != count:
+            self._last_on_rank = count, replace(_build_iterations(self._rank_rows.rows[:count]), rank=rank)
+        return self._last_on_rank[1]
+
+    def _add_rank_rows(self, rank: int, count: int) -> None:
+        done = len(self._rank_rows)
+        rows = self._rank_rows.add_rows(count - done)
+        rows[:] = self.rows[done:count]
+        begin = 0
+        for members, joined in zip(self._attempts, self._joined_counts, strict=False):
+            low, high = max(done, begin), min(count, begin + joined)
+            if low < high:
+                _copy_steps(members, rank, low - begin, rows[low - done : high - done])
+            begin += joined
+
+
+def _copy_steps(members: Sequence[AttemptMember], rank: int, begin: int, rows: Rows) -> None:
+    """Overwrite an attempt's steps from ``begin`` on with those that this rank recorded."""
+    member = next((member for member in members if len(member.rows) and member.rows["rank"][0] == rank), None)
+    if member is not None:
+        own = member.read_steps(begin, begin + len(rows))
+        shown = rows[max(0, member.missed_steps - begin) :][: len(own)]
+        recorded = find_recorded(own) & (own["step"] == shown["step"])
+        shown[recorded] = own[recorded]
 
 
 def _find_end(members: Sequence[AttemptMember]) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.engine import measure_batch, parse_engine, read_first_engine
-from zerotop.analysis.live_view import Job, LiveView, Progress, State
+from zerotop.analysis.live_view import Iterations, Job, LiveView, Progress, State
 from zerotop.analysis.prices import HourlyPrice, read_price
 from zerotop.analysis.processes.process_exits import read_exits, read_launcher
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator, read_hosts, read_ranks
@@ -198,6 +198,10 @@ class RecordingSource:
             view = self._last_view = self._build_view(self.end_ns if cursor_ns is None else cursor_ns)
             self._is_end_view = cursor_ns is None
         return view
+
+    def iterations_on(self, rank: int, view: LiveView) -> Iterations:
+        """Return the iterations of a view as on one rank; the same object as the last time while there are no more."""
+        return self._iterations.iterations_on(rank, len(view.iterations.step))
 
     def _build_view(self, cursor: int) -> LiveView:
         count = self._iterations.count_until(cursor)

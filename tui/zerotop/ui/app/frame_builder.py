@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from zerotop.analysis.annotations import Annotation, link_findings
 from zerotop.analysis.failures.diagnosis import FailureFinder
 from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
 from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.app.scrollback import Scrollback
@@ -48,6 +49,12 @@ class FrameBuilder:
         known = source.findings_at(None)
         moment = build_cursor_state(source, head, known)
         findings = tuple(finding for finding in known if finding.known_ns <= view.cursor_ns)
+        rank = find_shown_rank(view, request.rank)
+        delays = list_delays(findings, len(view.ranks))
+        # All columns of the chart are of one rank: where ranks wait for one another, which one is slowest is chance.
+        split = delays[-1].rank if delays and request.rank is None else rank
+        if split is not None and len(view.ranks) > 1:
+            view = replace(view, iterations=source.iterations_on(split, view))
         headline = request.finding or choose_finding(findings, view.cursor_ns)
         self._scrollback.follow_seeks(request.seek_count)
         return Frame(
@@ -60,7 +67,7 @@ class FrameBuilder:
             next((linked.cause for linked in link_findings(findings) if linked.finding is headline), None),
             known,
             tabs=TABS,
-            rank=find_shown_rank(view, request.rank),
+            rank=rank,
             is_rank_chosen=request.rank is not None,
             failure=self._failures.failure_at(view.cursor_ns),
             summary=self._summarize(known) if view.job.state.is_over and head.following else None,

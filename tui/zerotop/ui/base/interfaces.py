@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Protocol
 
 from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.live_view import LiveView
+from zerotop.analysis.live_view import Iterations, LiveView
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.analysis.views.annotation_runner import SearchResult
 from zerotop.session.reader import Session
@@ -72,6 +72,9 @@ class Source(Protocol):
 
     def view_at(self, cursor_ns: int | None) -> LiveView:
         """Return what is known at the cursor; None is the end, which for a live recording is the last refresh."""
+
+    def iterations_on(self, rank: int, view: LiveView) -> Iterations:
+        """Return the iterations of a view as on one rank; the same object as the last time while there are no more."""
 
     def findings_at(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
         """Return the findings known at the cursor, in the order in which they became known; None is the end."""

@@ -8,11 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerotop.ui.charts.canvas import Canvas
-from zerotop.ui.charts.columns import Floats
+from zerotop.ui.charts.columns import Floats, Ints
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
 
 GROUND_STYLE = "strip"
+
+
+def find_pieces(length: int, width: int) -> Ints:
+    """Return how many pieces of time before the last one each column shows: one each, or fewer that fill the width."""
+    return np.arange(width - 1, -1, -1) * min(length, width) // max(1, width)
 
 
 def draw_strip(

@@ -52,7 +52,8 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "Iteration",
         "One column per step, the newest at the right, with its phases stacked: data, forward, backward, step, rest.\n"
-        "The slowest rank is shown. ▲ marks a column taller than the chart.",
+        "Of several ranks it shows the chosen one, else one that delays the others, else the first.\n"
+        "▲ marks a column taller than the chart.",
     ),
     (
         "counted",

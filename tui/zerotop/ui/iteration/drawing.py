@@ -42,6 +42,7 @@ class ShownWaveform:
     pinned_name: str = ""  # of the session, if it is another one
     first_lane: str = LANES[0].id
     pointed_s: float | None = None  # the position under the mouse
+    delay: str = ""  # a sentence about the rank that the others wait for
 
 
 def draw_waveform(
@@ -50,6 +51,9 @@ def draw_waveform(
     """Draw the panel: ``height`` rows of ``width`` cells."""
     fold = shown.fold
     text, style = describe_bottleneck(fold, glyphs)
+    if shown.delay:
+        both = f"{shown.delay} {text}"
+        text, style = both if cell_width(both) <= width else shown.delay, "warn"
     if shown.pointed_s is not None:
         text, style = _describe_point(fold, shown.pointed_s, glyphs), "value"
     rows = [_draw_title(fold, width, glyphs, focused)]

@@ -34,7 +34,7 @@ def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
     total = format_duration(fold.iteration_s)
     if not fold.signals["utilization"].resolved:
         busy = 1 - idle.total_s / fold.iteration_s
-        return f"{gpus} {_choose_verb(fold)} busy {busy:.0%} of {total}; NVML's 200 ms cannot resolve when", "value"
+        return f"{gpus} {_choose_verb(fold)} busy {busy * 100:.0f} % of {total}; NVML's 200 ms cannot resolve when", "value"
     if idle.is_optimizer:
         cores = "1 core runs the optimizer" if round(idle.cores) == 1 else f"{idle.cores:.0f} cores run the optimizer"
         return f"{gpus} {verb} {format_duration(idle.longest_s)} of {total} while {cores}", "warn"
@@ -42,7 +42,7 @@ def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
         return f"{gpus} {verb} {format_duration(idle.total_s)} of {total}{_describe_idle(idle, glyphs)}", "warn"
     busiest = max((row for row in fold.phases if row.depth == 0), key=lambda row: row.median_s)
     work = f"{gpus} {_choose_verb(fold)} busy {format_duration(fold.iteration_s - idle.total_s)} of {total}"
-    return f"{work}; {phase_word(busiest.phase, glyphs)} takes {busiest.share:.0%}", "value"
+    return f"{work}; {phase_word(busiest.phase, glyphs)} takes {busiest.share * 100:.0f} %", "value"
 
 
 def _choose_verb(fold: WaveformFold) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zerotop.analysis.ranks.delays import Delay, list_delays
+from zerotop.analysis.ranks.matrix import RECENT_STEPS, RankMatrices
+from zerotop.analysis.ranks.outliers import find_skew
 from zerotop.analysis.waveform.fold import WaveformFold
 from zerotop.analysis.waveform.fold_cache import SIZES, WaveformCache, choose_next_size
 from zerotop.ui.base.frame import Frame
@@ -11,6 +14,7 @@ from zerotop.ui.base.interfaces import Source
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.iteration.drawing import ShownWaveform
 from zerotop.ui.iteration.lanes import LANES, choose_lanes
+from zerotop.ui.ranks.labels import describe_skew
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,8 @@ class FoldModel:
         self.first_lane = LANES[0].id
         self.pinned: PinnedFold | None = None
         self.scales = GrowingScales()
+        self._matrices = RankMatrices()
+        self._delay: tuple[WaveformFold | None, tuple[Delay, ...], str] = None, (), ""  # with what it is of
         self._last_fold: WaveformFold | None = None
         self._last_shown: ShownWaveform | None = None
         self._shown_frame: Frame | None = None
@@ -65,10 +71,36 @@ class FoldModel:
             self._last_shown = None
             return None
         pinned = self.pinned if self.pinned is not None and self.pinned.fold is not fold else None
-        shown = ShownWaveform(fold, pinned.fold if pinned else None, pinned.name if pinned else "", self.first_lane)
+        shown = ShownWaveform(
+            fold,
+            pinned.fold if pinned else None,
+            pinned.name if pinned else "",
+            self.first_lane,
+            delay=self._describe_delay(frame, fold),
+        )
         if self._last_shown is None or not _is_same(self._last_shown, shown):
             self._last_shown = shown
         return self._last_shown
+
+    def _describe_delay(self, frame: Frame, fold: WaveformFold) -> str:
+        """Say which rank the others wait for, and in which phase: the mean over ranks hides it."""
+        if fold.rank is not None or fold.world < 2:
+            return ""
+        delays = list_delays(frame.findings, fold.world)
+        if self._delay[:2] != (fold, delays):
+            meets_in_forward = frame.view.job.zero_stage == 3
+            matrix = self._matrices.matrix_at(
+                self.source.rank_steps,
+                frame.view.cursor_ns,
+                RECENT_STEPS,
+                meets_in_forward=meets_in_forward,
+                delays=delays,
+            )
+            skew = find_skew(matrix)
+            rank = None if skew is None else int(matrix.rank_numbers[skew.row])
+            _, text, is_delay = describe_skew(skew, rank, fold.world)
+            self._delay = fold, delays, text if is_delay else ""
+        return self._delay[2]
 
     def change_count(self, direction: int) -> str:
         """Fold more iterations or fewer. Returns a sentence if that is not possible."""
@@ -116,4 +148,8 @@ class FoldModel:
 
 
 def _is_same(one: ShownWaveform, other: ShownWaveform) -> bool:
-    return one.fold is other.fold and one.pinned is other.pinned and one.first_lane == other.first_lane
+    return (
+        one.fold is other.fold
+        and one.pinned is other.pinned
+        and (one.first_lane, one.delay) == (other.first_lane, other.delay)
+    )

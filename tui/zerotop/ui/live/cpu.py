@@ -9,7 +9,7 @@ from statistics import median
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.live_view import GpuHistory, Job, LiveView, Rank, RankHistory, State
 from zerotop.ui.charts import AXIS_WIDTH
-from zerotop.ui.charts.strips import draw_strip
+from zerotop.ui.charts.strips import draw_strip, find_pieces
 from zerotop.ui.drawing.formatting import (
     MISSING,
     choose_decimals,
@@ -81,9 +81,12 @@ def indent_strip(strip: Sequence[Row], width: int, glyphs: Glyphs) -> list[Row]:
     return [fit_row(((" " * AXIS_WIDTH, "text"), *row), width, glyphs) for row in strip]
 
 
-def draw_strip_heading(piece_s: float, width: int) -> Row:
-    """Draw ``last 24 s``, the time that a strip of this width covers; nothing if it does not fit."""
-    text = f"last {format_rough_time(width * piece_s)}"
+def draw_strip_heading(piece_s: float, length: int, width: int) -> Row:
+    """Draw ``last 24 s``, the time that a strip of this width covers; nothing if it does not fit.
+
+    ``length`` is the number of pieces that there are, see :class:`History`.
+    """
+    text = f"last {format_rough_time(min(length, width) * piece_s)}"
     return ((text, "heading"),) if len(text) <= width else ()
 
 
@@ -91,20 +94,26 @@ def _draw_cores_strip(view: LiveView, rank: Rank, width: int, height: int, glyph
     """Draw the cores in use on a scale to the rank's fair share of the host's cores."""
     ranks = sum(other.host == rank.host for other in view.ranks)
     cores = sum(host.cores for host in view.hosts if host.name == rank.host)
-    return draw_history_strip(view.history.ranks.get(rank.rank), cores / max(1, ranks) or 1.0, width, height, glyphs)
+    top = cores / max(1, ranks) or 1.0
+    return draw_history_strip(view.history.ranks.get(rank.rank), top, view.history.length, width, height, glyphs)
 
 
 @lru_cache(maxsize=512)  # most frames bring no new sample
 def draw_history_strip(
-    history: RankHistory | GpuHistory | None, top: float, width: int, height: int, glyphs: Glyphs
+    history: RankHistory | GpuHistory | None, top: float, length: int, width: int, height: int, glyphs: Glyphs
 ) -> Sequence[Row]:
-    """Draw a rank's cores in the colours of its phases, or a GPU's utilization; empty without a history."""
+    """Draw a rank's cores in the colours of its phases, or a GPU's utilization; empty without a history.
+
+    ``length`` is the number of pieces that there are: fewer than ``width`` fill it.
+    """
     if history is None:
         return draw_strip((), (), top, width, height, glyphs)
     if isinstance(history, GpuHistory):
-        values = history.utilization_percent
-        return draw_strip(values, ["load"] * len(values), top, width, height, glyphs)
-    return draw_strip(history.cores_used, [phase_style(phase) for phase in history.phase], top, width, height, glyphs)
+        values, styles = history.utilization_percent, ["load"] * len(history.utilization_percent)
+    else:
+        values, styles = history.cores_used, [phase_style(phase) for phase in history.phase]
+    shown = [len(values) - 1 - back for back in find_pieces(length, width).tolist() if back < len(values)]
+    return draw_strip(values[shown], [styles[place] for place in shown], top, width, height, glyphs)
 
 
 def _draw_cpu_title(view: LiveView, width: int, focused: bool) -> Row:
@@ -160,7 +169,16 @@ def _build_rank_columns(view: LiveView, width: int, rows_per_rank: int, glyphs: 
     if rows_per_rank > 1:
         columns.append(Column(_BUSIEST_HEADING, 13, 3, draw_busiest, grows=True, left=True))
     else:
-        columns.append(Column(partial(draw_strip_heading, view.history.piece_s), 7, 7, draw_load, grows=True, left=True))
+        columns.append(
+            Column(
+                partial(draw_strip_heading, view.history.piece_s, view.history.length),
+                7,
+                7,
+                draw_load,
+                grows=True,
+                left=True,
+            )
+        )
     columns += [
         figure("cores", 5, 9, lambda rank, cells: format_fixed(rank.cores_used, 1, cells)),
         build_runnable_column(6, glyphs),

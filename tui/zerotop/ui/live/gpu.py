@@ -59,7 +59,7 @@ def _build_gpu_columns(view: LiveView, width: int, rows_per_gpu: int, glyphs: Gl
         return Column(heading, cells, importance, lambda gpu, cells: ((format_fixed(value(gpu), decimals, cells), style),))
 
     is_wide = width >= 56
-    load_heading = "" if rows_per_gpu > 1 else partial(draw_strip_heading, view.history.piece_s)
+    load_heading = "" if rows_per_gpu > 1 else partial(draw_strip_heading, view.history.piece_s, view.history.length)
     return [
         Column("", longest, 9, lambda gpu, _: ((names[id(gpu)].rjust(longest), "label"),), left=True),
         Column(load_heading, 6, 9, draw_load, grows=True, left=True),
@@ -76,4 +76,5 @@ def _build_gpu_columns(view: LiveView, width: int, rows_per_gpu: int, glyphs: Gl
 
 
 def _draw_utilization_strip(view: LiveView, gpu: Gpu, width: int, height: int, glyphs: Glyphs) -> Sequence[Row]:
-    return draw_history_strip(view.history.gpus.get((gpu.host, gpu.index)), 100.0, width, height, glyphs)
+    history = view.history.gpus.get((gpu.host, gpu.index))
+    return draw_history_strip(history, 100.0, view.history.length, width, height, glyphs)

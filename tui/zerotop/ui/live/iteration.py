@@ -92,7 +92,9 @@ def _draw_chart(
     begins = range(0, len(steps) * step_width, step_width)
     chart = add_axes(canvas, scale, draw_step_axis(steps, begins, canvas.width, glyphs))
     legend = _draw_legend(view, pointed, scale, legend_width, canvas.height, glyphs) if legend_width else []
-    rows = [draw_rule(panel_title(f"Iteration {scale.unit}", focused), width, glyphs)]
+    whose = f" on rank {iterations.rank}" if iterations.rank is not None else ""
+    title: Row = (*panel_title(f"Iteration {scale.unit}", focused), (whose, "muted"))
+    rows = [draw_rule(title, width, glyphs)]
     rows += [fit_row((*row, ("  ", "text"), *entry), width, glyphs) for row, entry in zip(chart, legend, strict=False)]
     return rows + [fit_row(row, width, glyphs) for row in chart[len(legend) :]]
 

@@ -17,6 +17,7 @@ from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.drawing.units import giga_unit
 from zerotop.ui.memory.memory_history import MIN_HEIGHT, describe_history, draw_history
 
+_NARROWEST_WITH_HOST = 39  # cells in which "host" fits beside a GPU's figures: half of a terminal of 80
 _MIN_SWAP_BYTES = (1 << 30) // 20  # less swap is not shown
 
 
@@ -29,7 +30,7 @@ def draw_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focu
 
 def draw_gpu_memory(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """Draw allocated, reserved, other and free memory of each GPU, with the peaks as thin lines."""
-    placed = place_columns(_build_gpu_columns(view.gpus, width, glyphs), width)
+    placed = place_columns(_build_gpu_columns(view.gpus, width, bool(_choose_hosts(view, height)), glyphs), width)
     rows = [draw_rule(_draw_title("GPU memory", width, focused), width, glyphs, placed)]
     room = height - 1
     hosts = _choose_hosts(view, height)
@@ -134,10 +135,12 @@ def gpu_name(gpu: Gpu, with_host: bool, short: bool, glyphs: Glyphs) -> str:
     return str(gpu.index) if short else f"GPU {gpu.index}"
 
 
-def _build_gpu_columns(gpus: Sequence[Gpu], width: int, glyphs: Glyphs) -> list[Column[Gpu]]:
+def _build_gpu_columns(gpus: Sequence[Gpu], width: int, names_host: bool, glyphs: Glyphs) -> list[Column[Gpu]]:
+    """Return the columns; ``names_host``: rows of hosts follow, whose names have the same column."""
     has_hosts = len({gpu.host for gpu in gpus}) > 1
     names = {id(gpu): gpu_name(gpu, has_hosts, width < 46, glyphs) for gpu in gpus}
-    longest = max(len(name) for name in names.values())
+    names_host &= width >= _NARROWEST_WITH_HOST
+    longest = max(len("host") if names_host else 1, *(len(name) for name in names.values()))
     decimals = choose_decimals(max(gpu.total_bytes for gpu in gpus) / giga_unit().bytes / 10)
 
     def draw_bar(gpu: Gpu, cells: int) -> Row:
@@ -161,7 +164,7 @@ def _build_gpu_columns(gpus: Sequence[Gpu], width: int, glyphs: Glyphs) -> list[
     peak = _draw_peak_heading(glyphs)
     return [
         Column("", longest, 9, lambda gpu, _: ((names[id(gpu)].rjust(longest), "label"),), left=True),
-        Column("", 8 if width < 46 else width * 2 // 7, 9, draw_bar, grows=True),
+        Column("", (7 if names_host else 8) if width < 46 else width * 2 // 7, 9, draw_bar, grows=True),
         make_amount_column(_draw_swatch("memory-allocated", "allocated", glyphs), 10, 8, lambda gpu: gpu.allocated_bytes),
         make_amount_column(peak, 5, 3, lambda gpu: gpu.allocated_peak_bytes, "muted"),
         make_amount_column(_draw_swatch("memory-reserved", "reserved", glyphs), 9, 7, lambda gpu: gpu.reserved_bytes),

@@ -6,6 +6,7 @@ from typing import Any
 
 from zerotop.analysis.live_view import Gpu, LiveView, Rank
 from zerotop.ui.charts import AXIS_WIDTH
+from zerotop.ui.charts.strips import find_pieces
 from zerotop.ui.drawing.formatting import format_rough_time, is_known
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_word
@@ -34,7 +35,7 @@ def describe_rank_at(view: LiveView, width: int, height: int, x: int, y: int, gl
     history = view.history.ranks.get(rank.rank) if rank is not None else None
     if rank is None or history is None:
         return ""
-    back = _find_piece(place_rank_columns(view, width, rows, glyphs), rows, width, x, y)
+    back = _find_piece(place_rank_columns(view, width, rows, glyphs), view.history.length, rows, width, x, y)
     if back is None or back >= len(history.cores_used) or not is_known(cores := float(history.cores_used[-1 - back])):
         return ""
     ago = format_rough_time(back * view.history.piece_s)
@@ -48,15 +49,15 @@ def describe_gpu_at(view: LiveView, width: int, height: int, x: int, y: int, gly
     if gpu is None or history is None:
         return ""
     values = history.utilization_percent
-    back = _find_piece(place_gpu_columns(view, width, rows, glyphs), rows, width, x, y)
+    back = _find_piece(place_gpu_columns(view, width, rows, glyphs), view.history.length, rows, width, x, y)
     if back is None or back >= len(values) or not is_known(float(values[-1 - back])):
         return ""
     return f"GPU {gpu.index}, {format_rough_time(back * view.history.piece_s)} ago: {values[-1 - back]:.0f} %"
 
 
-def _find_piece(placed: PlacedColumns[Any], rows: int, width: int, x: int, y: int) -> int | None:
+def _find_piece(placed: PlacedColumns[Any], length: int, rows: int, width: int, x: int, y: int) -> int | None:
     """Return how many pieces of time before the last one a cell of a strip shows; None beside the strips."""
-    if rows > 1:
-        return width - 1 - x if x >= AXIS_WIDTH and (y - 1) % rows else None
     begin, size = next(((begin, size) for column, begin, size in placed.columns if column.grows), (0, 0))
-    return begin + size - 1 - x if begin <= x < begin + size else None
+    if rows > 1:
+        begin, size = (AXIS_WIDTH, width - AXIS_WIDTH) if (y - 1) % rows else (0, 0)
+    return int(find_pieces(length, size)[x - begin]) if begin <= x < begin + size else None

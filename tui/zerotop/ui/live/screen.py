@@ -15,7 +15,7 @@ from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.dialogs.help_terms import TERMS
 from zerotop.ui.drawing.layout import Box, PanelCounts, layout_live, replace_with_summary
 from zerotop.ui.live import panels
-from zerotop.ui.live.summary import MOST_ROWS
+from zerotop.ui.live.summary import MOST_ROWS, count_summary_rows
 
 
 class LiveScreen(MonitorScreen):
@@ -43,7 +43,10 @@ class LiveScreen(MonitorScreen):
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         view = frame.view
         boxes = layout_live(room, PanelCounts(gpus=len(view.gpus), ranks=len(view.ranks), hosts=len(view.hosts)))
-        return boxes if frame.summary is None else replace_with_summary(boxes, room.width, MOST_ROWS)
+        if frame.summary is None:
+            return boxes
+        rows = count_summary_rows(frame.summary, view, room.width, self.glyphs)
+        return replace_with_summary(boxes, room.width, min(MOST_ROWS, rows))
 
     def action_output(self, lines: int) -> None:
         self.query_one(panels.Output).scroll_lines(lines)

@@ -26,15 +26,26 @@ def draw_summary(
 ) -> list[Row]:
     """Draw a row for each finding with its cost, then a sentence a row."""
     rows = [draw_rule(panel_title("Summary", focused), width, glyphs)]
-    rows += [_draw_finding(cost, summary.training_s, view, width, glyphs) for cost in summary.findings]
+    rows += _draw_lines(summary, view, width, height - 1, glyphs)
+    return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
+
+
+def count_summary_rows(summary: EndSummary, view: LiveView, width: int, glyphs: Glyphs) -> int:
+    """Return the rows that a summary needs, at most ``MOST_ROWS``."""
+    return 1 + len(_draw_lines(summary, view, width, MOST_ROWS - 1, glyphs))
+
+
+def _draw_lines(summary: EndSummary, view: LiveView, width: int, most_rows: int, glyphs: Glyphs) -> list[Row]:
+    """Draw at most ``most_rows`` rows, if the findings are not more."""
+    rows = [_draw_finding(cost, summary.training_s, view, width, glyphs) for cost in summary.findings]
     if not summary.findings:
         rows.append(((f"  {_NO_FINDINGS}", "good"),))
     sentences = (summary.pace, *describe_memory(view, get_units().sizes[:3]), _describe_watching(view), view.cost_sentence)
     said = [sentence for sentence in sentences if sentence]
     for number, sentence in enumerate(said):
-        most = max(1, height - len(rows) - (len(said) - number - 1))
+        most = max(1, most_rows - len(rows) - (len(said) - number - 1))
         rows += [((f"  {line}", "text"),) for line in wrap_sentence(sentence, max(1, width - 2), most, glyphs)]
-    return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
+    return rows
 
 
 def _draw_finding(cost: FindingCost, training_s: float, view: LiveView, width: int, glyphs: Glyphs) -> Row:

@@ -20,6 +20,7 @@ from zerotop.ui.memory.ledger_style import PART_STYLES
 from zerotop.ui.memory.row_selection import EXTRA_KEYS, choose_lines
 
 _MIN_NAME_WIDTH = 24  # cells, so that figures stay in place while names of rows change from phase to phase
+_MIN_BASIS_WIDTH = 24  # cells of the last column, which is cut where there is no more room
 _MIN_DIFFERENCE = 0.02  # share of the device's or the process's memory from which on a difference is highlighted
 # The rule of thumb holds in these phases, but neither in initialization nor in evaluation.
 _STEP_PHASES = (
@@ -230,7 +231,8 @@ def _build_basis_column(lines: Sequence[MemoryLine], glyphs: Glyphs) -> Column[M
     def draw_basis(line: MemoryLine, width: int) -> Row:
         return ((f"  {fit_text(line.basis, width - 2, glyphs)}", "muted"),)
 
-    return Column("  based on", max([8, *(len(line.basis) for line in lines)]) + 2, 1, draw_basis, left=True)
+    width = max([8, *(len(line.basis) for line in lines)])
+    return Column("  based on", min(width, _MIN_BASIS_WIDTH) + 2, 1, draw_basis, grows=True, left=True)
 
 
 def _draw_figure(text: str, line: MemoryLine, lines: Sequence[MemoryLine]) -> Row:

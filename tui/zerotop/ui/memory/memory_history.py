@@ -10,42 +10,40 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Gpu, GpuHistory, History, LiveView
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Scale, add_axes, choose_memory_scale, plot_grid, plot_stack
+from zerotop.ui.charts.columns import Ints
+from zerotop.ui.charts.strips import find_pieces
 from zerotop.ui.drawing.formatting import format_rough_time, format_size
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
 
 MIN_HEIGHT = 5
-_STRETCHES = (16, 8, 4, 2)
 
 Layers = tuple[tuple[str, Floats], ...]  # style, bytes of this layer alone in each piece
 
 
-def draw_history(
-    view: LiveView, name: str, gpu: Gpu | None, width: int, height: int, glyphs: Glyphs, *, fills: bool = False
-) -> list[Row]:
-    """Draw the chart with its axes, of a GPU or of the host memory of all ranks. ``name`` says whose memory it is.
-
-    ``fills``: lets the begin of a recording fill the width; charts above others with the same time axis cannot.
-    """
+def draw_history(view: LiveView, name: str, gpu: Gpu | None, width: int, height: int, glyphs: Glyphs) -> list[Row]:
+    """Draw the chart with its axes, of a GPU or of the host memory of all ranks. ``name`` says whose memory it is."""
     history: GpuHistory | History | None = view.history
     least = sum(rank.rss_peak_bytes for rank in view.ranks)
     if gpu is not None:
         history = view.history.gpus.get((gpu.host, gpu.index))
         least = max(gpu.reserved_peak_bytes or 0, gpu.used_bytes)
     room = max(0, width - AXIS_WIDTH)
-    stretch = _choose_stretch(view, history, room) if fills else 1
-    highest = float(np.max(sum(_take_last(amounts, room // stretch) for _, amounts in _list_layers(history)), initial=0.0))
+    shown = min(room, view.history.length)
+    highest = float(np.max(sum(amounts[-shown:] for _, amounts in _list_layers(history)), initial=0.0)) if shown else 0.0
     scale = choose_memory_scale(max(least, highest), height - 1)
-    below = _draw_time_axis(room / stretch * view.history.piece_s, name, room, glyphs)
-    return [fit_row(row, width, glyphs) for row in _draw_chart(history, scale, below, stretch, room, height - 1, glyphs)]
+    below = _draw_time_axis(shown * view.history.piece_s, name, room, glyphs)
+    return [fit_row(row, width, glyphs) for row in _draw_chart(history, scale, below, shown, room, height - 1, glyphs)]
 
 
-def describe_history(view: LiveView, gpu: Gpu | None, width: int, x: int, *, fills: bool = False) -> str:
+def describe_history(view: LiveView, gpu: Gpu | None, width: int, x: int) -> str:
     """Return the amounts at a column of the chart of this width; empty beside it and where nothing was recorded."""
     history = view.history.gpus.get((gpu.host, gpu.index)) if gpu is not None else view.history
-    back = (width - 1 - x) // (_choose_stretch(view, history, width - AXIS_WIDTH) if fills else 1)
     layers = _list_layers(history)
-    if x < AXIS_WIDTH or back < 0 or not layers or back >= len(layers[0][1]):
+    if not AXIS_WIDTH <= x < width or not layers:
+        return ""
+    back = int(find_pieces(view.history.length, width - AXIS_WIDTH)[x - AXIS_WIDTH])
+    if back >= len(layers[0][1]):
         return ""
     amounts = np.cumsum([amounts[-1 - back] for _, amounts in layers])
     names = ("allocated", "reserved", "used") if gpu is not None else ("own", "RSS")
@@ -72,22 +70,6 @@ def _list_layers(history: GpuHistory | History | None) -> Layers:
     return ("memory-allocated", np.maximum(0.0, resident - shared)), ("memory-reserved", shared)
 
 
-def _choose_stretch(view: LiveView, gpu: GpuHistory | History | None, room: int) -> int:
-    """Return the cells of a piece, for the GPU's chart and the ranks' alike.
-
-    There are few values, so that a growing recording is rarely drawn anew.
-    """
-    length = max(_measure_length(gpu), _measure_length(view.history))
-    return next((stretch for stretch in _STRETCHES if length * stretch <= room), 1)
-
-
-def _measure_length(history: GpuHistory | History | None) -> int:
-    """Return the pieces since something was recorded first."""
-    amounts = sum(amounts for _, amounts in _list_layers(history))
-    known = np.flatnonzero(amounts)
-    return int(np.size(amounts) - known[0]) if len(known) else 0
-
-
 @lru_cache(maxsize=16)
 def _find_gaps(history: GpuHistory | History | None) -> NDArray[np.bool_]:
     """Return in which pieces nothing was recorded, though there was before and after them."""
@@ -107,22 +89,23 @@ def _find_gaps(history: GpuHistory | History | None) -> NDArray[np.bool_]:
 
 @lru_cache(maxsize=8)  # most frames bring no new sample
 def _draw_chart(
-    history: GpuHistory | History | None, scale: Scale, below: Row, stretch: int, width: int, height: int, glyphs: Glyphs
+    history: GpuHistory | History | None, scale: Scale, below: Row, shown: int, width: int, height: int, glyphs: Glyphs
 ) -> Sequence[Row]:
+    """Draw the last ``shown`` pieces across the whole width."""
     canvas = Canvas(width, height, glyphs)
     rows = scale.count_plot_rows(height)
-    layers = [(style, _take_last(np.repeat(amounts, stretch), width)) for style, amounts in _list_layers(history)]
+    back = find_pieces(shown, width)
+    layers = [(style, _take_pieces(amounts, back)) for style, amounts in _list_layers(history)]
     plot_stack(canvas.slice_rows(height - rows, rows), layers, top=scale.highest)
-    gaps = _take_last(np.repeat(_find_gaps(history).astype(np.float64), stretch), width) > 0
+    gaps = _take_pieces(_find_gaps(history).astype(np.float64), back) > 0
     canvas.characters[:, gaps], canvas.fore[:, gaps] = ord(glyphs.gap), canvas.number_style("rule")
     plot_grid(canvas, scale)
     return add_axes(canvas, scale, below)
 
 
-def _take_last(amounts: Floats, count: int) -> Floats:
-    """Return the last ``count`` amounts, after zeros where there are fewer."""
-    recent = amounts[max(0, len(amounts) - count) :]
-    return np.pad(recent, (count - len(recent), 0))
+def _take_pieces(amounts: Floats, back: Ints) -> Floats:
+    """Return the amounts so many pieces before the last one; 0 where there are fewer."""
+    return np.where(back < len(amounts), np.append(amounts, 0.0)[np.maximum(len(amounts) - 1 - back, -1)], 0.0)
 
 
 def _draw_time_axis(seconds: float, name: str, width: int, glyphs: Glyphs) -> Row:

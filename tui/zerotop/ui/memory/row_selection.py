@@ -16,7 +16,7 @@ def choose_lines(lines: Sequence[MemoryLine], room: int) -> list[MemoryLine]:
     """Return at most ``room`` lines in their order.
 
     Tiny lines are dropped first, then extra lines, then sums except the last one. One line stands for all dropped parts, so
-    that the others still add up.
+    that the others still add up: before the first sum that holds them all.
     """
     chosen = list(lines)
     largest = max((line.now_bytes for line in lines), default=0)
@@ -37,9 +37,12 @@ def choose_lines(lines: Sequence[MemoryLine], room: int) -> list[MemoryLine]:
     if any(_is_part(line) and line not in chosen for line in lines):
         while len(chosen) > max(0, room - 1):
             chosen.remove(min(chosen, key=rate_line))
-        last = next((index for index, line in enumerate(chosen) if line.key in _LAST_SUMS), None)
-        if last is not None:
-            chosen.insert(last, _merge_lines([line for line in lines if _is_part(line) and line not in chosen]))
+        dropped = [index for index, line in enumerate(lines) if _is_part(line) and line not in chosen]
+        sums = [line for line in lines[dropped[0] :] if line.is_sum and line in chosen]
+        if sums:
+            holds_all = next((line for line in lines[dropped[-1] :] if line in sums), sums[-1])
+            place = chosen.index(holds_all if holds_all is sums[0] else sums[-1])
+            chosen.insert(place, _merge_lines([lines[index] for index in dropped]))
     return chosen
 
 

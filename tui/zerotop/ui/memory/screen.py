@@ -106,7 +106,7 @@ class PhasePeaks(MemoryPanel):
         return _draw_ranks_history(frame.view, width, height, self.glyphs, focused=self.has_focus)
 
     def describe_view(self, view: MemoryView, frame: Frame, width: int, x: int, host: bool) -> str:
-        return describe_history(frame.view, None, width, x, fills=True) if host else ""
+        return describe_history(frame.view, None, width, x) if host else ""
 
     def copy_text(self) -> str:
         """Return every phase, in bytes; for host memory the drawn text."""
@@ -135,8 +135,8 @@ class MemoryHistory(MemoryPanel):
         left = _measure_left(width)
         if x < left:
             gpu = _find_gpu(view, frame)
-            return describe_history(frame.view, gpu, left, x, fills=True) if gpu is not None else ""
-        return describe_history(frame.view, None, width - left - GAP, x - left - GAP, fills=True)
+            return describe_history(frame.view, gpu, left, x) if gpu is not None else ""
+        return describe_history(frame.view, None, width - left - GAP, x - left - GAP)
 
 
 class TraceCurve(MemoryPanel):
@@ -190,7 +190,7 @@ def _draw_history(
 ) -> list[Row]:
     """Draw the recent memory of a GPU, or (None) of all ranks on the host, under a title."""
     head = draw_rule(((f"{title}, {giga_unit().name}", "title-focused" if focused else "title"),), width, glyphs)
-    return [head, *draw_history(view, name, gpu, width, max(2, height - 1), glyphs, fills=True)][:height]
+    return [head, *draw_history(view, name, gpu, width, max(2, height - 1), glyphs)][:height]
 
 
 class MemoryScreen(MonitorScreen):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from zerotop.analysis.ranks.matrix import Metric
+from zerotop.analysis.stats.rounding import round_count_up
 from zerotop.ui.charts import draw_step_axis
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
@@ -96,7 +97,7 @@ class _MapPanel:
         skew = self.picture.skew
         rank = None if skew is None else int(self.picture.matrix.rank_numbers[skew.row])
         text, short, attention = describe_skew(skew, rank, len(self.picture.matrix.processes))
-        most = 3 if self.height >= 18 else 2 if self.height >= 12 else 1 if self.height >= 6 else 0
+        most = 3 if self.height >= 18 else 2 if self.height >= 12 else 1 if self.height >= 5 else 0
         room = max(1, self.width - 1)
         lines = wrap_text(self.glyphs.to_plain(text), room, most + 1, self.glyphs)
         if len(lines) > most:
@@ -141,7 +142,7 @@ class _MapPanel:
         label = 2 + min(_MAX_LABEL_WIDTH, max((len(line.label) for line in self.main_plan.lines), default=1))
         room = max(1, self.width - label - FIGURE_WIDTH - 1)
         count = len(self.picture.matrix.steps)
-        planned = max(count, min(self.picture.total_steps or _round_steps_up(count), room))
+        planned = max(count, min(self.picture.total_steps or round_count_up(count), room))
         step_width = max(1.0, min(_MAX_STEP_WIDTH, room / max(1, planned)))
         return MapShape(self.width, label, room, step_width, min(count, room))
 
@@ -151,9 +152,3 @@ class _MapPanel:
         axis = draw_step_axis(shown, shape.step_columns[:-1].tolist(), shape.map_width, self.glyphs)
         row: Row = ((" " * (shape.label_width - 1), "axis"), (self.glyphs.corner, "rule"), *axis)
         return fit_row(row, self.width, self.glyphs)
-
-
-def _round_steps_up(count: int) -> int:
-    """Return an eighth of a power of two, or a little more: a map of so many steps is rescaled seldom as it grows."""
-    eighth = 1 << max(0, count.bit_length() - 4)
-    return -(-count // eighth) * eighth

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import State
+from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.ranks.matrix import RECENT_STEPS, Matrix, Metric, RankMatrices, RankMatrix
 from zerotop.analysis.ranks.outliers import (
     RankComparison,
@@ -95,7 +96,7 @@ class RankPicture:
         """Return how far each rank deviates in any metric."""
         if metric is self.metric:
             return self.deviation
-        return compute_deviations(values := self.find_values(metric), choose_scale(metric, self.matrix, values))
+        return _measure_deviations(self.matrix, metric, self.find_values(metric))
 
     @property
     def other_metrics(self) -> list[Metric]:
@@ -168,6 +169,7 @@ class Ranking:
             self._choose_cursor(frame),
             max(self._columns, RECENT_STEPS),
             meets_in_forward=frame.view.job.zero_stage == 3,
+            delays=list_delays(frame.findings, len(frame.view.ranks)),
         )
         skew = self._find_skew(matrix)
         if not self._is_metric_chosen and skew is not None and skew.delays_others:
@@ -227,12 +229,11 @@ class Ranking:
 
     def _build_picture(self, matrix: RankMatrix, values: Matrix, frame: Frame) -> RankPicture:
         metric = self.metric
-        deviation = compute_deviations(values, choose_scale(metric, matrix, values))
+        deviation = _measure_deviations(matrix, metric, values)
         odd = deviation
         if metric is Metric.ITERATION and matrix.times:
             # Ranks that wait for one another take the same time: it is the one that is waited for that is different.
-            waits = matrix.times[Metric.WAIT]
-            odd = np.maximum(deviation, compute_deviations(waits, choose_scale(Metric.WAIT, matrix, waits)))
+            odd = np.maximum(deviation, _measure_deviations(matrix, Metric.WAIT, matrix.times[Metric.WAIT]))
         order = np.arange(len(values)) if self.by_number else order_outliers(odd)
         skew = self._find_skew(matrix)
         return RankPicture(
@@ -249,6 +250,10 @@ class Ranking:
             total_steps=frame.view.progress.total_steps,
             why_empty="" if len(values) else describe_empty(self._source.session, matrix.processes, frame.view.job.state),
         )
+
+
+def _measure_deviations(matrix: RankMatrix, metric: Metric, values: Matrix) -> Matrix:
+    return compute_deviations(matrix.cut_recent(values), choose_scale(metric, matrix, values))
 
 
 def _choose_row(matrix: RankMatrix, frame: Frame, skew: Skew | None, order: NDArray[np.intp]) -> int | None:

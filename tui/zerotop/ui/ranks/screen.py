@@ -29,7 +29,7 @@ from zerotop.ui.ranks.table import draw_table
 
 TABLE_WIDTH = 46
 _TABLE_ROWS = 12
-_MAP_EXTRA_ROWS = 4  # title, sentence and steps
+_MAP_EXTRA_ROWS = 3  # title, sentence and steps
 _LEAST_MAP_ROWS = 8  # with fewer rows under the stacks, the map is not shown
 _SIDE_BY_SIDE_WIDTH = 100  # from this width, the table stands beside the map
 
@@ -149,7 +149,8 @@ class RanksScreen(MonitorScreen):
         ),
         (
             "median",
-            "Figures are medians of the last 64 steps; beside them are those of the median rank, of two ranks the other's.",
+            "Figures are medians of the last 64 steps, or of those since a rank began to delay the others. Beside them are\n"
+            "those of the median rank, of two ranks the other's.",
         ),
         LEFT_OUT_TERM,
     )

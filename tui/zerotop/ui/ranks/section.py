@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from zerotop.analysis.ranks.matrix import RECENT_STEPS, Matrix, Metric, compute_median
+from zerotop.analysis.ranks.matrix import Matrix, Metric, compute_median
 from zerotop.session.samples import Ints
 from zerotop.ui.charts import HEAT, Canvas, compute_levels, plot_heatmap
 from zerotop.ui.drawing.formatting import choose_ticks
@@ -74,7 +74,7 @@ class Section:
     @cached_property
     def usual_values(self) -> Matrix:
         """Median of the recent steps of each line."""
-        return compute_median(self.line_values[:, -RECENT_STEPS:], 1)
+        return compute_median(self.picture.matrix.cut_recent(self.line_values), 1)
 
     @cached_property
     def rank_deviations(self) -> Matrix:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from zerotop.analysis.formatting import format_count
-from zerotop.analysis.ranks.matrix import RECENT_STEPS, Metric
+from zerotop.analysis.ranks.matrix import Metric
 from zerotop.analysis.ranks.outliers import MEETING_METRICS, RankComparison, Skew
 from zerotop.ui.drawing.formatting import MISSING
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -80,5 +79,6 @@ def _draw_difference(row: RankComparison, skew: Skew | None, width: int, glyphs:
 def _draw_foot(picture: RankPicture, width: int, room: int, glyphs: Glyphs) -> list[Row]:
     if room < 1:
         return []
-    text = f"  medians of {format_count(min(RECENT_STEPS, len(picture.matrix.steps)), 'step')}"
-    return [fit_row(((fit_text(text, width, glyphs), "muted"),), width, glyphs)]
+    first, last = (int(picture.matrix.recent_steps[place]) for place in (0, -1))
+    text = f"  medians of steps {first}–{last}" if first < last else f"  step {last}"
+    return [fit_row(((fit_text(glyphs.to_plain(text), width, glyphs), "muted"),), width, glyphs)]

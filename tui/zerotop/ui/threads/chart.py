@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -24,8 +26,10 @@ from zerotop.ui.charts import (
 )
 from zerotop.ui.drawing.formatting import format_fixed, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.labels import phase_style
-from zerotop.ui.drawing.rows import Row, fit_row
+from zerotop.ui.drawing.labels import phase_style, phase_word
+from zerotop.ui.drawing.rows import Row, Span, fit_row
+from zerotop.ui.drawing.table import PlacedColumns
+from zerotop.ui.threads.phase_means import draw_phase_means, has_phase_means
 
 _LETTER = "*"
 _SHOWN_SHARE = 0.98  # of the runnable threads' columns: a few higher ones do not set the scale
@@ -35,8 +39,7 @@ _CORES_STYLE = "load"  # replaced by the phases' colours
 
 def draw_chart(
     threads: RankThreads,
-    left: int,
-    size: int,
+    placed: PlacedColumns[Any],
     watched: GrowingScales,
     begin_s: float,
     height: int,
@@ -45,8 +48,10 @@ def draw_chart(
 ) -> list[Row]:
     """Draw cores used, in the phases' colours, and the number of runnable threads as a line, over a time axis.
 
-    The chart's ``size`` columns begin at ``left``; the legend stands before them.
+    The chart is above the second of the ``placed`` columns, which has the histories. The legend stands before it, and the
+    phases with their means after it, where there is room.
     """
+    (_, left, size) = placed.columns[1]
     used = resample_columns(threads, threads.cores_used, size)
     runnable = resample_columns(threads, threads.runnable, 2 * size)
     highest = float(np.nanquantile(np.append(runnable, 0.0), _SHOWN_SHARE))
@@ -59,9 +64,16 @@ def draw_chart(
     marks = choose_time_ticks(threads.begin_s - begin_s, threads.end_s - begin_s, size)
     below = draw_axis([(column, text) for column, text in marks if not text.startswith("-")], size, glyphs)
     left -= AXIS_WIDTH
-    legend = [*_draw_legend(threads, begin_s, left, glyphs), *[()] * height][:height]
+    has_means = has_phase_means(placed)
+    legend = _draw_legend(threads, begin_s, left, glyphs, with_phases=not has_means)
+    means = draw_phase_means(threads.phases, used, resample_columns(threads, threads.runnable, size), placed, glyphs)
+    texts = zip_longest(legend[:height], means[: height if has_means else 0], fillvalue=())
     rows = add_axes(canvas, axis, below)
-    return [fit_row((*fit_row(text, left, glyphs), *row), width, glyphs) for text, row in zip(legend, rows, strict=True)]
+    sides = [*texts, *[((), ())] * height]
+    return [
+        fit_row((*fit_row(text, left, glyphs), *row, *aside), width, glyphs)
+        for row, (text, aside) in zip(rows, sides, strict=False)
+    ]
 
 
 def resample_columns(threads: RankThreads, values: Floats, size: int) -> Floats:
@@ -80,20 +92,23 @@ def _paint_phases(canvas: Canvas, used: Floats, phases: Sequence[str], axis: Sca
         canvas.characters[painted] = np.broadcast_to(letters, painted.shape)[painted]
 
 
-def _draw_legend(threads: RankThreads, begin_s: float, width: int, glyphs: Glyphs) -> list[Row]:
+def _draw_legend(threads: RankThreads, begin_s: float, width: int, glyphs: Glyphs, *, with_phases: bool) -> list[Row]:
     """Return the chart's legend."""
     rank = threads.rank
-    kinds = list(dict.fromkeys(phase for phase in threads.phases if phase))
+    kinds = list(dict.fromkeys(phase for phase in threads.phases if phase)) if with_phases else []
     styles = map(phase_style, kinds)
     named = [
-        ((glyphs.find_sample(style), style), (f" {phase.replace('_', ' ')}", "muted"))
+        ((glyphs.find_sample(style), style), (f" {phase_word(phase, glyphs)}", "muted"))
         for phase, style in zip(kinds, styles, strict=True)
     ]
-    mark = glyphs.track if glyphs.smooth else _LETTER
-    return [
+    line: Span = (f"{glyphs.track if glyphs.smooth else _LETTER} ", _RUNNABLE_STYLE)
+    figures: list[Row] = [
         ((f"{format_fixed(rank.cores_used, 1, 7)} used", "text"),),
-        ((f"{mark} ", _RUNNABLE_STYLE), (f"{format_fixed(rank.runnable_threads, 1, 5)} runnable", "text")),
+        (line, (f"{format_fixed(rank.runnable_threads, 1, 5)} runnable", "text")),
         ((f"{rank.thread_count:7d} threads", "text"),),
+    ]
+    return [
+        *(figures if rank.alive else [(line, ("runnable", "text"))]),
         ((f"last {format_rough_time(threads.end_s - max(threads.begin_s, begin_s))}", "muted"),),
         *([()] if named else []),
         *(tuple(row) for row in named if width >= 12),

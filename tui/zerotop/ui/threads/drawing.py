@@ -12,20 +12,20 @@ import numpy as np
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.ranks.affinity import Cores, format_cores
 from zerotop.analysis.ranks.threads import RankThreads, Thread, ThreadGroup
+from zerotop.analysis.stats.rounding import round_count_up
 from zerotop.analysis.text_tables import format_tsv
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.ui.charts import AXIS_WIDTH, GrowingScales
 from zerotop.ui.charts.strips import draw_strip
 from zerotop.ui.drawing.formatting import format_clock, format_fixed, is_known
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.labels import phase_style
+from zerotop.ui.drawing.labels import phase_style, phase_word
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, PlacedColumns, draw_rule, panel_title, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.threads.chart import draw_chart, resample_columns
 
 _WINDOW_PIECES = 120  # half seconds shown at least
-_WINDOWS = (15, 20, 25, 30, 45, 60, 75, 90)  # seconds; few, so that a growing recording is rarely rescaled
 _MIN_HEIGHT_WITH_CHART = 12  # with fewer rows there is no chart
 _MIN_CHART_ROWS, _MAX_CHART_ROWS = 5, 24
 _MAX_HISTORY_ROWS = 4  # of one history
@@ -56,7 +56,7 @@ class ThreadRows(NamedTuple):
     chart_rows: range
     columns: range  # cells of the chart and the histories
 
-    def describe_cell(self, threads: RankThreads, recording_begin_s: float, x: int, y: int) -> str:
+    def describe_cell(self, threads: RankThreads, recording_begin_s: float, x: int, y: int, glyphs: Glyphs) -> str:
         """Return the values at a cell of the chart or of a history; empty beside them."""
         if x not in self.columns:
             return ""
@@ -69,7 +69,7 @@ class ThreadRows(NamedTuple):
             used, runnable = (
                 resample_columns(threads, values, size)[place] for values in (threads.cores_used, threads.runnable)
             )
-            phase = f" in {threads.phases[place].replace('_', ' ')}" if threads.phases[place] else ""
+            phase = f" in {phase_word(threads.phases[place], glyphs)}" if threads.phases[place] else ""
             return f"{at}: {used:.1f} cores used, {runnable:.1f} runnable{phase}" if is_known(used) else ""
         line = self.lines.get(y)
         value = float(line.item.cores_history[place]) if line is not None else math.nan
@@ -82,15 +82,13 @@ DrawCell = Callable[[TableLine, int], Row]
 def measure_history(width: int, length_ns: int, *, nodes: int, bound: bool) -> tuple[int, int]:
     """Return (cells, nanoseconds per cell) of the histories in a panel of this width.
 
-    ``length_ns`` is the length of the recording; a short one fills all cells.
+    ``length_ns`` is for how long there is something to show; a short time fills all cells.
     """
     columns = _layout_columns(width, lambda line, size: (), lambda line, size: (), nodes=nodes, bound=bound).columns
     size = next(size for column, _, size in columns if column.grows)
     cell_ns = max(1, -(-_WINDOW_PIECES // size)) * PIECE_NS
-    whole_ms = next((seconds * 1000 for seconds in _WINDOWS if seconds * 10**9 >= length_ns), None)
-    if whole_ms is None:
-        return size, cell_ns
-    return size, min(cell_ns, -(-whole_ms // size) * 10**6)
+    pieces = round_count_up(max(1, -(-length_ns // PIECE_NS)))
+    return size, min(cell_ns, -(-pieces * (PIECE_NS // 10**6) // size) * 10**6)
 
 
 def _layout_columns(width: int, name: DrawCell, history: DrawCell, *, nodes: int, bound: bool) -> PlacedColumns[TableLine]:
@@ -219,7 +217,7 @@ def draw_threads(
         # The chart gets the rows that lines of equal height leave over.
         left = room - chart - 1
         chart += max(0, min(left - len(items) * _choose_line_rows(left, len(items), glyphs), _MAX_CHART_ROWS - chart))
-        rows += draw_chart(threads, name_size + 1, columns, watched, begin_s, chart, width, glyphs)
+        rows += draw_chart(threads, placed, watched, begin_s, chart, width, glyphs)
     room -= chart
     tall = _choose_line_rows(room - 1, len(items), glyphs)
     most = _count_default_threads(threads, room, tall) if opened is None else 0
@@ -245,6 +243,8 @@ def draw_threads(
 def _draw_title(threads: RankThreads, width: int) -> Row:
     rank = threads.rank
     name = f"Rank {rank.rank}" if rank.rank >= 0 else f"Process {rank.pid}"
+    if not rank.alive:
+        return (*panel_title(name, False), (" ended", "muted"))
     threads_text = format_count(rank.thread_count, "thread")
     text = f" {rank.cores_used:.1f} cores used, {rank.runnable_threads:.1f} runnable, {threads_text}"
     return (*panel_title(name, False), (text if width >= len(text) + 40 else "", "title-value"))

@@ -162,10 +162,11 @@ class ThreadList(Scrollable, PointedPanel):
             affinities.count_nodes(rank.host),
             bool(affinities.find_process_cores(rank.host, rank.pid, view.cursor_ns)),
         )
-        length_ns = self.source.end_ns - self.source.begin_ns
-        self._shown_threads = self.table.threads_at(
-            rank, view.cursor_ns, *measure_history(width, length_ns, nodes=nodes, bound=bound)
-        )
+        cells, cell_ns = measure_history(width, view.cursor_ns, nodes=nodes, bound=bound)
+        first_ns = self.table.find_first_sample(rank, view.cursor_ns, cells * cell_ns)
+        if first_ns is not None:
+            cells, cell_ns = measure_history(width, view.cursor_ns - first_ns, nodes=nodes, bound=bound)
+        self._shown_threads = self.table.threads_at(rank, view.cursor_ns, cells, cell_ns)
         cores = {host.name: host.cores for host in view.hosts}
         self._drawn = draw_threads(
             self._shown_threads,
@@ -184,7 +185,7 @@ class ThreadList(Scrollable, PointedPanel):
     def describe_cell(self, frame: Frame, x: int, y: int) -> str:
         if self._shown_threads is None or self._drawn is None:
             return ""
-        return self._drawn.describe_cell(self._shown_threads, self.source.begin_ns / 1e9, x, y)
+        return self._drawn.describe_cell(self._shown_threads, self.source.begin_ns / 1e9, x, y, self.glyphs)
 
     def on_click(self, event: events.Click) -> None:
         """Expand or collapse the threads of a name."""

@@ -20,7 +20,7 @@ from zerotop.ui.timeline.labels import draw_last_row, draw_legend, format_moment
 from zerotop.ui.timeline.lane_charts import draw_charts
 from zerotop.ui.timeline.lanes import LANES_BY_NAME, MARKS, RIBBONS, STEPS, SUMMARY, TIME, LaneBox
 from zerotop.ui.timeline.picture import Mark, Picture
-from zerotop_probe.recording.tables import PHASES
+from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 MIN_WIDTH = 30
 # A column whose longest phase takes less than this share is mixed, and
@@ -153,10 +153,14 @@ def _compute_share(seconds: Floats, style: str) -> Floats:
 
 
 def _draw_ribbon_label(picture: Picture, rank: int, codes: NDArray[np.int16], width: int, glyphs: Glyphs) -> Row:
-    """Return a ribbon's rank and its phase at the pointed moment: ``rank 0  backward``."""
+    """Return a ribbon's rank and its phase at the pointed moment: ``rank 0  backward``.
+
+    At the cursor it is the phase of that very moment, as on other screens; under the mouse the longest one of the column.
+    """
     window = picture.timeline.window
     column = picture.pointed // window.column_ns - window.first
     code = int(codes[column]) if 0 <= column < len(codes) else -1
+    code = PHASE_CODE.get(picture.phases_now.get(rank, ""), code)
     phase: Row = ()
     if code >= 0:
         phase = (

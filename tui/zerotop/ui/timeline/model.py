@@ -92,6 +92,7 @@ class PictureBuilder:
             ),
             scales=self._scales,
             headline=next((mark for mark in marks if mark.finding == frame.headline), None),
+            phases_now={rank.rank: rank.phase for rank in frame.view.ranks if rank.alive and self.pointed_ns is None},
         )
         return self.last_picture
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.timeline.range_summary import RangeSummary
@@ -41,6 +42,7 @@ class Picture:
     missing_notes: tuple[str, ...]  # sentences about missing data
     scales: GrowingScales
     headline: Mark | None = None  # of the finding under the header
+    phases_now: Mapping[int, str] = field(default_factory=dict)  # by rank, at the cursor; none while the mouse points
 
     @property
     def hidden_headline(self) -> Mark | None:

@@ -1,0 +1,9 @@
+"""Round counts that grow, so that a chart which they size is rarely rescaled."""
+
+from __future__ import annotations
+
+
+def round_count_up(count: int) -> int:
+    """Return an eighth of a power of two or the next one: ``count``, or up to 9 % more."""
+    eighth = 1 << max(0, count.bit_length() - 4)
+    return -(-count // eighth) * eighth
