@@ -168,3 +168,19 @@ def test_a_thread_waits_no_longer_than_since_it_ran(tmp_path: Path) -> None:
     threads.close()
     os.close(descriptor)
     assert waits == [0, 0, 0, 3, 2]
+
+
+def test_a_thread_that_was_listed_in_a_sample_waits_no_longer_than_it_lasts(tmp_path: Path) -> None:
+    """It is read twice at one time: what it waits between the two reads is no rate."""
+    path, tick_ns = tmp_path / "schedstat", 50_000_000
+    path.write_text("100 0 1")
+    descriptor = os.open(path, os.O_RDONLY)
+    threads = ProcessThreads(os.getpid(), DescriptorBudget(1000), schedstat=True, now_ns=0)
+    thread = ThreadCounters(1, descriptor, 0)
+    threads._read_one(thread)
+    thread.read_at_ns = tick_ns
+    path.write_text("200 7000 2")
+    waited = threads._read_cold_thread(thread, tick_ns, tick_ns)
+    threads.close()
+    os.close(descriptor)
+    assert waited == 7000

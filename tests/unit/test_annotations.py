@@ -281,6 +281,25 @@ def test_hung_and_dead_ranks(all_findings: dict[str, tuple[Annotation, ...]]) ->
     assert find_one(all_findings["cpu-dead"], "dead_rank").ranks == (1,)
 
 
+def test_what_only_one_rank_does(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+    shift = find_one(all_findings["blind-rank-length"], "iteration_shift")
+    assert "rank 1's batches have 1664 tokens instead of 512" in shift.details
+    assert shift.severity.name == "WARNING"  # rank 0, whose batches are as before, waits
+    pause = find_one(all_findings["blind-late-batches"], "repeated_pause")
+    assert pause.ranks == (1,)
+    assert pause.evidence["period"] == 8
+    assert "on rank 1, most of it at x5_ddp_vit.py:9 in solarize" in pause.details
+    early = find_one(all_findings["blind-early-end"], "dead_rank")
+    assert early.headline == "Rank 1 ended without an error after 71 steps: rank 0 lost it and failed"
+    assert early.details == "Rank 0 ended with RuntimeError at f12_fsdp_earlystop.py:17."
+
+
+def test_steps_that_are_all_skipped_after_others(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
+    stuck = find_one(all_findings["blind-overflows"], "steps_skipped")
+    assert stuck.headline == "fp16 has skipped all steps since step 39: nothing is trained any more"
+    assert (stuck.evidence["loss_scale_first"], stuck.evidence["loss_scale_now"]) == (4096, 8)
+
+
 def test_device_memory_that_grows(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     assert find_one(all_findings["gpu-leak"], "memory_creep").evidence["bytes_per_step"] == 32 << 20
     step = find_one(all_findings["gpu-long"], "memory_step")

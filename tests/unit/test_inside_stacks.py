@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from agents import wait_for
 from rank_recordings import Rank
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.recorder import Recorder
@@ -70,6 +72,34 @@ def test_calls_in_c_are_named() -> None:
     call_with_arguments(spy)
     names = dict.fromkeys(spy.callees)  # some ask several times
     assert list(names) == ["time.sleep", "extend", "sum", "posixpath.sep.join"]
+
+
+class LookingLock:
+    """Its lock is found to be entered by the frame that waits for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def hold(self) -> None:
+        with self.lock:
+            pass
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="there `with` is made of other instructions")
+def test_a_lock_that_is_waited_for_is_named() -> None:
+    looking = LookingLock()
+    looking.lock.acquire()
+    thread = threading.Thread(target=looking.hold)
+    thread.start()
+
+    def find_waiting() -> str:
+        frame = sys._current_frames()[thread.ident or 0]
+        return find_callee(frame.f_code, frame.f_lasti, frame.f_globals) if frame.f_code.co_name == "hold" else ""
+
+    wait_for(find_waiting)
+    assert find_waiting() == "__enter__"
+    looking.lock.release()
+    thread.join()
 
 
 @pytest.mark.parametrize(

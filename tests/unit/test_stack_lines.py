@@ -15,6 +15,7 @@ import recordings
 from counted_recordings import count_steps
 from declared_events import check_event
 from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.annotations.support.lines.known_calls import find_known_call
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 
@@ -278,3 +279,13 @@ def test_the_line_that_trains_is_no_cause(tmp_path: Path, stack: Any) -> None:
     before = find_named(Session.open(folder), "iteration_shift")
     shift = find_named(add_stacks(folder, before, [stack], where="between phases"), "iteration_shift")
     assert (shift.headline, shift.details) == (before.headline, before.details)
+
+
+@pytest.mark.parametrize(
+    ("callees", "is_lock"),
+    [(("__enter__",), True), (("acquire",), True), (("queue.Queue.get", "threading.Condition.wait", "acquire"), False)],
+)
+def test_a_lock_is_known_only_where_the_line_itself_waits_for_it(callees: tuple[str, ...], is_lock: bool) -> None:
+    """A queue, too, waits with a lock, which no other thread holds."""
+    known = find_known_call(callees)
+    assert (known is not None and "holds the lock" in known.advice) == is_lock

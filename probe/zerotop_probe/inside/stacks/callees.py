@@ -15,6 +15,8 @@ _JUMPS = {*dis.hasjrel, *dis.hasjabs}
 # Instructions whose argument is twice the number of a name, and a flag.
 _SHIFTED = {"LOAD_GLOBAL"} if sys.version_info >= (3, 11) else set()
 _SHIFTED |= {"LOAD_ATTR"} if sys.version_info >= (3, 12) else set()
+# They call __enter__, which has a frame unless it is C code, as that of a lock is.
+_WITH = ("BEFORE_WITH", "SETUP_WITH")
 # Bytes of code before the call that are read: arguments that take more are rare.
 _WINDOW = 400
 
@@ -31,6 +33,8 @@ def find_callee(code: CodeType, offset: int, names: Mapping[str, Any]) -> str:
     ``names`` are the global names of the code. Empty if the instruction calls nothing, or in an unusual way.
     """
     before = _decode(code.co_code[max(0, offset - _WINDOW) : offset + 2]) if offset >= 0 else []
+    if before and before[-1].name in _WITH:
+        return "__enter__"
     if not before or not (before[-1].name.startswith("CALL") or before[-1].name == "PRECALL"):
         return ""
     call = before.pop()

@@ -34,26 +34,35 @@ HOST_GROWTH_SHARE = 0.02
 # Memory hardly varies, so four blocks are enough; a cache that fills grows less and less.
 HOST_GROWTH_BLOCKS = 4
 HOST_GROWTH_EVENNESS = 0.8
+# Rises that differ by less have one cause.
+_ALIKE = 2.0
 
 
 @dataclass
 class _Reported:
-    """The last finding of a group: its times, and the other ranks in it."""
+    """The last finding of a group: its times, the other ranks in it, and bytes a step of each rank that has grown."""
 
     ranks: list[int] = field(default_factory=list)
     begin_ns: int = 0
     end_ns: int = 0
+    slopes: dict[int, float] = field(default_factory=dict)
+
+    def has_slope(self, rank: int, slope: float) -> bool:
+        """Whether a rank's memory was reported to grow about as fast: it goes on."""
+        return self.slopes.get(rank, 0.0) / _ALIKE < slope < self.slopes.get(rank, 0.0) * _ALIKE
 
 
 _new_trend_finder = partial(TrendFinder, HOST_GROWTH_BLOCKS, HOST_GROWTH_EVENNESS)
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report each rise, again if it goes on for long, once for ranks that rise alike; not that of the first real step."""
+    """Report each rise, again if it becomes steeper, once for ranks that rise alike; not that of the first real step."""
     for group in recording.groups:
         found = [(process, rise) for process in group.processes for rise in _find_rises(process)]
         for process, rise in sorted(found, key=lambda one: (_find_end(*one), one[0].rank)):
             last = group.get_state(_Reported)
+            if last.has_slope(process.rank, rise.slope):
+                continue
             begin_ns = int(process.steps["begin_unix_ns"][rise.begin])
             if process.rank in last.ranks and begin_ns <= last.end_ns - (last.end_ns - last.begin_ns) // 2:
                 last.ranks.remove(process.rank)  # a later rise of this rank is a finding again
@@ -62,6 +71,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             ranks = [other.rank for other in group.processes if _rises_alike(other, process, rise, known_ns)]
             last.ranks = [rank for rank in ranks if rank != process.rank]
             last.begin_ns, last.end_ns = begin_ns, known_ns
+            last.slopes.update(dict.fromkeys(ranks, rise.slope))
             yield _build_finding(group, process, rise, ranks)
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Process, Rows
 from zerotop.analysis.annotations.support.host_load import measure_load
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, is_cause, line_values, measure_between, name_line
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, SLOW, UNSEEN, StackLine, find_line
-from zerotop.session.reader import Event
+from zerotop.session.reader import Event, Source
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
@@ -20,7 +20,10 @@ _KIND = FindingKind(
     severity=Severity.WARNING,
     confidence=0.9,
     headline="Every {period:.0f} iterations a pause takes {pause_s:seconds} ({share:percent})",
-    details="{pauses:count pause} since step {step}, most of it at {line}; other iterations take {iteration_s:seconds}.",
+    details=(
+        "{pauses:count pause} since step {step}[ on {concerned:ranks}], most of it at {line}; other iterations take"
+        " {iteration_s:seconds}."
+    ),
 )
 # Pauses that show a line, and what they take of the time since the first.
 _FEWEST_PAUSES = 3
@@ -33,14 +36,20 @@ _MORE_PAUSES = 1 / 8
 _FEWEST_COUNTED = 20
 # Steps that show how long phases usually are.
 _USUAL_STEPS = 50
+# So many pauses in exactly every n-th iteration are no chance, whatever else runs on the machine.
+_REGULAR_PAUSES = 4
 # If more of the iterations are so long, they have become slower.
 _MOST_ITERATIONS = 0.4
 
 
+_DATA = "data"
+_PLACES = (BETWEEN, UNSEEN, _DATA)
+
+
 class _State:
     def __init__(self) -> None:
-        self.events_read = 0
-        self.lines: dict[tuple[str, int], _Pauses] = {}
+        self.events_read: dict[Source, int] = {}
+        self.lines: dict[tuple[Source, str, int], _Pauses] = {}
 
 
 class _Pauses:
@@ -53,71 +62,93 @@ class _Pauses:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each line once for each attempt."""
+    """Report each line once for each attempt, of whichever rank."""
     for group in recording.groups:
         state = group.get_state(_State, _KIND.name)
-        found = group.lead.events_named(events.STACKS)
-        fresh, state.events_read = found[state.events_read :], len(found)
-        for event in fresh:
-            if event.facts["where"] in (BETWEEN, UNSEEN) and event.facts["why"] == SLOW:
-                yield from _check_event(group, state, event)
+        for process in group.processes:
+            found = process.events_named(events.STACKS)
+            fresh = found[state.events_read.get(process.source, 0) :]
+            state.events_read[process.source] = len(found)
+            for event in fresh:
+                if event.facts["where"] in _PLACES and event.facts["why"] == SLOW:
+                    yield from _check_event(group, process, state, event)
 
 
-def _check_event(group: Group, state: _State, event: Event) -> Iterator[Annotation]:
-    lead, known_ns, where = group.lead, event.unix_ns, event.facts["where"]
-    begin_ns, end_ns = (int(event.facts[name]) + lead.source.offset_ns for name in ("begin_ns", "end_ns"))
-    line = find_line(lead, where, begin_ns, end_ns, known_ns, why=SLOW)
-    if line is None or not is_cause(line, Delay(lead, BETWEEN, begin_ns, end_ns, known_ns)):
+def _check_event(group: Group, process: Process, state: _State, event: Event) -> Iterator[Annotation]:
+    known_ns, where = event.unix_ns, event.facts["where"]
+    begin_ns, end_ns = (int(event.facts[name]) + process.source.offset_ns for name in ("begin_ns", "end_ns"))
+    line = find_line(process, where, begin_ns, end_ns, known_ns, why=SLOW)
+    if line is None or not is_cause(line, Delay(process, BETWEEN, begin_ns, end_ns, known_ns)):
         return
     key = line.file, line.line
-    pauses = state.lines.setdefault(key, _Pauses(begin_ns))
+    pauses = state.lines.setdefault((process.source, *key), _Pauses(begin_ns))
     pauses.count += 1
     if pauses.count < pauses.due_count or (_KIND.name, key) in group.reported:
         return
     pauses.due_count = pauses.count + math.ceil(_MORE_PAUSES * pauses.count)
-    rows = lead.steps_until(known_ns)
+    rows = process.steps_until(known_ns)
     rows = rows[np.searchsorted(rows["end_unix_ns"], pauses.begin_ns, "right") :]
-    finding = _measure_pauses(group, rows, line, known_ns)
+    column = "data_s" if where == _DATA else ""
+    is_one_of_several = len(group.processes) > 1
+    finding = _measure_pauses(process, rows, line, known_ns, column, is_one_of_several=is_one_of_several)
     if finding is not None:
         group.reported.add((_KIND.name, key))
         yield finding
 
 
-def _measure_pauses(group: Group, rows: Rows, line: StackLine, known_ns: int) -> Annotation | None:
-    between = _estimate_between(group, rows, known_ns)
+def _measure_pauses(
+    process: Process, rows: Rows, line: StackLine, known_ns: int, column: str, *, is_one_of_several: bool
+) -> Annotation | None:
+    """Return a finding about the pauses in ``rows``, if they are any.
+
+    ``column``: the seconds of the phase with the pauses; empty for what lies between the phases.
+    """
+    between = _estimate_seconds(process, rows, known_ns, column)
     if len(rows) < (_FEWEST_COUNTED if rows["counted"].any() else _FEWEST_PAUSES) or between is None:
         return None
     iteration = float(np.median(rows["iteration_s"]))
     usual = float(np.median(between))
     longer = between - usual
     is_pause = longer >= max(_LONGER_SECONDS, _LONGER_SHARE * iteration, _LONGER_TIMES * usual)
+    regular = np.flatnonzero(longer >= longer.max() / 2)
+    is_regular = len(regular) >= _REGULAR_PAUSES and len(set(np.diff(regular))) == 1
+    if is_regular:  # what else takes longer is chance
+        is_pause &= longer >= longer.max() / 2
     pauses = int(is_pause.sum())
     if not _FEWEST_PAUSES <= pauses <= _MOST_ITERATIONS * len(rows):
         return None
     share = float(longer[is_pause].sum() / rows["iteration_s"].sum())
-    if share < PAUSE_SHARE or _may_be_load(group, rows, line):
+    if share < PAUSE_SHARE or (not is_regular and _may_be_load(process, rows, line)):
         return None
-    period = (np.flatnonzero(is_pause)[-1] - np.flatnonzero(is_pause)[0]) / (pauses - 1)
+    period = float(np.diff(np.flatnonzero(is_pause)).mean())
     evidence = {"pause_s": float(np.median(longer[is_pause])), "share": share, "iteration_s": iteration, "period": period}
-    kind = name_line(_KIND, line)
-    return kind.at_steps(group, rows, evidence | {"pauses": pauses}, known_ns=known_ns, cost=share, **line_values(line))
+    evidence |= {"pauses": pauses}
+    concerned = (process.rank,) if is_one_of_several else None
+    values = line_values(line)
+    return name_line(_KIND, line).at_steps(
+        process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **values
+    )
 
 
-def _estimate_between(group: Group, rows: Rows, known_ns: int) -> Floats | None:
-    """Return the seconds of each step outside its phases; of counted steps the phases are taken to last as usual."""
-    between = measure_between(rows)
-    counted = np.isnan(between)
+def _estimate_seconds(process: Process, rows: Rows, known_ns: int, column: str) -> Floats | None:
+    """Return the seconds of each step in a phase, or outside all; of counted steps the rest is taken to last as usual."""
+    seconds = _read_seconds(rows, column)
+    counted = np.isnan(seconds)
     if counted.any():
-        phased = group.lead.phased_steps_until(known_ns)[-_USUAL_STEPS:]
+        phased = process.phased_steps_until(known_ns)[-_USUAL_STEPS:]
         if not len(phased):
             return None
-        between[counted] = rows["iteration_s"][counted] - np.median(phased["iteration_s"] - measure_between(phased))
-    return between
+        seconds[counted] = rows["iteration_s"][counted] - np.median(phased["iteration_s"] - _read_seconds(phased, column))
+    return seconds
 
 
-def _may_be_load(group: Group, rows: Rows, line: StackLine) -> bool:
+def _read_seconds(rows: Rows, column: str) -> Floats:
+    return rows[column].astype(np.float64) if column else measure_between(rows)
+
+
+def _may_be_load(process: Process, rows: Rows, line: StackLine) -> bool:
     """Whether others use the cores: any line may then wait for one, and the unknown phases of counted steps take longer."""
-    load = measure_load(group.lead.recording, group.lead.host, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
+    load = measure_load(process.recording, process.host, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
     if load is None:
         return False
     return (line.known_call is None and load.is_starved) or (bool(rows["counted"].any()) and load.is_disturbed)

@@ -94,7 +94,7 @@ def _find_stuck(group: Group) -> Iterator[Annotation]:
         return
     group.reported.add(key)
     rows = steps[window.start + first : window.start + first + _STUCK_STEPS]
-    scales = read_loss_scales(group.lead, rows)
+    scales = read_loss_scales(group.lead, rows[:-1])  # that after the last one is known later
     evidence: dict[str, float | None] = {"skipped_steps": len(rows)}
     if scales:
         evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}

@@ -16,6 +16,7 @@ _BLOCKED_SHARE, _WAITING_SHARE, _BUSY_SHARE = 0.5, 0.25, 0.75
 
 _DISK: Advice = ("Read from a faster disk, or keep what is read in memory: more workers would wait too.", "")
 _CORES: Advice = ("Give the job more cores, or start fewer workers: those that it has wait for cores.", "")
+_MORE_CORES: Advice = ("Give the job more cores: its only worker waits for one.", "")
 
 
 class LoaderCause(NamedTuple):
@@ -43,7 +44,10 @@ def find_loader_cause(process: Process, begin_ns: int, end_ns: int) -> LoaderCau
         return LoaderCause(Text("of {count:.0f} {workers} {blocked:.1f} wait for the disk", values), _DISK)
     # One that lacks a core is always runnable; one that sleeps or waits for something else is not.
     if waiting >= _WAITING_SHARE * count and used + waiting >= _BUSY_SHARE * count:
-        return LoaderCause(Text("{count:.0f} {workers} {use} {used:.1f} cores and {wait} for more", values), _CORES)
+        return LoaderCause(
+            Text("{count:.0f} {workers} {use} {used:.1f} cores and {wait} for more", values),
+            _CORES if count > 1 else _MORE_CORES,
+        )
     if used >= _BUSY_SHARE * count:
         return LoaderCause(Text("{count:.0f} {workers} {use} {used:.1f} cores: each is busy", values))
     return LoaderCause(Text("{count:.0f} {workers} {use} {used:.1f} cores", values))

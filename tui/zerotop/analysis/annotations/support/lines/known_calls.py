@@ -13,6 +13,7 @@ class KnownCall(NamedTuple):
     advice: str
     fix: str = ""
     waits_for_gpu: bool = False  # the time is the GPU's: whatever it computes takes it
+    is_direct: bool = False  # only where the line itself calls it: what it means within others is unknown
 
 
 EMPTY_CACHE = "torch.cuda.empty_cache"
@@ -35,6 +36,11 @@ _CALLS = (
         "Read values of the GPU at {place} only now and then: each time the host waits until the GPU has finished.",
         "if step % 50 == 0:",
         waits_for_gpu=True,
+    ),
+    KnownCall(
+        ("acquire", "__enter__", "threading.Condition.__enter__"),
+        "Another thread holds the lock that {place} waits for: let it hold the lock for a shorter time.",
+        is_direct=True,
     ),
     KnownCall(
         ("torch.save", "os.fsync", "posix.fsync"),
@@ -67,8 +73,10 @@ _CALLS = (
 
 def find_known_call(callees: Sequence[str]) -> KnownCall | None:
     """Return the known call among the functions beneath a line, the outermost first."""
-    for name in callees:
+    for depth, name in enumerate(callees):
         for known in _CALLS:
-            if any(name == one or (one.endswith(".") and name.startswith(one)) for one in known.names):
+            if not (known.is_direct and depth) and any(
+                name == one or (one.endswith(".") and name.startswith(one)) for one in known.names
+            ):
                 return known
     return None
