@@ -137,6 +137,24 @@ def test_cores_that_slow_down(tmp_path: Path) -> None:
     assert "the clock of the node's cores fell from 3000 to 2000 MHz" in planted.find_named("iteration_shift")[0].details
 
 
+@pytest.mark.parametrize(("after", "is_named"), [(0.08, True), (0.16, False)])
+def test_more_processes_share_the_cores_that_others_had_before(tmp_path: Path, after: float, is_named: bool) -> None:
+    planted = Planted("gpu-offload-110", tmp_path)
+    cores = read_cores(planted)
+    # Of each of three ranks.
+    planted.add_columns("processes", cores_used=(0.32, after), waiting_cores=(0.5 * cores, 0.9 * cores))
+    planted.add_columns("hosts", cores_used=(cores, cores))
+    text = f"the ranks got {3 * after:.2f} cores instead of 0.96, as other processes used {cores - 3 * after:.1f}"
+    details = [finding.details for finding in planted.find_named("iteration_shift")]
+    assert any(text in detail for detail in details) == is_named
+
+
+def read_cores(planted: Planted) -> int:
+    """Return the cores of the recording's node."""
+    (path,) = planted.folder.glob("events-node-*.jsonl")
+    return int(next(facts["cores"] for line in path.read_text().splitlines() if "cores" in (facts := json.loads(line))))
+
+
 def plant_compiling(planted: Planted, steps: int, seconds: float) -> None:
     """A graph that is compiled in each of so many steps from the first shift on."""
     shift = planted.find_named("iteration_shift")[0]

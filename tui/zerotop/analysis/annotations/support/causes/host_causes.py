@@ -13,6 +13,8 @@ from zerotop.analysis.formatting import Text
 
 # Major page faults of a rank in a second: each waits for the disk for 0.1 ms at the least. A few always occur.
 _FAULTS_PER_S, _FEW_FAULTS_PER_S = 100.0, 10.0
+# Ranks that get at most this share of the cores they had are slowed by it, whatever others used before.
+_LESS_SHARE = 1 / 3
 # A core's clock that falls by less varies as usual.
 _CORE_CLOCK_SHARE = 0.15
 # With too few cores work takes at most so many times as long; work that takes less than these seconds is not counted on.
@@ -47,9 +49,14 @@ def check_others(change: StepChange) -> Cause | None:
     before, after = measure_change_loads(change)
     if before is None or after is None or not after.is_starved or _is_new_work(change):
         return None
-    if after.others - before.others < TAKEN_SHARE * after.cores:
+    if after.others - before.others >= TAKEN_SHARE * after.cores:
+        text = f"other processes used {after.others:.1f} of {after.cores} cores instead of {before.others:.1f}"
+    elif after.ranks <= _LESS_SHARE * before.ranks and after.others >= before.others:
+        # More processes share the cores that others had before.
+        fewer = f"the ranks got {after.ranks:.2f} cores instead of {before.ranks:.2f}"
+        text = f"{fewer}, as other processes used {after.others:.1f}"
+    else:
         return None
-    text = f"other processes used {after.others:.1f} of {after.cores} cores instead of {before.others:.1f}"
     return Cause(text, *_OTHERS, 0.8, finding="cores_taken")
 
 

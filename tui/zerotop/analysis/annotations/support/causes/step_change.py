@@ -81,10 +81,10 @@ class StepChange:
     def read_phased(self, process: Process) -> tuple[Rows, Rows]:
         """Return the steps with phases of another rank before and after; empty where there are none."""
         rows = process.phased_steps_until(max(self.known_ns, int(self.after["end_unix_ns"][-1])))
-        limits = (self.before["step"][0], self.after["step"][0], self.after["step"][-1] + 1)
-        begin, middle, end = np.searchsorted(rows["step"], limits)
+        limits = (self.before["step"][0], self.before["step"][-1] + 1, self.after["step"][0], self.after["step"][-1] + 1)
+        begin, middle, again, end = np.searchsorted(rows["step"], limits)
         before = rows[begin:middle] if middle - begin >= _ENOUGH_STEPS else rows[max(0, middle - _MOST_STEPS) : middle]
-        after = rows[middle:end] if end - middle >= _ENOUGH_STEPS else rows[middle : middle + _MOST_STEPS]
+        after = rows[again:end] if end - again >= _ENOUGH_STEPS else rows[again : again + _MOST_STEPS]
         return before, after
 
     @property
