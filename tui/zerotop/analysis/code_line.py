@@ -26,9 +26,14 @@ class CodeLine:
     callees: tuple[str, ...]  # the function that the line calls, the one that this calls, and so on; empty for none
 
     @property
+    def location(self) -> str:
+        """File and line."""
+        return f"{self.file}:{self.line}"
+
+    @property
     def place(self) -> str:
         """File and line, short enough for a headline."""
-        whole = f"{self.file}:{self.line}"
+        whole = self.location
         if len(whole) > _LONGEST_PLACE:
             whole = f"{PurePosixPath(self.file).name}:{self.line}"
         return whole if len(whole) <= _LONGEST_PLACE else f"...{whole[3 - _LONGEST_PLACE :]}"
@@ -38,7 +43,7 @@ class CodeLine:
         """The line in a sentence: ``train.py:88 in build_batch (time.sleep)``."""
         name = _EXPRESSION.sub("", self.function).rpartition("<locals>.")[2]
         function = "" if name == "<module>" else f" in {name}"
-        return f"{self.file}:{self.line}{function}{f' ({self.called})' if self.called else ''}"
+        return f"{self.location}{function}{f' ({self.called})' if self.called else ''}"
 
     @property
     def called(self) -> str:

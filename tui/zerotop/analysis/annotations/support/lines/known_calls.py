@@ -19,32 +19,32 @@ class KnownCall(NamedTuple):
 EMPTY_CACHE = "torch.cuda.empty_cache"
 
 _CALLS = (
-    KnownCall(("time.sleep",), "Remove the pause at {place}, or wait in a thread of its own."),
+    KnownCall(("time.sleep",), "Remove the pause at {location}, or wait in a thread of its own."),
     KnownCall(
         ("gc.collect",),
-        "Call gc.collect() at {place} rarely or not at all: it looks at every object, and Python collects by itself.",
+        "Call gc.collect() at {location} rarely or not at all: it looks at every object, and Python collects by itself.",
         "if step % 1000 == 0: gc.collect()",
     ),
     KnownCall(
         (EMPTY_CACHE, "torch._C._cuda_emptyCache"),
-        "Remove torch.cuda.empty_cache() at {place}: each next step asks the driver for its memory anew. Against"
+        "Remove torch.cuda.empty_cache() at {location}: each next step asks the driver for its memory anew. Against"
         " fragmentation expandable segments help.",
         "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     ),
     KnownCall(
         ("item", "cpu", "tolist", "torch.cuda.synchronize", "torch._C._cuda_synchronize"),
-        "Read values of the GPU at {place} only now and then: each time the host waits until the GPU has finished.",
+        "Read values of the GPU at {location} only now and then: each time the host waits until the GPU has finished.",
         "if step % 50 == 0:",
         waits_for_gpu=True,
     ),
     KnownCall(
         ("acquire", "__enter__", "threading.Condition.__enter__"),
-        "Another thread holds the lock that {place} waits for: let it hold the lock for a shorter time.",
+        "Another thread holds the lock that {location} waits for: let it hold the lock for a shorter time.",
         is_direct=True,
     ),
     KnownCall(
         ("torch.save", "os.fsync", "posix.fsync"),
-        "Write at {place} less often, or in a thread of its own.",
+        "Write at {location} less often, or in a thread of its own.",
     ),
     KnownCall(
         (
@@ -61,12 +61,12 @@ _CALLS = (
             "torch.load",
             "mmap.mmap",
         ),
-        "Read what {place} needs ahead: in the workers of a DataLoader, or in a thread of its own.",
+        "Read what {location} needs ahead: in the workers of a DataLoader, or in a thread of its own.",
         "{workers_fix}",
     ),
     KnownCall(
         ("subprocess.", "socket.", "ssl.", "http.", "urllib.", "urllib3.", "requests."),
-        "Do what {place} does in a thread of its own: training waits for it.",
+        "Do what {location} does in a thread of its own: training waits for it.",
     ),
 )
 

@@ -19,7 +19,7 @@ M = TypeVar("M")
 PLACES = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "step_s": "step", "other_s": BETWEEN}
 """The place of stacks for each column of steps, and for the rest of the iteration."""
 
-_ADVICE = "See what {place} does in each iteration: do it less often, or in a thread of its own."
+_ADVICE = "See what {location} does in each iteration: do it less often, or in a thread of its own."
 
 
 class Delay(NamedTuple):
@@ -81,8 +81,10 @@ def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -
 
 
 def line_values(line: StackLine | None) -> dict[str, Any]:
-    """Return what templates need of a line: ``place`` for a headline, ``line`` for sentences."""
-    return {"place": line.place, "line": line.text} if line is not None else {"place": None, "line": None}
+    """Return what templates need of a line: ``place`` for a headline, ``line`` and ``location`` for sentences."""
+    if line is None:
+        return {"place": None, "line": None, "location": None}
+    return {"place": line.place, "line": line.text, "location": line.location}
 
 
 def measure_between(rows: Rows) -> Floats:
