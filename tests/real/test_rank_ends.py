@@ -42,7 +42,7 @@ def test_an_exception_has_its_line_and_the_rank_that_lost_its_peer_comes_second(
     tmp_path: Path, job_environment: dict[str, str]
 ) -> None:
     session, dead = _run_to_death("torchrun", "exception", tmp_path, job_environment)
-    place = f"ending.py:{RAISING_LINE} in save"
+    place = f"ending.py:{RAISING_LINE} in save_or_die"
     assert dead.headline == f"Rank 1 ended with ValueError at {place}"
     assert dead.details.startswith("ValueError: no such shape.")
     assert "Rank 0 failed because of that." in dead.details
