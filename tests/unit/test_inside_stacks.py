@@ -167,6 +167,38 @@ def test_what_is_usual_is_not_sampled(sampled_recorder: tuple[Recorder, StackSam
     assert Rank(tmp_path, 0).find_events("stacks") == []
 
 
+def sample_share(recorder: Recorder, sampler: StackSampler) -> None:
+    """Look into a counted step after iterations that spend most of their time between the phases."""
+    end_ns = time.monotonic_ns()
+    for step in range(10):
+        span = recorder.begin_span(end_ns - (10 - step) * 30 * MS, "step", (0, step, 0))
+        recorder.end_span(span, span.begin_ns + 10 * MS, BOUNDARY)
+    recorder.counted.begin_steps(time.monotonic_ns(), 10)
+    sampler.look()
+    sampler.finish()
+
+
+def test_a_notable_share_is_sampled_in_counted_steps(
+    sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path
+) -> None:
+    sample_share(*sampled_recorder)
+    (event,) = Rank(tmp_path, 0).find_events("stacks")
+    assert (event["where"], event["why"], event["step"], event["samples"]) == ("unknown phase", "share", 10, 1)
+
+
+@pytest.mark.parametrize(("looks", "samples"), [(1, 1), (100, 0)])
+def test_an_interrupted_look_does_not_end_sampling(
+    sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path, looks: int, samples: int
+) -> None:
+    """A garbage collection in one look says nothing of the next; many long looks do."""
+    recorder, sampler = sampled_recorder
+    for _ in range(looks):
+        sampler._meter.thread_ns["stacks"] = sampler._meter.thread_ns.get("stacks", 0) + 200 * MS
+        sampler._save_up(time.monotonic_ns())
+    sample_share(recorder, sampler)
+    assert len(Rank(tmp_path, 0).find_events("stacks")) == samples
+
+
 def test_other_events_leave_room_for_the_first_of_a_place(
     sampled_recorder: tuple[Recorder, StackSampler], tmp_path: Path
 ) -> None:

@@ -16,6 +16,8 @@ from counted_recordings import count_steps
 from declared_events import check_event
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.annotations.support.lines.known_calls import find_known_call
+from zerotop.analysis.reports.finding_costs import rank_findings
+from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.session.reader import Session
 from zerotop_probe.recording.tables import BOUNDARY, PHASE_CODE
 
@@ -159,8 +161,10 @@ def test_frames_that_do_not_exist_are_no_line(tmp_path: Path) -> None:
     assert find_named(Session.open(folder), "iteration_shift").headline == before.headline
 
 
-def add_pauses(folder: Path, stack: Any, *, why: str, samples: int) -> Session:
-    """Write that rank 0 was sampled between the phases at the end of each step."""
+def add_pauses(
+    folder: Path, stack: Any, *, why: str, samples: int, count: int = 0, where: str = "between phases"
+) -> Session:
+    """Write that rank 0 was sampled at the end of each step, between the phases or in a step that was counted."""
     session = Session.open(folder)
     (source,) = [one for one in session.sources["spans"] if one.rank == 0]
     ends = [span["end_ns"] for span in source.array if span["flags"] & BOUNDARY]
@@ -170,13 +174,13 @@ def add_pauses(folder: Path, stack: Any, *, why: str, samples: int) -> Session:
         event = {
             "time_ns": end,
             "event": "stacks",
-            "where": "between phases",
+            "where": where,
             "why": why,
             "begin_ns": begin,
             "end_ns": end,
             "samples": samples,
             "frames": frames,
-            "stacks": [{"seconds": 0.02, "call": stack[1], "frames": list(range(len(frames)))}],
+            "stacks": [{"count": count, "seconds": 0.02, "call": stack[1], "frames": list(range(len(frames)))}],
         }
         check_event(event)
         with path.open("a") as file:
@@ -198,6 +202,24 @@ def test_a_constant_share(tmp_path: Path, stack: Any, expected: list[str]) -> No
     session = add_pauses(recordings.as_directory("gpu-trainer-gpt2", tmp_path), stack, why="share", samples=20)
     findings = [one for one in find_annotations(session, session.end_ns) if one.name == "time_between_phases"]
     assert [one.headline for one in findings] == expected
+
+
+IN_FORWARD = (
+    [("train.py", 50, "Model.forward", True), ("torch/nn/modules/module.py", 1780, "Module._call_impl", False), LOOP],
+    "sorted",
+)
+
+
+@pytest.mark.parametrize(
+    ("stack", "count", "found"),
+    [(SLEEP, 10, True), (SLEEP, 0, False), (IN_FORWARD, 10, False), (([LOOP], "torch._C._nn.gelu"), 10, False)],
+)
+def test_a_constant_share_of_counted_steps(tmp_path: Path, stack: Any, count: int, found: bool) -> None:
+    """Whether their samples lie between the phases is seen from the functions."""
+    folder = recordings.as_directory("gpu-trainer-gpt2", tmp_path)
+    session = add_pauses(folder, stack, why="share", samples=20, count=count, where="unknown phase")
+    findings = [one for one in find_annotations(session, session.end_ns) if one.name == "time_between_phases"]
+    assert [one.headline.rpartition(": ")[2] for one in findings] == ["train.py:88"] * found
 
 
 def test_too_few_samples_are_no_share(tmp_path: Path) -> None:
@@ -248,6 +270,10 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
         assert one.headline.startswith("Every 5 iterations a pause takes 100 ms (")
         assert one.headline.endswith("): train.py:60")
         assert "most of it at train.py:60 in clean (gc.collect)" in one.details
+    run = RecordedRun(session, memory=False)
+    costs = rank_findings(run.findings, run.source.job_steps, run.source.end_ns)
+    lost = [cost.seconds for cost in costs if cost.finding.name == "repeated_pause"]
+    assert lost == [pytest.approx(0.1 * len(begins), rel=0.05)] * len(expected)  # although training goes on
 
 
 def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:

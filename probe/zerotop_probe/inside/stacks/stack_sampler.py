@@ -67,6 +67,10 @@ _ONE_MORE_EVERY_NS = 30_000_000_000
 # The sampler may take this part of the budget, and save up what it may take in this time (ns).
 _BUDGET_PART = 0.5
 _SAVED_NS = 20_000_000_000
+# A look takes less than a millisecond. One that took longer than this (ns), and so many times as long as usual, was
+# interrupted, as by a garbage collection: paying for that would keep the sampler away for minutes.
+_LONGEST_LOOK_COST_NS, _INTERRUPTED_TIMES = 5_000_000, 4.0
+_WEIGHT = 0.125
 
 
 class Place(NamedTuple):
@@ -101,13 +105,14 @@ class StackSampler:
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._written_ns: dict[tuple[str, str], int] = {}
         self._events_left: float = _MOST_EVENTS
-        self._samples_left = {GAP: 0, DATA: 0}
+        self._samples_left = {GAP: 0, DATA: 0, UNSEEN: 0}
         self._sampled_parts = {GAP: 0.0, DATA: 0.0}  # what they took of an iteration when they were sampled
         self._slow_ns = 0  # when something was last slow
         self._silence: tuple[int, int] = (0, 0)  # begin of the place, and when all threads are looked at next
         self._share = _BUDGET_PART * read_budget()
         self._credit_ns = self._share * _SAVED_NS / 2
         self._spent_ns = 0
+        self._usual_cost_ns = 0.0  # of a look
         self._spread = 0.0
 
     def look(self, step: int = 0, micro_step: int = 0, phase: int = 0) -> float:
@@ -168,7 +173,9 @@ class StackSampler:
             self._seen_end_ns = fresh[-1].end_ns
         for kind, part_ns in self._usual.notable.items():
             if part_ns > _GROWN * self._sampled_parts[kind]:
-                self._sampled_parts[kind], self._samples_left[kind] = part_ns, _SHARE_SAMPLES
+                self._sampled_parts[kind] = part_ns
+                # In a counted step the stack itself tells whether it is in a phase.
+                self._samples_left[kind] = self._samples_left[UNSEEN] = _SHARE_SAMPLES
 
     def _judge(self, place: Place, age_ns: int) -> str:
         """Return why the present place is worth a sample; empty if it is not."""
@@ -180,7 +187,8 @@ class StackSampler:
                 self._recorder.counted.resume_phases()  # what follows may be worth seeing
             return SLOW
         kind = place.key.kind
-        return SHARE if kind in self._usual.notable and self._samples_left[kind] and self._wants_shares() else ""
+        is_notable = kind == UNSEEN or kind in self._usual.notable
+        return SHARE if is_notable and self._samples_left.get(kind) and self._wants_shares() else ""
 
     def _is_silent(self, age_ns: int) -> bool:
         iteration_ns = self._usual.iteration_ns
@@ -207,9 +215,11 @@ class StackSampler:
         """Add to what may be spent the budget of the time that has passed, less what the sampler has cost meanwhile."""
         elapsed_ns, self._saved_up_ns = time_ns - self._saved_up_ns, time_ns
         spent_ns = self._meter.thread_ns.get(NAME, 0)
-        saved_ns = self._share * elapsed_ns - (spent_ns - self._spent_ns)
+        longest_ns = max(_LONGEST_LOOK_COST_NS, _INTERRUPTED_TIMES * self._usual_cost_ns)
+        cost_ns = min(spent_ns - self._spent_ns, longest_ns)
         self._spent_ns = spent_ns
-        self._credit_ns = min(self._share * _SAVED_NS, self._credit_ns + saved_ns)
+        self._usual_cost_ns += (cost_ns - self._usual_cost_ns) * _WEIGHT
+        self._credit_ns = min(self._share * _SAVED_NS, self._credit_ns + self._share * elapsed_ns - cost_ns)
         self._events_left = min(_MOST_EVENTS, self._events_left + elapsed_ns / _ONE_MORE_EVERY_NS)
         if time_ns - self._refilled_ns > _MORE_EVERY_NS:
             self._refilled_ns = time_ns

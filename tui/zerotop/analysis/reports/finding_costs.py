@@ -128,6 +128,11 @@ def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps:
         before, after = finding.evidence["before_s"], finding.evidence["after_s"]
         lost = np.clip(later["iteration_s"] - before, 0.0, after - before)
         return float(np.nansum(lost * later["steps"]))
+    if name == "repeated_pause":  # the pauses may have ended since
+        usual, pause = finding.evidence["iteration_s"], finding.evidence["pause_s"]
+        longer = later["iteration_s"] - usual
+        lost = np.where(longer >= pause / 2, np.minimum(longer, 2 * pause), 0.0)
+        return float(np.nansum(lost * later["steps"]))
     return finding.cost * float(np.nansum(later["iteration_s"] * later["steps"]))
 
 

@@ -10,7 +10,14 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, is_cause, line_values, measure_between, name_line
-from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, SHARE, find_line, is_training
+from zerotop.analysis.annotations.support.lines.stack_lines import (
+    BETWEEN,
+    SHARE,
+    UNSEEN,
+    find_line,
+    is_training,
+    select_stacks,
+)
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
@@ -48,11 +55,19 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         found = lead.events_named(events.STACKS)
         fresh, state.events_read = found[state.events_read :], len(found)
         for event in fresh:
-            if _KIND.name not in group.reported and (event.facts["where"], event.facts["why"]) == (BETWEEN, SHARE):
-                state.samples += event.facts.get("samples") or 0
+            is_share = event.facts["where"] in (BETWEEN, UNSEEN) and event.facts["why"] == SHARE
+            if is_share and _KIND.name not in group.reported:
+                state.samples += _count_samples(event)
                 if state.samples >= state.due_samples:
                     state.due_samples = state.samples + math.ceil(_MORE_SAMPLES * state.samples)
                     yield from _check_event(group, event)
+
+
+def _count_samples(event: Event) -> int:
+    """Return the number of samples between the phases."""
+    if event.facts["where"] == BETWEEN:
+        return event.facts.get("samples") or 0
+    return sum(stack.get("count") or 0 for stack, _ in select_stacks(event, BETWEEN))
 
 
 def _check_event(group: Group, event: Event) -> Iterator[Annotation]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
 from zerotop.analysis.annotations.support.rank_process import Process
-from zerotop.analysis.code_line import CodeLine, find_own
+from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.session.event_files import Event, select_events
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
@@ -27,6 +27,16 @@ SLOW, SHARE = "slow", "share"
 _LIBRARIES = ("deepspeed.", "accelerate.", "transformers.", "trl.", "peft.", "lightning.", "pytorch_lightning.")
 _COMPUTING = ("forward", "backward", "step", UNSEEN)
 _LOADERS = "torch.utils.data."
+# Files of libraries whose functions run phases: a stack with one of them is in a phase.
+_PHASE_FILES = (
+    "torch/nn/modules/module.py",
+    "torch/nn/parallel/",
+    "torch/_tensor.py",
+    "torch/autograd/",
+    "torch/optim/",
+    "torch/utils/data/",
+    "deepspeed/runtime/",
+)
 
 # The smallest share of the samples with which a line explains a delay.
 _LINE_SHARE = 0.3
@@ -87,8 +97,7 @@ def find_line(
     for event in _select_events(process, where, begin_ns, end_ns, known_ns):
         if why and event.facts["why"] != why:
             continue
-        for stack in event.facts["stacks"]:
-            found = find_own(event.facts["frames"], stack)
+        for stack, found in select_stacks(event, where):
             if callee and (found is None or callee not in found.callees):
                 continue
             weight = stack.get("seconds") or 0.0
@@ -103,6 +112,23 @@ def find_line(
     key, weight = _choose_line(seconds, total)
     beneath = max(callees[key], key=lambda names: callees[key][names])
     return StackLine(*key, beneath, weight, weight / total) if weight >= _LINE_SHARE * total else None
+
+
+def select_stacks(event: Event, where: str) -> Iterator[tuple[Mapping[str, Any], OwnFrame | None]]:
+    """Yield an event's stacks that are in a place, with their frame of the job's own code.
+
+    Whether a stack of a counted step is between the phases is seen from its functions.
+    """
+    frames = event.facts["frames"]
+    for stack in event.facts["stacks"]:
+        found = find_own(frames, stack)
+        if event.facts["where"] == where or (found is not None and not is_training(found.callees, UNSEEN) and not _is_in_phase(frames, stack)):
+            yield stack, found
+
+
+def _is_in_phase(frames: Sequence[Mapping[str, Any]], stack: Mapping[str, Any]) -> bool:
+    files = (frames[number]["file"] for number in stack["frames"] if 0 <= number < len(frames))
+    return any(file.startswith(_PHASE_FILES) for file in files)
 
 
 def await_line(
@@ -131,11 +157,15 @@ def await_line(
 
 
 def _select_events(process: Process, where: str, begin_ns: int, end_ns: int, until_ns: int) -> Iterator[Event]:
-    """Yield the events with samples of a window of time that were written until ``until_ns``."""
+    """Yield the events with samples of a window of time that were written until ``until_ns``.
+
+    Samples of counted steps may be between the phases, too: see :func:`select_stacks`.
+    """
     offset_ns = process.source.offset_ns
     for event in select_events(process.events_named(events.STACKS), begin_ns, until_ns):
         facts = event.facts
-        if facts["where"] == where and facts["why"] != "silent":
+        is_there = facts["where"] == where or (where == BETWEEN and facts["where"] == UNSEEN)
+        if is_there and facts["why"] != "silent":
             is_before, is_after = facts["end_ns"] + offset_ns <= begin_ns, facts["begin_ns"] + offset_ns >= end_ns
             if not (is_before or is_after):
                 yield event
