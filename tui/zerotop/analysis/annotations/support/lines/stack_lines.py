@@ -122,7 +122,9 @@ def select_stacks(event: Event, where: str) -> Iterator[tuple[Mapping[str, Any],
     frames = event.facts["frames"]
     for stack in event.facts["stacks"]:
         found = find_own(frames, stack)
-        if event.facts["where"] == where or (found is not None and not is_training(found.callees, UNSEEN) and not _is_in_phase(frames, stack)):
+        if event.facts["where"] == where or (
+            found is not None and not is_training(found.callees, UNSEEN) and not _is_in_phase(frames, stack)
+        ):
             yield stack, found
 
 
