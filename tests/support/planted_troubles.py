@@ -56,6 +56,16 @@ def _add_evaluations(paces: Rows, rank: int) -> None:
     paces[np.arange(len(paces)) % 50 == 48, SAVE] = 1.0
 
 
+def _prolong_evaluations(paces: Rows, rank: int) -> None:
+    evaluated = np.arange(len(paces)) % 50 == 49
+    paces[evaluated, EVAL] = np.linspace(1, 4, evaluated.sum())
+
+
+def _vary_evaluations(paces: Rows, rank: int) -> None:
+    evaluated = np.arange(len(paces)) % 50 == 49
+    paces[evaluated, EVAL] = 4 + np.arange(evaluated.sum()) % 3
+
+
 def _grow_at_pauses(rows: Rows) -> None:
     """Each evaluation reserves more, up to what a device has, and leaves a little; then all is given back."""
     count = np.cumsum(np.diff(rows["phase"], prepend=0) == np.int32(PHASE_CODE["eval"])) % 40
@@ -157,11 +167,30 @@ def write_stacks(why: str, period: int, period_s: float, *seconds: float, call: 
         for number in range(steps // period):
             for second in seconds:
                 end_s = number * period_s + second
-                write(end_s + 0.01, events.STACKS, begin_ns=int((end_s - 1) * 1e9), end_ns=int(end_s * 1e9), **facts)
+                times = {"begin_ns": int((end_s - 1) * 1e9), "end_ns": int(end_s * 1e9), "step": int(end_s / STEP_S)}
+                write(end_s + 0.01, events.STACKS, **times, **facts)
 
     return write_events
 
 
+def _stop_often(paces: Rows, rank: int) -> None:
+    step = np.arange(len(paces))
+    paces[(step >= _SLOW_FROM) & (step % 3 > 0), BETWEEN] = 1.0
+
+
+def _write_late_stacks(write: Callable[..., None], steps: int) -> None:
+    """Write stacks of one line between the phases, from some step on: at first of two in three steps, then rarely."""
+
+    def write_one(second: float, name: str, **facts: Any) -> None:
+        step = int(second / STEP_S)
+        is_early = _SLOW_FROM <= step < _SLOW_FROM + 45
+        if (is_early and step % 3) or (step > _SLOW_FROM and step % 120 == 1):
+            write(second, name, **facts)
+
+    write_stacks("slow", 1, STEP_S, STEP_S)(write_one, steps)
+
+
+_SLOW_FROM = 200
 _BUSY = {"cores_used": CORES * 1.0}
 _WAITING = {"waiting_cores": CORES * 0.5}
 # From the end of one hang to that of the next.
@@ -193,6 +222,8 @@ TROUBLES: dict[str, Trouble] = {
         tables={"processes": set_values(cores_used=0.0)},
         events=write_stacks("silent", 500, _HANGS_S, *(_HANGS_S - before_s for before_s in (54, 49, 39, 19))),
     ),
+    "evaluation_growth": Trouble(_prolong_evaluations),
+    "evaluation_growth, too short": Trouble(_vary_evaluations),
     "iteration_drift": Trouble(_slow_down),
     "iteration_shift": Trouble(prolong_phase(BACKWARD, 200, 100, 2 * STEP_S)),
     "iteration_shift with stacks": Trouble(
@@ -209,6 +240,8 @@ TROUBLES: dict[str, Trouble] = {
     "rank_stopped": Trouble(events=_stop_ranks),
     "repeated_pause": Trouble(prolong_phase(BETWEEN, 40, 1, 1.0), events=write_stacks("slow", 160, 44, 11, 22, 33, 44)),
     "repeated_pause, too short": Trouble(prolong_phase(BETWEEN, 240, 1, 1.0), events=write_stacks("slow", 240, 61, 61)),
+    "slow_line": Trouble(_stop_often, events=_write_late_stacks),
+    "slow_line, too short": Trouble(events=_write_late_stacks),
     "skipping_ended": Trouble(tables={"spans": _skip_first_updates}, events=_add_overflows),
     "steps_not_recorded": Trouble(tables={"spans": _lose_steps}),
     "straggler": Trouble(prolong_phase(DATA, 10, 10, 0.3, only_rank=1), ranks=2),

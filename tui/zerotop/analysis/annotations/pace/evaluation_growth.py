@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -31,8 +32,12 @@ _GROWN_S, _TIMES_AS_LONG = 0.1, 1.5
 _LEAST_SHARE = 0.05
 
 
+# After so many more evaluations the last ones are examined again, as a share: the work stays in proportion to the recording.
+_MOST, _MORE = 24, 1 / 8
+
+
 class _State:
-    steps_read = 0
+    steps_read, due_count = 0, _FEWEST
 
     def __init__(self) -> None:
         self.indexes: list[int] = []  # of the steps before which there was an evaluation
@@ -65,8 +70,9 @@ def _find_growth(group: Group) -> Iterator[_Growth]:
     state.steps_read = len(steps)
     for index in fresh.tolist():
         state.indexes.append(index)
-        if len(state.indexes) >= _FEWEST and _KIND.name not in group.reported:
-            yield from _check_evaluations(group, steps, state.indexes)
+        if len(state.indexes) >= state.due_count and _KIND.name not in group.reported:
+            state.due_count += math.ceil(_MORE * state.due_count)
+            yield from _check_evaluations(group, steps, state.indexes[-_MOST:])
 
 
 def _check_evaluations(group: Group, steps: Rows, indexes: list[int]) -> Iterator[_Growth]:

@@ -20,8 +20,8 @@ _DISK: Advice = ("Read from a faster disk, or keep what is read in memory: more 
 _CORES: Advice = ("Give the job more cores, or start fewer workers: those that it has wait for cores.", "")
 _MORE_CORES: Advice = ("Give the job more cores: its only worker waits for one.", "")
 _ASLEEP: Advice = (
-    "See what the workers wait for: more of them help where each waits for its own file or server, but not where all wait for"
-    " one lock.",
+    "See what the workers wait for: more of them help where each waits for its own file or server, but not where all"
+    " wait for one lock.",
     "py-spy dump --pid $(pgrep -P {pid} | head -1)",
 )
 
