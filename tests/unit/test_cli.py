@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from zerotop import commands
+from zerotop.cli import main
+from zerotop.demo import RECORDING_PATH
 
 ZEROTOP = [sys.executable, "-m", "zerotop"]
 
@@ -35,6 +37,31 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, 
     assert result.returncode == 2
     assert b"error:" in result.stderr
     assert result.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "zerotop: error: missing COMMAND"),
+        (("--fast",), "zerotop: error: unrecognized arguments: --fast"),
+        (("run", "--fast", "true"), "zerotop run: error: unrecognized arguments: --fast"),
+        (("run",), "zerotop run: error: missing COMMAND: zerotop run COMMAND ..."),
+        (("sessions", "--yes"), "zerotop sessions: error: --older-than"),
+    ],
+)
+def test_wrong_usage_is_told_by_the_command_it_is_of(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert shown.splitlines()[-1].startswith(said)
+    assert shown.startswith(f"usage: {said.partition(': error')[0]} [-h]")
+
+
+def test_a_missing_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "nowhere" / "story.csv"
+    assert main(["export", str(RECORDING_PATH), "-o", str(output)]) == 1
+    assert f"There is no folder {output.parent}: make it first" in capsys.readouterr().err
 
 
 def test_run_needs_no_dashes_before_the_first_word_that_is_no_option(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_an_overview_equals_the_whole_recording(name: str) -> None:
 
 
 def test_the_cause_of_an_end_in_a_few_words() -> None:
-    assert build_overview(quick_read.open_glimpse(recordings.find_packed_file("z2-oom"))).why == "GPU memory"
+    assert build_overview(quick_read.open_glimpse(recordings.find_packed_file("z2-oom"))).why == "OOM (GPU)"
     assert build_overview(quick_read.open_glimpse(recordings.find_packed_file("z2"))).why == ""
 
 

@@ -140,7 +140,7 @@ def _compare_times(sides: Sides) -> Iterator[Measure]:
     times: dict[str, ReadValue] = {"iteration": lambda side: _compute_median(side, side.view.iterations.iteration_s)}
     yield from _build_measures(section, Unit.SECONDS, sides, times)
     names = dict.fromkeys(side.view.job.outside_text for side in sides)
-    outside = " or ".join(names)
+    outside = next(iter(names)) if len(names) == 1 else "outside the phases"
     for phase in ("data", "forward", "backward", "step", "other"):
         medians = tuple(_drop_empty(_compute_median(side, side.view.iterations.phase_s.get(phase))) for side in sides)
         yield Measure(section, f"  {outside if phase == 'other' else phase}", Unit.SECONDS, medians)

@@ -25,6 +25,7 @@ PIECES = 96
 """The maximum number of values in a sparkline."""
 
 DETACHED = "detached"
+OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY = "OOM (GPU)", "OOM (host)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +160,9 @@ def _describe_failure(session: Session, exit_code: int | None) -> str:
     if exit_code == 0:
         return ""
     if session.events_named(events.OUT_OF_MEMORY):
-        return "GPU memory"
+        return OUT_OF_GPU_MEMORY
     if end.get("oom_kills"):
-        return "host memory"
+        return OUT_OF_HOST_MEMORY
     if session.events_named(events.STOP_SENT):
         return "stopped"
     name = find_signal_name(exit_code, read_launcher(session)) if exit_code is not None else None
