@@ -16,7 +16,6 @@ from recordings import open_recording
 from zerotop import commands
 from zerotop.cli import main
 from zerotop.commands.job.job_list import list_ranks
-from zerotop.demo import RECORDING_PATH
 
 ZEROTOP = [sys.executable, "-m", "zerotop"]
 
@@ -59,12 +58,6 @@ def test_wrong_usage_is_told_by_the_command_it_is_of(
     shown = capsys.readouterr().err
     assert shown.splitlines()[-1].startswith(said)
     assert shown.startswith(f"usage: {said.partition(': error')[0]} [-h]")
-
-
-def test_a_missing_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "nowhere" / "story.csv"
-    assert main(["export", str(RECORDING_PATH), "-o", str(output)]) == 1
-    assert f"There is no folder {output.parent}: make it first" in capsys.readouterr().err
 
 
 def test_run_needs_no_dashes_before_the_first_word_that_is_no_option(tmp_path: Path) -> None:

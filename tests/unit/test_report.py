@@ -21,6 +21,7 @@ from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.session_report import SessionReport, read_session_report
 from zerotop.analysis.reports.verdict import Outcome
 from zerotop.cli import main
+from zerotop.demo import RECORDING_PATH
 from zerotop.report.charts import build_charts
 from zerotop.report.session_page import write_session_page
 from zerotop.session.reader import Session, SessionError
@@ -253,3 +254,12 @@ def test_a_sweep_that_has_not_finished_or_begun_says_so(
     (tmp_path / "sweep-5" / "sweep.json").write_text("{")
     assert main(["report", str(tmp_path / "sweep-5"), "-o", str(page)]) == 1
     assert "sweep.json is damaged" in capfd.readouterr().err
+
+
+def test_a_page_is_not_named_like_another_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "report.pdf"
+    assert main(["report", str(RECORDING_PATH), "-o", str(output)]) == 2
+    assert "A report is HTML or PNG, not PDF: name another file, or add --format html" in capsys.readouterr().err
+    assert not output.exists()
+    assert main(["report", str(RECORDING_PATH), "--format", "html", "-o", str(output)]) == 0
+    assert output.read_bytes().startswith(b"<!DOCTYPE html>")
