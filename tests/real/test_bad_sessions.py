@@ -59,11 +59,17 @@ def remove_files(session: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (shutil.rmtree, "There is no session"),
-    "a file": (replace_by_file, "There is no session"),
+    "a file": (replace_by_file, "is not a recording"),
     "empty": (remove_files, "holds no recording: it has no session.json"),
     "of a newer format": (make_newer, "has recording format 2, this zerotop reads up to 1: use a newer zerotop"),
-    "no JSON": (lambda path: (path / "session.json").write_text("{"), "is damaged: the recording cannot be read"),
-    "other JSON": (lambda path: (path / "session.json").write_text("[1]"), "is damaged: the recording cannot be read"),
+    "no JSON": (
+        lambda path: (path / "session.json").write_text("{"),
+        "is damaged, or not of zerotop",
+    ),
+    "other JSON": (
+        lambda path: (path / "session.json").write_text("[1]"),
+        "is damaged, or not of zerotop",
+    ),
 }
 
 

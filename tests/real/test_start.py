@@ -27,7 +27,7 @@ def start_program(folder: Path) -> Terminal:
 
 def test_without_a_terminal_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert "the following arguments are required: COMMAND" in capsys.readouterr().err
+    assert "missing COMMAND" in capsys.readouterr().err
     run = subprocess.run([sys.executable, "-m", "zerotop"], capture_output=True, stdin=subprocess.DEVNULL, check=False)
     assert run.returncode == 2
 
@@ -38,7 +38,7 @@ def test_in_a_terminal_it_lists_opens_and_leaves(tmp_path: Path) -> None:
     shutil.copy(recordings.find_packed_file("z2-oom"), sessions)
     terminal = start_program(tmp_path)
     terminal.wait_for("1 recording")
-    terminal.wait_for("GPU memory")
+    terminal.wait_for("OOM (GPU)")
     terminal.type_keys("\r")
     terminal.wait_for("Timeline")  # the tabs of the screens, which the list has not
     terminal.type_keys("q")

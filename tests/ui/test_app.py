@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from textual.events import MouseScrollUp
+from textual.events import Key, MouseScrollUp
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
@@ -151,6 +151,16 @@ async def test_go_to_says_what_it_does_not_understand() -> None:
         await pilot.press("g", "escape")
         await pilot.pause()
         assert "● LIVE" in seen.text()
+
+
+async def test_keys_that_arrive_at_once_are_typed_into_the_prompt_that_the_first_opens() -> None:
+    seen = Watch(offload_story(), 75.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        for key, character in (("g", "g"), ("7", "7"), ("enter", "\r")):  # without waiting for what a key does
+            seen.app.post_message(Key(key, character))
+        await wait_until(pilot, lambda: "8/616" in seen.text())
+        assert "PAUSED" in seen.text()
 
 
 async def test_output_scrolls_back() -> None:

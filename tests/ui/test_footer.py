@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -14,11 +15,12 @@ from recordings import open_recording
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.start_app import StartApp
-from zerotop.ui.base.footer import CursorState
+from zerotop.ui.base.footer import CursorState, draw_status
 from zerotop.ui.base.footer_keys import bind, choose_keys, collect_keys, format_key, in_footer, label_common_keys
 from zerotop.ui.base.tabs import TABS, load_screen_class
 from zerotop.ui.compare.screen import CompareScreen
 from zerotop.ui.drawing.glyphs import BLOCKS
+from zerotop.ui.drawing.rows import row_text
 from zerotop.ui.start.screen import StartScreen
 
 SCREENS = [StartScreen, CompareScreen, *(load_screen_class(tab.name) for tab in TABS)]
@@ -68,3 +70,12 @@ async def test_only_keys_that_work_are_shown() -> None:
         shown = {key.id for key in choose_keys(app.screen, {"app.help": ""})}
         assert {"app.leave", "time.play", "screen.zoom"} <= shown
         assert not shown & {"job.sampler", "job.enter", "memory.look", "app.help"}
+
+
+@pytest.mark.parametrize(("once_s", "is_said"), [(0.04, False), (1.26, True)])
+def test_a_cost_that_would_be_written_as_zero_is_left_out(once_s: float, is_said: bool) -> None:
+    cost = replace(RecordingSource(open_recording("cpu-clean")).view_at(None).cost, one_time_s=once_s)
+    text = row_text(draw_status(cost, 80, BLOCKS))
+    assert "watching costs" in text
+    assert ("1.3 s once" in text) is is_said
+    assert "once" not in text or is_said

@@ -95,6 +95,7 @@ async def test_the_story_in_one_sentence() -> None:
         ("z2-oom", "of 485 ms; backward takes 86 %", "value"),
         ("gpu-clean", "NVML's 200 ms cannot resolve when", "value"),
         ("cpu-clean", "backward takes 20.6 ms of 34.4 ms; 1.68 of 2 cores busy", "value"),
+        ("cpu-slow", "code outside the phases takes 50.3 ms of 108 ms", "value"),
     ],
 )
 def test_what_is_said_needs_evidence(name: str, words: str, style: str) -> None:

@@ -44,10 +44,10 @@ async def test_all_are_listed_newest_first_with_their_figures(session_root: Path
         text = start.text()
         assert "3 recordings" in text
         (story,) = [line for line in text.splitlines() if line.strip().startswith("story")]
-        for word in ("exit 0", "Llama 8.03B", "2 opt→CPU", "14", "0.962", "38.2 GPU"):
+        for word in ("exit 0", "Llama 8.03B", "2 opt→CPU", "14", "2.68", "38.2 GPU"):
             assert word in story
         (oom,) = [line for line in text.splitlines() if line.strip().startswith("z2-oom")]
-        assert "GPU memory" in oom
+        assert "OOM (GPU)" in oom
         assert "4/12" in oom
 
 

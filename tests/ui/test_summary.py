@@ -30,6 +30,8 @@ async def test_what_cost_most_is_said_at_the_end(size: tuple[int, int]) -> None:
         assert "fp16 stopped skipping" in rows[1]
         assert "44 %" in rows[1]  # its share of the training time
         assert any("GPUs idle" in row for row in rows[2:4])
+        said = ["of the training time" in row for row in rows[:3]]
+        assert said in ([True, False, False], [False, True, True])  # of what, once in the title or with each finding
         for words in ("An iteration takes", "GPU memory peaked at", "Watching cost"):
             assert any(words in row for row in rows), words
         assert "tokens per second." in panel.plain_text()  # whole, also where it takes two rows

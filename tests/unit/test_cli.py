@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import pkgutil
 import subprocess
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from recordings import open_recording
 from zerotop import commands
+from zerotop.cli import main
+from zerotop.commands.job.job_list import list_ranks
 
 ZEROTOP = [sys.executable, "-m", "zerotop"]
 
@@ -35,6 +39,25 @@ def test_wrong_usage_exits_2_and_says_why(tmp_path: Path, arguments: tuple[str, 
     assert result.returncode == 2
     assert b"error:" in result.stderr
     assert result.stdout == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "zerotop: error: missing COMMAND"),
+        (("--fast",), "zerotop: error: unrecognized arguments: --fast"),
+        (("run", "--fast", "true"), "zerotop run: error: unrecognized arguments: --fast"),
+        (("run",), "zerotop run: error: missing COMMAND: zerotop run COMMAND ..."),
+        (("sessions", "--yes"), "zerotop sessions: error: --older-than"),
+    ],
+)
+def test_wrong_usage_is_told_by_the_command_it_is_of(
+    arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert shown.splitlines()[-1].startswith(said)
+    assert shown.startswith(f"usage: {said.partition(': error')[0]} [-h]")
 
 
 def test_run_needs_no_dashes_before_the_first_word_that_is_no_option(tmp_path: Path) -> None:
@@ -83,3 +106,24 @@ def test_a_full_session_directory_is_refused_and_kept(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert b"is not empty" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_recorded_job_without_a_launcher_is_listed_with_its_age(tmp_path: Path) -> None:
+    environ = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+    arguments = [*ZEROTOP, "run", "--headless", "--", sys.executable, "-c", "print('ready', flush=True); input()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(arguments, env=environ, stdin=pipe, stdout=pipe, stderr=pipe) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"ready\n"
+        listed = json.loads(run_zerotop(tmp_path, "attach", "--json").stdout)
+        (session,) = (tmp_path / "zerotop" / "sessions").iterdir()
+        (row,) = [row for row in listed if row["session"] == session.name]
+        assert row["age_s"] > 0
+        assert row["ranks"] == []  # it does not train
+        job.communicate(b"\n", timeout=60)
+
+
+def test_ranks_of_a_recorded_job_are_those_that_reported() -> None:
+    session = open_recording("cpu-clean")
+    assert [rank["rank"] for rank in list_ranks(session)] == [0, 1]
+    assert [rank["pid"] for rank in list_ranks(session)] == [source.pid for source in session.sources["spans"]]

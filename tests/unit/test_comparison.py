@@ -94,7 +94,8 @@ def test_a_change_is_said_in_percent_or_as_a_multiple(second: float, told: str) 
     assert len(text) == 50
 
 
-def test_one_row_has_one_unit() -> None:
+def test_one_row_has_one_unit_unless_too_few_digits_are_left() -> None:
+    assert format_values(Measure("", "", Unit.SECONDS, (3.2, 0.0547, 0.0))) == ["3.20 s", "54.7 ms", "0.00 s"]
     assert format_values(Measure("", "", Unit.SECONDS, (0.0007, 0.3))) == ["0.70 ms", "300 ms"]
     assert format_values(Measure("", "", Unit.SECONDS, (0.1, 2.75))) == ["0.10 s", "2.75 s"]
     assert format_values(Measure("", "", Unit.BYTES, (GIB, None))) == ["1.00 GiB", "–"]

@@ -23,6 +23,7 @@ from zerotop.analysis.reports.export import FORMATS, escape_formula, export_tabl
 from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.analysis.steps.step_table import read_steps
 from zerotop.cli import main
+from zerotop.demo import RECORDING_PATH
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -242,10 +243,20 @@ def test_a_link_where_we_write_is_not_followed(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "no" / "steps.csv"
     assert main(["export", str(FOLDER / "z2.zerotop"), "-o", str(path)]) == 1
-    assert capsys.readouterr().err == f"zerotop: No such file or directory: {path}\n"
+    missing = f"There is no folder {path.parent}: make it first, or choose another one"
+    assert capsys.readouterr().err == f"zerotop: No such file or directory: {path}. {missing}\n"
 
 
 def test_an_older_recording_has_the_columns_of_this_version() -> None:
     session = recordings.open_recording("cpu-clean")
     for table in session.sources:
         assert len({tuple(frame.columns) for frame in export_tables.build_frames(session, table, str)}) == 1
+
+
+@pytest.mark.parametrize(("name", "begin"), [("a.csv", b"rank,step,"), ("a.jsonl", b'{"rank":'), ("a.parquet", b"PAR1")])
+def test_the_name_of_a_file_says_its_format(name: str, begin: bytes, tmp_path: Path) -> None:
+    output = tmp_path / name
+    assert main(["export", str(RECORDING_PATH), "-o", str(output)]) == 0
+    assert output.read_bytes().startswith(begin)
+    assert main(["export", str(RECORDING_PATH), "--format", "csv", "-o", str(output)]) == 0
+    assert output.read_bytes().startswith(b"rank,step,")

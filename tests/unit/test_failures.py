@@ -137,6 +137,7 @@ def test_a_job_that_failed_by_itself(tmp_path: Path) -> None:
     assert (failure.kind, failure.rank, failure.what) == (ERROR, 1, "Rank 1 failed in forward of step 2.")
     assert failure.why == "ValueError: a shape, at train.py:71 in save."
     assert failure.advice == "Its output has the traceback."
+    assert failure.where == "on node1"
 
 
 def test_a_job_that_failed_before_any_rank_was_there(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_between_nvmls_reading_and_the_allocators_memory_was_taken(tmp_path: Pat
     ledger = read_only_ledger(record_readings_apart(tmp_path, make_reading(4.5, 9, 10)), 5)
     outside = {"driver": 0.5, "outside_pytorch": 1.5}
     assert list_row_sizes(ledger) == {"free": 68, **outside, "reserved_unallocated": 1, "unattributed": 9}
-    assert "the ledger is of PyTorch's" in row_of(ledger, "free").note
+    assert "the rows use PyTorch's" in row_of(ledger, "free").note
 
 
 def test_more_was_taken_than_the_others_leave(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_cut_short_anywhere(tmp_path: Path) -> None:
     data = file.read_bytes()
     for length in [0, 1, 3, *range(4, len(data), 61), len(data) - 1]:
         file.write_bytes(data[:length])
-        assert ("no session" if length < 4 else "is damaged or was cut short") in read_refusal(file)
+        assert ("is not a recording" if length < 4 else "is damaged or was cut short") in read_refusal(file)
 
 
 def test_a_changed_byte_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_file_that_is_not_parquet(tmp_path: Path, parquet: bytes) -> None:
 def test_files_of_another_kind(tmp_path: Path) -> None:
     file = tmp_path / "file.zerotop"
     file.write_text("hello")
-    assert "There is no session" in read_refusal(file)
+    assert "file.zerotop is not a recording" in read_refusal(file)
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("hello", "world")
     assert "a zip of something else" in read_refusal(file)
@@ -315,7 +315,10 @@ def test_the_command(session_root: Path, tmp_path: Path, capsys: pytest.CaptureF
     for arguments, said in (
         (["pack", "sess"], "session.zerotop already exists: name another file with -o FILE"),
         (["pack", str(file)], "is already packed"),
-        (["pack", "sess", "-o", str(tmp_path / "no" / "x")], f"No such file or directory: {tmp_path}/no/x\n"),
+        (
+            ["pack", "sess", "-o", str(tmp_path / "no" / "x")],
+            f"No such file or directory: {tmp_path}/no/x. There is no folder {tmp_path}/no",
+        ),
         (["attach", str(file)], f"is a packed recording; watch it with: zerotop replay {file}"),
     ):
         assert main(arguments) == 1

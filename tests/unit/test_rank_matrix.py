@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recordings import open_recording
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from uneven_ranks import GIB, PERIOD_S, write_ranks
 from zerotop.analysis.ranks.matrix import Metric, RankMatrices, RankMatrix, compute_median
@@ -173,6 +174,18 @@ def test_ranks_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
 def test_one_rank_has_no_other_to_compare_with(tmp_path: Path) -> None:
     write_ranks(tmp_path, 1, 4, sampled=False)
     assert find_skew(build_matrix(tmp_path)) is None
+
+
+def test_skipped_steps_are_not_compared_with_those_that_train() -> None:
+    source = RecordingSource(open_recording("story"))
+    skipping, last = source.find_step_end(9), source.find_step_end(13)
+    assert skipping is not None
+    assert last is not None
+    within = RankMatrices().matrix_at(source.rank_steps, skipping, 100, meets_in_forward=False)
+    assert within.recent_steps.tolist() == list(range(10))
+    after = RankMatrices().matrix_at(source.rank_steps, last, 100, meets_in_forward=False)
+    assert after.recent_steps.tolist() == [10, 11, 12, 13]
+    assert after.usual_times[Metric.ITERATION] == pytest.approx(2.67, abs=0.05)
 
 
 def test_medians_leave_out_what_is_not_known() -> None:

@@ -21,6 +21,7 @@ from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.session_report import SessionReport, read_session_report
 from zerotop.analysis.reports.verdict import Outcome
 from zerotop.cli import main
+from zerotop.demo import RECORDING_PATH
 from zerotop.report.charts import build_charts
 from zerotop.report.session_page import write_session_page
 from zerotop.session.reader import Session, SessionError
@@ -86,7 +87,9 @@ def test_the_verdict_says_first_how_the_job_ended(name: str, outcome: Outcome, h
 
 def test_the_verdict_names_pace_memory_costs_and_the_price() -> None:
     pace, memory, cost, price = read_report("story").verdict.sentences
-    assert pace == "An iteration takes 962 ms (median), the slowest 4.53 s in step 10; 2,479 tokens per second."
+    assert pace == (
+        "An iteration takes 2.68 s (median without 10 skipped), the slowest 4.53 s in step 10; 2,479 tokens per second."
+    )
     assert memory == "GPU memory peaked at 38.25 GiB of 140 GiB (27 %) reserved on GPU 0."
     assert cost == (
         "What cost most: Iterations take 2.68 s, not 882 ms, since fp16 stopped skipping"
@@ -251,3 +254,12 @@ def test_a_sweep_that_has_not_finished_or_begun_says_so(
     (tmp_path / "sweep-5" / "sweep.json").write_text("{")
     assert main(["report", str(tmp_path / "sweep-5"), "-o", str(page)]) == 1
     assert "sweep.json is damaged" in capfd.readouterr().err
+
+
+def test_a_page_is_not_named_like_another_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "report.pdf"
+    assert main(["report", str(RECORDING_PATH), "-o", str(output)]) == 2
+    assert "A report is HTML or PNG, not PDF: name another file, or add --format html" in capsys.readouterr().err
+    assert not output.exists()
+    assert main(["report", str(RECORDING_PATH), "--format", "html", "-o", str(output)]) == 0
+    assert output.read_bytes().startswith(b"<!DOCTYPE html>")

@@ -30,7 +30,7 @@ def make_recording(name: str, begin_s: int, **facts: object) -> Recording:
 
 OLD = make_recording("a-old", 100, iteration_s=9.0, seconds=5.0, peak_bytes=1 << 30, size=9_000_000)
 FAILED = make_recording(
-    "b-failed", 200, exit_code=1, why="GPU memory", iteration_s=1.0, seconds=50.0, offload_optimizer="cpu"
+    "b-failed", 200, exit_code=1, why="OOM (GPU)", iteration_s=1.0, seconds=50.0, offload_optimizer="cpu"
 )
 NEW = make_recording("c-new", 300, iteration_s=math.nan, seconds=1.0, peak_bytes=40 << 30)
 LIVE = make_recording("d-live", 150, live=True, exit_code=None, seconds=500.0)
@@ -80,7 +80,7 @@ def test_what_is_not_known_comes_last(start_model: StartModel) -> None:
     [
         ("fail", ["b-failed"]),
         ("LIVE", ["d-live"]),
-        ("gpu memory", ["b-failed"]),
+        ("oom gpu", ["b-failed"]),
         ("zero-2 cpu", ["b-failed"]),
         ("qwen2 new", ["c-new"]),
         ("torchrun", ["train.py"]),
@@ -174,14 +174,14 @@ def test_what_matters_most_is_there_at_80_columns() -> None:
     (_, row) = draw_list([ListLine(FAILED, True, False, 200 * S + 3600 * S)], (), 80, 2, BLOCKS)
     text = row_text(row)
     assert text.startswith("›  b-failed")
-    assert "GPU memory" in text
+    assert "OOM (GPU)" in text
     assert "1.00" in text
     assert "60 min" in text
 
 
 def test_states_are_words() -> None:
     words = {item.name: describe_state(item, BLOCKS)[0] for item in ALL}
-    assert words == {"c-new": "exit 0", "b-failed": "GPU memory", "d-live": "● live", "a-old": "exit 0"}
+    assert words == {"c-new": "exit 0", "b-failed": "OOM (GPU)", "d-live": "● live", "a-old": "exit 0"}
     assert describe_state(make_recording("x", 1, exit_code=None), BLOCKS)[0] == "end unseen"
     assert describe_state(make_recording("x", 1, exit_code=137, why="SIGKILL"), BLOCKS) == ("SIGKILL", "alert")
     assert describe_state(make_recording("x", 1, exit_code=None, problem="Damaged."), BLOCKS) == ("damaged", "alert")

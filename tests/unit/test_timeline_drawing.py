@@ -95,6 +95,14 @@ def test_words_beside_the_lanes() -> None:
     assert next(left for left in lefts if left.startswith("GPU 0 %")).split()[3] in f"{used:.1f} {used:.2f}"
 
 
+def test_narrow_terminals_abbreviate_words() -> None:
+    look = Look("story", 12)
+    lefts = [row[: chart_begin(60)] for row in look.draw_rows(60, 12)]
+    for words in ("■rank cores", "■alloc GiB", "■reserved", "iter"):
+        assert any(left.startswith(words) for left in lefts), lefts
+    assert not any("coresof" in left for left in lefts)
+
+
 def test_what_is_too_slow_to_be_seen_in_the_window_is_named_above_it() -> None:
     look = Look("gpu-leak", 37)
     marks = look.draw_rows(120, 30)[0]

@@ -39,7 +39,7 @@ def _build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action=_VersionAction, help="show the version and exit")
-    commands = parser.add_subparsers(dest="name", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="name", metavar="COMMAND")
     add_command = partial(_add_command, commands)
     add_job_commands(add_command)
     add_recording_commands(add_command)
@@ -74,7 +74,7 @@ def _add_command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, *examples: str, **options: Any
 ) -> argparse.ArgumentParser:
     """Add a command; ``summary`` is its entry in the list of commands and the first sentence of its help."""
-    return commands.add_parser(
+    command = commands.add_parser(
         name,
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.",
@@ -82,6 +82,8 @@ def _add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         **options,
     )
+    command.set_defaults(fail=command.error)
+    return command
 
 
 def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -89,18 +91,20 @@ def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _build_parser()
     options, unknown = parser.parse_known_args(arguments[:split])
     command = list(arguments[split + 1 :])
+    if options.name is None:  # without any argument the list opens, but only in a terminal
+        parser.error(f"unrecognized arguments: {shlex.join(unknown)}" if unknown else "missing COMMAND")
     if options.name == "run" and options.first_words:
         command = [*options.first_words, *arguments[split:]]
     if unknown:
-        parser.error(f"unrecognized arguments: {shlex.join(unknown)}")
+        options.fail(f"unrecognized arguments: {shlex.join(unknown)}")
     if options.name == "sessions" and not options.prune and _has_prune_option(options):
-        parser.error("--older-than, --total-size, --ended, --dry-run and --yes go with --prune")
+        options.fail("--older-than, --total-size, --ended, --dry-run and --yes go with --prune")
     if options.name == "run" and not command:
-        parser.error("missing command: zerotop run COMMAND ...")
+        options.fail("missing COMMAND: zerotop run COMMAND ...")
     if options.name in _TAKES_COMMAND:
         options.command = command
     elif command:
-        parser.error(f"{options.name} takes no command after --")
+        options.fail(f"{options.name} takes no command after --")
     return options
 
 

@@ -71,8 +71,8 @@ def _find_session(options: argparse.Namespace) -> tuple[Path, Callable[[], None]
         from zerotop.commands.sessions import list_live_names
 
         names = list_live_names()
-        live = f"live sessions: {', '.join(names)}" if names else "no session is live"
-        raise Problem(f"Process {text} is not a Python process of a job here; zerotop attach lists jobs; {live}", USAGE)
+        live = f". Live sessions: {', '.join(names)}" if names else ""
+        raise Problem(f"Process {text} is not a Python process of a job here. zerotop attach lists the jobs{live}", USAGE)
     existing = find_recording(target) if isinstance(target, FoundJob) else target
     if existing is not None:
         if folder is not None and existing.absolute() != Path(folder).absolute():

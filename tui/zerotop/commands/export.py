@@ -19,12 +19,15 @@ from zerotop.commands.common.open_recording import open_named
 from zerotop.session.atomic_write import write_atomically
 from zerotop.session.reader import Session
 
+_FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".pftrace": "perfetto"}
+
 
 def export(options: argparse.Namespace) -> int:
     """Write to standard output, a file, or (all tables) a directory. Return 0."""
-    if options.format == "perfetto":
+    form = options.format or _FORMATS.get(Path(options.output or "").suffix.lower(), "csv")
+    if form == "perfetto":
         return _export_trace(options)
-    table, form = options.table or "steps", options.format
+    table = options.table or "steps"
     if table != "all" and table not in TABLES:
         raise Problem(f"Unknown table {table!r}. Choose one of: {', '.join(TABLES)}, or all", USAGE)
     to_stdout = options.output in (None, "-")

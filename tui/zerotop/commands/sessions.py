@@ -69,8 +69,8 @@ def _format_row(row: dict[str, Any]) -> list[str]:
 def _format_end(row: dict[str, Any]) -> str:
     if row["state"] != "ended":
         return str(row["state"])
-    if row["detached"]:
-        return DETACHED
+    if row["reason"]:
+        return str(row["reason"])
     return "exit ?" if row["exit_code"] is None else f"exit {row['exit_code']}"
 
 
@@ -83,6 +83,7 @@ def _describe_recording(recording: Recording) -> dict[str, Any]:
         "command": list(overview.command),
         "started": _format_date(overview.begin_ns),
         "exit_code": overview.exit_code,
+        "reason": overview.why,
         "detached": overview.why == DETACHED,
         "ended": overview.end,
         "lost_records": overview.lost_records,

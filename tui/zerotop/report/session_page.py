@@ -22,7 +22,7 @@ from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.finding_costs import FindingCost, measure_training_s
 from zerotop.analysis.reports.measures import Unit
 from zerotop.analysis.reports.session_report import SessionReport
-from zerotop.analysis.steps.token_counts import estimate_tokens
+from zerotop.analysis.steps.job_pace import find_usual, measure_iteration, measure_token_rate
 from zerotop.report.charts import build_charts
 from zerotop.report.elements import Element, element, table
 from zerotop.report.ledger import build_memory
@@ -69,12 +69,10 @@ def _iter_figures(report: SessionReport) -> Iterator[tuple[str, str, str]]:
     view, rows, tokens = report.view, report.source.job_steps, report.source.job_tokens
     seconds = rows["iteration_s"]
     if not np.isnan(seconds).all():
-        spread = np.nanpercentile(seconds, [5, 95])
+        spread = np.percentile(seconds[find_usual(seconds, rows["skipped"])], [5, 95])
         note = f"median; 90 % take {format_seconds(spread[0])} to {format_seconds(spread[1])}"
-        yield "Iteration", format_seconds(float(np.nanmedian(seconds))), note
-        known = ~np.isnan(seconds) & ((tokens > 0) | rows["counted"])
-        if (tokens[known] > 0).any():
-            rate = estimate_tokens(rows[known], tokens[known]) / float((seconds * rows["steps"])[known].sum())
+        yield "Iteration", format_seconds(measure_iteration(rows)), note
+        if not math.isnan(rate := measure_token_rate(rows, tokens)):
             yield "Tokens per second", f"{rate:,.0f}", "all ranks, mean"
     yield from _iter_memory_figures(view)
     if not math.isnan(load := _measure_load(report)):

@@ -312,5 +312,5 @@ def _load_info(folder: Folder) -> dict[str, Any]:
     except OSError as error:
         raise SessionError(f"{path} cannot be read: {error.strerror}.") from None
     except DAMAGE_ERRORS:
-        raise SessionError(f"{path / SESSION_FILE} is damaged: the recording cannot be read.") from None
+        raise SessionError(f"{path / SESSION_FILE} is damaged, or not of zerotop: the recording cannot be read.") from None
     return info

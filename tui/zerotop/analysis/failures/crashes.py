@@ -121,13 +121,14 @@ def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessE
     spans = read_last_spans(session, first, process_exit.unix_ns, cursor_ns) if first is not None else ()
     ended = session.events_named("job_ended", cursor_ns)
     text = str(ended[-1].facts.get("text") or "") if ended else ""
+    host = first.host if first is not None else process_exit.host
     job = text.rstrip(".") or f"The job failed with exit code {process_exit.exit_code}"
     return Failure(
         kind=ERROR,
         unix_ns=process_exit.unix_ns,
         rank=first.rank if first is not None else None,
         what=f"{f'Rank {first.rank} failed' if first is not None else job}{_describe_failed_place(spans)}.",
-        where=first.host if first is not None else process_exit.host,
+        where=f"on {host}" if host else "",
         why=f"{words.rstrip('.')}{place}." if words else "Its output names no exception.",
         numbers=(),
         advice="Its output has the traceback." if words else "Its last output may say why.",

@@ -7,7 +7,7 @@ from zerotop.analysis.memory.nvml_snapshot import DeviceMemory
 
 _NVML = "NVML, its last reading"
 _LEFT = "the device less the other rows"
-_MEANWHILE = "NVML and PyTorch samples differ in time: the ledger is of PyTorch's."
+_MEANWHILE = "NVML and PyTorch samples differ in time: the rows use PyTorch's."
 _NO_FIGURE = "NVML and PyTorch samples differ in time: the rest of the device cannot be divided."
 
 

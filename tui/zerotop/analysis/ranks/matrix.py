@@ -22,6 +22,7 @@ from zerotop.session.samples import Ints
 
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
 RECENT_STEPS = 64  # steps at most that a rank's figures are medians of
+_SKIPPING_RUN = 3  # steps that fp16 skips one after the other, before which figures do not look back
 _FEWEST_DELAYED = 5  # steps since a rank began to delay the others, from which on figures are of them alone
 
 
@@ -54,6 +55,7 @@ class RankMatrix:
     begins: Ints  # ranks x steps, unix ns; 0 where the rank has not finished the step
     ends: Ints
     counted: NDArray[np.bool_]  # ranks x steps: only the end was recorded
+    skipped: NDArray[np.bool_]  # of each step: fp16 overflowed, and a rank made no update
     times: dict[Metric, Matrix]
     recent_count: int = 0  # number of the newest steps, which figures are medians of: those that belong together
     is_delayed: bool = False  # they are those since a rank began to delay the others
@@ -84,7 +86,14 @@ class RankMatrix:
 
 
 EMPTY_MATRIX = RankMatrix(
-    (), (), np.empty(0, np.int64), np.empty((0, 0), np.int64), np.empty((0, 0), np.int64), np.empty((0, 0), np.bool_), {}
+    (),
+    (),
+    np.empty(0, np.int64),
+    np.empty((0, 0), np.int64),
+    np.empty((0, 0), np.int64),
+    np.empty((0, 0), np.bool_),
+    np.empty(0, np.bool_),
+    {},
 )
 
 
@@ -118,7 +127,7 @@ class RankMatrices:
             self._last_request = request
             matrix = _build_matrix(attempt, counts, max(1, columns), meets_in_forward)
             delayed = next((count for delay in reversed(delays) if (count := _count_delayed(matrix, delay))), None)
-            recent = min(delayed or RECENT_STEPS, len(matrix.steps))
+            recent = min(delayed or RECENT_STEPS, _count_after_skipping(matrix.skipped), len(matrix.steps))
             self._last = replace(matrix, recent_count=recent, is_delayed=delayed is not None)
         return self._last
 
@@ -135,6 +144,18 @@ def _count_delayed(matrix: RankMatrix, delay: Delay) -> int:
     waits = matrix.times[Metric.WAIT][row, -count:]
     usual, last = (float(compute_median(part[None, :], 1)[0]) for part in (waits, waits[-_FEWEST_DELAYED:]))
     return count if usual > 0 and last >= usual / 2 else 0
+
+
+def _count_after_skipping(skipped: NDArray[np.bool_]) -> int:
+    """Return the number of steps since fp16 stopped to skip them, one after the other; of all where it still does.
+
+    Steps without the optimizer are not to be mixed with those that train. A lone skipped step matters to no median.
+    """
+    if len(skipped) < _SKIPPING_RUN:
+        return len(skipped)
+    runs = np.flatnonzero(np.convolve(skipped, np.ones(_SKIPPING_RUN), "valid") == _SKIPPING_RUN)
+    since = len(skipped) - (int(runs[-1]) + _SKIPPING_RUN) if len(runs) else 0
+    return since or len(skipped)
 
 
 def find_attempt(processes: Sequence[RankSteps], cursor_ns: int) -> tuple[RankSteps, ...]:
@@ -168,6 +189,7 @@ def _build_matrix(
     shape = (len(processes), last - first + 1)
     times = {metric: np.full(shape, np.nan, np.float32) for metric in _RECORDED_METRICS}
     begins, ends, counted = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+    skipped = np.zeros(shape[1], np.bool_)
     for row, (process, count) in enumerate(zip(processes, counts, strict=True)):
         tail = process.step_rows[max(0, count - shape[1]) : count]
         if not (recorded := find_recorded(tail)).all():
@@ -182,10 +204,11 @@ def _build_matrix(
         cells = slice(int(column[0]), int(column[-1]) + 1) if is_run else column
         begins[row, cells], ends[row, cells] = tail["begin_unix_ns"], tail["end_unix_ns"]
         counted[row, cells] = tail["counted"]
+        skipped[cells] |= tail["skipped"]
         for metric in _RECORDED_METRICS:
             times[metric][row, cells] = tail[f"{metric.value}_s"]
     _derive_times(times, meets_in_forward)
-    return RankMatrix(processes, counts, np.arange(first, last + 1), begins, ends, counted, times)
+    return RankMatrix(processes, counts, np.arange(first, last + 1), begins, ends, counted, skipped, times)
 
 
 def _derive_times(times: dict[Metric, Matrix], meets_in_forward: bool) -> None:

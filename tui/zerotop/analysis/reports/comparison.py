@@ -14,6 +14,7 @@ from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
+from zerotop.analysis.steps.job_pace import find_usual
 from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
@@ -135,13 +136,13 @@ def compare_versions(sides: Sides) -> Iterator[Measure]:
 
 
 def _compare_times(sides: Sides) -> Iterator[Measure]:
-    section = "Time, median of all iterations"
-    times: dict[str, ReadValue] = {"iteration": lambda side: _compute_median(side.view.iterations.iteration_s)}
+    section = "Time, median without skipped steps"
+    times: dict[str, ReadValue] = {"iteration": lambda side: _compute_median(side, side.view.iterations.iteration_s)}
     yield from _build_measures(section, Unit.SECONDS, sides, times)
     names = dict.fromkeys(side.view.job.outside_text for side in sides)
-    outside = " or ".join(names)
+    outside = next(iter(names)) if len(names) == 1 else "outside the phases"
     for phase in ("data", "forward", "backward", "step", "other"):
-        medians = tuple(_drop_empty(_compute_median(side.view.iterations.phase_s.get(phase))) for side in sides)
+        medians = tuple(_drop_empty(_compute_median(side, side.view.iterations.phase_s.get(phase))) for side in sides)
         yield Measure(section, f"  {outside if phase == 'other' else phase}", Unit.SECONDS, medians)
     yield from _build_measures(section, Unit.SECONDS, sides, {"slowest iteration": _find_slowest})
     yield from _build_measures(section, Unit.RATE, sides, {"tokens, on average": _measure_token_rate})
@@ -153,8 +154,12 @@ def _compare_times(sides: Sides) -> Iterator[Measure]:
     yield from _build_measures(section, Unit.COUNT, sides, counts)
 
 
-def _compute_median(values: Floats | None) -> float | None:
-    return float(np.nanmedian(values)) if values is not None and not np.isnan(values).all() else None
+def _compute_median(side: RecordedRun, values: Floats | None) -> float | None:
+    """Return the median over the usual iterations of one value for each iteration."""
+    if values is None:
+        return None
+    usual = values[find_usual(side.view.iterations.iteration_s, side.view.iterations.skipped)]
+    return float(np.nanmedian(usual)) if not np.isnan(usual).all() else None
 
 
 def _find_slowest(side: RecordedRun) -> float | None:

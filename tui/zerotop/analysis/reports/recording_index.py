@@ -17,7 +17,7 @@ from zerotop.session.headers import DAMAGE_ERRORS
 from zerotop.session.quick_read import Stamp, open_glimpse, read_stamp
 from zerotop.session.reader import SessionError
 
-CACHE_VERSION = 3
+CACHE_VERSION = 4
 """Increased whenever the content of an overview changes."""
 
 # Without a recorded end, a recording counts as ended after this silence, as in the reader.

@@ -12,6 +12,7 @@ import numpy as np
 from zerotop.analysis.engine import Engine, measure_batch, parse_engine, read_first_engine
 from zerotop.analysis.live_view import Floats
 from zerotop.analysis.processes.process_exits import find_signal_name, read_launcher
+from zerotop.analysis.steps.job_pace import measure_iteration
 from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import StepTable
@@ -24,6 +25,7 @@ PIECES = 96
 """The maximum number of values in a sparkline."""
 
 DETACHED = "detached"
+OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY = "OOM (GPU)", "OOM (host)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Overview(Engine):
     gpus: int = 0  # on all nodes
     steps: int = 0  # finished optimizer steps, including those before an attach or a restart from a checkpoint
     total_steps: int | None = None
-    iteration_s: float = math.nan  # median
+    iteration_s: float = math.nan  # median, without skipped steps
     iterations: tuple[float, ...] = ()  # seconds, oldest first; the longest of each of at most ``PIECES`` pieces
     peak_bytes: int | None = None  # the highest reserved memory of any rank, or without GPUs the highest RSS
     peak_on_host: bool = False
@@ -95,7 +97,7 @@ def build_overview(session: Session) -> Overview:
         gpus=_count_gpus(session),
         steps=int(rows["step"][np.lexsort((rows["step"], rows["end_unix_ns"]))[-1]]) + 1 if len(rows) else 0,
         total_steps=_to_int(_find_last(session, events.TOTAL_STEPS).get("steps")),
-        iteration_s=float(np.median(seconds)) if len(seconds) else math.nan,
+        iteration_s=measure_iteration(rows),
         iterations=tuple(round(float(value), 6) for value in resample_longest(seconds, PIECES)),
         peak_bytes=peak,
         peak_on_host=on_host,
@@ -158,9 +160,9 @@ def _describe_failure(session: Session, exit_code: int | None) -> str:
     if exit_code == 0:
         return ""
     if session.events_named(events.OUT_OF_MEMORY):
-        return "GPU memory"
+        return OUT_OF_GPU_MEMORY
     if end.get("oom_kills"):
-        return "host memory"
+        return OUT_OF_HOST_MEMORY
     if session.events_named(events.STOP_SENT):
         return "stopped"
     name = find_signal_name(exit_code, read_launcher(session)) if exit_code is not None else None

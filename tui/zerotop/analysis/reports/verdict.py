@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -23,7 +24,7 @@ from zerotop.analysis.live_view import LiveView, State
 from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
-from zerotop.analysis.steps.token_counts import estimate_tokens
+from zerotop.analysis.steps.job_pace import measure_iteration, measure_token_rate
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.samples import Ints, Rows
 
@@ -111,13 +112,14 @@ def describe_pace(rows: Rows, token_counts: Ints) -> Iterator[str]:
         yield "No finished step was recorded, so there is no iteration time."
         return
     seconds = rows["iteration_s"]
-    slowest = int(np.nanargmax(seconds))
-    text = f"An iteration takes {format_seconds(float(np.nanmedian(seconds)))} (median)"
-    if seconds[slowest] > 1.5 * np.nanmedian(seconds):
+    slowest, median = int(np.nanargmax(seconds)), measure_iteration(rows)
+    skipped = int(rows["steps"][rows["skipped"]].sum())
+    is_less = 0 < skipped < int(rows["steps"].sum())
+    text = f"An iteration takes {format_seconds(median)} (median{f' without {skipped} skipped' if is_less else ''})"
+    if seconds[slowest] > 1.5 * median:
         text += f", the slowest {format_seconds(float(seconds[slowest]))} in step {rows['step'][slowest]}"
-    total_s, tokens = float(np.nansum(seconds * rows["steps"])), estimate_tokens(rows, token_counts)
-    if tokens and total_s:
-        text += f"; {tokens / total_s:,.0f} tokens per second"
+    if not math.isnan(rate := measure_token_rate(rows, token_counts)):
+        text += f"; {rate:,.0f} tokens per second"
     yield f"{text}."
 
 

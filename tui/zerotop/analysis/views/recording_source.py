@@ -17,10 +17,9 @@ from zerotop.analysis.prices import HourlyPrice, read_price
 from zerotop.analysis.processes.process_exits import read_exits, read_launcher
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator, read_hosts, read_ranks
 from zerotop.analysis.processes.running_max import Peaks
-from zerotop.analysis.steps.missing_steps import find_recorded
+from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
-from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop.analysis.views.annotation_runner import Findings, SearchResult
 from zerotop.analysis.views.cost_meter import CostMeter
 from zerotop.analysis.views.gpus import read_gpus
@@ -261,11 +260,10 @@ class RecordingSource:
         return State.RUNNING, None, ""
 
     def _measure_progress(self, cursor: int, count: int, job: Job) -> Progress:
-        rows = self._iterations.rows[:count]
-        recorded = find_recorded(last := rows[-_RATE_STEPS:])
-        seconds = float(last["iteration_s"][recorded].mean()) if recorded.any() else math.nan
-        counts = self._iterations.token_counts[:count][-_RATE_STEPS:]
-        tokens = estimate_tokens(last, counts) / int(last["steps"][recorded].sum()) if recorded.any() else math.nan
+        rows, counts = self._iterations.rows[:count], self._iterations.token_counts[:count]
+        is_over = job.state is State.ENDED
+        recent = slice(None) if is_over else slice(-_RATE_STEPS, None)
+        seconds = measure_iteration(rows) if is_over else measure_mean(rows[recent])
         planned = self.session.events_named("total_steps", cursor)
         total = int(planned[-1].facts["steps"]) if planned else None
         step = int(rows["step"][-1]) if len(rows) else None
@@ -276,8 +274,8 @@ class RecordingSource:
             total_steps=total,
             skipped_steps=int(rows["steps"][rows["skipped"]].sum()),
             iteration_s=seconds,
-            tokens_per_s=tokens / seconds if seconds and tokens > 0 else math.nan,
-            eta_s=math.nan if job.state is State.ENDED else left * seconds,
+            tokens_per_s=measure_token_rate(rows[recent], counts[recent]),
+            eta_s=math.nan if is_over else left * seconds,
             elapsed_s=max(0.0, ((ended[-1].unix_ns if ended else cursor) - self.begin_ns) / 1e9),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 
 FAILED, USAGE = 1, 2
 
@@ -22,5 +23,12 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
         return f"{error.strerror}: zerotop needs about 20. Raise the limit (ulimit -n)"
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+        return f"{error.strerror}: {error.filename}{_describe_folder(error)}" if error.filename else str(error.strerror)
     return str(error) or type(error).__name__
+
+
+def _describe_folder(error: OSError) -> str:
+    """Return which folder is missing, if that is why a file could not be opened or made."""
+    folder = os.path.dirname(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else ""
+    is_missing = error.errno == errno.ENOENT and folder and not os.path.isdir(folder)
+    return f". There is no folder {folder}: make it first, or choose another one" if is_missing else ""

@@ -104,7 +104,17 @@ def _format_host(host: HostLedger, differences: Sequence[Difference]) -> list[st
             (f"  {row.label}", format_gib(row.bytes), *_format_difference(by_key.get(row.key)), pinned, per, row.basis)
         )
     shared = format_gib(host.shared_bytes)
-    rows.append(("  resident", format_gib(host.resident_bytes), "", "", shared, "", "shared memory, counted as pinned"))
+    rows.append(
+        (
+            "  resident",
+            format_gib(host.resident_bytes),
+            "",
+            "",
+            shared,
+            "",
+            "the kernel's figure; of it shared memory as pinned",
+        )
+    )
     if host.swap_bytes:
         rows.append(("  swapped out", format_gib(host.swap_bytes), "", "", "", "", ""))
     notes = [*(difference.note for difference in differences), *host.notes]

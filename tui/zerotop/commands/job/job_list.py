@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from typing import Any
 
 from zerotop.analysis.text_tables import align_columns
@@ -15,7 +16,7 @@ from zerotop_probe.outside.attaching import gpus
 from zerotop_probe.outside.attaching.jobs import FoundJob, find_jobs, find_kernel_jobs, read_zero_stage
 from zerotop_probe.outside.attaching.session import format_age
 from zerotop_probe.outside.job import job_control
-from zerotop_probe.recording import redact
+from zerotop_probe.recording import events, redact
 
 _HEADINGS = ("PID", "LAUNCHER", "RANKS", "GPUS", "AGE", "ZERO", "SESSION", "SCRIPT")
 
@@ -69,9 +70,23 @@ def _find_other_jobs() -> list[dict[str, Any]]:
             continue
         command = [str(word) for word in session.info.get("command") or ()]
         script = next((word for word in command if word.endswith(".py")), "")
-        unknown: dict[str, Any] = {"launcher": "python", "ranks": [], "gpus": [], "age_s": None, "zero_stage": None}
-        rows.append({"pid": facts.job.pid, **unknown, "script": script, "command": command, "session": path.name})
+        attached = session.events_named(events.ATTACHED)  # to a job that is older than the recording
+        about = {
+            "pid": facts.job.pid,
+            "launcher": "python",
+            "ranks": list_ranks(session),
+            "gpus": [],
+            "age_s": None if attached else round((time.time_ns() - session.begin_ns) / 1e9, 1),
+            "zero_stage": None,
+        }
+        rows.append({**about, "script": script, "command": command, "session": path.name})
     return rows
+
+
+def list_ranks(session: Session) -> list[dict[str, Any]]:
+    """Return the ranks that have reported to a recording, as ``--json`` prints them; of a restarted one the last."""
+    pids = {event.rank: event.pid for event in session.events_named(events.HELLO)}
+    return [{"rank": rank, "pid": pids[rank]} for rank in sorted(pids)]
 
 
 def _find_gpus(job: FoundJob, used: dict[int, list[int]]) -> list[str]:

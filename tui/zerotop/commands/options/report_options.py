@@ -45,7 +45,6 @@ def _add_export(add_command: AddCommand) -> None:
     export.add_argument(
         "--format",
         choices=("csv", "parquet", "jsonl", "perfetto"),
-        default="csv",
-        help="file format, or a trace of everything for ui.perfetto.dev [csv]",
+        help="file format, or a trace of everything for ui.perfetto.dev [by the name of the file, else csv]",
     )
     export.add_argument("-o", "--output", metavar="PATH", help="file or directory [standard output]")

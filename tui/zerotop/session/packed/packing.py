@@ -170,7 +170,9 @@ def unpack_files(path: Path, choose: FileChooser = set) -> dict[str, bytes]:
     try:
         with path.open("rb") as file:
             if file.read(len(_ZIP_MAGIC)) != _ZIP_MAGIC:
-                raise SessionError(f"There is no session at {path}: it is neither a directory nor a packed recording.")
+                raise SessionError(
+                    f"{path} is not a recording: it is neither a session's directory nor a file that zerotop packed."
+                )
             size = os.fstat(file.fileno()).st_size
             if read_directory_size(file, size) > _MAX_DIRECTORY_BYTES:
                 raise SessionError(f"{path} has too many members: it is no recording that zerotop packed.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textual.events import Key
+
 from zerotop.analysis.annotations import Annotation
 from zerotop.ui.app.monitor import Monitor
 from zerotop.ui.base.base_screen import MonitorScreen
@@ -72,6 +74,12 @@ class NavigationApp(Monitor):
 
     def action_go_to(self) -> None:
         self.push_screen(GoToDialog(self.viewer.source.last_step, self.glyphs), self._go_to_place)
+
+    async def on_key(self, event: Key) -> None:
+        """Give keys to the prompt that a key before them has opened."""
+        if isinstance(self.screen, GoToDialog) and await self.screen.type_key(event):
+            event.stop()
+            event.prevent_default()
 
     def _go_to_place(self, place: Destination | None) -> None:
         if place is not None:

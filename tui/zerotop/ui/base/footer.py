@@ -58,7 +58,7 @@ def draw_status(cost: Cost, width: int, glyphs: Glyphs) -> Row:
     left: list[tuple[int, Row]] = []
     if is_known(cost.probe_share):
         left.append((8, (("watching costs ", "muted"), (format_share(cost.probe_share), "text"))))
-    if is_known(cost.one_time_s):
+    if is_known(cost.one_time_s) and cost.one_time_s >= 0.05:
         left.append((3, ((f"{format_fixed(cost.one_time_s, 1, 3).strip()} s", "text"), (" once", "muted"))))
     if cost.lost_records:
         left.append((9, ((f"{format_grouped(cost.lost_records)} {pluralize(cost.lost_records, 'record')} lost", "alert"),)))

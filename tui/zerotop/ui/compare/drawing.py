@@ -15,6 +15,7 @@ from zerotop.ui.drawing.units import giga_unit
 GAP = 2
 LABEL_WIDTH, MIN_WIDTH, MAX_WIDTH = 30, 15, 44
 _NUMBER_WIDTH = 10  # cells of `` 21.08 GiB``
+_LEAST_IN_UNIT = 0.1  # of a time in the unit of the longest: below, less than two digits would be left of it
 _EXACT_BELOW = 1_000_000  # counts below are exact
 
 
@@ -99,7 +100,7 @@ def _format_factor(measure: Measure, place: int, glyphs: Glyphs) -> str:
 
 
 def format_values(measure: Measure) -> list[str]:
-    """Format the values, all in one unit."""
+    """Format the values, all in one unit; a time that is far shorter than the others in its own."""
     numbers = [value for value in measure.values if isinstance(value, int | float)]
     largest = max(map(abs, numbers), default=0.0)
     return [MISSING if value is None else _format_value(value, measure.unit, largest) for value in measure.values]
@@ -110,6 +111,8 @@ def _format_value(value: Value, unit: Unit, largest: float) -> str:
         return str(value)
     if unit is Unit.SECONDS:
         word, factor = choose_time_unit(largest)
+        if 0 < value * factor < _LEAST_IN_UNIT:
+            word, factor = choose_time_unit(value)
         return f"{format_significant(value * factor)} {word}"
     if unit is Unit.BYTES:
         return f"{value / giga_unit().bytes:.2f} {giga_unit().name}"

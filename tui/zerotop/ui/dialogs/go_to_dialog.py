@@ -6,6 +6,7 @@ import re
 
 from rich.text import Text
 from textual.app import ComposeResult
+from textual.events import Key
 from textual.widgets import Input, Static
 
 from zerotop.ui.dialogs.dialog import Dialog
@@ -44,6 +45,7 @@ class GoToDialog(Dialog[Destination]):
     def __init__(self, last_step: int | None, glyphs: Glyphs) -> None:
         super().__init__("Go to", glyphs)
         self.last_step = last_step
+        self._early: list[Key] = []
 
     def compose_box(self) -> ComposeResult:
         steps = "none finished yet" if self.last_step is None else f"0 to {self.last_step}"
@@ -52,8 +54,22 @@ class GoToDialog(Dialog[Destination]):
         yield Input(id="place", select_on_focus=False)
         yield from self.compose_problem()
 
-    def on_mount(self) -> None:
+    async def on_mount(self) -> None:
         self.query_one(Input).focus()
+        for event in self._early:
+            await self.type_key(event)
+
+    async def type_key(self, event: Key) -> bool:
+        """Type a key that did not reach the input: over SSH, keys that are typed fast arrive at once. True if taken."""
+        if event.key != "enter" and not event.is_printable:
+            return False
+        if not self.query(Input):
+            self._early.append(event)
+        elif event.key == "enter":
+            await self.query_one(Input).action_submit()
+        else:
+            self.query_one(Input).insert_text_at_cursor(event.character or "")
+        return True
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         place = parse_destination(event.value)

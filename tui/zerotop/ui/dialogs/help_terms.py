@@ -13,7 +13,8 @@ LEFT_OUT_TERM = (
 )
 PACE_TERM = (
     "s/it, it/s",
-    "Seconds per iteration, or iterations per second; U switches.\nCharts of iterations stay in seconds, like their phases.",
+    "Seconds per iteration, or iterations per second; U switches. In the header the mean of the last ten; of an ended\n"
+    "job the median of all that were not skipped. Charts of iterations stay in seconds, like their phases.",
 )
 
 TERMS: tuple[tuple[str, str], ...] = (

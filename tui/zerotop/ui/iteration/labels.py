@@ -42,7 +42,12 @@ def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
         return f"{gpus} {verb} {format_duration(idle.total_s)} of {total}{_describe_idle(idle, glyphs)}", "warn"
     busiest = max((row for row in fold.phases if row.depth == 0), key=lambda row: row.median_s)
     work = f"{gpus} {_choose_verb(fold)} busy {format_duration(fold.iteration_s - idle.total_s)} of {total}"
-    return f"{work}; {phase_word(busiest.phase, glyphs)} takes {busiest.share * 100:.0f} %", "value"
+    return f"{work}; {_name_phase(busiest.phase, glyphs)} takes {busiest.share * 100:.0f} %", "value"
+
+
+def _name_phase(phase: str, glyphs: Glyphs) -> str:
+    """Return a phase as the subject of a sentence."""
+    return "code outside the phases" if phase == "other" else phase_word(phase, glyphs)
 
 
 def _choose_verb(fold: WaveformFold) -> str:
@@ -54,12 +59,12 @@ def _describe_idle(idle: IdleTime, glyphs: Glyphs) -> str:
         return ""
     if waits_for_data(idle):
         return f", {format_duration(idle.longest_s)} of it in data loading or your code"
-    return f", {format_duration(idle.longest_s)} of it in {phase_word(idle.longest.phase, glyphs)}"
+    return f", {format_duration(idle.longest_s)} of it in {_name_phase(idle.longest.phase, glyphs)}"
 
 
 def _describe_cores(fold: WaveformFold, glyphs: Glyphs) -> str:
     longest = max((row for row in fold.phases if row.depth == 0), key=lambda row: row.median_s)
-    phase, total = phase_word(longest.phase, glyphs), format_duration(fold.iteration_s)
+    phase, total = _name_phase(longest.phase, glyphs), format_duration(fold.iteration_s)
     text = f"{phase} takes {format_duration(longest.median_s)} of {total}"
     if "cores" not in fold.signals:
         return text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 from zerotop.analysis.annotations import Severity
 from zerotop.analysis.formatting import format_percent
 from zerotop.analysis.live_view import LiveView
@@ -18,14 +20,25 @@ from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.drawing.units import get_units
 
 MOST_ROWS = 8  # title, three findings, speed, memory, watching, price
+_SHARE = "of the training time"
 _NO_FINDINGS = "No finding says that time or memory was lost."
+
+
+class _Form(Enum):
+    """How much is said of what a finding cost in time."""
+
+    WHOLE = "about 5.40 s, 23 % of the training time"
+    SHARE = "23 % of the training time"
+    PERCENT = "23 %"  # the title says of what
 
 
 def draw_summary(
     summary: EndSummary, view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
 ) -> list[Row]:
     """Draw a row for each finding with its cost, then a sentence a row."""
-    rows = [draw_rule(panel_title("Summary", focused), width, glyphs)]
+    heading = f" {_SHARE}" if _choose_form(summary, view, width, glyphs) is _Form.PERCENT else ""
+    title = panel_title("Summary", focused)
+    rows: list[Row] = [(*draw_rule(title, width - len(heading), glyphs), (heading, "heading"))]
     rows += _draw_lines(summary, view, width, height - 1, glyphs)
     return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
@@ -37,7 +50,8 @@ def count_summary_rows(summary: EndSummary, view: LiveView, width: int, glyphs: 
 
 def _draw_lines(summary: EndSummary, view: LiveView, width: int, most_rows: int, glyphs: Glyphs) -> list[Row]:
     """Draw at most ``most_rows`` rows, if the findings are not more."""
-    rows = [_draw_finding(cost, summary.training_s, view, width, glyphs) for cost in summary.findings]
+    form = _choose_form(summary, view, width, glyphs)
+    rows = [_draw_finding(cost, form, summary.training_s, view, width, glyphs) for cost in summary.findings]
     if not summary.findings:
         rows.append(((f"  {_NO_FINDINGS}", "good"),))
     sentences = (summary.pace, *describe_memory(view, get_units().sizes[:3]), _describe_watching(view), view.cost_sentence)
@@ -48,17 +62,31 @@ def _draw_lines(summary: EndSummary, view: LiveView, width: int, most_rows: int,
     return rows
 
 
-def _draw_finding(cost: FindingCost, training_s: float, view: LiveView, width: int, glyphs: Glyphs) -> Row:
+def _choose_form(summary: EndSummary, view: LiveView, width: int, glyphs: Glyphs) -> _Form:
+    """Return the longest form of costs in time that fits beside every finding, so that all have the same."""
+    for form in (_Form.WHOLE, _Form.SHARE):
+        rights = [_write_cost(cost, form, summary.training_s, view) for cost in summary.findings if cost.seconds is not None]
+        lefts = [describe_finding(cost.finding) for cost in summary.findings if cost.seconds is not None]
+        if all(len(left) + len(right) + 5 <= width for left, right in zip(lefts, rights, strict=True)):
+            return form
+    return _Form.PERCENT
+
+
+def _write_cost(cost: FindingCost, form: _Form, training_s: float, view: LiveView) -> str:
+    if form is _Form.WHOLE or cost.seconds is None or not training_s:
+        return describe_cost(cost, training_s, view, get_units().sizes[:3])
+    percent = format_percent(min(1.0, cost.seconds / training_s))
+    return f"{percent} {_SHARE}" if form is _Form.SHARE else percent
+
+
+def _draw_finding(cost: FindingCost, form: _Form, training_s: float, view: LiveView, width: int, glyphs: Glyphs) -> Row:
     finding = cost.finding
     mark, style = (glyphs.bullet if finding.severity is Severity.INFO else "!"), choose_style(finding)
-    price = describe_cost(cost, training_s, view, get_units().sizes[:3])
+    price = _write_cost(cost, form, training_s, view)
     right: Row = ((f" {sanitize(price, glyphs)}", "value"),) if price else ()
-    headline = sanitize(describe_finding(finding), glyphs)
-    if row_width(right) + len(headline) + 4 > width and cost.seconds is not None and training_s:
-        right = ((f" {format_percent(min(1.0, cost.seconds / training_s))}", "value"),)
     if row_width(right) > width // 2:
         right = ()
-    text = fit_text(headline, max(1, width - row_width(right) - 3), glyphs)
+    text = fit_text(sanitize(describe_finding(finding), glyphs), max(1, width - row_width(right) - 3), glyphs)
     return align_ends(((f"{mark} ", style), (text, style)), right, width, glyphs)
 
 

@@ -149,8 +149,8 @@ class RanksScreen(MonitorScreen):
         ),
         (
             "median",
-            "Figures are medians of the last 64 steps, or of those since a rank began to delay the others. Beside them are\n"
-            "those of the median rank, of two ranks the other's.",
+            "Figures are medians of the last 64 steps, or of those since a rank began to delay the others, or since fp16\n"
+            "stopped skipping steps. Beside them are those of the median rank, of two ranks the other's.",
         ),
         LEFT_OUT_TERM,
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from zerotop.analysis.formatting import format_count, pluralize
 from zerotop.analysis.reports.recording_index import Recording
-from zerotop.analysis.reports.recording_summary import Overview
+from zerotop.analysis.reports.recording_summary import OUT_OF_GPU_MEMORY, OUT_OF_HOST_MEMORY, Overview
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
 from zerotop.ui.drawing.formatting import format_duration, format_grouped, format_number, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -18,6 +18,7 @@ from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.start.columns import ListLine, build_columns, build_few_columns, describe_state, format_offload
 
 DETAIL_ROWS = 4
+_RAN_OUT_OF = {OUT_OF_GPU_MEMORY: "GPU memory", OUT_OF_HOST_MEMORY: "host memory"}
 
 
 def draw_head(left: str, right: str, width: int, glyphs: Glyphs) -> Row:
@@ -113,7 +114,7 @@ def _describe_end(recording: Recording, overview: Overview) -> str:
             if not overview.end
             else overview.end
         )
-    ran_out = f"It ran out of {overview.why}. " if overview.why in ("GPU memory", "host memory") else ""
+    ran_out = f"It ran out of {_RAN_OUT_OF[overview.why]}. " if overview.why in _RAN_OUT_OF else ""
     records = f"{format_grouped(overview.lost_records)} {pluralize(overview.lost_records, 'record')}"
     lost = f" {records} could not be written." if overview.lost_records else ""
     return ran_out + (overview.end or "The recording stops there; exit status unknown.") + lost

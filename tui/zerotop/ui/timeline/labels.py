@@ -22,12 +22,15 @@ from zerotop.ui.drawing.formatting import (
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import phase_style, phase_word
 from zerotop.ui.drawing.rows import Row, align_ends, choose_items, fit_row, join_rows
+from zerotop.ui.drawing.text import fit_text
 from zerotop.ui.drawing.units import giga_unit
 from zerotop.ui.timeline.lane_charts import is_host_on_scale
 from zerotop.ui.timeline.picture import Picture
 from zerotop_probe.recording.tables import PHASES
 
 _VALUE_WIDTH = 5
+# Labels of narrow terminals.
+_SHORT = {"cores of ranks": "rank cores", "allocated": "alloc", "iteration": "iter"}
 # How long the last sample stays valid.
 _FRESH_NS = 3_000_000_000
 # (names, label, swatch style) of each value; the first label is followed by the unit.
@@ -69,9 +72,7 @@ def draw_legend(name: str, picture: Picture, axis: Scale, height: int, width: in
     for number, (names, label, style) in enumerate(entries[:height]):
         unit = f" {axis.unit}" if number == 0 and axis.unit not in label else ""
         if len(label + unit) + bool(style) > room:
-            label = (
-                label.replace("iteration", "iter").replace("PCIe ", "").replace(" ", "")[: room - len(unit) - bool(style)]
-            )
+            label = fit_text(_SHORT.get(label, label).replace("PCIe ", ""), room - len(unit) - bool(style), glyphs)
         value = find_cursor_value(picture, names) * (100 if name == "utilization" else axis.factor)
         text = glyphs.to_plain(format_fixed(value, choose_decimals(value) if is_known(value) else 0, _VALUE_WIDTH))
         left: Row = (((find_swatch(style, glyphs), style),) if style else ()) + ((glyphs.to_plain(label) + unit, "label"),)

@@ -1,0 +1,49 @@
+"""The speed of a whole job: every place that tells it tells the same."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from recordings import open_recording
+from zerotop.analysis.formatting import format_seconds
+from zerotop.analysis.reports.comparison import compare_sessions
+from zerotop.analysis.reports.recording_summary import build_overview
+from zerotop.analysis.reports.verdict import describe_pace
+from zerotop.analysis.steps.job_pace import measure_iteration, measure_token_rate
+from zerotop.analysis.steps.step_dtype import STEP_DTYPE
+from zerotop.analysis.views.recording_source import RecordingSource
+from zerotop.session.samples import Rows
+
+
+def make_steps(seconds: list[float], *, skipped: int = 0) -> Rows:
+    rows = np.zeros(len(seconds), STEP_DTYPE)
+    rows["iteration_s"], rows["steps"], rows["step"] = seconds, 1, np.arange(len(seconds))
+    rows["skipped"][:skipped] = True
+    return rows
+
+
+def test_skipped_steps_do_not_tell_how_long_an_iteration_takes() -> None:
+    rows = make_steps([1.0, 1.0, 1.0, math.nan, 3.0, 3.2], skipped=3)
+    assert measure_iteration(rows) == pytest.approx(3.1)
+    (text,) = describe_pace(rows, np.full(6, 46))
+    assert text == "An iteration takes 3.10 s (median without 3 skipped); 25 tokens per second."
+    only_skipped = make_steps([1.0, 2.0, 3.0], skipped=3)
+    assert measure_iteration(only_skipped) == 2.0
+    assert next(describe_pace(only_skipped, np.zeros(3, np.int64))).startswith("An iteration takes 2.00 s (median).")
+    assert math.isnan(measure_iteration(make_steps([math.nan])))
+    assert math.isnan(measure_token_rate(make_steps([1.0]), np.zeros(1, np.int64)))
+
+
+@pytest.mark.parametrize("name", ["story", "cpu-hang", "gpu-slow"])
+def test_header_summary_list_and_comparison_agree_at_the_end(name: str) -> None:
+    source = RecordingSource(open_recording(name))
+    progress = source.view_at(None).progress
+    (sentence,) = describe_pace(source.job_steps, source.job_tokens)
+    assert f"takes {format_seconds(progress.iteration_s)} (median" in sentence
+    assert f"; {progress.tokens_per_s:,.0f} tokens per second." in sentence
+    assert build_overview(open_recording(name)).iteration_s == pytest.approx(progress.iteration_s, rel=0.02)  # of one rank
+    rows = {row.name: row.values for row in compare_sessions([open_recording(name), open_recording("z2")]).measures}
+    assert rows["iteration"][0] == progress.iteration_s
