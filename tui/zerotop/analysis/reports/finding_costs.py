@@ -133,6 +133,9 @@ def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps:
         longer = later["iteration_s"] - usual
         lost = np.where(longer >= pause / 2, np.minimum(longer, 2 * pause), 0.0)
         return float(np.nansum(lost * later["steps"]))
+    if name == "iteration_drift":
+        lost = np.maximum(0.0, later["iteration_s"] - finding.evidence["before_s"])
+        return float(np.nansum(lost * later["steps"]))
     return finding.cost * float(np.nansum(later["iteration_s"] * later["steps"]))
 
 

@@ -29,6 +29,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     name_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine, StackLine, find_deadline
+from zerotop.analysis.annotations.support.lost_time import Level, await_notable
 from zerotop.analysis.annotations.support.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
@@ -107,7 +108,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 def _find_shifts(group: Group) -> Iterator[_Shift]:
     waiting = group.get_state(list[tuple[StepChange, str]], f"{_KIND.name} waiting")
     held, waiting[:] = waiting[:], []
-    for change, found_in in _list_changes(group):
+    for change, found_in in (*_list_costly_changes(group), *_list_hidden_changes(group)):
         if awaits_use(change) or change.lacks_phases:
             held.append((change, found_in))
         else:
@@ -120,16 +121,32 @@ def _find_shifts(group: Group) -> Iterator[_Shift]:
             waiting.append((change, found_in))
 
 
-def _list_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
-    """Yield each change of the iterations, or of what may change them, with what showed it."""
+def _list_costly_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
+    """Yield each change of the iterations once it has cost or saved a notable time."""
+    steps = group.lead.steps
+    for change, known_ns in await_notable(group, _KIND.name, steps, _list_changes(group), _measure_level):
+        if group.count_report(_KIND.name):
+            yield replace(change, known_ns=known_ns), ""
+
+
+def _list_changes(group: Group) -> Iterator[StepChange]:
     rows, steps = group.lead.steps, group.get_state(list[int], f"{_KIND.name} steps")
     for change in _find_changes(group, "", rows, rows["iteration_s"]):
-        is_long = max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S
-        if is_long and group.count_report(_KIND.name):
+        if max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S:
             steps.append(int(change.after["step"][0]))
-            yield change, ""
-    # Where the phases vary much, as where others use the cores, a change may only show in its cause.
-    rows = group.lead.phased_steps
+            yield change
+
+
+def _measure_level(change: StepChange) -> Level:
+    return Level(int(change.after["step"][0]), int(change.after["step"][-1]), *_compute_medians(change))
+
+
+def _list_hidden_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
+    """Yield each change of what may change the iterations, with what showed it, where they do not show it.
+
+    Where the phases vary much, as where others use the cores, a change may only show in its cause.
+    """
+    rows, steps = group.lead.phased_steps, group.get_state(list[int], f"{_KIND.name} steps")
     for change in _find_changes(group, _BETWEEN_PHASES, rows, _list_notable_between(rows)):
         if _is_longer_between(change) and not _is_near(change, steps):
             yield change, _BETWEEN_PHASES

@@ -14,6 +14,7 @@ from zerotop.analysis.annotations.support.causes.step_change import (
     StepChange,
     compute_own_seconds,
     count_iterations,
+    get_batch_sizes,
     measure_collecting,
     measure_compiling,
 )
@@ -113,6 +114,22 @@ def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str) -
         return Cause(text, *_ROWS, 0.9, is_expected=is_expected)
     text = f"{owner}'s batches have {growth[1]:.0f} tokens instead of {growth[0]:.0f}"
     return Cause(text, *_LENGTH, 0.9, is_expected=is_expected)
+
+
+def find_batch_step(change: StepChange, cause: Cause) -> int | None:
+    """Return the step from which on batches have another size, where that is the cause; None where they vary or grow."""
+    process = cause.culprit or change.process
+    parts = change.phased if process is change.process else change.read_phased(process)
+    if cause.advice not in (_LENGTH[0], _ROWS[0]) or not all(len(part) for part in parts):
+        return None
+    rows = process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
+    rows = rows[_match_steps(rows, np.concatenate([change.before, change.after]))]
+    before, after = (float(np.median(get_batch_sizes(part))) for part in parts)
+    is_new = np.abs(get_batch_sizes(rows) - after) < np.abs(get_batch_sizes(rows) - before)
+    first = len(rows) - int(np.argmin(is_new[::-1])) if not is_new.all() else 0
+    if not 0 < first < len(rows) or is_new[:first].any():
+        return None
+    return int(rows["step"][first])
 
 
 def _compute_growth(parts: tuple[Rows, Rows], column: str) -> tuple[float, float] | None:

@@ -1,0 +1,88 @@
+"""Changes of pace in small recordings: from which step on they are told, and whether they are worth telling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from small_recording import S, make_identity, make_span, read_recording, write_table
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.annotations.pace import iteration_drift, iteration_shift
+from zerotop.analysis.annotations.support import annotator
+from zerotop_probe.recording.tables import BOUNDARY, SPANS
+
+WHOLE = 16384
+
+
+def write_steps(folder: Path, seconds: Sequence[float], tokens: Sequence[int] = (), rank: int = 0) -> None:
+    """Write a rank whose steps take so long, nine tenths of it in forward and backward."""
+    at, spans = 0.0, []
+    for step, length in enumerate(seconds):
+        size = tokens[step] if tokens else 512
+        edges = np.array([0.0, 0.3, 0.9, 0.95]) * length + at
+        for phase, begin, end in zip(("forward", "backward", "step"), edges, edges[1:], strict=False):
+            flags, count = (BOUNDARY, -1) if phase == "step" else (0, size if phase == "forward" else -1)
+            spans.append(make_span(begin, end, phase, step, flags, tokens=count))
+        at += length
+    write_table(folder, SPANS, make_identity(rank), *spans).close()
+
+
+def find_changes(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Annotation, ...]:
+    """Return the changes of pace in a recording, read so many phases at a time."""
+    monkeypatch.setattr(annotator, "_PIECE", piece)
+    session = read_recording(folder)
+    runner = annotator.Annotator(session, [iteration_drift.detect, iteration_shift.detect])
+    runner.update()
+    return runner.findings_at(session.end_ns)
+
+
+def vary(seconds: Sequence[float]) -> list[float]:
+    """Return the same with 2 % of noise, the same each time."""
+    noise = np.random.default_rng(3).normal(1.0, 0.02, len(seconds))
+    return [float(one) for one in seconds * noise]
+
+
+@pytest.mark.parametrize(
+    ("level_s", "count", "told"),
+    [(0.06, 6, []), (0.06, 60, [40]), (0.3, 6, [40])],
+    ids=["short and cheap", "long and cheap", "short and costly"],
+)
+def test_changes_that_cost_nothing_are_not_told(
+    tmp_path: Path, level_s: float, count: int, told: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is the way back of those that are not, and reading in pieces makes no difference."""
+    write_steps(tmp_path, vary([0.05] * 40 + [level_s] * count + [0.05] * 100))
+    whole, *others = (find_changes(tmp_path, piece, monkeypatch) for piece in (WHOLE, 3, 50))
+    assert all(found == whole for found in others)
+    assert [finding.step for finding in whole if finding.step is not None and finding.step < 40 + count] == told
+    assert (whole == ()) is (not told)
+
+
+def test_a_change_is_told_once_it_has_cost_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 ms a step are 2 % of the training so far after 5 steps, but 0.1 s after 10."""
+    write_steps(tmp_path, [0.05] * 40 + [0.06] * 30)
+    (shift,) = find_changes(tmp_path, WHOLE, monkeypatch)
+    known_s = (shift.known_ns - shift.begin_ns) / S
+    assert known_s == pytest.approx(10 * 0.06, abs=0.07)
+
+
+def test_a_drift_begins_where_iterations_begin_to_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_steps(tmp_path, vary([0.1] * 40 + [0.1 + 0.003 * step for step in range(80)]))
+    drifts = [finding for finding in find_changes(tmp_path, WHOLE, monkeypatch) if finding.name == "iteration_drift"]
+    assert drifts
+    for drift in drifts:
+        assert drift.step == pytest.approx(40, abs=4)
+        assert drift.evidence["slope_s"] == pytest.approx(0.003, rel=0.15)
+
+
+def test_a_drift_by_larger_batches_begins_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps vary too much for a change of level: which step is the first is seen from the batches of the other rank."""
+    seconds = [0.1, 0.18] * 15 + [0.23 + 0.02 * (step % 5) + 0.001 * step for step in range(80)]
+    write_steps(tmp_path, seconds)
+    write_steps(tmp_path, seconds, [512] * 30 + [1664] * 80, rank=1)
+    (drift,) = find_changes(tmp_path, WHOLE, monkeypatch)
+    assert (drift.name, drift.step) == ("iteration_drift", 30)
+    assert "rank 1's batches have 1664 tokens instead of 512" in drift.details
