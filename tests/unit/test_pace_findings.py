@@ -70,12 +70,12 @@ def test_a_change_is_told_once_it_has_cost_enough(tmp_path: Path, monkeypatch: p
 
 
 def test_a_drift_begins_where_iterations_begin_to_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_steps(tmp_path, vary([0.1] * 40 + [0.1 + 0.003 * step for step in range(80)]))
+    write_steps(tmp_path, vary([0.1] * 44 + [0.1 + 0.001 * step for step in range(100)]))
     drifts = [finding for finding in find_changes(tmp_path, WHOLE, monkeypatch) if finding.name == "iteration_drift"]
     assert drifts
     for drift in drifts:
-        assert drift.step == pytest.approx(40, abs=4)
-        assert drift.evidence["slope_s"] == pytest.approx(0.003, rel=0.15)
+        assert drift.step == pytest.approx(44, abs=4)
+        assert drift.evidence["slope_s"] == pytest.approx(0.001, rel=0.15)
 
 
 def test_a_drift_by_larger_batches_begins_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,8 +107,8 @@ def _find_onset(drift: _Drift, cause: Cause | None) -> int:
         return min(most, int(np.searchsorted(rows["step"], sized)))
     # Medians of some steps, so that no single one counts, and that a long rise is few points.
     each = max(1, length // TREND_BLOCK)
-    points = np.asarray(np.median(rows["iteration_s"].reshape(-1, each), axis=1), np.float64)
-    fit = fit_knee((np.arange(len(points)) + 0.5) * each, points)
+    points = np.median(rows["iteration_s"].reshape(-1, each), axis=1)
+    fit = fit_knee(np.asarray(np.arange(len(points)) + 0.5, np.float64) * each, points)
     return min(most, round(fit.knee_x)) if fit is not None and fit.knee_x is not None else 0
 
 
