@@ -8,19 +8,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from small_recording import S, make_identity, make_span, read_recording, write_table
+from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.annotations.pace import iteration_drift, iteration_shift
 from zerotop.analysis.annotations.support import annotator
-from zerotop_probe.recording.tables import BOUNDARY, SPANS
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
+from zerotop_probe.recording.writer import EventWriter
 
 WHOLE = 16384
 
 
-def write_steps(folder: Path, seconds: Sequence[float], tokens: Sequence[int] = (), rank: int = 0) -> None:
-    """Write a rank whose steps take so long, nine tenths of it in forward and backward."""
+def write_steps(
+    folder: Path, seconds: Sequence[float], tokens: Sequence[int] = (), rank: int = 0, evaluated: Sequence[int] = ()
+) -> float:
+    """Write a rank whose steps take so long, nine tenths of it in forward and backward. Return when they end.
+
+    Before those ``evaluated`` there is an evaluation of 0.2 s.
+    """
     at, spans = 0.0, []
     for step, length in enumerate(seconds):
+        if step in evaluated:
+            spans.append(make_span(at, at + 0.2, "eval", step))
+            at += 0.2
         size = tokens[step] if tokens else 512
         edges = np.array([0.0, 0.3, 0.9, 0.95]) * length + at
         for phase, begin, end in zip(("forward", "backward", "step"), edges, edges[1:], strict=False):
@@ -28,6 +38,19 @@ def write_steps(folder: Path, seconds: Sequence[float], tokens: Sequence[int] = 
             spans.append(make_span(begin, end, phase, step, flags, tokens=count))
         at += length
     write_table(folder, SPANS, make_identity(rank), *spans).close()
+    return at
+
+
+def write_load(folder: Path, until: float, *, others: float) -> None:
+    """Write a node of two cores, on which others use so many and the rank waits for as much of a core as it lacks."""
+    node, times = make_identity(-1), [int(tick * S / 10) for tick in range(int(until * 10))]
+    rank = {"cores_used": min(1.0, 2 - others), "waiting_cores": max(0.0, others - 1), "pid": 100, "rank": 0}
+    write_table(folder, HOSTS, node, *(make_record(HOSTS, time_ns=at, cores_used=2.0) for at in times)).close()
+    write_table(folder, PROCESSES, node, *(make_record(PROCESSES, time_ns=at, **rank) for at in times)).close()
+    clock = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
+    writer = EventWriter(str(folder), node, clock=clock)
+    writer.write(0, events.NODE, cores=2)
+    writer.close()
 
 
 def find_changes(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Annotation, ...]:
@@ -86,3 +109,21 @@ def test_a_drift_by_larger_batches_begins_with_them(tmp_path: Path, monkeypatch:
     (drift,) = find_changes(tmp_path, WHOLE, monkeypatch)
     assert (drift.name, drift.step) == ("iteration_drift", 30)
     assert "rank 1's batches have 1664 tokens instead of 512" in drift.details
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "others", "said"),
+    [
+        ([40], 1.0, "an evaluation was run just before"),
+        ([20, 40], 1.0, "no other change was recorded"),
+        ([40], 1.4, None),
+    ],
+    ids=["the first evaluation", "no change at an earlier one", "others use the cores"],
+)
+def test_an_evaluation_just_before_is_a_cause_only_where_that_is_likely(
+    tmp_path: Path, evaluated: Sequence[int], others: float, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_load(tmp_path, write_steps(tmp_path, [0.05] * 40 + [0.1] * 60, evaluated=evaluated), others=others)
+    details = [str(finding.details) for finding in find_changes(tmp_path, WHOLE, monkeypatch)]
+    assert len(details) == (0 if said is None else 1)
+    assert all(said is not None and said in one for one in details)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes.causes import find_batch_step, find_drift_cause
+from zerotop.analysis.annotations.support.causes.batch_causes import find_batch_step
+from zerotop.analysis.annotations.support.causes.causes import find_drift_cause
 from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, name_part
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes.causes import check_batch, find_cause
+from zerotop.analysis.annotations.support.causes.batch_causes import check_batch
+from zerotop.analysis.annotations.support.causes.causes import find_cause
 from zerotop.analysis.annotations.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.annotations.support.causes.host_causes import measure_change_loads
 from zerotop.analysis.annotations.support.causes.step_change import (
