@@ -33,6 +33,7 @@ _HOST_BYTES = {
     "first_real_step": "optimizer_state_host_bytes",
     "pinned_overhead": "pinned_spare_bytes",
     "swapping": "swapped_bytes",
+    "validation_host_memory": "added_bytes",
 }
 _GPU_BYTES_BETWEEN = {
     "memory_step": ("before_bytes", "after_bytes"),
