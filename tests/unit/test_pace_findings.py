@@ -10,6 +10,7 @@ import pytest
 
 from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.annotations.host import crowded_cores
 from zerotop.analysis.annotations.pace import iteration_drift, iteration_shift
 from zerotop.analysis.annotations.support import annotator
 from zerotop_probe.recording import events
@@ -43,10 +44,23 @@ def write_steps(
 
 def write_load(folder: Path, until: float, *, others: float) -> None:
     """Write a node of two cores, on which others use so many and the rank waits for as much of a core as it lacks."""
-    node, times = make_identity(-1), [int(tick * S / 10) for tick in range(int(until * 10))]
-    rank = {"cores_used": min(1.0, 2 - others), "waiting_cores": max(0.0, others - 1), "pid": 100, "rank": 0}
+    rank = {"cores_used": min(1.0, 2 - others), "waiting_cores": max(0.0, others - 1), "thread_count": 3}
+    _write_samples(folder, [(tick / 10, rank) for tick in range(int(until * 10))])
+
+
+def write_threads(folder: Path, until: float, *, since: float) -> None:
+    """Write a node of two cores, on which the rank has 34 threads in place of 3 since then, and 16 of them can run."""
+    few, many = ({"cores_used": used, "waiting_cores": 14.0 * (used > 1), "thread_count": 3} for used in (1.0, 2.0))
+    many["thread_count"] = 34
+    _write_samples(folder, [(tick / 10, many if tick / 10 >= since else few) for tick in range(int(until * 10))])
+
+
+def _write_samples(folder: Path, samples: Sequence[tuple[float, dict[str, float]]]) -> None:
+    node, rank = make_identity(-1), {"pid": 100, "rank": 0}
+    times = [int(at * S) for at, _ in samples]
+    processes = (make_record(PROCESSES, time_ns=int(at * S), **rank, **values) for at, values in samples)
     write_table(folder, HOSTS, node, *(make_record(HOSTS, time_ns=at, cores_used=2.0) for at in times)).close()
-    write_table(folder, PROCESSES, node, *(make_record(PROCESSES, time_ns=at, **rank) for at in times)).close()
+    write_table(folder, PROCESSES, node, *processes).close()
     clock = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
     writer = EventWriter(str(folder), node, clock=clock)
     writer.write(0, events.NODE, cores=2)
@@ -57,7 +71,7 @@ def find_changes(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> t
     """Return the changes of pace in a recording, read so many phases at a time."""
     monkeypatch.setattr(annotator, "_PIECE", piece)
     session = read_recording(folder)
-    runner = annotator.Annotator(session, [iteration_drift.detect, iteration_shift.detect])
+    runner = annotator.Annotator(session, [crowded_cores.detect, iteration_drift.detect, iteration_shift.detect])
     runner.update()
     return runner.findings_at(session.end_ns)
 
@@ -127,3 +141,17 @@ def test_an_evaluation_just_before_is_a_cause_only_where_that_is_likely(
     details = [str(finding.details) for finding in find_changes(tmp_path, WHOLE, monkeypatch)]
     assert len(details) == (0 if said is None else 1)
     assert all(said is not None and said in one for one in details)
+
+
+@pytest.mark.parametrize(("since", "step"), [(0.0, 2), (2.0, 40)], ids=["from the first step on", "in mid-run"])
+def test_threads_that_the_script_starts_are_told_from_others(
+    tmp_path: Path, since: float, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OMP_NUM_THREADS is of no use where the script itself starts them later."""
+    write_threads(tmp_path, write_steps(tmp_path, [0.05] * 40 + [0.1] * 60), since=since)
+    found = {finding.name: finding for finding in find_changes(tmp_path, WHOLE, monkeypatch)}
+    crowd, shift = found["crowded_cores"], found["iteration_shift"]
+    assert (crowd.step, shift.step) == (step, 40)
+    assert crowd.fix == ("torch.set_num_threads(2)" if since else "export OMP_NUM_THREADS=2")
+    assert ("34 threads instead of 3 since step 40" in crowd.details) is (since > 0)
+    assert ("34 threads instead of 3" in shift.details) is (shift.fix == "torch.set_num_threads(2)") is (since > 0)
