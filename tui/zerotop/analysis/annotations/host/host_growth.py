@@ -12,7 +12,7 @@ from functools import partial
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.fp16_warmup import count_skipped_first
-from zerotop.analysis.annotations.support.host_load import read_memory
+from zerotop.analysis.annotations.support.host_load import count_workers, read_memory
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.trend import Rise, TrendFinder
@@ -26,7 +26,7 @@ _KIND = FindingKind(
         "Rank {rank}'s grew by {grown_bytes:bytes} to {resident_bytes:bytes} in {steps:.0f} steps[; {free_bytes:bytes} are"
         " left on the node[, for {node_ranks} ranks]]."
     ),
-    advice="Keep no batches, outputs or losses in lists. If DataLoader workers grow, lower {worker_count}.",
+    advice="Keep no batches, outputs or losses in lists.[ If DataLoader workers grow, lower {worker_count}.]",
     fix="losses.append(loss.item())",
 )
 # A rise by at least this share of the memory before it.
@@ -115,4 +115,6 @@ def _build_finding(group: Group, process: Process, rise: Rise, ranks: list[int])
         "last_step": last_step,
     }
     shared = node_ranks if node_ranks > 1 else None
-    return _KIND.at_steps(process, rows, evidence, ranks=ranks, concerned=ranks, node_ranks=shared)
+    workers = count_workers([process], int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
+    unsaid = {} if workers else {"worker_count": None}
+    return _KIND.at_steps(process, rows, evidence, ranks=ranks, concerned=ranks, node_ranks=shared, **unsaid)
