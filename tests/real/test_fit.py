@@ -30,6 +30,22 @@ def test_the_largest_that_fits(tmp_path: Path) -> None:
     assert "[run 1] " in done.stderr.decode()
 
 
+def test_a_search_goes_on(tmp_path: Path) -> None:
+    """With the same settings, and without running a value twice; the runs of both count."""
+    options = ["--seq-length", "8:128:8", "--set", "longest=44", "-o", str(tmp_path / "fit"), "--json"]
+    first = json.loads(run_zerotop(tmp_path, "fit", *options, "--most-runs", "2", *JOB).stdout)
+    assert (first["runs"], first["series"][0]["is_final"]) == (2, False)
+    done = run_zerotop(tmp_path, "fit", *options, *JOB)
+    result = json.loads(done.stdout)
+    (series,) = result["series"]
+    assert (series["largest"], series["failing"], series["is_final"]) == (40, 48, True)
+    lengths = [point.settings["seq_length"] for point in read_sweep(tmp_path / "fit").points]
+    assert len(lengths) == len(set(lengths)) == result["runs"]
+    assert done.stderr.count(b"[run ") == len(lengths) - 2
+    other = run_zerotop(tmp_path, "fit", *options, *JOB[:-1], "other")
+    assert b"holds another sweep" in other.stderr
+
+
 def test_never_more_runs_than_asked_for(tmp_path: Path) -> None:
     options = ["--seq-length", "8:128:8", "--set", "longest=44,50", "-o", str(tmp_path / "fit"), "--most-runs", "3"]
     done = run_zerotop(tmp_path, "fit", *options, *JOB)

@@ -16,8 +16,11 @@ from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, 
 from zerotop.analysis.processes.phases import find_innermost
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.steps.step_table import StepTable
+from zerotop.analysis.timeline.metrics import GpuColumns
 from zerotop.analysis.timeline.range_summary import summarize_range
+from zerotop.analysis.timeline.resample import TIME
 from zerotop.analysis.timeline.timeline import Subject, TimelineBuilder, Window
+from zerotop.analysis.timeline.timeline_cache import ColumnCache
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import (
     ALLOCATOR,
@@ -218,6 +221,24 @@ def test_a_spike_of_one_sample_is_seen_from_any_distance(tmp_path: Path) -> None
         assert np.nanmax(values["utilization"].highest) == 1.0
         assert np.nanargmax(values["utilization"].highest) == (77_777 * S // 10 - 1) // column_ns
         assert "power" not in values
+
+
+@pytest.mark.parametrize("column_ns", [360 * S, 900 * S, 1200 * S, 2400 * S, 3600 * S])
+def test_long_columns_of_few_samples_are_made_of_long_columns(tmp_path: Path, column_ns: int) -> None:
+    """The samples of two weeks were thinned out; the same columns are merged from fewer that are read."""
+    days = 14
+    rows = [make_record(GPUS, time_ns=tick * 600 * S, gpu=0, used_bytes=tick % 97) for tick in range(days * 144)]
+    write_table(tmp_path, GPUS, make_identity(-1), *rows, period_ns=600 * S).close()
+    session = read_recording(tmp_path)
+    source = GpuColumns(session, *(session.sources["gpus"][0].host, 0))
+    edges = session.begin_ns + column_ns * np.arange(days * 86_400 * S // column_ns + 1)
+    base_ns = source.choose_base(column_ns)
+    assert (edges[-1] - edges[0]) / base_ns <= 20_160
+    cached = ColumnCache(source, session.begin_ns).get_columns(
+        column_ns, 0, len(edges) - 1, end_ns=session.end_ns, until_s=math.inf
+    )
+    np.testing.assert_allclose(cached, source.read_columns(edges))
+    assert cached[TIME, 2].sum() > 0.9 * days * 86_400
 
 
 def test_pcie_counters_that_are_looked_at_seldom(tmp_path: Path) -> None:

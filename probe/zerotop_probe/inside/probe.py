@@ -18,6 +18,7 @@ from zerotop_probe.inside.device.microscope import Microscope
 from zerotop_probe.inside.device.peak_counters import PeakCounters
 from zerotop_probe.inside.engines import EngineRegistry
 from zerotop_probe.inside.evaluation_detector import EvaluationDetector
+from zerotop_probe.inside.growing_containers.container_finder import ContainerFinder
 from zerotop_probe.inside.guard import CostMeter, Guard, now, remove_hooks
 from zerotop_probe.inside.inspection import identity
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
@@ -88,6 +89,7 @@ class Probe:
 
     def _sample_stacks(self, recorder: Recorder) -> None:
         if self._wants_stacks():
+            recorder.containers = ContainerFinder(recorder.write_event, self.meter)
             self._stack_sampler = stack_sampler.StackSampler(recorder, lambda: self.training_thread, self.meter)
             self._stack_ticker = Ticker(recorder.stack, stack_sampler.NAME, self._stack_sampler.look, self.meter)
             self._stack_ticker.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 from zerotop_probe.inside.budget import COUNTED as COUNTED_DETAIL
 from zerotop_probe.inside.budget import DetailBudget, read_budget
@@ -29,6 +29,14 @@ _MOST_UNWRITTEN = 15
 _STEP_PHASE = PHASE_CODE["step"]
 # Outermost phases that are remembered: those of several iterations.
 _ENDED_SPANS = 64
+
+
+class StepFollower(Protocol):
+    """Does something now and then after a step, on the thread that trains."""
+
+    def is_due(self, time_ns: int) -> bool: ...
+
+    def end_step(self, time_ns: int, step: int) -> None: ...
 
 
 class Recorder:
@@ -62,6 +70,8 @@ class Recorder:
         self.costs = CostRecords(files, meter)
         self.budget = DetailBudget(read_budget())
         self._losses = SpanLosses(self._span_writer, self.write_event)
+        self.containers: StepFollower | None = None
+        """What looks for containers that grow, if it is wanted."""
         self.counted = CountedSteps(self, self._counting, self._span_writer, self._losses, meter)
 
     def begin_span(
@@ -244,6 +254,8 @@ class Recorder:
         self.is_quick = self._phases is not None and (device is None or not device.is_full)
         if self.costs.are_due(time_ns):
             self.write_cost(time_ns)
+            if self.containers is not None and self.last_step is not None and self.containers.is_due(time_ns):
+                self.containers.end_step(time_ns, self.last_step)
 
     def write_cost(self, time_ns: int) -> None:
         """Record the probe's cost so far, the time of garbage collections, and what was compiled."""

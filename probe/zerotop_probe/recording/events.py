@@ -343,6 +343,39 @@ STACKS = _declare_event(
     *_STACK_FIELDS,
 )
 
+# Which lists, dicts and the like have become longer while host memory grew, and where they are. Written once such growth has
+# lasted some seconds, and rarely again. Values are never recorded.
+GROWING_CONTAINERS = _declare_event(
+    "growing_containers",
+    Field("first_step", int, "last finished optimizer step when the look began", required=True),
+    Field("last_step", int, "and when it ended", required=True),
+    Field("begin_ns", int, "begin, CLOCK_MONOTONIC", required=True),
+    Field("end_ns", int, "end, CLOCK_MONOTONIC", required=True),
+    Field("grown_bytes", int, "by which the rank's resident memory grew meanwhile"),
+    Field("seconds", float, "time that it took from the training thread"),
+    Field(
+        "containers",
+        [
+            (
+                Field("name", str, "of the variable or attribute that holds it", required=True),
+                Field("scope", str, "local, global, or attribute", required=True),
+                Field("owner", str, "qualified name of the function or class, name of the module", required=True),
+                Field("file", str, "of the owner, relative to the script's folder or its library's", required=True),
+                Field("own", bool, "whether the file belongs to the job itself, not to a library or to Python"),
+                Field("levels", int, "0: it is the variable's value; 1: within that value, and so on"),
+                Field("kind", str, "its type: list, dict, set, deque, OrderedDict or defaultdict", required=True),
+                Field("length", int, "entries at the end", required=True),
+                Field("added", int, "entries more than at the begin", required=True),
+                Field("added_bytes", int, "estimate of the host memory that these hold"),
+                Field("entry", str, "type of the newest entry"),
+                Field("keeps_graph", bool, "whether entries are tensors in host memory with the graph that computed them"),
+            )
+        ],
+        "those whose new entries hold a notable share of the growth, the largest first",
+        required=True,
+    ),
+)
+
 # Which lines allocated blocks of device memory, by PyTorch's own history of a step or two. Written where memory creeps, once
 # after the first steps, and after new peaks of steps and evaluations.
 MEMORY_LINES = _declare_event(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 
 from zerotop.analysis.formatting import format_bytes, format_count
 from zerotop.analysis.sweeps.search import LargestResult
@@ -20,7 +22,7 @@ from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.training_machine import read_gpu_bytes
 from zerotop.commands.sweeping.fit_runner import FitRunner
 from zerotop.commands.sweeping.progress_lines import describe_cost, describe_result
-from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, stop_on_signals
+from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, reopen_sweep, stop_on_signals
 from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits
 from zerotop.session import sweeps
 from zerotop.session.sweeps import Plan, Point, Sweep, write_sweep
@@ -37,10 +39,8 @@ def fit(options: argparse.Namespace) -> int:
     limits = find_limits(plan)
     plan = _limit_values(plan, searched, limits.get(searched))
     folder = make_folder(options.output, plan)
-    if sweeps.is_sweep(folder):
-        raise Problem(f"{folder} already holds a sweep. Choose another folder with -o DIR")
     with lock_folder(folder):
-        runner = _make_runner(Sweep(folder, plan, ()), _list_series(plan, searched, limits), options)
+        runner = _make_runner(_open_search(folder, plan), _list_series(plan, searched, limits), options)
         with stop_on_signals(runner.stop):
             if options.headless or options.json or not has_terminal():
                 runner.run()
@@ -50,10 +50,21 @@ def fit(options: argparse.Namespace) -> int:
                 run_beside_screen(runner, runner, runner)
     _print_results(runner, options)
     if runner.was_interrupted:
+        print(escape_unprintable(f"To go on, give the same command with -o {shlex.quote(str(folder))}"), file=sys.stderr)
         return _EXIT_INTERRUPTED
     if runner.problem:
         raise Problem(runner.problem)
     return FAILED if any(result.largest is None for result in runner.results) else 0
+
+
+def _open_search(folder: Path, plan: Plan) -> Sweep:
+    """Return the search that was interrupted in a folder, or a new one."""
+    if not sweeps.is_sweep(folder):
+        return Sweep(folder, plan, ())
+    opened = reopen_sweep(folder, plan)
+    if len(opened.finished) < len(opened.points):
+        raise Problem(f"{folder} holds a sweep. Choose another folder with -o DIR")
+    return replace(opened, plan=plan)
 
 
 def _make_runner(sweep: Sweep, series: Sequence[Point], options: argparse.Namespace) -> FitRunner:

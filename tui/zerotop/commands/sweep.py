@@ -18,7 +18,7 @@ from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.training_machine import list_visible_gpus, torch_has_cuda
 from zerotop.commands.sweeping.progress_lines import describe_end, describe_result, format_table
 from zerotop.commands.sweeping.runner import SweepRunner
-from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, stop_on_signals
+from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, reopen_sweep, stop_on_signals
 from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits, has_settings, set_price
 from zerotop.session import sweeps
 from zerotop.session.sweeps import CRASHED, Plan, Sweep
@@ -109,11 +109,7 @@ def _choose_folder(options: argparse.Namespace, plan: Plan | None) -> Path:
 def _open_sweep(path: Path, plan: Plan | None, options: argparse.Namespace) -> Sweep:
     """Read the sweep that is there, or write a new one."""
     if sweeps.is_sweep(path):
-        opened = sweeps.read_sweep(path)
-        if plan is not None and _compare_key(plan) != _compare_key(opened.plan):
-            raise Problem(f"{path} holds another sweep, with other settings. Choose another folder with -o DIR")
-        if opened.plan.working_directory and not Path(opened.plan.working_directory).is_dir():
-            raise Problem(f"The folder {opened.plan.working_directory}, in which the sweep's jobs run, is gone")
+        opened = reopen_sweep(path, plan)
         if options.price_per_hour is not None:
             opened = replace(opened, plan=set_price(opened.plan, options.price_per_hour))
         return opened
@@ -125,13 +121,6 @@ def _open_sweep(path: Path, plan: Plan | None, options: argparse.Namespace) -> S
         raise Problem(f"No combination can work: {' '.join(reasons)}", USAGE)
     sweeps.write_sweep(opened)
     return opened
-
-
-def _compare_key(plan: Plan) -> str:
-    """Return what must be equal for a sweep to go on."""
-    return json.dumps(
-        [{name: list(values) for name, values in plan.settings.items()}, plan.command, plan.model, plan.config]
-    )
 
 
 def _check_size(count: int, options: argparse.Namespace) -> None:

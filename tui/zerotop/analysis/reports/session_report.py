@@ -13,6 +13,7 @@ from zerotop.analysis.reports.finding_costs import FindingCost, rank_findings
 from zerotop.analysis.reports.measures import Measure
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.reports.verdict import Verdict, build_verdict
+from zerotop.analysis.timeline.metrics import LONGEST_BASE_NS
 from zerotop.analysis.timeline.timeline import Timeline, TimelineBuilder, Window
 from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
 from zerotop.analysis.views.notices import describe_damage, describe_missing_steps, describe_thinning
@@ -103,7 +104,9 @@ def _build_timelines(source: RecordingSource, findings: Sequence[FindingCost], f
     named = [fullest, *(rank for cost in findings for rank in cost.ranks[:2]), *known]
     chosen = [rank for rank in dict.fromkeys(named) if rank in known][:_MOST_TIMELINES]
     span_ns = max(1, source.end_ns - session.begin_ns)
-    window = Window(0, max(1_000_000, -(-span_ns // _COLUMNS)), _COLUMNS)
+    unit_ns = LONGEST_BASE_NS if span_ns > _COLUMNS * LONGEST_BASE_NS else 1
+    column_ns = max(1_000_000, -(-span_ns // (_COLUMNS * unit_ns)) * unit_ns)
+    window = Window(0, column_ns, -(-span_ns // column_ns))
     built: dict[int, Timeline] = {}
     records = 0
     for rank in chosen:

@@ -35,10 +35,16 @@ FOREVER_NS = 1 << 62
 _S = 1_000_000_000
 # (shortest column, base): columns at least so long, and multiples of the base, are merged from columns of the base.
 _BASES = ((60 * _S, 10 * _S), (2 * _S, _S))
+# Where most samples were thinned out, more time holds few enough records to read at once.
+LONGEST_BASE_NS = 600 * _S
+_SPARSE_BASES = ((LONGEST_BASE_NS, LONGEST_BASE_NS), (360 * _S, 60 * _S), *_BASES)
+_SPARSE_RATE = 2.0  # records per second, on average over the recording
 
 
 class SampleColumns(SeriesColumns):
     """Sampled values in columns of time."""
+
+    _session: Session
 
     @abstractmethod
     def list_sources(self) -> Sequence[Source]:
@@ -53,7 +59,9 @@ class SampleColumns(SeriesColumns):
         return max(last, default=0) - (2 * _COUNTER_READ_NS if len(last) == 1 else LONGEST_NS)
 
     def choose_base(self, column_ns: int) -> int:
-        return next((base for least, base in _BASES if column_ns >= least and column_ns % base == 0), column_ns)
+        is_sparse = self.count_records() < _SPARSE_RATE * (self.find_final_ns() - self._session.begin_ns) / _S
+        bases = _SPARSE_BASES if is_sparse else _BASES
+        return next((base for least, base in bases if column_ns >= least and column_ns % base == 0), column_ns)
 
 
 class HostTableColumns(SampleColumns):

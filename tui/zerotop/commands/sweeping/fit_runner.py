@@ -1,4 +1,7 @@
-"""``zerotop fit``: for each series the largest sequence length or micro-batch that fits, with few real runs."""
+"""``zerotop fit``: for each series the largest sequence length or micro-batch that fits, with few real runs.
+
+A search that was interrupted begins anew and takes the results that are there, which lead it to the same place.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,11 @@ class FitRunner(PointRunner):
         self._other_bytes = _OTHER_BYTES
         self._shape = shape
         self._on_result = on_result
+        self._known = {
+            self._make_key(point.settings): point.result
+            for point in sweep.points
+            if point.result is not None and point.result.outcome in (OK, OUT_OF_MEMORY)
+        }
         self._slope: float | None = None  # bytes for each unit of the searched setting, of the series before
 
     def estimate_left_s(self) -> float | None:
@@ -103,7 +111,11 @@ class FitRunner(PointRunner):
         return replace(result, largest=value, allocated_bytes=tried.allocated_peak_bytes) if is_largest else result
 
     def _run(self, settings: Mapping[str, Value]) -> Result:
-        """Run one value; its attempts count as runs."""
+        """Run one value unless its result is there; its attempts count as runs."""
+        known = self._known.get(self._make_key(settings))
+        if known is not None:
+            self.runs += known.attempts
+            return known
         before = self.sweep
         point = Point(len(before.points), {name: settings[name] for name in before.plan.settings})
         self.sweep = replace(before, points=(*before.points, point))
@@ -119,6 +131,9 @@ class FitRunner(PointRunner):
         write_sweep(self.sweep)
         self._on_result(self.sweep.points[point.number])
         return result
+
+    def _make_key(self, settings: Mapping[str, Value]) -> tuple[Value, ...]:
+        return tuple(settings[name] for name in self.sweep.plan.settings)
 
     def _predict_largest(self, settings: Mapping[str, Value], limit: float | None) -> float | None:
         """Return the value at which a GPU should be full: by the series before, else by the rule of thumb."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from zerotop.commands.common.errors import Problem
 from zerotop.session import sweeps
-from zerotop.session.sweeps import Plan
+from zerotop.session.sweeps import Plan, Sweep
 
 _LOCK_FILE = ".lock"
 
@@ -34,6 +35,23 @@ def _choose_default_path(plan: Plan) -> Path:
     words = [Path(word).stem for word in plan.command if word.endswith(".py")] or [plan.model.rpartition("/")[2] or "sweep"]
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", words[0])[:40]
     return sweeps.find_default_folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+
+
+def reopen_sweep(path: Path, plan: Plan | None = None) -> Sweep:
+    """Return the sweep of a folder, to go on with it. Raises Problem if it is not that of the plan, or cannot go on."""
+    opened = sweeps.read_sweep(path)
+    if plan is not None and _compare_key(plan) != _compare_key(opened.plan):
+        raise Problem(f"{path} holds another sweep, with other settings. Choose another folder with -o DIR")
+    if opened.plan.working_directory and not Path(opened.plan.working_directory).is_dir():
+        raise Problem(f"The folder {opened.plan.working_directory}, in which the sweep's jobs run, is gone")
+    return opened
+
+
+def _compare_key(plan: Plan) -> str:
+    """Return what must be equal for a sweep to go on."""
+    return json.dumps(
+        [{name: list(values) for name, values in plan.settings.items()}, plan.command, plan.model, plan.config]
+    )
 
 
 @contextmanager

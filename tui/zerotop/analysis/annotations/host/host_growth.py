@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from zerotop.analysis.annotations.host.growing_containers import FoundContainer, await_container
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.fp16_warmup import count_skipped_first
 from zerotop.analysis.annotations.support.host_load import count_workers, read_memory
+from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.trend import Rise, TrendFinder
@@ -21,7 +23,10 @@ _KIND = FindingKind(
     name="host_growth",
     severity=Severity.WARNING,
     confidence=0.8,
-    headline="Host memory grows {bytes_per_step:bytes} a step on {concerned:ranks}[; full near step {last_step:.0f}]",
+    headline=(
+        "Host memory grows {bytes_per_step:bytes} a step[ in {kept_in}] on {concerned:ranks}"
+        "[; full near step {last_step:.0f}]"
+    ),
     details=(
         "Rank {rank}'s grew by {grown_bytes:bytes} to {resident_bytes:bytes} in {steps:.0f} steps[; {free_bytes:bytes} are"
         " left on the node[, for {node_ranks} ranks]]."
@@ -58,6 +63,7 @@ _new_trend_finder = partial(TrendFinder, HOST_GROWTH_BLOCKS, HOST_GROWTH_EVENNES
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
     """Report each rise, again if it becomes steeper, once for ranks that rise alike; not that of the first real step."""
     for group in recording.groups:
+        fresh: list[tuple[Process, Rise, list[int]]] = []
         found = [(process, rise) for process in group.processes for rise in _find_rises(process)]
         for process, rise in sorted(found, key=lambda one: (_find_end(*one), one[0].rank)):
             last = group.get_state(_Reported)
@@ -72,7 +78,9 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             last.ranks = [rank for rank in ranks if rank != process.rank]
             last.begin_ns, last.end_ns = begin_ns, known_ns
             last.slopes.update(dict.fromkeys(ranks, rise.slope))
-            yield _build_finding(group, process, rise, ranks)
+            fresh.append((process, rise, ranks))
+        for (process, rise, ranks), held in await_each(group, _KIND.name, fresh, _await_container):
+            yield _build_finding(group, process, rise, ranks, held)
 
 
 def _find_rises(process: Process) -> Iterable[Rise]:
@@ -100,7 +108,12 @@ def _rises_alike(other: Process, process: Process, rise: Rise, known_ns: int) ->
     return bool((rise.high - rise.low) / 2 < grown < (rise.high - rise.low) * 2)
 
 
-def _build_finding(group: Group, process: Process, rise: Rise, ranks: list[int]) -> Annotation:
+def _await_container(one: tuple[Process, Rise, list[int]]) -> FoundContainer | None:
+    process, rise, _ = one
+    return await_container(process, int(process.steps["begin_unix_ns"][rise.begin]), _find_end(process, rise))
+
+
+def _build_finding(group: Group, process: Process, rise: Rise, ranks: list[int], held: FoundContainer) -> Annotation:
     rows = process.steps[rise.begin : rise.end]
     memory = read_memory(process.recording, process.host, int(rows["end_unix_ns"][-1]))
     node_ranks = len(group.processes_on(process.host))
@@ -115,6 +128,9 @@ def _build_finding(group: Group, process: Process, rise: Rise, ranks: list[int])
         "last_step": last_step,
     }
     shared = node_ranks if node_ranks > 1 else None
-    workers = count_workers([process], int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
-    unsaid = {} if workers else {"worker_count": None}
-    return _KIND.at_steps(process, rows, evidence, ranks=ranks, concerned=ranks, node_ranks=shared, **unsaid)
+    container = held.container
+    kind = container.name_in(_KIND) if container is not None else _KIND
+    values = {"kept_in": container.name, **container.values} if container is not None else {"kept_in": None}
+    if not count_workers([process], int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])):
+        values["worker_count"] = None
+    return kind.at_steps(process, rows, evidence, ranks=ranks, concerned=ranks, node_ranks=shared, **values)

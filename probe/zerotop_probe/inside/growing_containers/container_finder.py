@@ -1,0 +1,105 @@
+"""Look by itself which containers grow while host memory does, and record where they are.
+
+All of it runs on the training thread, after a step: while all objects are listed nothing can be freed, so nothing may run
+that would free a tensor meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from zerotop_probe.inside.budget import read_budget
+from zerotop_probe.inside.growing_containers.containers import Growth, find_growing, measure_lengths
+from zerotop_probe.inside.growing_containers.host_watch import (
+    HostReading,
+    HostWatch,
+    can_end_look,
+    is_too_late,
+    read_resident_bytes,
+)
+from zerotop_probe.inside.growing_containers.names import Place, find_place
+from zerotop_probe.inside.guard import CostMeter, Guard, now
+from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.recording import events
+
+NAME = "growing containers"
+"""The name in the probe's errors."""
+
+# Containers that are named: those whose new entries hold at least this share of what host memory has grown by, or keep the
+# graphs of tensors. Of each name one counts.
+_MOST_NAMED = 3
+_LEAST_SHARE = 0.2
+# Entries that are added in each step, at least.
+_LEAST_RATE = 0.5
+
+
+class ContainerFinder:
+    """The looks of one rank."""
+
+    def __init__(self, write_event: Callable[..., None], meter: CostMeter) -> None:
+        """``write_event`` is the recorder's."""
+        self._write_event = write_event
+        self._meter = meter
+        self._guard = Guard(NAME, meter)
+        self._watch = HostWatch(read_budget())
+        self._begin: HostReading | None = None
+        self._lengths: dict[int, int] = {}
+        self._cost_ns = 0  # of the look in progress
+
+    def is_due(self, time_ns: int) -> bool:
+        """Whether it is time to call :meth:`end_step`."""
+        return self._guard.is_on and self._watch.is_due(time_ns)
+
+    def end_step(self, time_ns: int, step: int) -> None:
+        """Read the resident memory after a step, and look if it grows. The time of a look counts as a one-time cost."""
+        try:
+            self._follow(HostReading(time_ns, step, read_resident_bytes()))
+        except Exception as error:
+            self._lengths = {}
+            self._guard.switch_off(error)
+
+    def _follow(self, reading: HostReading) -> None:
+        is_growing = self._watch.add_reading(reading)
+        if self._begin is None:
+            if is_growing:
+                self._watch.begin_look(reading.time_ns)
+                self._begin, self._lengths = reading, measure_lengths()
+                self._cost_ns = self._note_cost(reading.time_ns)
+        elif is_too_late(self._begin, reading):
+            self._begin, self._lengths = None, {}
+        elif can_end_look(self._begin, reading):
+            begin, lengths = self._begin, self._lengths
+            self._begin, self._lengths = None, {}
+            self._record(begin, reading, lengths)
+
+    def _record(self, begin: HostReading, end: HostReading, lengths: dict[int, int]) -> None:
+        steps, grown_bytes = end.step - begin.step, end.resident_bytes - begin.resident_bytes
+        named: dict[Place, Growth] = {}
+        frame, paths = sys._getframe(), PathNames.for_this_process()
+        for growth in find_growing(lengths, max(1, round(_LEAST_RATE * steps)))[: 2 * _MOST_NAMED]:
+            matters = growth.keeps_graph or growth.added_bytes >= _LEAST_SHARE * grown_bytes
+            place = find_place(growth.container, frame, paths) if matters and len(named) < _MOST_NAMED else None
+            if place is not None and place not in named:
+                named[place] = growth
+        del frame
+        self._cost_ns += self._note_cost(end.time_ns)
+        self._watch.end_look(self._cost_ns)
+        if named:
+            facts: dict[str, Any] = {"first_step": begin.step, "last_step": end.step, "begin_ns": begin.time_ns}
+            facts |= {"end_ns": end.time_ns, "grown_bytes": grown_bytes, "seconds": self._cost_ns / 1e9}
+            containers = [_describe(place, growth) for place, growth in named.items()]
+            self._write_event(now(), events.GROWING_CONTAINERS, containers=containers, **facts)
+
+    def _note_cost(self, since_ns: int) -> int:
+        """Count the time since the begin of this part of a look, which is part of a hook's time, as a one-time cost."""
+        spent_ns = now() - since_ns
+        self._meter.move_to_one_time(spent_ns)
+        return spent_ns
+
+
+def _describe(place: Place, growth: Growth) -> dict[str, Any]:
+    facts = {"kind": type(growth.container).__name__, "length": growth.length, "added": growth.added}
+    facts |= {"added_bytes": growth.added_bytes, "entry": growth.entry, "keeps_graph": growth.keeps_graph}
+    return {**place._asdict(), **facts}

@@ -1,0 +1,125 @@
+"""Find the lists, dicts, sets and deques that have become longer, and what their new entries take.
+
+Nothing of the job is kept alive between two looks, and no code of the job runs: only built-in types are looked into.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Any, NamedTuple
+
+_BUILT_IN = (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict)
+_KINDS = frozenset(map(id, (list, dict, set, deque, OrderedDict, defaultdict)))
+# Shorter containers are not looked at. Of longer ones so many entries are, of a list within them so many, and so many values
+# in all.
+_LEAST_LENGTH = 4
+_MOST_ENTRIES = 16
+_MOST_WITHIN = 64
+_MOST_VALUES = 5000
+
+
+class Growth(NamedTuple):
+    """A container that has become longer."""
+
+    container: Any
+    length: int
+    added: int  # entries
+    added_bytes: int  # estimated, of host memory
+    entry: str  # name of the type of the newest entry
+    keeps_graph: bool  # an entry is a tensor with the graph that has computed it
+
+
+def measure_lengths() -> dict[int, int]:
+    """Return the lengths of all containers that the garbage collector knows, by their id()."""
+    return {id(one): len(one) for one in _list_containers()}
+
+
+def find_growing(before: Mapping[int, int], least: int) -> list[Growth]:
+    """Return the containers to which at least so many entries were added, those first whose new entries hold the most."""
+    growing = []
+    for one in _list_containers():
+        added = len(one) - before.get(id(one), len(one))
+        if added >= least and one is not before:
+            with suppress(RuntimeError):  # another thread changes it
+                growing.append(_measure_growth(one, added))
+    return sorted(growing, key=lambda growth: (growth.keeps_graph, growth.added_bytes), reverse=True)
+
+
+def _list_containers() -> list[Any]:
+    # By id(): to look a type up in a set would call the hash of the job's metaclasses.
+    return [one for one in gc.get_objects() if id(type(one)) in _KINDS and len(one) >= _LEAST_LENGTH]
+
+
+def _measure_growth(container: Any, added: int) -> Growth:
+    newest = _read_newest(container, min(added, _MOST_ENTRIES))
+    size, keeps_graph = _measure_entries(newest)
+    name = type(newest[0]).__name__ if newest else ""
+    return Growth(container, len(container), added, round(size * added / max(1, len(newest))), name, keeps_graph)
+
+
+def _read_newest(container: Any, count: int) -> list[Any]:
+    kind = type(container)
+    if kind is list:
+        newest: list[Any] = container[: -count - 1 : -1]
+        return newest
+    if kind is set:
+        return list(islice(container, count))  # in no order
+    return list(islice(reversed(container if kind is deque else container.values()), count))
+
+
+def _measure_entries(entries: list[Any]) -> tuple[float, bool]:
+    """Return about how much host memory entries hold, and whether one is a tensor that keeps its graph.
+
+    What two of them hold counts once; of long lists within them some entries stand for all.
+    """
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    tensors = (getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None))
+    array = getattr(numpy, "ndarray", None)
+    seen = {id(entry) for entry in entries}
+    waiting = deque((entry, 1.0) for entry in entries)
+    size, keeps_graph = 0.0, False
+    for _ in range(_MOST_VALUES):
+        if not waiting:
+            break
+        value, weight = waiting.popleft()
+        kind = type(value)
+        if kind is tensors[0] or kind is tensors[1]:
+            if value.device.type == "cpu":
+                storage = value.untyped_storage()
+                size += weight * storage.nbytes() * (storage.data_ptr() not in seen)
+                seen.add(storage.data_ptr())
+                keeps_graph |= value.grad_fn is not None
+        elif kind is array:
+            size += weight * value.nbytes
+        else:
+            size += weight * _measure_shallowly(value)
+            within, count = _list_within(value)
+            for one in within:
+                if id(one) not in seen:
+                    seen.add(id(one))
+                    waiting.append((one, weight * count / len(within)))
+    return size, keeps_graph
+
+
+def _measure_shallowly(value: Any) -> int:
+    kind = type(value)
+    return sys.getsizeof(value) if any(kind is one for one in _BUILT_IN) else object.__sizeof__(value)
+
+
+def _list_within(value: Any) -> tuple[list[Any], int]:
+    """Return some of the values that a value holds, and how many there are."""
+    kind = type(value)
+    if kind is list or kind is tuple or kind is set or kind is deque:
+        return list(islice(value, _MOST_WITHIN)), len(value)
+    if kind is dict or kind is OrderedDict or kind is defaultdict:
+        return list(islice(value.values(), _MOST_WITHIN)), len(value)
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return [], 0
+    return _list_within(attributes) if type(attributes) is dict else ([], 0)

@@ -1,0 +1,252 @@
+"""Which containers grow while host memory does: what is measured, how they are named, when it is worth a look."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import recordings
+from declared_events import check_event
+from zerotop.analysis.annotations import find_annotations
+from zerotop.session.reader import Session
+from zerotop_probe.inside.growing_containers import container_finder
+from zerotop_probe.inside.growing_containers.container_finder import ContainerFinder
+from zerotop_probe.inside.growing_containers.containers import find_growing, measure_lengths
+from zerotop_probe.inside.growing_containers.host_watch import HostReading, HostWatch
+from zerotop_probe.inside.growing_containers.names import Place, find_place
+from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.stacks.paths import PathNames
+
+S, MIB = 1_000_000_000, 1 << 20
+HERE = Path(__file__)
+PATHS = PathNames(str(HERE.parent), [])
+KEPT: list[Any] = list(range(10))
+
+
+class Store:
+    def __init__(self) -> None:
+        self.items: list[Any] = list(range(10))
+        self.by_step: dict[int, Any] = {0: list(range(10))}
+
+
+class Unruly(type):
+    """A metaclass whose classes must not be asked for anything."""
+
+    def __eq__(cls, other: object) -> bool:
+        raise AssertionError
+
+    def __hash__(cls) -> int:
+        raise AssertionError
+
+
+class Refusing(metaclass=Unruly):
+    def __len__(self) -> int:
+        raise AssertionError
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError
+
+    def __sizeof__(self) -> int:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("container", "entries", "size", "entry"),
+    [
+        (list(range(8)), [torch.zeros(1 << 18) for _ in range(6)], 6 * MIB, "Tensor"),
+        (list(range(8)), [(step, {"x": np.zeros(1 << 17)}) for step in range(6)], 6 * MIB, "tuple"),
+        (list(range(8)), [[b"x" * 1024] * 1 + [bytes(1024) for _ in range(1023)] for _ in range(6)], 6 * MIB, "list"),
+        (deque(range(8)), [bytes(MIB) for _ in range(20)], 20 * MIB, "bytes"),
+        (set(range(8)), [bytes([byte]) * MIB for byte in range(8)], None, ""),
+        (list(range(8)), [torch.nn.Linear(512, 512) for _ in range(4)], 4 * MIB, "Linear"),
+        (list(range(8)), [Refusing() for _ in range(4)], 0, "Refusing"),
+    ],
+)
+def test_what_was_added_is_measured(container: Any, entries: list[Any], size: int | None, entry: str) -> None:
+    before = measure_lengths()
+    (container.update if type(container) is set else container.extend)(entries)
+    (growth,) = [one for one in find_growing(before, 4) if one.container is container]
+    assert (growth.length, growth.added) == (8 + len(entries), len(entries))
+    assert not growth.keeps_graph
+    if size is not None:
+        assert growth.entry == entry
+        assert size <= growth.added_bytes <= size * 1.3 + 10_000
+
+
+@pytest.mark.parametrize("container", [{}, OrderedDict(), defaultdict(list)], ids=lambda one: type(one).__name__)
+def test_the_newest_values_of_dicts_count(container: Any) -> None:
+    container.update((step, [step]) for step in range(8))
+    before = measure_lengths()
+    container.update((step, [bytes(MIB)]) for step in range(8, 12))
+    (growth,) = [one for one in find_growing(before, 4) if one.container is container]
+    assert growth.added_bytes == pytest.approx(4 * MIB, rel=0.01)
+
+
+def test_a_graph_that_is_kept_is_seen() -> None:
+    weights = torch.ones(4, requires_grad=True)
+    scores = [{"loss": (weights * step).sum()} for step in range(4)]
+    before = measure_lengths()
+    scores.extend({"loss": (weights * step).sum()} for step in range(4))
+    (growth,) = [one for one in find_growing(before, 4) if one.container is scores]
+    assert growth.keeps_graph
+
+
+def test_what_two_entries_hold_counts_once() -> None:
+    shared, kept = torch.zeros(1 << 18), list(range(8))
+    before = measure_lengths()
+    kept.extend((step, shared, shared[: 1 << 10]) for step in range(10))  # type: ignore[misc]
+    (growth,) = [one for one in find_growing(before, 4) if one.container is kept]
+    assert growth.added_bytes == pytest.approx(MIB, rel=0.01)
+
+
+def test_nothing_is_kept_alive() -> None:
+    holder = type("Holder", (list,), {})
+    kept = [[holder()] for _ in range(8)]
+    references = [weakref.ref(one[0]) for one in kept]
+    before = measure_lengths()
+    kept.extend([holder()] for _ in range(8))
+    find_growing(before, 4)
+    find_place(kept, sys._getframe(), PATHS)
+    del kept
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 8
+
+
+def test_a_local_variable_is_named_and_not_kept() -> None:
+    def train() -> tuple[Place | None, Any]:
+        scores = [[step] for step in range(10)]
+        thing = type("Thing", (), {})()
+        place = find_place(scores, sys._getframe(), PATHS)
+        reference = weakref.ref(thing)
+        del thing
+        return place, reference()
+
+    place, alive = train()
+    name = train.__qualname__ if sys.version_info >= (3, 11) else "train"
+    assert place == Place("scores", "local", name, HERE.name, own=True, levels=0)
+    assert alive is None
+
+
+def test_globals_attributes_and_what_lies_within_are_named() -> None:
+    store, frame = Store(), sys._getframe()
+    assert find_place(KEPT, None, PATHS) == Place("KEPT", "global", __name__, HERE.name, own=True, levels=0)
+    place = Place("items", "attribute", "Store", HERE.name, own=True, levels=0)
+    assert find_place(store.items, frame, PATHS) == place
+    place = Place("by_step", "attribute", "Store", HERE.name, own=True, levels=1)
+    assert find_place(store.by_step[0], frame, PATHS) == place
+    assert find_place([[1], [2]], None, PATHS) is None
+
+
+def watch_memory(megabytes: list[float], *, share: float = 0.003, steps: int = 4) -> list[int]:
+    """Return the seconds at which a look is wanted, for the resident memory after each second."""
+    watch, wanted = HostWatch(share), []
+    for second, size in enumerate(megabytes):
+        if watch.is_due(second * S) and watch.add_reading(HostReading(second * S, second * steps, int(size * MIB))):
+            watch.begin_look(second * S)
+            wanted.append(second)
+    return wanted
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "wanted"),
+    [
+        ([1000.0 + 40 * second for second in range(60)], [20]),
+        ([1000.0 + 4 * second for second in range(120)], [40]),  # too slow to show within some seconds
+        ([1000.0] * 60, []),
+        ([1000.0 + 60 * (second % 3) for second in range(60)], []),
+        ([1000.0 + 40 * min(second, 4) for second in range(60)], []),  # the first steps
+        ([100_000.0 + 30 * second for second in range(60)], []),  # hardly a share of it
+    ],
+)
+def test_growth_is_looked_at(megabytes: list[float], wanted: list[int]) -> None:
+    assert watch_memory(megabytes)[:1] == pytest.approx(wanted, abs=15)
+
+
+def test_looks_stay_in_the_budget() -> None:
+    grown = [1000.0 + 40 * second for second in range(3600)]
+    assert watch_memory(grown, share=0.0) == []
+    assert 2 <= len(watch_memory(grown)) <= 6
+    watch = HostWatch(0.003)
+    watch.end_look(60 * S)
+    assert not any(watch.add_reading(HostReading(second * S, second * 4, second << 30)) for second in range(600))
+
+
+def test_a_look_records_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[dict[str, Any]] = []
+    meter, resident = CostMeter(), 1 << 30
+    finder = ContainerFinder(lambda time_ns, name, **facts: written.append({"event": name, **facts}), meter)
+    monkeypatch.setattr(container_finder, "read_resident_bytes", lambda: resident)
+    monkeypatch.setattr(PathNames, "for_this_process", classmethod(lambda cls: PATHS))
+    batches = [torch.zeros(1 << 20) for _ in range(8)]
+    for second in range(100):
+        batches.extend(torch.zeros(1 << 18) for _ in range(4))
+        resident += 8 * MIB
+        if finder.is_due(second * S):
+            finder.end_step(second * S, second * 4)
+    (event,) = written
+    check_event({"time_ns": 0, **event})
+    (container,) = event["containers"]
+    assert (container["name"], container["kind"], container["entry"]) == ("batches", "list", "Tensor")
+    assert container["added"] == (event["last_step"] - event["first_step"])
+    assert meter.one_time_ns == pytest.approx(event["seconds"] * 1e9)
+    assert meter.errors == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "headline", "details", "fix"),
+    [
+        (
+            {"keeps_graph": True},
+            " in losses on ",
+            "the list losses in train() (train.py) grew from 90 to 100 entries, tensors with the graph that computed them.",
+            "losses.append(loss.item())",
+        ),
+        (
+            {"scope": "attribute", "owner": "Store"},
+            " in losses on ",
+            "the list Store.losses (train.py) grew from 90 to 100 entries.",
+            "",
+        ),
+        (
+            {"levels": 1, "scope": "global"},
+            " in losses on ",
+            "a list within losses of train.py grew from 90 to 100 entries.",
+            "",
+        ),
+        ({"name": "a\x1b[31m"}, " a step on ", "", "losses.append(loss.item())"),
+    ],
+)
+def test_the_finding_names_the_container(
+    tmp_path: Path, facts: dict[str, Any], headline: str, details: str, fix: str
+) -> None:
+    folder = recordings.as_directory("held-grows", tmp_path)
+    session = Session.open(folder)
+    (before,) = [one for one in find_annotations(session, session.end_ns) if one.name == "host_growth"]
+    (source,) = [one for one in session.sources["spans"] if one.rank == before.ranks[0]]
+    (path,) = folder.glob(f"events-rank{before.ranks[0]}-*.jsonl")
+    container = {"name": "losses", "scope": "local", "owner": "train", "file": "train.py", "own": True, "levels": 0}
+    container |= {"kind": "list", "length": 100, "added": 10, "added_bytes": 0, "entry": "Tensor", "keeps_graph": False}
+    times = {
+        "time_ns": before.known_ns - source.offset_ns - S,
+        "begin_ns": 0,
+        "end_ns": before.end_ns - source.offset_ns - S,
+    }
+    event = {"event": "growing_containers", **times, "first_step": 3, "last_step": 9, "containers": [container | facts]}
+    check_event(event)
+    with path.open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    session = Session.open(folder)
+    (finding,) = [one for one in find_annotations(session, session.end_ns) if one.name == "host_growth"]
+    assert headline in finding.headline
+    assert details in finding.details
+    assert finding.fix == fix
+    assert (finding.known_ns, finding.evidence) == (before.known_ns, before.evidence)

@@ -1,0 +1,91 @@
+"""Which variable or attribute keeps what makes a rank's host memory grow, as its probe has seen it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from zerotop.analysis.annotations.support.annotation import FindingKind
+from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
+from zerotop.analysis.annotations.support.rank_process import Process
+from zerotop_probe.recording import events
+from zerotop_probe.recording.directory import STACKS_SETTING
+
+_DETAILS = " From step {from_step} to {to_step} {container} grew from {before:,.0f} to {length:,.0f} entries{graph}."
+
+
+# A finding waits so long for the probe's look (ns), which takes some steps and fits into its budget.
+_PATIENCE_NS = 10_000_000_000
+
+
+class GrowingContainer(NamedTuple):
+    """A container that grows with host memory."""
+
+    name: str  # of the variable or attribute
+    text: str  # in a sentence: ``the list scores in train() (train.py)``
+    keeps_graph: bool
+    fix: str
+    values: dict[str, Any]  # of the templates
+
+    def name_in(self, kind: FindingKind) -> FindingKind:
+        """Return a kind of finding with the container in its sentence, and with advice about it. Needs ``values``."""
+        if self.keeps_graph:
+            advice = "Keep numbers in {name}: loss.item(), or tensor.detach() where the tensor itself is needed."
+        else:
+            advice = "Keep less in {name}, or clear it now and then."
+        return kind.with_changes(details=kind.details + _DETAILS, advice=advice, fix=self.fix)
+
+
+class FoundContainer(NamedTuple):
+    """A container, or None, and when that is known (unix nanoseconds)."""
+
+    container: GrowingContainer | None
+    known_ns: int
+
+
+def await_container(process: Process, begin_ns: int, known_ns: int) -> FoundContainer | None:
+    """Return the container that has grown most since ``begin_ns``; None while its event may still be written."""
+    deadline_ns = known_ns
+    if process.recording.session.info.get(STACKS_SETTING) is True:
+        deadline_ns = find_deadline(process, known_ns, _PATIENCE_NS)
+    last = None
+    for event in process.events_named(events.GROWING_CONTAINERS):
+        end_ns = event.facts["end_ns"] + process.source.offset_ns
+        is_early = event.unix_ns <= known_ns
+        if end_ns > begin_ns and event.facts["containers"] and (is_early or (last is None and event.unix_ns <= deadline_ns)):
+            last = event
+    if last is not None:
+        return FoundContainer(_read_container(last.facts), max(known_ns, last.unix_ns))
+    return FoundContainer(None, deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
+
+
+def _read_container(found: Mapping[str, Any]) -> GrowingContainer | None:
+    largest = found["containers"][0]
+    if not all(largest[name].isprintable() for name in ("name", "owner", "file", "kind")):
+        return None
+    name, text, keeps_graph = largest["name"], _describe(largest), largest.get("keeps_graph") is True
+    is_list = largest["kind"] == "list" and not largest.get("levels")
+    prefix = "self." if largest["scope"] == "attribute" else ""
+    values = {
+        "from_step": found["first_step"],
+        "to_step": found["last_step"],
+        "container": text,
+        "before": largest["length"] - largest["added"],
+        "length": largest["length"],
+        "graph": ", tensors with the graph that computed them" if keeps_graph else "",
+        "name": name,
+    }
+    fix = f"{prefix}{name}.append(loss.item())" if keeps_graph and is_list else ""
+    return GrowingContainer(name, text, keeps_graph, fix, values)
+
+
+def _describe(container: dict[str, Any]) -> str:
+    name, file = container["name"], container["file"]
+    place = f" ({file})" if file else ""
+    if container["scope"] == "local":
+        where = f"{name} in {container['owner']}(){place}"
+    elif container["scope"] == "attribute":
+        where = f"{container['owner']}.{name}{place}"
+    else:
+        where = f"{name} of {file or container['owner']}"
+    return f"a {container['kind']} within {where}" if container.get("levels") else f"the {container['kind']} {where}"
