@@ -155,3 +155,11 @@ def test_threads_that_the_script_starts_are_told_from_others(
     assert crowd.fix == ("torch.set_num_threads(2)" if since else "export OMP_NUM_THREADS=2")
     assert ("34 threads instead of 3 since step 40" in crowd.details) is (since > 0)
     assert ("34 threads instead of 3" in shift.details) is (shift.fix == "torch.set_num_threads(2)") is (since > 0)
+
+
+def test_the_batches_show_a_change_before_the_iterations_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told once, with the step that was known first, also where all is read at once."""
+    write_steps(tmp_path, [0.1, 0.14] * 15 + [0.19] * 2 + [0.3] * 60, [512] * 30 + [1664] * 62)
+    whole, *others = (find_changes(tmp_path, piece, monkeypatch) for piece in (WHOLE, 3, 50))
+    assert [(finding.name, finding.step) for finding in whole] == [("iteration_shift", 30)]
+    assert all(found == whole for found in others)

@@ -59,6 +59,13 @@ _BETWEEN = _KIND.with_changes(
 )
 
 
+class _Known(NamedTuple):
+    """The first step of a change, and when it was known."""
+
+    step: int
+    known_ns: int
+
+
 class _Shift(NamedTuple):
     """A change of level with its cause, and the phase that carries it."""
 
@@ -96,13 +103,14 @@ class _Shift(NamedTuple):
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each change of level of the iterations, and those that show only in what causes them."""
     for group in recording.groups:
-        reported = group.get_state(list[int], f"{_KIND.name} by cause")
-        for shift, found in await_lines(group, _KIND.name, _find_shifts(group), _Shift.find_delay):
+        reported = group.get_state(list[_Known], f"{_KIND.name} by cause")
+        known = await_lines(group, _KIND.name, _find_shifts(group), _Shift.find_delay)
+        for shift, found in sorted(known, key=lambda one: one[1].known_ns):
             if not shift.found_in:
-                if not _is_near(shift.change, reported):
+                if not _is_near(shift.change, reported, found.known_ns):
                     yield _build_finding(shift, found)
             elif _is_explained(shift, found.line) and group.count_report(_KIND.name):
-                reported.append(int(shift.change.after["step"][0]))
+                reported.append(_Known(int(shift.change.after["step"][0]), found.known_ns))
                 yield _build_finding(shift, found)
 
 
@@ -131,10 +139,10 @@ def _list_costly_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
 
 
 def _list_changes(group: Group) -> Iterator[StepChange]:
-    rows, steps = group.lead.steps, group.get_state(list[int], f"{_KIND.name} steps")
+    rows, steps = group.lead.steps, group.get_state(list[_Known], f"{_KIND.name} steps")
     for change in _find_changes(group, "", rows, rows["iteration_s"]):
         if max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S:
-            steps.append(int(change.after["step"][0]))
+            steps.append(_Known(int(change.after["step"][0]), change.known_ns))
             yield change
 
 
@@ -147,12 +155,12 @@ def _list_hidden_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
 
     Where the phases vary much, as where others use the cores, a change may only show in its cause.
     """
-    rows, steps = group.lead.phased_steps, group.get_state(list[int], f"{_KIND.name} steps")
+    rows, steps = group.lead.phased_steps, group.get_state(list[_Known], f"{_KIND.name} steps")
     for change in _find_changes(group, _BETWEEN_PHASES, rows, _list_notable_between(rows)):
-        if _is_longer_between(change) and not _is_near(change, steps):
+        if _is_longer_between(change) and not _is_near(change, steps, change.known_ns):
             yield change, _BETWEEN_PHASES
     for change in _find_changes(group, _SIZE, rows, StepValues(rows, get_batch_sizes)):
-        if _is_notable(change) and check_batch(change) is not None and not _is_near(change, steps):
+        if _is_notable(change) and check_batch(change) is not None and not _is_near(change, steps, change.known_ns):
             yield change, _SIZE
 
 
@@ -162,10 +170,10 @@ def _find_changes(group: Group, key: str, steps: Rows, values: Values) -> Iterat
         yield StepChange(group, steps[shift.before], after, int(after["end_unix_ns"][-1]))
 
 
-def _is_near(change: StepChange, others: list[int]) -> bool:
-    """Whether a change begins near one of some steps; it may have begun in a counted step before its first step."""
+def _is_near(change: StepChange, others: list[_Known], known_ns: int) -> bool:
+    """Whether a change begins near one that was known by then; it may have begun in a counted step before its first step."""
     first, last = int(change.before["step"][-1]) + 1 - _SAME_STEPS, int(change.after["step"][0]) + _SAME_STEPS
-    return any(first <= other <= last for other in others)
+    return any(first <= other.step <= last for other in others if other.known_ns <= known_ns)
 
 
 def _list_notable_between(steps: Rows) -> Values:
