@@ -32,6 +32,12 @@ PATHS = PathNames(str(HERE.parent), [])
 KEPT: list[Any] = list(range(10))
 
 
+@pytest.fixture(autouse=True)
+def _seen_objects() -> None:
+    """Other tests start the program's screen, which takes what is there out of the collector's sight."""
+    gc.unfreeze()
+
+
 class Store:
     def __init__(self) -> None:
         self.items: list[Any] = list(range(10))
@@ -222,7 +228,7 @@ def test_a_look_records_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
             "a list within losses of train.py grew from 90 to 100 entries.",
             "",
         ),
-        ({"name": "a\x1b[31m"}, " a step on ", "", "losses.append(loss.item())"),
+        ({"name": "a\x1b[31m"}, " a step on ", "", ""),
     ],
 )
 def test_the_finding_names_the_container(

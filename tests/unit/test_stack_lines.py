@@ -276,6 +276,45 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
     assert lost == [pytest.approx(0.1 * len(begins), rel=0.05)] * len(expected)  # although training goes on
 
 
+@pytest.mark.parametrize(
+    ("stack", "computing", "expected"),
+    [
+        (COLLECT, 0.0, ["69 ms of each 96 ms iteration are lost from step 13 on: train.py:60"]),
+        (COLLECT, 0.9, []),  # all takes longer: others may use the cores
+        (([LOOP], "deepspeed.runtime.engine.DeepSpeedEngine.step"), 0.0, []),
+    ],
+)
+def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: float, expected: list[str]) -> None:
+    """From step 13 on the rank stops before two of three steps, where no level of the iterations changes for long."""
+    folder = recordings.as_directory("gpu-clean", tmp_path)
+    begins: list[tuple[int, int]] = []
+
+    def insert_pauses(spans: Any) -> None:
+        for step in range(12, int(spans["step"].max()) + 1):
+            late = spans["step"] >= step
+            end = int(spans["end_ns"][~late].max())
+            if step % 3:
+                begins.append((step, end))
+                for name in ("begin_ns", "end_ns"):
+                    spans[name][late] += 100_000_000
+            inside = (spans["step"] == step) & (spans["phase"] == PHASE_CODE["step"])
+            for name, rows in (("begin_ns", spans["step"] > step), ("end_ns", (spans["step"] > step) | inside)):
+                spans[name][rows] += int(computing * 1e9)
+
+    change_table(folder, "spans", insert_pauses)
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    with path.open("a") as file:
+        for step, begin in begins:
+            frames = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in stack[0]]
+            times = {"time_ns": begin + 110_000_000, "begin_ns": begin, "end_ns": begin + 90_000_000, "step": step}
+            stacks = [{"seconds": 0.09, "call": stack[1], "frames": [0]}]
+            facts = {"where": "between phases", "why": "slow", "frames": frames, "stacks": stacks}
+            file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
+    session = Session.open(folder)
+    findings = [one for one in find_annotations(session, session.end_ns) if one.name == "slow_line"]
+    assert [one.headline for one in findings] == expected
+
+
 def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
     """The staged sleep of gpu-slow, with an allocator that gives its memory back before each step."""
     folder = recordings.as_directory("gpu-slow", tmp_path)

@@ -129,6 +129,8 @@ def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps:
         before, after = finding.evidence["before_s"], finding.evidence["after_s"]
         lost = np.clip(later["iteration_s"] - before, 0.0, after - before)
         return float(np.nansum(lost * later["steps"]))
+    if name == "evaluation_growth":
+        return float(np.nansum(np.clip(later["eval_s"] - finding.evidence["first_s"], 0.0, None) * later["steps"]))
     if name == "repeated_pause":  # the pauses may have ended since
         usual, pause = finding.evidence["iteration_s"], finding.evidence["pause_s"]
         longer = later["iteration_s"] - usual

@@ -251,7 +251,8 @@ def _describe_exception(end: RankEnd) -> dict[str, Any]:
         return {}
     line = traceback.place.partition(" in ")[0]
     place = traceback.place if len(traceback.place) <= _LONGEST_PLACE else line
-    text = traceback.text if len(traceback.text) <= _LONGEST_TEXT else f"{traceback.text[: _LONGEST_TEXT - 3]}..."
+    text = traceback.text.rstrip()
+    text = text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
     ending = "" if text.endswith((".", "!", "?")) else "."
     return {"error": traceback.error, "place": place or None, "line": line or None, "text": f"{text}{ending}"}
 

@@ -25,6 +25,8 @@ SLOW, SHARE = "slow", "share"
 
 # A line that calls these only says that the job trains, in each place, in the phases that compute, and in data loading.
 _LIBRARIES = ("deepspeed.", "accelerate.", "transformers.", "trl.", "peft.", "lightning.", "pytorch_lightning.")
+# What scripts call themselves, besides training: reading and gathering parameters, gradients and states.
+_ACCESS = ("deepspeed.utils.", "deepspeed.runtime.zero.partition_parameters.")
 _COMPUTING = ("forward", "backward", "step", UNSEEN)
 _LOADERS = "torch.utils.data."
 # Files of libraries whose functions run phases: a stack with one of them is in a phase.
@@ -35,7 +37,8 @@ _PHASE_FILES = (
     "torch/autograd/",
     "torch/optim/",
     "torch/utils/data/",
-    "deepspeed/runtime/",
+    "deepspeed/runtime/engine.py",
+    "deepspeed/runtime/pipe/",
 )
 
 # The smallest share of the samples with which a line explains a delay.
@@ -187,7 +190,7 @@ def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
 
 def is_training(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
     """Whether functions beneath a line are the training itself there, which takes the time that it takes."""
-    if find_known_call(callees) is not None:
+    if find_known_call(callees) is not None or (callees and callees[0].startswith(_ACCESS)):
         return False
     is_computing = where in _COMPUTING
     return any(

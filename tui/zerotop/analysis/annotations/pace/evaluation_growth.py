@@ -1,0 +1,99 @@
+"""Each evaluation takes longer than the one before, as where outputs or metrics are collected and never cleared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
+from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, is_cause, line_values, name_line
+from zerotop.analysis.annotations.support.lines.stack_lines import is_training
+
+_KIND = FindingKind(
+    name="evaluation_growth",
+    severity=Severity.WARNING,
+    confidence=0.85,
+    headline="Each evaluation takes {added_s:seconds} longer: {first_s:seconds} became {last_s:seconds}",
+    details=(
+        "{evaluations:count evaluation} since step {step} took {share:percent} of the time[, the last ones mostly at"
+        " {line}]. Iterations took {iteration_s:seconds} all the while."
+    ),
+    advice="Clear what evaluations collect, such as outputs and metrics: each one may look at those of all before it.",
+)
+# Evaluations that show growth, the share of their pairs in which the later one took longer, and how much longer the last
+# took than the first, in seconds, and as a factor: also beyond what iterations became slower by.
+_FEWEST, _PAIRS_SHARE = 6, 0.9
+_GROWN_S, _TIMES_AS_LONG = 0.1, 1.5
+# What they take of the time.
+_LEAST_SHARE = 0.05
+
+
+class _State:
+    steps_read = 0
+
+    def __init__(self) -> None:
+        self.indexes: list[int] = []  # of the steps before which there was an evaluation
+
+
+class _Growth(NamedTuple):
+    """Evaluations before some steps."""
+
+    delay: Delay
+    rows: Rows
+    evidence: dict[str, float]
+    lost_share: float  # of the time
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report the first growth of each attempt."""
+    for group in recording.groups:
+        for growth, found in await_lines(group, _KIND.name, _find_growth(group), _get_delay):
+            line, kind = found.line, _KIND
+            if line is not None and is_cause(line, growth.delay) and not is_training(line.callees, "eval"):
+                kind = name_line(kind, line).with_changes(advice=_KIND.advice)
+            yield kind.at_steps(
+                group, growth.rows, growth.evidence, known_ns=found.known_ns, cost=growth.lost_share, **line_values(line)
+            )
+
+
+def _find_growth(group: Group) -> Iterator[_Growth]:
+    state, steps = group.get_state(_State, _KIND.name), group.lead.steps
+    fresh = np.flatnonzero(steps["eval_s"][state.steps_read :] > 0) + state.steps_read
+    state.steps_read = len(steps)
+    for index in fresh.tolist():
+        state.indexes.append(index)
+        if len(state.indexes) >= _FEWEST and _KIND.name not in group.reported:
+            yield from _check_evaluations(group, steps, state.indexes)
+
+
+def _check_evaluations(group: Group, steps: Rows, indexes: list[int]) -> Iterator[_Growth]:
+    rows = steps[indexes[0] : indexes[-1] + 1]
+    seconds = steps["eval_s"][indexes].astype(np.float64)
+    first, last = float(seconds[:2].mean()), float(seconds[-2:].mean())
+    half = len(rows) // 2
+    usual, now = (float(np.nanmedian(part["iteration_s"])) for part in (rows[:half], rows[half:]))
+    total = float(seconds.sum() + np.nansum(rows["iteration_s"]))
+    share = float(seconds.sum()) / total
+    has_grown = last - first >= _GROWN_S and last >= _TIMES_AS_LONG * first * max(1.0, now / usual)
+    if not has_grown or share < _LEAST_SHARE or _measure_rising(seconds) < _PAIRS_SHARE:
+        return
+    group.reported.add(_KIND.name)
+    known_ns = int(rows["end_unix_ns"][-1])
+    begin_ns = int(steps["begin_unix_ns"][indexes[-_FEWEST // 2]] - 1e9 * seconds[-_FEWEST // 2])
+    evidence = {"added_s": (last - first) / (len(seconds) - 2), "first_s": float(seconds[0]), "last_s": float(seconds[-1])}
+    evidence |= {"evaluations": float(len(seconds)), "share": share, "iteration_s": now}
+    lost_share = float((seconds - seconds[0]).sum()) / total
+    yield _Growth(Delay(group.lead, "eval", begin_ns, known_ns, known_ns), rows, evidence, lost_share)
+
+
+def _measure_rising(seconds: Floats) -> float:
+    """Return the share of pairs in which the later value is the higher one."""
+    rising = np.triu(seconds[None, :] > seconds[:, None], 1).sum()
+    return float(rising / (len(seconds) * (len(seconds) - 1) / 2))
+
+
+def _get_delay(growth: _Growth) -> Delay:
+    return growth.delay

@@ -1,0 +1,153 @@
+"""From some step on, most iterations lose time in one line between the phases, however much they vary for other reasons.
+
+Iterations that vary, as where others use the cores or where only some of them are slow, show no change of level. The samples
+of the stack do: they are taken where a place lasts clearly longer than usual, and name the same line again and again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
+from zerotop.analysis.annotations.support.lines.line_findings import Delay, is_cause, line_values, measure_between, name_line
+from zerotop.analysis.annotations.support.lines.stack_lines import (
+    BETWEEN,
+    SLOW,
+    UNSEEN,
+    StackLine,
+    find_line,
+    is_training,
+    select_stacks,
+)
+from zerotop.session.reader import Event, Source
+from zerotop_probe.recording import events
+
+_KIND = FindingKind(
+    name="slow_line",
+    severity=Severity.WARNING,
+    confidence=0.85,
+    headline="{added_s:seconds} of each {iteration_s:seconds} iteration are lost from step {step} on",
+    details=(
+        "Between the phases[ of {concerned:ranks}] {between_s:seconds} pass on average instead of {before_s:seconds}, most"
+        " of it at {line}, in {steps_share:percent} of the steps that were looked at."
+    ),
+)
+# Samples that show a line: the seconds that they stand for, and the steps from the first to the last of them.
+_SAMPLED_S, _SAMPLED_STEPS = 1.0, 15
+# Its share of the samples between the phases since then.
+_LINE_SHARE = 0.6
+# Steps with phases before it and after it that are compared.
+_FEWEST_STEPS = 8
+_MOST_STEPS = 50
+# The first steps prepare what later ones have.
+_FIRST_STEPS = 5
+# The time lost on average: seconds, and as a share of an iteration. If fewer steps lose it, these are pauses.
+_LOST_S, _LOST_SHARE = 0.01, 0.10
+_LEAST_STEPS_SHARE = 0.4
+# The time between the phases grew by a factor so many times that of the phases: else others may use the cores.
+_TIMES_AS_LONG = 2.0
+_LEAST_BETWEEN_S = 0.002
+_MORE_SAMPLES = 1 / 4
+
+
+class _State:
+    def __init__(self) -> None:
+        self.events_read: dict[Source, int] = {}
+        self.lines: dict[tuple[Source, str, int], _Sampled] = {}
+
+
+class _Sampled:
+    """Samples of a line that is not reported yet."""
+
+    def __init__(self, begin_ns: int, step: int) -> None:
+        self.begin_ns, self.step = begin_ns, step  # of the first one
+        self.seconds, self.due_s = 0.0, _SAMPLED_S
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report a line once for each attempt, unless another finding has named it."""
+    for group in recording.groups:
+        state = group.get_state(_State, _KIND.name)
+        for process in group.processes:
+            found = process.events_named(events.STACKS)
+            fresh = found[state.events_read.get(process.source, 0) :]
+            state.events_read[process.source] = len(found)
+            for event in fresh:
+                if event.facts["where"] in (BETWEEN, UNSEEN) and event.facts["why"] == SLOW:
+                    yield from _check_event(group, process, state, event)
+
+
+def _check_event(group: Group, process: Process, state: _State, event: Event) -> Iterator[Annotation]:
+    facts, offset_ns = event.facts, process.source.offset_ns
+    for stack, own in select_stacks(event, BETWEEN):
+        if own is None or is_training(own.callees, BETWEEN):
+            continue
+        key = own.file, own.line
+        new = _Sampled(int(facts["begin_ns"]) + offset_ns, facts.get("step") or 0)
+        sampled = state.lines.setdefault((process.source, *key), new)
+        sampled.seconds += stack.get("seconds") or 0.0
+        last_step = facts.get("last_step") or facts.get("step") or 0
+        if sampled.seconds < sampled.due_s or last_step - sampled.step < _SAMPLED_STEPS:
+            continue
+        sampled.due_s = sampled.seconds + math.ceil(_MORE_SAMPLES * sampled.seconds)
+        if (_KIND.name, key) in group.reported:
+            continue
+        line = find_line(process, BETWEEN, sampled.begin_ns, event.unix_ns, event.unix_ns, why=SLOW)
+        if line is not None and (line.file, line.line) == key and line.share >= _LINE_SHARE:
+            finding = _measure_loss(group, process, sampled, line, event.unix_ns)
+            if finding is not None:
+                group.reported.add((_KIND.name, key))
+                yield finding
+
+
+def _measure_loss(group: Group, process: Process, sampled: _Sampled, line: StackLine, known_ns: int) -> Annotation | None:
+    """Return a finding about what iterations have lost at a line since its first sample, if it is notable."""
+    if not is_cause(line, Delay(process, BETWEEN, sampled.begin_ns, known_ns, known_ns)):
+        return None
+    before, after = _split_steps(process, sampled.step, known_ns)
+    if min(len(before), len(after)) < _FEWEST_STEPS:
+        return None
+    usual, now = (float(measure_between(part).mean()) for part in (before, after))
+    iteration, added = float(after["iteration_s"].mean()), now - usual
+    longer = measure_between(after) >= usual + max(added / 2, _LOST_S)
+    times_as_long = max(now, _LEAST_BETWEEN_S) / max(usual, _LEAST_BETWEEN_S)
+    is_notable = added >= max(_LOST_S, _LOST_SHARE * iteration) and longer.mean() >= _LEAST_STEPS_SHARE
+    if not is_notable or times_as_long < _TIMES_AS_LONG * _measure_computing(after) / _measure_computing(before):
+        return None
+    is_alone = len(group.processes) > 1 and not any(
+        _measure_added(other, sampled.step, known_ns) >= added / 2 for other in group.processes if other is not process
+    )
+    evidence = {"added_s": added, "iteration_s": iteration, "between_s": now, "before_s": usual}
+    return name_line(_KIND, line).at_steps(
+        process,
+        after,
+        evidence | {"steps_share": float(longer.mean())},
+        known_ns=known_ns,
+        cost=added / iteration,
+        concerned=(process.rank,) if is_alone else None,
+        **line_values(line),
+    )
+
+
+def _split_steps(process: Process, step: int, known_ns: int) -> tuple[Rows, Rows]:
+    """Return steps with phases before a step and from it on."""
+    rows = process.phased_steps_until(known_ns)
+    first = int(np.searchsorted(rows["step"], step))
+    return rows[_FIRST_STEPS:first][-_MOST_STEPS:], rows[first:][:_MOST_STEPS]
+
+
+def _measure_added(process: Process, step: int, known_ns: int) -> float:
+    """Return the seconds that a step of a rank spends longer between the phases from a step on."""
+    before, after = _split_steps(process, step, known_ns)
+    if not len(before) or not len(after):
+        return 0.0
+    return float(measure_between(after).mean() - measure_between(before).mean())
+
+
+def _measure_computing(rows: Rows) -> float:
+    """Return the mean seconds of the phases that compute."""
+    return max(1e-6, float((rows["forward_s"] + rows["backward_s"] + rows["step_s"]).mean()))
