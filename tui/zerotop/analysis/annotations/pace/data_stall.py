@@ -113,12 +113,7 @@ def _build_finding(group: Group, wait: _Wait, found: FoundLine) -> Annotation:
     loader = find_loader_cause(wait.process, int(rows["begin_unix_ns"][0]), found.known_ns)
     if loader is not None and loader.advice is not None:
         kind = kind.with_changes(advice=loader.advice[0], fix=loader.advice[1])
-    values = {
-        "pid": wait.process.source.pid,
-        "waiting": ranks,
-        "workers": loader.text if loader is not None else None,
-        **line_values(found.line),
-    }
+    values = {"pid": wait.process.source.pid, "waiting": ranks, "workers": loader.text if loader is not None else None, **line_values(found.line)}
     return kind.at_steps(group, rows, evidence, known_ns=found.known_ns, ranks=ranks, cost=waited / duration, **values)
 
 
