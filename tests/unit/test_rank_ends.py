@@ -8,7 +8,7 @@ import pytest
 
 import recordings
 from memory_recording import Recording, record_two_steps
-from small_recording import BEGIN_NS, S, make_identity, make_span
+from small_recording import BEGIN_NS, S, make_identity, make_record, make_span
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.failures.launcher_reports import LauncherReport, parse_reports
 from zerotop.analysis.failures.rank_ends import find_ends
@@ -147,6 +147,23 @@ def test_the_launchers_word_decides_over_the_order_of_ends(tmp_path: Path) -> No
     assert dead.headline == "Rank 1 was killed by signal 9 (SIGKILL) after 3 steps"
     assert "as DeepSpeed's launcher printed" in dead.details
     assert dead.known_ns == BEGIN_NS + 32 * S
+
+
+@pytest.mark.parametrize(
+    ("kills", "second", "is_sent"), [(0, 31.9, True), (1, 31.9, False), (-1, 31.9, False), (0, 31.0, False)]
+)
+def test_a_kill_that_was_not_the_kernels(tmp_path: Path, kills: int, second: float, is_sent: bool) -> None:
+    """The control group counts the kernel's kills, if it is read after the rank was seen for the last time."""
+    recording, node, pid = _lose_two_ranks(tmp_path, DEEPSPEED), make_identity(-1), make_identity(1).pid
+    sizes = {29.9: 1 << 30, 31.1: 5 << 29}
+    processes = [make_record(tables.PROCESSES, time_ns=int(at * S), rss_bytes=sizes[at], pid=pid, rank=1) for at in sizes]
+    counts = {30.5: min(kills, 0), second: kills}
+    hosts = [make_record(tables.HOSTS, time_ns=int(at * S), cgroup_oom_kills=counts[at]) for at in counts]
+    recording.write_records(tables.PROCESSES, node, processes)
+    recording.write_records(tables.HOSTS, node, hosts)
+    (dead,) = _find_dead(recording, 40)
+    assert ("another process sent the signal. Its host memory had grown by 1.50 GiB to 2.50 GiB" in dead.details) is is_sent
+    assert ("watchdog" in dead.advice) is is_sent
 
 
 def test_an_exception_is_named_with_its_line_and_not_that_of_a_rank_that_lost_its_peer(tmp_path: Path) -> None:

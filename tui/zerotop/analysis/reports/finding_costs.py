@@ -33,6 +33,7 @@ _HOST_BYTES = {
     "first_real_step": "optimizer_state_host_bytes",
     "pinned_overhead": "pinned_spare_bytes",
     "swapping": "swapped_bytes",
+    "validation_host_memory": "added_bytes",
 }
 _GPU_BYTES_BETWEEN = {
     "memory_step": ("before_bytes", "after_bytes"),
@@ -134,6 +135,9 @@ def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps:
         usual, pause = finding.evidence["iteration_s"], finding.evidence["pause_s"]
         longer = later["iteration_s"] - usual
         lost = np.where(longer >= pause / 2, np.minimum(longer, 2 * pause), 0.0)
+        return float(np.nansum(lost * later["steps"]))
+    if name == "iteration_drift":
+        lost = np.maximum(0.0, later["iteration_s"] - finding.evidence["before_s"])
         return float(np.nansum(lost * later["steps"]))
     return finding.cost * float(np.nansum(later["iteration_s"] * later["steps"]))
 

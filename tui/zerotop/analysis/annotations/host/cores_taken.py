@@ -9,8 +9,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.host_load import measure_loads
-from zerotop.analysis.annotations.support.record_window import read_column
+from zerotop.analysis.annotations.support.host_load import count_workers, measure_loads
 from zerotop.analysis.annotations.support.runs import find_run_begins
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE
 
@@ -82,14 +81,7 @@ def _check_host(recording: Evidence, group: Group, host: str, state: _State) -> 
 def _build_finding(group: Group, host: str, when: tuple[int, int, int], loads: list[list[float]], cores: int) -> Annotation:
     others, waiting, ranks = (sum(values) / len(loads) for values in zip(*loads, strict=True))
     evidence = {"others_cores": others, "ranks_cores": ranks, "waiting_cores": waiting, "cores": cores}
-    workers = _count_workers(group, host, *when[:2])
+    workers = count_workers(group.processes_on(host), *when[:2])
     return _KIND.at(
         group, *when[:2], evidence, known_ns=when[2], ranks=group.ranks_on(host), host=host, workers=workers or None
     )
-
-
-def _count_workers(group: Group, host: str, begin_ns: int, end_ns: int) -> int:
-    """Return the DataLoader workers of the ranks on a node, as far as they were counted."""
-    samples = [one.host_samples.read_window(begin_ns, end_ns).rows for one in group.processes if one.host == host]
-    counts = [read_column(rows, "loader_workers") for rows in samples]
-    return sum(max(0, int(np.nan_to_num(count, nan=-1).max())) for count in counts if len(count))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process
+from zerotop.analysis.annotations.support.fp16_warmup import count_skipped_first
+from zerotop.analysis.annotations.support.started_threads import ADVICE, StartedThreads, find_started_threads
+from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop_probe.recording.tables import PHASES
 
 _KIND = FindingKind(
@@ -25,6 +29,15 @@ _KIND = FindingKind(
         " overrule it."
     ),
     fix="export OMP_NUM_THREADS={share}",
+)
+_STARTED = _KIND.with_changes(
+    headline="{processes:count process} x {each:.0f} threads compete for {cores:.0f} cores since step {step}",
+    details=(
+        "More threads were runnable than there are cores for {crowded_s:seconds} of {over_s:seconds}. Rank {rank} has"
+        " {threads_now} threads instead of {threads_before} since step {step}."
+    ),
+    advice=ADVICE,
+    fix="{started_fix}",
 )
 # Runnable threads of all ranks per core of the host, over this long in all; 1 is full use.
 CROWDED_LOAD = 1.5
@@ -86,25 +99,39 @@ def _build_finding(group: Group, processes: list[Process], cores: int, state: _S
     threads = float(np.median(runnable))
     # When training began is known only at the end of its first step.
     known_ns = max(times[-1], int(group.lead.steps["end_unix_ns"][0]))
+    started, first_ns = _find_started(processes[0], begin_ns, times)
     evidence = {
         "threads": threads,
         "cores": cores,
         "cores_used": float(np.median(used)),
         "processes": len(processes),
         "crowded_s": state.crowded_ns / 1e9,
-        "over_s": (times[-1] - begin_ns) / 1e9,
+        "over_s": (times[-1] - (begin_ns if started is None else first_ns)) / 1e9,
     }
-    return _KIND.at(
-        group,
-        times[0],
-        known_ns,
-        evidence,
-        ranks=[process.rank for process in processes],
-        each=threads / len(processes),
-        phase=_find_phase(processes[0], np.array(times)),
-        omp=processes[0].environment.get("OMP_NUM_THREADS") or "not set",
-        share=max(1, cores // len(processes)),
-    )
+    values: dict[str, Any] = {
+        "each": threads / len(processes),
+        "phase": _find_phase(processes[0], np.array(times)),
+        "omp": processes[0].environment.get("OMP_NUM_THREADS") or "not set",
+        "share": max(1, cores // len(processes)),
+    }
+    kind = _KIND
+    if started is not None:
+        kind = _STARTED
+        values |= {"threads_now": started.after, "threads_before": started.before}
+        values["started_fix"] = started.build_fix(processes[0], len(processes))
+    return kind.at(group, first_ns, known_ns, evidence, ranks=[process.rank for process in processes], **values)
+
+
+def _find_started(lead: Process, begin_ns: int, ticks: list[int]) -> tuple[StartedThreads | None, int]:
+    """Return the threads that were started after the first steps, and since when cores are crowded (unix nanoseconds)."""
+    rows, settled = lead.steps_until(ticks[0]), SETTLED_STEPS + count_skipped_first(lead)
+    if len(rows) > settled:
+        settled_ns = int(rows["end_unix_ns"][settled])
+        early, late = (lead.host_samples.read_window(*part) for part in ((begin_ns, settled_ns), (settled_ns, ticks[-1])))
+        started = find_started_threads(early, late.clip_window(ticks[0] - 1, ticks[-1]))
+        if started is not None:
+            return started, min(ticks[0], started.find_begin(late))
+    return None, ticks[0]
 
 
 def _find_phase(lead: Process, ticks: Ints) -> str | None:

@@ -13,7 +13,7 @@ from zerotop.analysis.annotations.host.growing_containers import FoundContainer,
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.fp16_warmup import count_skipped_first
-from zerotop.analysis.annotations.support.host_load import read_memory
+from zerotop.analysis.annotations.support.host_load import count_workers, read_memory
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -31,7 +31,7 @@ _KIND = FindingKind(
         "Rank {rank}'s grew by {grown_bytes:bytes} to {resident_bytes:bytes} in {steps:.0f} steps[; {free_bytes:bytes} are"
         " left on the node[, for {node_ranks} ranks]]."
     ),
-    advice="Keep no batches, outputs or losses in lists. If DataLoader workers grow, lower {worker_count}.",
+    advice="Keep no batches, outputs or losses in lists.[ If DataLoader workers grow, lower {worker_count}.]",
 )
 # A rise by at least this share of the memory before it.
 HOST_GROWTH_SHARE = 0.02
@@ -129,6 +129,7 @@ def _build_finding(group: Group, process: Process, rise: Rise, ranks: list[int],
     shared = node_ranks if node_ranks > 1 else None
     container = held.container
     kind = container.name_in(_KIND) if container is not None else _KIND
-    values = container.values if container is not None else {}
-    kept_in = container.name if container is not None else None
-    return kind.at_steps(process, rows, evidence, ranks=ranks, concerned=ranks, node_ranks=shared, kept_in=kept_in, **values)
+    values = {"kept_in": container.name, **container.values} if container is not None else {"kept_in": None}
+    if not count_workers([process], int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])):
+        values["worker_count"] = None
+    return kind.at_steps(process, rows, evidence, ranks=ranks, concerned=ranks, node_ranks=shared, **values)

@@ -8,12 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows, Samples
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Samples
+from zerotop.analysis.annotations.support.memory.evaluation_batches import (
+    BATCH_ADVICE,
+    BATCH_FIX,
+    BATCHES,
+    describe_batches,
+    is_batch_larger,
+    measure_batches,
+)
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES, USED_SHARE
-from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
+from zerotop_probe.recording.tables import FAILED, PHASE_CODE
 
 _KIND = FindingKind(
     name="validation_jump",
@@ -22,8 +28,7 @@ _KIND = FindingKind(
     headline="Evaluation raised reserved memory by {added_bytes:bytes} to {reserved_bytes:bytes}",
     details=(
         "It took {evaluation_s:seconds}"
-        "[; its micro-batch is {rows:.0f} x {sequence:.0f} tokens, {tokens_ratio:.1f} times training's {training_rows:.0f} x"
-        " {training_sequence:.0f}][; its micro-batch has {only_rows:.0f} rows, training's {training_rows:.0f}]"
+        f"{BATCHES}"
         "[; it allocated only {own_peak:bytes}, training {training_peak:bytes}, but in blocks of other sizes]"
         "[; {kept:bytes} stay reserved afterwards]{released}[, {left:bytes} of them in tensors that are still alive]"
         "[, which leaves {unclaimed:bytes} of the device to training]."
@@ -32,8 +37,6 @@ _KIND = FindingKind(
     fix="{eval_outputs_fix}",
 )
 _TENSORS_ADVICE, _TENSORS_FIX = "{eval_tensors}", "{eval_tensors_fix}"
-_BATCH_ADVICE = "Evaluate with training's batch: it then fits in the memory that training holds."
-_BATCH_FIX = "{eval_batch_fix}={training_rows:.0f}"
 # Share of the reserved memory by which evaluation has to raise it, beside JUMP_BYTES.
 JUMP_SHARE = 0.05
 # Share of a device at which the next allocation may fail: the largest single ones of the recorded runs took 3 %.
@@ -106,37 +109,9 @@ def _measure_left_bytes(lead: Process, before: int, during: Samples) -> int:
     return max(0, left - gathered)
 
 
-def _measure_shapes(lead: Process, begin_ns: int, end_ns: int) -> dict[str, float]:
-    """Micro-batches of the evaluation and of the training before it; empty if they are unknown."""
-    forwards = lead.read_phases(begin_ns, end_ns, "forward")
-    before = lead.phased_steps_until(begin_ns)[-10:]
-    if not len(forwards) or not len(before):
-        return {}
-    training = lead.read_phases(int(before["begin_unix_ns"][0]), begin_ns, "forward")
-    forwards = forwards.select_rows(forwards.rows["flags"] & EVAL != 0)
-    training = training.select_rows(training.rows["flags"] & EVAL == 0)
-    if not len(forwards) or not len(training):
-        return {}
-    largest, usual = _find_largest(forwards), _find_largest(Samples(training.times[-10:], training.rows[-10:]))
-    if min(largest["rows"], usual["rows"]) <= 0:
-        return {}
-    shapes = {"rows": float(largest["rows"]), "training_rows": float(usual["rows"])}
-    shapes["rows_ratio"] = shapes["rows"] / shapes["training_rows"]
-    if min(largest["sequence"], usual["sequence"]) > 0:
-        shapes |= {"sequence": float(largest["sequence"]), "training_sequence": float(usual["sequence"])}
-        shapes["tokens_ratio"] = float(largest["tokens"] / usual["tokens"]) if usual["tokens"] > 0 else shapes["rows_ratio"]
-    return shapes
-
-
-def _find_largest(forwards: Samples) -> Rows:
-    sizes = np.where(forwards.rows["tokens"] > 0, forwards.rows["tokens"], forwards.rows["rows"])
-    largest: Rows = forwards.rows[int(np.argmax(sizes))]
-    return largest
-
-
 def _build_finding(group: Group, begin_ns: int, end_ns: int, step: int, memory: dict[str, float]) -> Annotation:
-    shapes = _measure_shapes(group.lead, begin_ns, end_ns)
-    is_larger = shapes.get("tokens_ratio", shapes.get("rows_ratio", 0.0)) > 1.05
+    shapes = measure_batches(group.lead, begin_ns, end_ns)
+    is_larger = is_batch_larger(shapes)
     left, kept, device = memory["left_allocated_bytes"], memory["kept_bytes"], memory.get("device_bytes")
     own_peak, training_peak = memory.get("evaluation_peak_bytes"), memory.get("training_peak_bytes")
     has_lower_peak = own_peak is not None and training_peak is not None and own_peak <= training_peak
@@ -151,14 +126,14 @@ def _build_finding(group: Group, begin_ns: int, end_ns: int, step: int, memory: 
     elif left > JUMP_BYTES:
         kind = kind.with_changes(advice=_TENSORS_ADVICE, fix=_TENSORS_FIX)
     elif is_larger:
-        kind = kind.with_changes(advice=_BATCH_ADVICE, fix=_BATCH_FIX)
+        kind = kind.with_changes(advice=BATCH_ADVICE, fix=BATCH_FIX)
     return kind.at(
         group,
         begin_ns,
         end_ns,
         {**memory, **shapes, "evaluation_s": (end_ns - begin_ns) / 1e9},
         step=step,
-        only_rows=shapes.get("rows") if "sequence" not in shapes else None,
+        **describe_batches(shapes),
         own_peak=own_peak if has_lower_peak else None,
         training_peak=training_peak if has_lower_peak else None,
         kept=kept or None,

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.causes.batch_causes import find_batch_step
 from zerotop.analysis.annotations.support.causes.causes import find_drift_cause
-from zerotop.analysis.annotations.support.causes.step_change import StepChange, name_part
+from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, name_part
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
@@ -19,10 +22,12 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     name_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
+from zerotop.analysis.annotations.support.lost_time import Level, await_notable
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
-from zerotop.analysis.stats.trend import Rise, TrendFinder
+from zerotop.analysis.stats.knee import fit_knee
+from zerotop.analysis.stats.trend import TREND_BLOCK, Rise, TrendFinder
 
 _KIND = FindingKind(
     name="iteration_drift",
@@ -57,9 +62,16 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     for group in recording.groups:
         values = group.lead.steps["iteration_s"]
         rises = group.lead.get_state(_new_trend_finder).find_rises(values, SETTLED_STEPS, share=DRIFT_SHARE)
-        fresh = [_Drift.measure(group, rise) for rise in rises if rise.high >= SHORTEST_ITERATION_S]
+        rises = (rise for rise in rises if rise.high >= SHORTEST_ITERATION_S)
+        costly = await_notable(group, _KIND.name, group.lead.steps, rises, partial(_measure_level, group))
+        fresh = [_Drift.measure(group, rise, known_ns) for rise, known_ns in costly]
         for drift, found in await_lines(group, _KIND.name, fresh, _Drift.find_delay):
             yield _build_finding(drift, found)
+
+
+def _measure_level(group: Group, rise: Rise) -> Level:
+    steps = group.lead.steps["step"]
+    return Level(int(steps[rise.begin]), int(steps[rise.end - 1]), rise.low, rise.high)
 
 
 class _Drift(NamedTuple):
@@ -72,10 +84,9 @@ class _Drift(NamedTuple):
     carrier: str  # empty where the phases are unknown
 
     @classmethod
-    def measure(cls, group: Group, rise: Rise) -> _Drift:
+    def measure(cls, group: Group, rise: Rise, known_ns: int) -> _Drift:
         """Measure a rise of a group's iterations."""
         rows = group.lead.steps[rise.begin : rise.end]
-        known_ns = int(rows["end_unix_ns"][-1])
         change = StepChange(group, rows[: rise.block_length], rows[-rise.block_length :], known_ns)
         changes = change.measure_parts()
         return cls(rise, rows, change, changes, max(changes, key=lambda name: changes[name], default=""))
@@ -85,12 +96,29 @@ class _Drift(NamedTuple):
         last = self.change.after
         end_ns = int(last["end_unix_ns"][-1])
         where = PLACES[self.carrier] if self.carrier else ""
-        return Delay(self.change.process, where, int(last["begin_unix_ns"][0]), end_ns, end_ns)
+        return Delay(self.change.process, where, int(last["begin_unix_ns"][0]), end_ns, self.change.known_ns)
+
+
+def _find_onset(drift: _Drift, cause: Cause | None) -> int:
+    """Return the index of the step with which the rise begins: before it, iterations may have taken an even time."""
+    rows, length = drift.rows, drift.rise.block_length
+    most = len(rows) - 2 * length
+    sized = find_batch_step(drift.change, cause) if cause is not None else None
+    if sized is not None:
+        return min(most, int(np.searchsorted(rows["step"], sized)))
+    # Medians of some steps, so that no single one counts, and that a long rise is few points.
+    each = max(1, length // TREND_BLOCK)
+    points = np.median(rows["iteration_s"].reshape(-1, each), axis=1)
+    fit = fit_knee(np.asarray(np.arange(len(points)) + 0.5, np.float64) * each, points)
+    return min(most, round(fit.knee_x)) if fit is not None and fit.knee_x is not None else 0
 
 
 def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
     rise, rows, change, changes, carrier = drift
     cause, kind = find_drift_cause(change), _KIND
+    onset = _find_onset(drift, cause)
+    # From the onset, or from the middle of the first block, to the middle of the last one.
+    slope = (rise.high - rise.low) / (len(rows) - onset - rise.block_length / 2) if onset else rise.slope
     if cause is not None:
         kind = _KIND.with_changes(confidence=cause.confidence, advice=cause.advice, fix=cause.fix)
     elif carrier in _BY_PHASE:
@@ -101,12 +129,12 @@ def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
     if line is not None and is_named:
         kind = name_line(kind.with_changes(confidence=0.9), line, in_headline=False)
     unexplained = None if is_named else "no other change was recorded"
-    evidence = {"slope_s": rise.slope, "before_s": rise.low, "after_s": rise.high, "steps": float(len(rows))}
+    evidence = {"slope_s": slope, "before_s": rise.low, "after_s": rise.high, "steps": len(rows) - onset}
     return kind.at_steps(
         change.group,
-        rows,
+        rows[onset:],
         evidence | {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()},
-        pace=f"{rise.slope * 1e3:.2g} ms" if rise.slope >= 1e-4 else f"{rise.slope * 1e6:.2g} us",
+        pace=f"{slope * 1e3:.2g} ms" if slope >= 1e-4 else f"{slope * 1e6:.2g} us",
         cost=1 - rise.low / rise.high,
         growth=rise.high / rise.low - 1,
         known_ns=found.known_ns,

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes.causes import check_batch, find_cause
+from zerotop.analysis.annotations.support.causes.batch_causes import check_batch
+from zerotop.analysis.annotations.support.causes.causes import find_cause
 from zerotop.analysis.annotations.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.annotations.support.causes.host_causes import measure_change_loads
 from zerotop.analysis.annotations.support.causes.step_change import (
@@ -29,6 +30,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     name_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine, StackLine, find_deadline
+from zerotop.analysis.annotations.support.lost_time import Level, await_notable
 from zerotop.analysis.annotations.support.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
@@ -55,6 +57,13 @@ _BETWEEN = _KIND.with_changes(
     advice="See where the time goes outside {tool}: in the training loop, the data or a callback.",
     fix="py-spy dump --pid {pid}",
 )
+
+
+class _Known(NamedTuple):
+    """The first step of a change, and when it was known."""
+
+    step: int
+    known_ns: int
 
 
 class _Shift(NamedTuple):
@@ -94,20 +103,21 @@ class _Shift(NamedTuple):
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each change of level of the iterations, and those that show only in what causes them."""
     for group in recording.groups:
-        reported = group.get_state(list[int], f"{_KIND.name} by cause")
-        for shift, found in await_lines(group, _KIND.name, _find_shifts(group), _Shift.find_delay):
+        reported = group.get_state(list[_Known], f"{_KIND.name} by cause")
+        known = await_lines(group, _KIND.name, _find_shifts(group), _Shift.find_delay)
+        for shift, found in sorted(known, key=lambda one: one[1].known_ns):
             if not shift.found_in:
-                if not _is_near(shift.change, reported):
+                if not _is_near(shift.change, reported, found.known_ns):
                     yield _build_finding(shift, found)
             elif _is_explained(shift, found.line) and group.count_report(_KIND.name):
-                reported.append(int(shift.change.after["step"][0]))
+                reported.append(_Known(int(shift.change.after["step"][0]), found.known_ns))
                 yield _build_finding(shift, found)
 
 
 def _find_shifts(group: Group) -> Iterator[_Shift]:
     waiting = group.get_state(list[tuple[StepChange, str]], f"{_KIND.name} waiting")
     held, waiting[:] = waiting[:], []
-    for change, found_in in _list_changes(group):
+    for change, found_in in (*_list_costly_changes(group), *_list_hidden_changes(group)):
         if awaits_use(change) or change.lacks_phases:
             held.append((change, found_in))
         else:
@@ -120,21 +130,37 @@ def _find_shifts(group: Group) -> Iterator[_Shift]:
             waiting.append((change, found_in))
 
 
-def _list_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
-    """Yield each change of the iterations, or of what may change them, with what showed it."""
-    rows, steps = group.lead.steps, group.get_state(list[int], f"{_KIND.name} steps")
+def _list_costly_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
+    """Yield each change of the iterations once it has cost or saved a notable time."""
+    steps = group.lead.steps
+    for change, known_ns in await_notable(group, _KIND.name, steps, _list_changes(group), _measure_level):
+        if group.count_report(_KIND.name):
+            yield replace(change, known_ns=known_ns), ""
+
+
+def _list_changes(group: Group) -> Iterator[StepChange]:
+    rows, steps = group.lead.steps, group.get_state(list[_Known], f"{_KIND.name} steps")
     for change in _find_changes(group, "", rows, rows["iteration_s"]):
-        is_long = max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S
-        if is_long and group.count_report(_KIND.name):
-            steps.append(int(change.after["step"][0]))
-            yield change, ""
-    # Where the phases vary much, as where others use the cores, a change may only show in its cause.
-    rows = group.lead.phased_steps
+        if max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S:
+            steps.append(_Known(int(change.after["step"][0]), change.known_ns))
+            yield change
+
+
+def _measure_level(change: StepChange) -> Level:
+    return Level(int(change.after["step"][0]), int(change.after["step"][-1]), *_compute_medians(change))
+
+
+def _list_hidden_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
+    """Yield each change of what may change the iterations, with what showed it, where they do not show it.
+
+    Where the phases vary much, as where others use the cores, a change may only show in its cause.
+    """
+    rows, steps = group.lead.phased_steps, group.get_state(list[_Known], f"{_KIND.name} steps")
     for change in _find_changes(group, _BETWEEN_PHASES, rows, _list_notable_between(rows)):
-        if _is_longer_between(change) and not _is_near(change, steps):
+        if _is_longer_between(change) and not _is_near(change, steps, change.known_ns):
             yield change, _BETWEEN_PHASES
     for change in _find_changes(group, _SIZE, rows, StepValues(rows, get_batch_sizes)):
-        if _is_notable(change) and check_batch(change) is not None and not _is_near(change, steps):
+        if _is_notable(change) and check_batch(change) is not None and not _is_near(change, steps, change.known_ns):
             yield change, _SIZE
 
 
@@ -144,10 +170,10 @@ def _find_changes(group: Group, key: str, steps: Rows, values: Values) -> Iterat
         yield StepChange(group, steps[shift.before], after, int(after["end_unix_ns"][-1]))
 
 
-def _is_near(change: StepChange, others: list[int]) -> bool:
-    """Whether a change begins near one of some steps; it may have begun in a counted step before its first step."""
+def _is_near(change: StepChange, others: list[_Known], known_ns: int) -> bool:
+    """Whether a change begins near one that was known by then; it may have begun in a counted step before its first step."""
     first, last = int(change.before["step"][-1]) + 1 - _SAME_STEPS, int(change.after["step"][0]) + _SAME_STEPS
-    return any(first <= other <= last for other in others)
+    return any(first <= other.step <= last for other in others if other.known_ns <= known_ns)
 
 
 def _list_notable_between(steps: Rows) -> Values:

@@ -10,6 +10,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Process, Rows
 from zerotop.analysis.annotations.support.host_load import measure_load
+from zerotop.analysis.annotations.support.lines.known_calls import COMPILE
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, is_cause, line_values, measure_between, name_line
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, SLOW, UNSEEN, StackLine, find_line
 from zerotop.session.reader import Event, Source
@@ -42,8 +43,8 @@ _REGULAR_PAUSES = 4
 _MOST_ITERATIONS = 0.4
 
 
-_DATA = "data"
-_PLACES = (BETWEEN, UNSEEN, _DATA)
+# The column of each place; empty for what lies between the phases.
+_COLUMNS = {BETWEEN: "", UNSEEN: "", "data": "data_s", "forward": "forward_s"}
 
 
 class _State:
@@ -70,7 +71,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             fresh = found[state.events_read.get(process.source, 0) :]
             state.events_read[process.source] = len(found)
             for event in fresh:
-                if event.facts["where"] in _PLACES and event.facts["why"] == SLOW:
+                if event.facts["where"] in _COLUMNS and event.facts["why"] == SLOW:
                     yield from _check_event(group, process, state, event)
 
 
@@ -80,6 +81,8 @@ def _check_event(group: Group, process: Process, state: _State, event: Event) ->
     line = find_line(process, where, begin_ns, end_ns, known_ns, why=SLOW)
     if line is None or not is_cause(line, Delay(process, BETWEEN, begin_ns, end_ns, known_ns)):
         return
+    if where == "forward" and line.known_call is not COMPILE:
+        return  # what a model computes is another detector's
     key = line.file, line.line
     pauses = state.lines.setdefault((process.source, *key), _Pauses(begin_ns))
     pauses.count += 1
@@ -88,9 +91,8 @@ def _check_event(group: Group, process: Process, state: _State, event: Event) ->
     pauses.due_count = pauses.count + math.ceil(_MORE_PAUSES * pauses.count)
     rows = process.steps_until(known_ns)
     rows = rows[np.searchsorted(rows["end_unix_ns"], pauses.begin_ns, "right") :]
-    column = "data_s" if where == _DATA else ""
     is_one_of_several = len(group.processes) > 1
-    finding = _measure_pauses(process, rows, line, known_ns, column, is_one_of_several=is_one_of_several)
+    finding = _measure_pauses(process, rows, line, known_ns, _COLUMNS[where], is_one_of_several=is_one_of_several)
     if finding is not None:
         group.reported.add((_KIND.name, key))
         yield finding

@@ -8,6 +8,7 @@ from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.failures.rank_ends import RankEnd, find_ends, read_printed_ends
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
@@ -33,6 +34,15 @@ _KILLED = _SIGNALLED.with_changes(
     fix="{less_host_memory_fix}",
 )
 _VANISHED_KILLED = _KILLED.with_changes(headline=_KIND.headline, details=f"{_OUT_OF_MEMORY} {_KIND.details}")
+_SENT = _SIGNALLED.with_changes(
+    details=(
+        "The kernel killed no process of its control group for lack of memory, so that another process sent the signal.["
+        " Its host memory had grown by {grown_bytes:bytes} to {host_rss_bytes:bytes} since its last step.] "
+        f"{_SIGNALLED.details}"
+    ),
+    advice="See what ends processes on the node: a watchdog of memory, a limit of the scheduler, or a script.",
+    fix="",
+)
 _CRASHED = _SIGNALLED.with_changes(
     advice="Compiled code crashed: let Python print which line called it. Saving more often limits how much work is lost.",
     fix="PYTHONFAULTHANDLER=1",
@@ -65,6 +75,8 @@ _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 _LAUNCHER_NS = 5 * 10**9
 # A rank that runs out of memory and does not survive that ends within this time.
 _LAST_MEMORY_NS = 60 * 10**9
+# A rank that was not sampled for so long had ended.
+_SAMPLED_NS = 200_000_000
 _LONGEST_PLACE = 40
 _LONGEST_TEXT = 240
 
@@ -169,10 +181,11 @@ def _build_finding(
     ended_ns = min(_find_end(recording, process), known_ns)
     steps, sample = process.steps_until(ended_ns), process.host_samples.read_last(ended_ns)
     finished = int(steps["step"][-1]) + 1 if len(steps) else 0
-    kills = _count_kills(recording, process, ended_ns)
+    kills = _count_kills(recording, process, ended_ns, known_ns)
     evidence = {
         "finished_steps": finished,
         "host_rss_bytes": sample["rss_bytes"] if sample is not None else None,
+        "grown_bytes": _measure_growth(process, ended_ns),
         "oom_kills": kills or None,
         "signal_number": end.signal_number,
         "exit_code": end.exit_code,
@@ -214,9 +227,19 @@ def _find_end(recording: Evidence, process: Process) -> int:
     return min([*gone, *goodbyes], default=recording.cursor_ns)
 
 
-def _choose_kind(end: RankEnd, kills: int) -> FindingKind:
+def _measure_growth(process: Process, ended_ns: int) -> int | None:
+    """Return by how much its resident memory grew after its last step; None if not by much."""
+    steps, last = process.steps_until(ended_ns), process.host_samples.read_last(ended_ns)
+    before = process.host_samples.read_last(int(steps["end_unix_ns"][-1])) if len(steps) else None
+    grown = int(last["rss_bytes"]) - int(before["rss_bytes"]) if before is not None else 0
+    return grown if grown >= HOST_GROWTH_BYTES else None
+
+
+def _choose_kind(end: RankEnd, kills: int | None) -> FindingKind:
     if end.traceback is not None and not end.signal_number:
         return _RAISED
+    if end.signal_number == signal.SIGKILL and kills == 0:
+        return _SENT
     if end.signal_number:
         return _KILLED if kills else _CRASHED if end.signal_number in _CRASH_SIGNALS else _SIGNALLED
     return _EXITED if end.exit_code else _VANISHED_KILLED if kills else _KIND
@@ -234,9 +257,13 @@ def _describe_exception(end: RankEnd) -> dict[str, Any]:
     return {"error": traceback.error, "place": place or None, "line": line or None, "text": f"{text}{ending}"}
 
 
-def _count_kills(recording: Evidence, process: Process, known_ns: int) -> int:
-    """How many processes the kernel killed for lack of memory in the three seconds before."""
-    samples = recording.get_records("hosts", process.host).read_window(known_ns - 3 * 10**9, known_ns)
+def _count_kills(recording: Evidence, process: Process, ended_ns: int, known_ns: int) -> int | None:
+    """How many processes the kernel killed for lack of memory from three seconds before on; None if that is unknown."""
+    begin_ns = ended_ns - 3 * 10**9
+    samples = recording.get_records("hosts", process.host).read_window(begin_ns, known_ns)
+    seen = process.host_samples.read_window(begin_ns, ended_ns).times
+    last_ns = int(seen[-1]) + _SAMPLED_NS if len(seen) else ended_ns
     if not len(samples) or samples.rows["cgroup_oom_kills"].min() < 0:
-        return 0
-    return int(samples.rows["cgroup_oom_kills"][-1] - samples.rows["cgroup_oom_kills"][0])
+        return None
+    kills = int(samples.rows["cgroup_oom_kills"][-1] - samples.rows["cgroup_oom_kills"][0])
+    return kills if kills or samples.times[-1] >= last_ns else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.rank_process import Process
+from zerotop.analysis.annotations.support.record_window import read_column
 from zerotop.analysis.annotations.support.session_index import SessionIndex
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE, TAKEN_SHARE, USED_SHARE
 from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
@@ -23,6 +25,13 @@ def is_host_short(process: Process, time_ns: int) -> bool:
     """Whether the memory of a rank's node is filled to USED_SHARE or more; true where that is unknown."""
     memory = read_memory(process.recording, process.host, time_ns)
     return memory is None or memory.used_bytes >= USED_SHARE * memory.limit_bytes
+
+
+def count_workers(processes: Sequence[Process], begin_ns: int, end_ns: int) -> int:
+    """Return the DataLoader workers of ranks in a window of time, as far as they were counted."""
+    samples = [one.host_samples.read_window(begin_ns, end_ns).rows for one in processes]
+    counts = [read_column(rows, "loader_workers") for rows in samples]
+    return sum(max(0, int(np.nan_to_num(count, nan=-1).max())) for count in counts if len(count))
 
 
 class CoreLoad(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.causes import gpu_causes, host_causes
+from zerotop.analysis.annotations.support.causes import batch_causes, gpu_causes, host_causes
 from zerotop.analysis.annotations.support.causes.allocator_calls import check_allocator_calls, describe_calls
 from zerotop.analysis.annotations.support.causes.step_change import (
     Advice,
@@ -14,10 +14,10 @@ from zerotop.analysis.annotations.support.causes.step_change import (
     StepChange,
     compute_own_seconds,
     count_iterations,
+    match_steps,
     measure_collecting,
     measure_compiling,
 )
-from zerotop.analysis.annotations.support.evidence import Rows
 from zerotop.analysis.annotations.support.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.annotations.support.lines.known_calls import EMPTY_CACHE
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN
@@ -30,15 +30,16 @@ from zerotop.analysis.annotations.support.thresholds import (
     STRAGGLER_SHARE,
 )
 from zerotop.analysis.formatting import Text, format_count, format_seconds
+from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop_probe.recording import events
 
+# Earlier evaluations or checkpoints that are looked at.
+_EARLIER = 5
 # Bytes of reserved memory returned to the driver at once: more than a segment or two.
 _CLEARED_BYTES = 64 << 20
 
 _BREAKDOWN: Advice = ("{breakdown}", "{breakdown_fix}")
-_LENGTH: Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
-_ROWS: Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
 _RETRY: Advice = (
     "Start with expandable segments, or lower {batch_size}.",
     "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
@@ -80,45 +81,6 @@ def _check_skipping(change: StepChange) -> Cause | None:
         advice = "Skipped steps train nothing: train in bf16, or {rarer_growth}."
         return Cause("fp16 began to skip steps", advice, "{bf16_fix}", 0.95)
     return None
-
-
-def check_batch(change: StepChange) -> Cause | None:
-    """Return the cause that batches have another size: in tokens where the model takes tokens, else in rows."""
-    return _compare_batches(change, change.phased, "a rank")
-
-
-def _check_other_batches(change: StepChange) -> Cause | None:
-    """Another rank's batches have another size, and the lead waits for it."""
-    for process in change.group.processes:
-        if process is not change.process:
-            cause = _compare_batches(change, change.read_phased(process), f"rank {process.rank}")
-            if cause is not None:
-                # All wait for the rank with the most work.
-                return cause._replace(is_expected=False, culprit=process)
-    return None
-
-
-def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str) -> Cause | None:
-    tokens, rows = (_compute_growth(parts, name) for name in ("tokens", "rows"))
-    growth = tokens or rows
-    if growth is None:
-        return None
-    slower = np.log(np.median(change.after["iteration_s"]) / np.median(change.before["iteration_s"]))
-    larger = np.log(growth[1] / growth[0])
-    if slower * larger <= 0 or abs(larger) < abs(slower) / 2:
-        return None
-    is_expected = bool(larger >= slower)
-    if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
-        text = f"{owner}'s steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
-        return Cause(text, *_ROWS, 0.9, is_expected=is_expected)
-    text = f"{owner}'s batches have {growth[1]:.0f} tokens instead of {growth[0]:.0f}"
-    return Cause(text, *_LENGTH, 0.9, is_expected=is_expected)
-
-
-def _compute_growth(parts: tuple[Rows, Rows], column: str) -> tuple[float, float] | None:
-    """Return a figure of the batches before and after; None if it is not known."""
-    before, after = (float(np.median(rows[column])) if len(rows) else 0.0 for rows in parts)
-    return (before, after) if before > 0 and after > 0 else None
 
 
 def _check_data(change: StepChange) -> Cause | None:
@@ -194,7 +156,7 @@ def _check_late_rank(change: StepChange) -> Cause | None:
         return None
     for process in change.group.processes:
         rows = process.phased_steps_until(known_ns)
-        own = [compute_own_seconds(rows[_match_steps(rows, part)]) for part in change.phased]
+        own = [compute_own_seconds(rows[match_steps(rows, part)]) for part in change.phased]
         if min(len(part) for part in own) > 0:
             delays.append((float(np.median(own[1]) - np.median(own[0])), process))
     if len(delays) < 2 or slower <= 0:
@@ -208,11 +170,6 @@ def _check_late_rank(change: StepChange) -> Cause | None:
     return Cause(text, _LATE_ADVICE, fix, 0.85, has_own_finding=is_straggler, culprit=culprit, where=BETWEEN)
 
 
-def _match_steps(rows: Rows, steps: Rows) -> slice:
-    low, high = np.searchsorted(rows["step"], (steps["step"][0], steps["step"][-1] + 1))
-    return slice(int(low), int(high))
-
-
 def _check_growth(change: StepChange) -> Cause | None:
     """Resident memory grew by as much as a list may hold that each step iterates over."""
     before, after = int(change.before["host_rss_bytes"].min()), int(change.after["host_rss_bytes"].max())
@@ -223,18 +180,36 @@ def _check_growth(change: StepChange) -> Cause | None:
 
 
 def _check_interruption(change: StepChange) -> Cause | None:
-    first = change.after[0]
+    """An evaluation or a checkpoint came just before. Where others use the cores that is a coincidence as likely as not."""
+    if any(load is not None and load.is_disturbed for load in host_causes.measure_change_loads(change)):
+        return None
     for column, name in (("checkpoint_s", "a checkpoint was saved"), ("eval_s", "an evaluation was run")):
-        if first[column] > 0:
+        if change.after[0][column] > 0 and _changed_pace_before(change, column):
             return Cause(f"{name} just before", *_BREAKDOWN, 0.4)
     return None
+
+
+def _changed_pace_before(change: StepChange, column: str) -> bool:
+    """Whether iterations took another time after each earlier interruption of a kind, too; true without earlier ones."""
+    steps = change.process.steps[: np.searchsorted(change.process.steps["step"], change.after["step"][0])]
+    change_s = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
+    for index in np.flatnonzero(steps[column] > 0)[-_EARLIER:].tolist():
+        before, after = (
+            steps["iteration_s"][part]
+            for part in (slice(max(0, index - SETTLED_STEPS), index), slice(index, index + SETTLED_STEPS))
+        )
+        if min(len(before), len(after)) < SETTLED_STEPS:
+            continue
+        if float(np.nanmedian(after) - np.nanmedian(before)) * np.sign(change_s) < abs(change_s) / 2:
+            return False
+    return True
 
 
 _Check = Callable[[StepChange], Cause | None]
 _CHECKS: tuple[_Check, ...] = (
     _check_skipping,
-    check_batch,
-    _check_other_batches,
+    batch_causes.check_batch,
+    batch_causes.check_other_batches,
     _check_data,
     _check_retries,
     _check_cache_clearing,
@@ -251,8 +226,8 @@ _CHECKS: tuple[_Check, ...] = (
     _check_interruption,
 )
 _DRIFT_CHECKS: tuple[_Check, ...] = (
-    check_batch,
-    _check_other_batches,
+    batch_causes.check_batch,
+    batch_causes.check_other_batches,
     _check_retries,
     _check_collector,
     gpu_causes.check_clocks,

@@ -8,6 +8,7 @@ from zerotop.analysis.annotations.support.causes.step_change import Advice, Caus
 from zerotop.analysis.annotations.support.evidence import Samples
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
 from zerotop.analysis.annotations.support.record_window import read_column
+from zerotop.analysis.annotations.support.started_threads import ADVICE, find_started_threads
 from zerotop.analysis.annotations.support.thresholds import TAKEN_SHARE
 from zerotop.analysis.formatting import Text
 
@@ -33,6 +34,10 @@ def check_crowding(change: StepChange) -> Cause | None:
     before, after = (float(np.nan_to_num(part.rows["waiting_cores"]).mean()) for part in samples)
     if after < 1 or after < 2 * before or _is_new_work(change):
         return None
+    started, ranks = find_started_threads(*samples), len(change.group.processes_on(change.process.host))
+    if started is not None:
+        text = f"the rank has {started.after} threads instead of {started.before}, and {after:.1f} of them wait for cores"
+        return Cause(text, ADVICE, started.build_fix(change.process, ranks), 0.8, finding="crowded_cores")
     text = f"threads of the rank waited for {after:.1f} cores instead of {before:.1f}"
     return Cause(text, *_CORES, 0.7, finding="crowded_cores")
 

@@ -120,6 +120,12 @@ def count_iterations(rows: Rows) -> int:
     return int(rows["step"][-1]) - int(rows["step"][0]) + int(rows["steps"][0])
 
 
+def match_steps(rows: Rows, steps: Rows) -> slice:
+    """Return where the steps of a rank lie that another one has in ``steps``."""
+    low, high = np.searchsorted(rows["step"], (steps["step"][0], steps["step"][-1] + 1))
+    return slice(int(low), int(high))
+
+
 def measure_distance(rows: Rows) -> dict[str, float]:
     """Return ``steps_apart``, the usual distance of steps between which others were counted; empty if there are none."""
     distance = float(np.median(np.diff(rows["step"]))) if len(rows) > 1 else 1.0

@@ -14,11 +14,30 @@ class KnownCall(NamedTuple):
     fix: str = ""
     waits_for_gpu: bool = False  # the time is the GPU's: whatever it computes takes it
     is_direct: bool = False  # only where the line itself calls it: what it means within others is unknown
+    title: str = ""  # how a sentence names it, where its functions are of no use to a reader
 
 
 EMPTY_CACHE = "torch.cuda.empty_cache"
 
+COMPILE = KnownCall(
+    (
+        "torch._dynamo.CatchErrorsWrapper.__call__",
+        "torch._dynamo.ConvertFrame.__call__",
+        "torch._dynamo.ConvertFrameAssert.__call__",
+        "torch._dynamo.backends.AotAutograd.__call__",
+        "torch._functorch._aot_autograd._AutogradBackwardCompiler.get_or_compile",
+        "torch._inductor.compile_fx",
+        "torch._inductor.compile_fx_inner",
+        "torch._inductor.GraphLowering.compile_to_module",
+    ),
+    "What torch.compile assumes at {location} changes, most often a shape: let it compile for all shapes, or pad batches to"
+    " a few lengths. With TORCH_LOGS=recompiles it prints what has changed.",
+    "torch.compile(..., dynamic=True)",
+    title="torch.compile, which compiles again",
+)
+
 _CALLS = (
+    COMPILE,
     KnownCall(("time.sleep",), "Remove the pause at {location}, or wait in a thread of its own."),
     KnownCall(
         ("gc.collect",),

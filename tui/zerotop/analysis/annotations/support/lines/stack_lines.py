@@ -64,8 +64,8 @@ class StackLine(CodeLine):
     def called(self) -> str:
         """The function beneath it that takes the time, with the one through which it is called."""
         known, first = self.known_call, super(StackLine, self).called
-        if known is None:
-            return first
+        if known is None or known.title:
+            return first if known is None else known.title
         if known.waits_for_gpu:
             return f"{self.callees[-1]}, which waits for the GPU"
         called = next(name for name in self.callees if find_known_call([name]) is known)

@@ -1,0 +1,165 @@
+"""Changes of pace in small recordings: from which step on they are told, and whether they are worth telling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from small_recording import BEGIN_NS, S, make_identity, make_record, make_span, read_recording, write_table
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.annotations.host import crowded_cores
+from zerotop.analysis.annotations.pace import iteration_drift, iteration_shift
+from zerotop.analysis.annotations.support import annotator
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import BOUNDARY, HOSTS, PROCESSES, SPANS
+from zerotop_probe.recording.writer import EventWriter
+
+WHOLE = 16384
+
+
+def write_steps(
+    folder: Path, seconds: Sequence[float], tokens: Sequence[int] = (), rank: int = 0, evaluated: Sequence[int] = ()
+) -> float:
+    """Write a rank whose steps take so long, nine tenths of it in forward and backward. Return when they end.
+
+    Before those ``evaluated`` there is an evaluation of 0.2 s.
+    """
+    at, spans = 0.0, []
+    for step, length in enumerate(seconds):
+        if step in evaluated:
+            spans.append(make_span(at, at + 0.2, "eval", step))
+            at += 0.2
+        size = tokens[step] if tokens else 512
+        edges = np.array([0.0, 0.3, 0.9, 0.95]) * length + at
+        for phase, begin, end in zip(("forward", "backward", "step"), edges, edges[1:], strict=False):
+            flags, count = (BOUNDARY, -1) if phase == "step" else (0, size if phase == "forward" else -1)
+            spans.append(make_span(begin, end, phase, step, flags, tokens=count))
+        at += length
+    write_table(folder, SPANS, make_identity(rank), *spans).close()
+    return at
+
+
+def write_load(folder: Path, until: float, *, others: float) -> None:
+    """Write a node of two cores, on which others use so many and the rank waits for as much of a core as it lacks."""
+    rank = {"cores_used": min(1.0, 2 - others), "waiting_cores": max(0.0, others - 1), "thread_count": 3}
+    _write_samples(folder, [(tick / 10, rank) for tick in range(int(until * 10))])
+
+
+def write_threads(folder: Path, until: float, *, since: float) -> None:
+    """Write a node of two cores, on which the rank has 34 threads in place of 3 since then, and 16 of them can run."""
+    few, many = ({"cores_used": used, "waiting_cores": 14.0 * (used > 1), "thread_count": 3} for used in (1.0, 2.0))
+    many["thread_count"] = 34
+    _write_samples(folder, [(tick / 10, many if tick / 10 >= since else few) for tick in range(int(until * 10))])
+
+
+def _write_samples(folder: Path, samples: Sequence[tuple[float, dict[str, float]]]) -> None:
+    node, rank = make_identity(-1), {"pid": 100, "rank": 0}
+    times = [int(at * S) for at, _ in samples]
+    processes = (make_record(PROCESSES, time_ns=int(at * S), **rank, **values) for at, values in samples)
+    write_table(folder, HOSTS, node, *(make_record(HOSTS, time_ns=at, cores_used=2.0) for at in times)).close()
+    write_table(folder, PROCESSES, node, *processes).close()
+    clock = {"monotonic_ns": 0, "unix_ns": BEGIN_NS}
+    writer = EventWriter(str(folder), node, clock=clock)
+    writer.write(0, events.NODE, cores=2)
+    writer.close()
+
+
+def find_changes(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Annotation, ...]:
+    """Return the changes of pace in a recording, read so many phases at a time."""
+    monkeypatch.setattr(annotator, "_PIECE", piece)
+    session = read_recording(folder)
+    runner = annotator.Annotator(session, [crowded_cores.detect, iteration_drift.detect, iteration_shift.detect])
+    runner.update()
+    return runner.findings_at(session.end_ns)
+
+
+def vary(seconds: Sequence[float]) -> list[float]:
+    """Return the same with 2 % of noise, the same each time."""
+    noise = np.random.default_rng(3).normal(1.0, 0.02, len(seconds))
+    return [float(one) for one in seconds * noise]
+
+
+@pytest.mark.parametrize(
+    ("level_s", "count", "told"),
+    [(0.06, 6, []), (0.06, 60, [40]), (0.3, 6, [40])],
+    ids=["short and cheap", "long and cheap", "short and costly"],
+)
+def test_changes_that_cost_nothing_are_not_told(
+    tmp_path: Path, level_s: float, count: int, told: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is the way back of those that are not, and reading in pieces makes no difference."""
+    write_steps(tmp_path, vary([0.05] * 40 + [level_s] * count + [0.05] * 100))
+    whole, *others = (find_changes(tmp_path, piece, monkeypatch) for piece in (WHOLE, 3, 50))
+    assert all(found == whole for found in others)
+    assert [finding.step for finding in whole if finding.step is not None and finding.step < 40 + count] == told
+    assert (whole == ()) is (not told)
+
+
+def test_a_change_is_told_once_it_has_cost_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 ms a step are 2 % of the training so far after 5 steps, but 0.1 s after 10."""
+    write_steps(tmp_path, [0.05] * 40 + [0.06] * 30)
+    (shift,) = find_changes(tmp_path, WHOLE, monkeypatch)
+    known_s = (shift.known_ns - shift.begin_ns) / S
+    assert known_s == pytest.approx(10 * 0.06, abs=0.07)
+
+
+def test_a_drift_begins_where_iterations_begin_to_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_steps(tmp_path, vary([0.1] * 44 + [0.1 + 0.001 * step for step in range(100)]))
+    drifts = [finding for finding in find_changes(tmp_path, WHOLE, monkeypatch) if finding.name == "iteration_drift"]
+    assert drifts
+    for drift in drifts:
+        assert drift.step == pytest.approx(44, abs=4)
+        assert drift.evidence["slope_s"] == pytest.approx(0.001, rel=0.15)
+
+
+def test_a_drift_by_larger_batches_begins_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps vary too much for a change of level: which step is the first is seen from the batches of the other rank."""
+    seconds = [0.1, 0.18] * 15 + [0.23 + 0.02 * (step % 5) + 0.001 * step for step in range(80)]
+    write_steps(tmp_path, seconds)
+    write_steps(tmp_path, seconds, [512] * 30 + [1664] * 80, rank=1)
+    (drift,) = find_changes(tmp_path, WHOLE, monkeypatch)
+    assert (drift.name, drift.step) == ("iteration_drift", 30)
+    assert "rank 1's batches have 1664 tokens instead of 512" in drift.details
+
+
+@pytest.mark.parametrize(
+    ("evaluated", "others", "said"),
+    [
+        ([40], 1.0, "an evaluation was run just before"),
+        ([20, 40], 1.0, "no other change was recorded"),
+        ([40], 1.4, None),
+    ],
+    ids=["the first evaluation", "no change at an earlier one", "others use the cores"],
+)
+def test_an_evaluation_just_before_is_a_cause_only_where_that_is_likely(
+    tmp_path: Path, evaluated: Sequence[int], others: float, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_load(tmp_path, write_steps(tmp_path, [0.05] * 40 + [0.1] * 60, evaluated=evaluated), others=others)
+    details = [str(finding.details) for finding in find_changes(tmp_path, WHOLE, monkeypatch)]
+    assert len(details) == (0 if said is None else 1)
+    assert all(said is not None and said in one for one in details)
+
+
+@pytest.mark.parametrize(("since", "step"), [(0.0, 2), (2.0, 40)], ids=["from the first step on", "in mid-run"])
+def test_threads_that_the_script_starts_are_told_from_others(
+    tmp_path: Path, since: float, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OMP_NUM_THREADS is of no use where the script itself starts them later."""
+    write_threads(tmp_path, write_steps(tmp_path, [0.05] * 40 + [0.1] * 60), since=since)
+    found = {finding.name: finding for finding in find_changes(tmp_path, WHOLE, monkeypatch)}
+    crowd, shift = found["crowded_cores"], found["iteration_shift"]
+    assert (crowd.step, shift.step) == (step, 40)
+    assert crowd.fix == ("torch.set_num_threads(2)" if since else "export OMP_NUM_THREADS=2")
+    assert ("34 threads instead of 3 since step 40" in crowd.details) is (since > 0)
+    assert ("34 threads instead of 3" in shift.details) is (shift.fix == "torch.set_num_threads(2)") is (since > 0)
+
+
+def test_the_batches_show_a_change_before_the_iterations_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told once, with the step that was known first, also where all is read at once."""
+    write_steps(tmp_path, [0.1, 0.14] * 15 + [0.19] * 2 + [0.3] * 60, [512] * 30 + [1664] * 62)
+    whole, *others = (find_changes(tmp_path, piece, monkeypatch) for piece in (WHOLE, 3, 50))
+    assert [(finding.name, finding.step) for finding in whole] == [("iteration_shift", 30)]
+    assert all(found == whole for found in others)

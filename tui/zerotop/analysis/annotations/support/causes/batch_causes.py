@@ -1,0 +1,72 @@
+"""Batches that had another size when iterations began to take another time, on the lead rank or on another one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.causes.step_change import (
+    Advice,
+    Cause,
+    StepChange,
+    get_batch_sizes,
+    match_steps,
+)
+from zerotop.analysis.annotations.support.evidence import Rows
+
+_LENGTH: Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
+_ROWS: Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
+
+
+def check_batch(change: StepChange) -> Cause | None:
+    """Return the cause that batches have another size: in tokens where the model takes tokens, else in rows."""
+    return _compare_batches(change, change.phased, "a rank")
+
+
+def check_other_batches(change: StepChange) -> Cause | None:
+    """Another rank's batches have another size, and the lead waits for it."""
+    for process in change.group.processes:
+        if process is not change.process:
+            cause = _compare_batches(change, change.read_phased(process), f"rank {process.rank}")
+            if cause is not None:
+                # All wait for the rank with the most work.
+                return cause._replace(is_expected=False, culprit=process)
+    return None
+
+
+def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str) -> Cause | None:
+    tokens, rows = (_compute_growth(parts, name) for name in ("tokens", "rows"))
+    growth = tokens or rows
+    if growth is None:
+        return None
+    slower = np.log(np.median(change.after["iteration_s"]) / np.median(change.before["iteration_s"]))
+    larger = np.log(growth[1] / growth[0])
+    if slower * larger <= 0 or abs(larger) < abs(slower) / 2:
+        return None
+    is_expected = bool(larger >= slower)
+    if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
+        text = f"{owner}'s steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
+        return Cause(text, *_ROWS, 0.9, is_expected=is_expected)
+    text = f"{owner}'s batches have {growth[1]:.0f} tokens instead of {growth[0]:.0f}"
+    return Cause(text, *_LENGTH, 0.9, is_expected=is_expected)
+
+
+def find_batch_step(change: StepChange, cause: Cause) -> int | None:
+    """Return the step from which on batches have another size, where that is the cause; None where they vary or grow."""
+    process = cause.culprit or change.process
+    parts = change.phased if process is change.process else change.read_phased(process)
+    if cause.advice not in (_LENGTH[0], _ROWS[0]) or not all(len(part) for part in parts):
+        return None
+    rows = process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
+    rows = rows[match_steps(rows, np.concatenate([change.before, change.after]))]
+    before, after = (float(np.median(get_batch_sizes(part))) for part in parts)
+    is_new = np.abs(get_batch_sizes(rows) - after) < np.abs(get_batch_sizes(rows) - before)
+    first = len(rows) - int(np.argmin(is_new[::-1])) if not is_new.all() else 0
+    if not 0 < first < len(rows) or is_new[:first].any():
+        return None
+    return int(rows["step"][first])
+
+
+def _compute_growth(parts: tuple[Rows, Rows], column: str) -> tuple[float, float] | None:
+    """Return a figure of the batches before and after; None if it is not known."""
+    before, after = (float(np.median(rows[column])) if len(rows) else 0.0 for rows in parts)
+    return (before, after) if before > 0 and after > 0 else None

@@ -1,0 +1,81 @@
+"""Changes of pace that have cost enough time to be told: until then, one that ends again is noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.detector_state import DetectorState
+from zerotop.analysis.stats.change_points import SHIFT_SHARE
+from zerotop.session.samples import Floats, Rows
+
+T = TypeVar("T")
+
+
+# Seconds that are told however short the training was: recordings of a few seconds are of tests.
+_LEAST_S = 0.1
+# A second is told, or this share of the training so far where that is less.
+_NOTABLE_S, _NOTABLE_SHARE = 1.0, 0.02
+# Of a long training a second is nothing; half a minute is told however long it is, so that who watches it learns of it.
+_LONG_SHARE, _MOST_S = 0.005, 30.0
+
+
+class Level(NamedTuple):
+    """A time that iterations began to take in place of another one."""
+
+    first_step: int
+    last_step: int  # with which the change was found
+    before_s: float
+    after_s: float
+
+
+def await_notable(
+    state: DetectorState, key: str, steps: Rows, fresh: Iterable[T], find_level: Callable[[T], Level]
+) -> Iterator[tuple[T, int]]:
+    """Yield what was found earlier or now once it has cost, or saved, a notable time, and when that was (unix nanoseconds).
+
+    What has not when the next one of its kind is found is left out, and so is the way back from it. ``steps``: those of the
+    rank that they are read off.
+    """
+    waiting: list[T] = state.get_state(list, f"{key} without cost")
+    for one in fresh:
+        level = find_level(one)
+        yield from _take_notable(waiting, steps, find_level, level.last_step)
+        is_back = any(_is_alike(find_level(other).before_s, level.after_s) for other in waiting)
+        waiting[:] = [] if is_back else [one]
+    yield from _take_notable(waiting, steps, find_level, None)
+
+
+def _is_alike(before_s: float, after_s: float) -> bool:
+    return abs(after_s - before_s) < SHIFT_SHARE * before_s
+
+
+def _take_notable(
+    waiting: list[T], steps: Rows, find_level: Callable[[T], Level], until_step: int | None
+) -> Iterator[tuple[T, int]]:
+    for one in waiting[:]:
+        index = _find_notable(steps, find_level(one), until_step)
+        if index is not None:
+            waiting.remove(one)
+            yield one, int(steps["end_unix_ns"][index])
+
+
+def _find_notable(steps: Rows, level: Level, until_step: int | None) -> int | None:
+    """Return the index of the step with which the cost becomes notable; None if that is not so up to ``until_step``."""
+    begin, last = np.searchsorted(steps["step"], (level.first_step, level.last_step)).tolist()
+    end = len(steps) if until_step is None else int(np.searchsorted(steps["step"], until_step, "right"))
+    seconds = np.nan_to_num(steps["iteration_s"][:end])
+    change = level.after_s - level.before_s
+    lost = np.clip((seconds[begin:] - level.before_s) * np.sign(change), 0.0, abs(change)) * steps["steps"][begin:end]
+    trained = np.cumsum(seconds * steps["steps"][:end])[begin:]
+    notable = np.flatnonzero(np.cumsum(lost) >= _compute_notable_s(trained))
+    notable = notable[notable >= last - begin]
+    return begin + int(notable[0]) if len(notable) else None
+
+
+def _compute_notable_s(trained_s: Floats) -> Floats:
+    """Return the seconds that are worth telling after so many seconds of training."""
+    share = np.maximum(np.minimum(_NOTABLE_S, _NOTABLE_SHARE * trained_s), _LONG_SHARE * trained_s)
+    return np.asarray(np.clip(share, _LEAST_S, _MOST_S), np.float64)
