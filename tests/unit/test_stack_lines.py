@@ -311,7 +311,7 @@ def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: flo
             facts = {"where": "between phases", "why": "slow", "frames": frames, "stacks": stacks}
             file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
     session = Session.open(folder)
-    findings = [one for one in find_annotations(session, session.end_ns) if one.name == "slow_line"]
+    findings = [one for one in find_annotations(session, session.end_ns) if one.name == "time_lost_in_line"]
     assert [one.headline for one in findings] == expected
 
 

@@ -20,6 +20,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     is_cause,
     line_values,
     name_line,
+    note_named_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
 from zerotop.analysis.annotations.support.lost_time import Level, await_notable
@@ -128,6 +129,7 @@ def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
     is_named = line is not None and is_cause(line, drift.find_delay())
     if line is not None and is_named:
         kind = name_line(kind.with_changes(confidence=0.9), line, in_headline=False)
+        note_named_line(change.group, line, found.known_ns)
     unexplained = None if is_named else "no other change was recorded"
     evidence = {"slope_s": slope, "before_s": rise.low, "after_s": rise.high, "steps": len(rows) - onset}
     return kind.at_steps(

@@ -28,6 +28,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     line_values,
     measure_between,
     name_line,
+    note_named_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine, StackLine, find_deadline
 from zerotop.analysis.annotations.support.lost_time import Level, await_notable
@@ -246,6 +247,7 @@ def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
     line = found.line if is_named or not shift.is_uncertain else None
     if line is not None and is_named:
         kind = name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
+        note_named_line(change.group, line, found.known_ns)
     if not shift.is_worse:
         kind = kind.with_changes(advice="", fix="")
     evidence = {"before_s": before, "after_s": after, "change_share": after / before - 1}

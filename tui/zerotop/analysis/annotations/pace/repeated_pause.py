@@ -11,7 +11,14 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Process, Rows
 from zerotop.analysis.annotations.support.host_load import measure_load
 from zerotop.analysis.annotations.support.lines.known_calls import COMPILE
-from zerotop.analysis.annotations.support.lines.line_findings import Delay, is_cause, line_values, measure_between, name_line
+from zerotop.analysis.annotations.support.lines.line_findings import (
+    Delay,
+    is_cause,
+    line_values,
+    measure_between,
+    name_line,
+    note_named_line,
+)
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, SLOW, UNSEEN, StackLine, find_line
 from zerotop.session.reader import Event, Source
 from zerotop_probe.recording import events
@@ -95,6 +102,7 @@ def _check_event(group: Group, process: Process, state: _State, event: Event) ->
     finding = _measure_pauses(process, rows, line, known_ns, _COLUMNS[where], is_one_of_several=is_one_of_several)
     if finding is not None:
         group.reported.add((_KIND.name, key))
+        note_named_line(group, line, known_ns)
         yield finding
 
 

@@ -9,7 +9,14 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
-from zerotop.analysis.annotations.support.lines.line_findings import Delay, is_cause, line_values, measure_between, name_line
+from zerotop.analysis.annotations.support.lines.line_findings import (
+    Delay,
+    is_cause,
+    line_values,
+    measure_between,
+    name_line,
+    note_named_line,
+)
 from zerotop.analysis.annotations.support.lines.stack_lines import (
     BETWEEN,
     SHARE,
@@ -85,6 +92,7 @@ def _check_event(group: Group, event: Event) -> Iterator[Annotation]:
     between, iteration = float(np.median(measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
     evidence = {"between_s": between, "iteration_s": iteration, "share": between / iteration}
     kind, share = name_line(_KIND, line), between / iteration
+    note_named_line(group, line, known_ns)
     yield kind.at_steps(group, rows[1:], evidence, known_ns=known_ns, cost=share, **line_values(line))
 
 

@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, measure_distance
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints
-from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values, name_line
+from zerotop.analysis.annotations.support.lines.line_findings import (
+    Delay,
+    await_lines,
+    line_values,
+    name_line,
+    note_named_line,
+)
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, FoundLine
 from zerotop.analysis.annotations.support.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
@@ -114,6 +120,7 @@ def _build_finding(group: Group, index: int, steps: Ints, late: float, found: Fo
     evidence |= measure_distance(rows)
     if found.line is not None:
         kind = name_line(kind, found.line)
+        note_named_line(group, found.line, found.known_ns)
     return kind.at_steps(
         process,
         rows,

@@ -160,6 +160,7 @@ _LINKS = (
     _Link("iteration_shift", "straggler", _explains_shift),
     _Link("iteration_shift", "data_stall", _explains_shift),
     _Link("iteration_shift", "skipping_ended", _explains_shift),
+    _Link("iteration_shift", "time_lost_in_line", _explains_shift),
     _Link("iteration_shift", "throttled", _explains_shift),
     _Link("out_of_memory", "memory_creep", _grew_by_missing),
     _Link("out_of_memory", "memory_step", _step_took_missing),

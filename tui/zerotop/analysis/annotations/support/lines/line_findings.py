@@ -21,6 +21,8 @@ PLACES = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "s
 
 _ADVICE = "See what {location} does in each iteration: do it less often, or in a thread of its own."
 
+_NAMED_LINES = "named lines"
+
 
 class Delay(NamedTuple):
     """Where a rank lost time: a place of stacks, empty if that does not matter, and a window of time in unix nanoseconds."""
@@ -78,6 +80,18 @@ def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -
         advice=known.advice if known is not None else _ADVICE,
         fix=known.fix if known is not None else "",
     )
+
+
+def note_named_line(group: DetectorState, line: StackLine, known_ns: int) -> None:
+    """Note that a finding names a line from ``known_ns`` on (unix nanoseconds), for those that would only repeat it."""
+    named: dict[str, int] = group.get_state(dict, _NAMED_LINES)
+    named[line.location] = min(known_ns, named.get(line.location, known_ns))
+
+
+def is_named(group: DetectorState, line: StackLine, known_ns: int) -> bool:
+    """Whether a finding that was known at a time names the line."""
+    named: dict[str, int] = group.get_state(dict, _NAMED_LINES)
+    return line.location in named and named[line.location] <= known_ns
 
 
 def line_values(line: StackLine | None) -> dict[str, Any]:

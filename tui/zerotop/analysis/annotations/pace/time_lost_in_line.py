@@ -2,6 +2,8 @@
 
 Iterations that vary, as where others use the cores or where only some of them are slow, show no change of level. The samples
 of the stack do: they are taken where a place lasts clearly longer than usual, and name the same line again and again.
+
+Findings that name the line already are not repeated. Their detectors run before this one: they run in the order of names.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
-from zerotop.analysis.annotations.support.lines.line_findings import Delay, is_cause, line_values, measure_between, name_line
+from zerotop.analysis.annotations.support.lines.line_findings import (
+    Delay,
+    is_cause,
+    is_named,
+    line_values,
+    measure_between,
+    name_line,
+)
 from zerotop.analysis.annotations.support.lines.stack_lines import (
     BETWEEN,
     SLOW,
@@ -27,7 +36,7 @@ from zerotop.session.reader import Event, Source
 from zerotop_probe.recording import events
 
 _KIND = FindingKind(
-    name="slow_line",
+    name="time_lost_in_line",
     severity=Severity.WARNING,
     confidence=0.85,
     headline="{added_s:seconds} of each {iteration_s:seconds} iteration are lost from step {step} on",
@@ -101,7 +110,8 @@ def _check_event(group: Group, process: Process, state: _State, event: Event) ->
             finding = _measure_loss(group, process, sampled, line, event.unix_ns)
             if finding is not None:
                 group.reported.add((_KIND.name, key))
-                yield finding
+                if not is_named(group, line, event.unix_ns):
+                    yield finding
 
 
 def _measure_loss(group: Group, process: Process, sampled: _Sampled, line: StackLine, known_ns: int) -> Annotation | None:
