@@ -149,6 +149,19 @@ def test_more_processes_share_the_cores_that_others_had_before(tmp_path: Path, a
     assert any(text in detail for detail in details) == is_named
 
 
+@pytest.mark.parametrize(("times", "is_named"), [(1.15, True), (2.0, False), (0.9, False)])
+def test_ranks_that_get_fewer_cores_than_before(tmp_path: Path, times: float, is_named: bool) -> None:
+    """They lack little of a large node, but iterations became longer about as they get less."""
+    planted = Planted("gpu-offload-110", tmp_path)
+    cores, shift = read_cores(planted), planted.find_named("iteration_shift")[0]
+    slower = shift.evidence["after_s"] / shift.evidence["before_s"]
+    # Of each of three ranks.
+    planted.add_columns("processes", cores_used=(0.2 * slower * times, 0.2), waiting_cores=(0.0, 0.1))
+    planted.add_columns("hosts", cores_used=(0.5 * cores, cores))
+    details = [finding.details for finding in planted.find_named("iteration_shift")]
+    assert any("; at the same time the ranks got 0.60 cores instead of" in one for one in details) == is_named
+
+
 def read_cores(planted: Planted) -> int:
     """Return the cores of the recording's node."""
     (path,) = planted.folder.glob("events-node-*.jsonl")

@@ -16,6 +16,8 @@ from zerotop.analysis.formatting import Text
 _FAULTS_PER_S, _FEW_FAULTS_PER_S = 100.0, 10.0
 # Ranks that get at most this share of the cores they had are slowed by it, whatever others used before.
 _LESS_SHARE = 1 / 3
+# Ranks that get so many times fewer cores than before may be slowed by it, if iterations take about as many times as long.
+_FEWER_TIMES, _ABOUT_TIMES = 1.25, 1.3
 # A core's clock that falls by less varies as usual.
 _CORE_CLOCK_SHARE = 0.15
 # With too few cores work takes at most so many times as long; work that takes less than these seconds is not counted on.
@@ -52,17 +54,26 @@ def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad 
 
 def check_others(change: StepChange) -> Cause | None:
     before, after = measure_change_loads(change)
-    if before is None or after is None or not after.is_starved or _is_new_work(change):
+    if before is None or after is None or not after.is_disturbed or _is_new_work(change):
         return None
-    if after.others - before.others >= TAKEN_SHARE * after.cores:
+    fewer = f"the ranks got {after.ranks:.2f} cores instead of {before.ranks:.2f}"
+    if after.is_starved and after.others - before.others >= TAKEN_SHARE * after.cores:
         text = f"other processes used {after.others:.1f} of {after.cores} cores instead of {before.others:.1f}"
-    elif after.ranks <= _LESS_SHARE * before.ranks and after.others >= before.others:
+    elif after.is_starved and after.ranks <= _LESS_SHARE * before.ranks and after.others >= before.others:
         # More processes share the cores that others had before.
-        fewer = f"the ranks got {after.ranks:.2f} cores instead of {before.ranks:.2f}"
         text = f"{fewer}, as other processes used {after.others:.1f}"
+    elif not before.is_disturbed and after.others > before.others and _is_explained_by_cores(change, before, after):
+        text = f"{fewer}, as other processes used {after.others:.1f} of {after.cores} instead of {before.others:.1f}"
     else:
         return None
     return Cause(text, *_OTHERS, 0.8, finding="cores_taken")
+
+
+def _is_explained_by_cores(change: StepChange, before: CoreLoad, after: CoreLoad) -> bool:
+    """Whether iterations became about as many times longer as the ranks got fewer cores."""
+    slower = float(np.median(change.after["iteration_s"]) / np.median(change.before["iteration_s"]))
+    fewer = before.ranks / max(after.ranks, 1e-6)
+    return bool(fewer >= _FEWER_TIMES and 1 / _ABOUT_TIMES <= slower / fewer <= _ABOUT_TIMES)
 
 
 def check_paging(change: StepChange) -> Cause | None:
