@@ -100,7 +100,7 @@ def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blo
         (
             "gpu-lines-leak",
             "peak_owner",
-            "The memory peak is in backward: 3.66 GiB of 79.18 GiB",
+            "In training, memory peaks in backward: 3.66 GiB of 79.18 GiB",
             "Of the peak of step 4 are allocated: 1.25 GiB at memory_on_gpu.py:32 in forward,",
         ),
     ],

@@ -22,7 +22,7 @@ _KIND = FindingKind(
     name="peak_owner",
     severity=Severity.INFO,
     confidence=0.95,
-    headline="The memory peak is{now} in {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
+    headline="In training, memory peaks{now} in {owner}: {peak:bytes}[ of {device_bytes:bytes}]",
     details=(
         "{second} peaks at {second_peak:bytes}, {third} at {third_peak:bytes}. {held_after_step_bytes:bytes}"
         " ({share:percent} of the peak) stay allocated from step to step.[ {lines}]"
