@@ -12,7 +12,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.causes.batch_causes import find_batch_step
 from zerotop.analysis.annotations.support.causes.causes import find_drift_cause
 from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, name_part
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
     Delay,
@@ -63,11 +63,36 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     for group in recording.groups:
         values = group.lead.steps["iteration_s"]
         rises = group.lead.get_state(_new_trend_finder).find_rises(values, SETTLED_STEPS, share=DRIFT_SHARE)
-        rises = (rise for rise in rises if rise.high >= SHORTEST_ITERATION_S)
+        rises = (rise for rise in rises if rise.high >= SHORTEST_ITERATION_S and _is_gradual(values, rise))
         costly = await_notable(group, _KIND.name, group.lead.steps, rises, partial(_measure_level, group))
         fresh = [_Drift.measure(group, rise, known_ns) for rise, known_ns in costly]
         for drift, found in await_lines(group, _KIND.name, fresh, _Drift.find_delay):
             yield _build_finding(drift, found)
+
+
+def _is_gradual(values: Floats, rise: Rise) -> bool:
+    """Whether iterations rose along a line, perhaps after a level, rather than in one step: that is a change of level."""
+    points = _compute_points(values[rise.begin : rise.end], rise.block_length)
+    places = np.arange(len(points), dtype=np.float64)
+    lines = (_measure_misfit(points, np.maximum(0.0, places - knee)) for knee in places[:-2])
+    steps = (_measure_misfit(points, (places >= at).astype(np.float64)) for at in places[1:])
+    return min(lines) < min(steps)
+
+
+def _measure_misfit(points: Floats, shape: Floats) -> float:
+    """Return the sum of squared differences from the level and the multiple of ``shape`` that fit best."""
+    centred, rest = shape - shape.mean(), points - points.mean()
+    return float(np.square(rest - centred * (centred @ rest) / (centred @ centred)).sum())
+
+
+def _compute_points(values: Floats, block_length: int) -> Floats:
+    """Return medians of some steps, so that no single one counts, and that a long rise is few points."""
+    return np.asarray(np.median(values.reshape(-1, _count_steps(block_length)), axis=1))
+
+
+def _count_steps(block_length: int) -> int:
+    """Return the steps of each point."""
+    return max(1, block_length // TREND_BLOCK)
 
 
 def _measure_level(group: Group, rise: Rise) -> Level:
@@ -107,9 +132,7 @@ def _find_onset(drift: _Drift, cause: Cause | None) -> int:
     sized = find_batch_step(drift.change, cause) if cause is not None else None
     if sized is not None:
         return min(most, int(np.searchsorted(rows["step"], sized)))
-    # Medians of some steps, so that no single one counts, and that a long rise is few points.
-    each = max(1, length // TREND_BLOCK)
-    points = np.median(rows["iteration_s"].reshape(-1, each), axis=1)
+    each, points = _count_steps(length), _compute_points(rows["iteration_s"], length)
     fit = fit_knee(np.asarray(np.arange(len(points)) + 0.5, np.float64) * each, points)
     return min(most, round(fit.knee_x)) if fit is not None and fit.knee_x is not None else 0
 
