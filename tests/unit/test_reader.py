@@ -220,7 +220,7 @@ def test_no_recording(tmp_path: Path) -> None:
     assert "no session" in read_refusal(tmp_path / "missing")
     assert "session.json" in read_refusal(tmp_path)
     (tmp_path / "file").write_text("x")
-    assert "no session" in read_refusal(tmp_path / "file")
+    assert "is not a recording" in read_refusal(tmp_path / "file")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "1", "{}", '{"zerotop": [1, 0]}', "\xff", '{"zerotop": "1"}'])
