@@ -147,6 +147,9 @@ def test_globals_attributes_and_what_lies_within_are_named() -> None:
     assert find_place(KEPT, None, PATHS) == Place("KEPT", "global", __name__, HERE.name, own=True, levels=0)
     place = Place("items", "attribute", "Store", HERE.name, own=True, levels=0)
     assert find_place(store.items, frame, PATHS) == place
+    Store.__init__.__dict__["no name"] = store.items
+    assert find_place(store.items, frame, PATHS) == place
+    Store.__init__.__dict__.clear()
     place = Place("by_step", "attribute", "Store", HERE.name, own=True, levels=1)
     assert find_place(store.by_step[0], frame, PATHS) == place
     assert find_place([[1], [2]], None, PATHS) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import sys
-from collections.abc import Iterator
+from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ LOCAL, GLOBAL, ATTRIBUTE = "local", "global", "attribute"
 # Containers within containers are named by the outermost one, over so many levels.
 _LEVELS = 3
 _LONGEST_NAME = 60
-# Objects of a level that are followed further, and dicts of which the owner is searched: each search visits all objects.
+# Objects of a level that are followed further, and dicts whose owner is searched: each search visits all objects.
 _MOST_HOLDERS = 4
 _MOST_DICTS = 3
 
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     owner: str  # function, module or class
     file: str
     own: bool  # the job's own code, neither a library nor Python itself
-    levels: int  # 0: it is the value itself; 1: within that value, and so on
+    levels: int = 0  # 0: it is the value itself; 1: within that value, and so on
 
 
 def find_place(container: Any, innermost: FrameType | None, paths: PathNames) -> Place | None:
@@ -38,17 +38,15 @@ def find_place(container: Any, innermost: FrameType | None, paths: PathNames) ->
     values: list[Any] = [container]
     for level in range(_LEVELS):
         for value in values:
-            found = _find_variable(value, innermost, paths) or _find_holder(value, paths)
-            if found is not None:
-                return Place(*found[:3], *found[3:], levels=level)
-        values = [one for value in values for one in _list_referrers(value) if _is_container(one)][:_MOST_HOLDERS]
+            place = _find_variable(value, innermost, paths) or _find_attribute(value, paths)
+            if place is not None:
+                return place._replace(levels=level)
+        around = (one for value in values for one in _list_referrers(value) if _is_container(one) and one is not values)
+        values = list(islice(around, _MOST_HOLDERS))
     return None
 
 
-_Named = tuple[str, str, str, str, bool]
-
-
-def _find_variable(value: Any, innermost: FrameType | None, paths: PathNames) -> _Named | None:
+def _find_variable(value: Any, innermost: FrameType | None, paths: PathNames) -> Place | None:
     """Look for a local variable of the job's own functions."""
     frame = innermost
     while frame is not None:
@@ -56,7 +54,7 @@ def _find_variable(value: Any, innermost: FrameType | None, paths: PathNames) ->
         file = paths.name_file(code.co_filename)
         if file is not None and file.is_own and code.co_flags & inspect.CO_OPTIMIZED:
             for name in _find_names(frame, value):
-                return name, LOCAL, getattr(code, "co_qualname", code.co_name), file.text, True
+                return Place(name, LOCAL, getattr(code, "co_qualname", code.co_name), file.text, own=True)
         frame = frame.f_back
     return None
 
@@ -70,30 +68,31 @@ def _find_names(frame: FrameType, value: Any) -> list[str]:
     return names
 
 
-def _find_holder(value: Any, paths: PathNames) -> _Named | None:
+def _find_attribute(value: Any, paths: PathNames) -> Place | None:
     """Look for a module, class or instance that has the value as an attribute."""
     dicts = 0
     for holder in _list_referrers(value):
+        owners = [holder]
         if type(holder) is dict and (dicts := dicts + 1) <= _MOST_DICTS:
-            for owner in [one for one in _list_referrers(holder) if _get_attributes(one) is holder]:
-                return _name_attribute(owner, holder, value, paths)
-        attributes = _get_attributes(holder)
-        if attributes is not None:
-            return _name_attribute(holder, attributes, value, paths)
+            owners = [one for one in _list_referrers(holder) if _get_attributes(one) is holder]
+        for owner in owners:
+            place = _name_attribute(owner, value, paths)
+            if place is not None:
+                return place
     return None
 
 
-def _name_attribute(owner: Any, attributes: dict[str, Any], value: Any, paths: PathNames) -> _Named | None:
+def _name_attribute(owner: Any, value: Any, paths: PathNames) -> Place | None:
+    attributes = _get_attributes(owner) or {}
     name = next((name for name, one in attributes.items() if one is value), "")
-    if not _is_good(name):
-        return None
-    module = owner if type(owner) is ModuleType else sys.modules.get(str(type(owner).__module__))
+    is_module = type(owner) is ModuleType
+    module = owner if is_module else sys.modules.get(str(type(owner).__module__))
     path = getattr(module, "__file__", None)
     file = paths.name_file(path) if isinstance(path, str) else None
-    if isinstance(path, str) and file is None:  # the probe's own
+    if not _is_good(name) or (isinstance(path, str) and file is None):  # the probe's own
         return None
-    scope, title = (GLOBAL, owner.__name__) if type(owner) is ModuleType else (ATTRIBUTE, type(owner).__qualname__)
-    return name, scope, str(title), file.text if file is not None else "", file is not None and file.is_own
+    scope, title = (GLOBAL, owner.__name__) if is_module else (ATTRIBUTE, type(owner).__qualname__)
+    return Place(name, scope, str(title), file.text if file is not None else "", own=file is not None and file.is_own)
 
 
 def _get_attributes(owner: Any) -> dict[str, Any] | None:
@@ -105,15 +104,7 @@ def _get_attributes(owner: Any) -> dict[str, Any] | None:
 
 
 def _list_referrers(value: Any) -> list[Any]:
-    own = {id(frame) for frame in _list_frames()}
-    return [one for one in gc.get_referrers(value) if id(one) not in own and not isinstance(one, FrameType)]
-
-
-def _list_frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    return [one for one in gc.get_referrers(value) if not isinstance(one, FrameType)]
 
 
 def _is_container(value: Any) -> bool:
