@@ -11,7 +11,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.batch_causes import find_batch_step
 from zerotop.analysis.annotations.support.causes.causes import find_drift_cause
-from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, name_part
+from zerotop.analysis.annotations.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
@@ -63,9 +63,10 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     for group in recording.groups:
         values = group.lead.steps["iteration_s"]
         rises = group.lead.get_state(_new_trend_finder).find_rises(values, SETTLED_STEPS, share=DRIFT_SHARE)
-        rises = (rise for rise in rises if rise.high >= SHORTEST_ITERATION_S and _is_gradual(values, rise))
+        rises = (rise for rise in rises if rise.high >= SHORTEST_ITERATION_S)
         costly = await_notable(group, _KIND.name, group.lead.steps, rises, partial(_measure_level, group))
-        fresh = [_Drift.measure(group, rise, known_ns) for rise, known_ns in costly]
+        measured = (_Drift.measure(group, rise, known_ns) for rise, known_ns in costly)
+        fresh = [drift for drift in measured if _is_gradual(values, drift.rise) or _find_batch_step(drift) is not None]
         for drift, found in await_lines(group, _KIND.name, fresh, _Drift.find_delay):
             yield _build_finding(drift, found)
 
@@ -125,11 +126,17 @@ class _Drift(NamedTuple):
         return Delay(self.change.process, where, int(last["begin_unix_ns"][0]), end_ns, self.change.known_ns)
 
 
-def _find_onset(drift: _Drift, cause: Cause | None) -> int:
+def _find_batch_step(drift: _Drift) -> int | None:
+    """Return the step at which a rank's batches changed, if they are the cause."""
+    cause = find_drift_cause(drift.change)
+    return find_batch_step(drift.change, cause) if cause is not None else None
+
+
+def _find_onset(drift: _Drift) -> int:
     """Return the index of the step with which the rise begins: before it, iterations may have taken an even time."""
     rows, length = drift.rows, drift.rise.block_length
     most = len(rows) - 2 * length
-    sized = find_batch_step(drift.change, cause) if cause is not None else None
+    sized = _find_batch_step(drift)
     if sized is not None:
         return min(most, int(np.searchsorted(rows["step"], sized)))
     each, points = _count_steps(length), _compute_points(rows["iteration_s"], length)
@@ -140,7 +147,7 @@ def _find_onset(drift: _Drift, cause: Cause | None) -> int:
 def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
     rise, rows, change, changes, carrier = drift
     cause, kind = find_drift_cause(change), _KIND
-    onset = _find_onset(drift, cause)
+    onset = _find_onset(drift)
     # From the onset, or from the middle of the first block, to the middle of the last one.
     slope = (rise.high - rise.low) / (len(rows) - onset - rise.block_length / 2) if onset else rise.slope
     if cause is not None:
