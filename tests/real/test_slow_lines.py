@@ -49,8 +49,8 @@ def find_top(rank: Rank, where: str, why: str, steps: range) -> tuple[str, int, 
         if is_asked and event["step"] < steps.stop and event["last_step"] >= steps.start:
             for stack in event["stacks"]:
                 frames = [event["frames"][number] for number in stack["frames"]]
-                own = next(frame for frame in frames if frame["own"])
-                seconds[own["file"], own["line"], stack.get("call", "")] += stack["seconds"]
+                for own in [frame for frame in frames if frame["own"]][:1]:  # none when Python ends
+                    seconds[own["file"], own["line"], stack.get("call", "")] += stack["seconds"]
     ((top, most),) = seconds.most_common(1)
     return *top, most
 
