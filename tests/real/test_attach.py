@@ -126,7 +126,10 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
         with_phases = steps["step"][steps["flags"] & COUNTED == 0]
         assert len(with_phases) >= 2
         for phase in ("forward", "backward"):
-            assert rank.select_phases(phase)["step"].tolist() == np.repeat(with_phases, 2).tolist()
+            # A counted step that takes long has phases from then on.
+            recorded = rank.select_phases(phase)["step"]
+            recorded = recorded[np.isin(recorded, with_phases)]
+            assert recorded.tolist() == np.repeat(with_phases, 2).tolist()
     done = ("--steps", str(own[0]["global_steps"]))
     bare = run_loop("hand_written", alone, *OPTIONS, *done, launcher="bare", session=Path(), bootstrap=False).by_rank
     for number in (0, 1):
