@@ -32,7 +32,7 @@ _ENDED_SPANS = 64
 
 
 class StepFollower(Protocol):
-    """Does something now and then after a step, on the thread that trains."""
+    """Is called after some steps, on the training thread."""
 
     def is_due(self, time_ns: int) -> bool: ...
 

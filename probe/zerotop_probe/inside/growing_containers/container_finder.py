@@ -69,6 +69,7 @@ class ContainerFinder:
                 self._cost_ns = self._note_cost(reading.time_ns)
         elif is_too_late(self._begin, reading):
             self._begin, self._lengths = None, {}
+            self._watch.end_look(self._cost_ns)
         elif can_end_look(self._begin, reading):
             begin, lengths = self._begin, self._lengths
             self._begin, self._lengths = None, {}

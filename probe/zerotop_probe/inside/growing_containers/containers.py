@@ -1,4 +1,4 @@
-"""Find the lists, dicts, sets and deques that have become longer, and what their new entries take.
+"""Find the lists, dicts, sets and deques that have become longer, and estimate the memory of their new entries.
 
 Nothing of the job is kept alive between two looks, and no code of the job runs: only built-in types are looked into.
 """
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 _BUILT_IN = (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset, deque, OrderedDict, defaultdict)
 _KINDS = frozenset(map(id, (list, dict, set, deque, OrderedDict, defaultdict)))
-# Shorter containers are not looked at. Of longer ones so many entries are, of a list within them so many, and so many values
-# in all.
+# Shorter containers are left out. Of the others the newest entries are measured, up to this number; of a list within an
+# entry up to this number of values, and up to this number in all.
 _LEAST_LENGTH = 4
 _MOST_ENTRIES = 16
 _MOST_WITHIN = 64
@@ -35,7 +35,7 @@ class Growth(NamedTuple):
 
 
 def measure_lengths() -> dict[int, int]:
-    """Return the lengths of all containers that the garbage collector knows, by their id()."""
+    """Map the id() of each container that the garbage collector tracks to its length."""
     return {id(one): len(one) for one in _list_containers()}
 
 

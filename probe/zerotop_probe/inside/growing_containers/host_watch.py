@@ -80,7 +80,7 @@ class HostWatch:
         self._looked_ns = time_ns
 
     def end_look(self, cost_ns: int) -> None:
-        """Learn from a look what one costs."""
+        """Note what a look has cost: the next one will probably cost as much."""
         self._probable_ns = cost_ns
         self._spent_ns += cost_ns
 

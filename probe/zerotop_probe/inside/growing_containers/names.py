@@ -48,7 +48,7 @@ def find_place(container: Any, innermost: FrameType | None, paths: PathNames) ->
 
 def _find_variable(value: Any, innermost: FrameType | None, paths: PathNames) -> Place | None:
     """Look for a local variable of the job's own functions."""
-    frame = innermost
+    frame = innermost if sys.gettrace() is None else None  # debuggers write local variables back
     while frame is not None:
         code = frame.f_code
         file = paths.name_file(code.co_filename)

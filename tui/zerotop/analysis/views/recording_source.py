@@ -199,7 +199,7 @@ class RecordingSource:
         return view
 
     def iterations_on(self, rank: int, view: LiveView) -> Iterations:
-        """Return the iterations of a view as on one rank; the same object as the last time while there are no more."""
+        """Return a view's iterations as one rank had them. Without new iterations it is the object returned before."""
         return self._iterations.iterations_on(rank, len(view.iterations.step))
 
     def _build_view(self, cursor: int) -> LiveView:

@@ -74,7 +74,7 @@ class Source(Protocol):
         """Return what is known at the cursor; None is the end, which for a live recording is the last refresh."""
 
     def iterations_on(self, rank: int, view: LiveView) -> Iterations:
-        """Return the iterations of a view as on one rank; the same object as the last time while there are no more."""
+        """Return a view's iterations as one rank had them. Without new iterations it is the object returned before."""
 
     def findings_at(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
         """Return the findings known at the cursor, in the order in which they became known; None is the end."""

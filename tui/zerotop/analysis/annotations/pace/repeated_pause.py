@@ -19,9 +19,15 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     name_line,
     note_named_line,
 )
-from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, SLOW, UNSEEN, StackLine, find_line
+from zerotop.analysis.annotations.support.lines.stack_lines import (
+    BETWEEN,
+    SLOW,
+    UNSEEN,
+    StackLine,
+    find_line,
+    read_new_stacks,
+)
 from zerotop.session.reader import Event, Source
-from zerotop_probe.recording import events
 
 _KIND = FindingKind(
     name="repeated_pause",
@@ -74,12 +80,8 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     for group in recording.groups:
         state = group.get_state(_State, _KIND.name)
         for process in group.processes:
-            found = process.events_named(events.STACKS)
-            fresh = found[state.events_read.get(process.source, 0) :]
-            state.events_read[process.source] = len(found)
-            for event in fresh:
-                if event.facts["where"] in _COLUMNS and event.facts["why"] == SLOW:
-                    yield from _check_event(group, process, state, event)
+            for event in read_new_stacks(process, state.events_read, _COLUMNS, SLOW):
+                yield from _check_event(group, process, state, event)
 
 
 def _check_event(group: Group, process: Process, state: _State, event: Event) -> Iterator[Annotation]:

@@ -23,11 +23,11 @@ from zerotop.analysis.annotations.support.lines.stack_lines import (
     UNSEEN,
     find_line,
     is_training,
+    read_new_stacks,
     select_stacks,
 )
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS
-from zerotop.session.reader import Event
-from zerotop_probe.recording import events
+from zerotop.session.reader import Event, Source
 
 _KIND = FindingKind(
     name="time_between_phases",
@@ -51,19 +51,19 @@ _MORE_SAMPLES = 1 / 8
 
 
 class _State:
-    events_read = samples = 0
+    samples = 0
     due_samples = _FEWEST_SAMPLES
+
+    def __init__(self) -> None:
+        self.events_read: dict[Source, int] = {}
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each attempt if all ranks spend time there; a rank that is the only one is a straggler."""
     for group in recording.groups:
         lead, state = group.lead, group.get_state(_State, _KIND.name)
-        found = lead.events_named(events.STACKS)
-        fresh, state.events_read = found[state.events_read :], len(found)
-        for event in fresh:
-            is_share = event.facts["where"] in (BETWEEN, UNSEEN) and event.facts["why"] == SHARE
-            if is_share and _KIND.name not in group.reported:
+        for event in read_new_stacks(lead, state.events_read, (BETWEEN, UNSEEN), SHARE):
+            if _KIND.name not in group.reported:
                 state.samples += _count_samples(event)
                 if state.samples >= state.due_samples:
                     state.due_samples = state.samples + math.ceil(_MORE_SAMPLES * state.samples)

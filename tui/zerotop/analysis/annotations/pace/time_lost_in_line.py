@@ -30,10 +30,10 @@ from zerotop.analysis.annotations.support.lines.stack_lines import (
     StackLine,
     find_line,
     is_training,
+    read_new_stacks,
     select_stacks,
 )
 from zerotop.session.reader import Event, Source
-from zerotop_probe.recording import events
 
 _KIND = FindingKind(
     name="time_lost_in_line",
@@ -57,7 +57,8 @@ _FIRST_STEPS = 5
 # The time lost on average: seconds, and as a share of an iteration. If fewer steps lose it, these are pauses.
 _LOST_S, _LOST_SHARE = 0.01, 0.10
 _LEAST_STEPS_SHARE = 0.4
-# The time between the phases grew by a factor so many times that of the phases: else others may use the cores.
+# Between the phases time grows at least so many times as much as within them: else all is slower, as where others use the
+# cores.
 _TIMES_AS_LONG = 2.0
 _LEAST_BETWEEN_S = 0.002
 _MORE_SAMPLES = 1 / 4
@@ -82,12 +83,8 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     for group in recording.groups:
         state = group.get_state(_State, _KIND.name)
         for process in group.processes:
-            found = process.events_named(events.STACKS)
-            fresh = found[state.events_read.get(process.source, 0) :]
-            state.events_read[process.source] = len(found)
-            for event in fresh:
-                if event.facts["where"] in (BETWEEN, UNSEEN) and event.facts["why"] == SLOW:
-                    yield from _check_event(group, process, state, event)
+            for event in read_new_stacks(process, state.events_read, (BETWEEN, UNSEEN), SLOW):
+                yield from _check_event(group, process, state, event)
 
 
 def _check_event(group: Group, process: Process, state: _State, event: Event) -> Iterator[Annotation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, fi
 from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.session.event_files import Event, select_events
+from zerotop.session.table_files import Source
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 
@@ -115,6 +116,14 @@ def find_line(
     key, weight = _choose_line(seconds, total)
     beneath = max(callees[key], key=lambda names: callees[key][names])
     return StackLine(*key, beneath, weight, weight / total) if weight >= _LINE_SHARE * total else None
+
+
+def read_new_stacks(process: Process, counts: dict[Source, int], places: Container[str], why: str) -> list[Event]:
+    """Return the events with stacks of these places that are new, and update ``counts``: how many are read, by source."""
+    found = process.events_named(events.STACKS)
+    fresh = found[counts.get(process.source, 0) :]
+    counts[process.source] = len(found)
+    return [event for event in fresh if event.facts["where"] in places and event.facts["why"] == why]
 
 
 def select_stacks(event: Event, where: str) -> Iterator[tuple[Mapping[str, Any], OwnFrame | None]]:
