@@ -90,7 +90,7 @@ class ContainerFinder:
         if named:
             facts: dict[str, Any] = {"first_step": begin.step, "last_step": end.step, "begin_ns": begin.time_ns}
             facts |= {"end_ns": end.time_ns, "grown_bytes": grown_bytes, "seconds": self._cost_ns / 1e9}
-            containers = [_describe(place, growth) for place, growth in named.items()]
+            containers = [_describe_container(place, growth) for place, growth in named.items()]
             self._write_event(now(), events.GROWING_CONTAINERS, containers=containers, **facts)
 
     def _note_cost(self, since_ns: int) -> int:
@@ -100,7 +100,7 @@ class ContainerFinder:
         return spent_ns
 
 
-def _describe(place: Place, growth: Growth) -> dict[str, Any]:
+def _describe_container(place: Place, growth: Growth) -> dict[str, Any]:
     facts = {"kind": type(growth.container).__name__, "length": growth.length, "added": growth.added}
     facts |= {"added_bytes": growth.added_bytes, "entry": growth.entry, "keeps_graph": growth.keeps_graph}
     return {**place._asdict(), **facts}

@@ -63,7 +63,7 @@ def _read_container(found: Mapping[str, Any]) -> GrowingContainer | None:
     largest = found["containers"][0]
     if not all(largest[name].isprintable() for name in ("name", "owner", "file", "kind")):
         return None
-    name, text, keeps_graph = largest["name"], _describe(largest), largest.get("keeps_graph") is True
+    name, text, keeps_graph = largest["name"], _describe_container(largest), largest.get("keeps_graph") is True
     is_list = largest["kind"] == "list" and not largest.get("levels")
     prefix = "self." if largest["scope"] == "attribute" else ""
     values = {
@@ -79,7 +79,7 @@ def _read_container(found: Mapping[str, Any]) -> GrowingContainer | None:
     return GrowingContainer(name, text, keeps_graph, fix, values)
 
 
-def _describe(container: dict[str, Any]) -> str:
+def _describe_container(container: dict[str, Any]) -> str:
     name, file = container["name"], container["file"]
     place = f" ({file})" if file else ""
     if container["scope"] == "local":
