@@ -95,8 +95,9 @@ def test_an_interrupted_process_is_no_cost_of_detail() -> None:
 class ShortSteps:
     """A training whose steps may be counted; like the recorder it asks the budget only at the ends of counted runs."""
 
-    def __init__(self, *, full_us: int = 350, light_us: int = 300, counted_us: int = 25) -> None:
+    def __init__(self, *, full_us: int = 350, light_us: int = 300, counted_us: int = 25, threads_us: int = 0) -> None:
         self.budget = DetailBudget(0.003)
+        self.threads_us = threads_us  # of each step
         self.costs = {FULL: full_us * US, LIGHT: light_us * US, COUNTED: counted_us * US}
         self.time_ns = self.cost_ns = self.step = 0
         self.details: list[int] = []
@@ -113,7 +114,10 @@ class ShortSteps:
             run += 1
             if detail != COUNTED or self.step == self.budget.find_uncounted(self.step):
                 last_ns = int(step_ms * MS) if run > 1 else 0
-                self.budget.end_step(self.time_ns, self.cost_ns, next_step=self.step, steps=run, last_ns=last_ns)
+                threads_ns = self.step * self.threads_us * US
+                self.budget.end_step(
+                    self.time_ns, self.cost_ns, threads_ns=threads_ns, next_step=self.step, steps=run, last_ns=last_ns
+                )
                 run = 0
         return (self.cost_ns - cost_before) / (self.time_ns - begin_ns)
 
@@ -160,6 +164,27 @@ def test_steps_after_a_pause_have_phases_even_without_credit() -> None:
     begin = len(training.details)
     training.run_steps(4, 5)
     assert training.details[begin : begin + 2].count(COUNTED) == 0
+
+
+def test_steps_that_become_longer_have_phases_at_once() -> None:
+    """What takes longer is seen in them, although nothing was saved for it."""
+    training = ShortSteps(light_us=1000, full_us=1500)
+    training.run_steps(60, 20)
+    while training.step % 16 or training.budget.detail != COUNTED:
+        training.run_steps(1, 20)
+    begin = training.step
+    training.run_steps(16, 150)
+    training.run_steps(16, 150)
+    assert training.details[begin + 1 : begin + 16].count(COUNTED) <= 12
+
+
+def test_a_thread_of_the_probe_is_no_cost_of_detail() -> None:
+    """While the sampler of stacks is busy, hooks still have half of the budget."""
+    idle, busy = ShortSteps(light_us=700), ShortSteps(light_us=700, threads_us=1000)
+    for training in (idle, busy):
+        training.run_steps(500, 150)
+    idle_steps, busy_steps = (len([one for one in training.list_uncounted() if one >= 100]) for training in (idle, busy))
+    assert 80 <= busy_steps < idle_steps
 
 
 def test_an_unlimited_budget_counts_no_step() -> None:

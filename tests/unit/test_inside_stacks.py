@@ -263,6 +263,22 @@ def test_usual_times_are_those_of_most_iterations() -> None:
     assert usual.notable == {GAP: 610 * MS, DATA: 30 * MS}
 
 
+def test_counted_steps_that_stay_longer_become_usual(sampled_recorder: tuple[Recorder, StackSampler]) -> None:
+    recorder, sampler = sampled_recorder
+    begin_ns = time.monotonic_ns() - 60_000 * MS
+    record_steps(recorder, 20, 20 * MS, begin_ns)
+    sampler._learn(begin_ns)
+    usual_ns = sampler._usual.iteration_ns
+    for step in range(20, 60):
+        end_ns = begin_ns + (step - 20) * 150 * MS
+        record_steps(recorder, 1, 20 * MS, end_ns)
+        recorder.last_step = step - 1
+        recorder.counted.begin_steps(end_ns, step)
+        sampler._learn(begin_ns)
+    assert usual_ns is not None and usual_ns <= 20 * MS
+    assert sampler._usual.iteration_ns == 150 * MS
+
+
 @pytest.mark.parametrize(("is_on", "threads"), [(True, 1), (False, 0)])
 def test_the_session_turns_it_off(tmp_path: Path, is_on: bool, threads: int) -> None:
     session = directory.create_session(["train.py"], path=str(tmp_path / "session"), stacks=is_on)

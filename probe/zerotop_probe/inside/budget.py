@@ -32,6 +32,10 @@ _INTERVALS = (2, 4, 8, 16)
 _SHIFT = 5
 # Steps from one evaluation or checkpoint after which steps have phases to the next.
 _STEPS_BETWEEN_WISHES = 16
+# Where steps become longer, so many of the next ones have phases, at most once in so long (ns): they show what takes longer.
+_STEPS_AFTER_LONGER, _LONGER_EVERY_NS = 3, 5_000_000_000
+# The part of the budget that is left to the hooks, whatever the probe's threads have cost.
+_HOOKS_PART = 0.5
 
 COUNTED, LIGHT, FULL = range(3)
 """The levels of detail."""
@@ -61,6 +65,8 @@ class DetailBudget:
         self._wished = self._asked = 0
         self._last_wish = -_STEPS_BETWEEN_WISHES
         self._last_end_ns = self._last_cost_ns = self._last_full_ns = 0
+        self._last_threads_ns = self._last_longer_ns = 0
+        self._threads_share = 0.0  # what the probe's threads usually take of the training time
 
     @property
     def is_full(self) -> bool:
@@ -79,26 +85,36 @@ class DetailBudget:
         return self._usual_ns / _UNLIKE_FACTOR, self._usual_ns * _UNLIKE_FACTOR
 
     def end_step(
-        self, time_ns: int, cost_ns: int, *, next_step: int | None = None, steps: int = 1, last_ns: int = 0
+        self,
+        time_ns: int,
+        cost_ns: int,
+        *,
+        threads_ns: int = 0,
+        next_step: int | None = None,
+        steps: int = 1,
+        last_ns: int = 0,
     ) -> None:
         """Choose the detail of the next step.
 
         Args:
             time_ns: the end of a step.
-            cost_ns: the probe's cost so far, without one-time costs.
+            cost_ns: what the hooks have cost so far, without one-time costs.
+            threads_ns: what the probe's threads have cost, which is no cost of a step's detail.
             next_step: number of the next step; None if it must have phases.
             steps: steps since the last call, if they were counted.
             last_ns: duration of the last of several.
         """
-        elapsed_ns, spent_ns = time_ns - self._last_end_ns, cost_ns - self._last_cost_ns
-        self._last_end_ns, self._last_cost_ns = time_ns, cost_ns
+        elapsed_ns = time_ns - self._last_end_ns
+        by_hooks_ns, by_threads_ns = cost_ns - self._last_cost_ns, threads_ns - self._last_threads_ns
+        self._last_end_ns, self._last_cost_ns, self._last_threads_ns = time_ns, cost_ns, threads_ns
         self._steps += steps
         if self._steps == 1:  # it began before the first measurement
             self._usual_ns, self._last_full_ns = 0.0, time_ns
             return
         shortest_ns, longest_ns = self.like_ns
-        is_unlike = not shortest_ns <= (last_ns or elapsed_ns) <= longest_ns
-        self._learn(elapsed_ns, spent_ns, steps)
+        last_ns = last_ns or elapsed_ns
+        is_unlike = not shortest_ns <= last_ns <= longest_ns
+        self._learn(elapsed_ns, by_hooks_ns, by_threads_ns, steps)
         if self.detail == FULL:
             self._last_full_ns = time_ns
         if self.detail != COUNTED:
@@ -106,22 +122,26 @@ class DetailBudget:
             self._asked -= self._asked > 0
         if is_unlike and self._steps > _FIRST_STEPS:
             self._wished = max(self._wished, 1)
+            if last_ns > longest_ns and time_ns - self._last_longer_ns >= _LONGER_EVERY_NS:
+                self._last_longer_ns, self._asked = time_ns, _STEPS_AFTER_LONGER
         self.detail = self._choose_detail(time_ns, next_step)
 
-    def _learn(self, elapsed_ns: int, spent_ns: int, steps: int) -> None:
+    def _learn(self, elapsed_ns: int, hooks_ns: int, threads_ns: int, steps: int) -> None:
         duration_ns = elapsed_ns / steps
         # The usual duration falls quickly: the first steps may have taken a hundred times as long.
         weight = 0.5 if duration_ns < self._usual_ns else _WEIGHT
         self._usual_ns += (duration_ns - self._usual_ns) * weight if self._usual_ns else duration_ns
-        step_ns, usual_ns = spent_ns / steps, self._costs_ns[self.detail]
+        self._threads_share += (threads_ns / max(1, elapsed_ns) - self._threads_share) * _WEIGHT
+        step_ns, usual_ns = hooks_ns / steps, self._costs_ns[self.detail]
         probable_ns = min(step_ns, _MOST_TIMES * usual_ns) if usual_ns else step_ns
         self._costs_ns[self.detail] += (probable_ns - usual_ns) * _WEIGHT if usual_ns else probable_ns
         limit_ns = self.share * max(_MEMORY_NS, 2 * duration_ns)
-        self._credit_ns = min(limit_ns, max(-limit_ns, self._credit_ns + self.share * elapsed_ns - spent_ns))
+        saved_ns = self.share * elapsed_ns - hooks_ns - threads_ns
+        self._credit_ns = min(limit_ns, max(-limit_ns, self._credit_ns + saved_ns))
 
     def _choose_detail(self, time_ns: int, next_step: int | None) -> int:
         _, light_ns, full_ns = self._costs_ns
-        allowed_ns = self.share * self._usual_ns
+        allowed_ns = max(_HOOKS_PART * self.share, self.share - self._threads_share) * self._usual_ns
         if self._steps < _FIRST_STEPS or full_ns <= allowed_ns:
             return FULL
         if self._steps == _FIRST_STEPS:

@@ -73,10 +73,18 @@ class CountedSteps:
         counting, recorder = self._counting, self._recorder
         budget, device = recorder.budget, recorder.device
         self.take_cost()
+        meter = self._meter
         steps = step + 1 - counting.first_step
-        self._meter.boundaries += steps
+        meter.boundaries += steps
         next_step = step + 1 if counting.is_on else None
-        budget.end_step(time_ns, self._meter.total_ns, next_step=next_step, steps=steps, last_ns=duration_ns)
+        budget.end_step(
+            time_ns,
+            meter.cost_ns,
+            threads_ns=meter.threads_ns,
+            next_step=next_step,
+            steps=steps,
+            last_ns=duration_ns,
+        )
         if budget.detail == COUNTED_DETAIL:
             self.begin_steps(time_ns, next_step or 0)
         else:

@@ -66,7 +66,12 @@ class CostMeter:
     @property
     def total_ns(self) -> int:
         """What the training has felt so far, without one-time costs."""
-        return self.cost_ns + sum(self.thread_ns.values())
+        return self.cost_ns + self.threads_ns
+
+    @property
+    def threads_ns(self) -> int:
+        """What the probe's threads have cost so far."""
+        return sum(self.thread_ns.values())
 
 
 class Guard:

@@ -237,9 +237,10 @@ class Recorder:
                 counting.was_on = False
                 self.counted.take_cost()
             can_count = can_count and self._may_count and not self.stack and (device is None or device.is_idle)
-            next_step = span.step + 1
+            next_step, meter = span.step + 1, self._meter
+            allowed = next_step if can_count else None
             self.budget.end_step(
-                time_ns, self._meter.total_ns, next_step=next_step if can_count else None, steps=steps, last_ns=last_ns
+                time_ns, meter.cost_ns, threads_ns=meter.threads_ns, next_step=allowed, steps=steps, last_ns=last_ns
             )
             if device is not None:
                 device.is_full = self.budget.is_full

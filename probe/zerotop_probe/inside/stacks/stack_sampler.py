@@ -74,10 +74,7 @@ _WEIGHT = 0.125
 
 
 class Place(NamedTuple):
-    """A phase in progress, a gap between phases, or a step with unknown phases.
-
-    ``begin_ns`` tells it from others of its kind.
-    """
+    """A phase in progress, a gap between phases, or a step with unknown phases; ``begin_ns`` tells it from others."""
 
     key: PlaceKey
     begin_ns: int
@@ -101,6 +98,7 @@ class StackSampler:
         self._usual = UsualTimes()
         self._reader = StackReader(PathNames.for_this_process())
         self._learned_ns = self._seen_end_ns = 0
+        self._counted: tuple[int, int] | None = None  # begin and number of a counted step
         self._last_look_ns = self._saved_up_ns = self._refilled_ns = now()
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._written_ns: dict[tuple[str, str], int] = {}
@@ -166,6 +164,9 @@ class StackSampler:
 
     def _learn(self, time_ns: int) -> None:
         self._learned_ns = time_ns
+        counted, self._counted = self._counted, self._recorder.counted.since
+        if counted is not None and self._counted is not None:
+            self._usual.learn_counted(self._counted[0] - counted[0], self._counted[1] - counted[1])
         ended = self._recorder.ended.copy()
         fresh = [span for span in ended if span.end_ns > self._seen_end_ns]
         if fresh:

@@ -81,6 +81,11 @@ class UsualTimes:
             least_ns = max(_NOTABLE_NS, _NOTABLE_SHARE * self.iteration_ns)
             self.notable = {kind: part for kind, part in last.items() if part >= least_ns}
 
+    def learn_counted(self, passed_ns: int, steps: int) -> None:
+        """Add steps that took so long together: their duration is known although the phases of most are not."""
+        if steps > 0:
+            self._iterations.extend([passed_ns // steps] * min(steps, _REMEMBERED))
+
     def _follow_counted(self, span: Span) -> None:
         """Begin an iteration after a counted step, of which nothing but its end is known."""
         self._previous = span
