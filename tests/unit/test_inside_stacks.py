@@ -275,7 +275,8 @@ def test_counted_steps_that_stay_longer_become_usual(sampled_recorder: tuple[Rec
         recorder.last_step = step - 1
         recorder.counted.begin_steps(end_ns, step)
         sampler._learn(begin_ns)
-    assert usual_ns is not None and usual_ns <= 20 * MS
+    assert usual_ns is not None
+    assert usual_ns <= 20 * MS
     assert sampler._usual.iteration_ns == 150 * MS
 
 

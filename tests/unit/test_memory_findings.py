@@ -248,8 +248,8 @@ def test_the_screen_lists_the_lines(tmp_path: Path) -> None:
     assert drawn[4] == "A hint."
 
 
-def add_calls(folder: Path, count: Callable[[Any], Any]) -> None:
-    """Add the column of cudaMalloc's calls to the allocator's table."""
+def add_calls(folder: Path, count: Callable[[Any], Any], *, with_frees: bool = False) -> None:
+    """Add the columns of cudaMalloc's and cudaFree's calls to the allocator's table."""
     (path,) = folder.glob("allocator-*.rec")
     with path.open("rb") as file:
         header = json.loads(file.readline())
@@ -259,11 +259,12 @@ def add_calls(folder: Path, count: Callable[[Any], Any]) -> None:
     for name in rows.dtype.names or ():
         wide[name] = rows[name]
     wide["device_allocs"] = count(rows)
+    wide["device_frees"] = wide["device_allocs"] if with_frees else 0
     path.write_bytes(json.dumps(header).encode() + b"\n" + wide.tobytes())
 
 
-@pytest.mark.parametrize("is_cleared", [True, False])
-def test_calls_of_the_allocator_are_counted(tmp_path: Path, is_cleared: bool) -> None:
+@pytest.mark.parametrize("cleared", ["reserved memory falls", "cudaFree is called", ""])
+def test_calls_of_the_allocator_are_counted(tmp_path: Path, cleared: str) -> None:
     """The staged sleep of gpu-slow, with an allocator that asks the driver 14 times in each step from then on."""
     folder = recordings.as_directory("gpu-slow", tmp_path)
     (before,) = find_named(Session.open(folder), "iteration_shift")
@@ -273,15 +274,15 @@ def test_calls_of_the_allocator_are_counted(tmp_path: Path, is_cleared: bool) ->
         steps = np.maximum(0, rows["step"] - first + 1) * 14
         return 100 + np.where((rows["step"] >= first) & (rows["phase"] != PHASE_CODE["step"]), steps - 14, steps)
 
-    add_calls(folder, count_allocations)
-    if is_cleared:
+    add_calls(folder, count_allocations, with_frees=cleared == "cudaFree is called")
+    if cleared == "reserved memory falls":
         (path,) = folder.glob("allocator-*.rec")
         header, _, records = path.read_bytes().partition(b"\n")
         rows = np.frombuffer(bytearray(records), np.dtype([tuple(field) for field in json.loads(header)["dtype"]]))
         rows["reserved_bytes"] += np.where((rows["step"] >= first) & (rows["phase"] == PHASE_CODE["step"]), 1 << 30, 0)
         path.write_bytes(header + b"\n" + rows.tobytes())
     (shift,) = find_named(Session.open(folder), "iteration_shift")
-    if is_cleared:
+    if cleared:
         assert "the allocator's cache was emptied in each step, and cudaMalloc called 14 times in each." in shift.details
     else:
         assert "PyTorch's allocator called cudaMalloc 14 times in each step" in shift.details

@@ -44,6 +44,8 @@ _LOOK_NS = 30_000_000_000
 _PATIENCE_SHARE = 0.1
 # Steps in a row in which it grows; leaks that matter do so in each.
 CREEP_STEPS = 12
+# Where most steps are only counted: steps with phases that leave behind more than any before, and how many they span.
+_SPARSE_RECORDS, _SPARSE_SPAN = 5, 2 * CREEP_STEPS
 
 
 class _Stretch(NamedTuple):
@@ -112,6 +114,9 @@ class _State:
     held_bytes: int = -1  # after the last step
     stretch_length: int = 0  # steps in a row with growth, up to the last one
     base_bytes: int = -1  # held before them
+    base_step: int = -1  # the one before them
+    highest_bytes: int = -1  # held after any step
+    records: int = 0  # steps in a row that left behind more than any before, up to the last one
     is_reported: bool = False
 
 
@@ -153,8 +158,8 @@ def _read_stretches(process: Process) -> list[_Stretch]:
     stretches = []
     steps = process.phased_steps  # what counted steps leave behind is not read
     if len(steps) > state.steps_read:
-        held = read_held_bytes(process, steps[state.steps_read :])
-        for begin, end in _find_stretches(held, state):
+        fresh = steps[state.steps_read :]
+        for begin, end in _find_stretches(fresh["step"], read_held_bytes(process, fresh), state):
             rows = steps[begin : end + 1]
             stretches.append(_Stretch(process, int(rows["step"][0]), rows[1:], read_held_bytes(process, rows)))
         state.steps_read = len(steps)
@@ -173,21 +178,29 @@ def _grows_alike(process: Process, stretch: _Stretch) -> bool:
     return bool((growth > 0).all() and stretch.slope / 2 < np.median(growth) < stretch.slope * 2)
 
 
-def _find_stretches(held: Ints, state: _State) -> Iterator[tuple[int, int]]:
+def _find_stretches(steps: Ints, held: Ints, state: _State) -> Iterator[tuple[int, int]]:
     """From the step before a stretch to the step (included) that makes it long enough to report."""
+    indices = np.arange(len(held))
     before = np.concatenate([[state.held_bytes], held[:-1]])
     grows = (before >= 0) & (held > before)
     # The index of the last step without growth; -1 is before these steps.
-    broken = np.maximum.accumulate(np.where(grows, -1, np.arange(len(held))))
+    broken = np.maximum.accumulate(np.where(grows, -1, indices))
     carried = broken < 0
-    length = np.arange(len(held)) - broken + np.where(carried, state.stretch_length, 0)
+    length = np.where(carried, indices + 1 + state.stretch_length, indices - broken)
     base = np.where(carried, state.base_bytes if state.stretch_length else state.held_bytes, held[broken])
+    base_step = np.where(carried, state.base_step, steps[broken])
+    highest = np.maximum.accumulate(np.concatenate([[state.highest_bytes], held]))
+    is_record = (highest[:-1] >= 0) & (held > highest[:-1])
+    unbroken = np.maximum.accumulate(np.where(is_record, -1, indices))
+    records = np.where(unbroken < 0, indices + 1 + state.records, indices - unbroken)
+    is_long = (length >= CREEP_STEPS) | ((records >= _SPARSE_RECORDS) & (steps - base_step >= _SPARSE_SPAN))
     reported = carried & state.is_reported
-    enough = np.flatnonzero(grows & ~reported & (length >= CREEP_STEPS) & (held - base >= CREEP_BYTES))
+    enough = np.flatnonzero(grows & ~reported & is_long & (held - base >= CREEP_BYTES))
     for index in enough[np.diff(broken[enough], prepend=-2) != 0].tolist():
         yield state.steps_read + index - int(length[index]), state.steps_read + index
     state.is_reported = bool(reported[-1]) or bool((broken[enough] == broken[-1]).any())
     state.held_bytes, state.stretch_length, state.base_bytes = int(held[-1]), int(length[-1]), int(base[-1])
+    state.base_step, state.highest_bytes, state.records = int(base_step[-1]), int(highest[-1]), int(records[-1])
 
 
 def _build_finding(creep: _Creep, found: FoundLook) -> Annotation:

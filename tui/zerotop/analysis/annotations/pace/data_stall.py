@@ -13,7 +13,7 @@ from zerotop.analysis.annotations.support.causes.step_change import measure_dist
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
-from zerotop.analysis.annotations.support.runs import find_first_run
+from zerotop.analysis.annotations.support.runs import find_settled_run
 from zerotop.analysis.annotations.support.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
@@ -30,6 +30,8 @@ _KIND = FindingKind(
 
 # Where the other ranks have their data, and wait for this one.
 _ONE_RANK_HEADLINE = "Rank {rank} waits for data for {share:percent} of each {iteration_s:seconds} iteration"
+# So many steps are enough where others were counted between them.
+_SPARSE_STEPS = 3
 # The share of an iteration that must be added to the waiting at once.
 _RISE_SHARE = 0.10
 # Where much is slow, samples are written late: for the line a finding waits this long (ns).
@@ -78,14 +80,14 @@ def _find_waits(group: Group) -> Iterator[_Wait]:
 
 
 def _find_first_wait(process: Process) -> tuple[int, int] | None:
-    """Return the first SETTLED_STEPS new steps with phases in a row that waited for data, as first and last index."""
+    """Return the first new steps with phases in a row that all waited for data, as first and last index."""
     window = process.next_steps(len(process.phased_steps), _KIND.name, SETTLED_STEPS - 1)
     if window is None:
         return None
     steps = process.phased_steps[window]
     is_waiting = (steps["data_s"] >= STALL_SECONDS) & (steps["data_s"] >= STALL_SHARE * steps["iteration_s"])
-    first = find_first_run(is_waiting, SETTLED_STEPS)
-    return None if first is None else (window.start + first, window.start + first + SETTLED_STEPS - 1)
+    run = find_settled_run(is_waiting, steps["step"], _SPARSE_STEPS)
+    return None if run is None else (window.start + run.start, window.start + run.stop - 1)
 
 
 def _find_rise(process: Process) -> tuple[int, int] | None:

@@ -30,7 +30,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     name_line,
     note_named_line,
 )
-from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine, StackLine, find_deadline
+from zerotop.analysis.annotations.support.lines.stack_lines import PATIENCE_NS, FoundLine, StackLine, find_deadline
 from zerotop.analysis.annotations.support.lost_time import Level, await_notable
 from zerotop.analysis.annotations.support.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, SHORTEST_ITERATION_S
@@ -97,8 +97,10 @@ class _Shift(NamedTuple):
         elif not self.is_worse or (cause is not None and not self.is_uncertain):
             where = ""
         end_ns = int(rows["end_unix_ns"][-1])
-        callee = cause.callee if cause is not None else ""
-        return Delay(process, where, int(rows["begin_unix_ns"][0]), end_ns, self.change.known_ns, callee)
+        callee, known_ns = cause.callee if cause is not None else "", self.change.known_ns
+        # The first steps may have passed unsampled.
+        slow_until_ns = known_ns + PATIENCE_NS if self.is_worse else 0
+        return Delay(process, where, int(rows["begin_unix_ns"][0]), end_ns, known_ns, callee, slow_until_ns=slow_until_ns)
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
@@ -142,9 +144,17 @@ def _list_costly_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
 def _list_changes(group: Group) -> Iterator[StepChange]:
     rows, steps = group.lead.steps, group.get_state(list[_Known], f"{_KIND.name} steps")
     for change in _find_changes(group, "", rows, rows["iteration_s"]):
-        if max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S:
+        is_long = max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S
+        if is_long and not _is_by_probe(change):
             steps.append(_Known(int(change.after["step"][0]), change.known_ns))
             yield change
+
+
+def _is_by_probe(change: StepChange) -> bool:
+    """Whether short steps became shorter when the probe no longer recorded each of them in full."""
+    before, after = ((rows["counted"] | rows["light"]).mean() for rows in (change.before, change.after))
+    slower = np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"])
+    return bool(slower < 0 and before < 1 / 2 < after)
 
 
 def _measure_level(change: StepChange) -> Level:

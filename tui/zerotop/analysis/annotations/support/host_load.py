@@ -50,7 +50,12 @@ class CoreLoad(NamedTuple):
     @property
     def is_disturbed(self) -> Any:
         """Whether ranks wait for much of what they want because other processes use the cores."""
-        return self._is_taken & (self.waiting >= TAKEN_SHARE * (self.ranks + self.waiting))
+        return self._is_taken & self.lacks_cores
+
+    @property
+    def lacks_cores(self) -> Any:
+        """Whether ranks wait for much of what they want."""
+        return self.waiting >= TAKEN_SHARE * (self.ranks + self.waiting)
 
     @property
     def _is_taken(self) -> Any:

@@ -1,43 +1,81 @@
-"""Calls of cudaMalloc by PyTorch's allocator: each stops the host, and cudaFree the GPU too."""
+"""Calls of cudaMalloc and cudaFree by PyTorch's allocator: each stops the host, and cudaFree the GPU too."""
 
 from __future__ import annotations
 
-from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange, count_iterations
+import numpy as np
+
+from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange, count_iterations
 from zerotop.analysis.annotations.support.evidence import Samples
+from zerotop.analysis.annotations.support.lines.known_calls import EMPTY_CACHE
+from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN
+from zerotop.analysis.annotations.support.thresholds import FEW_SHARE, MOST_SHARE
 
 # Calls in a step that settled training does not make, and those that it hardly notices.
 _MANY, _FEW = 1.0, 0.1
-_ADVICE = "Start with expandable segments: they grow instead of being allocated anew for each size."
-_FIX = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+# Bytes of reserved memory returned to the driver at once: more than a segment or two.
+_CLEARED_BYTES = 64 << 20
+_EXPANDABLE = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+_CALLING: Advice = ("Start with expandable segments: they grow instead of being allocated anew for each size.", _EXPANDABLE)
+_CLEARING: Advice = (
+    "Remove torch.cuda.empty_cache() from the loop: each next step asks the driver for its memory anew. Against"
+    " fragmentation expandable segments help.",
+    _EXPANDABLE,
+)
 
 
-def count_calls(change: StepChange) -> tuple[float, float] | None:
-    """Return the calls of cudaMalloc in each step before and after; None where they are not recorded."""
+def _count_calls(change: StepChange, column: str) -> tuple[float, float] | None:
+    """Return the calls in each step before and after; None where they are not recorded."""
     samples = change.read_samples(change.process.allocator)
     if samples is None:
         return None
     before, after = (
-        _count_calls(part, count_iterations(rows)) for part, rows in zip(samples, (change.before, change.after), strict=True)
+        _count_in(part, column, count_iterations(rows))
+        for part, rows in zip(samples, (change.before, change.after), strict=True)
     )
     return (before, after) if before is not None and after is not None else None
 
 
-def _count_calls(samples: Samples, steps: int) -> float | None:
-    if "device_allocs" not in (samples.rows.dtype.names or ()):
+def _count_in(samples: Samples, column: str, steps: int) -> float | None:
+    if column not in (samples.rows.dtype.names or ()):
         return None
-    calls = samples.rows["device_allocs"]
+    calls = samples.rows[column]
     return float(calls[-1] - calls[0]) / steps if calls[0] >= 0 else None
 
 
-def describe_calls(change: StepChange) -> str:
-    """Return the calls after the change as the end of a sentence; empty where there are none, or they are not recorded."""
-    calls = count_calls(change)
-    return f", and cudaMalloc called {calls[1]:.0f} times in each" if calls is not None and calls[1] >= _MANY else ""
+def check_cache_clearing(change: StepChange) -> Cause | None:
+    """Return the cause that the script empties the cache in each step, which then asks the driver for memory anew."""
+    if not _is_returned(change) and not _falls_each_step(change):
+        return None
+    calls = _count_calls(change, "device_allocs")
+    called = f", and cudaMalloc called {calls[1]:.0f} times in each" if calls is not None and calls[1] >= _MANY else ""
+    return Cause(
+        f"the allocator's cache was emptied in each step{called}", *_CLEARING, 0.9, where=BETWEEN, callee=EMPTY_CACHE
+    )
+
+
+def _is_returned(change: StepChange) -> bool:
+    """Whether each step began to call cudaFree: without lack of memory only a cache that is emptied does so."""
+    frees = _count_calls(change, "device_frees")
+    return frees is not None and frees[0] <= _FEW and frees[1] >= _MANY
+
+
+def _falls_each_step(change: StepChange) -> bool:
+    """Whether reserved memory began to fall in each step."""
+    samples = change.read_samples(change.process.allocator)
+    if samples is None:
+        return False
+    falls = []
+    for part, rows in zip(samples, (change.before, change.after), strict=True):
+        reserved = part.rows["reserved_bytes"].astype(np.int64)
+        # The allocator is read at the end of a step with phases, and after counted ones.
+        phased = max(1, int(np.count_nonzero(~rows["counted"])))
+        falls.append(np.count_nonzero(-np.diff(reserved) >= _CLEARED_BYTES) / phased)
+    return bool(falls[0] <= FEW_SHARE and falls[1] >= MOST_SHARE)
 
 
 def check_allocator_calls(change: StepChange) -> Cause | None:
     """Return the cause that the allocator began to call cudaMalloc in each step."""
-    calls = count_calls(change)
+    calls = _count_calls(change, "device_allocs")
     if calls is None or calls[0] > _FEW or calls[1] < _MANY:
         return None
-    return Cause(f"PyTorch's allocator called cudaMalloc {calls[1]:.0f} times in each step", _ADVICE, _FIX, 0.7)
+    return Cause(f"PyTorch's allocator called cudaMalloc {calls[1]:.0f} times in each step", *_CALLING, 0.7)

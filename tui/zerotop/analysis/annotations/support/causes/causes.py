@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes import batch_causes, gpu_causes, host_causes
-from zerotop.analysis.annotations.support.causes.allocator_calls import check_allocator_calls, describe_calls
+from zerotop.analysis.annotations.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
 from zerotop.analysis.annotations.support.causes.step_change import (
     Advice,
     Cause,
@@ -19,7 +19,6 @@ from zerotop.analysis.annotations.support.causes.step_change import (
     measure_compiling,
 )
 from zerotop.analysis.annotations.support.fp16_warmup import SKIPPED_STEPS, count_skipped_first
-from zerotop.analysis.annotations.support.lines.known_calls import EMPTY_CACHE
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.annotations.support.thresholds import (
     FEW_SHARE,
@@ -36,17 +35,10 @@ from zerotop_probe.recording import events
 
 # Earlier evaluations or checkpoints that are looked at.
 _EARLIER = 5
-# Bytes of reserved memory returned to the driver at once: more than a segment or two.
-_CLEARED_BYTES = 64 << 20
 
 _BREAKDOWN: Advice = ("{breakdown}", "{breakdown_fix}")
 _RETRY: Advice = (
     "Start with expandable segments, or lower {batch_size}.",
-    "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-)
-_CLEARING: Advice = (
-    "Remove torch.cuda.empty_cache() from the loop: each next step asks the driver for its memory anew. Against"
-    " fragmentation expandable segments help.",
     "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
 _LATE_ADVICE = "See what only that rank does between the phases: do it less often, or in a thread of its own."
@@ -102,23 +94,6 @@ def _check_retries(change: StepChange) -> Cause | None:
         return None
     text = f"PyTorch's allocator had to flush its cache {flushes} times"
     return Cause(text, *_RETRY, 0.9, finding="allocator_retries")
-
-
-def _check_cache_clearing(change: StepChange) -> Cause | None:
-    """Reserved memory falls in each step: the script empties the cache, and each step asks the driver for memory anew."""
-    samples = change.read_samples(change.process.allocator)
-    if samples is None:
-        return None
-    falls = []
-    for part, rows in zip(samples, (change.before, change.after), strict=True):
-        reserved = part.rows["reserved_bytes"].astype(np.int64)
-        # The allocator is read at the end of a step with phases, and after counted ones.
-        phased = max(1, int(np.count_nonzero(~rows["counted"])))
-        falls.append(np.count_nonzero(-np.diff(reserved) >= _CLEARED_BYTES) / phased)
-    if falls[0] > FEW_SHARE or falls[1] < MOST_SHARE:
-        return None
-    text = f"the allocator's cache was emptied in each step{describe_calls(change)}"
-    return Cause(text, *_CLEARING, 0.9, where=BETWEEN, callee=EMPTY_CACHE)
 
 
 def _check_collector(change: StepChange) -> Cause | None:
@@ -212,7 +187,7 @@ _CHECKS: tuple[_Check, ...] = (
     batch_causes.check_other_batches,
     _check_data,
     _check_retries,
-    _check_cache_clearing,
+    check_cache_clearing,
     check_allocator_calls,
     _check_collector,
     _check_compiling,

@@ -14,6 +14,8 @@ from zerotop.analysis.formatting import Text
 
 # Major page faults of a rank in a second: each waits for the disk for 0.1 ms at the least. A few always occur.
 _FAULTS_PER_S, _FEW_FAULTS_PER_S = 100.0, 10.0
+# Others that begin to use this share of the cores are what slows ranks down that then wait for some.
+_MOST_TAKEN_SHARE = 0.5
 # Ranks that get at most this share of the cores they had are slowed by it, whatever others used before.
 _LESS_SHARE = 1 / 3
 # Ranks that get so many times fewer cores than before may be slowed by it, if iterations take about as many times as long.
@@ -54,16 +56,20 @@ def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad 
 
 def check_others(change: StepChange) -> Cause | None:
     before, after = measure_change_loads(change)
-    if before is None or after is None or not after.is_disturbed or _is_new_work(change):
+    if before is None or after is None or _is_new_work(change):
         return None
+    risen = (after.others - before.others) / after.cores
+    used = f"other processes used {after.others:.1f} of {after.cores} cores instead of {before.others:.1f}"
     fewer = f"the ranks got {after.ranks:.2f} cores instead of {before.ranks:.2f}"
-    if after.is_starved and after.others - before.others >= TAKEN_SHARE * after.cores:
-        text = f"other processes used {after.others:.1f} of {after.cores} cores instead of {before.others:.1f}"
+    if after.is_starved and risen >= TAKEN_SHARE:
+        text = used
     elif after.is_starved and after.ranks <= _LESS_SHARE * before.ranks and after.others >= before.others:
         # More processes share the cores that others had before.
         text = f"{fewer}, as other processes used {after.others:.1f}"
-    elif not before.is_disturbed and after.others > before.others and _is_explained_by_cores(change, before, after):
+    elif after.is_disturbed and not before.is_disturbed and risen > 0 and _is_explained_by_cores(change, before, after):
         text = f"{fewer}, as other processes used {after.others:.1f} of {after.cores} instead of {before.others:.1f}"
+    elif after.lacks_cores and not before.is_disturbed and risen >= _MOST_TAKEN_SHARE:
+        text = used
     else:
         return None
     return Cause(text, *_OTHERS, 0.8, finding="cores_taken")

@@ -34,6 +34,7 @@ class Delay(NamedTuple):
     known_ns: int  # when the finding is known without the line
     callee: str = ""  # a function that the line must call
     patience_ns: int = PATIENCE_NS  # how long to wait for samples that are not written yet
+    slow_until_ns: int = 0  # until when samples of unusual slowness count, too: what has become slow stays so for a while
 
     def await_line(self) -> FoundLine | None:
         """Return the line of this time; None while it may still become known."""

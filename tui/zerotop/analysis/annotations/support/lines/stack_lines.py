@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
@@ -89,16 +90,18 @@ def find_line(
     *,
     why: str = "",
     callee: str = "",
+    slow_until_ns: int = 0,
 ) -> StackLine | None:
     """Return the line at which a rank was most in a place within a window of time, by what was written until ``known_ns``.
 
     ``where`` is an outermost phase or ``BETWEEN``, ``why`` one of the reasons for samples, by default each. With
-    ``callee`` only stacks count that contain this function beneath the line.
+    ``callee`` only stacks count that contain this function beneath the line. Samples of unusual slowness count until
+    ``slow_until_ns``, also after the window.
     """
     total = 0.0
     seconds: dict[tuple[str, int, str], float] = {}
     callees: dict[tuple[str, int, str], dict[tuple[str, ...], float]] = {}
-    for event in _select_events(process, where, begin_ns, end_ns, known_ns):
+    for event in _select_events(process, where, begin_ns, end_ns, known_ns, slow_until_ns):
         if why and event.facts["why"] != why:
             continue
         for stack, found in select_stacks(event, where):
@@ -153,25 +156,29 @@ def await_line(
     known_ns: int,
     callee: str = "",
     patience_ns: int = PATIENCE_NS,
+    slow_until_ns: int = 0,
 ) -> FoundLine | None:
     """Return the line as :func:`find_line` does; None while stacks of that time may still be written.
 
     Without ``where`` no line is searched.
     """
-    line = find_line(process, where, begin_ns, end_ns, known_ns, callee=callee) if where else None
+    find = partial(find_line, process, where, begin_ns, end_ns, callee=callee, slow_until_ns=slow_until_ns)
+    line = find(known_ns) if where else None
     if line is not None or not where or process.recording.session.info.get(STACKS_SETTING) is not True:
         return FoundLine(line, known_ns)
     deadline_ns = find_deadline(process, known_ns, patience_ns)
-    for event in _select_events(process, where, begin_ns, end_ns, deadline_ns):
+    for event in _select_events(process, where, begin_ns, end_ns, deadline_ns, slow_until_ns):
         if event.unix_ns > known_ns:
-            line = find_line(process, where, begin_ns, end_ns, event.unix_ns, callee=callee)
+            line = find(event.unix_ns)
             if line is not None:
                 return FoundLine(line, event.unix_ns)
     return FoundLine(None, deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
 
 
-def _select_events(process: Process, where: str, begin_ns: int, end_ns: int, until_ns: int) -> Iterator[Event]:
-    """Yield the events with samples of a window of time that were written until ``until_ns``.
+def _select_events(
+    process: Process, where: str, begin_ns: int, end_ns: int, until_ns: int, slow_until_ns: int
+) -> Iterator[Event]:
+    """Yield the events with samples of a window of time, of slowness until ``slow_until_ns``, written until ``until_ns``.
 
     Samples of counted steps may be between the phases, too: see :func:`select_stacks`.
     """
@@ -180,7 +187,8 @@ def _select_events(process: Process, where: str, begin_ns: int, end_ns: int, unt
         facts = event.facts
         is_there = facts["where"] == where or (where == BETWEEN and facts["where"] == UNSEEN)
         if is_there and facts["why"] != "silent":
-            is_before, is_after = facts["end_ns"] + offset_ns <= begin_ns, facts["begin_ns"] + offset_ns >= end_ns
+            last_ns = max(end_ns, slow_until_ns) if facts["why"] == SLOW else end_ns
+            is_before, is_after = facts["end_ns"] + offset_ns <= begin_ns, facts["begin_ns"] + offset_ns >= last_ns
             if not (is_before or is_after):
                 yield event
 
