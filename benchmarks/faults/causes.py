@@ -79,7 +79,7 @@ _KINDS = {
     "checkpoint": Kind("checkpoint_pause", "A checkpoint stopped training"),
     "kill": Kind("dead_rank", "killed by signal 9", needs_ranks=True, also=("hung_ranks",)),
     "exception": Kind("dead_rank", "ValueError", needs_ranks=True, also=("hung_ranks",)),
-    "hogs": Kind("cores_taken", "Other processes use", beside=_HOG, also=("iteration_shift", "iteration_drift")),
+    "hogs": Kind("cores_taken", "ther processes use", beside=_HOG, also=("iteration_shift", "iteration_drift")),
     "empty_cache": Kind("iteration_shift", "cache was emptied", needs_gpu=True),
     "evaluation": Kind("validation_jump", "Evaluation raised", needs_gpu=True),
     "leak": Kind("memory_creep", "GPU memory grows", needs_gpu=True),
@@ -247,15 +247,23 @@ def _judge_findings(plan: Plan, findings: tuple[Annotation, ...]) -> Result:
     alarms = tuple(one for one in findings if _is_alarm(one) and not (one.name in allowed and _is_in_time(plan, one)))
     if kind is None or found is None:
         return Result(plan, found, False, False, None, alarms)
-    text = f"{found.headline} {found.details}"
-    place = f"{SCRIPT.name}:{plan.line}" if plan.line is not None else ""
+    text, place = f"{found.headline} {found.details}", _name_place(plan)
     is_rank_right = plan.fault not in ("slow_rank", "kill", "exception") or found.ranks == (plan.rank,)
     is_line_right = place in f"{text} {found.fix}" if place else None
-    return Result(plan, found, kind.words.format(place=place) in text, is_rank_right, is_line_right, alarms)
+    return Result(plan, found, _names_cause(plan, kind, found), is_rank_right, is_line_right, alarms)
 
 
 def _is_told(plan: Plan, kind: Kind, finding: Annotation) -> bool:
-    return finding.name == kind.finding and _is_in_time(plan, finding)
+    is_right = finding.name == kind.finding or (finding.name in kind.also and _names_cause(plan, kind, finding))
+    return is_right and _is_in_time(plan, finding)
+
+
+def _names_cause(plan: Plan, kind: Kind, finding: Annotation) -> bool:
+    return kind.words.format(place=_name_place(plan)) in f"{finding.headline} {finding.details}"
+
+
+def _name_place(plan: Plan) -> str:
+    return f"{SCRIPT.name}:{plan.line}" if plan.line is not None else ""
 
 
 def _is_in_time(plan: Plan, finding: Annotation) -> bool:
