@@ -26,8 +26,10 @@ _MOST_TIMES = 4.0
 _MEMORY_NS = 1_000_000_000
 # Even where light detail alone exceeds the budget, one step in this time is recorded in full.
 _LONGEST_LIGHT_NS = 2_000_000_000
-# Of counted steps, one in so many has phases; the last number even where that costs more than the budget.
-_INTERVALS = (2, 4, 8, 16)
+# Of counted steps, one in so many has phases. From 16 on it stays so even where that costs more than the budget, if the next
+# interval is longer than so long (ns).
+_INTERVALS = (2, 4, 8, 16, 32, 64)
+_SHORTEST_LAST, _LONGEST_UNSEEN_NS = 16, 500_000_000
 # The steps with phases move by so many steps in each longest interval: a job may do something in every 16th step.
 _SHIFT = 5
 # Steps from one evaluation or checkpoint after which steps have phases to the next.
@@ -158,8 +160,11 @@ class DetailBudget:
     def _choose_interval(self, allowed_ns: float) -> None:
         counted_ns, light_ns, _ = self._costs_ns
         more_ns = max(0.0, light_ns - counted_ns)
-        fitting = (interval for interval in _INTERVALS if counted_ns + more_ns / interval <= allowed_ns)
-        self._interval = next(fitting, _INTERVALS[-1])
+        for interval in _INTERVALS:
+            is_last = interval >= _SHORTEST_LAST and 2 * interval * self._usual_ns > _LONGEST_UNSEEN_NS
+            if is_last or interval == _INTERVALS[-1] or counted_ns + more_ns / interval <= allowed_ns:
+                self._interval = interval
+                return
 
     def find_uncounted(self, step: int) -> int:
         """Return the number of the first step from ``step`` on that has phases.
