@@ -34,8 +34,8 @@ _SHORTEST_LAST, _LONGEST_UNSEEN_NS = 16, 500_000_000
 _SHIFT = 5
 # Steps from one evaluation or checkpoint after which steps have phases to the next.
 _STEPS_BETWEEN_WISHES = 16
-# Where steps become longer, so many of the next ones have phases, at most once in so long (ns): they show what takes longer.
-_STEPS_AFTER_LONGER, _LONGER_EVERY_NS = 3, 5_000_000_000
+# Where counted steps become longer, so many of the next ones have phases, at most once in so long (ns): they show why.
+_STEPS_AFTER_LONGER, _LONGER_EVERY_NS = 3, 2_000_000_000
 # The part of the budget that is left to the hooks, whatever the probe's threads have cost.
 _HOOKS_PART = 0.5
 
@@ -124,7 +124,8 @@ class DetailBudget:
             self._asked -= self._asked > 0
         if is_unlike and self._steps > _FIRST_STEPS:
             self._wished = max(self._wished, 1)
-            if last_ns > longest_ns and time_ns - self._last_longer_ns >= _LONGER_EVERY_NS:
+            is_seen = self.detail != COUNTED or time_ns - self._last_longer_ns < _LONGER_EVERY_NS
+            if last_ns > longest_ns and not is_seen:
                 self._last_longer_ns, self._asked = time_ns, _STEPS_AFTER_LONGER
         self.detail = self._choose_detail(time_ns, next_step)
 
