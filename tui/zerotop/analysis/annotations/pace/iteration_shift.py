@@ -107,11 +107,14 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each change of level of the iterations, and those that show only in what causes them."""
     for group in recording.groups:
         reported = group.get_state(list[_Known], f"{_KIND.name} by cause")
+        steps = group.get_state(list[_Known], f"{_KIND.name} steps")
         known = await_lines(group, _KIND.name, _find_shifts(group), _Shift.find_delay)
         for shift, found in sorted(known, key=lambda one: one[1].known_ns):
             if not shift.found_in:
                 if not _is_near(shift.change, reported, found.known_ns):
                     yield _build_finding(shift, found)
+            elif _is_near(shift.change, steps, found.known_ns):
+                continue  # the iterations showed it while its line was searched
             elif _is_explained(shift, found.line) and group.count_report(_KIND.name):
                 reported.append(_Known(int(shift.change.after["step"][0]), found.known_ns))
                 yield _build_finding(shift, found)
