@@ -85,7 +85,8 @@ def test_the_samples_stand_for_the_time_that_was_lost(slow_run: SlowRun) -> None
 
 def test_a_shift_names_the_line(slow_run: SlowRun) -> None:
     shifts = [finding for finding in slow_run.findings if finding.name == "iteration_shift"]
-    (shift,) = [finding for finding in shifts if finding.step in range(_LAST.start - 2, _LAST.start + 3)]
+    # Where others use the cores, the steps just before it may be longer, too.
+    (shift,) = [finding for finding in shifts if finding.step in range(_LAST.start - 5, _LAST.start + 3)]
     assert f"slow_lines.py:{slow_run.lines['slower']} in build_batch (time.sleep)" in shift.details
     assert "Remove the pause" in shift.advice
 

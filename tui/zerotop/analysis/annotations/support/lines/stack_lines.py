@@ -188,7 +188,9 @@ def _select_events(
         is_there = facts["where"] == where or (where == BETWEEN and facts["where"] == UNSEEN)
         if is_there and facts["why"] != "silent":
             last_ns = max(end_ns, slow_until_ns) if facts["why"] == SLOW else end_ns
-            is_before, is_after = facts["end_ns"] + offset_ns <= begin_ns, facts["begin_ns"] + offset_ns >= last_ns
+            # What usually takes time says nothing of a window that began meanwhile.
+            shown_ns = facts["begin_ns" if facts["why"] == SHARE else "end_ns"]
+            is_before, is_after = shown_ns + offset_ns <= begin_ns, facts["begin_ns"] + offset_ns >= last_ns
             if not (is_before or is_after):
                 yield event
 
