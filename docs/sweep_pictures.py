@@ -1,6 +1,8 @@
 """Take the pictures of the sweeps in ``docs/sweeps`` anew, and print their tables.
 
 ``benchmarks/sweep_story.py`` ran them on one GPU and brought them here: ``docs/sweeps/NAME/sweep.json`` with its tables.
+``docs/sweeps/fit`` was searched before the formulas counted the loss's copies of the logits: its predictions are those of
+that search, and a search of today would try fewer lengths.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from zerotop.analysis.sweeps.line_report import describe_line, report_lines
+from zerotop.analysis.sweeps.search import LargestResult
 from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.sweeping.runner import SweepRunner
-from zerotop.session.sweeps import Point, Sweep, read_sweep
+from zerotop.session.sweeps import OK, Point, Sweep, read_sweep
 from zerotop.ui.app.sweep_app import SweepApp
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.sweep.model import SweepModel
@@ -29,13 +32,47 @@ async def take_picture(name: str) -> None:
     sweep = replace(sweep, points=tuple(sweep.finished))
     runner = SweepRunner(sweep)
     runner.run()  # nothing is left to run: it is over at once
-    app = SweepApp(SweepModel(runner, find_shape(sweep.plan.model)), glyphs=BLOCKS)
+    search = RecordedSearch(sweep) if name == "fit" else None
+    app = SweepApp(SweepModel(runner, find_shape(sweep.plan.model), search), glyphs=BLOCKS)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.pause(1.0)
         (HERE / f"sweep-{name}.svg").write_text(app.export_screenshot(title=""))
     print(f"docs/sweep-{name}.svg\n", *format_markdown(sweep), sep="\n")
     for report in report_lines(sweep, find_shape(sweep.plan.model)):
         print("", *describe_line(report), sep="\n")
+
+
+class RecordedSearch:
+    """What ``zerotop fit`` knew at the end of a search without and with the optimizer offloaded."""
+
+    searched = "seq_length"
+    most_runs = 10
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.runs = len(sweep.points)
+        self.results = [self._read_result(sweep, *pair) for pair in (("none", 14_245.0), ("optimizer", 6_439.0))]
+        self.series_count = len(self.results)
+
+    def _read_result(self, sweep: Sweep, offload: str, predicted: float) -> LargestResult:
+        runs = {
+            int(point.settings[self.searched]): point.result
+            for point in sweep.points
+            if point.settings["offload"] == offload and point.result is not None
+        }
+        largest = max(value for value, result in runs.items() if result.outcome == OK)
+        failing = min(value for value, result in runs.items() if result.outcome != OK)
+        size, shortage = runs[largest].allocated_peak_bytes, runs[failing]
+        is_fragmented = (shortage.unusable_bytes or 0) > GIB
+        return LargestResult(
+            {"offload": offload},
+            largest,
+            failing,
+            True,
+            predicted,
+            size,
+            len(runs),
+            fragmented_bytes=shortage.unusable_bytes if is_fragmented else None,
+        )
 
 
 def format_markdown(sweep: Sweep) -> Iterator[str]:
