@@ -24,7 +24,7 @@ class LineReport:
     estimate_bytes: int | None  # DeepSpeed's own estimate for these options; it has none for stages 0 and 1
     formula_bytes: int | None  # of ZeRO's paper: parameters, gradients, master weights and optimizer state
     heuristic_bytes: float | None  # activations for each token, see ``ModelShape.estimate_activations``
-    counted_bytes: float | None = None  # the same by ``ModelShape.count_activations``
+    counted_bytes: float | None = None  # the same by ``count_activations``; None for other families
 
     @property
     def knee_tokens(self) -> float | None:
@@ -54,7 +54,8 @@ def _compare_line(sweep: Sweep, line: MemoryLine, shape: ModelShape | None) -> L
     settings = line.series.points[-1].settings
     recompute = settings.get(CHECKPOINTING) == "on"
     heuristic = shape.estimate_activations(int(settings.get(SEQ_LENGTH, 0)), recompute=recompute)
-    return LineReport(line, estimate, formula, heuristic, shape.count_activations(recompute=recompute).total)
+    counted = shape.count_activations(recompute=recompute).total if shape.kept is not None else None
+    return LineReport(line, estimate, formula, heuristic, counted)
 
 
 def _open_session(folder: Path, point: Point) -> Session | None:
@@ -104,7 +105,7 @@ def _describe_comparison(report: LineReport) -> Sequence[str]:
     if report.counted_bytes is not None and report.line.measurement == ALLOCATED:
         ratio = report.line.fit.slope / report.counted_bytes
         sentences.append(
-            f"With what the layers keep and the loss's copies of the logits it would be {report.counted_bytes / 1e3:,.1f} kB:"
+            f"By the model's own layers and the loss's copies of the logits it is {report.counted_bytes / 1e3:,.1f} kB:"
             f" a is {ratio:.2f} times that."
         )
     return sentences

@@ -29,36 +29,6 @@ _FARTHEST = 4.0
 _AGREEMENT = 0.98
 
 
-@dataclass(frozen=True, slots=True)
-class LargestResult:
-    """The largest value of one series, as far as it is known."""
-
-    settings: Mapping[str, Value]  # of the series
-    largest: int | None  # that is known to fit
-    failing: int | None  # smallest that is known not to fit
-    is_final: bool  # no value between the two is left
-    predicted: float | None  # before anything was measured
-    allocated_bytes: int | None  # at the largest
-    runs: int
-    problem: str = ""  # why the search ended early
-    expected: float | None = None  # value at which memory is full, by what was measured so far
-    fragmented_bytes: int | None = None  # unused in blocks too small for the request, where that is why ``failing`` failed
-
-
-def describe_fragmentation(results: Sequence[LargestResult], searched: str) -> list[str]:
-    """Return a sentence for each series in which fragmentation ended the search, with the option that may allow more."""
-    name = searched.replace("_", "-")
-    sentences = []
-    for result in results:
-        if result.fragmented_bytes is None or EXPANDABLE in str(result.settings.get(ALLOCATOR, "")):
-            continue
-        sentences.append(
-            f"{name} {result.failing:,} failed with {format_bytes(result.fragmented_bytes)} reserved but unused, in blocks too"
-            f" small: --allocator {EXPANDABLE} may allow more."
-        )
-    return sentences
-
-
 class Line(NamedTuple):
     """Bytes over the searched value."""
 
@@ -75,6 +45,38 @@ class Shortage(NamedTuple):
 
     needed_bytes: float  # allocated and requested
     unusable_bytes: float = 0.0  # reserved by PyTorch in blocks too small for the request
+
+
+@dataclass(frozen=True, slots=True)
+class LargestResult:
+    """The largest value of one series, as far as it is known."""
+
+    settings: Mapping[str, Value]  # of the series
+    largest: int | None  # that is known to fit
+    failing: int | None  # smallest that is known not to fit
+    is_final: bool  # no value between the two is left
+    predicted: float | None  # before anything was measured
+    allocated_bytes: int | None  # at the largest
+    runs: int
+    problem: str = ""  # why the search ended early
+    expected: float | None = None  # value at which memory is full, by what was measured so far
+    line: Line | None = None  # allocated memory, by what was measured so far
+    limit_bytes: float | None = None  # memory that PyTorch can have on one GPU
+    fragmented_bytes: int | None = None  # unused in blocks too small for the request, where that is why ``failing`` failed
+
+
+def describe_fragmentation(results: Sequence[LargestResult], searched: str) -> list[str]:
+    """Return a sentence for each series in which fragmentation ended the search, with the option that may allow more."""
+    name = searched.replace("_", "-")
+    sentences = []
+    for result in results:
+        if result.fragmented_bytes is None or EXPANDABLE in str(result.settings.get(ALLOCATOR, "")):
+            continue
+        sentences.append(
+            f"{name} {result.failing:,} failed with {format_bytes(result.fragmented_bytes)} reserved but unused, in blocks"
+            f" too small: --allocator {EXPANDABLE} may allow more."
+        )
+    return sentences
 
 
 @dataclass

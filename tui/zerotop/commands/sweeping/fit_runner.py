@@ -79,7 +79,7 @@ class FitRunner(PointRunner):
         result = LargestResult(settings, None, None, False, search.predict_largest(), None, 0)
         try:
             while not result.problem and (value := search.choose_next()) is not None:
-                result = replace(result, expected=search.predict_largest())
+                result = _add_knowledge(result, search)
                 self.results = (*before, result)
                 if self.runs >= self.most_runs:
                     result = replace(result, problem=f"the limit of {self.most_runs} runs is reached")
@@ -90,7 +90,7 @@ class FitRunner(PointRunner):
             result = replace(result, problem="interrupted")
             raise
         finally:
-            result = replace(result, is_final=search.is_over, expected=search.predict_largest())
+            result = _add_knowledge(result, search)
             self.results = (*before, result)
         fit = search.fit
         self._slope = fit.slope if fit is not None and fit.slope > 0 else self._slope
@@ -159,3 +159,14 @@ class FitRunner(PointRunner):
             each = shape.count_activations(recompute=settings.get(CHECKPOINTING) == "on").total
             slope = each * int(settings.get(other, _DEFAULTS[other]))
         return Line(slope, sum(compute_expected(setup).gpu.values()))
+
+
+def _add_knowledge(result: LargestResult, search: LargestSearch) -> LargestResult:
+    """Return a result with what the search knows by the runs so far."""
+    return replace(
+        result,
+        is_final=search.is_over,
+        expected=search.predict_largest(),
+        line=search.line,
+        limit_bytes=search.limit_bytes,
+    )

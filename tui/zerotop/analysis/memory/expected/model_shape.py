@@ -50,7 +50,7 @@ class ModelShape:
     kept: KeptBytes | None = None  # None for unknown families
 
     def count_activations(self, *, recompute: bool = False) -> ActivationBytes:
-        """Return the bytes for each token of a micro-batch at the peak, where the loss's backward begins, in 16-bit training.
+        """Return the bytes for each token of a micro-batch at the peak, when the loss's backward begins, in 16 bits.
 
         The layers keep what :func:`_count_kept_gated` counts, or by the rule of thumb for an unknown family; with full
         recomputation 2 h each, their inputs. The logits of v words are three fp32 tensors then, 12 v: cross-entropy casts
