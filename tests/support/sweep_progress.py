@@ -87,7 +87,7 @@ class FitProgress(Progress):
             result = LargestResult({"stage": stage}, largest, failing, is_final, predicted, size, len(own), "", expected)
             fragmented = 13 * GIB if stage == 2 and failing == 8192 else None
             line = Line(12.4e6, 3.81 * GIB)
-            result = replace(result, line=line, limit_bytes=90.0 * GIB, fragmented_bytes=fragmented)
+            result = replace(result, line=line, limit_bytes=130.0 * GIB, fragmented_bytes=fragmented)
             self.results = (*self.results, result)
 
     def estimate_left_s(self) -> float | None:

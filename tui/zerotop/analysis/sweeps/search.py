@@ -29,7 +29,8 @@ _FARTHEST = 4.0
 _AGREEMENT = 0.98
 
 
-class Line(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Line:
     """Bytes over the searched value."""
 
     slope: float

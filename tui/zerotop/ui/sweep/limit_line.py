@@ -33,6 +33,6 @@ def plot_search(canvas: Canvas, model: SweepModel, values: Floats, limit: float,
 
 
 def name_limit(canvas: Canvas, limit: float, top: float) -> None:
-    """Write the limit above its line, where no run that fits has a dot."""
+    """Write the limit below its line at the left, where lines that rise are still low."""
     row = canvas.height - 1 - min(canvas.height - 1, int(limit / top * canvas.height))
-    canvas.write_text(1, max(1, row - 1), f"PyTorch can have {format_bytes(limit)}", _LIMIT_STYLE)
+    canvas.write_text(1, row + 1, f"PyTorch can have {format_bytes(limit)}", _LIMIT_STYLE)
