@@ -24,8 +24,8 @@ def measure(point: Point) -> Result:
     length, offload = int(point.settings["seq_length"]), str(point.settings["offload"])
     needed, unusable = int(SLOPE * length + BASES[offload]), int(FRAGMENTED[offload] * length)
     if needed + unusable <= ROOM:
-        sizes = {"allocated_peak_bytes": needed, "reserved_peak_bytes": needed, "nvml_peak_bytes": needed + int(1.29 * GIB)}
-        return Result(OK, attempts=1, **sizes)
+        nvml = needed + int(1.29 * GIB)
+        return Result(OK, attempts=1, allocated_peak_bytes=needed, reserved_peak_bytes=needed, nvml_peak_bytes=nvml)
     while needed + unusable - 4 * 4 * 151936 * length > ROOM:
         needed -= 4 * 4 * 151936 * length  # an earlier request of the loss failed
     return Result(OUT_OF_MEMORY, "Rank 0 ran out.", attempts=1, needed_bytes=needed, unusable_bytes=unusable)
