@@ -82,8 +82,10 @@ def test_estimates_for_a_preset(tmp_path: Path) -> None:
     assert options[3, "none"]["gpu_bytes"] == 2 * parameters
     assert options[2, "optimizer"]["own_estimates"][0]["gpu_bytes"] == 2 * parameters
     assert len(result["deepspeed_estimates"]) == 8
+    assert result["model"]["logits_bytes"] == 12 * 128256
     text = run_zerotop(tmp_path, "estimate", "llama-8b", "--gpus", "8", "--gpu-memory", "80GB").stdout.decode()
     assert "does not fit" in text
+    assert "of these the logits: 1,539.1 kB for each token" in text
     assert "stage 3, offload_param=cpu, offload_optimizer=cpu, zero_init=1" in text
 
 

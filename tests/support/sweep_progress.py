@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from zerotop.analysis.memory.expected.model_shape import ModelShape
-from zerotop.analysis.sweeps.search import LargestResult
+from zerotop.analysis.sweeps.search import LargestResult, Line
 from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep, Value
 from zerotop.ui.base.start_interfaces import OpenedRecording
 from zerotop.ui.sweep.model import SweepModel
@@ -84,6 +85,9 @@ class FitProgress(Progress):
             is_final = bool(largest and failing and failing - largest <= 1024)
             predicted, expected = 4400.0 + 3000 * (stage - 2), 7300.0 * (stage - 1)
             result = LargestResult({"stage": stage}, largest, failing, is_final, predicted, size, len(own), "", expected)
+            fragmented = 13 * GIB if stage == 2 and failing == 8192 else None
+            line = Line(12.4e6, 3.81 * GIB)
+            result = replace(result, line=line, limit_bytes=130.0 * GIB, fragmented_bytes=fragmented)
             self.results = (*self.results, result)
 
     def estimate_left_s(self) -> float | None:

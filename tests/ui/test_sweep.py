@@ -50,6 +50,23 @@ def test_a_search_says_what_fits_and_how_many_runs_are_left() -> None:
     assert "stage 3 10,240 11,264 7,400 14,600 60.00 5 found" in ended[4]
 
 
+def test_a_search_shows_the_limit_and_what_fragmentation_took() -> None:
+    rows = [row_text(row) for row in draw_sweep(make_search(9), 120, 40, BLOCKS)]
+    charts = [row for row in rows if row.startswith("Peak allocated")]
+    assert [" ".join(row.replace("─", "").split()) for row in charts] == ["Peak allocated, GiB Tokens per second, thousands"]
+    assert sum("PyTorch can have 130 GiB" in row for row in rows) == 1
+    text = " ".join(" ".join(rows).split())
+    assert "seq-length 8,192 failed with 13.00 GiB reserved but unused, in blocks too small" in text
+    assert "--allocator expandable_segments:True may allow more" in text
+
+
+def test_the_axis_of_a_search_ends_near_what_fits() -> None:
+    model = make_search(2)  # 4,096 fits, 8,192 does not
+    assert model.shown_values == [4096, 6144, 8192]
+    model.search.results = (replace(model.search.results[0], largest=3072),)  # type: ignore[union-attr, misc]
+    assert model.shown_values == [4096, 6144]
+
+
 @pytest.mark.parametrize("glyphs", [BLOCKS, ASCII], ids=["blocks", "ascii"])
 @pytest.mark.parametrize("done", [0, 1, 8, 16])
 def test_any_size_is_filled_exactly(done: int, glyphs: Any) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from recordings import open_recording
 from zerotop.analysis.steps.step_table import read_rank_steps
-from zerotop.analysis.sweeps.measurement import judge_outcome, measure_point
+from zerotop.analysis.sweeps.measurement import judge_outcome, measure_point, measure_shortage
 from zerotop.session.sweeps import OK, OUT_OF_MEMORY
 
 
@@ -45,3 +45,9 @@ def test_outcomes() -> None:
     outcome, reason = judge_outcome(open_recording("z2-oom"), 1, is_hung=False)
     assert outcome == OUT_OF_MEMORY
     assert "ran out of GPU memory" in reason
+
+
+def test_what_was_missing_when_memory_ran_out() -> None:
+    shortage = measure_shortage(open_recording("z2-oom"))
+    assert shortage == {"needed_bytes": 99_572_776_960 + 57_068_232_192, "unusable_bytes": 68_843_208_704 - 57_068_232_192}
+    assert measure_shortage(open_recording("story")) == {}

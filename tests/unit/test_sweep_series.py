@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from zerotop.analysis.memory.expected.model_shape import ModelShape
+from zerotop.analysis.memory.expected.model_shape import ModelShape, parse_shape
 from zerotop.analysis.sweeps.line_report import describe_line, report_lines
 from zerotop.analysis.sweeps.series import build_series, choose_axis, fit_lines, list_charts, read_measurement
+from zerotop.demo.finetune import PRESETS
 from zerotop.session.sweeps import OK, OUT_OF_MEMORY, Plan, Point, Result, Sweep
 
 LENGTHS = [128, 256, 512, 1024, 2048, 4096]
@@ -58,3 +59,6 @@ def test_the_line_is_compared_with_the_rule_of_thumb(tmp_path: Path) -> None:
     assert "allocator default: Allocated memory is flat at 10.00 GiB up to 2,048 tokens a micro-batch." in text
     assert "2,000.0 kB x tokens + 6.19 GiB" in text
     assert "a is 1.49 times that" in text
+    assert report.counted_bytes is None  # the layers of this shape are not known
+    report = report_lines(make_sweep(tmp_path), parse_shape(PRESETS["qwen-0.5b"]))[0]
+    assert "the loss's copies of the logits it is 3,208.0 kB: a is 0.62 times that" in " ".join(describe_line(report))

@@ -33,6 +33,7 @@ class Subject:
     model: TrainedModel
     token_bytes: float | None  # activations
     basis: str  # of them, a sentence
+    logits_bytes: int | None = None  # of each token's activations, the logits and their copies in the loss
     gpus: int | None = None  # on each node, where a recording says it
     nodes: int | None = None
 
@@ -84,10 +85,11 @@ def _read_config(options: argparse.Namespace) -> Subject:
             f"The parameters of {options.model} cannot be counted from its configuration: give them with --parameters"
         )
     recompute = options.gradient_checkpointing
-    token_bytes = shape.estimate_activations(options.seq_length, recompute=recompute)
-    basis = "rule of thumb of Korthikanti et al. 2022 (arXiv:2205.05198), attention without s x s matrices"
+    activations = shape.count_activations(recompute=recompute)
+    rule = "rule of thumb of Korthikanti et al. 2022 (arXiv:2205.05198)" if shape.kept is None else "what autograd saves"
+    basis = f"{rule}, attention without s x s matrices{', full recomputation' if recompute else ''}"
     model = TrainedModel(parameters, parameters, shape.largest_layer)
-    return Subject(options.model, model, token_bytes, basis + (", full recomputation" if recompute else ""))
+    return Subject(options.model, model, activations.total, basis, activations.logits)
 
 
 def _read_session(path: Path) -> Subject:
@@ -135,6 +137,10 @@ def _describe_subject(subject: Subject, hardware: Hardware, tokens: int) -> list
     if subject.token_bytes is not None:
         each = f"{subject.token_bytes / 1e3:,.1f} kB for each token"
         lines.append(f"activations: {each}, {format_bytes(subject.token_bytes * tokens)} ({subject.basis})")
+        if subject.logits_bytes is not None:
+            each = f"{subject.logits_bytes / 1e3:,.1f} kB for each token"
+            copies = "three copies in fp32 where the loss's backward begins"
+            lines.append(f"  of these the logits: {each}, {format_bytes(subject.logits_bytes * tokens)} ({copies})")
     else:
         lines.append("activations: not known, as the recording has no GPU or counts no tokens")
     return lines

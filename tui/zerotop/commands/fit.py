@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from zerotop.analysis.formatting import format_bytes, format_count
-from zerotop.analysis.sweeps.search import LargestResult
+from zerotop.analysis.sweeps.search import LargestResult, describe_fragmentation
 from zerotop.analysis.sweeps.series import choose_axis
 from zerotop.analysis.sweeps.settings import MICRO_BATCH, SEQ_LENGTH, build_points, describe_settings
 from zerotop.analysis.text_tables import align_columns
@@ -127,6 +127,7 @@ def _print_results(runner: FitRunner, options: argparse.Namespace) -> None:
             )
         )
     lines = align_columns(cells, ">" * (len(names) + 4) + "<")
+    lines += describe_fragmentation(results, searched)
     print("", *map(escape_unprintable, lines), sep="\n")
     runs = f"{format_count(runner.runs, 'run')}{describe_cost(runner.sweep)}"
     print(f"{runs}. Results: {runner.sweep.path}/results.csv", file=sys.stderr)

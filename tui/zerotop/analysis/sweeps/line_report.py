@@ -24,6 +24,7 @@ class LineReport:
     estimate_bytes: int | None  # DeepSpeed's own estimate for these options; it has none for stages 0 and 1
     formula_bytes: int | None  # of ZeRO's paper: parameters, gradients, master weights and optimizer state
     heuristic_bytes: float | None  # activations for each token, see ``ModelShape.estimate_activations``
+    counted_bytes: float | None = None  # the same by ``count_activations``; None for other families
 
     @property
     def knee_tokens(self) -> float | None:
@@ -48,16 +49,13 @@ def _compare_line(sweep: Sweep, line: MemoryLine, shape: ModelShape | None) -> L
         own = [one for one in estimate_job(setup) if is_for_setup(one, setup)]
         # With and without zero.Init the same on each GPU.
         estimate = own[0].gpu_bytes if own else None
-    return LineReport(line, estimate, formula, _compute_heuristic(line, shape))
-
-
-def _compute_heuristic(line: MemoryLine, shape: ModelShape | None) -> float | None:
     if shape is None:
-        return None
+        return LineReport(line, estimate, formula, None)
     settings = line.series.points[-1].settings
-    sequence = settings.get(SEQ_LENGTH, 0)
     recompute = settings.get(CHECKPOINTING) == "on"
-    return shape.estimate_activations(int(sequence), recompute=recompute)
+    heuristic = shape.estimate_activations(int(settings.get(SEQ_LENGTH, 0)), recompute=recompute)
+    counted = shape.count_activations(recompute=recompute).total if shape.kept is not None else None
+    return LineReport(line, estimate, formula, heuristic, counted)
 
 
 def _open_session(folder: Path, point: Point) -> Session | None:
@@ -102,6 +100,12 @@ def _describe_comparison(report: LineReport) -> Sequence[str]:
         ratio = report.line.fit.slope / report.heuristic_bytes
         sentences.append(
             f"Korthikanti et al. (2022) expect {report.heuristic_bytes / 1e3:,.1f} kB of activations a token:"
+            f" a is {ratio:.2f} times that."
+        )
+    if report.counted_bytes is not None and report.line.measurement == ALLOCATED:
+        ratio = report.line.fit.slope / report.counted_bytes
+        sentences.append(
+            f"By the model's own layers and the loss's copies of the logits it is {report.counted_bytes / 1e3:,.1f} kB:"
             f" a is {ratio:.2f} times that."
         )
     return sentences

@@ -14,6 +14,7 @@ import numpy as np
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.analysis.failures.failure import MEMORY
+from zerotop.analysis.failures.oom_log_parser import CUDA
 from zerotop.analysis.failures.out_of_memory import find_post_mortem
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.steps.token_counts import estimate_tokens
@@ -47,6 +48,16 @@ def measure_point(session: Session, warmup: int) -> dict[str, Any]:
         "step_cores": _measure_step_cores(session, ranks, measured),
         **pace,
     }
+
+
+def measure_shortage(session: Session) -> dict[str, int]:
+    """Return the fields of a ``sweeps.Result`` about the end of a job that ran out of GPU memory; none if it did not."""
+    found = find_post_mortem(session, session.end_ns)
+    if found is None or found.kind != CUDA or found.requested_bytes is None or found.allocated_bytes is None:
+        return {}
+    is_too_small = (found.largest_free_block_bytes or 0) < found.requested_bytes
+    unusable = (found.unallocated_bytes or 0) if is_too_small else 0
+    return {"needed_bytes": found.allocated_bytes + found.requested_bytes, "unusable_bytes": unusable}
 
 
 def judge_outcome(session: Session, exit_code: int, *, is_hung: bool) -> tuple[str, str]:

@@ -1,18 +1,51 @@
-"""The search for the largest value that fits: a bisection that starts where the memory is predicted to be full."""
+"""The search for the largest value that fits, in few runs: along a line of memory over the value, else by halves.
+
+Before anything is measured the line is that of the formulas; a run that fits moves it, a second one replaces it. A run that
+fails tells two things. What was allocated and requested when memory ran out is less than the value needs: where the line
+says less still, it is wrong. What PyTorch reserved then in blocks too small for the request is missing to larger values in
+proportion, and is added to the line.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.stats.knee import KneeFit, fit_knee
+from zerotop.analysis.sweeps.settings import ALLOCATOR
 from zerotop.session.sweeps import Value
+
+EXPANDABLE = "expandable_segments:True"
+"""The allocator setting that avoids most fragmentation."""
 
 # A line through two points in the flat part would predict far too much: so many times the largest measured at most.
 _FARTHEST = 4.0
+# A line that says less than this share of what a failed run had and requested is wrong.
+_AGREEMENT = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Bytes over the searched value."""
+
+    slope: float
+    intercept: float
+
+    def predict(self, value: float) -> float:
+        """Return the bytes at a value."""
+        return self.slope * value + self.intercept
+
+
+class Shortage(NamedTuple):
+    """What a run had when it ran out of memory, in bytes."""
+
+    needed_bytes: float  # allocated and requested
+    unusable_bytes: float = 0.0  # reserved by PyTorch in blocks too small for the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +61,23 @@ class LargestResult:
     runs: int
     problem: str = ""  # why the search ended early
     expected: float | None = None  # value at which memory is full, by what was measured so far
+    line: Line | None = None  # allocated memory, by what was measured so far
+    limit_bytes: float | None = None  # memory that PyTorch can have on one GPU
+    fragmented_bytes: int | None = None  # unused in blocks too small for the request, where that is why ``failing`` failed
+
+
+def describe_fragmentation(results: Sequence[LargestResult], searched: str) -> list[str]:
+    """Return a sentence for each series in which fragmentation ended the search, with the option that may allow more."""
+    name = searched.replace("_", "-")
+    sentences = []
+    for result in results:
+        if result.fragmented_bytes is None or EXPANDABLE in str(result.settings.get(ALLOCATOR, "")):
+            continue
+        sentences.append(
+            f"{name} {result.failing:,} failed with {format_bytes(result.fragmented_bytes)} reserved but unused, in blocks"
+            f" too small: --allocator {EXPANDABLE} may allow more."
+        )
+    return sentences
 
 
 @dataclass
@@ -36,16 +86,17 @@ class LargestSearch:
 
     Attributes:
         limit_bytes: memory that PyTorch can have on one GPU; None if unknown, then the search only halves.
-        predicted: value at which memory should be full, before anything is measured.
+        formula: memory by the formulas, before anything is measured.
     """
 
     values: Sequence[int]
     limit_bytes: float | None = None
-    predicted: float | None = None
+    formula: Line | None = None
     largest_fitting: int = -1  # index; -1 while none is known to fit
     smallest_failing: int = -1  # index; -1 while none is known to fail
     _measured: dict[int, float] = field(default_factory=dict)  # bytes by value
-    _steps_up: int = 0  # tries in a row that were just one above the largest that fits
+    _shortages: dict[int, Shortage] = field(default_factory=dict)  # by value
+    _edges: int = 0  # tries in a row that were just above the largest that fits or just below the smallest that does not
 
     def note_fitting(self, value: int, size: float | None) -> None:
         """Note that a value fits, with the memory that it took."""
@@ -53,10 +104,12 @@ class LargestSearch:
         if size is not None:
             self._measured[value] = size
 
-    def note_failing(self, value: int) -> None:
+    def note_failing(self, value: int, shortage: Shortage | None = None) -> None:
         """Note that a value does not fit."""
         index = self.values.index(value)
         self.smallest_failing = index if self.smallest_failing < 0 else min(index, self.smallest_failing)
+        if shortage is not None:
+            self._shortages[value] = shortage
 
     @property
     def fit(self) -> KneeFit | None:
@@ -74,27 +127,66 @@ class LargestSearch:
         """Index of the smallest value that is known not to fit, or beyond all."""
         return self.smallest_failing if self.smallest_failing >= 0 else len(self.values)
 
-    def predict_largest(self) -> float | None:
-        """Return the value at which memory is full: by the line once two values are measured."""
+    @property
+    def line(self) -> Line | None:
+        """Memory over the value by the runs that fit, before two of them with the formulas' slope."""
         fit = self.fit
-        if fit is None or self.limit_bytes is None:
-            return self.predicted
-        full = fit.solve(self.limit_bytes)
-        return self.predicted if full is None else min(full, _FARTHEST * max(self._measured))
+        if fit is not None and fit.slope > 0:
+            return Line(fit.slope, fit.intercept)
+        if self.formula is None or not self._measured:
+            return self.formula
+        largest = max(self._measured)
+        return Line(self.formula.slope, self._measured[largest] - self.formula.slope * largest)
+
+    def predict_largest(self) -> float | None:
+        """Return the value at which memory is full; None where that is not known."""
+        line = self._raise_line(self.line)
+        if line is None or self.limit_bytes is None:
+            return None
+        slope = line.slope + self._measure_unusable()
+        if slope <= 0:
+            return None
+        full = max(0.0, (self.limit_bytes - line.intercept) / slope)
+        return min(full, _FARTHEST * max(self._measured)) if self._measured else full
+
+    def _measure_unusable(self) -> float:
+        """Return the bytes that fragmentation took for each unit, in the smallest value that failed."""
+        value = min(self._shortages, default=None)
+        return 0.0 if value is None else self._shortages[value].unusable_bytes / value
+
+    def _raise_line(self, line: Line | None) -> Line | None:
+        """Return a line that says no less than failed runs had and requested, through the largest value that fits."""
+        if not self._shortages or not (line is None or self._is_contradicted(line)):
+            return line
+        at = max(self._measured, default=0)
+        start = self._measured[at] if at else line.intercept if line is not None else 0.0
+        slopes = [(one.needed_bytes - start) / (value - at) for value, one in self._shortages.items() if value > at]
+        slope = max([*slopes, line.slope if line is not None else 0.0])
+        return Line(slope, start - slope * at)
+
+    def _is_contradicted(self, line: Line) -> bool:
+        """Return whether a failed run had and requested more than a line says."""
+        return any(line.predict(value) < _AGREEMENT * one.needed_bytes for value, one in self._shortages.items())
 
     def choose_next(self) -> int | None:
         """Return the value to try next; None when the largest is known."""
         if self.is_over:
             return None
-        low, high = self.largest_fitting + 1, self._end - 1
-        predicted = self.predict_largest()
-        middle = (low + high) // 2
-        if predicted is None or self._steps_up >= 2:
-            index, self._steps_up = middle, 0
-        else:
-            wanted = bisect_right(self.values, predicted) - 1
-            index = max(low, min(high, wanted))
-            if self.smallest_failing >= 0 and index == high > low and self.fit is None:
-                index = middle  # the prediction has failed, and nothing better is known
-            self._steps_up = self._steps_up + 1 if index == low and low > 0 else 0
+        index = self._choose_index(self.largest_fitting + 1, self._end - 1)
         return self.values[index]
+
+    def _choose_index(self, low: int, high: int) -> int:
+        middle, predicted, line = (low + high) // 2, self.predict_largest(), self.line
+        if predicted is None or self._edges >= 2:
+            self._edges = 0
+            return middle
+        wanted = bisect_right(self.values, predicted) - 1
+        has_failed = self.smallest_failing >= 0
+        if has_failed and (line is None or self._is_contradicted(line)):
+            return max(low, min(middle, wanted))  # the value at which memory is full is less than predicted
+        if has_failed and wanted > high > low and self.fit is None:
+            return middle  # the prediction has failed, and nothing better is known
+        index = max(low, min(high, wanted))
+        is_edge = (index == low and low > 0) or (index == high and has_failed)
+        self._edges = self._edges + 1 if is_edge else 0
+        return index

@@ -11,7 +11,7 @@ from dataclasses import replace
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.zero_model import compute_expected
 from zerotop.analysis.sweeps.estimates import Hardware, TrainedModel, build_setup
-from zerotop.analysis.sweeps.search import LargestResult, LargestSearch
+from zerotop.analysis.sweeps.search import LargestResult, LargestSearch, Line, Shortage
 from zerotop.analysis.sweeps.settings import CHECKPOINTING, GPUS, MICRO_BATCH, OFFLOAD, SEQ_LENGTH, STAGE
 from zerotop.commands.sweeping.point_run import Interrupted, run_point
 from zerotop.commands.sweeping.point_runner import PointRunner
@@ -74,12 +74,12 @@ class FitRunner(PointRunner):
         """Search one series. Raises Interrupted, and OSError if nothing can be written."""
         values = sorted({int(value) for value in self.sweep.plan.settings[self.searched]})
         limit = None if self._gpu_bytes is None else float(self._gpu_bytes - self._other_bytes)
-        search = LargestSearch(values, limit, self._predict_largest(settings, limit))
+        search = LargestSearch(values, limit, self._compute_line(settings))
         before, done = self.results, self.runs
-        result = LargestResult(settings, None, None, False, search.predicted, None, 0)
+        result = LargestResult(settings, None, None, False, search.predict_largest(), None, 0)
         try:
             while not result.problem and (value := search.choose_next()) is not None:
-                result = replace(result, expected=search.predict_largest())
+                result = _add_knowledge(result, search)
                 self.results = (*before, result)
                 if self.runs >= self.most_runs:
                     result = replace(result, problem=f"the limit of {self.most_runs} runs is reached")
@@ -90,7 +90,7 @@ class FitRunner(PointRunner):
             result = replace(result, problem="interrupted")
             raise
         finally:
-            result = replace(result, is_final=search.is_over, expected=search.predict_largest())
+            result = _add_knowledge(result, search)
             self.results = (*before, result)
         fit = search.fit
         self._slope = fit.slope if fit is not None and fit.slope > 0 else self._slope
@@ -99,8 +99,11 @@ class FitRunner(PointRunner):
         """Run one value; return what is known then."""
         tried = self._run({**result.settings, self.searched: value})
         if tried.outcome == OUT_OF_MEMORY:
-            search.note_failing(value)
-            return replace(result, failing=search.values[search.smallest_failing])
+            shortage = None if tried.needed_bytes is None else Shortage(tried.needed_bytes, tried.unusable_bytes or 0.0)
+            search.note_failing(value, shortage)
+            if value != search.values[search.smallest_failing]:
+                return result
+            return replace(result, failing=value, fragmented_bytes=self._find_fragmented(tried))
         if tried.outcome != OK:
             return replace(result, problem=f"{self.searched.replace('_', '-')} {value} {tried.outcome}: {tried.reason}")
         search.note_fitting(value, tried.allocated_peak_bytes)
@@ -135,18 +138,35 @@ class FitRunner(PointRunner):
     def _make_key(self, settings: Mapping[str, Value]) -> tuple[Value, ...]:
         return tuple(settings[name] for name in self.sweep.plan.settings)
 
-    def _predict_largest(self, settings: Mapping[str, Value], limit: float | None) -> float | None:
-        """Return the value at which a GPU should be full: by the series before, else by the rule of thumb."""
+    def _find_fragmented(self, tried: Result) -> int | None:
+        """Return the bytes in blocks too small for the request of a run that would have fit with them; None otherwise."""
+        if tried.needed_bytes is None or not tried.unusable_bytes or self._gpu_bytes is None:
+            return None
+        would_fit = tried.needed_bytes <= self._gpu_bytes - self._other_bytes
+        return tried.unusable_bytes if would_fit else None
+
+    def _compute_line(self, settings: Mapping[str, Value]) -> Line | None:
+        """Return memory over the searched value by the formulas, with the slope of the series before; None without model."""
         shape = self._shape
-        if limit is None or shape is None or shape.parameters is None:
+        if shape is None or shape.parameters is None:
             return None
         model = TrainedModel(shape.parameters, shape.parameters, shape.largest_layer)
         hardware = Hardware(gpus=int(settings.get(GPUS, 1)))
         setup = build_setup(model, hardware, int(settings.get(STAGE, 2)), str(settings.get(OFFLOAD, "none")))
-        room = limit - sum(compute_expected(setup).gpu.values())
         slope = self._slope
         if slope is None:
             other = MICRO_BATCH if self.searched == SEQ_LENGTH else SEQ_LENGTH
-            each = shape.estimate_activations(0, recompute=settings.get(CHECKPOINTING) == "on")
+            each = shape.count_activations(recompute=settings.get(CHECKPOINTING) == "on").total
             slope = each * int(settings.get(other, _DEFAULTS[other]))
-        return max(0.0, room / slope)
+        return Line(slope, sum(compute_expected(setup).gpu.values()))
+
+
+def _add_knowledge(result: LargestResult, search: LargestSearch) -> LargestResult:
+    """Return a result with what the search knows by the runs so far."""
+    return replace(
+        result,
+        is_final=search.is_over,
+        expected=search.predict_largest(),
+        line=search.line,
+        limit_bytes=search.limit_bytes,
+    )

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from zerotop.analysis.sweeps.measurement import judge_outcome, measure_point
+from zerotop.analysis.sweeps.measurement import judge_outcome, measure_point, measure_shortage
 from zerotop.commands.job.training_machine import remove_shared_memory
 from zerotop.commands.sweeping.point_job import PointJob, prepare_job
 from zerotop.session.reader import Session, SessionError
-from zerotop.session.sweeps import CRASHED, POINTS_FOLDER, Plan, Point, Result
+from zerotop.session.sweeps import CRASHED, OUT_OF_MEMORY, POINTS_FOLDER, Plan, Point, Result
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.job.shutdown import GRACE_S
 from zerotop_probe.recording import directory
@@ -166,4 +166,7 @@ def _build_result(folder: Path, path: Path, plan: Plan, exit_code: int, is_hung:
         return Result(CRASHED, error or f"Nothing was recorded in {path}.")
     session = Session.open(path)
     outcome, reason = judge_outcome(session, exit_code, is_hung=is_hung)
-    return Result(outcome, reason, str(path.relative_to(folder)), **measure_point(session, plan.warmup))
+    measured = measure_point(session, plan.warmup)
+    if outcome == OUT_OF_MEMORY:
+        measured |= measure_shortage(session)
+    return Result(outcome, reason, str(path.relative_to(folder)), **measured)

@@ -11,12 +11,23 @@ from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.sweeps.series import ALLOCATED, HOST, ITERATIONS, RESERVED, TOKENS, Series, read_measurement
 from zerotop.session.samples import Floats
 from zerotop.session.sweeps import Value
-from zerotop.ui.charts import AXIS_WIDTH, Canvas, Quantity, add_axes, choose_scale, draw_axis, plot_grid, plot_line
+from zerotop.ui.charts import (
+    AXIS_WIDTH,
+    Canvas,
+    Quantity,
+    add_axes,
+    choose_memory_scale,
+    choose_scale,
+    draw_axis,
+    plot_grid,
+    plot_line,
+)
 from zerotop.ui.drawing.formatting import format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, choose_items, fit_row, join_rows, row_width
 from zerotop.ui.drawing.table import draw_rule
 from zerotop.ui.drawing.text import sanitize
+from zerotop.ui.sweep.limit_line import find_limit, name_limit, plot_search
 from zerotop.ui.sweep.model import SERIES_STYLES, PlacedChart, SweepModel, is_numeric
 
 TITLES = {
@@ -30,6 +41,7 @@ _QUANTITIES = {ALLOCATED: Quantity.BYTES, RESERVED: Quantity.BYTES, HOST: Quanti
 _FORMS = {ITERATIONS: format_significant, TOKENS: format_number}
 _UNIT_WORDS = {"k": "thousands", "M": "millions", "G": "billions"}
 _EDGE = 2  # cells left free at both ends of the axis
+_ROOM = 1.08  # above the limit of memory, for the marks of failed runs
 
 
 def draw_chart(model: SweepModel, placed: PlacedChart, glyphs: Glyphs) -> list[Row]:
@@ -40,12 +52,19 @@ def draw_chart(model: SweepModel, placed: PlacedChart, glyphs: Glyphs) -> list[R
     shown = [_choose_points(one, model) for one in model.series]
     values = [read_measurement(one, measurement) for one in shown]
     largest = max((float(np.nanmax(one)) for one in values if len(one) and not np.isnan(one).all()), default=0.0)
+    limit = find_limit(model) if measurement == ALLOCATED else None
     scale = choose_scale(_QUANTITIES.get(measurement, Quantity.NUMBER), largest, plot_height)
+    if limit is not None:
+        scale = choose_memory_scale(max(largest, limit) * _ROOM, plot_height)
     canvas = Canvas(width - AXIS_WIDTH, plot_height, glyphs)
+    if limit is not None and is_numeric(model.shown_values):
+        plot_search(canvas, model, columns.read_values(canvas.dot_columns), limit, scale.highest)
     if measurement in _QUANTITIES and measurement != HOST:
         _mark_failures(canvas, columns, model.axis, shown, glyphs)
     for number, (one, numbers) in enumerate(zip(shown, values, strict=True)):
         _plot_series(canvas, columns, model.axis, one, numbers, SERIES_STYLES[number % len(SERIES_STYLES)], scale.highest)
+    if limit is not None:
+        name_limit(canvas, limit, scale.highest)
     plot_grid(canvas, scale)
     below = draw_axis(columns.list_labels(), canvas.width, glyphs)
     unit = _UNIT_WORDS.get(scale.unit, scale.unit)
@@ -105,6 +124,12 @@ class _AxisColumns:
         first, last = self._place(self._values[0]), self._place(self._values[-1])
         share = (self._place(value) - first) / (last - first) if last > first else 0.5
         return _EDGE + share * max(1, self._width - 1 - 2 * _EDGE)
+
+    def read_values(self, dots: int) -> Floats:
+        """Return the values of numbers at ``dots`` columns of dots; outside the axis NaN. Shape (dots,)."""
+        first, last = float(self._values[0]), float(self._values[-1])
+        shares = ((np.arange(dots) + 0.5) / 2 - 0.5 - _EDGE) / max(1, self._width - 1 - 2 * _EDGE)
+        return np.where((shares >= 0) & (shares <= 1), first + shares * (last - first), np.nan)
 
     def _place(self, value: Value) -> float:
         return float(value) if self._is_numeric else float(self._values.index(value))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.sweeps.line_report import describe_line
+from zerotop.analysis.sweeps.search import describe_fragmentation
 from zerotop.analysis.sweeps.series import TOKENS
 from zerotop.session.sweeps import Point
 from zerotop.ui.drawing.formatting import format_clock
@@ -134,12 +135,15 @@ def _count_runs(model: SweepModel) -> str:
 
 
 def _draw_sentences(model: SweepModel, width: int, most: int, glyphs: Glyphs) -> list[Row]:
-    """Draw why the chosen point failed, else the line of its series."""
-    points = model.sweep.points
+    """Draw what fragmentation may have cost a search, and why the chosen point failed or else the line of its series."""
+    points, search = model.sweep.points, model.search
     chosen = points[model.cursor_row] if model.cursor_row < len(points) else None
-    text, style = _describe_point(model, chosen)
-    lines = wrap_text(sanitize(glyphs.to_plain(text), glyphs), width - 2, most, glyphs) if text else []
-    rows = [fit_row(((" ", "text"), (line, style)), width, glyphs) for line in lines]
+    texts = [(text, "accent") for text in describe_fragmentation(search.results, search.searched)] if search else []
+    rows: list[Row] = []
+    for text, style in [*texts, _describe_point(model, chosen)]:
+        room = most - len(rows)
+        lines = wrap_text(sanitize(glyphs.to_plain(text), glyphs), width - 2, room, glyphs) if text and room else []
+        rows += [fit_row(((" ", "text"), (line, style)), width, glyphs) for line in lines]
     return rows + [fit_row((), width, glyphs)] * (most - len(rows))
 
 

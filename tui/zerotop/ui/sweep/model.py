@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +13,12 @@ from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.sweep_verdict import read_sweep_price
 from zerotop.analysis.sweeps.line_report import LineReport, report_lines
 from zerotop.analysis.sweeps.search import LargestResult
-from zerotop.analysis.sweeps.series import Series, build_series, choose_axis, list_charts
+from zerotop.analysis.sweeps.series import TOKENS, Series, build_series, choose_axis, list_charts
 from zerotop.session.sweeps import Sweep, Value
 from zerotop.ui.base.start_interfaces import OpenedRecording
+
+# Of a search, values up to so many times the largest that fits are on the axis.
+_FARTHEST = 2.0
 
 SERIES_STYLES = tuple(f"series-{number}" for number in (1, 2, 4, 0, 3, 5))
 
@@ -151,11 +155,12 @@ class SweepModel:
         return values[begin:end] or values
 
     def _list_values(self) -> Sequence[Value]:
-        """Return all values of the axis; of a search only those that it tried."""
+        """Return all values of the axis; of a search those that it tried, and none far above what fits."""
         values = list(self.sweep.plan.settings[self.axis])
         if self.search is not None:
+            most = _FARTHEST * max((one.largest for one in self.search.results if one.largest is not None), default=math.inf)
             tried = {point.settings[self.axis] for point in self.sweep.points}
-            values = [value for value in values if value in tried] or values
+            values = [value for value in values if value in tried and int(value) <= most] or values
         return sorted(values, key=float) if is_numeric(values) else values
 
     def zoom(self, direction: int, share: float) -> None:
@@ -173,8 +178,9 @@ class SweepModel:
 
     @property
     def charts(self) -> tuple[str, ...]:
-        """The measurements with a chart."""
-        return list_charts(self.sweep)
+        """The measurements with a chart: of a search memory and tokens per second, which it is about."""
+        charts = list_charts(self.sweep)
+        return charts if self.search is None else (charts[0], TOKENS)
 
     @property
     def price(self) -> HourlyPrice | None:

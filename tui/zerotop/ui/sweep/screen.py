@@ -36,7 +36,8 @@ SWEEP_TERMS: tuple[tuple[str, str], ...] = (
     ("knee", "Up to so many tokens a micro-batch the peak is flat: the optimizer's step owns it, not activations."),
     ("R2", "Share of the variance that the line explains: 1 is exact."),
     ("fits, too large", "Of `zerotop fit`: the largest value that ran, and the smallest that ran out of memory."),
-    ("predicted, by the line", "Value at which a GPU is full: before the first run, and by the runs so far."),
+    ("predicted, full at", "Value at which a GPU is full: before the first run, and by the runs so far."),
+    ("dotted lines", "Of `zerotop fit`: memory by the line through the runs, beyond them, up to what PyTorch can have."),
     LEFT_OUT_TERM,
 )
 

@@ -91,7 +91,7 @@ def _build_columns(model: SweepModel, search: SearchProgress, glyphs: Glyphs) ->
         _make_number("fits", 9, 9, lambda result: result.largest, "value"),
         _make_number("too large", 9, 8, lambda result: result.failing, "text"),
         _make_number("predicted", 9, 3, lambda result: result.predicted, "muted"),
-        _make_number("by the line", 11, 5, lambda result: result.expected, "text"),
+        _make_number("full at", 9, 5, lambda result: result.expected, "text"),
         Column(f"allocated {unit.name}", 13, 4, lambda line, width: _draw_size(line.result.allocated_bytes, width)),
         Column("runs", 4, 6, lambda line, width: ((str(line.result.runs).rjust(width), "text"),)),
         Column("outcome", 16, 7, lambda line, width: _draw_outcome(line, width, glyphs), grows=True, left=True),
