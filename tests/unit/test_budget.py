@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from zerotop_probe.inside.budget import COUNTED, FULL, LIGHT, DetailBudget, read_budget
