@@ -180,7 +180,8 @@ def shift_clock(recorder: Any, passed_ns: int, cost_ns: int) -> None:
     budget, counting = getattr(recorder, "budget", getattr(recorder, "_budget", None)), getattr(recorder, "_counting", None)
     if budget is not None:
         budget._last_end_ns += passed_ns
-        budget._last_cost_ns += cost_ns
+        name = "_last_threads_ns" if hasattr(budget, "_last_threads_ns") else "_last_cost_ns"
+        setattr(budget, name, getattr(budget, name) + cost_ns)
     if counting is not None:
         counting.begin_ns += passed_ns
 

@@ -239,6 +239,7 @@ class Zerotop:
                 span.end_ns += passed_ns
             sampler._seen_end_ns += passed_ns
             sampler._last_look_ns += passed_ns
+            sampler._counted = None
 
     @staticmethod
     def _read_cost(meter: Any) -> int:
