@@ -47,10 +47,10 @@ def write_advice(standstill: Standstill) -> str:
     if odd is None:
         return "Look at the network between the nodes." if standstill.groups[0].awaits_others else "Look at that line."
     if odd.end is not None:
-        return "The others wait for a rank that has ended: end the job, and look at why that one did."
+        return "The others wait in vain for a rank that has ended: look at why it did."
     if odd.wait is None:
-        return "Its threads run in C and hold Python's lock: py-spy dump --native shows where."
-    return "Look at that line: the others go on once this rank arrives."
+        return "Its threads run in C and hold Python's lock. Where py-spy is installed, zerotop shows its stack."
+    return "Look at that line: the others wait until this rank arrives."
 
 
 def _describe_state(group: StackGroup, *, is_one: bool) -> str:
