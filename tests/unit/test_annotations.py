@@ -196,6 +196,9 @@ def test_the_story_of_the_skipped_steps(all_findings: dict[str, tuple[Annotation
     assert grown == pytest.approx(2 * 8_030_261_248, rel=0.01)
     assert '"fp16.initial_scale_power" to 14 or less (now 24)' in ended.advice
     assert ended.fix == "bf16=True"  # the Trainer's
+    # Which power fits is not known before a step was not skipped.
+    skipping = find_one(all_findings["story"], "steps_skipped")
+    assert 'set "fp16.initial_scale_power" lower (now 24)' in skipping.advice
     assert ended.evidence["optimizer_state_host_bytes"] == 2 * 8_030_261_248
 
 
