@@ -257,6 +257,7 @@ def test_the_phase_of_the_peak(all_findings: dict[str, tuple[Annotation, ...]]) 
 
 def test_the_allocator_retry_before_out_of_memory(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     retry = find_one(all_findings["z2-oom"], "allocator_retries")
+    assert retry.headline == "Rank 0's allocator flushed its cache to get memory for the first time in step 0"
     assert retry.evidence["retries"] == 1
     assert retry.evidence["reserved_peak_bytes"] == 147_494_797_312
     assert retry.fix == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
