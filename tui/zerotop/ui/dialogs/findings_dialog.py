@@ -42,7 +42,8 @@ class FindingsDialog(Dialog[Annotation]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("q,a", "close", "feed.close", "Close", "Back to the screen"),
-        bind("slash", "search", "feed.search", "Search", "Show only findings with these words", 3),
+        # With priority it is handled before the next key is: that one belongs to the search.
+        bind("slash", "search", "feed.search", "Search", "Show only findings with these words", 3, priority=True),
         bind("escape", "back", "feed.back", "Back", "Clear the search, or close"),
         bind("y", "copy_fix", "feed.copy", "Copy the fix", "Copy the setting or command of the chosen finding", 2),
     ]
@@ -90,7 +91,11 @@ class FindingsDialog(Dialog[Annotation]):
         if self.all_findings:
             words = self.query_one(Input)
             words.display = True
-            words.focus()
+            self.set_focus(words)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Let a / in the search be a character of it."""
+        return action != "search" or not isinstance(self.focused, Input)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Show the findings that have all words, in their texts or numbers."""
