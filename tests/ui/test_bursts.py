@@ -1,4 +1,4 @@
-"""Keys that a terminal sends in one piece, as where somebody pastes or a macro types: none is lost or means another thing."""
+"""Keys that a terminal sends in one piece, as where a macro types: none is lost or means another thing."""
 
 from __future__ import annotations
 
