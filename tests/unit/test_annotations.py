@@ -281,7 +281,7 @@ def test_hung_and_dead_ranks(all_findings: dict[str, tuple[Annotation, ...]]) ->
     hung = find_one(all_findings["cpu-hang"], "hung_ranks")
     assert hung.ranks == (1,)
     assert hung.known_ns - hung.begin_ns == 30 * 10**9
-    assert "the others are in backward" in hung.details
+    assert "Rank 1 is in step, the other one in backward." in hung.details
     assert find_one(all_findings["cpu-dead"], "dead_rank").ranks == (1,)
 
 

@@ -13,7 +13,7 @@ from zerotop.commands.job.job_report import describe_worst_finding
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("cpu-hang", "Training has stood still for 30 s: rank 1 is behind, in step. To see it: zerotop annotations "),
+        ("cpu-hang", "No progress for 30 s: rank 1 is behind, in step. To see it: zerotop annotations "),
         ("z2-oom", "all 5 findings: zerotop annotations "),
         ("held-straggler", "Rank 0 delays each iteration by 119 ms (49 %) from step 12 on. To see all 2 findings: "),
     ],

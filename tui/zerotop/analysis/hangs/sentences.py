@@ -31,8 +31,11 @@ def describe_collectives(standstill: Standstill) -> str:
     """Return in a sentence how the ranks' collectives differ, as PyTorch's flight recorder says; "" if they do not."""
     known = [(group, group.collectives) for group in standstill.groups if group.collectives is not None]
     if len({called.called for _, called in known}) > 1:
-        counts = ", ".join(f"{format_ranks(group.ranks)} {called.called}" for group, called in known)
-        return f"Collectives called so far: {counts}."
+        first, *others = (
+            f"{format_ranks(group.ranks)} {'has' if len(group.ranks) == 1 else 'have'} called {called.called}"
+            for group, called in known
+        )
+        return ", ".join([f"{first.capitalize()} collectives", *others]) + "."
     if standstill.is_mismatch and len({called.name for _, called in known}) > 1:
         names = ", ".join(f"{called.name} on {format_ranks(group.ranks)}" for group, called in known)
         return f"Collective {known[0][1].called} is {names}."
