@@ -22,7 +22,7 @@ _KIND = FindingKind(
         "This happened in {phase}[: it held up to {reserved_peak_bytes:bytes} of {device_bytes:bytes}]. Expandable segments"
         " are off."
     ),
-    advice="Start with expandable segments. If it goes on, lower {batch_size}.",
+    advice="Start with expandable segments. If the flushes go on, lower {batch_size}.",
     fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
 _EXPANDABLE = _KIND.with_changes(
