@@ -244,3 +244,4 @@ async def test_a_hang_names_the_rank_that_the_others_wait_for(name: str, said: s
         app.viewer.go_to_ns(known_ns)
         await wait_until(pilot, lambda: any(said in line for line in read_rows(app)))
         assert not any("No rank delays" in line for line in read_rows(app))
+        assert any(f"Rank {said[-2]} vm" in line for line in read_rows(app))  # compared with the others

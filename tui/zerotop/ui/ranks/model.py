@@ -246,7 +246,7 @@ class Ranking:
             oddness=odd,
             order=order,
             by_number=self.by_number,
-            chosen=_choose_row(matrix, frame, skew, order),
+            chosen=_choose_row(matrix, frame, skew, hang, order),
             skew=skew,
             hang=hang,
             samples=self._samples,
@@ -265,13 +265,16 @@ def _find_hang(frame: Frame, matrix: RankMatrix) -> Hang | None:
     return hang if hang is not None and (is_shown or not hang.is_over) else None
 
 
-def _choose_row(matrix: RankMatrix, frame: Frame, skew: Skew | None, order: NDArray[np.intp]) -> int | None:
+def _choose_row(
+    matrix: RankMatrix, frame: Frame, skew: Skew | None, hang: Hang | None, order: NDArray[np.intp]
+) -> int | None:
     """Return the row to compare: of the rank that the user chose, else of the one that the sentence is about."""
     if not len(order):
         return None
-    if not frame.is_rank_chosen and skew is not None and not skew.is_alike:
+    awaited = hang.ranks[0] if hang is not None and hang.ranks and not frame.is_rank_chosen else None
+    if awaited is None and not frame.is_rank_chosen and skew is not None and not skew.is_alike:
         return skew.row
-    rows = np.flatnonzero(matrix.rank_numbers == frame.rank)
+    rows = np.flatnonzero(matrix.rank_numbers == (frame.rank if awaited is None else awaited))
     return int(rows[0]) if len(rows) else int(order[0])
 
 
