@@ -24,6 +24,7 @@ class StartedAttempt:
 
     number = 1
     session = Path("/nowhere")
+    is_compiling = False
 
     @property
     def begun_s(self) -> float:

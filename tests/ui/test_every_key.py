@@ -45,6 +45,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "page.close": ("i",),
     "feed.close": ("a",),
     "feed.search": ("a",),
+    "feed.order": ("a",),
     "feed.back": ("a",),
     "dialog.close": ("g",),
     "live.output.down": ("up", "up"),
@@ -169,7 +170,8 @@ class Seen:
             if panel.display and panel.id != "tabs"
         }
         fields = [field.value for field in screen.query(Input) if field.display]
-        return type(screen), shown, fields, screen.focused, self.app.theme, len(self.told), self.app.is_running
+        titles = [box.border_title for box in screen.query("#box")]
+        return type(screen), shown, fields, titles, screen.focused, self.app.theme, len(self.told), self.app.is_running
 
     async def wait_until_settled(self) -> None:
         await self.pilot.pause()

@@ -191,6 +191,33 @@ async def test_the_feed_is_searched() -> None:
         await wait_until(pilot, lambda: not isinstance(seen.app.screen, FindingsDialog))
 
 
+async def test_the_feed_says_its_order_and_changes_it() -> None:
+    """What the header shows stands first by severity and cost; what explains each other stays together."""
+    costly = make_finding("data_stall", 56.0, Severity.WARNING, cost=0.6)
+    effect = make_finding("straggler", 57.0, Severity.WARNING, evidence={"data_s": 1.0, "late_s": 1.0}, cost=0.7)
+    seen = Watch(offload_story(findings=(SKIPS, REAL, costly, effect, FULL)), 75.0)
+    async with seen.app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("a")
+        await wait_until(pilot, lambda: "Findings in order of time" in seen.text())
+        feed = seen.app.screen
+        assert isinstance(feed, FindingsDialog)
+        assert [one.finding for one in feed.shown_findings] == [SKIPS, REAL, costly, effect, FULL]
+        await pilot.press("o")
+        await wait_until(pilot, lambda: "Findings by severity and cost" in seen.text())
+        assert [one.finding for one in feed.shown_findings] == [FULL, costly, effect, SKIPS, REAL]
+        await pilot.press("o")
+        await wait_until(pilot, lambda: "Findings in order of time" in seen.text())
+        assert [one.finding for one in feed.shown_findings] == [SKIPS, REAL, costly, effect, FULL]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+async def test_the_border_of_the_feed_names_keys_in_whole_words(columns: int) -> None:
+    seen = Watch(STORY, 75.0)
+    async with seen.app.run_test(size=(columns, 24)) as pilot:
+        await pilot.press("a")
+        await wait_until(pilot, lambda: "escape close ─" in seen.text())
+
+
 async def test_an_empty_feed_says_so() -> None:
     seen = Watch(offload_story(), 75.0)
     async with seen.app.run_test(size=(80, 24)) as pilot:

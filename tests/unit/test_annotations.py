@@ -196,6 +196,9 @@ def test_the_story_of_the_skipped_steps(all_findings: dict[str, tuple[Annotation
     assert grown == pytest.approx(2 * 8_030_261_248, rel=0.01)
     assert '"fp16.initial_scale_power" to 14 or less (now 24)' in ended.advice
     assert ended.fix == "bf16=True"  # the Trainer's
+    # Which power fits is not known before a step was not skipped.
+    skipping = find_one(all_findings["story"], "steps_skipped")
+    assert 'set "fp16.initial_scale_power" lower (now 24)' in skipping.advice
     assert ended.evidence["optimizer_state_host_bytes"] == 2 * 8_030_261_248
 
 
@@ -254,6 +257,7 @@ def test_the_phase_of_the_peak(all_findings: dict[str, tuple[Annotation, ...]]) 
 
 def test_the_allocator_retry_before_out_of_memory(all_findings: dict[str, tuple[Annotation, ...]]) -> None:
     retry = find_one(all_findings["z2-oom"], "allocator_retries")
+    assert retry.headline == "Rank 0's allocator flushed its cache to get memory for the first time in step 0"
     assert retry.evidence["retries"] == 1
     assert retry.evidence["reserved_peak_bytes"] == 147_494_797_312
     assert retry.fix == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -277,7 +281,7 @@ def test_hung_and_dead_ranks(all_findings: dict[str, tuple[Annotation, ...]]) ->
     hung = find_one(all_findings["cpu-hang"], "hung_ranks")
     assert hung.ranks == (1,)
     assert hung.known_ns - hung.begin_ns == 30 * 10**9
-    assert "the others are in backward" in hung.details
+    assert "Rank 1 is in step, the other one in backward." in hung.details
     assert find_one(all_findings["cpu-dead"], "dead_rank").ranks == (1,)
 
 

@@ -33,7 +33,7 @@ def test_logits_and_their_copies_own_the_peak(tmp_path: Path) -> None:
     (finding,) = find_named(make_logits(tmp_path, [[BLOCK + 512, 3], [1 << 20, 90]]), "logits_peak")
     assert finding.headline == "Logits take 7.67 GiB of the memory peak of 19.50 GiB in backward"
     assert finding.details.startswith(
-        "Logits, or copies of them, when it begins: 3 blocks of 1.53 GiB with 8 x 1024 x 50,257 elements."
+        "When it begins, logits or copies of them take 3 blocks of 1.53 GiB with 8 x 1024 x 50,257 elements."
     )
     assert finding.advice.startswith(
         "Lower the DataLoader's batch_size from 8 to 2 and accumulate over as many more micro-batches: that needs 5.75 GiB"
@@ -103,5 +103,5 @@ def test_activations_by_the_layers_that_made_them(tmp_path: Path, trainable: int
         " model's width)."
     )
     assert ("Frozen weights" in finding.details) == (trainable == 10)
-    copies = "Autocast's copies of weights in 16 bits are up to 2.00 GiB of them."
-    assert (copies in finding.details) == ("Autocast" in finding.details) == (trainable > 10 and autocast is not None)
+    copies = "Up to 2.00 GiB of them are autocast's 16-bit copies of weights."
+    assert (copies in finding.details) == ("autocast" in finding.details) == (trainable > 10 and autocast is not None)

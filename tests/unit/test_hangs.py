@@ -55,14 +55,14 @@ def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:
     (hung,) = find_hung(session, 60)
     assert hung.known_ns == second_to_unix_ns(30)
     assert (hung.ranks, hung.fix) == ((1,), "train.py:40")
-    assert hung.headline == "Standing still for 10 s: rank 1 is in time.sleep at train.py:40 in build_batch"
+    assert hung.headline == "No progress for 10 s: rank 1 is in time.sleep at train.py:40 in build_batch"
     assert "Ranks 0, 2, 3 wait in all_reduce at train.py:90 in step." in hung.details
 
 
 def test_of_different_collectives_the_fewest_ranks_are_wrong(tmp_path: Path) -> None:
     session = write_standing(tmp_path, {0: ALL_REDUCE, 1: ALL_REDUCE, 2: BARRIER})
     (hung,) = find_hung(session, 60)
-    assert hung.headline == "Standing still for 10 s: rank 2 waits in barrier at train.py:94 in step"
+    assert hung.headline == "No progress for 10 s: rank 2 waits in barrier at train.py:94 in step"
     assert "same order" in hung.advice
 
 
@@ -93,7 +93,7 @@ def test_of_two_ranks_in_different_collectives_none_is_called_wrong(tmp_path: Pa
     stands = {0: BARRIER._replace(called=61), 1: ALL_REDUCE._replace(called=61)}
     (hung,) = find_hung(write_standing(tmp_path, stands), 60)
     assert hung.ranks == (0, 1)
-    assert hung.headline == "Standing still for 10 s: each waits for the others, rank 0 in barrier, rank 1 in all_reduce"
+    assert hung.headline == "No progress for 10 s: each waits for the others, rank 0 in barrier, rank 1 in all_reduce"
     assert "Collective 61 is barrier on rank 0, all_reduce on rank 1." in hung.details
 
 
@@ -101,14 +101,14 @@ def test_the_rank_that_has_called_fewer_collectives_is_behind(tmp_path: Path) ->
     """At the same line, as of a loop over gradients of which one rank has left one out."""
     (hung,) = find_hung(write_standing(tmp_path, {0: ALL_REDUCE._replace(called=60), 1: ALL_REDUCE._replace(called=61)}), 60)
     assert hung.ranks == (0,)
-    assert "Collectives called so far: rank 0 60, rank 1 61." in hung.details
+    assert "Rank 0 has called 60 collectives, rank 1 has called 61." in hung.details
 
 
 def test_ranks_that_all_wait_in_one_place_have_no_odd_one(tmp_path: Path) -> None:
     (hung,) = find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: ALL_REDUCE}), 60)
     assert (hung.ranks, hung.headline) == (
         (0, 1),
-        "Standing still for 10 s: all ranks wait in all_reduce at train.py:90 in step",
+        "No progress for 10 s: all ranks wait in all_reduce at train.py:90 in step",
     )
     assert "network" in hung.advice
 

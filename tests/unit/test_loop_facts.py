@@ -64,6 +64,14 @@ def test_batches_are_counted_where_no_library_states_them(
     assert measure_batch(make_loop(optimizers=[{}, {}], **stated), steps) == {}
 
 
+@pytest.mark.parametrize(("rows", "batch"), [([32, 32, 8], 32), ([8, 32], 32), ([64] * 9 + [32, 32, 32, 8] * 16, 32)])
+def test_the_smaller_last_batch_of_an_epoch_is_not_the_batch_size(rows: list[int], batch: int) -> None:
+    """Of the last steps: a batch size that was changed long ago does not count."""
+    steps = np.zeros(len(rows), STEP_DTYPE)
+    steps["rows"], steps["micro_steps"] = rows, 1
+    assert measure_batch(make_loop(), steps) == {"micro_batch": batch, "gradient_accumulation": 1}
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "each"),
     [

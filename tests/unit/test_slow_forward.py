@@ -59,7 +59,7 @@ def test_slow_cores(tmp_path: Path) -> None:
     assert slow.step == SINCE
     assert slow.headline.startswith("Rank 1 computes slowly: 3")
     assert slow.evidence["forward_s"] - slow.evidence["others_s"] == pytest.approx(LATE_NS / 1e9, abs=0.005)
-    assert "by the host's time" in slow.details
+    assert "measured on the host" in slow.details
     assert slow.fix.startswith("taskset -pc ")
     session = Session.open(folder)
     before = find_annotations(session, slow.known_ns - 1)
@@ -77,7 +77,7 @@ def test_a_slow_gpu(tmp_path: Path) -> None:
     (slow,) = find_slow(folder)
     assert slow.ranks == (2,)
     assert slow.headline == "Rank 2 computes slowly: 335 ms a forward, 35 ms on the others"
-    assert "by the GPU's own time" in slow.details
+    assert "measured on the GPU" in slow.details
     assert slow.fix.startswith("nvidia-smi ")
 
 

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.formatting import format_count
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import events
 
-# Steps from the end among which one with phases is searched.
+# Steps from the end among which those with phases are searched.
 _MOST_SEARCHED = 64
 _DEVICES = {"cpu": "CPU", "nvme": "NVMe"}
 _TEXTS = {
@@ -166,8 +167,9 @@ def parse_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, Any]:
-    """Return micro-batch and accumulation of a loop that states neither, as in its last step with phases (STEP_DTYPE).
+    """Return micro-batch and accumulation of a loop that states neither, as in most of its last steps (STEP_DTYPE).
 
+    The last batch of an epoch may be smaller. Of several that are as frequent, the largest counts.
     Empty where a library states them, before the first step, with several optimizers, each of which may have backwards of
     its own, and where the micro-batches of a step differ.
     """
@@ -175,7 +177,8 @@ def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, A
     known = known[known["micro_steps"] > 0]
     if engine.get("kind") != LOOP or len(engine.get("optimizers") or ()) != 1 or not len(known):
         return {}
-    rows, count = int(known[-1]["rows"]), int(known[-1]["micro_steps"])
+    pairs, frequencies = np.unique(np.stack([known["rows"], known["micro_steps"]]), axis=1, return_counts=True)
+    rows, count = (int(number) for number in pairs[:, np.flatnonzero(frequencies == frequencies.max())[-1]])
     measured: dict[str, int] = {}
     if engine.get("gradient_accumulation") is None and count > 0:
         measured["gradient_accumulation"] = count

@@ -10,7 +10,7 @@ from zerotop.commands.common.errors import FAILED
 from zerotop.commands.common.exit_messages import describe_losses, describe_place, describe_rank_losses, write_messages
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
-from zerotop.commands.job.job_report import check_place, describe_cost, has_ended, report_job
+from zerotop.commands.job.job_report import check_place, describe_cost, describe_worst_finding, has_ended, report_job
 from zerotop.commands.job.launching import make_session
 from zerotop_probe.outside.job import agent
 from zerotop_probe.outside.job.job_signals import die_of
@@ -55,6 +55,8 @@ def _run_headless(options: argparse.Namespace) -> int:
     if end.left_ranks:
         ranks = "1 rank still runs" if end.left_ranks == 1 else f"{end.left_ranks} ranks still run"
         messages.append(f"{ranks}, no longer recorded.")
+    if not end.signal:  # whoever sent one wants an end, not an analysis
+        messages += describe_worst_finding(session)
     if options.price_per_hour is not None:
         messages += describe_cost(session)
     write_messages(*messages, describe_place(session))

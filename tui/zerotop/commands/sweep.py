@@ -147,8 +147,14 @@ def _run_with_lines(runner: SweepRunner, *, quiet: bool) -> None:
     printed = {point.number for point in runner.sweep.finished}
     print(f"{total} points, {len(printed)} of them done or skipped, in {runner.sweep.path}", file=stream, flush=True)
     thread.start()
+    compiling: set[int] = set()  # points
     while thread.is_alive():
         thread.join(_POLL_S)
+        for number in [number for number, attempt in runner.attempts.items() if attempt.is_compiling]:
+            if number not in compiling:
+                compiling.add(number)
+                settings = describe_settings(plan, runner.sweep.points[number].settings)
+                print(escape_unprintable(f"{settings}: compiling DeepSpeed's operators"), file=stream, flush=True)
         for point in runner.sweep.finished:
             if point.number not in printed and point.result is not None:
                 printed.add(point.number)

@@ -137,9 +137,7 @@ def _build_finding(number: int, cost: FindingCost, training_s: float, report: Se
     price = []
     if cost.seconds is not None:
         share = (
-            f"{format_percent(min(1.0, cost.seconds / training_s))} of the training time{cost.seconds_text}"
-            if training_s
-            else ""
+            f"{format_percent(cost.compute_share(training_s))} of the training time{cost.seconds_text}" if training_s else ""
         )
         price.append(element("p", element("b", f"{_format_cost(cost.seconds)}"), element("span", share)))
         if report.price is not None:

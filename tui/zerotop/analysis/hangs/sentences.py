@@ -31,8 +31,11 @@ def describe_collectives(standstill: Standstill) -> str:
     """Return in a sentence how the ranks' collectives differ, as PyTorch's flight recorder says; "" if they do not."""
     known = [(group, group.collectives) for group in standstill.groups if group.collectives is not None]
     if len({called.called for _, called in known}) > 1:
-        counts = ", ".join(f"{format_ranks(group.ranks)} {called.called}" for group, called in known)
-        return f"Collectives called so far: {counts}."
+        first, *others = (
+            f"{format_ranks(group.ranks)} {'has' if len(group.ranks) == 1 else 'have'} called {called.called}"
+            for group, called in known
+        )
+        return ", ".join([f"{first.capitalize()} collectives", *others]) + "."
     if standstill.is_mismatch and len({called.name for _, called in known}) > 1:
         names = ", ".join(f"{called.name} on {format_ranks(group.ranks)}" for group, called in known)
         return f"Collective {known[0][1].called} is {names}."
@@ -47,10 +50,10 @@ def write_advice(standstill: Standstill) -> str:
     if odd is None:
         return "Look at the network between the nodes." if standstill.groups[0].awaits_others else "Look at that line."
     if odd.end is not None:
-        return "The others wait for a rank that has ended: end the job, and look at why that one did."
+        return "The others wait in vain for a rank that has ended: look at why it did."
     if odd.wait is None:
-        return "Its threads run in C and hold Python's lock: py-spy dump --native shows where."
-    return "Look at that line: the others go on once this rank arrives."
+        return "Its threads run in C and hold Python's lock. Where py-spy is installed, zerotop shows its stack."
+    return "Look at that line: the others wait until this rank arrives."
 
 
 def _describe_state(group: StackGroup, *, is_one: bool) -> str:

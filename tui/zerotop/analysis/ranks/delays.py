@@ -1,8 +1,8 @@
-"""Ranks that delay the others according to findings, and since when."""
+"""Ranks that the others wait for, according to findings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from zerotop.analysis.annotations import Annotation
@@ -25,3 +25,22 @@ def list_delays(findings: Iterable[Annotation], ranks: int) -> tuple[Delay, ...]
         for finding in findings
         if finding.name in _KINDS and len(finding.ranks) == 1 and ranks > 1
     )
+
+
+class Hang(NamedTuple):
+    """A time in which the job stood still."""
+
+    ranks: tuple[int, ...]  # that the others wait for; () where unknown
+    step: int | None
+    is_over: bool
+
+
+def find_hang(findings: Sequence[Annotation], ranks: int, last_step_ns: int) -> Hang | None:
+    """Return the last time in which a job of ``ranks`` ranks stood still; None without any.
+
+    ``last_step_ns``: when its last step ended (unix time).
+    """
+    finding = next((one for one in reversed(findings) if one.name == "hung_ranks"), None)
+    if finding is None:
+        return None
+    return Hang(finding.ranks if len(finding.ranks) < ranks else (), finding.step, finding.known_ns <= last_step_ns)

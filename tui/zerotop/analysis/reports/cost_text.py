@@ -26,11 +26,13 @@ def describe_cost(cost: FindingCost, training_s: float, view: LiveView, units: B
     parts = []
     if cost.seconds is not None:
         share = (
-            f", {format_percent(min(1.0, cost.seconds / training_s))} of the training time{cost.seconds_text}"
+            f", {format_percent(cost.compute_share(training_s))} of the training time{cost.seconds_text}"
             if training_s
             else ""
         )
         duration = format_long_time(cost.seconds) if cost.seconds >= 10 else format_seconds(cost.seconds)
+        # A finding says how long ranks had waited when it was found.
+        duration += " in all" if cost.finding.name == "hung_ranks" else ""
         parts.append(f"about {duration}{share}{_describe_hours(cost.seconds, view)}")
     if cost.bytes is not None:
         parts.append(f"{format_bytes(cost.bytes, units)} of {'host' if cost.on_host else 'GPU'} memory")

@@ -17,10 +17,11 @@ import numpy as np
 import polars
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations import find_annotations, link_findings
+from zerotop.analysis.annotations import link_findings
 from zerotop.analysis.steps.optimizer_phases import read_step_parts
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import read_rank_steps
+from zerotop.analysis.views.annotation_runner import list_findings
 from zerotop.session.reader import Session
 from zerotop_probe.recording import tables
 
@@ -111,7 +112,7 @@ def _iter_events(session: Session, text: TextFilter) -> Iterator[polars.DataFram
 
 
 def _iter_annotations(session: Session, text: TextFilter) -> Iterator[polars.DataFrame]:
-    findings = link_findings(find_annotations(session, session.end_ns))
+    findings = link_findings(list_findings(session))
     yield _build_objects(findings, _ANNOTATION_COLUMNS, text)
 
 

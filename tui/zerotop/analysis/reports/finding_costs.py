@@ -51,11 +51,16 @@ class FindingCost:
     bytes: int | None  # the same
     on_host: bool = False  # whether the bytes are host memory
     cause: Annotation | None = None  # the finding that explains it
+    unfinished_s: float = 0.0  # of the seconds, those in a step that never ended
 
     @property
     def seconds_text(self) -> str:
         """What the seconds were spent in, as the end of a phrase; "" where the finding says it."""
         return " in skipped steps" if self.finding.name in _SKIPPING else ""
+
+    def compute_share(self, training_s: float) -> float:
+        """Return the seconds as a share of the training time, of which ``training_s`` are in finished steps."""
+        return min(1.0, (self.seconds or 0.0) / (training_s + self.unfinished_s))
 
 
 def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> tuple[FindingCost, ...]:
@@ -103,13 +108,27 @@ def _drop_repetitions(findings: Sequence[Annotation]) -> Iterable[Annotation]:
 def _join_costs(costs: Sequence[FindingCost]) -> FindingCost:
     worst = max(costs, key=lambda cost: (cost.seconds or 0.0, cost.bytes or 0))
     ranks = sorted({rank for cost in costs for rank in cost.finding.ranks})
-    return FindingCost(worst.finding, tuple(ranks), worst.seconds, worst.bytes, worst.on_host)
+    return replace(worst, ranks=tuple(ranks))
 
 
 def _compute_cost(finding: Annotation, findings: Sequence[Annotation], steps: Rows, end_ns: int) -> FindingCost:
     seconds = _compute_seconds(finding, findings, steps, end_ns)
     size, on_host = _compute_bytes(finding)
-    return FindingCost(finding, finding.ranks, seconds if seconds > 0 else None, size if size > 0 else None, on_host)
+    is_unfinished = finding.name == "hung_ranks" and not len(_select_hung_step(finding, steps))
+    return FindingCost(
+        finding,
+        finding.ranks,
+        seconds if seconds > 0 else None,
+        size if size > 0 else None,
+        on_host,
+        unfinished_s=seconds if is_unfinished else 0.0,
+    )
+
+
+def _select_hung_step(finding: Annotation, steps: Rows) -> Rows:
+    """Return the step during which the job stood still; none if it never ended."""
+    chosen: Rows = steps[(steps["begin_unix_ns"] <= finding.known_ns) & (finding.known_ns < steps["end_unix_ns"])]
+    return chosen
 
 
 def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps: Rows, end_ns: int) -> float:
@@ -120,7 +139,7 @@ def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps:
     if name in _LOST_ONCE:
         return finding.evidence.get(_LOST_ONCE[name], 0.0)
     if name == "hung_ranks":
-        waited = steps[(steps["begin_unix_ns"] <= finding.known_ns) & (finding.known_ns < steps["end_unix_ns"])]
+        waited = _select_hung_step(finding, steps)
         return float(waited["iteration_s"].max()) if len(waited) else (end_ns - finding.begin_ns) / 1e9
     if name in GROWING:  # its cost is what it puts at risk
         return 0.0

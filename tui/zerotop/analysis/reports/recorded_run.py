@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.prices import HourlyPrice
+from zerotop.analysis.views.annotation_runner import list_findings
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
@@ -29,7 +30,7 @@ class RecordedRun:
     @cached_property
     def findings(self) -> tuple[Annotation, ...]:
         """The findings, in the order in which they became known."""
-        return find_annotations(self.session, self.source.end_ns)
+        return list_findings(self.session)
 
     @property
     def flat_config(self) -> dict[str, str]:

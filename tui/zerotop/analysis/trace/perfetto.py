@@ -12,10 +12,11 @@ from typing import IO, Any
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import CounterDescriptor, TracePacket, TrackEvent
 from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
-from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.steps.step_table import StepTable
 from zerotop.analysis.trace.counters import BYTES, Counter, Owner, read_counters
 from zerotop.analysis.trace.slices import build_edges
+from zerotop.analysis.views.annotation_runner import list_findings
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
 from zerotop_probe.recording.tables import PHASES
@@ -39,7 +40,7 @@ class _TraceWriter:
 
     def write(self) -> int:
         self._intern_names()
-        self._write_findings(find_annotations(self._session, self._session.end_ns))
+        self._write_findings(list_findings(self._session))
         steps = StepTable(self._session, memory=False)
         steps.update()
         for process in steps.rank_steps:

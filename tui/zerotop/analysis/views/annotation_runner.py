@@ -6,12 +6,24 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from zerotop.analysis.annotations import Annotation, Annotator
+from zerotop.analysis.annotations import Annotation, Annotator, find_annotations
+from zerotop.analysis.views.job_exit import is_left_running
 from zerotop.session.reader import Session
 
 _MIN_PAUSE_S = 1.5  # between two searches: a finding is on screen within this, a search and a frame
 _PAUSE_FACTOR = 20  # pauses last so many times as long as searches, which then stay below 5 % of a core,
 _MAX_PAUSE_S = 15.0  # but no longer than this, where there was very much to search
+
+
+def list_findings(session: Session) -> tuple[Annotation, ...]:
+    """Return all findings of a recording; those of a job that has ended advise what can be done in the next run."""
+    findings = find_annotations(session, session.end_ns)
+    return tuple(finding.for_next_run for finding in findings) if has_ended(session) else findings
+
+
+def has_ended(session: Session) -> bool:
+    """Whether the job runs no more, as far as known: recording ended, and not by detaching from it."""
+    return not session.is_live and not is_left_running(session)
 
 
 class SearchResult(NamedTuple):

@@ -20,7 +20,7 @@ from zerotop.analysis.processes.running_max import Peaks
 from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, measure_token_rate
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
-from zerotop.analysis.views.annotation_runner import Findings, SearchResult
+from zerotop.analysis.views.annotation_runner import Findings, SearchResult, has_ended
 from zerotop.analysis.views.cost_meter import CostMeter
 from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
@@ -46,6 +46,7 @@ class _Extent(NamedTuple):
     """What any thread may ask of a recording, as of one refresh."""
 
     is_live: bool
+    has_ended: bool  # the job, as far as known
     end_ns: int
     steps: NDArray[np.int64]  # numbers of the steps that all ranks have finished, oldest first,
     step_end_ns: NDArray[np.int64]  # and when each was
@@ -82,7 +83,7 @@ class RecordingSource:
         refreshed_ns = time.time_ns()
         self._steps.update()
         self._exits = read_exits(session)
-        self._extent = _Extent(False, 0, self._iterations.rows["step"], self._iterations.known_ns, 0)
+        self._extent = _Extent(False, False, 0, self._iterations.rows["step"], self._iterations.known_ns, 0)
         self._update_extent(refreshed_ns)
         self._join_steps()
 
@@ -122,7 +123,9 @@ class RecordingSource:
 
     def findings_at(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
         """Return the findings known at the cursor, in the order in which they became known; None is the end."""
-        return self._findings.findings_at(self.end_ns if cursor_ns is None else cursor_ns)
+        extent = self._extent
+        found = self._findings.findings_at(extent.end_ns if cursor_ns is None else cursor_ns)
+        return tuple(finding.for_next_run for finding in found) if extent.has_ended else found
 
     # These belong to the thread that reads
 
@@ -170,7 +173,9 @@ class RecordingSource:
     def _update_extent(self, refreshed_ns: int) -> None:
         is_live = self.session.is_live
         self._extent = self._extent._replace(
-            is_live=is_live, end_ns=refreshed_ns if is_live else self.session.last_written_ns
+            is_live=is_live,
+            has_ended=has_ended(self.session),
+            end_ns=refreshed_ns if is_live else self.session.last_written_ns,
         )
 
     def _join_steps(self) -> None:

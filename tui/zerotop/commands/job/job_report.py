@@ -1,8 +1,9 @@
-"""What ``zerotop run`` says about a job that has ended: its cost, and the report that was asked for."""
+"""What ``zerotop run`` says about a job that has ended: its worst finding, its cost, and the report that was asked for."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from zerotop.commands.common.errors import USAGE, Problem
@@ -37,6 +38,27 @@ def report_job(session: str, report: str) -> None:
         write_report(Path(report), build_page(Session.open(Path(session))))
     except (OSError, SessionError) as error:
         write_messages(f"No report was written: {error}")
+
+
+def describe_worst_finding(session: str) -> list[str]:
+    """Return a line about the error or warning that matters most; none without any, and for a job without ranks."""
+    if not any(Path(session).glob("events-rank*")):
+        return []
+    from zerotop.analysis.annotations import Severity
+    from zerotop.analysis.reports.finding_costs import rank_findings
+    from zerotop.analysis.reports.recorded_run import RecordedRun
+    from zerotop.session.reader import Session, SessionError
+
+    try:
+        run = RecordedRun(Session.open(Path(session)), memory=False)
+        findings = run.findings
+    except SessionError:
+        return []
+    worst = next(iter(rank_findings(findings, run.source.job_steps, run.source.end_ns)), None)
+    if worst is None or worst.finding.severity is Severity.INFO:
+        return []
+    count = "it" if len(findings) == 1 else f"all {len(findings)} findings"
+    return [f"{worst.finding.headline}. To see {count}: zerotop annotations {shlex.quote(session)}"]
 
 
 def describe_cost(session: str) -> list[str]:

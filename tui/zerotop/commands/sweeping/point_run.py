@@ -23,7 +23,7 @@ from zerotop.session.reader import Session, SessionError
 from zerotop.session.sweeps import CRASHED, OUT_OF_MEMORY, POINTS_FOLDER, Plan, Point, Result
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.job.shutdown import GRACE_S
-from zerotop_probe.recording import directory
+from zerotop_probe.recording import directory, events
 
 _POLL_S = 0.2
 _LOOK_INTERVAL_S = 2.0  # between looks for signs of life
@@ -43,6 +43,7 @@ class Attempt:
     number: int  # from 1
     session: Path
     begun_s: float  # time.time()
+    is_compiling: bool = False  # DeepSpeed's operators, before it trains
 
 
 def run_point(
@@ -62,8 +63,9 @@ def run_point(
     for number in range(1, plan.retries + 2):
         session = _choose_session(folder, point)
         job = prepare_job(folder, plan, point, gpus)
-        on_attempt(Attempt(point.number, number, session, time.time()))
-        exit_code, is_hung, error = _run_job(job, session, plan, is_stopping)
+        attempt = Attempt(point.number, number, session, time.time())
+        on_attempt(attempt)
+        exit_code, is_hung, error = _run_job(job, attempt, plan, is_stopping, on_attempt)
         remove_shared_memory(job.port)
         result = _build_result(folder, session, plan, exit_code, is_hung, error)
         result = replace(result, attempts=number, seconds=round(time.monotonic() - begun_s, 3))
@@ -89,8 +91,11 @@ def _stop_job(session: str) -> None:
         time.sleep(_POLL_S)
 
 
-def _run_job(job: PointJob, session: Path, plan: Plan, is_stopping: Callable[[], bool]) -> tuple[int, bool, str]:
+def _run_job(
+    job: PointJob, attempt: Attempt, plan: Plan, is_stopping: Callable[[], bool], on_attempt: Callable[[Attempt], None]
+) -> tuple[int, bool, str]:
     """Run an attempt; return its exit code, whether it hung, and zerotop's message if nothing was recorded."""
+    session = attempt.session
     environment = {**os.environ, **job.environment}
     command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *job.command]
     with tempfile.TemporaryFile() as errors:
@@ -110,6 +115,9 @@ def _run_job(job: PointJob, session: Path, plan: Plan, is_stopping: Callable[[],
             if is_stopping() or (is_hung := watch.is_silent()):
                 _stop_process(process, str(session))
                 break
+            if watch.is_compiling != attempt.is_compiling:
+                attempt = replace(attempt, is_compiling=watch.is_compiling)
+                on_attempt(attempt)
         if is_stopping():
             raise Interrupted
         return process.returncode, is_hung, _read_last_line(errors)
@@ -133,12 +141,13 @@ def _read_last_line(errors: IO[bytes]) -> str:
 
 
 class _LifeWatch:
-    """Notices when a job neither begins or ends a phase nor prints anything."""
+    """Notices when a job neither begins or ends a phase nor prints anything, and while it compiles."""
 
     def __init__(self, path: Path, hang_after_s: float) -> None:
         self._path, self._hang_after_s = path, hang_after_s
         self._session: Session | None = None
         self._signs = -1
+        self.is_compiling = False
         self._looked_s = self._heard_s = time.monotonic()
 
     def is_silent(self) -> bool:
@@ -156,6 +165,8 @@ class _LifeWatch:
             if self._session is None:
                 self._session = Session.open(self._path)
             self._session.refresh()
+            has_engine = bool(self._session.events_named(events.ENGINE))
+            self.is_compiling = not has_engine and bool(self._session.events_named(events.COMPILING))
             sources = [source for name in ("spans", "begins", "output") for source in self._session.sources[name]]
             return len(self._session.events) + sum(len(source.array) for source in sources)
         return -1

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
-from zerotop.analysis.annotations import Annotation, Severity, link_findings
+from zerotop.analysis.annotations import Annotation, LinkedFinding, Severity, link_findings
 from zerotop.ui.drawing.formatting import MISSING, format_duration, format_grouped, format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import cell_width, sanitize, wrap_text
@@ -79,6 +79,20 @@ def choose_finding(findings: Sequence[Annotation], cursor_ns: int) -> Annotation
     ]
     # Of several equal ones max() returns the first.
     return max(reversed(shown), key=lambda finding: (_WEIGHTS[finding.severity], finding.cost), default=None)
+
+
+def order_by_cost(findings: Sequence[LinkedFinding]) -> tuple[LinkedFinding, ...]:
+    """Return findings in order of their causes with what matters most first: by severity, then by cost.
+
+    What explains each other stays together, and stands where the most severe of it would.
+    """
+    groups: list[list[LinkedFinding]] = []
+    for linked in findings:
+        if not linked.depth:
+            groups.append([])
+        groups[-1].append(linked)
+    groups.sort(key=lambda group: max((_WEIGHTS[one.finding.severity], one.finding.cost) for one in group), reverse=True)
+    return tuple(linked for group in groups for linked in group)
 
 
 def choose_most_severe(findings: Iterable[Annotation]) -> Annotation | None:

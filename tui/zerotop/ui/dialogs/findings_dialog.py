@@ -22,6 +22,13 @@ from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.units import convert_sizes
 
 _NO_FINDINGS = "No findings yet. They appear here as they are detected."
+# The keys that the border names, in the longest form that fits. {order} is the other order.
+_KEYS = (
+    "enter go there   / search   o {order}   y copy the fix   escape close",
+    "enter go  / search  o {order}  y copy  escape close",
+    "/ search  o {order}  escape close",
+    "escape close",
+)
 _MARKS = {Severity.INFO: " ", Severity.WARNING: "!", Severity.ERROR: "!"}
 
 
@@ -42,7 +49,9 @@ class FindingsDialog(Dialog[Annotation]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("q,a", "close", "feed.close", "Close", "Back to the screen"),
-        bind("slash", "search", "feed.search", "Search", "Show only findings with these words", 3),
+        # With priority it is handled before the next key is: that one belongs to the search.
+        bind("slash", "search", "feed.search", "Search", "Show only findings with these words", 3, priority=True),
+        bind("o", "order", "feed.order", "Order", "In order of time, or by severity and cost", 2),
         bind("escape", "back", "feed.back", "Back", "Clear the search, or close"),
         bind("y", "copy_fix", "feed.copy", "Copy the fix", "Copy the setting or command of the chosen finding", 2),
     ]
@@ -50,6 +59,7 @@ class FindingsDialog(Dialog[Annotation]):
     def __init__(self, frame: Frame, begin_ns: int, glyphs: Glyphs) -> None:
         super().__init__("Findings", glyphs, page=True)
         self.all_findings = order_by_cause(frame.all_findings)
+        self.is_by_cost = False
         self.shown_findings = self.all_findings  # those with the searched words
         self.begin_ns = begin_ns
         self.cursor_ns = frame.view.cursor_ns
@@ -69,15 +79,27 @@ class FindingsDialog(Dialog[Annotation]):
 
     def on_mount(self) -> None:
         if self.all_findings:
-            self.query_one("#box").border_subtitle = "enter go there   / search   y copy the fix   escape close"
             self.query_one(Input).display = False
             chosen = self.query_one(OptionList)
             chosen.focus()
             chosen.highlighted = self.current_index
-        self.call_after_refresh(self._show_detail)
+        self.call_after_refresh(self._show_all)
 
     def on_resize(self) -> None:
-        self.call_after_refresh(self._show_detail)
+        self.call_after_refresh(self._show_all)
+
+    def _show_all(self) -> None:
+        self._show_border()
+        self._show_detail()
+
+    def _show_border(self) -> None:
+        """Say in which order the findings are, and which keys work."""
+        if self.all_findings and self.is_mounted:
+            box = self.query_one("#box")
+            box.border_title = f"{self.heading} {'by severity and cost' if self.is_by_cost else 'in order of time'}"
+            texts = [keys.format(order="by time" if self.is_by_cost else "by cost") for keys in _KEYS]
+            # Each side of its title has a corner, a line and a space.
+            box.border_subtitle = next((text for text in texts if len(text) <= box.outer_size.width - 6), "")
 
     def on_option_list_option_highlighted(self) -> None:
         self._show_detail()
@@ -90,18 +112,34 @@ class FindingsDialog(Dialog[Annotation]):
         if self.all_findings:
             words = self.query_one(Input)
             words.display = True
-            words.focus()
+            self.set_focus(words)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Let a / in the search be a character of it."""
+        return action != "search" or not isinstance(self.focused, Input)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Show the findings that have all words, in their texts or numbers."""
         event.stop()
-        words = event.value.lower().split()
-        self.shown_findings = tuple(one for one in self.all_findings if all(word in _join_texts(one) for word in words))
+        self._list_findings(0)
+
+    def _list_findings(self, index: int) -> None:
+        """List the findings with the searched words anew, and highlight one of them."""
+        words = self.query_one(Input).value.lower().split()
+        ordered = findings.order_by_cost(self.all_findings) if self.is_by_cost else self.all_findings
+        self.shown_findings = tuple(one for one in ordered if all(word in _join_texts(one) for word in words))
         listed = self.query_one(OptionList)
         listed.clear_options()
         listed.add_options([Option(self._format_line(linked)) for linked in self.shown_findings])
-        listed.highlighted = 0 if self.shown_findings else None
+        listed.highlighted = index if self.shown_findings else None
         self._show_detail()
+
+    def action_order(self) -> None:
+        """Show the first finding of the other order."""
+        if self.all_findings:
+            self.is_by_cost = not self.is_by_cost
+            self._list_findings(0)
+            self._show_border()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()

@@ -75,7 +75,7 @@ def _choose_form(summary: EndSummary, view: LiveView, width: int, glyphs: Glyphs
 def _write_cost(cost: FindingCost, form: _Form, training_s: float, view: LiveView) -> str:
     if form is _Form.WHOLE or cost.seconds is None or not training_s:
         return describe_cost(cost, training_s, view, get_units().sizes[:3])
-    percent = format_percent(min(1.0, cost.seconds / training_s))
+    percent = format_percent(cost.compute_share(training_s))
     return f"{percent} {_SHARE}" if form is _Form.SHARE else percent
 
 

@@ -57,7 +57,8 @@ class OutputScreen(MonitorScreen):
     )
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        bind("slash", "find", "output.find", "Find", "Search all of the output", 8),
+        # With priority it is handled before the next key is: that one belongs to the search.
+        bind("slash", "find", "output.find", "Find", "Search all of the output", 8, priority=True),
         bind("enter,n", "match(1)", "output.next", "Next", "Go to the next match", 7),
         bind("N", "match(-1)", "output.before", "Previous", "Go to the previous match", 5),
         *scroll_bindings("output", "scroll_by", "page", up=1, group=in_footer(5, "scroll")),
@@ -122,6 +123,8 @@ class OutputScreen(MonitorScreen):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "back":
             return self._is_searching or bool(self.zoomed)
+        if action == "find":  # a / in the search is a character of it
+            return not isinstance(self.focused, Find)
         if action == "match":  # without a search, n goes to the next finding
             return self.reading.search is not None
         return super().check_action(action, parameters)

@@ -12,7 +12,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.drawing.table import draw_rule, panel_title
 from zerotop.ui.drawing.text import wrap_text
-from zerotop.ui.ranks.labels import METRIC_NAMES, describe_skew
+from zerotop.ui.ranks.labels import METRIC_NAMES, describe_hang, describe_skew
 from zerotop.ui.ranks.lines import MapPlan, plan_lines
 from zerotop.ui.ranks.model import RankPicture
 from zerotop.ui.ranks.section import FIGURE_WIDTH, MapShape, Section
@@ -96,7 +96,11 @@ class _MapPanel:
         """Sentence on how ranks differ, in as many rows as fit."""
         skew = self.picture.skew
         rank = None if skew is None else int(self.picture.matrix.rank_numbers[skew.row])
-        text, short, attention = describe_skew(skew, rank, len(self.picture.matrix.processes))
+        ranks, hang = len(self.picture.matrix.processes), self.picture.hang
+        text, short, attention = describe_skew(skew, rank, ranks)
+        if hang is not None:
+            short, attention = describe_hang(hang, ranks), True
+            text = f"{short} {'In the other steps' if hang.is_over else 'Before that'}: {text}"
         most = 3 if self.height >= 18 else 2 if self.height >= 12 else 1 if self.height >= 5 else 0
         room = max(1, self.width - 1)
         lines = wrap_text(self.glyphs.to_plain(text), room, most + 1, self.glyphs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zerotop.analysis.formatting import format_ranks
+from zerotop.analysis.ranks.delays import Hang
 from zerotop.analysis.ranks.matrix import Metric
 from zerotop.analysis.ranks.outliers import ALIKE_SHARE, WARNING_SHARE, Skew
 from zerotop.ui.charts import Quantity, choose_scale
@@ -80,6 +82,15 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
         return text, f"No rank delays {others}; rank {rank} is longest {phase}.", False
     text = f"Rank {rank} takes {own} {phase} in {when}, {others} {usual}: {share} of an iteration."
     return text, f"Rank {rank}: {own} {phase}, {others} {usual} ({share}).", skew.iteration_share >= WARNING_SHARE
+
+
+def describe_hang(hang: Hang, ranks: int) -> str:
+    """Return a sentence on whom the ranks of a job waited for, or wait for."""
+    where = f"In step {hang.step} t" if hang.is_over and hang.step is not None else "T"
+    if ranks == 1 or not hang.ranks:
+        return f"{where}raining {'stood' if hang.is_over else 'stands'} still."
+    who, verb = ("he other rank", "waits") if ranks == 2 else ("he others", "wait")
+    return f"{where}{who} {'waited' if hang.is_over else verb} for {format_ranks(hang.ranks)}."
 
 
 def _format_percent(value: float) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import State
-from zerotop.analysis.ranks.delays import list_delays
+from zerotop.analysis.ranks.delays import Hang, find_hang, list_delays
 from zerotop.analysis.ranks.matrix import RECENT_STEPS, Matrix, Metric, RankMatrices, RankMatrix
 from zerotop.analysis.ranks.outliers import (
     RankComparison,
@@ -73,6 +73,7 @@ class RankPicture:
     by_number: bool
     chosen: int | None  # a row; None where there is none
     skew: Skew | None
+    hang: Hang | None  # while the job stands still, and as long as the header says so
     samples: RankSamples
     total_steps: int | None
     why_empty: str  # a sentence where there is nothing to draw
@@ -176,9 +177,10 @@ class Ranking:
             self.choose_metric(Metric.WAIT)
         matrix, values = self._find_values(matrix)
         view, rank = frame.view, (frame.rank, frame.is_rank_chosen)
-        asked = (matrix, id(values), self.metric, self.by_number, rank, view.progress.total_steps, view.job.state)
+        hang = _find_hang(frame, matrix)
+        asked = (matrix, id(values), self.metric, self.by_number, rank, view.progress.total_steps, view.job.state, hang)
         if self._last_picture is None or asked != self._picture_key:
-            self._picture_key, self._last_picture = asked, self._build_picture(matrix, values, frame)
+            self._picture_key, self._last_picture = asked, self._build_picture(matrix, values, frame, hang)
         return self._last_picture
 
     def _find_skew(self, matrix: RankMatrix) -> Skew | None:
@@ -227,7 +229,7 @@ class Ranking:
             return cursor_ns - cursor_ns % _REFRESH_NS
         return cursor_ns
 
-    def _build_picture(self, matrix: RankMatrix, values: Matrix, frame: Frame) -> RankPicture:
+    def _build_picture(self, matrix: RankMatrix, values: Matrix, frame: Frame, hang: Hang | None) -> RankPicture:
         metric = self.metric
         deviation = _measure_deviations(matrix, metric, values)
         odd = deviation
@@ -244,8 +246,9 @@ class Ranking:
             oddness=odd,
             order=order,
             by_number=self.by_number,
-            chosen=_choose_row(matrix, frame, skew, order),
+            chosen=_choose_row(matrix, frame, skew, hang, order),
             skew=skew,
+            hang=hang,
             samples=self._samples,
             total_steps=frame.view.progress.total_steps,
             why_empty="" if len(values) else describe_empty(self._source.session, matrix.processes, frame.view.job.state),
@@ -256,13 +259,22 @@ def _measure_deviations(matrix: RankMatrix, metric: Metric, values: Matrix) -> M
     return compute_deviations(matrix.cut_recent(values), choose_scale(metric, matrix, values))
 
 
-def _choose_row(matrix: RankMatrix, frame: Frame, skew: Skew | None, order: NDArray[np.intp]) -> int | None:
+def _find_hang(frame: Frame, matrix: RankMatrix) -> Hang | None:
+    hang = find_hang(frame.findings, len(frame.view.ranks), int(matrix.ends.max(initial=0)))
+    is_shown = frame.headline is not None and frame.headline.name == "hung_ranks"
+    return hang if hang is not None and (is_shown or not hang.is_over) else None
+
+
+def _choose_row(
+    matrix: RankMatrix, frame: Frame, skew: Skew | None, hang: Hang | None, order: NDArray[np.intp]
+) -> int | None:
     """Return the row to compare: of the rank that the user chose, else of the one that the sentence is about."""
     if not len(order):
         return None
-    if not frame.is_rank_chosen and skew is not None and not skew.is_alike:
+    awaited = hang.ranks[0] if hang is not None and hang.ranks and not frame.is_rank_chosen else None
+    if awaited is None and not frame.is_rank_chosen and skew is not None and not skew.is_alike:
         return skew.row
-    rows = np.flatnonzero(matrix.rank_numbers == frame.rank)
+    rows = np.flatnonzero(matrix.rank_numbers == (frame.rank if awaited is None else awaited))
     return int(rows[0]) if len(rows) else int(order[0])
 
 

@@ -43,6 +43,10 @@ class RunningAttempt(Protocol):
     def begun_s(self) -> float:
         """When it began, in unix seconds."""
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether it compiles DeepSpeed's operators, before it trains."""
+
 
 class SweepProgress(Protocol):
     """A sweep that another thread runs."""

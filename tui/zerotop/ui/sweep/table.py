@@ -126,7 +126,12 @@ def _draw_outcome(line: PointLine, width: int, glyphs: Glyphs) -> Row:
     result, attempt = line.point.result, line.attempt
     if attempt is not None:
         again = f", attempt {attempt.number}" if attempt.number > 1 else ""
-        return ((fit_text(f"running {format_clock(time.time() - attempt.begun_s)}{again}", width, glyphs), "accent"),)
+        clock = format_clock(time.time() - attempt.begun_s)
+        doing = f"running {clock}{again}"
+        if attempt.is_compiling:
+            doing = f"compiling DeepSpeed's operators {clock}"
+            doing = doing if len(doing) <= width else f"compiling {clock}"
+        return ((fit_text(doing, width, glyphs), "accent"),)
     if result is None:
         return (("waiting", "muted"),)
     return _draw_result(result, width, glyphs)

@@ -29,7 +29,7 @@ _CROSSING = _KIND.with_changes(
 )
 _IDLE = _KIND.with_changes(
     headline="No rank is bound to NUMA node {empty}: its cores and memory are idle",
-    details="{count:count rank} of this node are bound to other cores.",
+    details="The ranks on this node ({count}) are bound to other cores.",
 )
 
 _Cores = dict[int, frozenset[int]]  # by rank or by NUMA node

@@ -17,11 +17,11 @@ _KIND = FindingKind(
     name="cores_taken",
     severity=Severity.WARNING,
     confidence=0.85,
-    headline="Other processes use {others_cores:.1f} of {cores:.0f} cores, and the ranks lack {waiting_cores:.1f}",
-    details="The ranks on {host} get {ranks_cores:.1f} cores, and take longer for what they compute.",
+    headline="Other processes use {others_cores:.1f} of {cores:.0f} cores, and the ranks wait for {waiting_cores:.1f}",
+    details="The ranks on {host} get {ranks_cores:.1f} cores, and compute more slowly.",
     advice=(
-        "See what runs beside the job[. The job's {workers:count DataLoader worker} may be among it: lower"
-        " {worker_count} then]."
+        "See which processes run beside the job[. If they are its own {workers:count DataLoader worker}, lower"
+        " {worker_count}]."
     ),
     fix="top -b -n 1 -o %CPU | head -20",
 )

@@ -28,8 +28,8 @@ _KIND = FindingKind(
         "[; full near step {last_step:.0f}]"
     ),
     details=(
-        "Rank {rank}'s grew by {grown_bytes:bytes} to {resident_bytes:bytes} in {steps:.0f} steps[; {free_bytes:bytes} are"
-        " left on the node[, for {node_ranks} ranks]]."
+        "Rank {rank}'s memory grew by {grown_bytes:bytes} to {resident_bytes:bytes} in {steps:.0f} steps[;"
+        " {free_bytes:bytes} are left on the node[, for {node_ranks} ranks]]."
     ),
     advice="Keep no batches, outputs or losses in lists.[ If DataLoader workers grow, lower {worker_count}.]",
 )

@@ -14,7 +14,9 @@ _KIND = FindingKind(
     severity=Severity.INFO,
     confidence=0.95,
     headline="DistributedDataParallel holds the gradients twice: {bucket_bytes:bytes} in its buckets",
-    details="Beside {gradient_bytes:bytes} of gradients they are {share:percent} of the peak of {peak_bytes:bytes}.",
+    details=(
+        "They come on top of {gradient_bytes:bytes} of gradients, and are {share:percent} of the peak of {peak_bytes:bytes}."
+    ),
     advice="{bucket_advice}",
     fix="{bucket_fix}",
 )

@@ -16,8 +16,8 @@ _KIND = FindingKind(
     confidence=0.99,
     headline="FSDP keeps {gathered_bytes:bytes} of gathered parameters on each rank until the backward",
     details=(
-        "They lie beside {counted_bytes:bytes} of other parameters, gradients and optimizer state. Freed after each layer's"
-        " forward, they have to be gathered once more for the backward."
+        "They come on top of {counted_bytes:bytes} of other parameters, gradients and optimizer state. If they are freed"
+        " after each layer's forward, they have to be gathered once more for the backward."
     ),
     advice="Free them if memory is short; keeping them saves communication.",
     fix="{reshard}",

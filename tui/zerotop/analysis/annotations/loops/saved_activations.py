@@ -18,7 +18,7 @@ _KIND = FindingKind(
     headline="Activations are {share:percent} of the memory peak: backward begins with {activation_bytes:bytes}",
     details=(
         "The peak is {backward_peak_bytes:bytes}. Among the activations are {parts}."
-        "[ Autocast's copies of weights in 16 bits are up to {copies:bytes} of them.]{frozen}"
+        "[ Up to {copies:bytes} of them are autocast's 16-bit copies of weights.]{frozen}"
     ),
     advice="To lower the peak, recompute activations or lower {batch_size}.",
     fix="{recompute_fix}",

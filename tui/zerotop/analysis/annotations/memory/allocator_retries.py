@@ -1,4 +1,4 @@
-"""PyTorch's allocator had to release its cache to get memory: slow, and the last thing before an error."""
+"""PyTorch's allocator had to flush its cache to get memory: slow, and the last thing before an error."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process, Samples
+from zerotop.analysis.formatting import format_count
 from zerotop_probe.recording.tables import PHASES
 
 _KIND = FindingKind(
     name="allocator_retries",
     severity=Severity.WARNING,
     confidence=0.95,
-    headline="Rank {rank}'s allocator emptied its cache {retries:count time} to get memory",
+    headline="Rank {rank}'s allocator flushed its cache to get memory {so_often}[ {by} step {step}]",
     details=(
         "This happened in {phase}[: it held up to {reserved_peak_bytes:bytes} of {device_bytes:bytes}]. Expandable segments"
         " are off."
     ),
-    advice="Start with expandable segments. If it goes on, lower {batch_size}.",
+    advice="Start with expandable segments. If the flushes go on, lower {batch_size}.",
     fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
 _EXPANDABLE = _KIND.with_changes(
@@ -64,4 +65,7 @@ def _build_finding(process: Process, samples: Samples, index: int, last: tuple[i
     }
     kind, step = _EXPANDABLE if process.has_expandable_segments else _KIND, int(row["step"]) if row["step"] >= 0 else None
     phase = PHASES[row["phase"]] if row["phase"] < len(PHASES) else "a phase"
-    return kind.at(process, begin_ns, int(samples.times[index]), evidence, step=step, phase=phase)
+    # How often by then: the Memory screen counts on.
+    is_first = row["retries"] == 1
+    so_often, by = ("for the first time", "in") if is_first else (format_count(int(row["retries"]), "time"), "by")
+    return kind.at(process, begin_ns, int(samples.times[index]), evidence, step=step, phase=phase, so_often=so_often, by=by)

@@ -20,7 +20,7 @@ _CHECKPOINTS = FindingKind(
     confidence=0.85,
     headline="{bytes_per_pause:bytes} stay on the GPU after each {pause}[; full near step {last_step:.0f}]",
     details=(
-        "Rank {rank}'s allocated memory grew so with each of the last {pauses} {pause}s, and not between them: by"
+        "Rank {rank}'s allocated memory grew with each of the last {pauses} {pause}s, and not between them: by"
         " {grown_bytes:bytes} to {held_bytes:bytes}."
     ),
     advice="Save without copies on the GPU: move the state dict to the CPU first, and del what was gathered for it.",

@@ -28,7 +28,7 @@ _KIND = FindingKind(
     confidence=0.99,
     headline="The first update allocated {state_bytes:bytes} of optimizer state {place}",
     details=(
-        "Each rank holds so much from step {step} on[: {bytes_per_parameter:.1f} bytes for each parameter that it keeps"
+        "Each rank holds that much from step {step} on[: {bytes_per_parameter:.1f} bytes for each parameter that it keeps"
         "[, {expected_bytes:bytes} expected]].[ step() took {step_s:seconds}.]"
     ),
     advice="Judge whether a batch fits only after this step.",

@@ -19,9 +19,9 @@ _KIND = FindingKind(
     confidence=0.8,
     headline="Rank {rank} holds {outside_bytes:bytes} of GPU {gpu} outside PyTorch",
     details=(
-        "Seen after {steps:count step}. CUDA's context, NCCL and cuBLAS took"
-        f" {{{int(1.3 * GIB)}:bytes}} to {{{int(2.2 * GIB)}:bytes}} elsewhere: other libraries, or many communicators, hold"
-        " the rest."
+        "Seen after {steps:count step}. In other jobs CUDA's context, NCCL and cuBLAS take"
+        f" {{{int(1.3 * GIB)}:bytes}} to {{{int(2.2 * GIB)}:bytes}}: the rest belongs to other libraries, or to many"
+        " communicators."
     ),
     advice="Create fewer process groups, and load only the kernels in use.",
     fix="export CUDA_MODULE_LOADING=LAZY",

@@ -108,15 +108,18 @@ def _build_skipping_finding(group: Group, rows: Rows) -> Annotation:
         evidence |= {"loss_scale_first": scales[0], "loss_scale_now": scales[-1]}
     evidence["expected_state_bytes"] = estimate_state_bytes(engine) or None
     place = "host memory" if engine.get("offload_optimizer") in ("cpu", "nvme") else "GPU memory"
-    return _with_advice(_SKIPPING, engine.get("config"), len(rows)).at_steps(group, rows, evidence, place=place)
+    return _with_advice(_SKIPPING, engine.get("config"), None).at_steps(group, rows, evidence, place=place)
 
 
-def _with_advice(kind: FindingKind, config: object, skipped: int) -> FindingKind:
+def _with_advice(kind: FindingKind, config: object, fitting: float | None) -> FindingKind:
+    """Name the power of DeepSpeed's loss scale; which one fits is known only once a step was not skipped."""
     fp16 = config.get("fp16") if isinstance(config, dict) else None
     power = fp16.get("initial_scale_power") if isinstance(fp16, dict) else None
-    if not isinstance(power, int) or power <= skipped:
+    if not isinstance(power, int):
         return kind
-    lower = f'set "fp16.initial_scale_power" to {power - skipped} or less (now {power})'
+    fitting_power = int(np.log2(fitting)) if fitting is not None and fitting >= 1 else power
+    target = f"to {fitting_power} or less" if fitting_power < power else "lower"
+    lower = f'set "fp16.initial_scale_power" {target} (now {power})'
     return kind.with_changes(advice=kind.advice.replace("{lower_scale}", lower))
 
 
@@ -153,7 +156,7 @@ def _build_end_finding(group: Group, steps: int, real: Rows) -> Annotation:
     state = read_state_bytes(find_inventory(lead, "after_update"))
     evidence |= {f"optimizer_state_{place}_bytes": float(size) for place, size in state.items()}
     is_slower = evidence["iteration_real_s"] > 1.1 * evidence["iteration_skipped_s"]
-    kind = _with_advice(_ENDED, lead.engine.get("config"), steps)
+    kind = _with_advice(_ENDED, lead.engine.get("config"), scales[-1] if scales else None)
     return kind.with_changes(severity=Severity.WARNING if is_slower else Severity.INFO).at_steps(
         group,
         real,

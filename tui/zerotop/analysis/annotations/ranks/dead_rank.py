@@ -36,11 +36,11 @@ _KILLED = _SIGNALLED.with_changes(
 _VANISHED_KILLED = _KILLED.with_changes(headline=_KIND.headline, details=f"{_OUT_OF_MEMORY} {_KIND.details}")
 _SENT = _SIGNALLED.with_changes(
     details=(
-        "The kernel killed no process of its control group for lack of memory, so that another process sent the signal.["
+        "The kernel killed no process of its control group for lack of memory: another process sent the signal.["
         " Its host memory had grown by {grown_bytes:bytes} to {host_rss_bytes:bytes} since its last step.] "
         f"{_SIGNALLED.details}"
     ),
-    advice="See what ends processes on the node: a watchdog of memory, a limit of the scheduler, or a script.",
+    advice="Find out what ends processes on the node: a memory watchdog, a limit of the scheduler, or a script.",
     fix="",
 )
 _CRASHED = _SIGNALLED.with_changes(
@@ -66,7 +66,7 @@ _LEFT_ALONE = _RAISED.with_changes(
 _EXITED = _KIND.with_changes(
     headline="Rank {rank} ended with exit code {code}[ after {steps:count step}]{early}",
     details="Process {pid}[, as {launcher} printed], without a traceback.[ {others:Ranks} failed because of that.]",
-    advice="Look at its last output for why it ended itself.",
+    advice="Its last output may say why it ended.",
     fix="",
 )
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)

@@ -21,20 +21,19 @@ _KIND = FindingKind(
     name="hung_ranks",
     severity=Severity.ERROR,
     confidence=0.6,
-    headline="Training has stood still for {silent_s:seconds}[: rank {hung_rank} is behind, in {phase}]",
+    headline="No progress for {silent_s:seconds}[: rank {hung_rank} is behind, in {phase}]",
     details=(
-        "No phase has begun or ended on {count:count rank}; iterations take {iteration_s:seconds}[. While rank {hung_rank}"
-        " is in {phase}, the others are in {others}]."
+        "No phase began or ended on any rank; an iteration usually takes {iteration_s:seconds}[. Rank {hung_rank} is in"
+        " {phase}, {others}]."
     ),
     advice="See which line {hung} stands at.",
     fix="py-spy dump --pid {pid}",
 )
 _SEEN = _KIND.with_changes(
     confidence=0.9,
-    headline="Standing still for {silent_s:seconds}: {odd}",
+    headline="No progress for {silent_s:seconds}: {odd}",
     details=(
-        "[{groups} ][{collectives} ]No phase has begun or ended on {count:count rank}; iterations take"
-        " {iteration_s:seconds}."
+        "[{groups} ][{collectives} ]No phase began or ended on any rank; an iteration usually takes {iteration_s:seconds}."
     ),
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
@@ -216,7 +215,6 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
         odd=describe_odd(standstill),
         groups=" ".join(f"{describe_group(one)}." for one in standstill.groups if one is not odd) or None,
         collectives=describe_collectives(standstill) or None,
-        count=len(group.processes),
         advice=write_advice(standstill),
         line=line or None,
         cost=1.0,
@@ -230,17 +228,17 @@ def _build_unseen(group: Group, last: list[_Last], silence: _Silence, known_ns: 
     behind_s = float(np.median(reached) - reached[slowest]) / 1e9
     is_behind = len(reached) > 1 and behind_s > 0
     rank = group.processes[slowest].rank
-    others = sorted({one.phase for index, one in enumerate(last) if index != slowest})
+    phases = sorted({one.phase for index, one in enumerate(last) if index != slowest})
+    others = f"{'the other one' if len(last) == 2 else 'the others'} in {' and '.join(phases)}"
     return _KIND.with_changes(confidence=0.8 if is_behind else 0.6).at(
         group,
         silence.since_ns,
         known_ns,
         {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s, "behind_s": behind_s},
         ranks=[rank] if is_behind else None,
-        count=len(last),
         hung_rank=rank if is_behind else None,
         phase=last[slowest].phase,
-        others=" and ".join(others) if others and is_behind else None,
+        others=others if is_behind else None,
         hung="the rank that is behind" if is_behind else "each rank",
         pid=group.processes[slowest].source.pid,
         cost=1.0,

@@ -33,11 +33,11 @@ _KIND = FindingKind(
         " {others_clock_mhz:.0f}][. Its threads wait for {waiting_cores:.1f} cores, those of the others for"
         " {others_waiting:.1f}]."
     ),
-    advice="Compare its GPU and its cores with those of the others: clocks, other processes, binding.",
+    advice="Compare clocks, other processes and the binding to cores with those of the other ranks.",
     fix="nvidia-smi -q -d CLOCK,PERFORMANCE",
 )
 _ON_CPU = _KIND.with_changes(
-    advice="Compare its cores with those of the others: other processes, binding.", fix="taskset -pc {pid}"
+    advice="Compare other processes and the binding to cores with those of the other ranks.", fix="taskset -pc {pid}"
 )
 # Its forward takes so many times that of the second slowest rank; clean runs on one node stay below 1.2.
 SLOW_TIMES = 1.3
@@ -184,7 +184,7 @@ def _build_finding(group: Group, examined: NDArray[np.int64]) -> Annotation:
         {"forward_s": forward, "others_s": slowest, "iteration_s": iteration, **machine},
         known_ns=int(known_ns.max()),
         cost=(forward - slowest) / iteration,
-        clock="by the GPU's own time" if process.is_on_gpu else "by the host's time",
+        clock="measured on the GPU" if process.is_on_gpu else "measured on the host",
         pid=process.source.pid,
     )
 

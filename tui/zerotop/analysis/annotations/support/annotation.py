@@ -6,11 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from types import EllipsisType
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from zerotop.analysis.annotations.support.next_run import advise_next_run
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.script_terms import read_terms
 
@@ -45,6 +47,15 @@ class Annotation:
     evidence: dict[str, float] = field(default_factory=dict)  # the numbers, with units in their names as in tables
     cost: float = 0.0  # share of the training time that it costs from its begin on, or puts at risk: 0 to 1
     measured_cause: str = ""  # the kind of findings that report what its detector measured as its cause
+
+    @cached_property
+    def for_next_run(self) -> Annotation:
+        """The finding as it reads once its job has ended: without a fix that needs a live process."""
+        advice, fix = advise_next_run(self.name, self.advice, self.fix)
+        if (advice, fix) == (self.advice, self.fix):
+            return self
+        values = self.fix.values if isinstance(self.fix, Text) else {}
+        return dataclasses.replace(self, advice=advice, fix=Text(fix, values))
 
 
 class Subject(Protocol):
