@@ -151,6 +151,16 @@ def _collect_garbage(write: Callable[..., None], steps: int) -> None:
         write(second, events.GARBAGE, begin_ns=(second - 1) * 10**9, seconds=0.5, collections=3)
 
 
+def switch_mode(mode: str, *changes_s: float) -> Callable[..., None]:
+    """Return a function that switches a mode for debugging on and off in turn, after so many seconds."""
+
+    def write_events(write: Callable[..., None], steps: int) -> None:
+        for number, second in enumerate(changes_s):
+            write(second + 0.1, events.DEBUG_MODE, mode=mode, on=number % 2 == 0, begin_ns=int(second * 1e9))
+
+    return write_events
+
+
 def _stop_ranks(write: Callable[..., None], steps: int) -> None:
     for second in range(60, int(STEP_S * steps), 60):
         write(second, events.RANK_STOPPED, on_node=True, rank=0, pid=1000)
@@ -197,6 +207,8 @@ _WAITING = {"waiting_cores": CORES * 0.5}
 _HANGS_S = 500 * STEP_S + 60 - STEP_S / 6
 TROUBLES: dict[str, Trouble] = {
     "allocator_retries": Trouble(tables={"allocator": _add_retries}),
+    "anomaly_mode": Trouble(events=switch_mode("anomaly", 70, 80, 90)),
+    "anomaly_mode, too short": Trouble(events=switch_mode("anomaly", *np.arange(70, 90).tolist())),
     "checkpoint_pause": Trouble(_add_evaluations),
     "core_binding": Trouble(events=_bind_cores, ranks=2),
     "cores_taken": Trouble(tables={"hosts": set_values(**_BUSY), "processes": set_values(**_WAITING)}),
@@ -237,6 +249,7 @@ TROUBLES: dict[str, Trouble] = {
     "out_of_memory": Trouble(events=_run_out),
     "outside_pytorch": Trouble(tables={"gpu_processes": set_values(used_bytes=60 * GIB)}),
     "peak_owner": Trouble(tables={"allocator": _alternate_owner}),
+    "profiler_on": Trouble(events=switch_mode("profiler", 70)),
     "rank_stopped": Trouble(events=_stop_ranks),
     "repeated_pause": Trouble(prolong_phase(BETWEEN, 40, 1, 1.0), events=write_stacks("slow", 160, 44, 11, 22, 33, 44)),
     "repeated_pause, too short": Trouble(prolong_phase(BETWEEN, 240, 1, 1.0), events=write_stacks("slow", 240, 61, 61)),

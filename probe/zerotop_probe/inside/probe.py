@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside.counting import StepCounting
+from zerotop_probe.inside.debug_modes import DebugModes
 from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, AllocatorSampler, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
@@ -43,6 +44,7 @@ class Probe:
         self.counting = StepCounting()
         self.engines = EngineRegistry()
         self.library = TrainingLibrary()
+        self.debug_modes = DebugModes(self.meter)
         # Called as soon as the process makes a DeepSpeed engine: the hooks on other loops remove themselves.
         self.retire_loops: Callable[[], None] = lambda: None
         self.recorder: Recorder | None = None
@@ -88,7 +90,10 @@ class Probe:
         return directory.read_session_info(self._session).get(directory.STACKS_SETTING) is not False
 
     def _sample_stacks(self, recorder: Recorder) -> None:
-        if self._wants_stacks():
+        wants_stacks = self._wants_stacks()
+        self.debug_modes.begin_recording(recorder.write_event, names_lines=wants_stacks)
+        recorder.costs.write_more = self.debug_modes.write_changes
+        if wants_stacks:
             recorder.containers = ContainerFinder(recorder.write_event, self.meter)
             self._stack_sampler = stack_sampler.StackSampler(recorder, lambda: self.training_thread, self.meter)
             self._stack_ticker = Ticker(recorder.stack, stack_sampler.NAME, self._stack_sampler.look, self.meter)

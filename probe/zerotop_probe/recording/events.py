@@ -432,6 +432,18 @@ COMPILED = _declare_event(
     Field("seconds", float, "time that compiling took; null if this version of PyTorch does not count it"),
 )
 
+# A mode for debugging was switched on or off: seen at the end of a step, at most five times a second and 20 times in all.
+DEBUG_MODE = _declare_event(
+    "debug_mode",
+    Field("mode", str, "anomaly: autograd's anomaly mode; profiler: PyTorch's profiler records", required=True),
+    Field("on", bool, "whether it is on since then, or in a part of each step", required=True),
+    Field("begin_ns", int, "since when at the earliest, CLOCK_MONOTONIC", required=True),
+    Field("step", int, "the last finished optimizer step"),
+    Field("file", str, "of the job's own code that switched it, relative to the script's folder; absent if unknown"),
+    Field("line", int, "its line"),
+    Field("function", str, "its function"),
+)
+
 # One of several processes on a GPU, when it was first seen there: of the job or of another one.
 GPU_PROCESS = _declare_event(
     "gpu_process",

@@ -8,6 +8,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.causes import batch_causes, gpu_causes, host_causes
 from zerotop.analysis.annotations.support.causes.allocator_calls import check_allocator_calls, describe_calls
+from zerotop.analysis.annotations.support.causes.debug_causes import check_debug_modes
 from zerotop.analysis.annotations.support.causes.step_change import (
     Advice,
     Cause,
@@ -214,6 +215,7 @@ _CHECKS: tuple[_Check, ...] = (
     _check_retries,
     _check_cache_clearing,
     check_allocator_calls,
+    check_debug_modes,
     _check_collector,
     _check_compiling,
     gpu_causes.check_clocks,
