@@ -161,6 +161,13 @@ def switch_mode(mode: str, *changes_s: float) -> Callable[..., None]:
     return write_events
 
 
+def _start_threads(write: Callable[..., None], steps: int) -> None:
+    stacks = {"frames": [], "stacks": [], "cores": 0.9, "lock_wait_s": 0.002}
+    for number in range(10):
+        times = {name: int((70 + 50 * number + later_s) * 1e9) for name, later_s in (("begin_ns", 0), ("busy_ns", 1))}
+        write(72 + 50 * number, events.BUSY_THREAD, thread=f"t{number}", end_ns=times["busy_ns"], **times, **stacks)
+
+
 def _stop_ranks(write: Callable[..., None], steps: int) -> None:
     for second in range(60, int(STEP_S * steps), 60):
         write(second, events.RANK_STOPPED, on_node=True, rank=0, pid=1000)
@@ -241,6 +248,7 @@ TROUBLES: dict[str, Trouble] = {
     "iteration_shift with stacks": Trouble(
         prolong_phase(BETWEEN, 200, 100, 2 * STEP_S), events=write_stacks("slow", 200, 100, 27, 28, 29)
     ),
+    "iteration_shift with threads": Trouble(prolong_phase(BACKWARD, 200, 100, 2 * STEP_S), events=_start_threads),
     "iteration_shift with garbage": Trouble(prolong_phase(BETWEEN, 200, 100, 2 * STEP_S), events=_collect_garbage),
     "memory_creep": Trouble(tables={"allocator": _grow_and_return}),
     "memory_step": Trouble(tables={"allocator": _alternate_peaks}),

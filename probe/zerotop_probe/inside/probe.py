@@ -26,7 +26,7 @@ from zerotop_probe.inside.inspection.training_library import TrainingLibrary
 from zerotop_probe.inside.memory_lines.line_finder import LineFinder
 from zerotop_probe.inside.oom_recorder import OomRecorder
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.inside.stacks import stack_sampler
+from zerotop_probe.inside.stacks import busy_threads, stack_sampler
 from zerotop_probe.inside.ticker import Ticker
 from zerotop_probe.recording import directory, events, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE
@@ -59,6 +59,7 @@ class Probe:
         self._identity: Identity | None = None
         self._stack_sampler: stack_sampler.StackSampler | None = None
         self._stack_ticker: Ticker | None = None
+        self._thread_ticker: Ticker | None = None
         os.register_at_fork(after_in_child=self._reset_child)
         atexit.register(self._on_exit)
 
@@ -80,7 +81,8 @@ class Probe:
         recorder = Recorder(session, self._identity, self.meter, self.counting)
         self.evaluation = EvaluationDetector(recorder)
         self.recorder = recorder
-        recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software())
+        watches = {"watches_threads": busy_threads.can_watch() and self._wants_stacks()}
+        recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software(), **watches)
         Guard(stack_sampler.NAME, self.meter).run(self._sample_stacks, recorder)
         if not late:  # else no hook is in progress
             self.meter.move_to_one_time(now() - time_ns)
@@ -98,6 +100,10 @@ class Probe:
             self._stack_sampler = stack_sampler.StackSampler(recorder, lambda: self.training_thread, self.meter)
             self._stack_ticker = Ticker(recorder.stack, stack_sampler.NAME, self._stack_sampler.look, self.meter)
             self._stack_ticker.start()
+            if busy_threads.can_watch():
+                watch = busy_threads.BusyThreads(recorder.write_event, lambda: self.training_thread)
+                self._thread_ticker = Ticker(recorder.stack, busy_threads.NAME, watch.look, self.meter)
+                self._thread_ticker.start()
 
     def _stop_threads(self, recorder: Recorder) -> None:
         if recorder.device is not None:
@@ -105,7 +111,9 @@ class Probe:
         if self._stack_ticker is not None and self._stack_sampler is not None:
             self._stack_ticker.stop()
             self._stack_sampler.finish()
-        self._stack_ticker = self._stack_sampler = None
+        if self._thread_ticker is not None:
+            self._thread_ticker.stop()
+        self._stack_ticker = self._stack_sampler = self._thread_ticker = None
 
     def claim_for_deepspeed(self) -> None:
         """Leave this process to the hooks on DeepSpeed's engines, which see everything."""
@@ -206,7 +214,7 @@ class Probe:
     def _reset_child(self) -> None:
         """Close the inherited files in a forked child, which stays idle until it trains something itself."""
         recorder, self.recorder, self.evaluation = self.recorder, None, None
-        self._stack_ticker = self._stack_sampler = None
+        self._stack_ticker = self._stack_sampler = self._thread_ticker = None
         if self.peaks is not None:
             self.peaks.restore_functions()
             self.peaks = None

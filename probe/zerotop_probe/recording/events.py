@@ -112,6 +112,7 @@ HELLO = _declare_event(
     Field("accelerate", str, "version, if imported"),
     Field("arguments", [str], "the script's own command line, redacted"),
     Field("environment", {str: str}, "the variables that control memory, devices and threads"),
+    Field("watches_threads", bool, "whether it writes busy_thread"),
 )
 
 # A DeepSpeed engine is ready, or the first update of a loop that trains without one. Written once for each. All loops of a
@@ -340,6 +341,19 @@ STACKS = _declare_event(
         ],
         "of a silent rank: what PyTorch's flight recorder says, the group that was used last first",
     ),
+    *_STACK_FIELDS,
+)
+
+# Another Python thread of the rank began to use a core: Python runs one thread at a time. At most ten in all.
+BUSY_THREAD = _declare_event(
+    "busy_thread",
+    Field("thread", str, "its name", required=True),
+    Field("begin_ns", int, "when it was last seen to use less, CLOCK_MONOTONIC", required=True),
+    Field("busy_ns", int, "when it was first seen to be busy", required=True),
+    Field("end_ns", int, "the last sample", required=True),
+    Field("cores", float, "its processor time per wall time while it was sampled", required=True),
+    Field("lock_wait_s", float, "how long another thread then waited for Python's lock each time, on average"),
+    Field("samples", int, "samples of its stack"),
     *_STACK_FIELDS,
 )
 

@@ -10,7 +10,6 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.mode_uses import ANOMALY, PROFILER, ModeUse, list_uses
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
-from zerotop.analysis.stats.medians import compute_known_median
 
 _ANOMALY = FindingKind(
     name="anomaly_mode",
@@ -59,9 +58,11 @@ def _build_finding(group: Group, process: Process, use: ModeUse, known_ns: int) 
     evidence: dict[str, float] = {}
     if len(before) >= SETTLED_STEPS:
         # The mode may have been on for only a part of the first step.
-        evidence = _compare_steps(before, after[1:])
+        evidence = _compare_medians("", before, after[1:], "iteration_s")
         if evidence["after_s"] < (1 + _COST_SHARE) * evidence["before_s"]:
             kind, evidence = kind.with_changes(severity=Severity.INFO), {}
+        else:
+            evidence |= _compare_phases(process, use, known_ns)
     uses = ((one.rank, other) for one in group.processes for other in list_uses(one))
     ranks = sorted({rank for rank, other in uses if other.mode == use.mode and other.known_ns <= known_ns})
     is_lightning = group.engine.get("library") == "Lightning"
@@ -78,10 +79,17 @@ def _build_finding(group: Group, process: Process, use: ModeUse, known_ns: int) 
     )
 
 
-def _compare_steps(before: Rows, after: Rows) -> dict[str, float]:
-    evidence = {}
-    for name, rows in (("before_s", before), ("after_s", after)):
-        evidence[name] = float(np.median(rows["iteration_s"]))
-        for phase in ("forward", "backward"):
-            evidence[f"{phase}_{name}"] = compute_known_median(rows[f"{phase}_s"])
-    return {name: value for name, value in evidence.items() if not np.isnan(value)}
+def _compare_medians(prefix: str, before: Rows, after: Rows, column: str) -> dict[str, float]:
+    parts = (("before_s", before), ("after_s", after))
+    return {f"{prefix}{name}": float(np.median(rows[column])) for name, rows in parts if len(rows)}
+
+
+def _compare_phases(process: Process, use: ModeUse, known_ns: int) -> dict[str, float]:
+    """Compare the nearest steps with phases: others may only have been counted."""
+    before = process.phased_steps_until(use.begin_ns)[-SETTLED_STEPS:]
+    after = process.phased_steps_until(known_ns)
+    after = after[np.searchsorted(after["begin_unix_ns"], use.begin_ns) :]
+    if not len(before) or not len(after):
+        return {}
+    phases = (_compare_medians(f"{name}_", before, after, f"{name}_s") for name in ("forward", "backward"))
+    return {name: seconds for each in phases for name, seconds in each.items()}
