@@ -596,6 +596,12 @@ RANK_STOPPED = _declare_event("rank_stopped", *_RANK)
 # Of a rank that has written nothing for long: the stacks of its threads as py-spy saw them. Files of C code have the line 0.
 RANK_STACKS = _declare_event("rank_stacks", *_RANK, *_STACK_FIELDS)
 
+# The stack of a DataLoader worker as py-spy saw it while its rank waited for data: of up to three workers, at most once a
+# minute on a node. ``pid`` is the rank's. Files of C code have the line 0.
+LOADER_STACKS = _declare_event(
+    "loader_stacks", *_RANK, Field("worker", int, "process id of the worker", required=True), *_STACK_FIELDS
+)
+
 # It goes on.
 RANK_CONTINUED = _declare_event("rank_continued", *_RANK)
 
