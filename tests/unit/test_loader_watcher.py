@@ -17,18 +17,20 @@ from zerotop_probe.recording.tables import PHASE_CODE, PROBE, SPANS
 MS = 1_000_000
 
 
+def pack_span(phase: str, begin_ns: int, end_ns: int) -> bytes:
+    """Return a record of an outermost phase."""
+    fields = {"begin_ns": begin_ns, "end_ns": end_ns, "phase": PHASE_CODE[phase], "depth": 0, "flags": 0, "engine": 0}
+    return SPANS.record_struct.pack(*make_record(SPANS, **fields))
+
+
 def make_waits(waited_ms: int, trained_ms: int, count: int, *, ago_s: float = 0.0, phase: str = "data") -> DataWaits:
     """Return what is known of a rank that loads data and trains in turn, and did so last some seconds ago."""
     waits, end_ns = DataWaits(), time.monotonic_ns() - int(ago_s * 1e9)
     for number in range(count, 0, -1):
         begin_ns = end_ns - number * (waited_ms + trained_ms) * MS
-        parts = ((phase, begin_ns, begin_ns + waited_ms * MS), ("forward", begin_ns, end_ns))
-        spans = [
-            SPANS.record_struct.pack(
-                *make_record(SPANS, begin_ns=begin, end_ns=end, phase=PHASE_CODE[name], depth=0, flags=0, engine=0)
-            )
-            for name, begin, end in parts
-        ]
+        middle_ns = begin_ns + waited_ms * MS
+        parts = ((phase, begin_ns, middle_ns), ("forward", middle_ns, middle_ns + trained_ms * MS))
+        spans = [pack_span(*part) for part in parts]
         waits.add_records(SPANS.name, spans)
     return waits
 
@@ -39,7 +41,7 @@ def make_waits(waited_ms: int, trained_ms: int, count: int, *, ago_s: float = 0.
         ((100, 100, 10), {}, True),
         ((100, 1000, 10), {}, False),
         ((5, 5, 10), {}, False),
-        ((1000, 10, 3), {}, False),
+        ((1000, 10, 6), {}, False),
         ((100, 100, 10), {"ago_s": 60.0}, False),
         ((100, 100, 10), {"phase": "eval"}, False),
     ],
@@ -49,6 +51,12 @@ def test_a_rank_waits_while_its_last_iterations_did(
     times: tuple[int, int, int], more: dict[str, Any], is_waiting: bool
 ) -> None:
     assert make_waits(*times, **more).is_waiting() is is_waiting
+
+
+def test_the_first_wait_of_an_epoch_does_not_count() -> None:
+    waits = make_waits(1, 100, 6, ago_s=5.0)
+    waits.add_records(SPANS.name, [pack_span("data", time.monotonic_ns() - 4000 * MS, time.monotonic_ns())])
+    assert not waits.is_waiting()
 
 
 def test_records_of_other_tables_are_left_out() -> None:
