@@ -250,7 +250,7 @@ def test_the_line_of_loader_workers(tmp_path: Path, frames: list[int], when_s: f
         file.write(json.dumps({"time_ns": planted.since_ns - offset_ns + int(when_s * 1e9), **facts}) + "\n")
     (stall,) = planted.find_named("data_stall")
     assert stall.details.endswith(told)
-    assert ("at index.py:9: more" in stall.advice) is ("index.py" in told)
+    assert ("read at index.py:9 without that lock" in stall.advice) is ("index.py" in told)
 
 
 @contextmanager

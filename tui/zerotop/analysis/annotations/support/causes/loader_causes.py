@@ -32,6 +32,8 @@ _ASLEEP_AT: Advice = (
     " where all wait for one lock.",
     "",
 )
+_LOCKED: Advice = ("Let each worker read at {location} without that lock: more workers would wait for it, too.", "")
+_LOCKS = {(name,) for name in ("flock", "lockf", "fcntl_lock", "acquire", "sem_wait", "sem_clockwait", "do_futex_wait")}
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
@@ -74,7 +76,8 @@ def find_loader_cause(process: Process, begin_ns: int, end_ns: int) -> LoaderCau
     if cause is None or line is None:
         return cause
     text = Text("{cause}; py-spy shows {line}", {"cause": cause.text, "line": line.text})
-    advice = _ASLEEP_AT if cause.advice is _ASLEEP else cause.advice
+    is_locked = line.callees[-1:] in _LOCKS
+    advice = _LOCKED if is_locked else _ASLEEP_AT if cause.advice is _ASLEEP else cause.advice
     return LoaderCause(text, advice if advice is None else (advice[0].replace("{location}", line.location), advice[1]))
 
 
