@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from zerotop_probe.inside.guard import CostMeter, wrap_method
+from zerotop_probe.inside.guard import CostMeter, Guard, wrap_method
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
 
@@ -52,6 +52,7 @@ class DebugModes:
         self._write_event: WriteEvent = _write_nothing
         self._names_lines = False
         self._meter = meter
+        self._guard = Guard("debug modes", meter)
         self._is_on = {ANOMALY: False, PROFILER: False}
         self._looked_ns = 0
         # When anomaly mode was first on since the last look, 0 if not; when it was switched last; and where.
@@ -99,7 +100,10 @@ class DebugModes:
         return None
 
     def write_changes(self, time_ns: int, step: int) -> None:
-        """Record what has changed since the last look; ``step`` is the last finished one."""
+        """Record what has changed since the last look; ``step`` is the last finished one. Never raises."""
+        self._guard.run(self._write_new, time_ns, step)
+
+    def _write_new(self, time_ns: int, step: int) -> None:
         for change in self.take_changes(time_ns):
             place = change.place._asdict() if change.place is not None else {}
             facts = {"mode": change.mode, "on": change.is_on, "begin_ns": change.begin_ns}
@@ -131,7 +135,8 @@ def _read_state(time_ns: int, owner: Any, arguments: tuple[Any, ...], named: dic
 
 
 def _is_anomaly_on() -> bool:
-    return bool(sys.modules["torch"].is_anomaly_enabled())
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.is_anomaly_enabled())
 
 
 def _is_profiler_on() -> bool:
