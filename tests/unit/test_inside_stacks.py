@@ -263,7 +263,7 @@ def test_usual_times_are_those_of_most_iterations() -> None:
     assert usual.notable == {GAP: 610 * MS, DATA: 30 * MS}
 
 
-@pytest.mark.parametrize(("is_on", "threads"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(("is_on", "threads"), [(True, 2), (False, 0)])
 def test_the_session_turns_it_off(tmp_path: Path, is_on: bool, threads: int) -> None:
     session = directory.create_session(["train.py"], path=str(tmp_path / "session"), stacks=is_on)
     script = (
