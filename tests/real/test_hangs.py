@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from py_spy_access import can_read_others
 from real_jobs import TIMEOUT_S
 from standing_jobs import LINES, StandingJob
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.hangs.reader import StandstillFinder
 from zerotop.session.reader import Session
-from zerotop_probe.outside.sampling.stuck import py_spy
 
 ODD, STEP = 1, 30
 # Kinds that stand still until they are ended, and those that take long but work.
@@ -39,17 +37,6 @@ def standing_jobs(
     yield started
     for job in started.values():
         job.stop()
-
-
-def can_read_others() -> bool:
-    """Whether py-spy may read processes that it has not started."""
-    program = py_spy.find_program()
-    with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        stacks = py_spy.dump_stacks(program, child.pid) if program is not None else None
-        child.kill()
-    return stacks is not None
 
 
 def wait_for_finding(job: StandingJob) -> Annotation:

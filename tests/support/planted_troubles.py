@@ -151,6 +151,23 @@ def _collect_garbage(write: Callable[..., None], steps: int) -> None:
         write(second, events.GARBAGE, begin_ns=(second - 1) * 10**9, seconds=0.5, collections=3)
 
 
+def switch_mode(mode: str, *changes_s: float) -> Callable[..., None]:
+    """Return a function that switches a mode for debugging on and off in turn, after so many seconds."""
+
+    def write_events(write: Callable[..., None], steps: int) -> None:
+        for number, second in enumerate(changes_s):
+            write(second + 0.1, events.DEBUG_MODE, mode=mode, on=number % 2 == 0, begin_ns=int(second * 1e9))
+
+    return write_events
+
+
+def _start_threads(write: Callable[..., None], steps: int) -> None:
+    stacks = {"frames": [], "stacks": [], "cores": 0.9, "lock_wait_s": 0.002}
+    for number in range(10):
+        times = {name: int((70 + 50 * number + later_s) * 1e9) for name, later_s in (("begin_ns", 0), ("busy_ns", 1))}
+        write(72 + 50 * number, events.BUSY_THREAD, thread=f"t{number}", end_ns=times["busy_ns"], **times, **stacks)
+
+
 def _stop_ranks(write: Callable[..., None], steps: int) -> None:
     for second in range(60, int(STEP_S * steps), 60):
         write(second, events.RANK_STOPPED, on_node=True, rank=0, pid=1000)
@@ -197,6 +214,8 @@ _WAITING = {"waiting_cores": CORES * 0.5}
 _HANGS_S = 500 * STEP_S + 60 - STEP_S / 6
 TROUBLES: dict[str, Trouble] = {
     "allocator_retries": Trouble(tables={"allocator": _add_retries}),
+    "anomaly_mode": Trouble(events=switch_mode("anomaly", 70, 80, 90)),
+    "anomaly_mode, too short": Trouble(events=switch_mode("anomaly", *np.arange(70, 90).tolist())),
     "checkpoint_pause": Trouble(_add_evaluations),
     "core_binding": Trouble(events=_bind_cores, ranks=2),
     "cores_taken": Trouble(tables={"hosts": set_values(**_BUSY), "processes": set_values(**_WAITING)}),
@@ -229,6 +248,7 @@ TROUBLES: dict[str, Trouble] = {
     "iteration_shift with stacks": Trouble(
         prolong_phase(BETWEEN, 200, 100, 2 * STEP_S), events=write_stacks("slow", 200, 100, 27, 28, 29)
     ),
+    "iteration_shift with threads": Trouble(prolong_phase(BACKWARD, 200, 100, 2 * STEP_S), events=_start_threads),
     "iteration_shift with garbage": Trouble(prolong_phase(BETWEEN, 200, 100, 2 * STEP_S), events=_collect_garbage),
     "memory_creep": Trouble(tables={"allocator": _grow_and_return}),
     "memory_step": Trouble(tables={"allocator": _alternate_peaks}),
@@ -237,6 +257,7 @@ TROUBLES: dict[str, Trouble] = {
     "out_of_memory": Trouble(events=_run_out),
     "outside_pytorch": Trouble(tables={"gpu_processes": set_values(used_bytes=60 * GIB)}),
     "peak_owner": Trouble(tables={"allocator": _alternate_owner}),
+    "profiler_on": Trouble(events=switch_mode("profiler", 70)),
     "rank_stopped": Trouble(events=_stop_ranks),
     "repeated_pause": Trouble(prolong_phase(BETWEEN, 40, 1, 1.0), events=write_stacks("slow", 160, 44, 11, 22, 33, 44)),
     "repeated_pause, too short": Trouble(prolong_phase(BETWEEN, 240, 1, 1.0), events=write_stacks("slow", 240, 61, 61)),

@@ -280,7 +280,7 @@ def test_counted_steps_that_stay_longer_become_usual(sampled_recorder: tuple[Rec
     assert sampler._usual.iteration_ns == 150 * MS
 
 
-@pytest.mark.parametrize(("is_on", "threads"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(("is_on", "threads"), [(True, 2), (False, 0)])
 def test_the_session_turns_it_off(tmp_path: Path, is_on: bool, threads: int) -> None:
     session = directory.create_session(["train.py"], path=str(tmp_path / "session"), stacks=is_on)
     script = (

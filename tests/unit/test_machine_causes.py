@@ -219,6 +219,40 @@ def test_what_loader_workers_do_while_a_rank_waits(
     assert bool(stall.fix) is bool(fix)
 
 
+WORKER = [
+    ("libc.so.6", 0, "flock", False),
+    ("index.py", 9, "Items.lookup", True),
+    ("torch/utils/data/_utils/fetch.py", 54, "_MapDatasetFetcher.fetch", False),
+    ("torch/utils/data/_utils/worker.py", 374, "_worker_loop", False),
+    ("train.py", 30, "main", True),
+]
+
+
+@pytest.mark.parametrize(
+    ("frames", "when_s", "told"),
+    [
+        ([0, 1, 2, 3, 4], 0.1, "; py-spy shows index.py:9 in Items.lookup (flock)."),
+        ([0, 2, 3, 4], 0.1, "and hardly run."),  # no line of the job's own: that of the rank says nothing
+        ([0, 1, 2, 3, 4], -60.0, "and hardly run."),
+    ],
+    ids=["a line", "a library's", "long before"],
+)
+def test_the_line_of_loader_workers(tmp_path: Path, frames: list[int], when_s: float, told: str) -> None:
+    planted = Planted("cpu-stall", tmp_path)
+    columns = {"loader_cores": 0.3, "loader_waiting_cores": 0.1, "loader_blocked": 0.0, "loader_workers": 4}
+    planted.add_columns("processes", **{name: (value, value) for name, value in columns.items()})
+    offset_ns = Session.open(planted.folder).sources["processes"][0].offset_ns
+    (path,) = planted.folder.glob("events-node-*.jsonl")
+    named = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in WORKER]
+    stacks = [{"count": 1, "call": "flock", "frames": frames}]
+    facts = {"event": "loader_stacks", "rank": 0, "pid": 1, "worker": 2, "frames": named, "stacks": stacks}
+    with path.open("a") as file:
+        file.write(json.dumps({"time_ns": planted.since_ns - offset_ns + int(when_s * 1e9), **facts}) + "\n")
+    (stall,) = planted.find_named("data_stall")
+    assert stall.details.endswith(told)
+    assert ("read at index.py:9 without that lock" in stall.advice) is ("index.py" in told)
+
+
 @contextmanager
 def start_python(code: str, *options: str) -> Iterator[subprocess.Popen[str]]:
     child = subprocess.Popen([sys.executable, *options, "-c", code], stdout=subprocess.PIPE, text=True)

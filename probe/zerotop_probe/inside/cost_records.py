@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zerotop_probe.inside.collector_clock import CollectorClock
 from zerotop_probe.inside.compiled_graphs import CompilationCounter
 from zerotop_probe.inside.guard import CostMeter
@@ -21,6 +23,8 @@ class CostRecords:
         self._last_ns = -_EVERY_NS
         self._collector = CollectorClock()
         self._compilations = CompilationCounter()
+        self.write_more: Callable[[int, int], None] = lambda time_ns, step: None
+        """Records what else there is, by the time and the last finished step."""
 
     @property
     def lost_records(self) -> int:
@@ -39,6 +43,7 @@ class CostRecords:
         if last_step is not None:
             self._write_collections(time_ns, last_step)
             self._write_compiled(time_ns, last_step)
+            self.write_more(time_ns, last_step)
 
     def _write_collections(self, time_ns: int, step: int) -> None:
         # Not before the first step: what is loaded before it is collected once.

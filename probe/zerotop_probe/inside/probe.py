@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside.counting import StepCounting
+from zerotop_probe.inside.debug_modes import DebugModes
 from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, AllocatorSampler, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
@@ -25,7 +26,7 @@ from zerotop_probe.inside.inspection.training_library import TrainingLibrary
 from zerotop_probe.inside.memory_lines.line_finder import LineFinder
 from zerotop_probe.inside.oom_recorder import OomRecorder
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.inside.stacks import stack_sampler
+from zerotop_probe.inside.stacks import busy_threads, stack_sampler
 from zerotop_probe.inside.ticker import Ticker
 from zerotop_probe.recording import directory, events, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE
@@ -43,6 +44,7 @@ class Probe:
         self.counting = StepCounting()
         self.engines = EngineRegistry()
         self.library = TrainingLibrary()
+        self.debug_modes = DebugModes(self.meter)
         # Called as soon as the process makes a DeepSpeed engine: the hooks on other loops remove themselves.
         self.retire_loops: Callable[[], None] = lambda: None
         self.recorder: Recorder | None = None
@@ -57,6 +59,7 @@ class Probe:
         self._identity: Identity | None = None
         self._stack_sampler: stack_sampler.StackSampler | None = None
         self._stack_ticker: Ticker | None = None
+        self._thread_ticker: Ticker | None = None
         os.register_at_fork(after_in_child=self._reset_child)
         atexit.register(self._on_exit)
 
@@ -78,7 +81,8 @@ class Probe:
         recorder = Recorder(session, self._identity, self.meter, self.counting)
         self.evaluation = EvaluationDetector(recorder)
         self.recorder = recorder
-        recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software())
+        watches = {"watches_threads": busy_threads.can_watch() and self._wants_stacks()}
+        recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software(), **watches)
         Guard(stack_sampler.NAME, self.meter).run(self._sample_stacks, recorder)
         if not late:  # else no hook is in progress
             self.meter.move_to_one_time(now() - time_ns)
@@ -88,11 +92,18 @@ class Probe:
         return directory.read_session_info(self._session).get(directory.STACKS_SETTING) is not False
 
     def _sample_stacks(self, recorder: Recorder) -> None:
-        if self._wants_stacks():
+        wants_stacks = self._wants_stacks()
+        self.debug_modes.begin_recording(recorder.write_event, names_lines=wants_stacks)
+        recorder.costs.write_more = self.debug_modes.write_changes
+        if wants_stacks:
             recorder.containers = ContainerFinder(recorder.write_event, self.meter)
             self._stack_sampler = stack_sampler.StackSampler(recorder, lambda: self.training_thread, self.meter)
             self._stack_ticker = Ticker(recorder.stack, stack_sampler.NAME, self._stack_sampler.look, self.meter)
             self._stack_ticker.start()
+            if busy_threads.can_watch():
+                watch = busy_threads.BusyThreads(recorder.write_event, lambda: self.training_thread)
+                self._thread_ticker = Ticker(recorder.stack, busy_threads.NAME, watch.look, self.meter)
+                self._thread_ticker.start()
 
     def _stop_threads(self, recorder: Recorder) -> None:
         if recorder.device is not None:
@@ -100,7 +111,9 @@ class Probe:
         if self._stack_ticker is not None and self._stack_sampler is not None:
             self._stack_ticker.stop()
             self._stack_sampler.finish()
-        self._stack_ticker = self._stack_sampler = None
+        if self._thread_ticker is not None:
+            self._thread_ticker.stop()
+        self._stack_ticker = self._stack_sampler = self._thread_ticker = None
 
     def claim_for_deepspeed(self) -> None:
         """Leave this process to the hooks on DeepSpeed's engines, which see everything."""
@@ -201,7 +214,7 @@ class Probe:
     def _reset_child(self) -> None:
         """Close the inherited files in a forked child, which stays idle until it trains something itself."""
         recorder, self.recorder, self.evaluation = self.recorder, None, None
-        self._stack_ticker = self._stack_sampler = None
+        self._stack_ticker = self._stack_sampler = self._thread_ticker = None
         if self.peaks is not None:
             self.peaks.restore_functions()
             self.peaks = None

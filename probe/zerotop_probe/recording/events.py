@@ -112,6 +112,7 @@ HELLO = _declare_event(
     Field("accelerate", str, "version, if imported"),
     Field("arguments", [str], "the script's own command line, redacted"),
     Field("environment", {str: str}, "the variables that control memory, devices and threads"),
+    Field("watches_threads", bool, "whether it writes busy_thread"),
 )
 
 # A DeepSpeed engine is ready, or the first update of a loop that trains without one. Written once for each. All loops of a
@@ -343,6 +344,19 @@ STACKS = _declare_event(
     *_STACK_FIELDS,
 )
 
+# Another Python thread of the rank began to use a core: Python runs one thread at a time. At most ten in all.
+BUSY_THREAD = _declare_event(
+    "busy_thread",
+    Field("thread", str, "its name", required=True),
+    Field("begin_ns", int, "when it was last seen to use less, CLOCK_MONOTONIC", required=True),
+    Field("busy_ns", int, "when it was first seen to be busy", required=True),
+    Field("end_ns", int, "the last sample", required=True),
+    Field("cores", float, "its processor time per wall time while it was sampled", required=True),
+    Field("lock_wait_s", float, "how long another thread then waited for Python's lock each time, on average"),
+    Field("samples", int, "samples of its stack"),
+    *_STACK_FIELDS,
+)
+
 # Which lists, dicts and the like have become longer while host memory grew, and where they are. Written once such growth has
 # lasted some seconds, and rarely again. Values are never recorded.
 GROWING_CONTAINERS = _declare_event(
@@ -430,6 +444,18 @@ COMPILED = _declare_event(
     Field("begin_ns", int, "when the counters were looked at before, CLOCK_MONOTONIC", required=True),
     Field("graphs", int, "graphs that were compiled since then", required=True),
     Field("seconds", float, "time that compiling took; null if this version of PyTorch does not count it"),
+)
+
+# A mode for debugging was switched on or off: seen at the end of a step, at most five times a second and 20 times in all.
+DEBUG_MODE = _declare_event(
+    "debug_mode",
+    Field("mode", str, "anomaly: autograd's anomaly mode; profiler: PyTorch's profiler records", required=True),
+    Field("on", bool, "whether it is on since then, or in a part of each step", required=True),
+    Field("begin_ns", int, "since when at the earliest, CLOCK_MONOTONIC", required=True),
+    Field("step", int, "the last finished optimizer step"),
+    Field("file", str, "of the job's own code that switched it, relative to the script's folder; absent if unknown"),
+    Field("line", int, "its line"),
+    Field("function", str, "its function"),
 )
 
 # One of several processes on a GPU, when it was first seen there: of the job or of another one.
@@ -569,6 +595,12 @@ RANK_STOPPED = _declare_event("rank_stopped", *_RANK)
 
 # Of a rank that has written nothing for long: the stacks of its threads as py-spy saw them. Files of C code have the line 0.
 RANK_STACKS = _declare_event("rank_stacks", *_RANK, *_STACK_FIELDS)
+
+# The stack of a DataLoader worker as py-spy saw it while its rank waited for data: of up to three workers, at most once a
+# minute on a node. ``pid`` is the rank's. Files of C code have the line 0.
+LOADER_STACKS = _declare_event(
+    "loader_stacks", *_RANK, Field("worker", int, "process id of the worker", required=True), *_STACK_FIELDS
+)
 
 # It goes on.
 RANK_CONTINUED = _declare_event("rank_continued", *_RANK)

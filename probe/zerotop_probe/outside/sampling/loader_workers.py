@@ -14,6 +14,12 @@ from zerotop_probe.recording.tables import UNKNOWN
 _WORKER_NAME, _OLD_NAME = b"pt_data_worker", b"pt_main_thread"
 
 
+def list_workers(pid: int) -> list[int]:
+    """Return the process ids of a rank's DataLoader workers; none where the kernel or PyTorch does not tell."""
+    children = map(int, procfs.read_file(f"/proc/{pid}/task/{pid}/children").split())
+    return [child for child in children if (stat := procfs.read_stat(child)) is not None and stat.name == _WORKER_NAME]
+
+
 class LoaderUse(NamedTuple):
     """The workers of a rank between two looks; the fields of PROCESSES in their order."""
 

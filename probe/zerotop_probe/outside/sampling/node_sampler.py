@@ -21,6 +21,7 @@ from zerotop_probe.outside.sampling.process_sampler import ProcessSampler, Sampl
 from zerotop_probe.outside.sampling.rank_discovery import RankFinder
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
+from zerotop_probe.outside.sampling.stuck.loader_watcher import LoaderWatcher, Waiting
 from zerotop_probe.outside.sampling.stuck.watcher import Heard, StuckRankWatcher
 from zerotop_probe.recording import clock, directory, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -96,10 +97,12 @@ class NodeSampler:
         self._folding = BackgroundFolding(session, self.note_error)
         self._rings = RingCollector(session, Report(self._note_late, self.note_error))
         self._stuck = StuckRankWatcher(self._rings.list_heard, self._note_stacks)
+        self._loaders = LoaderWatcher(self._rings.list_waiting, self._note_loader_stacks)
         try:
             self._rings.start()
             if directory.read_session_info(session).get(directory.STACKS_SETTING) is not False:
                 self._stuck.start()
+                self._loaders.start()
         except RuntimeError as error:  # a limit of processes; the ranks write to the session themselves
             self.note_error("rings", error)
         self._gpu_thread.start_sampling()
@@ -158,6 +161,10 @@ class NodeSampler:
     def _note_stacks(self, heard: Heard, stacks: Mapping[str, Any]) -> None:
         self._writer.write(time.monotonic_ns(), events.RANK_STACKS, rank=heard.rank, pid=heard.pid, **stacks)
 
+    def _note_loader_stacks(self, rank: Waiting, worker: int, stacks: Mapping[str, Any]) -> None:
+        facts = {"rank": rank.rank, "pid": rank.pid, "worker": worker}
+        self._writer.write(time.monotonic_ns(), events.LOADER_STACKS, **facts, **stacks)
+
     def _note_late(self, rank: int, seconds: float, why: str) -> None:
         self._writer.write(time.monotonic_ns(), events.RECORDS_LATE, rank=rank, seconds=seconds, why=why)
 
@@ -186,6 +193,7 @@ class NodeSampler:
     def finish_sampling(self) -> None:
         """Stop sampling, without waiting for a driver that hangs."""
         self._stuck.finish()
+        self._loaders.finish()
         self._host_thread.finish_sampling(_THREAD_PATIENCE_S)
         self._gpu_thread.finish_sampling(_THREAD_PATIENCE_S)
         self._rings.finish(_RINGS_PATIENCE_S)

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from zerotop_probe.outside.sampling.stuck.data_waits import DataWaits
+from zerotop_probe.outside.sampling.stuck.loader_watcher import Waiting
 from zerotop_probe.outside.sampling.stuck.watcher import Heard
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.rings import shared_memory
@@ -44,7 +46,8 @@ class _CollectedRing:
         self.heard = Heard(self.rank, int(header["header"]["writer"]["pid"]), time.monotonic())
         self.session = str(header["session"])
         self.ring = ring
-        self._drainer = RingDrainer(ring, self.session)
+        self._waits = DataWaits()
+        self._drainer = RingDrainer(ring, self.session, self._waits.add_records)
         self._written_ns = ring.read_pass()[0]
         self._error = 0
         self.is_over = False
@@ -81,6 +84,10 @@ class _CollectedRing:
             report.on_late(self.rank, waited_ns / 1e9, why)
         self._error = 0
         self.is_over = is_last
+
+    def describe_wait(self) -> Waiting:
+        """Return whether the rank waits for data."""
+        return Waiting(self.rank, self.heard.pid, self._waits.is_waiting())
 
     def close(self) -> None:
         """Release the ring, and delete it once it is over."""
@@ -150,6 +157,10 @@ class RingCollector(threading.Thread):
     def list_heard(self) -> list[Heard]:
         """Return when each rank wrote its last record. Any thread may ask."""
         return [collected.heard for collected in list(self._rings.values())]
+
+    def list_waiting(self) -> list[Waiting]:
+        """Return whether each rank waits for data. Any thread may ask."""
+        return [collected.describe_wait() for collected in list(self._rings.values())]
 
     def finish(self, timeout_s: float) -> None:
         """Drain once more and stop; wait at most ``timeout_s``. Ranks that go on write to the session themselves."""

@@ -11,6 +11,7 @@ import json
 import platform
 import struct
 import time
+from collections.abc import Callable
 
 from zerotop_probe.recording.rings.derived_begins import derive_begins, get_time
 from zerotop_probe.recording.rings.drained_file import DrainedFile
@@ -39,12 +40,18 @@ _ABANDONED_NS = 1_000_000_000
 _SETTLE_S = 0.0 if platform.machine() in ("x86_64", "AMD64", "i686") else 0.001
 
 
+# Called with the name of a table, and new records of it.
+OnRecords = Callable[[str, list[bytes]], None]
+
+
 class RingDrainer:
     """The files of one ring. Only whoever has claimed the ring may drain it."""
 
-    def __init__(self, ring: Ring, session: str) -> None:
+    def __init__(self, ring: Ring, session: str, on_records: OnRecords | None = None) -> None:
+        """``on_records`` gets what was written."""
         self.ring = ring
         self._session = session
+        self._on_records = on_records
         self._drained, self._begins_ns = ring.read_drained()
         self._progress = ring.read_progress()
         self._files: list[DrainedFile] = []
@@ -87,6 +94,9 @@ class RingDrainer:
         # Only once all of them are written: after an error the same records come again.
         for file, length in fresh:
             file.note_written(length)
+        if self._on_records is not None:
+            for file, own in zip(self._files, payloads):
+                self._on_records(file.table, own)
         self._drained += len(found)
         self._begins_ns = begins_ns
         self.ring.write_progress(self._drained, begins_ns, [file.progress for file in self._files])

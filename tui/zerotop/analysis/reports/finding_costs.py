@@ -18,6 +18,7 @@ from zerotop.session.samples import Rows
 # Evidence with the seconds lost once.
 _LOST_ONCE = {"checkpoint_pause": "pause_s", "rank_stopped": "stopped_s"}
 _SKIPPING = "skipping_ended", "steps_skipped"
+_LONGER = "iteration_shift", "anomaly_mode", "profiler_on"
 GROWING = ("memory_creep", "host_growth")
 """Findings about memory that grows until it runs out."""
 _GPU_BYTES = {
@@ -144,7 +145,7 @@ def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps:
     if name in GROWING:  # its cost is what it puts at risk
         return 0.0
     later = _select_steps(finding, findings, steps)
-    if name == "iteration_shift" and finding.cost:  # those that took no longer than before lost nothing
+    if name in _LONGER and finding.cost:  # those that took no longer than before lost nothing
         before, after = finding.evidence["before_s"], finding.evidence["after_s"]
         lost = np.clip(later["iteration_s"] - before, 0.0, after - before)
         return float(np.nansum(lost * later["steps"]))

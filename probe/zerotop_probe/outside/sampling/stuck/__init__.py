@@ -1,1 +1,1 @@
-"""Stacks of ranks whose Python does not run, as in C code that keeps the interpreter's lock; read with py-spy."""
+"""Stacks that py-spy reads: of ranks whose Python does not run, and of loader workers while their rank waits for data."""

@@ -19,6 +19,7 @@ from zerotop.analysis.annotations.support.causes.step_change import (
     get_batch_sizes,
     name_part,
 )
+from zerotop.analysis.annotations.support.causes.thread_causes import awaits_threads
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
@@ -124,7 +125,7 @@ def _find_shifts(group: Group) -> Iterator[_Shift]:
     waiting = group.get_state(list[tuple[StepChange, str]], f"{_KIND.name} waiting")
     held, waiting[:] = waiting[:], []
     for change, found_in in (*_list_costly_changes(group), *_list_hidden_changes(group)):
-        if awaits_use(change) or change.lacks_phases:
+        if awaits_use(change) or awaits_threads(change) or change.lacks_phases:
             held.append((change, found_in))
         else:
             yield from _explain_change(change, found_in)

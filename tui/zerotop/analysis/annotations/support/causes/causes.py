@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.causes import batch_causes, gpu_causes, host_causes
+from zerotop.analysis.annotations.support.causes import batch_causes, gpu_causes, host_causes, thread_causes
 from zerotop.analysis.annotations.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
+from zerotop.analysis.annotations.support.causes.debug_causes import check_debug_modes
 from zerotop.analysis.annotations.support.causes.step_change import (
     Advice,
     Cause,
@@ -189,8 +190,10 @@ _CHECKS: tuple[_Check, ...] = (
     _check_retries,
     check_cache_clearing,
     check_allocator_calls,
+    check_debug_modes,
     _check_collector,
     _check_compiling,
+    thread_causes.check_threads,
     gpu_causes.check_clocks,
     host_causes.check_paging,
     host_causes.check_others,
@@ -205,6 +208,7 @@ _DRIFT_CHECKS: tuple[_Check, ...] = (
     batch_causes.check_other_batches,
     _check_retries,
     _check_collector,
+    thread_causes.check_drift_threads,
     gpu_causes.check_clocks,
     gpu_causes.check_slower_clock,
     host_causes.check_paging,

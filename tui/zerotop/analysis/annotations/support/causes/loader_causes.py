@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice
 from zerotop.analysis.annotations.support.evidence import Process
 from zerotop.analysis.annotations.support.record_window import read_column
+from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.analysis.formatting import Text, pluralize
+from zerotop_probe.recording import events
 
 # Shares of the workers: that wait for the disk at a moment, that wait for a core, that compute.
 _BLOCKED_SHARE, _WAITING_SHARE, _BUSY_SHARE = 0.5, 0.25, 0.75
@@ -24,6 +27,14 @@ _ASLEEP: Advice = (
     " wait for one lock.",
     "py-spy dump --pid $(pgrep -P {pid} | head -1)",
 )
+_ASLEEP_AT: Advice = (
+    "See what the workers wait for at {location}: more of them help where each waits for its own file or server, but not"
+    " where all wait for one lock.",
+    "",
+)
+_LOCKED: Advice = ("Let each worker read at {location} without that lock: more workers would wait for it, too.", "")
+_LOCKS = {(name,) for name in ("flock", "lockf", "fcntl_lock", "acquire", "sem_wait", "sem_clockwait", "do_futex_wait")}
+_WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
 class LoaderCause(NamedTuple):
@@ -33,8 +44,44 @@ class LoaderCause(NamedTuple):
     advice: Advice | None = None
 
 
+def find_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine | None:
+    """Return the line of the job's own code at which most workers were seen in a time window; None if that is unknown."""
+    found = [
+        (own, event.facts.get("pid") == process.source.pid)
+        for event in process.recording.events_named(events.LOADER_STACKS)
+        if event.host == process.host and begin_ns <= event.unix_ns <= end_ns
+        for stack in event.facts["stacks"]
+        if (own := _find_worker_frame(event.facts["frames"], stack)) is not None
+    ]
+    # Only one rank of a node is looked at in a minute.
+    lines = [CodeLine(*own) for own, is_own in found if is_own] or [CodeLine(*own) for own, _ in found]
+    return max(lines, key=lines.count, default=None)
+
+
+def _find_worker_frame(frames: Sequence[Mapping[str, Any]], stack: Mapping[str, Any]) -> OwnFrame | None:
+    """Return the own frame beneath the worker's loop: further out are those of the rank that has forked the worker."""
+    inner = list(stack["frames"])
+    for index, number in enumerate(inner):
+        if 0 <= number < len(frames) and frames[number]["file"].endswith(_WORKER_LOOP):
+            # Of C code only the innermost function counts, which is the stack's call.
+            python = [inside for inside in inner[:index] if 0 <= inside < len(frames) and frames[inside]["line"]]
+            return find_own(frames, {**stack, "frames": python})
+    return None
+
+
 def find_loader_cause(process: Process, begin_ns: int, end_ns: int) -> LoaderCause | None:
     """Return what the workers of a rank did in a time window; None if that is unknown."""
+    cause = _measure_workers(process, begin_ns, end_ns)
+    line = find_worker_line(process, begin_ns, end_ns) if cause is not None else None
+    if cause is None or line is None:
+        return cause
+    text = Text("{cause}; py-spy shows {line}", {"cause": cause.text, "line": line.text})
+    is_locked = line.callees[-1:] in _LOCKS
+    advice = _LOCKED if is_locked else _ASLEEP_AT if cause.advice is _ASLEEP else cause.advice
+    return LoaderCause(text, advice if advice is None else (advice[0].replace("{location}", line.location), advice[1]))
+
+
+def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCause | None:
     rows = process.host_samples.read_window(begin_ns, end_ns).rows
     workers = read_column(rows, "loader_workers") if len(rows) else np.empty(0)
     rows, workers = rows[workers >= 0], workers[workers >= 0]

@@ -1,0 +1,69 @@
+"""Have py-spy read what DataLoader workers do while their rank waits for data: once a minute at most, on one node."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from zerotop_probe.outside.sampling.loader_workers import list_workers
+from zerotop_probe.outside.sampling.stuck import py_spy
+
+_PERIOD_S = 1.0
+# A rank waits if it did in so many looks in a row.
+_LOOKS = 2
+_PAUSE_S, _LONGEST_PAUSE_S = 60.0, 960.0
+_MOST_WORKERS = 3
+
+
+class Waiting(NamedTuple):
+    """A rank's process, and whether it waits for data now."""
+
+    rank: int
+    pid: int
+    is_waiting: bool
+
+
+class LoaderWatcher(threading.Thread):
+    """Watches the ranks of this node. Without py-spy the thread ends at once."""
+
+    def __init__(
+        self, list_waiting: Callable[[], Iterable[Waiting]], on_stacks: Callable[[Waiting, int, Mapping[str, Any]], None]
+    ) -> None:
+        """``on_stacks`` gets a rank, the process id of a worker, and the fields of an event."""
+        super().__init__(name="loader workers", daemon=True)
+        self._list_waiting = list_waiting
+        self._on_stacks = on_stacks
+        self._program = py_spy.find_program()
+        self._looks: dict[int, int] = {}
+        self._read_s: dict[int, float] = {}  # when the workers of a rank were read last
+        self._next_s, self._pause_s = 0.0, _PAUSE_S
+        self._is_closing = threading.Event()
+
+    def run(self) -> None:
+        while self._program is not None and not self._is_closing.wait(_PERIOD_S):
+            self._check_ranks(self._program)
+
+    def _check_ranks(self, program: str) -> None:
+        waiting = [one for one in self._list_waiting() if one.is_waiting]
+        self._looks = {one.pid: self._looks.get(one.pid, 0) + 1 for one in waiting}
+        due = [one for one in waiting if self._looks[one.pid] >= _LOOKS]
+        if not due or time.monotonic() < self._next_s:
+            return
+        chosen = min(due, key=lambda one: self._read_s.get(one.pid, 0.0))
+        workers = list_workers(chosen.pid)[:_MOST_WORKERS]
+        if not workers:
+            return
+        self._read_s[chosen.pid] = time.monotonic()
+        for pid in workers:
+            stacks = py_spy.dump_stacks(program, pid)
+            if stacks is None:
+                break  # it is not allowed, or takes long
+            self._on_stacks(chosen, pid, stacks | {"stacks": stacks["stacks"][:1]})
+        self._next_s = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def finish(self) -> None:
+        """Stop watching; does not wait."""
+        self._is_closing.set()

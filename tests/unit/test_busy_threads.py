@@ -1,0 +1,141 @@
+"""Python threads of the job that compute: what the probe sees of them, and where they are named as a cause."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.annotations.pace import iteration_drift, iteration_shift
+from zerotop.analysis.annotations.support import annotator
+from zerotop_probe.inside.stacks.busy_threads import BusyThreads
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import BOUNDARY, SPANS
+from zerotop_probe.recording.writer import EventWriter
+
+
+def count_forever(stop: threading.Event) -> None:
+    while not stop.is_set():
+        sum(range(1000))
+
+
+def test_a_thread_that_begins_to_compute_is_sampled_once() -> None:
+    written: list[dict[str, Any]] = []
+    watch = BusyThreads(lambda time_ns, name, **facts: written.append(facts), threading.get_ident)
+    stop = threading.Event()
+    thread = threading.Thread(target=count_forever, args=(stop,), name="counter")
+    asleep = threading.Thread(target=stop.wait, name="sleeper")
+    asleep.start()
+    try:
+        watch.look()
+        thread.start()
+        end_s = time.monotonic() + 60
+        while not written and time.monotonic() < end_s:
+            time.sleep(min(0.2, watch.look()))
+        for _ in range(5):
+            watch.look()
+            time.sleep(0.05)
+    finally:
+        stop.set()
+        thread.join()
+        asleep.join()
+    (facts,) = written
+    assert facts["thread"] == "counter"
+    assert facts["cores"] > 0.05
+    assert facts["begin_ns"] < facts["busy_ns"] < facts["end_ns"]
+    assert "count_forever" in {frame["function"] for frame in facts["frames"]}
+
+
+def test_the_training_thread_and_the_probes_own_are_left_out() -> None:
+    written: list[dict[str, Any]] = []
+    idents: list[int] = []
+    stop = threading.Event()
+    threads = [threading.Thread(target=count_forever, args=(stop,), name=name) for name in ("trainer", "zerotop-ticker")]
+    watch = BusyThreads(lambda time_ns, name, **facts: written.append(facts), lambda: idents[0])
+    for thread in threads:
+        thread.start()
+    idents.append(threads[0].ident or 0)
+    try:
+        for _ in range(20):
+            watch.look()
+            time.sleep(0.05)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert written == []
+
+
+def write_job(folder: Path, seconds: list[float], thread: dict[str, Any] | None) -> None:
+    """Write steps of these durations, and a thread that began to compute after 4 s."""
+    spans, at = [], 0.0
+    for step, length in enumerate(seconds):
+        for phase, share in (("forward", 0.4), ("backward", 0.5), ("step", 0.05)):
+            spans.append(make_span(at, at + share * length, phase, step, BOUNDARY if phase == "step" else 0))
+            at += share * length
+        at += 0.05 * length
+    write_table(folder, SPANS, make_identity(0), *spans).close()
+    writer = EventWriter(str(folder), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    writer.write(0, events.HELLO, rank=0, watches_threads=True)
+    if thread is not None:
+        frames = [
+            {"file": "threading.py", "line": 982, "function": "Thread.run", "own": False},
+            {"file": "train.py", "line": 17, "function": "refresh", "own": True},
+            {"file": "train.py", "line": 18, "function": "refresh", "own": True},
+        ]
+        stacks = [{"seconds": 0.5, "call": "int", "frames": [1, 0]}, {"seconds": 0.1, "frames": [2, 0]}]
+        facts = {
+            "thread": "dashboard",
+            "cores": 0.6,
+            "lock_wait_s": 0.002,
+            "samples": 10,
+            "frames": frames,
+            "stacks": stacks,
+        }
+        begin = thread.pop("begin", 3.9)
+        times = {"begin_ns": int(begin * S), "busy_ns": int((begin + 0.7) * S), "end_ns": int((begin + 1.6) * S)}
+        writer.write(int((begin + 1.6) * S), events.BUSY_THREAD, **(facts | times | thread))
+    writer.close()
+
+
+def find_all(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Annotation, ...]:
+    monkeypatch.setattr(annotator, "_PIECE", piece)
+    session = read_recording(folder)
+    runner = annotator.Annotator(session, [iteration_shift.detect, iteration_drift.detect])
+    runner.update()
+    return runner.findings_at(session.end_ns)
+
+
+def test_a_thread_that_began_with_the_change_is_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_job(tmp_path, [0.1] * 40 + [0.2] * 60, {})
+    whole, *others = (find_all(tmp_path, piece, monkeypatch) for piece in (16384, 7, 50))
+    (shift,) = whole
+    assert shift.details == (
+        "50 ms of it in the backward phase; at the same time thread dashboard began to use 0.6 cores at train.py:17 in"
+        " refresh, and holds Python's lock meanwhile."
+    )
+    assert "let dashboard do its work in a process of its own" in shift.advice
+    assert shift.fix == "multiprocessing.Process(target=refresh, daemon=True).start()"
+    assert all(found == whole for found in others)
+
+
+@pytest.mark.parametrize(
+    "thread",
+    [None, {"begin": 1.0}, {"begin": 6.0}, {"cores": 0.1}, {"lock_wait_s": 0.00005}, {"thread": "a{b"}],
+    ids=["none", "before", "after", "too little", "without the lock", "odd name"],
+)
+def test_other_threads_are_no_cause(tmp_path: Path, thread: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_job(tmp_path, [0.1] * 40 + [0.2] * 60, thread)
+    (shift,) = find_all(tmp_path, 16384, monkeypatch)
+    assert "no other change was recorded" in shift.details
+
+
+def test_a_thread_that_computes_more_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_job(tmp_path, [0.1] * 38 + [0.1 + 0.001 * step for step in range(120)], {})
+    drifts = [finding for finding in find_all(tmp_path, 16384, monkeypatch) if finding.name == "iteration_drift"]
+    assert any("meanwhile thread dashboard began to use 0.6 cores" in drift.details for drift in drifts)

@@ -1,0 +1,150 @@
+"""Modes for debugging that stay on: what the probe notes of them, and the finding and causes that it gives."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
+from zerotop.analysis.annotations import Annotation
+from zerotop.analysis.annotations.pace import debug_modes, iteration_shift
+from zerotop.analysis.annotations.support import annotator
+from zerotop_probe.inside.debug_modes import DebugModes, ModeChange
+from zerotop_probe.inside.guard import CostMeter, remove_hooks
+from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import BOUNDARY, SPANS
+from zerotop_probe.recording.writer import EventWriter
+
+
+@pytest.fixture
+def modes() -> Iterator[DebugModes]:
+    noted = DebugModes(CostMeter())
+    noted.install_hooks()
+    noted.begin_recording(lambda *_, **facts: None, names_lines=True)
+    yield noted
+    torch.autograd.set_detect_anomaly(False)
+    remove_hooks()
+
+
+def take(noted: DebugModes) -> list[ModeChange]:
+    return list(noted.take_changes(10**18))
+
+
+def test_the_line_that_switches_anomaly_mode_on_is_noted(modes: DebugModes) -> None:
+    assert take(modes) == []
+    torch.autograd.set_detect_anomaly(True)
+    line = sys._getframe().f_lineno - 1
+    (change,) = take(modes)
+    assert (change.mode, change.is_on) == ("anomaly", True)
+    assert change.begin_ns < 10**18  # not only since the look
+    assert change.place is not None
+    assert (change.place.file.rpartition("/")[2], change.place.line) == ("test_debug_modes.py", line)
+    assert take(modes) == []
+    torch.autograd.set_detect_anomaly(False)
+    assert [one.is_on for one in take(modes)] == [False]
+
+
+def test_anomaly_mode_for_a_part_of_each_step_is_on(modes: DebugModes) -> None:
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+            pass
+        seen = take(modes)
+    assert seen == []  # still on
+    assert [one.is_on for one in take(modes)] == [False]
+
+
+def test_a_profiler_that_records_is_noted(modes: DebugModes) -> None:
+    take(modes)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert [(one.mode, one.is_on) for one in take(modes)] == [("profiler", True)]
+    assert [(one.mode, one.is_on) for one in take(modes)] == [("profiler", False)]
+
+
+def test_lines_can_be_left_out_and_changes_are_limited(modes: DebugModes) -> None:
+    modes.begin_recording(lambda *_, **facts: None, names_lines=False)
+    places = []
+    for number in range(100):
+        torch.autograd.set_detect_anomaly(number % 2 == 0)
+        places += [change.place for change in take(modes)]
+    assert places == [None] * 20
+
+
+def test_what_the_job_sees_is_the_same(modes: DebugModes) -> None:
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        assert (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) == (True, False)
+    assert not torch.is_anomaly_enabled()
+    with pytest.raises(TypeError):
+        torch.autograd.set_detect_anomaly()
+
+
+def write_job(folder: Path, seconds: list[float], *changes: tuple[float, bool], mode: str = "anomaly") -> None:
+    """Write steps of these durations, and when the mode was switched on or off."""
+    spans, at = [], 0.0
+    for step, length in enumerate(seconds):
+        for phase, share in (("forward", 0.4), ("backward", 0.5), ("step", 0.05)):
+            spans.append(make_span(at, at + share * length, phase, step, BOUNDARY if phase == "step" else 0, tokens=-1))
+            at += share * length
+        at += 0.05 * length
+    write_table(folder, SPANS, make_identity(0), *spans).close()
+    writer = EventWriter(str(folder), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    for second, is_on in changes:
+        facts: dict[str, Any] = {"file": "train.py", "line": 33, "function": "<module>"} if is_on else {}
+        known_ns = int((second + 0.2) * S)
+        writer.write(known_ns, events.DEBUG_MODE, mode=mode, on=is_on, begin_ns=int(second * S), **facts)
+    writer.close()
+
+
+def find_all(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Annotation, ...]:
+    monkeypatch.setattr(annotator, "_PIECE", piece)
+    session = read_recording(folder)
+    runner = annotator.Annotator(session, [debug_modes.detect, iteration_shift.detect])
+    runner.update()
+    return runner.findings_at(session.end_ns)
+
+
+def test_anomaly_mode_in_mid_run_is_the_only_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_job(tmp_path, [0.1] * 40 + [0.25] * 60, (4.01, True))
+    whole, *others = (find_all(tmp_path, piece, monkeypatch) for piece in (16384, 7, 50))
+    (finding,) = whole
+    assert finding.headline == "Anomaly mode from step 40 on: iterations take 250 ms instead of 100 ms"
+    assert finding.details.startswith(
+        "It was switched on at train.py:33. The forward takes 100 ms instead of 40 ms, the backward 125 ms instead of 50 ms."
+    )
+    assert (finding.step, finding.fix) == (40, "torch.autograd.set_detect_anomaly(False)")
+    assert finding.cost == pytest.approx(0.6)
+    assert all(found == whole for found in others)
+
+
+def test_anomaly_mode_from_the_begin_on_has_no_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_job(tmp_path, [0.1] * 40, (-1.0, True))
+    (finding,) = find_all(tmp_path, 16384, monkeypatch)
+    assert (finding.headline, finding.cost) == ("Anomaly mode is on in each step", 0.0)
+    assert "takes" not in finding.details
+
+
+@pytest.mark.parametrize(
+    ("steps", "mode", "told"),
+    [(8, "anomaly", False), (12, "anomaly", True), (40, "profiler", False), (90, "profiler", True)],
+)
+def test_a_mode_that_is_soon_switched_off_is_not_told(
+    tmp_path: Path, steps: int, mode: str, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = [0.0, *itertools.accumulate([0.1] * 40 + [0.25] * steps)]
+    write_job(tmp_path, [0.1] * 40 + [0.25] * steps + [0.1] * 40, (4.01, True), (begins[-1] - 0.1, False), mode=mode)
+    found = find_all(tmp_path, 16384, monkeypatch)
+    kinds = {"anomaly": "anomaly_mode", "profiler": "profiler_on"}
+    assert (kinds[mode] in [one.name for one in found]) == told
+    causes = [str(one.details) for one in found if one.name == "iteration_shift"]
+    assert all("was switched off" in text for text in causes)
+
+
+def test_a_mode_that_costs_nothing_is_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_job(tmp_path, [0.1] * 100, (4.01, True))
+    (finding,) = find_all(tmp_path, 16384, monkeypatch)
+    assert (finding.severity.value, finding.cost) == ("info", 0.0)

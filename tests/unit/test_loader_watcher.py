@@ -1,0 +1,115 @@
+"""When py-spy is asked what DataLoader workers do, and how often."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from small_recording import make_record
+from zerotop_probe.outside.sampling.stuck import loader_watcher, py_spy
+from zerotop_probe.outside.sampling.stuck.data_waits import DataWaits
+from zerotop_probe.outside.sampling.stuck.loader_watcher import LoaderWatcher, Waiting
+from zerotop_probe.recording.tables import PHASE_CODE, PROBE, SPANS
+
+MS = 1_000_000
+
+
+def pack_span(phase: str, begin_ns: int, end_ns: int) -> bytes:
+    """Return a record of an outermost phase."""
+    fields = {"begin_ns": begin_ns, "end_ns": end_ns, "phase": PHASE_CODE[phase], "depth": 0, "flags": 0, "engine": 0}
+    return SPANS.record_struct.pack(*make_record(SPANS, **fields))
+
+
+def make_waits(waited_ms: int, trained_ms: int, count: int, *, ago_s: float = 0.0, phase: str = "data") -> DataWaits:
+    """Return what is known of a rank that loads data and trains in turn, and did so last some seconds ago."""
+    waits, end_ns = DataWaits(), time.monotonic_ns() - int(ago_s * 1e9)
+    for number in range(count, 0, -1):
+        begin_ns = end_ns - number * (waited_ms + trained_ms) * MS
+        middle_ns = begin_ns + waited_ms * MS
+        parts = ((phase, begin_ns, middle_ns), ("forward", middle_ns, middle_ns + trained_ms * MS))
+        spans = [pack_span(*part) for part in parts]
+        waits.add_records(SPANS.name, spans)
+    return waits
+
+
+@pytest.mark.parametrize(
+    ("times", "more", "is_waiting"),
+    [
+        ((100, 100, 10), {}, True),
+        ((100, 1000, 10), {}, False),
+        ((5, 5, 10), {}, False),
+        ((1000, 10, 6), {}, False),
+        ((100, 100, 10), {"ago_s": 60.0}, False),
+        ((100, 100, 10), {"phase": "eval"}, False),
+    ],
+    ids=["a stall", "a small share", "hardly any time", "too few", "over", "another phase"],
+)
+def test_a_rank_waits_while_its_last_iterations_did(
+    times: tuple[int, int, int], more: dict[str, Any], is_waiting: bool
+) -> None:
+    assert make_waits(*times, **more).is_waiting() is is_waiting
+
+
+def test_the_first_wait_of_an_epoch_does_not_count() -> None:
+    waits = make_waits(1, 100, 6, ago_s=5.0)
+    waits.add_records(SPANS.name, [pack_span("data", time.monotonic_ns() - 4000 * MS, time.monotonic_ns())])
+    assert not waits.is_waiting()
+
+
+def test_records_of_other_tables_are_left_out() -> None:
+    DataWaits().add_records(PROBE.name, [b"short"])
+
+
+class FakePySpy:
+    """Takes the place of py-spy and of the workers, and notes what it is asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, is_allowed: bool = True) -> None:
+        self.asked: list[int] = []
+        self.written: list[tuple[int, int, int]] = []
+        self.now_s = 1000.0
+        self._is_allowed = is_allowed
+        monkeypatch.setattr(py_spy, "find_program", lambda: "py-spy")
+        monkeypatch.setattr(py_spy, "dump_stacks", self._dump)
+        monkeypatch.setattr(loader_watcher, "list_workers", lambda pid: [10 * pid + number for number in range(5)])
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+
+    def _dump(self, program: str, pid: int) -> dict[str, Any] | None:
+        self.asked.append(pid)
+        return {"frames": [], "stacks": [{"count": 1}, {"count": 1, "thread": "other"}]} if self._is_allowed else None
+
+    def note(self, rank: Waiting, worker: int, stacks: Mapping[str, Any]) -> None:
+        self.written.append((rank.rank, worker, len(stacks["stacks"])))
+
+    def watch(self, waiting: list[Waiting], seconds: int) -> None:
+        watcher = LoaderWatcher(lambda: waiting, self.note)
+        for _ in range(seconds):
+            watcher._check_ranks("py-spy")
+            self.now_s += 1.0
+
+
+def test_a_few_workers_are_read_once_a_minute_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = FakePySpy(monkeypatch)
+    spy.watch([Waiting(0, 5, True), Waiting(1, 6, True), Waiting(2, 7, False)], 100)
+    assert spy.written == [(0, 50, 1), (0, 51, 1), (0, 52, 1), (1, 60, 1), (1, 61, 1), (1, 62, 1)]
+
+
+def test_pauses_between_looks_become_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = FakePySpy(monkeypatch)
+    spy.watch([Waiting(0, 5, True)], 3600)
+    assert len(spy.asked) == 3 * 7  # after 1, 61, 181, 421, 901, 1861 and 2821 s
+
+
+def test_a_passing_wait_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = FakePySpy(monkeypatch)
+    spy.watch([Waiting(0, 5, True)], 1)
+    spy.watch([Waiting(0, 5, False)], 10)
+    assert spy.asked == []
+
+
+def test_where_it_is_not_allowed_one_worker_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = FakePySpy(monkeypatch, is_allowed=False)
+    spy.watch([Waiting(0, 5, True)], 59)
+    assert (spy.asked, spy.written) == ([50], [])

@@ -1,0 +1,95 @@
+"""A mode for debugging stays on: autograd's anomaly mode, or PyTorch's profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
+from zerotop.analysis.annotations.support.mode_uses import ANOMALY, PROFILER, ModeUse, list_uses
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
+
+_ANOMALY = FindingKind(
+    name="anomaly_mode",
+    severity=Severity.WARNING,
+    confidence=0.95,
+    headline="Anomaly mode {since}[: iterations take {after_s:seconds} instead of {before_s:seconds}]",
+    details="[It was switched on at {line}. ][The forward takes {forward_after_s:seconds} instead of"
+    " {forward_before_s:seconds}, the backward {backward_after_s:seconds} instead of {backward_before_s:seconds}. ]"
+    "Each operation of a forward keeps its Python stack, and each backward looks for NaN.",
+    advice="Switch anomaly mode on only to look for the origin of a NaN, and off again after that batch.",
+    fix="{anomaly_fix}",
+)
+_PROFILER = FindingKind(
+    name="profiler_on",
+    severity=Severity.WARNING,
+    confidence=0.95,
+    headline="PyTorch's profiler {since}[: iterations take {after_s:seconds} instead of {before_s:seconds}]",
+    details="It records each operation, and keeps the records in host memory until it stops.",
+    advice="Let the profiler record a few steps only.",
+    fix="schedule=torch.profiler.schedule(wait=10, warmup=2, active=3, repeat=1)",
+)
+_KINDS = {ANOMALY: _ANOMALY, PROFILER: _PROFILER}
+# Iterations that became longer by less have other reasons.
+_COST_SHARE = 0.05
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report each mode once for each attempt, when it has been on for long."""
+    for group in recording.groups:
+        found: dict[str, tuple[int, Process, ModeUse]] = {}
+        for process in group.processes:
+            for use in list_uses(process):
+                known_ns = use.find_lasting(process)
+                is_earlier = use.mode not in found or (known_ns or 0) < found[use.mode][0]
+                if known_ns is not None and is_earlier and _KINDS[use.mode].name not in group.reported:
+                    found[use.mode] = known_ns, process, use
+        for known_ns, process, use in sorted(found.values(), key=lambda one: one[0]):
+            group.reported.add(_KINDS[use.mode].name)
+            yield _build_finding(group, process, use, known_ns)
+
+
+def _build_finding(group: Group, process: Process, use: ModeUse, known_ns: int) -> Annotation:
+    kind, known = _KINDS[use.mode], process.steps_until(known_ns)
+    begin = int(np.searchsorted(known["end_unix_ns"], use.begin_ns, "right"))
+    before, after = known[max(0, begin - LEVEL_STEPS) : begin], known[begin:]
+    evidence: dict[str, float] = {}
+    if len(before) >= SETTLED_STEPS:
+        # The mode may have been on for only a part of the first step.
+        evidence = _compare_medians("", before, after[1:], "iteration_s")
+        if evidence["after_s"] < (1 + _COST_SHARE) * evidence["before_s"]:
+            kind, evidence = kind.with_changes(severity=Severity.INFO), {}
+        else:
+            evidence |= _compare_phases(process, use, known_ns)
+    uses = ((one.rank, other) for one in group.processes for other in list_uses(one))
+    ranks = sorted({rank for rank, other in uses if other.mode == use.mode and other.known_ns <= known_ns})
+    is_lightning = group.engine.get("library") == "Lightning"
+    return kind.at_steps(
+        group,
+        after,
+        evidence,
+        known_ns=known_ns,
+        ranks=ranks,
+        cost=1 - evidence["before_s"] / evidence["after_s"] if evidence else 0.0,
+        since=f"from step {int(after['step'][0])} on" if begin else "is on in each step",
+        line=use.line.text if use.line is not None else None,
+        anomaly_fix="Trainer(detect_anomaly=False)" if is_lightning else "torch.autograd.set_detect_anomaly(False)",
+    )
+
+
+def _compare_medians(prefix: str, before: Rows, after: Rows, column: str) -> dict[str, float]:
+    parts = (("before_s", before), ("after_s", after))
+    return {f"{prefix}{name}": float(np.median(rows[column])) for name, rows in parts if len(rows)}
+
+
+def _compare_phases(process: Process, use: ModeUse, known_ns: int) -> dict[str, float]:
+    """Compare the nearest steps with phases: others may only have been counted."""
+    before = process.phased_steps_until(use.begin_ns)[-SETTLED_STEPS:]
+    after = process.phased_steps_until(known_ns)
+    after = after[np.searchsorted(after["begin_unix_ns"], use.begin_ns) :]
+    if not len(before) or not len(after):
+        return {}
+    phases = (_compare_medians(f"{name}_", before, after, f"{name}_s") for name in ("forward", "backward"))
+    return {name: seconds for each in phases for name, seconds in each.items()}

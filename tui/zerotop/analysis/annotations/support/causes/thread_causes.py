@@ -1,0 +1,124 @@
+"""Another Python thread of a rank that began to compute when iterations began to take longer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange
+from zerotop.analysis.annotations.support.evidence import Process
+from zerotop.analysis.code_line import CodeLine, find_own
+from zerotop.session.reader import Event
+from zerotop_probe.recording import events
+
+# Python gives its lock to a waiting thread after 5 ms: who waits longer than this on average (seconds) often finds it taken.
+_LOCK_WAIT_S = 0.0002
+# The training thread waits at most while the other one runs: that must be this part of the time that was lost. A thread that
+# waits for a core may hold the lock meanwhile.
+_EXPLAINED_SHARE = 1 / 3
+# A thread may have computed for so long (ns) before it was last seen to be idle, and a change be found so many steps off.
+_UNSEEN_NS, _STEPS_OFF = 100_000_000, 2
+
+_ADVICE = (
+    "Python runs one thread at a time: let {thread} do its work in a process of its own, or less often, while the training"
+    " thread needs the lock."
+)
+
+
+class BusyThread(NamedTuple):
+    """A thread that began to compute, in unix nanoseconds; ``line`` is the one at which it was most."""
+
+    name: str
+    begin_ns: int
+    busy_ns: int
+    cores: float
+    line: CodeLine | None
+    target: str  # the job's own function that the thread runs, if it is one of a module
+
+    def describe(self, whose: str) -> str:
+        """Return it as the end of a sentence."""
+        place = f" at {self.line.text}" if self.line is not None else ""
+        return f"thread {self.name}{whose} began to use {self.cores:.1f} cores{place}, and holds Python's lock meanwhile"
+
+
+def awaits_threads(change: StepChange) -> bool:
+    """Whether the probe may still be looking which thread began to compute."""
+    is_slower = np.median(change.after["iteration_s"]) > np.median(change.before["iteration_s"])
+    return bool(is_slower) and any(
+        event.facts.get("watches_threads")
+        for process in change.group.processes
+        for event in process.events_named(events.HELLO)
+    )
+
+
+def check_threads(change: StepChange) -> Cause | None:
+    """A thread began to compute in the iterations that became longer."""
+    # Steps between the two may have been only counted.
+    earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]), int(change.after["end_unix_ns"][0])
+    off_ns = _UNSEEN_NS + round(_STEPS_OFF * 1e9 * float(np.median(change.after["iteration_s"])))
+    return _find_cause(change, earliest_ns - off_ns, latest_ns + off_ns)
+
+
+def check_drift_threads(change: StepChange) -> Cause | None:
+    """A thread began to compute while iterations became longer and longer."""
+    return _find_cause(change, int(change.before["begin_unix_ns"][0]), int(change.after["begin_unix_ns"][0]))
+
+
+def _find_cause(change: StepChange, earliest_ns: int, latest_ns: int) -> Cause | None:
+    before, after = (float(np.median(rows["iteration_s"])) for rows in (change.before, change.after))
+    known_ns = max(change.known_ns, int(change.after["end_unix_ns"][-1]))
+    found = [
+        (thread, process)
+        for process in change.group.processes
+        for thread in _list_threads(process, known_ns)
+        if thread.begin_ns <= latest_ns and thread.busy_ns >= earliest_ns
+    ]
+    thread, process = max(found, key=lambda one: one[0].cores, default=(None, None))
+    if thread is None or process is None or not thread.cores >= _EXPLAINED_SHARE * (1 - before / after) > 0:
+        return None
+    whose = f" of rank {process.rank}" if len(change.group.processes) > 1 else ""
+    fix = f"multiprocessing.Process(target={thread.target}, daemon=True).start()" if thread.target else ""
+    return Cause(thread.describe(whose), _ADVICE.format(thread=thread.name), fix, 0.85)
+
+
+def _list_threads(process: Process, known_ns: int) -> Iterator[BusyThread]:
+    """Yield the threads that hold Python's lock, by what was written until ``known_ns``."""
+    offset_ns = process.source.offset_ns
+    for event in process.events_named(events.BUSY_THREAD):
+        facts = event.facts
+        name, is_holding = facts["thread"], (facts.get("lock_wait_s") or 0.0) >= _LOCK_WAIT_S
+        # A template of the advice must not take a part of the name for a value.
+        if event.unix_ns <= known_ns and is_holding and name.isprintable() and not set(name) & set("{}[]"):
+            times = facts["begin_ns"] + offset_ns, facts["busy_ns"] + offset_ns
+            yield BusyThread(name, *times, facts["cores"], _find_line(event), _find_target(event.facts))
+
+
+def _find_line(event: Event) -> CodeLine | None:
+    """Return the line of the function that most samples have, of the job's own code where that is known."""
+    seconds: dict[CodeLine, float] = {}
+    for stack in event.facts["stacks"]:
+        own = find_own(event.facts["frames"], stack)
+        if own is not None:
+            line = CodeLine(own.file, own.line, own.function, ())
+            seconds[line] = seconds.get(line, 0.0) + (stack.get("seconds") or 0.0)
+    by_function: dict[tuple[str, str], float] = {}
+    for line, weight in seconds.items():
+        key = line.file, line.function
+        by_function[key] = by_function.get(key, 0.0) + weight
+    if not by_function:
+        return None
+    most = max(by_function, key=lambda key: by_function[key])
+    return max((line for line in seconds if (line.file, line.function) == most), key=lambda line: seconds[line])
+
+
+def _find_target(facts: Any) -> str:
+    """Return the outermost of the job's own functions if a script can name it, else nothing."""
+    frames = facts["frames"]
+    for stack in facts["stacks"]:
+        own = [frames[number] for number in stack["frames"] if 0 <= number < len(frames) and frames[number].get("own")]
+        name = own[-1]["function"] if own else ""
+        if name.isidentifier():
+            return str(name)
+    return ""
