@@ -95,10 +95,8 @@ def test_torchruns_table_and_log() -> None:
     assert list(parse_tracebacks(make_lines(TORCHRUN))) == []
 
 
-def test_deepspeeds_launcher_names_the_first_rank() -> None:
-    assert parse_reports(make_lines(DEEPSPEED)) == [
-        LauncherReport("DeepSpeed's launcher", 0, -9, is_first=True, local_rank=1)
-    ]
+def test_deepspeeds_launcher_does_not_say_which_rank_ended_first() -> None:
+    assert parse_reports(make_lines(DEEPSPEED)) == [LauncherReport("DeepSpeed's launcher", 0, -9, is_first=True)]
 
 
 def test_sruns_tasks() -> None:
@@ -147,6 +145,19 @@ def test_the_launchers_word_decides_over_the_order_of_ends(tmp_path: Path) -> No
     assert dead.headline == "Rank 1 was killed by signal 9 (SIGKILL) after 3 steps"
     assert "as DeepSpeed's launcher printed" in dead.details
     assert dead.known_ns == BEGIN_NS + 32 * S
+
+
+def test_the_signal_is_that_of_the_rank_without_an_exception(tmp_path: Path) -> None:
+    """DeepSpeed's launcher prints the command of the last rank, whichever was killed: here rank 1 has raised."""
+    place = '[rank1]:   File "train.py", line 90, in <module>\n'
+    lost = f"[rank1]: Traceback (most recent call last):\n{place}[rank1]: RuntimeError: Connection reset by peer\n"
+    recording = _lose_two_ranks(tmp_path, lost + DEEPSPEED)
+    events_file = next(path for path in tmp_path.glob("events-rank0-*.jsonl"))
+    kept = [line for line in events_file.read_text().splitlines() if '"goodbye"' not in line]
+    events_file.write_text("\n".join(kept) + "\n")
+    (dead,) = _find_dead(recording, 40)
+    assert dead.headline == "Rank 0 was killed by signal 9 (SIGKILL) after 2 steps"
+    assert "Rank 1 failed because of that" in dead.details
 
 
 @pytest.mark.parametrize(

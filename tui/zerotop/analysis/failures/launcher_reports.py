@@ -21,11 +21,16 @@ class LauncherReport(NamedTuple):
     local_rank: int | None = None
     pid: int | None = None
 
+    @property
+    def is_unnamed(self) -> bool:
+        """Whether it does not say which rank it is about."""
+        return self.rank is None and self.local_rank is None and self.pid is None
+
 
 TORCHRUN, DEEPSPEED, SLURM = "torchrun", "DeepSpeed's launcher", "srun"
 
-_DEEPSPEED = re.compile(r"\[launch\.py:\d+:\w+\] (?P<command>\[.*\]) exits with return code = (?P<code>-?\d+)")
-_LOCAL_RANK = re.compile(r"--local[_-]rank=(\d+)")
+# The command is that of the last rank, whichever has ended.
+_DEEPSPEED = re.compile(r"\[launch\.py:\d+:\w+\] \[.*\] exits with return code = (?P<code>-?\d+)")
 _TORCHRUN_LOG = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\) of binary"
 )
@@ -53,13 +58,11 @@ def parse_reports(lines: Sequence[PrintedLine]) -> list[LauncherReport]:
 
 
 def _parse_lines(lines: Sequence[PrintedLine]) -> Iterator[LauncherReport]:
-    """Reports of one line. DeepSpeed's launcher prints only the first rank's."""
+    """Reports of one line. DeepSpeed's launcher prints only the first rank's, and not which one it is."""
     has_task = False
     for time_ns, text in lines:
         if (match := _DEEPSPEED.search(text)) is not None:
-            local = _LOCAL_RANK.search(match["command"])
-            local_rank = int(local[1]) if local is not None else None
-            yield LauncherReport(DEEPSPEED, time_ns, int(match["code"]), is_first=True, local_rank=local_rank)
+            yield LauncherReport(DEEPSPEED, time_ns, int(match["code"]), is_first=True)
         elif (match := _TORCHRUN_LOG.search(text)) is not None:
             local_rank, pid = int(match["local"]), int(match["pid"])
             yield LauncherReport(TORCHRUN, time_ns, int(match["code"]), is_first=True, local_rank=local_rank, pid=pid)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
+from math import inf
 
 from zerotop.analysis.failures.launcher_reports import LauncherReport, find_stop, parse_reports
 from zerotop.analysis.failures.tracebacks import Traceback, parse_tracebacks
@@ -86,6 +88,8 @@ class PrintedEnds:
 
 
 def _is_about(report: LauncherReport, process: RankProcess, local_rank: int | None) -> bool:
+    if report.is_unnamed:
+        return False
     if report.pid is not None:
         return report.pid == process.pid
     return report.rank == process.rank if report.rank is not None else report.local_rank == local_rank
@@ -110,30 +114,68 @@ def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> li
         return []
     printed = read_printed_ends(session, cursor_ns)
     job_end = next(iter(session.events_named("job_ended", cursor_ns)[-1:]), None)
+    ended = [_read_end(session, source, exits.find_exit(source), printed, cursor_ns) for source in sources]
+    _assign_unnamed(ended, printed)
     failed: list[tuple[bool, bool, int, RankEnd]] = []
-    for source in sources:
-        process = identify_process(source)
-        exit_ns = exits.find_exit(source)
-        local_rank = _read_local_rank(session, process, cursor_ns)
-        report = printed.find_report(process, local_rank, source.created_ns)
-        if exit_ns is None and report is None:
+    for one in ended:
+        report = one.report
+        if one.exit_ns is None and report is None:
             continue
-        is_alone = len(sources) == 1 and job_end is not None
-        if report is None and is_alone and job_end is not None:
+        if report is None and len(sources) == 1 and job_end is not None:
             report = _read_job_end(job_end, read_launcher(session, cursor_ns))
-        ended_ns = exit_ns if exit_ns is not None else cursor_ns
-        traceback = printed.find_traceback(
-            process,
-            local_rank,
-            max(source.created_ns, ended_ns - _LAST_WORDS_NS),
-            with_unmarked=report is not None and report.is_first and report.exit_code > 0,
-        )
-        end = RankEnd(process, report, traceback)
-        has_vanished = _has_vanished(session, process, source.created_ns, cursor_ns)
-        if has_vanished or traceback is not None or (report is not None and report.exit_code):
+        ended_ns = one.exit_ns if one.exit_ns is not None else cursor_ns
+        has_code = report is not None and report.is_first and report.exit_code > 0
+        traceback = one.find_traceback(printed, ended_ns, with_unmarked=has_code)
+        end = RankEnd(one.process, report, traceback)
+        if one.has_vanished or traceback is not None or (report is not None and report.exit_code):
             is_later = report is None or not report.is_first
             failed.append((end.is_consequence, is_later, traceback.time_ns if traceback is not None else ended_ns, end))
     return [end for *_, end in sorted(failed, key=lambda item: item[:3])]
+
+
+@dataclass(slots=True)
+class _Ended:
+    """A process that may have ended, with what its launcher said of it."""
+
+    process: RankProcess
+    local_rank: int | None
+    created_ns: int
+    exit_ns: int | None
+    has_vanished: bool
+    report: LauncherReport | None
+
+    def find_traceback(self, printed: PrintedEnds, ended_ns: int, *, with_unmarked: bool) -> Traceback | None:
+        """Return the exception that ended it, see PrintedEnds."""
+        since_ns = max(self.created_ns, ended_ns - _LAST_WORDS_NS)
+        return printed.find_traceback(self.process, self.local_rank, since_ns, with_unmarked=with_unmarked)
+
+
+def _read_end(session: Session, source: Source, exit_ns: int | None, printed: PrintedEnds, cursor_ns: int) -> _Ended:
+    process = identify_process(source)
+    local_rank = _read_local_rank(session, process, cursor_ns)
+    has_vanished = _has_vanished(session, process, source.created_ns, cursor_ns)
+    report = printed.find_report(process, local_rank, source.created_ns)
+    return _Ended(process, local_rank, source.created_ns, exit_ns, has_vanished, report)
+
+
+def _assign_unnamed(ended: Sequence[_Ended], printed: PrintedEnds) -> None:
+    """Give reports that name no rank to the ranks that they fit best.
+
+    A signal ends a rank without a word, an exit code follows an exception; else the rank that ended first it is.
+    """
+    for report in printed.reports:
+        if report.is_unnamed:
+            possible = [one for one in ended if one.report is None and one.created_ns <= report.time_ns]
+            fits = partial(_measure_misfit, report=report, printed=printed)
+            for one in sorted(possible, key=fits)[:1]:
+                one.report = report
+
+
+def _measure_misfit(one: _Ended, report: LauncherReport, printed: PrintedEnds) -> tuple[bool, bool, bool, float]:
+    traceback = one.find_traceback(printed, report.time_ns, with_unmarked=False)
+    has_raised = traceback is not None and not traceback.is_lost_peer
+    is_alike = traceback is None if report.exit_code < 0 else has_raised
+    return one.exit_ns is None, not is_alike, not one.has_vanished, one.exit_ns or inf
 
 
 def _read_local_rank(session: Session, process: RankProcess, cursor_ns: int) -> int | None:

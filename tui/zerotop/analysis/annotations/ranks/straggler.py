@@ -23,7 +23,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     note_named_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, FoundLine
-from zerotop.analysis.annotations.support.runs import find_settled_run
+from zerotop.analysis.annotations.support.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 
@@ -55,9 +55,6 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             yield _build_finding(group, index, steps, delay, found)
 
 
-# So many steps are enough where others were counted between them.
-_SPARSE_STEPS = 4
-
 _Late = tuple[int, Ints, float]  # index of the process, the indices of its steps, and the seconds of each
 
 
@@ -77,14 +74,15 @@ def _find_late(group: Group) -> Iterator[_Late]:
         state.indices = indices[len(indices) - SETTLED_STEPS + 1 :] if len(indices) >= SETTLED_STEPS else indices
         slowest, late = _measure_lateness(group, indices)
         runs = [
-            (run.start, run.stop, index)
+            (first, index)
             for index in np.unique(slowest[slowest >= 0]).tolist()
-            if (run := find_settled_run(slowest == index, indices, _SPARSE_STEPS)) is not None
+            if (first := find_first_run(slowest == index, SETTLED_STEPS)) is not None
         ]
         if runs:
             group.reported.add(_KIND.name)
-            begin, end, index = min(runs)
-            yield index, indices[begin:end], float(np.median(late[begin:end]))
+            first, index = min(runs)
+            steps = slice(first, first + SETTLED_STEPS)
+            yield index, indices[steps], float(np.median(late[steps]))
 
 
 def _find_counted(group: Group, window: slice) -> NDArray[np.bool_]:
