@@ -8,11 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from job_state import describe_job
 from zerotop import demo
 
 BIN = Path(sys.executable).parent
@@ -132,25 +135,35 @@ def run_recorded(command: Sequence[str], folder: Path, environment: dict[str, st
     arguments = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), *options, "--", *command]
     (folder / "tmp").mkdir()
     begin = time.monotonic()
-    with open(folder / "output", "w+b") as output:
+    with open(folder / "output", "w+b") as output, _shorten_path(folder / "tmp") as temporary:
         process = subprocess.Popen(
             arguments,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env=environment | {"TMPDIR": str(folder / "tmp")},
+            env=environment | {"TMPDIR": str(temporary)},
             start_new_session=True,
         )
         try:
             returncode = process.wait(TIMEOUT_S)
         except BaseException:
+            print((folder / "output").read_text(errors="replace"), describe_job(process.pid), sep="\n\n")
             os.killpg(process.pid, signal.SIGKILL)
             raise
         seconds = time.monotonic() - begin
         output.seek(0)
         text = output.read().decode(errors="replace")
     return Run(returncode, text, session, seconds, folder)
+
+
+@contextmanager
+def _shorten_path(folder: Path) -> Iterator[Path]:
+    """Give a folder a short path: loader workers bind sockets in TMPDIR, and a socket's path has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="zt-") as parent:
+        link = Path(parent) / "t"
+        link.symlink_to(folder)
+        yield link
 
 
 def remove_stale_locks(environment: dict[str, str]) -> None:
