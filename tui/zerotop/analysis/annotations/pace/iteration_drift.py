@@ -11,6 +11,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.batch_causes import find_batch_step
 from zerotop.analysis.annotations.support.causes.causes import find_drift_cause
+from zerotop.analysis.annotations.support.causes.host_causes import is_by_others
 from zerotop.analysis.annotations.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
@@ -66,9 +67,16 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         rises = (rise for rise in rises if rise.high >= SHORTEST_ITERATION_S)
         costly = await_notable(group, _KIND.name, group.lead.steps, rises, partial(_measure_level, group))
         measured = (_Drift.measure(group, rise, known_ns) for rise, known_ns in costly)
-        fresh = [drift for drift in measured if _is_gradual(values, drift.rise) or _find_batch_step(drift) is not None]
+        fresh = [drift for drift in measured if _is_drift(drift, values)]
         for drift, found in await_lines(group, _KIND.name, fresh, _Drift.find_delay):
             yield _build_finding(drift, found)
+
+
+def _is_drift(drift: _Drift, values: Floats) -> bool:
+    """Whether it is no change of level, and not the load of other processes either."""
+    if _find_batch_step(drift) is not None:
+        return True
+    return _is_gradual(values, drift.rise) and not (find_drift_cause(drift.change) is None and is_by_others(drift.change))
 
 
 def _is_gradual(values: Floats, rise: Rise) -> bool:

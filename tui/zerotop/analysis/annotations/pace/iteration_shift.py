@@ -12,7 +12,7 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.causes.batch_causes import check_batch
 from zerotop.analysis.annotations.support.causes.causes import find_cause
 from zerotop.analysis.annotations.support.causes.gpu_causes import USE_NS, awaits_use
-from zerotop.analysis.annotations.support.causes.host_causes import measure_change_loads
+from zerotop.analysis.annotations.support.causes.host_causes import is_by_others
 from zerotop.analysis.annotations.support.causes.step_change import (
     Cause,
     StepChange,
@@ -217,19 +217,11 @@ def _is_notable(change: StepChange) -> bool:
 def _explain_change(change: StepChange, found_in: str = "") -> Iterator[_Shift]:
     """Yield the change with its cause, unless another finding is about it."""
     cause = find_cause(change)
-    if not (cause.has_own_finding if cause is not None else _is_by_others(change)):
+    if not (cause.has_own_finding if cause is not None else is_by_others(change)):
         before, after = _compute_medians(change)
         changes = change.measure_parts()
         carrier = max(changes, key=lambda name: changes[name] * (1 if after > before else -1), default="")
         yield _Shift(change, cause, changes, carrier, before, after, found_in)
-
-
-def _is_by_others(change: StepChange) -> bool:
-    """Whether other processes, which use the cores, may be the reason: the phases that compute vary then."""
-    before, after = _compute_medians(change)
-    own_before, own_after = change.measure_own()
-    is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
-    return not is_own and any(load is not None and load.is_disturbed for load in measure_change_loads(change))
 
 
 def _compute_medians(change: StepChange) -> tuple[float, float]:

@@ -54,6 +54,14 @@ def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad 
     return before, after
 
 
+def is_by_others(change: StepChange) -> bool:
+    """Whether other processes, which use the cores, may be the reason: the phases that compute vary then."""
+    before, after = (float(np.median(rows["iteration_s"])) for rows in (change.before, change.after))
+    own_before, own_after = change.measure_own()
+    is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
+    return not is_own and any(load is not None and load.is_disturbed for load in measure_change_loads(change))
+
+
 def check_others(change: StepChange) -> Cause | None:
     before, after = measure_change_loads(change)
     if before is None or after is None or _is_new_work(change):
