@@ -98,6 +98,7 @@ def test_what_is_in_a_counted_step_is_unknown(clean_run: ShortRun) -> None:
     assert (phased["backward_s"] > 0).all()
 
 
+@pytest.mark.alone  # other jobs on the cores may slow it down
 def test_a_clean_loop_has_no_finding(clean_run: ShortRun) -> None:
     # The loop sleeps between its phases: that is the only thing to say about it.
     assert {finding.name for finding in clean_run.findings} <= {"time_between_phases"}

@@ -154,6 +154,19 @@ def test_in_the_foreground_sent_signals_reach_the_job_once(tmp_path: Path) -> No
         assert process.wait(10) == 9
 
 
+def test_a_signal_that_the_caller_ignores_reaches_a_handler_of_the_job(tmp_path: Path) -> None:
+    """As without zerotop: ignoring is inherited, and the job may set a handler all the same."""
+    command = [*AGENT, "--foreground", str(tmp_path), "--", *build_listener("SIGHUP,SIGINT,SIGTERM", "SIGTERM")]
+    script = "trap '' HUP INT; exec \"$@\""
+    with subprocess.Popen(["bash", "-c", script, "_", *command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        for name in ("SIGHUP", "SIGINT", "SIGTERM"):
+            process.send_signal(getattr(signal, name))
+            assert process.stdout.readline() == f"{name}\n"
+        assert process.wait(10) == 9
+
+
 def test_in_the_foreground_a_stop_request_spares_the_callers_group(tmp_path: Path) -> None:
     """The job shares its process group with us and whoever called us; only the job is meant."""
     command = [*AGENT, "--foreground", str(tmp_path), "--", *build_listener("SIGINT", "SIGINT")]

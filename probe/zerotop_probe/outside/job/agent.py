@@ -74,7 +74,8 @@ def run_in_foreground(
     check_command(command)
     passed_on = _list_inherited_descriptors()
     closed = fill_standard_descriptors()
-    signals = job_signals.list_handled_signals()
+    # Those that our parent ignores, too: the job inherits that, but may have set a handler of its own since.
+    signals = job_signals.list_signals()
     with _signals_blocked(signals) as mask:
         outlets, writers = open_outlets(closed)
         output = OutputRecording(session, Identity.for_this_process("node"), outlets)

@@ -62,6 +62,7 @@ class Agent:
         self._output = output
         self._signals = signals
         self._foreground = foreground
+        self._end_signals = job_signals.list_handled_signals().intersection(END_SIGNALS)
         self._on_message = on_message
         self._started_ns = time.monotonic_ns()
         self._ended_ns: int | None = None
@@ -143,7 +144,7 @@ class Agent:
             self._stopper.request_stop(time.monotonic())
 
     def _handle_foreground_signal(self, info: signal.struct_siginfo) -> None:
-        if self._is_waiting_noted and info.si_signo in END_SIGNALS:
+        if self._is_waiting_noted and info.si_signo in self._end_signals:
             self._has_left = True
         elif info.si_signo == signal.SIGWINCH and self._output.copy_window_size():
             # The job has received it from the terminal, but may have asked for the size too early.

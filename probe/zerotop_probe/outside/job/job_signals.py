@@ -31,14 +31,16 @@ _GROUP_S = 0.5
 _QUERY_S = 0.005
 
 
+def list_signals() -> set[int]:
+    """Return all signals that can be blocked and waited for."""
+    return {*map(int, signal.valid_signals())} - {signal.SIGKILL, signal.SIGSTOP}
+
+
 def list_handled_signals() -> set[int]:
-    """Return the signals to block and wait for: all but those that our parent set to be ignored, as nohup does."""
-    ignored = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
-    return (
-        {*map(int, signal.valid_signals())}
-        - (ignored - {signal.SIGCHLD, *PYTHON_IGNORES})
-        - {signal.SIGKILL, signal.SIGSTOP}
-    )
+    """Return all of these but those that our parent set to be ignored, as nohup does."""
+    signals = list_signals()
+    ignored = {number for number in signals if signal.getsignal(number) == signal.SIG_IGN}
+    return signals - (ignored - {signal.SIGCHLD, *PYTHON_IGNORES})
 
 
 def pass_on(info: signal.struct_siginfo, job: Process, output: OutputRecording) -> bool:
