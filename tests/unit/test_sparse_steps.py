@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zerotop.analysis.annotations.memory.memory_creep import _find_stretches, _State
-from zerotop.analysis.annotations.support.runs import find_settled_run
+from zerotop.analysis.annotations.support.runs import find_settled_run, find_turns
 from zerotop.session.samples import Ints
 
 MIB = 1 << 20
@@ -26,6 +26,28 @@ MIB = 1 << 20
 )
 def test_a_settled_run(steps: list[int], flags: str, expected: slice | None) -> None:
     assert find_settled_run(np.array([flag == "#" for flag in flags]), np.array(steps), 3) == expected
+
+
+TURNS_OF_3 = [0.0, 0.0, 0.3]
+
+
+@pytest.mark.parametrize(
+    ("lost_s", "apart", "expected"),
+    [
+        ([0.0] * 8 + TURNS_OF_3 * 8, 1, slice(8, 23)),
+        ([0.0] * 8 + [0.05, 0.0, 0.25] * 8, 1, slice(8, 23)),
+        (TURNS_OF_3 * 4 + [0.0] * 8, 1, None),
+        (TURNS_OF_3 * 8, 11, None),
+        ([0.0] * 8 + [0.0, 0.0, 0.05] * 8, 1, None),
+        ([0.0] * 14 + [10.0] + [0.0] * 14, 1, None),
+        ([], 1, None),
+    ],
+    ids=["workers in step", "nearly in step", "too few", "steps left out", "little", "one long wait", "no step"],
+)
+def test_time_lost_in_turns(lost_s: list[float], apart: int, expected: slice | None) -> None:
+    """Iterations that take 0.1 s without what they lose."""
+    lost = np.array(lost_s)
+    assert find_turns(np.arange(len(lost)) * apart, lost, 0.1 + lost, 0.3) == expected
 
 
 def find_stretches(steps: Ints, held: Ints, chunk: int) -> list[tuple[int, int]]:

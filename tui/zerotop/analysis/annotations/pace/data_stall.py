@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from zerotop.analysis.annotations.support.causes.step_change import measure_dist
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
-from zerotop.analysis.annotations.support.runs import find_settled_run
+from zerotop.analysis.annotations.support.runs import MOST_TURNS, find_settled_run, find_turns
 from zerotop.analysis.annotations.support.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
@@ -37,6 +37,10 @@ _RISE_SHARE = 0.10
 # Where much is slow, samples are written late: for the line a finding waits this long (ns).
 _PATIENCE_NS = 30_000_000_000
 
+_TURNS = f"{_KIND.name} in turns"
+# So many older steps are looked at with the new ones.
+_OVERLAPS = {_KIND.name: SETTLED_STEPS - 1, _TURNS: SETTLED_STEPS * MOST_TURNS - 1}
+
 
 class _Wait(NamedTuple):
     """Steps with phases in which a process waited, by their indexes, and when they were known (unix nanoseconds)."""
@@ -45,7 +49,8 @@ class _Wait(NamedTuple):
     last: int
     process: Process
     known_ns: int
-    is_rise: bool  # whether it may be too short to matter but for its line
+    is_rise: bool = False  # whether it may be too short to matter but for its line
+    in_turns: bool = False  # whether only some of the steps wait
 
     @property
     def rows(self) -> Rows:
@@ -60,7 +65,7 @@ class _Wait(NamedTuple):
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report once for each attempt, where a rank waits long in SETTLED_STEPS steps in a row, or begins to wait for good."""
+    """Report once for each attempt, where a rank waits long in SETTLED_STEPS steps or turns, or begins to wait for good."""
     for group in recording.groups:
         for wait, found in await_lines(group, _KIND.name, _find_waits(group), _Wait.find_delay):
             if _KIND.name not in group.reported and (found.line is not None or not wait.is_rise):
@@ -69,25 +74,42 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
 
 
 def _find_waits(group: Group) -> Iterator[_Wait]:
-    if _KIND.name not in group.reported:
-        waits = [
-            _Wait(*found, process, int(process.phased_steps["end_unix_ns"][found[1]]), find is _find_rise)
-            for process in group.processes
-            for find in (_find_first_wait, _find_rise)
-            if (found := find(process)) is not None
-        ]
-        yield from sorted(waits, key=lambda wait: (wait.known_ns, wait.first))
+    if _KIND.name in group.reported:
+        return
+    waits = [wait for process in group.processes for wait in _list_waits(process)]
+    if _TURNS not in group.reported:
+        turns = [wait for process in group.processes for wait in _list_new(process, _TURNS, _find_turns)]
+        group.reported.update({_TURNS} if turns else ())
+        waits += [wait._replace(in_turns=True) for wait in turns]
+    yield from sorted(waits, key=lambda wait: (wait.known_ns, wait.first))
 
 
-def _find_first_wait(process: Process) -> tuple[int, int] | None:
-    """Return the first new steps with phases in a row that all waited for data, as first and last index."""
-    window = process.next_steps(len(process.phased_steps), _KIND.name, SETTLED_STEPS - 1)
-    if window is None:
-        return None
-    steps = process.phased_steps[window]
+def _list_waits(process: Process) -> Iterator[_Wait]:
+    yield from _list_new(process, _KIND.name, _find_first_wait)
+    rise = _find_rise(process)
+    if rise is not None:
+        yield _Wait(*rise, process, int(process.phased_steps["end_unix_ns"][rise[1]]), is_rise=True)
+
+
+def _list_new(process: Process, key: str, find: Callable[[Rows], slice | None]) -> Iterator[_Wait]:
+    """Yield the first steps that are found among the new ones with phases, if there are any."""
+    window = process.next_steps(len(process.phased_steps), key, _OVERLAPS[key])
+    run = find(process.phased_steps[window]) if window is not None else None
+    if window is not None and run is not None:
+        first, last = window.start + run.start, window.start + run.stop - 1
+        yield _Wait(first, last, process, int(process.phased_steps["end_unix_ns"][last]))
+
+
+def _find_first_wait(steps: Rows) -> slice | None:
+    """Return steps in a row that all waited."""
     is_waiting = (steps["data_s"] >= STALL_SECONDS) & (steps["data_s"] >= STALL_SHARE * steps["iteration_s"])
-    run = find_settled_run(is_waiting, steps["step"], _SPARSE_STEPS)
-    return None if run is None else (window.start + run.start, window.start + run.stop - 1)
+    return find_settled_run(is_waiting, steps["step"], _SPARSE_STEPS)
+
+
+def _find_turns(steps: Rows) -> slice | None:
+    """Return steps of which every n-th waits: n loader workers are late together, and then have n batches."""
+    waited_s = np.where(steps["data_s"] >= STALL_SECONDS, steps["data_s"], 0.0)  # false for NaN
+    return find_turns(steps["step"], waited_s, np.nan_to_num(steps["iteration_s"]), STALL_SHARE)
 
 
 def _find_rise(process: Process) -> tuple[int, int] | None:
@@ -104,8 +126,8 @@ def _find_rise(process: Process) -> tuple[int, int] | None:
 
 
 def _build_finding(group: Group, wait: _Wait, found: FoundLine) -> Annotation:
-    rows = wait.rows
-    waited, duration = float(np.median(rows["data_s"])), float(np.median(rows["iteration_s"]))
+    rows, average = wait.rows, np.mean if wait.in_turns else np.median
+    waited, duration = float(average(rows["data_s"])), float(average(rows["iteration_s"]))
     ranks = _find_waiting(group, wait)
     evidence = {"data_s": waited, "iteration_s": duration, "share": waited / duration, "ranks": len(ranks)}
     evidence |= measure_distance(rows)
@@ -128,9 +150,15 @@ def _find_waiting(group: Group, wait: _Wait) -> tuple[int, ...]:
     """The ranks that waited in most of the steps since then that they had finished."""
     ranks = []
     for process in group.processes:
-        steps = process.phased_steps_until(wait.known_ns)[-2 * SETTLED_STEPS :]
+        steps = process.phased_steps_until(wait.known_ns)[-max(2 * SETTLED_STEPS, wait.last - wait.first + 1) :]
         steps = steps[steps["step"] >= wait.rows["step"][0]]
-        is_waiting = len(steps) and float(np.median(steps["data_s"] / steps["iteration_s"])) >= STALL_SHARE
+        is_waiting = len(steps) and _measure_share(steps, in_turns=wait.in_turns) >= STALL_SHARE
         if is_waiting or process is wait.process:
             ranks.append(process.rank)
     return tuple(ranks)
+
+
+def _measure_share(steps: Rows, *, in_turns: bool) -> float:
+    if in_turns:
+        return float(steps["data_s"].sum() / steps["iteration_s"].sum())
+    return float(np.median(steps["data_s"] / steps["iteration_s"]))

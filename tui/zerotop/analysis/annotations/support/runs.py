@@ -1,4 +1,4 @@
-"""Runs of set flags."""
+"""Runs of set flags, and of steps that lose time in turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
-from zerotop.session.samples import Ints
+from zerotop.session.samples import Floats, Ints
+
+# Loader workers of a rank that are late together: where there are more, so many steps show no turns.
+MOST_TURNS = 16
 
 
 def find_first_run(flags: NDArray[np.bool_], length: int, allowed: NDArray[np.bool_] | None = None) -> int | None:
@@ -37,6 +40,28 @@ def _span_steps(steps: Ints, length: int) -> Ints:
     """Return how many steps there are from each one to the one ``length`` rows on, both included."""
     spans: Ints = steps[length - 1 :] - steps[: len(steps) - length + 1] + 1
     return spans
+
+
+def find_turns(steps: Ints, lost_s: Floats, iteration_s: Floats, share: float) -> slice | None:
+    """Return the first steps that lose a share of their time, where only every n-th loses any, for n up to MOST_TURNS.
+
+    Each n steps in a row lose that share, for SETTLED_STEPS turns. The arrays have one value for each step; where steps
+    between these were left out, turns are not to be seen.
+    """
+    if np.count_nonzero(lost_s) < SETTLED_STEPS:
+        return None
+    sums = np.concatenate([np.zeros((2, 1)), np.cumsum([lost_s, iteration_s], axis=1)], axis=1)
+    runs = []
+    for count in range(2, MOST_TURNS + 1):
+        length = SETTLED_STEPS * count
+        if len(steps) < length:
+            break
+        lost, lasted = sums[:, count:] - sums[:, :-count]
+        is_in_row = _span_steps(steps, length) == length
+        first = find_first_run(lost >= share * lasted, length - count + 1, is_in_row)
+        if first is not None:
+            runs.append(slice(first, first + length))
+    return min(runs, key=lambda run: run.stop, default=None)
 
 
 def find_run_begins(flags: NDArray[np.bool_]) -> Ints:
