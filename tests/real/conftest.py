@@ -24,9 +24,13 @@ from real_jobs import (
     run_recorded,
 )
 
-# Under nohup every child would inherit that it is ignored, and jobs here are sent one.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
+# Under nohup, and in the background of a script, every child would inherit that they are ignored, and jobs here are sent them.
+for number, handler in (
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGINT, signal.default_int_handler),
+):
+    signal.signal(number, handler)
 
 SHARING_RUNS = {"finetune_run", "runs_together"}
 
