@@ -39,7 +39,7 @@ demo: install
 lint: install
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check --quiet
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
 
 # Three workers for two cores: many tests wait. A file of tests/real stays in one worker, for what its tests share. Tests

@@ -242,7 +242,9 @@ def _run_beside(code: str) -> Iterator[Callable[[], None]]:
 
 def _judge_findings(plan: Plan, findings: tuple[Annotation, ...]) -> Result:
     kind = _KINDS.get(plan.fault)
-    found = next((one for one in findings if kind is not None and _is_told(plan, kind, one)), None)
+    told = [one for one in findings if kind is not None and _is_told(plan, kind, one)]
+    # The other findings follow from that of the fault itself, and are linked to it.
+    found = next((one for one in told if kind is not None and one.name == kind.finding), told[0] if told else None)
     allowed = (kind.finding, *kind.also) if kind is not None else ()
     alarms = tuple(one for one in findings if _is_alarm(one) and not (one.name in allowed and _is_in_time(plan, one)))
     if kind is None or found is None:
