@@ -24,7 +24,7 @@ from real_jobs import (
     run_recorded,
 )
 
-# Under nohup, and in the background of a script, every child would inherit that they are ignored, and jobs here are sent them.
+# Under nohup, and in the background of a script, every child would inherit that they are ignored, and jobs here get them.
 for number, handler in (
     (signal.SIGHUP, signal.SIG_DFL),
     (signal.SIGQUIT, signal.SIG_DFL),

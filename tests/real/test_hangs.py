@@ -18,6 +18,8 @@ ODD, STEP = 1, 30
 # Kinds that stand still until they are ended, and those that take long but work.
 HANGS, WORK = ("lock", "disk", "native", "mismatch", "peer"), ("save", "compute")
 ENDLESS_S, WORK_S = 600.0, 14.0
+# Before the first step: the stacks of idle ranks are read after 15 and 30 s.
+START_S = 40.0
 
 
 def list_others(kind: str) -> tuple[int, ...]:
@@ -34,14 +36,16 @@ def standing_jobs(
     for kind in (*HANGS, *WORK):
         pause_s, ranks = ENDLESS_S if kind in HANGS else WORK_S, 1 + len(list_others(kind))
         started[kind] = StandingJob(folder / kind, job_environment, kind, ranks=ranks, odd=ODD, step=STEP, pause_s=pause_s)
+    for kind, pause_s in (("start", ENDLESS_S), ("prepare", START_S)):
+        started[kind] = StandingJob(folder / kind, job_environment, kind, ranks=2, odd=ODD, step=0, pause_s=pause_s)
     yield started
     for job in started.values():
         job.stop()
 
 
-def wait_for_finding(job: StandingJob) -> Annotation:
+def wait_for_finding(job: StandingJob, name: str = "hung_ranks") -> Annotation:
     end = time.monotonic() + TIMEOUT_S
-    while (finding := job.find_named("hung_ranks")) is None:
+    while (finding := job.find_named(name)) is None:
         assert time.monotonic() < end, job.output
         assert job.process.poll() is None, job.output
         time.sleep(0.5)
@@ -79,3 +83,26 @@ def test_saving_and_computing_for_long_is_no_hang(standing_jobs: dict[str, Stand
     written = [event for event in Session.open(job.session).events_named("stacks") if event.facts.get("why") == "silent"]
     assert {event.rank for event in written} >= {0}
     assert job.find_named("hung_ranks") is None
+
+
+def test_a_rank_that_stops_before_the_first_step_is_named_with_its_line(standing_jobs: dict[str, StandingJob]) -> None:
+    if not can_read_others():
+        pytest.skip("py-spy may not read other processes here")
+    job = standing_jobs["start"]
+    finding = wait_for_finding(job, "stuck_at_start")
+    assert (finding.ranks, finding.fix) == ((ODD,), f"hanging.py:{LINES['start']}")
+    assert "Rank 0 waits in init_process_group at hanging.py:" in finding.details
+    assert job.stopped_ns is not None
+    assert abs(finding.begin_ns - job.stopped_ns) < 20e9
+    found = StandstillFinder(Session.open(job.session)).find_at(time.time_ns())
+    assert found is not None
+    assert [group.ranks for group in found.standstill.groups] == [(ODD,), (0,)]
+
+
+def test_a_rank_that_computes_before_the_first_step_holds_nobody_up(standing_jobs: dict[str, StandingJob]) -> None:
+    job = standing_jobs["prepare"]
+    assert job.process.wait(TIMEOUT_S) == 0, job.output
+    if can_read_others():
+        read = {event.facts["rank"] for event in Session.open(job.session).events_named("rank_stacks")}
+        assert read == {0}  # it waits and does nothing; the other one computes
+    assert job.find_named("stuck_at_start") is None

@@ -593,8 +593,14 @@ RANK_GONE = _declare_event("rank_gone", *_RANK)
 # A signal stopped a rank process or launcher (SIGSTOP, or Ctrl-Z), as far as the sampler saw it at its ticks.
 RANK_STOPPED = _declare_event("rank_stopped", *_RANK)
 
-# Of a rank that has written nothing for long: the stacks of its threads as py-spy saw them. Files of C code have the line 0.
-RANK_STACKS = _declare_event("rank_stacks", *_RANK, *_STACK_FIELDS)
+# Of a rank that has written nothing for long, or nothing yet: the stacks of its threads as py-spy saw them. Files of C code
+# have the line 0.
+RANK_STACKS = _declare_event(
+    "rank_stacks",
+    *_RANK,
+    Field("idle_s", float, "for how long it had neither computed nor waited for a disk; only if it has written nothing yet"),
+    *_STACK_FIELDS,
+)
 
 # The stack of a DataLoader worker as py-spy saw it while its rank waited for data: of up to three workers, at most once a
 # minute on a node. ``pid`` is the rank's. Files of C code have the line 0.

@@ -1,4 +1,4 @@
-"""Ranks of a hand-written loop, of which one stops in a step. Arguments: kind of hang, rank, step, pause.
+"""Ranks of a hand-written loop, of which one stops in a step or before it. Arguments: kind of hang, rank, step, pause.
 
 A line that hangs is marked. What can end, ends after the pause in seconds.
 """
@@ -39,6 +39,20 @@ def read_fifo():
         rows.read()
 
 
+def compute():
+    end = time.monotonic() + pause
+    while time.monotonic() < end:
+        sum(range(1000))
+
+
+def prepare():
+    announce_stop()
+    if kind == "start":
+        time.sleep(pause)  # hang: start
+    else:
+        compute()
+
+
 def build_batch(rank, step):
     if rank == odd and step == when:
         if kind in ("sleep", "lock", "disk", "compute", "native"):
@@ -52,14 +66,14 @@ def build_batch(rank, step):
         if kind == "disk":
             read_fifo()
         if kind == "compute":
-            end = time.monotonic() + pause
-            while time.monotonic() < end:
-                sum(range(1000))
+            compute()
     return torch.randn(4, 8)
 
 
 def main():
     on_gpus = torch.cuda.device_count() >= int(os.environ["WORLD_SIZE"])
+    if kind in ("start", "prepare") and int(os.environ["RANK"]) == odd:
+        prepare()
     dist.init_process_group("nccl" if on_gpus else "gloo")
     rank = dist.get_rank()
     device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")

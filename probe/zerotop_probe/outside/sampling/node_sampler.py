@@ -22,7 +22,8 @@ from zerotop_probe.outside.sampling.rank_discovery import RankFinder
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
 from zerotop_probe.outside.sampling.stuck.loader_watcher import LoaderWatcher, Waiting
-from zerotop_probe.outside.sampling.stuck.watcher import Heard, StuckRankWatcher
+from zerotop_probe.outside.sampling.stuck.start_watch import Found
+from zerotop_probe.outside.sampling.stuck.watcher import StuckRankWatcher
 from zerotop_probe.recording import clock, directory, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
 
@@ -96,7 +97,7 @@ class NodeSampler:
         self._host_thread = SamplerThread("processes", job_sampler, on_error=self.note_error)
         self._folding = BackgroundFolding(session, self.note_error)
         self._rings = RingCollector(session, Report(self._note_late, self.note_error))
-        self._stuck = StuckRankWatcher(self._rings.list_heard, self._note_stacks)
+        self._stuck = StuckRankWatcher(self._rings.list_heard, self.ranks.list_silent, self._note_stacks)
         self._loaders = LoaderWatcher(self._rings.list_waiting, self._note_loader_stacks)
         try:
             self._rings.start()
@@ -158,8 +159,8 @@ class NodeSampler:
         else:
             self._writer.write(now_ns, events.RANK_CONTINUED, rank=member.rank, pid=pid, start=start)
 
-    def _note_stacks(self, heard: Heard, stacks: Mapping[str, Any]) -> None:
-        self._writer.write(time.monotonic_ns(), events.RANK_STACKS, rank=heard.rank, pid=heard.pid, **stacks)
+    def _note_stacks(self, found: Found, stacks: Mapping[str, Any]) -> None:
+        self._writer.write(time.monotonic_ns(), events.RANK_STACKS, rank=found.rank, pid=found.pid, **stacks)
 
     def _note_loader_stacks(self, rank: Waiting, worker: int, stacks: Mapping[str, Any]) -> None:
         facts = {"rank": rank.rank, "pid": rank.pid, "worker": worker}

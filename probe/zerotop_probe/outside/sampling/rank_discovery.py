@@ -21,6 +21,7 @@ from zerotop_probe.outside.sampling import silent_ranks
 from zerotop_probe.outside.sampling.build_locks import LockWatcher
 from zerotop_probe.outside.sampling.launcher_programs import find_launcher
 from zerotop_probe.outside.sampling.process_sampler import SampledMember
+from zerotop_probe.outside.sampling.stuck.start_watch import Found
 from zerotop_probe.recording import clock, events, launchers
 from zerotop_probe.recording.directory import SESSION_VARIABLE, read_session_info
 from zerotop_probe.recording.writer import EventWriter
@@ -101,6 +102,20 @@ class RankFinder:
     def list_processes(self) -> list[Process]:
         """Return the processes of the current ranks."""
         return [rank.process for rank in list(self.rank_by_pid.values())]
+
+    def list_silent(self) -> list[Found]:
+        """Return the current ranks that have not reported. Any thread may ask.
+
+        A plain Python that has imported PyTorch is taken for rank 0.
+        """
+        silent = [one for one in list(self.rank_by_pid.values()) if one.process not in self._reported_s]
+        ranks = [Found(one.rank, one.process.pid, is_new=not self._attached) for one in silent]
+        if self._known_pids or not self._is_root_python or not self._may_train(self._root.pid):
+            return ranks
+        return [Found(0, self._root.pid)]
+
+    def _may_train(self, pid: int) -> bool:
+        return not find_launcher(procfs.read_command_line(pid)) and _has_imported_torch(pid)
 
     def has_alive_rank(self) -> bool:
         """Whether any rank still runs."""
@@ -189,7 +204,7 @@ class RankFinder:
         if self._is_root_python or not silent_ranks.is_python(arguments) or self._root_ended_s is None:
             return False
         is_early = time.monotonic() - self._root_ended_s < _IMPORT_S
-        return is_early or b"libtorch" in procfs.read_file(f"/proc/{pid}/maps", 1 << 22)
+        return is_early or _has_imported_torch(pid)
 
     def _find_compiling(self, children: Mapping[int, Sequence[int]]) -> tuple[Rank | None, str]:
         """Return a rank that compiles operators, and their extension's name, "" if that is not known.
@@ -261,6 +276,10 @@ class RankFinder:
 
     def _write_event(self, name: str, **facts: object) -> None:
         self._writer.write(time.monotonic_ns(), name, **facts)
+
+
+def _has_imported_torch(pid: int) -> bool:
+    return b"libtorch" in procfs.read_file(f"/proc/{pid}/maps", 1 << 22)
 
 
 def _read_parent_environment(root: Process) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from zerotop.analysis.failures.last_moments import (
     read_last_seconds,
     read_last_spans,
 )
-from zerotop.analysis.failures.rank_ends import RankEnd, find_last_exception
+from zerotop.analysis.failures.rank_ends import RankEnd, find_last_exception, read_printed_ends
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
 from zerotop.analysis.processes.host_memory import HostMemory
 from zerotop.analysis.processes.process_exits import ProcessExit, find_signal_name
@@ -54,6 +54,8 @@ def build_signal_failure(session: Session, cursor_ns: int, process_exit: Process
     name = _find_signal(process_exit, end)
     who = f"Rank {rank} (PID {pid})" if rank is not None else "The job"
     what = f"was killed by {name}" if name else "died unexpectedly"
+    if not name and read_printed_ends(session, cursor_ns).stopped_ns is not None:
+        what, name = "ended when a signal told its launcher to stop", "SIGTERM"
     advice, setting = _ADVICE.get(name or "", _DEFAULT_ADVICE)
     terms, memory = read_terms(read_first_engine(session, cursor_ns)), read_last_seconds(session, host, at_ns)
     return Failure(

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from zerotop.analysis.failures.rank_ends import find_ends
 from zerotop.analysis.hangs.stacks import RankStacks, read_silent_stacks
 from zerotop.analysis.hangs.standstill import Standstill, group_ranks
+from zerotop.analysis.hangs.start import find_last_stacks, find_standstill, list_processes
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_latest, find_table, identify_process
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording import events
@@ -92,6 +93,12 @@ class StandstillFinder:
         events_named = self._session.events_named
         ends = [*events_named(events.STOP_SENT, cursor_ns), *events_named(events.JOB_ENDED, cursor_ns)]
         until_ns = min((event.unix_ns - 1 for event in ends if event.unix_ns > since_ns), default=cursor_ns)
+        last_ns = find_last_stacks(self._session, until_ns)
+        if not {identify_process(source) for source in sources}.issuperset(list_processes(self._session, last_ns)):
+            start = find_standstill(self._session, last_ns)
+            # While a rank is idle its stacks are read again, each time after twice as long.
+            is_over = start is None or until_ns > last_ns + 2 * (last_ns - start.since_ns)
+            return Stillness(*start) if start is not None and not is_over else None
         reader = StandstillReader(self._session, sources, since_ns, until_ns)
         standstill = reader.read_at(until_ns, confirmed=False)
         return Stillness(standstill, since_ns) if standstill is not None else None

@@ -45,6 +45,8 @@ def describe_collectives(standstill: Standstill) -> str:
 def write_advice(standstill: Standstill) -> str:
     """Return in one sentence what to look at."""
     odd = standstill.odd
+    if all(group.activity == "init_process_group" for group in standstill.groups):
+        return "A rank that they wait for has not come: look whether all nodes have started, with the same address."
     if standstill.is_mismatch:
         return "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
     if odd is None:

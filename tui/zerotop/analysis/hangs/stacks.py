@@ -64,6 +64,7 @@ class RankStacks:
     threads: tuple[ThreadStack, ...]  # the training thread first
     collectives: tuple[Collectives, ...] = ()  # of each process group
     is_running: bool = True  # False if py-spy saw them: the rank's Python did not run
+    idle_s: float = 0.0  # for how long the rank had done nothing, if it had written nothing before
 
     @property
     def training(self) -> ThreadStack:
@@ -86,9 +87,10 @@ def _build_stacks(event: Event, process: RankProcess) -> RankStacks:
     where = str(event.facts.get("where") or "")
     threads = tuple(_parse_threads(event))
     collectives = tuple(_parse_collectives(event))
-    return RankStacks(
-        process, event.unix_ns, step if isinstance(step, int) else None, where, threads, collectives, is_running
-    )
+    step = step if isinstance(step, int) else None
+    idle_s = event.facts.get("idle_s")
+    idle_s = float(idle_s) if isinstance(idle_s, int | float) else 0.0
+    return RankStacks(process, event.unix_ns, step, where, threads, collectives, is_running, idle_s)
 
 
 def _parse_collectives(event: Event) -> Iterator[Collectives]:

@@ -41,6 +41,9 @@ class Wait(NamedTuple):
 
 
 _DISTRIBUTED = "torch/distributed/distributed_c10d.py"
+# What DDP and FSDP call when they are made: ranks compare their parameters, or copy those of the first one.
+_WRAPPING = "torch/distributed/utils.py"
+_WRAPPING_CALLS = re.compile(r"_verify_param_shape_across_processes|_sync_\w+")
 _COLLECTIVES = re.compile(
     r"all_reduce|reduce|broadcast|barrier|monitored_barrier|all_gather|gather|scatter|reduce_scatter|all_to_all|send|recv"
     r"|batch_isend_irecv|init_process_group|new_group|destroy_process_group|all_reduce_coalesced|all_gather_coalesced"
@@ -49,6 +52,7 @@ _COLLECTIVES = re.compile(
 )
 # Files of libraries, by the beginning of their names, and functions in them; the outermost frame that matches counts.
 _LIBRARIES: tuple[tuple[WaitKind, str, str, str], ...] = (
+    (WaitKind.LOAD, "<frozen importlib", ".*", "import"),
     (WaitKind.SAVE, "torch/serialization.py", "save", "torch.save"),
     (WaitKind.LOAD, "torch/serialization.py", "load", "torch.load"),
     (WaitKind.SAVE, "torch/distributed/checkpoint/", r"save|async_save", "checkpoint save"),
@@ -72,9 +76,9 @@ _LIBRARIES: tuple[tuple[WaitKind, str, str, str], ...] = (
     (WaitKind.LOCK, "queue.py", r"(?:\w+\.)?(?:get|put|join)", "a queue"),
     (WaitKind.LOCK, "filelock/", ".*", "a file lock"),
 )
-# C functions that a frame calls, by the last part of their names.
+# C functions that a frame calls, by the last part of their names: as Python's code names them, or as py-spy sees them.
 _CALLS = {
-    WaitKind.SLEEP: ("sleep",),
+    WaitKind.SLEEP: ("sleep", "clock_nanosleep", "nanosleep"),
     WaitKind.LOCK: ("acquire", "flock", "lockf", "__enter__"),
     WaitKind.FILE: (
         "open",
@@ -88,9 +92,10 @@ _CALLS = {
         "fsync",
         "fdatasync",
     ),
-    WaitKind.NETWORK: ("recv", "recv_into", "accept", "connect", "select", "poll"),
+    WaitKind.NETWORK: ("recv", "recv_into", "recvfrom", "accept", "accept4", "connect", "select", "poll", "epoll_wait"),
     WaitKind.DEVICE: ("item", "tolist", "cpu", "synchronize", "nonzero"),
 }
+_NAMES = {"clock_nanosleep": "sleep", "nanosleep": "sleep"}
 # Methods of a Work of torch.distributed, which is an object in C++.
 _WORK_CALLS = ("wait", "synchronize")
 
@@ -110,7 +115,7 @@ def find_wait(stack: ThreadStack) -> Wait:
         return Wait(WaitKind.COLLECTIVE, stack.call)
     for kind, names in _CALLS.items():
         if last_name in names:
-            return Wait(kind, stack.call)
+            return Wait(kind, _NAMES.get(stack.call, stack.call))
     return Wait(WaitKind.OTHER, stack.call or _name_library_call(stack.frames))
 
 
@@ -119,6 +124,8 @@ def _find_collective(outermost_first: Iterable[Frame]) -> str | None:
     for frame in outermost_first:
         if frame.file == _DISTRIBUTED and _COLLECTIVES.fullmatch(frame.function):
             return frame.function
+        if frame.file == _WRAPPING and _WRAPPING_CALLS.fullmatch(frame.function):
+            return frame.function.removeprefix("_")
     return None
 
 

@@ -88,7 +88,7 @@ def _judge_hung(session: Session) -> tuple[str, str]:
     if post_mortem is not None and post_mortem.survived is not True:
         return OUT_OF_MEMORY, post_mortem.cause
     for finding in find_annotations(session, session.end_ns):
-        if finding.name == "hung_ranks":
+        if finding.name in ("hung_ranks", "stuck_at_start"):
             return HUNG, f"{finding.headline}. {finding.details}".strip()
     return HUNG, "No rank finished a phase and nothing was printed for too long."
 

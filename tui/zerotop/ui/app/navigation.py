@@ -14,7 +14,7 @@ from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.dialogs.go_to_dialog import Destination, GoToDialog
 from zerotop.ui.live.panels import Output
 
-_SCREENS_OF_FINDINGS = {"hung_ranks": "ranks"}
+_SCREENS_OF_FINDINGS = {"hung_ranks": "ranks", "stuck_at_start": "ranks"}
 """Screens that show what a finding is about."""
 
 

@@ -285,7 +285,8 @@ def describe_empty(session: Session, processes: Sequence[RankSteps], state: Stat
     if processes:
         return "No rank has finished a step yet: ranks are compared from the first one on."
     # While a job starts, its processes are there before their engines are.
-    if state is not State.STARTING and any(len(source.array) for source in session.sources["processes"]):
+    is_outside = not session.events_named("job_started") or bool(session.events_named("rank_silent"))
+    if is_outside and state is not State.STARTING and any(len(source.array) for source in session.sources["processes"]):
         return (
             "No rank's steps are recorded here: the job's processes are only watched from outside. Started with zerotop run,"
             " or entered by zerotop attach, each rank says what it does."

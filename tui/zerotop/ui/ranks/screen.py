@@ -112,7 +112,7 @@ class RankStacks(FrameWidget, can_focus=True):
 
 def _needs_sentences(frame: Frame) -> bool:
     """Whether the finding about the standstill is not under the header."""
-    return frame.headline is None or frame.headline.name != "hung_ranks"
+    return frame.headline is None or frame.headline.name not in ("hung_ranks", "stuck_at_start")
 
 
 class RanksScreen(MonitorScreen):

@@ -10,7 +10,7 @@ import sys
 from typing import Any, NamedTuple
 
 _TIMEOUT_S = 10.0
-_MOST_THREADS, _MOST_FRAMES = 24, 40
+_MOST_THREADS, _MOST_FRAMES, _LONGEST_NAME = 24, 40, 80
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _PYTHON = f"{os.sep}lib{os.sep}python"
 
@@ -80,6 +80,11 @@ def _find_script_folder(frames: list[dict[str, Any]]) -> str:
     return os.path.join(os.path.dirname(scripts[-1]), "") if scripts else ""
 
 
+def _shorten_name(function: str) -> str:
+    """Leave out what a long name of C++ has in brackets."""
+    return function if len(function) <= _LONGEST_NAME else function.partition("<")[0].partition("(")[0][:_LONGEST_NAME]
+
+
 def _is_own(path: str) -> bool:
     return not any(mark in path for mark in _INSTALLED) and _PYTHON not in path and not path.startswith("<")
 
@@ -87,7 +92,7 @@ def _is_own(path: str) -> bool:
 def _name_frame(frame: dict[str, Any], folder: str) -> _Frame:
     path, function = str(frame["filename"]), str(frame["name"])
     if not _is_python(frame):
-        return _Frame(os.path.basename(str(frame["module"])), 0, function, False)
+        return _Frame(os.path.basename(str(frame["module"])), 0, _shorten_name(function), False)
     line = int(frame["line"])
     if _is_own(path):
         short = path[len(folder) :] if folder and path.startswith(folder) else os.path.basename(path)

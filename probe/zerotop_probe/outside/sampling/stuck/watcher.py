@@ -1,7 +1,7 @@
 """Find ranks that have stopped writing records, and have py-spy read their stacks.
 
 While its Python runs, a rank that is silent writes stacks itself. One that does not is stopped, or in C code that keeps the
-interpreter's lock.
+interpreter's lock. One that has not made an engine yet, or runs no loop, cannot.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.sampling.stuck import py_spy
+from zerotop_probe.outside.sampling.stuck.start_watch import Found, StartWatch
 
-_PERIOD_S = 1.0
+_PERIOD_S, _START_PERIOD_S = 1.0, 5.0
 # A rank is quiet after this time, or after so many times its longest recent gap between records, as in long steps.
 _QUIET_S, _USUAL_GAPS = 10.0, 3.0
 _REMEMBERED_GAPS = 20
@@ -58,12 +59,20 @@ class StuckRankWatcher(threading.Thread):
     """Watches the ranks of this node. Without py-spy the thread ends at once."""
 
     def __init__(
-        self, list_heard: Callable[[], Iterable[Heard]], on_stacks: Callable[[Heard, Mapping[str, Any]], None]
+        self,
+        list_heard: Callable[[], Iterable[Heard]],
+        list_silent: Callable[[], Iterable[Found]],
+        on_stacks: Callable[[Found, Mapping[str, Any]], None],
     ) -> None:
-        """``on_stacks`` gets a rank and the fields of an event."""
+        """``list_heard``: ranks that write records; ``list_silent``: those that never did; ``on_stacks`` gets a rank and the
+        fields of an event.
+        """
         super().__init__(name="stuck ranks", daemon=True)
         self._list_heard = list_heard
+        self._list_silent = list_silent
         self._on_stacks = on_stacks
+        self._starts = StartWatch()
+        self._next_s = 0.0
         self._program = py_spy.find_program()
         self._ranks: dict[int, _Rank] = {}
         self._is_closing = threading.Event()
@@ -79,7 +88,18 @@ class StuckRankWatcher(threading.Thread):
             if rank.is_due(time.monotonic()) and self._is_running(heard.pid):
                 stacks = py_spy.dump_stacks(program, heard.pid)
                 if stacks is not None:
-                    self._on_stacks(heard, stacks)
+                    self._on_stacks(Found(heard.rank, heard.pid), stacks)
+        if time.monotonic() >= self._next_s:
+            self._check_starts(program)
+            self._next_s = time.monotonic() + _START_PERIOD_S
+
+    def _check_starts(self, program: str) -> None:
+        """Read those that have not reported yet, and may never do so."""
+        found = [one for one in self._list_silent() if self._is_running(one.pid)]
+        for due in self._starts.find_due(found, time.monotonic()):
+            stacks = py_spy.dump_stacks(program, due.found.pid)
+            if stacks is not None:
+                self._on_stacks(due.found, stacks | {"idle_s": round(due.idle_s, 3)})
 
     def _is_running(self, pid: int) -> bool:
         stat = procfs.read_stat(pid)

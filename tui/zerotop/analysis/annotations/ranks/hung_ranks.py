@@ -10,6 +10,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, Samples
+from zerotop.analysis.annotations.support.thresholds import BUSY_CORES
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
@@ -45,8 +46,6 @@ SEEN_SECONDS = 10.0
 HANG_SECONDS = 30.0
 # Saving, loading, compiling and computing count as a hang after so long.
 LONGEST_WORK_SECONDS = 600.0
-# Cores that a rank uses, or waits for, from which on it computes: waiting for a lock, a read or time.sleep takes none.
-BUSY_CORES = 0.2
 
 # Phases that may take long without a sign of life.
 _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")

@@ -58,3 +58,5 @@ THROTTLE_REASONS = {
     0x80: "hardware power brake",
 }
 SLOWED_MASK = sum(THROTTLE_REASONS)
+# Cores that a rank uses, or waits for, from which on it computes: waiting for a lock, a read or time.sleep takes none.
+BUSY_CORES = 0.2

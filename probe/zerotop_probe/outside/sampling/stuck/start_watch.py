@@ -1,0 +1,79 @@
+"""Which ranks that have written nothing yet may stand still: a rank that never came, a lock, a loader without data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from zerotop_probe.outside import procfs
+
+# A rank that does nothing is due after this time, and each time after twice as long.
+_IDLE_S, _LONGEST_PAUSE_S = 15.0, 600.0
+# One that computes is due at these times: it may wait for others in a busy loop.
+_BUSY_S = (60.0, 120.0, 240.0)
+# Cores that a rank and its children use, from which on it computes.
+_BUSY_CORES = 0.05
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_WAITS_FOR_DISK = "D"
+
+
+class Found(NamedTuple):
+    """A rank's process."""
+
+    rank: int
+    pid: int
+    is_new: bool = True  # False if it may have trained before it was found
+
+
+class Due(NamedTuple):
+    """A rank to look at, and for how long it and its children have neither computed nor waited for a disk."""
+
+    found: Found
+    idle_s: float
+
+
+class _Start:
+    """What is known of one rank that has not written anything."""
+
+    def __init__(self, now_s: float, *, is_new: bool) -> None:
+        self.idle_since_s = self._checked_s = now_s
+        self._next_idle_s = _IDLE_S
+        self._busy_s = [now_s + seconds for seconds in _BUSY_S] if is_new else []
+        self._ticks: dict[int, int] = {}
+
+    def check(self, pid: int, now_s: float) -> None:
+        """Note whether it has done anything since the last time."""
+        stats = {member: stat for member in procfs.find_family(pid) if (stat := procfs.read_stat(member)) is not None}
+        ticks = {member: stat.cpu_ticks for member, stat in stats.items()}
+        used = sum(max(0, count - self._ticks.get(member, 0)) for member, count in ticks.items())
+        is_busy = used > _BUSY_CORES * _TICKS_PER_S * (now_s - self._checked_s)
+        if is_busy or any(stat.state == _WAITS_FOR_DISK for stat in stats.values()):
+            self.idle_since_s, self._next_idle_s = now_s, _IDLE_S
+        self._ticks, self._checked_s = ticks, now_s
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to look at it now; once for each such time."""
+        idle_s = now_s - self.idle_since_s
+        is_idle, is_late = idle_s >= self._next_idle_s, bool(self._busy_s) and now_s >= self._busy_s[0]
+        if is_idle:
+            self._next_idle_s = idle_s + min(idle_s, _LONGEST_PAUSE_S)
+        if is_late:
+            del self._busy_s[0]
+        return is_idle or is_late
+
+
+class StartWatch:
+    """Tells when to look at which rank. Call it every few seconds: it reads the processor time of all processes below."""
+
+    def __init__(self) -> None:
+        self._starts: dict[int, _Start] = {}
+
+    def find_due(self, found: Iterable[Found], now_s: float) -> Iterator[Due]:
+        """Yield the ranks to look at now; ``found``: those that run and have written nothing."""
+        known, self._starts = self._starts, {}
+        for one in found:
+            start = self._starts[one.pid] = known.get(one.pid) or _Start(now_s, is_new=one.is_new)
+            start.check(one.pid, now_s)
+            if start.is_due(now_s):
+                yield Due(one, now_s - start.idle_since_s)

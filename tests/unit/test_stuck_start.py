@@ -1,0 +1,153 @@
+"""Jobs that stand still before their first step: whose stacks are read when, and what is said about them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from memory_recording import Recording, make_record
+from small_recording import make_identity
+from standing_ranks import SLEEPING, WAITING, Stand, make_facts, second_to_unix_ns
+from zerotop.analysis.annotations import Annotation, Severity, find_annotations
+from zerotop.analysis.hangs.reader import StandstillFinder
+from zerotop.session.reader import Session
+from zerotop_probe.outside.sampling.stuck import start_watch
+from zerotop_probe.outside.sampling.stuck.py_spy import read_dump
+from zerotop_probe.outside.sampling.stuck.start_watch import Found, StartWatch
+from zerotop_probe.recording import events, tables
+
+ARRIVED = Stand(WAITING, "poll")
+ASLEEP = Stand(SLEEPING, "clock_nanosleep")
+BUSY = Stand(SLEEPING, "clock_nanosleep", cores_used=1.0)
+COMPUTING = Stand((("torch/autograd/graph.py", 979, "_engine_run_backward", False), ("train.py", 9, "<module>", True)))
+DOWNLOADING = Stand((("urllib3/connection.py", 60, "read", False), ("train.py", 9, "<module>", True)))
+IMPORTING = Stand((("<frozen importlib._bootstrap>", 60, "_find_and_load", False), ("train.py", 9, "<module>", True)))
+COMING = Stand(
+    (("torch/distributed/distributed_c10d.py", 1, "init_process_group", False), ("train.py", 9, "<module>", True))
+)
+
+
+def write_start(
+    folder: Path, stands: Sequence[Stand], read_s: Sequence[float] = (15, 30), *, gone_s: float = 0.0
+) -> Session:
+    """Write ranks that were found at second 0 and whose stacks py-spy read; each had been idle all the time."""
+    recording = Recording(folder)
+    pids = [make_identity(rank).pid for rank in range(len(stands))]
+    for rank, pid in enumerate(pids):
+        recording.write_event(recording.node, 0, events.RANK_FOUND, rank=rank, pid=pid)
+    for second in read_s:
+        for rank, stand in enumerate(stands):
+            facts = {name: value for name, value in make_facts(stand).items() if name in ("frames", "stacks", "collectives")}
+            recording.write_event(
+                recording.node, second, events.RANK_STACKS, rank=rank, pid=pids[rank], idle_s=second, **facts
+            )
+    if gone_s:
+        for rank, pid in enumerate(pids):
+            recording.write_event(recording.node, gone_s, events.RANK_GONE, rank=rank, pid=pid)
+        recording.write_event(recording.node, gone_s + 1, events.JOB_ENDED, exit_code=1)
+    rows = [
+        make_record(tables.PROCESSES, second, pid=pids[rank], rank=rank, cores_used=stand.cores_used, waiting_cores=0.0)
+        for second in range(60)
+        for rank, stand in enumerate(stands)
+    ]
+    recording.write_records(tables.PROCESSES, recording.node, rows)
+    return recording.open_session()
+
+
+def find_stuck(session: Session, second: float = 50) -> list[Annotation]:
+    found = find_annotations(session, second_to_unix_ns(second))
+    return [finding for finding in found if finding.name == "stuck_at_start"]
+
+
+def test_the_rank_that_has_not_come_is_named(tmp_path: Path) -> None:
+    session = write_start(tmp_path, [ARRIVED, ASLEEP, ARRIVED])
+    assert find_stuck(session, 29) == []
+    (stuck,) = find_stuck(session)
+    assert stuck.known_ns == second_to_unix_ns(30)
+    said = "No step has begun, and nothing has moved for 30 s: rank 1 is in sleep at train.py:40 in build_batch"
+    assert stuck.headline == said
+    assert stuck.details == "Ranks 0 and 2 wait in all_reduce at train.py:90 in step. No rank has left its line since then."
+    assert (stuck.ranks, stuck.fix, stuck.severity) == ((1,), "train.py:40", Severity.ERROR)
+
+
+def test_a_rank_that_is_not_there_at_all(tmp_path: Path) -> None:
+    (stuck,) = find_stuck(write_start(tmp_path, [COMING, COMING]))
+    assert stuck.headline.endswith("all ranks wait in init_process_group at train.py:9")
+    assert "look whether all nodes have started" in stuck.advice
+
+
+def test_a_single_rank_that_waits_for_nobody_is_a_warning(tmp_path: Path) -> None:
+    (stuck,) = find_stuck(write_start(tmp_path, [ASLEEP]))
+    assert stuck.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize(
+    "stands",
+    [[ARRIVED, BUSY], [ARRIVED, DOWNLOADING], [ARRIVED, IMPORTING], [COMPUTING], [COMPUTING, COMPUTING]],
+    ids=["one computes", "one downloads", "one imports", "a first backward", "the first backward of all"],
+)
+def test_what_merely_takes_long_is_no_standstill(tmp_path: Path, stands: list[Stand]) -> None:
+    assert find_stuck(write_start(tmp_path, stands)) == []
+
+
+def test_ranks_are_looked_at_twice(tmp_path: Path) -> None:
+    assert find_stuck(write_start(tmp_path, [ARRIVED, ASLEEP], [15])) == []
+
+
+def test_the_stacks_are_shown_until_something_moves_or_the_job_has_ended(tmp_path: Path) -> None:
+    finder = StandstillFinder(write_start(tmp_path, [ARRIVED, ASLEEP]))
+    assert finder.find_at(second_to_unix_ns(20)) is None
+    shown = finder.find_at(second_to_unix_ns(40))
+    assert shown is not None
+    assert [group.ranks for group in shown.standstill.groups] == [(1,), (0,)]
+    assert shown.since_ns == second_to_unix_ns(0)
+    assert finder.find_at(second_to_unix_ns(200)) is None  # idle ranks would have been read again
+
+
+def test_the_stacks_of_a_job_that_was_stopped_stay(tmp_path: Path) -> None:
+    finder = StandstillFinder(write_start(tmp_path, [ARRIVED, ASLEEP], gone_s=50))
+    assert finder.find_at(second_to_unix_ns(55)) is not None
+
+
+@pytest.fixture
+def idle_process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has started and waits for input."""
+    command = [sys.executable, "-S", "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def list_due_times(process: subprocess.Popen[bytes], *, is_new: bool) -> list[int]:
+    """Return at which of 600 seconds a process was due."""
+    watch, found = StartWatch(), Found(0, process.pid, is_new)
+    return [second for second in range(0, 600, 5) if list(watch.find_due([found], float(second)))]
+
+
+def test_an_idle_rank_is_due_after_15_seconds_and_each_time_after_twice_as_long(
+    idle_process: subprocess.Popen[bytes],
+) -> None:
+    assert list_due_times(idle_process, is_new=False) == [15, 30, 60, 120, 240, 480]
+
+
+@pytest.mark.parametrize(("is_new", "due"), [(True, [60, 120, 240]), (False, [])])
+def test_a_rank_that_computes_is_due_three_times_unless_it_may_have_trained_before(
+    idle_process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, *, is_new: bool, due: list[int]
+) -> None:
+    monkeypatch.setattr(start_watch, "_BUSY_CORES", -1.0)  # whatever it uses is more
+    assert list_due_times(idle_process, is_new=is_new) == due
+
+
+def test_long_names_of_c_are_cut() -> None:
+    name = "std::enable_if<" + "a" * 90 + ">::call(int)"
+    c_frame = {"name": name, "filename": "libx.so", "module": "/lib/libx.so", "line": 0}
+    frame = {"name": "main", "filename": "/home/a/train.py", "module": None, "line": 3}
+    fields = read_dump([{"os_thread_id": 7, "thread_name": None, "frames": [c_frame, c_frame, frame]}], 7)
+    assert fields is not None
+    assert [one["function"] for one in fields["frames"]] == ["std::enable_if", "main"]

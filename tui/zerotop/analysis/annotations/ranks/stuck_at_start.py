@@ -1,0 +1,93 @@
+"""A job stands still before its first step: a rank that never came, a lock, a loader that gives no data."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence
+from zerotop.analysis.annotations.support.thresholds import BUSY_CORES
+from zerotop.analysis.hangs.sentences import describe_group, describe_odd, write_advice
+from zerotop.analysis.hangs.stacks import SILENT
+from zerotop.analysis.hangs.standstill import StackGroup
+from zerotop.analysis.hangs.start import Start, find_standstill
+from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
+from zerotop_probe.recording import events
+
+_KIND = FindingKind(
+    name="stuck_at_start",
+    severity=Severity.ERROR,
+    confidence=0.8,
+    headline="No step has begun, and nothing has moved for {silent_s:seconds}: {odd}",
+    details="[{groups} ]No rank has left its line since then.",
+    advice="{advice} The Ranks screen shows all stacks.",
+    fix="[{line}]",
+)
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report once where all ranks stand, unless one of them does what merely takes long."""
+    if _KIND.name in recording.reported or any(len(group.lead.steps) for group in recording.groups):
+        return
+    seen = [event for name in (events.RANK_STACKS, events.STACKS) for event in recording.events_named(name)]
+    times = sorted(one.unix_ns for one in seen if one.name == events.RANK_STACKS or one.facts.get("why") == SILENT)
+    state = recording.get_state(_State, _KIND.name)
+    for time_ns in times[bisect_right(times, state.checked_ns) :]:
+        state.checked_ns = time_ns
+        start = find_standstill(recording.session, time_ns)
+        if start is not None and _is_stuck(recording, start, time_ns):
+            recording.reported.add(_KIND.name)
+            yield _build_finding(start, time_ns)
+            return
+
+
+class _State:
+    checked_ns = 0  # of the last stacks that were looked at
+
+
+def _is_stuck(recording: Evidence, start: Start, time_ns: int) -> bool:
+    """Whether no rank does what merely takes long, as far as that can be told.
+
+    Ranks that wait for others may do so in a busy loop. If all of them are in the same collective, they may copy a model.
+    """
+    groups = start.standstill.groups
+    late = [group for group in groups if not group.awaits_others]
+    if not late and any(group.wait is None or group.wait.kind is not WaitKind.COLLECTIVE for group in groups):
+        return False  # a first backward may take any time
+    checked = late if late or len(groups) > 1 else groups
+    return not any(_is_working(recording, group, start, time_ns) for group in checked)
+
+
+def _is_working(recording: Evidence, group: StackGroup, start: Start, time_ns: int) -> bool:
+    """Whether a rank loads, compiles, asks a server or computes."""
+    if group.wait is not None and group.wait.kind in LONG_WORK:
+        return True
+    for process in group.processes:
+        records = recording.get_records("processes", process.host, "pid", process.pid)
+        rows = records.read_window(start.since_ns, time_ns).rows
+        wanted = rows["cores_used"] + np.nan_to_num(rows["waiting_cores"])
+        if len(rows) and float(np.nan_to_num(wanted).mean()) >= BUSY_CORES:
+            return True
+    return False
+
+
+def _build_finding(start: Start, known_ns: int) -> Annotation:
+    odd = start.standstill.odd
+    shown = odd if odd is not None else start.standstill.groups[0]
+    ranks = sorted(rank for group in start.standstill.groups for rank in group.ranks)
+    is_awaited = any(group.awaits_others for group in start.standstill.groups)
+    return _KIND.with_changes(severity=Severity.ERROR if is_awaited else Severity.WARNING).at(
+        None,
+        start.since_ns,
+        known_ns,
+        {"silent_s": (known_ns - start.since_ns) / 1e9},
+        ranks=list(odd.ranks) if odd is not None else ranks,
+        odd=describe_odd(start.standstill),
+        groups=" ".join(f"{describe_group(one)}." for one in start.standstill.groups if one is not odd) or None,
+        advice=write_advice(start.standstill),
+        line=shown.place.partition(" in ")[0] or None,
+        cost=1.0,
+    )
