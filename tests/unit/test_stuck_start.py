@@ -15,6 +15,7 @@ from standing_ranks import SLEEPING, WAITING, Stand, make_facts, second_to_unix_
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations
 from zerotop.analysis.hangs.reader import StandstillFinder
 from zerotop.session.reader import Session
+from zerotop_probe.inside import guard
 from zerotop_probe.outside.sampling.stuck import start_watch
 from zerotop_probe.outside.sampling.stuck.py_spy import read_dump
 from zerotop_probe.outside.sampling.stuck.start_watch import Found, StartWatch
@@ -144,10 +145,11 @@ def test_a_rank_that_computes_is_due_three_times_unless_it_may_have_trained_befo
     assert list_due_times(idle_process, is_new=is_new) == due
 
 
-def test_long_names_of_c_are_cut() -> None:
+def test_a_stack_has_neither_the_probe_nor_long_names_of_c() -> None:
     name = "std::enable_if<" + "a" * 90 + ">::call(int)"
     c_frame = {"name": name, "filename": "libx.so", "module": "/lib/libx.so", "line": 0}
+    probe = {"name": "call_original", "filename": f"{Path(guard.__file__)}", "module": None, "line": 9}
     frame = {"name": "main", "filename": "/home/a/train.py", "module": None, "line": 3}
-    fields = read_dump([{"os_thread_id": 7, "thread_name": None, "frames": [c_frame, c_frame, frame]}], 7)
+    fields = read_dump([{"os_thread_id": 7, "thread_name": None, "frames": [c_frame, c_frame, probe, frame]}], 7)
     assert fields is not None
     assert [one["function"] for one in fields["frames"]] == ["std::enable_if", "main"]

@@ -13,6 +13,8 @@ _TIMEOUT_S = 10.0
 _MOST_THREADS, _MOST_FRAMES, _LONGEST_NAME = 24, 40, 80
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _PYTHON = f"{os.sep}lib{os.sep}python"
+# The functions of the probe on a rank's stack are not what it does.
+_PROBE = os.path.join(os.path.abspath(__file__).rpartition(f"{os.sep}outside{os.sep}")[0], "")
 
 
 class _Frame(NamedTuple):
@@ -70,8 +72,11 @@ def _is_python(frame: dict[str, Any]) -> bool:
 def _choose_frames(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the frames without those of the interpreter's own start, and without functions whose names are unknown."""
     last = max((number for number, frame in enumerate(frames) if _is_python(frame)), default=-1)
-    known = [frame for frame in frames[: last + 1] if _is_python(frame) or not frame["name"].startswith("0x")]
-    return known[:_MOST_FRAMES]
+    return [frame for frame in frames[: last + 1] if _says_what_it_does(frame)][:_MOST_FRAMES]
+
+
+def _says_what_it_does(frame: dict[str, Any]) -> bool:
+    return not (frame["filename"].startswith(_PROBE) if _is_python(frame) else frame["name"].startswith("0x"))
 
 
 def _find_script_folder(frames: list[dict[str, Any]]) -> str:

@@ -75,10 +75,11 @@ def _is_working(recording: Evidence, group: StackGroup, start: Start, time_ns: i
 
 
 def _build_finding(start: Start, known_ns: int) -> Annotation:
-    odd = start.standstill.odd
-    shown = odd if odd is not None else start.standstill.groups[0]
-    ranks = sorted(rank for group in start.standstill.groups for rank in group.ranks)
-    is_awaited = any(group.awaits_others for group in start.standstill.groups)
+    odd, groups = start.standstill.odd, start.standstill.groups
+    shown = odd if odd is not None else groups[0]
+    ranks = sorted(rank for group in groups for rank in group.ranks)
+    others = [group for group in groups if group is not odd and len(groups) > 1]
+    is_awaited = any(group.awaits_others for group in groups)
     return _KIND.with_changes(severity=Severity.ERROR if is_awaited else Severity.WARNING).at(
         None,
         start.since_ns,
@@ -86,7 +87,7 @@ def _build_finding(start: Start, known_ns: int) -> Annotation:
         {"silent_s": (known_ns - start.since_ns) / 1e9},
         ranks=list(odd.ranks) if odd is not None else ranks,
         odd=describe_odd(start.standstill),
-        groups=" ".join(f"{describe_group(one)}." for one in start.standstill.groups if one is not odd) or None,
+        groups=" ".join(f"{describe_group(one)}." for one in others) or None,
         advice=write_advice(start.standstill),
         line=shown.place.partition(" in ")[0] or None,
         cost=1.0,
