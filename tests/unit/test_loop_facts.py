@@ -68,8 +68,16 @@ def test_batches_are_counted_where_no_library_states_them(
 def test_the_smaller_last_batch_of_an_epoch_is_not_the_batch_size(rows: list[int], batch: int) -> None:
     """Of the last steps: a batch size that was changed long ago does not count."""
     steps = np.zeros(len(rows), STEP_DTYPE)
-    steps["rows"], steps["micro_steps"] = rows, 1
+    steps["rows"], steps["micro_steps"], steps["step"] = rows, 1, np.arange(len(rows)) + 100
     assert measure_batch(make_loop(), steps) == {"micro_batch": batch, "gradient_accumulation": 1}
+
+
+@pytest.mark.parametrize(("first_step", "batch"), [(0, 8), (100, 48)])
+def test_forwards_before_the_training_do_not_make_the_batch_larger(first_step: int, batch: int) -> None:
+    """As in docs/stories: five of them count as a part of the first step."""
+    steps = np.zeros(2, STEP_DTYPE)
+    steps["rows"], steps["micro_steps"], steps["step"] = [48, 8], 1, [first_step, first_step + 1]
+    assert measure_batch(make_loop(), steps)["micro_batch"] == batch
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,7 @@ def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, A
     known = known[known["micro_steps"] > 0]
     if engine.get("kind") != LOOP or len(engine.get("optimizers") or ()) != 1 or not len(known):
         return {}
+    known = known[_begins_with_forwards(known) :]
     pairs, frequencies = np.unique(np.stack([known["rows"], known["micro_steps"]]), axis=1, return_counts=True)
     rows, count = (int(number) for number in pairs[:, np.flatnonzero(frequencies == frequencies.max())[-1]])
     measured: dict[str, int] = {}
@@ -185,3 +186,11 @@ def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, A
     if engine.get("micro_batch") is None and count > 0 and rows > 0 and not rows % count:
         measured["micro_batch"] = rows // count
     return measured
+
+
+def _begins_with_forwards(steps: NDArray[Any]) -> bool:
+    """Whether the first step has the rows of more forwards than the next one: those before the training are a part of it."""
+    if len(steps) < 2 or steps["step"][0] != 0:
+        return False
+    first, second = (int(rows) for rows in steps["rows"][:2])
+    return 0 < 2 * second <= first and first % second == 0
