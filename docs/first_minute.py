@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import struct
 import sys
@@ -41,6 +42,8 @@ KEYS = (
 FONT = "/usr/share/fonts/truetype/dejavu/DejaVuSansMono.ttf"
 FONT_SIZE = 13
 FOREGROUND, BACKGROUND = "ccd3de", "10141a"
+# The request for kitty's keyboard protocol, of which pyte draws the last letter.
+KEYBOARD_PROTOCOL = re.compile(rb"\x1b\[[<>=][0-9;]*u")
 FRAME_S = 0.2  # the shortest time between two pictures of the GIF
 
 
@@ -100,7 +103,7 @@ def write_gif(outputs: list[Output], path: Path, font_path: str) -> None:
     durations: list[int] = []
     shown_s = 0.0
     for output, following in zip(outputs, [*outputs[1:], Output(outputs[-1].at_s + 3.0, b"")], strict=True):
-        stream.feed(output.data)
+        stream.feed(KEYBOARD_PROTOCOL.sub(b"", output.data))
         is_last = following.data == b""
         if following.at_s - output.at_s < FRAME_S and output.at_s - shown_s < 1.0 and not is_last:
             continue
