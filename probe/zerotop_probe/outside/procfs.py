@@ -217,13 +217,17 @@ class ProcessTree:
             children.setdefault(parent, []).append(pid)
         return children
 
+    def find_family(self, pid: int) -> list[int]:
+        """Return a process and all its descendants, parents before children."""
+        children = self.find_children()
+        family = [pid]
+        for member in family:
+            family.extend(children.get(member, ()))
+        return family
+
 
 def find_family(pid: int) -> list[int]:
     """Return the pids of a process and all its descendants, parents before children."""
     tree = ProcessTree()
     tree.refresh()
-    children = tree.find_children()
-    family = [pid]
-    for member in family:
-        family.extend(children.get(member, ()))
-    return family
+    return tree.find_family(pid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from zerotop_probe.outside import procfs
@@ -42,11 +42,11 @@ class _Start:
         self._busy_s = [now_s + seconds for seconds in _BUSY_S] if is_new else []
         self._ticks: dict[int, int] = {}
 
-    def check(self, pid: int, now_s: float) -> None:
-        """Note whether it has done anything since the last time."""
-        stats = {member: stat for member in procfs.find_family(pid) if (stat := procfs.read_stat(member)) is not None}
-        ticks = {member: stat.cpu_ticks for member, stat in stats.items()}
-        used = sum(max(0, count - self._ticks.get(member, 0)) for member, count in ticks.items())
+    def check(self, family: Sequence[int], now_s: float) -> None:
+        """Note whether its processes have done anything since the last time."""
+        stats = {pid: stat for pid in family if (stat := procfs.read_stat(pid)) is not None}
+        ticks = {pid: stat.cpu_ticks for pid, stat in stats.items()}
+        used = sum(max(0, count - self._ticks.get(pid, 0)) for pid, count in ticks.items())
         is_busy = used > _BUSY_CORES * _TICKS_PER_S * (now_s - self._checked_s)
         if is_busy or any(stat.state == _WAITS_FOR_DISK for stat in stats.values()):
             self.idle_since_s, self._next_idle_s = now_s, _IDLE_S
@@ -68,12 +68,16 @@ class StartWatch:
 
     def __init__(self) -> None:
         self._starts: dict[int, _Start] = {}
+        self._tree = procfs.ProcessTree()
 
     def find_due(self, found: Iterable[Found], now_s: float) -> Iterator[Due]:
         """Yield the ranks to look at now; ``found``: those that run and have written nothing."""
         known, self._starts = self._starts, {}
-        for one in found:
+        silent = list(found)
+        if silent:
+            self._tree.refresh()
+        for one in silent:
             start = self._starts[one.pid] = known.get(one.pid) or _Start(now_s, is_new=one.is_new)
-            start.check(one.pid, now_s)
+            start.check(self._tree.find_family(one.pid), now_s)
             if start.is_due(now_s):
                 yield Due(one, now_s - start.idle_since_s)
