@@ -15,6 +15,9 @@ from zerotop.analysis.annotations.support.evidence import Rows
 
 _LENGTH: Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
 _ROWS: Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
+_MICRO_STEPS: Advice = ("Accumulate over as many micro-batches as in the steps before.", "")
+# A micro-batch whose rows change by less is the same.
+_SAME_SHARE = 0.1
 
 
 def check_batch(change: StepChange) -> Cause | None:
@@ -43,6 +46,10 @@ def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str) -
     if slower * larger <= 0 or abs(larger) < abs(slower) / 2:
         return None
     is_expected = bool(larger >= slower)
+    count = _compute_growth(parts, "micro_steps")
+    if count is not None and count[0] != count[1] and _is_same_size(growth, count):
+        text = f"{owner}'s steps have {count[1]:.0f} micro-batches instead of {count[0]:.0f}"
+        return Cause(text, *_MICRO_STEPS, 0.9, is_expected=is_expected)
     if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
         text = f"{owner}'s steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
         return Cause(text, *_ROWS, 0.9, is_expected=is_expected)
@@ -50,11 +57,17 @@ def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str) -
     return Cause(text, *_LENGTH, 0.9, is_expected=is_expected)
 
 
+def _is_same_size(growth: tuple[float, float], count: tuple[float, float]) -> bool:
+    """Whether each micro-batch is as large as before."""
+    before, after = (size / number for size, number in zip(growth, count, strict=True))
+    return abs(after - before) <= _SAME_SHARE * before
+
+
 def find_batch_step(change: StepChange, cause: Cause) -> int | None:
     """Return the step from which on batches have another size, where that is the cause; None where they vary or grow."""
     process = cause.culprit or change.process
     parts = change.phased if process is change.process else change.read_phased(process)
-    if cause.advice not in (_LENGTH[0], _ROWS[0]) or not all(len(part) for part in parts):
+    if cause.advice not in (_LENGTH[0], _ROWS[0], _MICRO_STEPS[0]) or not all(len(part) for part in parts):
         return None
     rows = process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
     rows = rows[match_steps(rows, np.concatenate([change.before, change.after]))]
