@@ -22,6 +22,8 @@ _LESS_SHARE = 1 / 3
 _FEWER_TIMES, _ABOUT_TIMES = 1.25, 1.3
 # A core's clock that falls by less varies as usual.
 _CORE_CLOCK_SHARE = 0.15
+# Where ranks wait for cores, and get as many as before, iterations vary by up to this factor.
+_MOST_NOISE = 2.0
 # With too few cores work takes at most so many times as long; work that takes less than these seconds is not counted on.
 _MOST_STRETCH, _SHORT_S = 5.0, 0.001
 
@@ -59,7 +61,12 @@ def is_by_others(change: StepChange) -> bool:
     before, after = (float(np.median(rows["iteration_s"])) for rows in (change.before, change.after))
     own_before, own_after = change.measure_own()
     is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
-    return not is_own and any(load is not None and load.is_disturbed for load in measure_change_loads(change))
+    loads = [load for load in measure_change_loads(change) if load is not None]
+    if is_own or not any(load.is_disturbed for load in loads):
+        return False
+    fewer = loads[0].ranks / max(loads[-1].ranks, 1e-6)
+    slower, fewer = (after / before, fewer) if after > before else (before / after, 1 / max(fewer, 1e-6))
+    return bool(slower <= _MOST_NOISE * max(1.0, fewer))
 
 
 def check_others(change: StepChange) -> Cause | None:
