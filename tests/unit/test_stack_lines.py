@@ -15,6 +15,7 @@ import recordings
 from counted_recordings import count_steps
 from declared_events import check_event
 from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.annotations.pace import repeated_pause
 from zerotop.analysis.annotations.support.lines.known_calls import find_known_call
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
@@ -274,6 +275,48 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
     costs = rank_findings(run.findings, run.source.job_steps, run.source.end_ns)
     lost = [cost.seconds for cost in costs if cost.finding.name == "repeated_pause"]
     assert lost == [pytest.approx(0.1 * len(begins), rel=0.05)] * len(expected)  # although training goes on
+
+
+LOADING = [("torch/utils/data/dataloader.py", 1440, "_MultiProcessingDataLoaderIter._next_data", False), LOOP]
+
+
+@pytest.mark.parametrize(
+    ("distances", "workers", "fix"),
+    [((5, 5, 5, 5), 2, "persistent_workers=True"), ((5, 5, 5, 5), 0, ""), ((3, 6, 4, 7), 2, None), ((5, 5), 2, None)],
+    ids=["with workers", "without", "irregular", "too few"],
+)
+def test_data_that_is_late_at_regular_distances(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distances: tuple[int, ...], workers: int, fix: str | None
+) -> None:
+    """The rank waits in a library for its first batch and for some more: no line of the job takes the time."""
+    folder = recordings.as_directory("gpu-clean", tmp_path)
+    begins: list[int] = []
+
+    def prolong_loading(spans: Any) -> None:
+        for step in np.cumsum((10, *distances)).tolist():
+            loading = (spans["step"] == step) & (spans["phase"] == PHASE_CODE["data"])
+            assert loading.sum() == 1
+            begins.append(int(spans["begin_ns"][loading][0]))
+            late = (spans["step"] >= step) & (spans["begin_ns"] > begins[-1])
+            spans["begin_ns"][late] += 400_000_000
+            spans["end_ns"][late | loading] += 400_000_000
+
+    change_table(folder, "spans", prolong_loading)
+    monkeypatch.setattr(repeated_pause, "count_workers", lambda *_: workers)  # not in this recording
+    frames = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in LOADING]
+    (path,) = folder.glob("events-rank0-*.jsonl")
+    with path.open("a") as file:
+        for begin in begins:
+            stacks = [{"seconds": 0.39, "call": "poll", "frames": [0, 1]}]
+            facts = {"where": "data", "why": "slow", "frames": frames, "stacks": stacks}
+            times = {"time_ns": begin + 410_000_000, "begin_ns": begin, "end_ns": begin + 390_000_000}
+            file.write(json.dumps({"event": "stacks", **times, **facts}) + "\n")
+    session = Session.open(folder)
+    findings = [one for one in find_annotations(session, session.end_ns) if one.name == "repeated_pause"]
+    assert [one.fix for one in findings] == ([] if fix is None else [fix])
+    for one in findings:
+        assert one.headline.startswith("Every 5 iterations data takes 400 ms to come (")
+        assert one.step == 10
 
 
 @pytest.mark.parametrize(

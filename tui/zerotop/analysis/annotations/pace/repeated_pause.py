@@ -1,4 +1,4 @@
-"""Now and then an iteration pauses, each time in the same line of the job's own code: a cleanup, a log, a file."""
+"""Now and then an iteration pauses, each time in the same line of the job's own code, or for its data: a cleanup, a log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Process, Rows
-from zerotop.analysis.annotations.support.host_load import measure_load
+from zerotop.analysis.annotations.support.host_load import count_workers, measure_load
 from zerotop.analysis.annotations.support.lines.known_calls import COMPILE
 from zerotop.analysis.annotations.support.lines.line_findings import (
     Delay,
@@ -39,6 +39,17 @@ _KIND = FindingKind(
         " {iteration_s:seconds}."
     ),
 )
+# In a data loader no line of the job's own takes the time.
+_LOADING = _KIND.with_changes(
+    headline="Every {period:.0f} iterations data takes {pause_s:seconds} to come ({share:percent})",
+    details="{pauses:count pause} since step {step}; other iterations take {iteration_s:seconds}.",
+    advice="See what is read in those iterations that the others do not read.",
+)
+_STARTING = _LOADING.with_changes(
+    advice="Where a DataLoader begins anew, its workers do, too: make it once, and let it keep them.",
+    fix="persistent_workers=True",
+)
+_LOADER = "", 0  # in place of a line
 # Pauses that show a line, and what they take of the time since the first.
 _FEWEST_PAUSES = 3
 PAUSE_SHARE = 0.05
@@ -88,11 +99,13 @@ def _check_event(group: Group, process: Process, state: _State, event: Event) ->
     known_ns, where = event.unix_ns, event.facts["where"]
     begin_ns, end_ns = (int(event.facts[name]) + process.source.offset_ns for name in ("begin_ns", "end_ns"))
     line = find_line(process, where, begin_ns, end_ns, known_ns, why=SLOW)
-    if line is None or not is_cause(line, Delay(process, BETWEEN, begin_ns, end_ns, known_ns)):
+    if line is None and where != "data":
         return
-    if where == "forward" and line.known_call is not COMPILE:
+    if line is not None and not is_cause(line, Delay(process, BETWEEN, begin_ns, end_ns, known_ns)):
+        return
+    if where == "forward" and line is not None and line.known_call is not COMPILE:
         return  # what a model computes is another detector's
-    key = line.file, line.line
+    key = (line.file, line.line) if line is not None else _LOADER
     pauses = state.lines.setdefault((process.source, *key), _Pauses(begin_ns))
     pauses.count += 1
     if pauses.count < pauses.due_count or (_KIND.name, key) in group.reported:
@@ -104,16 +117,18 @@ def _check_event(group: Group, process: Process, state: _State, event: Event) ->
     finding = _measure_pauses(process, rows, line, known_ns, _COLUMNS[where], is_one_of_several=is_one_of_several)
     if finding is not None:
         group.reported.add((_KIND.name, key))
-        note_named_line(group, line, known_ns)
+        if line is not None:
+            note_named_line(group, line, known_ns)
         yield finding
 
 
 def _measure_pauses(
-    process: Process, rows: Rows, line: StackLine, known_ns: int, column: str, *, is_one_of_several: bool
+    process: Process, rows: Rows, line: StackLine | None, known_ns: int, column: str, *, is_one_of_several: bool
 ) -> Annotation | None:
     """Return a finding about the pauses in ``rows``, if they are any.
 
-    ``column``: the seconds of the phase with the pauses; empty for what lies between the phases.
+    ``column``: the seconds of the phase with the pauses; empty for what lies between the phases. Without a line they must be
+    regular.
     """
     between = _estimate_seconds(process, rows, known_ns, column)
     if len(rows) < (_FEWEST_COUNTED if rows["counted"].any() else _FEWEST_PAUSES) or between is None:
@@ -130,16 +145,20 @@ def _measure_pauses(
     if not _FEWEST_PAUSES <= pauses <= _MOST_ITERATIONS * len(rows):
         return None
     share = float(longer[is_pause].sum() / rows["iteration_s"].sum())
-    if share < PAUSE_SHARE or (not is_regular and _may_be_load(process, rows, line)):
+    if share < PAUSE_SHARE or (not is_regular and (line is None or _may_be_load(process, rows, line))):
         return None
     period = float(np.diff(np.flatnonzero(is_pause)).mean())
     evidence = {"pause_s": float(np.median(longer[is_pause])), "share": share, "iteration_s": iteration, "period": period}
     evidence |= {"pauses": pauses}
     concerned = (process.rank,) if is_one_of_several else None
     values = line_values(line)
-    return name_line(_KIND, line).at_steps(
-        process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **values
-    )
+    kind = name_line(_KIND, line) if line is not None else _choose_loading(process, rows)
+    return kind.at_steps(process, rows, evidence, known_ns=known_ns, cost=share, concerned=concerned, **values)
+
+
+def _choose_loading(process: Process, rows: Rows) -> FindingKind:
+    has_workers = count_workers([process], int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])) > 0
+    return _STARTING if has_workers else _LOADING
 
 
 def _estimate_seconds(process: Process, rows: Rows, known_ns: int, column: str) -> Floats | None:
