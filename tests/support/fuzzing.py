@@ -104,7 +104,7 @@ def _list_commands(path: Path, state: Path, seed: int) -> Iterator[list[str]]:
     json = ["--json"] * (seed % 2)
     form = ("csv", "jsonl", "parquet")[seed % 3]
     yield ["sessions", *json]
-    yield ["annotations", session, *json]
+    yield ["findings", session, *json]
     yield ["memory", session, *json]
     yield ["memory", session, "--at", "3", *json]
     yield ["microscope", session, "--wait", "1", *json]

@@ -150,7 +150,7 @@ def test_commands_report_damaged_lines(tmp_path: Path, capsys: pytest.CaptureFix
     line, sentence = path.read_text().splitlines()[1], "1 damaged event line was skipped or read in part."
     with path.open("a") as file:
         file.write(json.dumps(json.loads(line) | {"pid": "1", "command": 5}) + "\n")
-    for command in ("annotations", "export"):
+    for command in ("findings", "export"):
         assert main([command, str(folder)]) == 0
         assert capsys.readouterr().err == f"zerotop: {sentence}\n"
     assert main(["memory", str(folder)]) == 0
@@ -158,7 +158,7 @@ def test_commands_report_damaged_lines(tmp_path: Path, capsys: pytest.CaptureFix
     assert RecordingSource(Session.open(folder)).view_at(None).job.notices == (sentence,)
     with path.open("a") as file:
         file.write("{}\n")
-    assert main(["annotations", str(folder)]) == 0
+    assert main(["findings", str(folder)]) == 0
     assert capsys.readouterr().err == "zerotop: 2 damaged event lines were skipped or read in part.\n"
 
 
@@ -227,7 +227,7 @@ def read_everything(folder: Path) -> None:
     """Run commands and build views of a recording, without drawing."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert main(["memory", str(folder)]) == 0
-        assert main(["annotations", str(folder), "--json"]) == 0
+        assert main(["findings", str(folder), "--json"]) == 0
         assert main(["microscope", str(folder)]) in (0, 1)
         for table in ("events", "steps"):
             assert main(["export", str(folder), "--table", table, "-o", os.devnull]) == 0

@@ -89,14 +89,14 @@ def test_causes_come_first() -> None:
 
 def test_every_list_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, table = recordings.as_directory("cpu-straggler", tmp_path), tmp_path / "annotations.csv"
-    assert cli.main(["annotations", str(path)]) == 0
+    assert cli.main(["findings", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     data, late = (next(at for at, line in enumerate(lines) if f"  {name}  " in line) for name in ("data_stall", "straggler"))
     assert data < late
     assert lines[late].startswith(" " * 4 + lines[data][:5])
     assert lines[late + 2] == f"        Because of: {lines[data + 1].strip()}."
 
-    assert cli.main(["annotations", str(path), "--json"]) == 0
+    assert cli.main(["findings", str(path), "--json"]) == 0
     by_name = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
     assert by_name["straggler"]["because_of"] == {"name": "data_stall", "step": 15, "ranks": [1]}
     assert by_name["data_stall"]["because_of"] is None

@@ -43,7 +43,7 @@ def hostile_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
 
 
 @pytest.mark.parametrize("recording", ["z2-oom", "gpu-microscope", "cpu-dead"])
-@pytest.mark.parametrize("command", ["annotations", "memory", "microscope", "compare", "pack", "export"])
+@pytest.mark.parametrize("command", ["findings", "memory", "microscope", "compare", "pack", "export"])
 def test_a_hostile_recording(
     hostile_folders: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, recording: str
 ) -> None:

@@ -58,7 +58,7 @@ def describe_worst_finding(session: str) -> list[str]:
     if worst is None or worst.finding.severity is Severity.INFO:
         return []
     count = "it" if len(findings) == 1 else f"all {len(findings)} findings"
-    return [f"{worst.finding.headline}. To see {count}: zerotop annotations {shlex.quote(session)}"]
+    return [f"{worst.finding.headline}. To see {count}: zerotop findings {shlex.quote(session)}"]
 
 
 def describe_cost(session: str) -> list[str]:

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from zerotop.commands.options.option_types import parse_price
 
 AddCommand = Callable[..., argparse.ArgumentParser]
+
+FORMER_NAMES = {"findings": "annotations"}
+"""Names of commands in earlier versions, which still do."""
 """Takes a name, a summary and examples."""
 
 SESSION_HELP = "name, start of a name, or path"

@@ -35,7 +35,7 @@ _KIND = FindingKind(
     name="iteration_drift",
     severity=Severity.WARNING,
     confidence=0.6,
-    headline="Each iteration takes {pace} longer: {before_s:seconds} became {after_s:seconds} in {steps:.0f} steps",
+    headline="Iterations grow by {pace} a step: {before_s:seconds} became {after_s:seconds} in {steps:.0f} steps",
     details=(
         "{growth:change} from about step {step} on[, {carried:seconds} of it {part}][, most of that at {line}][; {cause}]."
     ),

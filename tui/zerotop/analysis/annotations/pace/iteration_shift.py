@@ -52,6 +52,8 @@ _UNPHASED_DETAILS = "The phases of these steps were not recorded[; {cause}[: {ca
 _SAME_STEPS = 3
 # What a change may show in besides the iterations.
 _BETWEEN_PHASES, _SIZE = " between phases", " size"
+# In so many steps at most iterations become shorter by themselves.
+_WARM_UP_STEPS = 10
 # A cause of less confidence gives way to a line that takes the time.
 CERTAIN = 0.85
 _LINE_HEADLINE = "Iterations take {after_s:seconds} instead of {before_s:seconds} from step {step} on"
@@ -149,7 +151,7 @@ def _list_changes(group: Group) -> Iterator[StepChange]:
     rows, steps = group.lead.steps, group.get_state(list[_Known], f"{_KIND.name} steps")
     for change in _find_changes(group, "", rows, rows["iteration_s"]):
         is_long = max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S
-        if is_long and not _is_by_probe(change):
+        if is_long and not _is_by_probe(change) and not _is_warm_up(change):
             steps.append(_Known(int(change.after["step"][0]), change.known_ns))
             yield change
 
@@ -159,6 +161,12 @@ def _is_by_probe(change: StepChange) -> bool:
     before, after = ((rows["counted"] | rows["light"]).mean() for rows in (change.before, change.after))
     slower = np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"])
     return bool(slower < 0 and before < 1 / 2 < after)
+
+
+def _is_warm_up(change: StepChange) -> bool:
+    """Whether iterations became shorter after the first ones, which allocate, compile and load what the others have."""
+    before, after = _compute_medians(change)
+    return after < before and int(change.after["step"][0]) <= _WARM_UP_STEPS
 
 
 def _measure_level(change: StepChange) -> Level:
@@ -175,7 +183,8 @@ def _list_hidden_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
         if _is_longer_between(change) and not _is_near(change, steps, change.known_ns):
             yield change, _BETWEEN_PHASES
     for change in _find_changes(group, _SIZE, rows, StepValues(rows, get_batch_sizes)):
-        if _is_notable(change) and check_batch(change) is not None and not _is_near(change, steps, change.known_ns):
+        is_by_size = _is_notable(change) and not _is_warm_up(change) and check_batch(change) is not None
+        if is_by_size and not _is_near(change, steps, change.known_ns):
             yield change, _SIZE
 
 

@@ -33,7 +33,7 @@ _KIND = FindingKind(
     name="repeated_pause",
     severity=Severity.WARNING,
     confidence=0.9,
-    headline="Every {period:.0f} iterations a pause takes {pause_s:seconds} ({share:percent})",
+    headline="Every {period:.0f} iterations a pause takes {pause_s:seconds} ({share:percent} of the time)",
     details=(
         "{pauses:count pause} since step {step}[ on {concerned:ranks}], most of it at {line}; other iterations take"
         " {iteration_s:seconds}."
@@ -41,7 +41,7 @@ _KIND = FindingKind(
 )
 # In a data loader no line of the job's own takes the time.
 _LOADING = _KIND.with_changes(
-    headline="Every {period:.0f} iterations data takes {pause_s:seconds} to come ({share:percent})",
+    headline="Every {period:.0f} iterations data takes {pause_s:seconds} to come ({share:percent} of the time)",
     details="{pauses:count pause} since step {step}; other iterations take {iteration_s:seconds}.",
     advice="See what is read in those iterations that the others do not read.",
 )

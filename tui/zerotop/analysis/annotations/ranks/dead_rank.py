@@ -50,7 +50,7 @@ _CRASHED = _SIGNALLED.with_changes(
 _RAISED = _KIND.with_changes(
     confidence=0.95,
     headline="Rank {rank} ended with {error}[ at {place}]",
-    details="{text}[ {launcher} printed exit code {code}.][ {others:Ranks} failed because of that.]",
+    details="{text}[ {others:Ranks} failed because of that.][ {launcher} printed exit code {code}.]",
     advice="Its output has the traceback.",
     fix="[{line}]",
 )

@@ -98,10 +98,14 @@ def _check_retries(change: StepChange) -> Cause | None:
 
 
 def _check_collector(change: StepChange) -> Cause | None:
-    """The garbage collector accounts for at least half of the time by which iterations became longer."""
+    """The garbage collector accounts for at least half of the time by which iterations became longer.
+
+    A collection that pauses a few of them does not make the others longer.
+    """
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     before, after = (measure_collecting(change.process, rows) for rows in (change.before, change.after))
-    if slower <= 0 or after - before < slower / 2:
+    in_pauses = float(change.after["iteration_s"].mean() - np.median(change.after["iteration_s"]))
+    if slower <= 0 or after - before < slower / 2 or in_pauses > (after - before) / 2:
         return None
     text = f"Python's garbage collector takes {format_seconds(after)} of each iteration instead of {format_seconds(before)}"
     return Cause(text, *_COLLECTOR, 0.8)

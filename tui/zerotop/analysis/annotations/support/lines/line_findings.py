@@ -19,7 +19,7 @@ M = TypeVar("M")
 PLACES = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "step_s": "step", "other_s": BETWEEN}
 """The place of stacks for each column of steps, and for the rest of the iteration."""
 
-_ADVICE = "See what {location} does in each iteration: do it less often, or in a thread of its own."
+_ADVICE = "See what {location} does in each iteration, and do it less often; what only waits can have a thread of its own."
 
 _NAMED_LINES = "named lines"
 

@@ -109,7 +109,7 @@ def find_line(
                 continue
             weight = stack.get("seconds") or 0.0
             total += weight
-            if found is not None and not is_training(found.callees, where):
+            if found is not None and not is_training(found.callees, where) and not _awaits_no_gpu(process, found.callees):
                 key, beneath = found[:3], found.callees
                 seconds[key] = seconds.get(key, 0.0) + weight
                 each = callees.setdefault(key, {})
@@ -119,6 +119,12 @@ def find_line(
     key, weight = _choose_line(seconds, total)
     beneath = max(callees[key], key=lambda names: callees[key][names])
     return StackLine(*key, beneath, weight, weight / total) if weight >= _LINE_SHARE * total else None
+
+
+def _awaits_no_gpu(process: Process, callees: Sequence[str]) -> bool:
+    """Whether functions only take time where a GPU computes, and there is none: they let Python's lock go."""
+    known = find_known_call(callees)
+    return known is not None and known.waits_for_gpu and not process.is_on_gpu
 
 
 def read_new_stacks(process: Process, counts: dict[Source, int], places: Container[str], why: str) -> list[Event]:

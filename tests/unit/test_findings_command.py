@@ -1,4 +1,4 @@
-"""``zerotop annotations``, the exported table, and loading detectors."""
+"""``zerotop findings``, the exported table, and loading detectors."""
 
 import importlib
 import json
@@ -17,7 +17,7 @@ from zerotop.session.reader import Session
 
 def test_the_list_has_all_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recordings.as_directory("story", tmp_path)
-    assert cli.main(["annotations", str(path)]) == 0
+    assert cli.main(["findings", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "     65.7 s  step 11  double_spike  (warning)" in lines
     at = lines.index("     65.7 s  step 11  double_spike  (warning)")
@@ -33,7 +33,7 @@ def test_what_a_finding_cost_in_hours_and_money(tmp_path: Path, capsys: pytest.C
     path = recordings.as_directory("story", tmp_path)
     info = path / "session.json"
     info.write_text(json.dumps({**json.loads(info.read_text()), "price_per_hour": "$300"}))
-    assert cli.main(["annotations", str(path)]) == 0
+    assert cli.main(["findings", str(path)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     # 10.6 s of four GPUs are 0.0118 hours; of the whole job, 10.6 / 3600 of $300.
     assert "Cost: about 11 s, 44 % of the training time in skipped steps, 0.01 GPU hours ($0.88)." in text
@@ -41,7 +41,7 @@ def test_what_a_finding_cost_in_hours_and_money(tmp_path: Path, capsys: pytest.C
 
 def test_json_has_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recordings.as_directory("z2-oom", tmp_path)
-    assert cli.main(["annotations", str(path), "--json"]) == 0
+    assert cli.main(["findings", str(path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     session = Session.open(path)
     findings = package.find_annotations(session, session.end_ns)
@@ -56,12 +56,12 @@ def test_a_recording_without_findings(tmp_path: Path, capsys: pytest.CaptureFixt
     path = recordings.as_directory("cpu-clean", tmp_path)
     for table in path.glob("*rank*"):
         table.unlink()
-    assert cli.main(["annotations", str(path)]) == 0
+    assert cli.main(["findings", str(path)]) == 0
     assert capsys.readouterr().out == "No findings in this recording.\n"
 
 
 def test_a_missing_session_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["annotations", str(tmp_path / "none")]) == 1
+    assert cli.main(["findings", str(tmp_path / "none")]) == 1
     assert capsys.readouterr().err.startswith("zerotop: ")
 
 
@@ -95,5 +95,5 @@ def test_a_record_whose_time_is_damaged(tmp_path: Path, capsys: pytest.CaptureFi
     records = np.frombuffer(content, np.dtype(fields), offset=len(head)).copy()
     records["time_ns"][len(records) // 2] = 2**62
     path.write_bytes(head + records.tobytes())
-    assert cli.main(["annotations", str(folder)]) == 0
+    assert cli.main(["findings", str(folder)]) == 0
     assert capsys.readouterr().err == "zerotop: 1 damaged record was skipped.\n"

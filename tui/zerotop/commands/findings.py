@@ -1,6 +1,7 @@
-"""``zerotop annotations``: a recording's findings and fixes, as a list or as JSON."""
+"""``zerotop findings``: a recording's findings and fixes, as a list or as JSON."""
 
-# No annotations of the future here: that import would take the name of the function.
+from __future__ import annotations
+
 import argparse
 import dataclasses
 import json
@@ -20,7 +21,7 @@ _WIDTH = 100
 _INDENT = " " * 4
 
 
-def annotations(options: argparse.Namespace) -> int:
+def findings(options: argparse.Namespace) -> int:
     """Print the findings. Return 0."""
     with open_named(options.session) as session:
         run = RecordedRun(session, memory=False)
