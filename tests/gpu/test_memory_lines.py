@@ -102,7 +102,9 @@ def test_a_clean_run_is_looked_at_once_and_comes_out_the_same(tmp_path: Path) ->
 def test_the_line_of_a_leak_is_found(tmp_path: Path) -> None:
     watched = run_watched("leak", tmp_path)
     print(describe_cost(watched))
-    assert [look["why"] for look in watched.looks][:2] == ["peak", "creep"]
+    whys = [look["why"] for look in watched.looks]
+    assert whys[0] == "peak", "the first steps"
+    assert "creep" in whys, "where the leak makes a new peak first, that is looked at too"
     assert watched.find_lines("creep") == [(SCRIPT, watched.counted["lines"]["leak"], 32 << 20)]
 
 

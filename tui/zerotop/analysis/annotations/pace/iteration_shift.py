@@ -143,7 +143,7 @@ def _list_costly_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
     """Yield each change of the iterations once it has cost or saved a notable time."""
     steps = group.lead.steps
     for change, known_ns in await_notable(group, _KIND.name, steps, _list_changes(group), _measure_level):
-        if group.count_report(_KIND.name):
+        if not _is_warm_up(change) and group.count_report(_KIND.name):
             yield replace(change, known_ns=known_ns), ""
 
 
@@ -151,7 +151,7 @@ def _list_changes(group: Group) -> Iterator[StepChange]:
     rows, steps = group.lead.steps, group.get_state(list[_Known], f"{_KIND.name} steps")
     for change in _find_changes(group, "", rows, rows["iteration_s"]):
         is_long = max(change.before["iteration_s"].max(), change.after["iteration_s"][0]) >= SHORTEST_ITERATION_S
-        if is_long and not _is_by_probe(change) and not _is_warm_up(change):
+        if is_long and not _is_by_probe(change):
             steps.append(_Known(int(change.after["step"][0]), change.known_ns))
             yield change
 

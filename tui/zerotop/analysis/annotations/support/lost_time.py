@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from zerotop.analysis.annotations.support.detector_state import DetectorState
-from zerotop.analysis.stats.change_points import SHIFT_SHARE
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_SHARE
 from zerotop.session.samples import Floats, Rows
 
 T = TypeVar("T")
@@ -36,8 +36,8 @@ def await_notable(
 ) -> Iterator[tuple[T, int]]:
     """Yield what was found earlier or now once it has cost, or saved, a notable time, and when that was (unix nanoseconds).
 
-    What has not when the next one of its kind is found is left out, and so is the way back from it. ``steps``: those of the
-    rank that they are read off.
+    What has not when the next one of its kind is found is left out, and so are the way back from it and what was over before
+    it had. ``steps``: those of the rank that they are read off.
     """
     waiting: list[T] = state.get_state(list, f"{key} without cost")
     for one in fresh:
@@ -56,10 +56,20 @@ def _take_notable(
     waiting: list[T], steps: Rows, find_level: Callable[[T], Level], until_step: int | None
 ) -> Iterator[tuple[T, int]]:
     for one in waiting[:]:
-        index = _find_notable(steps, find_level(one), until_step)
+        level = find_level(one)
+        index = _find_notable(steps, level, until_step)
         if index is not None:
             waiting.remove(one)
-            yield one, int(steps["end_unix_ns"][index])
+            if _is_in_force(steps, level, index):
+                yield one, int(steps["end_unix_ns"][index])
+
+
+def _is_in_force(steps: Rows, level: Level, index: int) -> bool:
+    """Whether the steps up to this index, of late, still take more or less time than those before the change."""
+    latest = steps[: index + 1][-LEVEL_STEPS:]
+    seconds = float(np.nanmedian(latest["iteration_s"][latest["step"] >= level.first_step]))
+    is_longer = level.after_s > level.before_s
+    return (seconds > level.before_s) == is_longer and not _is_alike(level.before_s, seconds)
 
 
 def _find_notable(steps: Rows, level: Level, until_step: int | None) -> int | None:
