@@ -80,7 +80,7 @@ _KINDS = {
     "kill": Kind("dead_rank", "killed by signal 9", needs_ranks=True, also=("hung_ranks",)),
     "exception": Kind("dead_rank", "ValueError", needs_ranks=True, also=("hung_ranks",)),
     "hogs": Kind("cores_taken", "ther processes use", beside=_HOG, also=("iteration_shift", "iteration_drift")),
-    "empty_cache": Kind("iteration_shift", "cache was emptied", needs_gpu=True),
+    "empty_cache": Kind("cache_emptied", "emptied in each step", needs_gpu=True, also=("iteration_shift",)),
     "evaluation": Kind("validation_jump", "Evaluation raised", needs_gpu=True),
     "leak": Kind("memory_creep", "GPU memory grows", needs_gpu=True),
     "neighbour": Kind("iteration_shift", "of GPU", needs_gpu=True, beside=_NEIGHBOUR),

@@ -161,6 +161,18 @@ def switch_mode(mode: str, *changes_s: float) -> Callable[..., None]:
     return write_events
 
 
+def empty_cache(every_s: float) -> Callable[..., None]:
+    """Return a function that empties the allocator's cache at such distances, from 70 s on."""
+
+    def write_events(write: Callable[..., None], steps: int) -> None:
+        for calls in (1, 2, 4, 8, 16):
+            second = 70 + every_s * (calls - 1)
+            facts = {"begin_ns": 70 * 10**9, "calls": calls, "seconds": 0.01 * calls}
+            write(second + 0.1, events.CACHE_CLEARED, **facts, file="train.py", line=33, function="main")
+
+    return write_events
+
+
 def _start_threads(write: Callable[..., None], steps: int) -> None:
     stacks = {"frames": [], "stacks": [], "cores": 0.9, "lock_wait_s": 0.002}
     for number in range(10):
@@ -216,6 +228,8 @@ TROUBLES: dict[str, Trouble] = {
     "allocator_retries": Trouble(tables={"allocator": _add_retries}),
     "anomaly_mode": Trouble(events=switch_mode("anomaly", 70, 80, 90)),
     "anomaly_mode, too short": Trouble(events=switch_mode("anomaly", *np.arange(70, 90).tolist())),
+    "cache_emptied": Trouble(events=empty_cache(STEP_S)),
+    "cache_emptied, too seldom": Trouble(events=empty_cache(3 * STEP_S)),
     "checkpoint_pause": Trouble(_add_evaluations),
     "core_binding": Trouble(events=_bind_cores, ranks=2),
     "cores_taken": Trouble(tables={"hosts": set_values(**_BUSY), "processes": set_values(**_WAITING)}),

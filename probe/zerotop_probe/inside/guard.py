@@ -205,3 +205,21 @@ def wrap_function(
 
     setattr(call_original, _WRAPPER_MARK, True)
     return call_original
+
+
+def wrap_plain_function(
+    original: Callable[..., Any], where: str, before: BeforeHook, after: AfterHook, meter: CostMeter
+) -> Callable[..., Any]:
+    """Like :func:`wrap_function`, for functions that belong to no object: ``before`` gets None for it."""
+
+    @functools.wraps(original)
+    def call_original(subject: None, *args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    measured = wrap_function(call_original, where, before, after, meter)
+
+    @functools.wraps(measured)
+    def call_measured(*args: Any, **kwargs: Any) -> Any:
+        return measured(None, *args, **kwargs)
+
+    return call_measured

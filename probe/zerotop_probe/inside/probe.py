@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
+from zerotop_probe.inside.costly_modes.debug_modes import DebugModes
 from zerotop_probe.inside.counting import StepCounting
-from zerotop_probe.inside.debug_modes import DebugModes
 from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, AllocatorSampler, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
@@ -45,6 +46,7 @@ class Probe:
         self.engines = EngineRegistry()
         self.library = TrainingLibrary()
         self.debug_modes = DebugModes(self.meter)
+        self.cache_clearing = CacheClearing(self.meter)
         # Called as soon as the process makes a DeepSpeed engine: the hooks on other loops remove themselves.
         self.retire_loops: Callable[[], None] = lambda: None
         self.recorder: Recorder | None = None
@@ -94,6 +96,7 @@ class Probe:
     def _sample_stacks(self, recorder: Recorder) -> None:
         wants_stacks = self._wants_stacks()
         self.debug_modes.begin_recording(recorder.write_event, names_lines=wants_stacks)
+        self.cache_clearing.begin_recording(recorder.write_event, names_lines=wants_stacks)
         recorder.costs.write_more = self.debug_modes.write_changes
         if wants_stacks:
             recorder.containers = ContainerFinder(recorder.write_event, self.meter)

@@ -458,6 +458,17 @@ DEBUG_MODE = _declare_event(
     Field("function", str, "its function"),
 )
 
+# A line of the job's own code emptied the allocator's cache: written with its first, second, fourth, eighth call, and so on.
+CACHE_CLEARED = _declare_event(
+    "cache_cleared",
+    Field("begin_ns", int, "begin of the first call, CLOCK_MONOTONIC", required=True),
+    Field("calls", int, "so far from this line", required=True),
+    Field("seconds", float, "that all of them took", required=True),
+    Field("file", str, "of the job's own code that called it, relative to the script's folder; absent if unknown"),
+    Field("line", int, "its line"),
+    Field("function", str, "its function"),
+)
+
 # One of several processes on a GPU, when it was first seen there: of the job or of another one.
 GPU_PROCESS = _declare_event(
     "gpu_process",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from typing import Any
 
-from zerotop_probe.inside.guard import is_wrapped, on_removal, wrap_function, wrap_method
+from zerotop_probe.inside.guard import is_wrapped, on_removal, wrap_method, wrap_plain_function
 from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
 from zerotop_probe.inside.span import Span
 
@@ -41,24 +40,12 @@ class CheckpointHooks(TrainingHooks):
             original = getattr(modules[0], name, None) if modules else None
             if original is None or is_wrapped(original):
                 continue
-            wrapper = self._wrap_save(original, f"{module_names[0]}.{name}")
+            where = f"{module_names[0]}.{name}"
+            wrapper = wrap_plain_function(original, where, self._begin_save, self.end_span, self._probe.meter)
             for module in modules:
                 if getattr(module, name, None) is original:
                     setattr(module, name, wrapper)
                     on_removal(functools.partial(setattr, module, name, original))
-
-    def _wrap_save(self, original: Callable[..., Any], where: str) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call_original(subject: None, *args: Any, **kwargs: Any) -> Any:
-            return original(*args, **kwargs)
-
-        measured = wrap_function(call_original, where, self._begin_save, self.end_span, self._probe.meter)
-
-        @functools.wraps(measured)
-        def save(*args: Any, **kwargs: Any) -> Any:
-            return measured(None, *args, **kwargs)
-
-        return save
 
     def _begin_save(self, time_ns: int, subject: Any, args: Any, kwargs: Any) -> Span | None:
         recorder = self._probe.recorder

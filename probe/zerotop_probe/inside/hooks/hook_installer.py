@@ -41,6 +41,7 @@ def _install_module(module: Any) -> None:
     elif module.__name__ == OPTIMIZER_MODULE:
         _loop_hooks.install_hooks(module)
         PROBE.debug_modes.install_hooks()
+        PROBE.cache_clearing.install_hooks()
 
 
 def attach(engine: Any, session: str | None = None) -> bool:

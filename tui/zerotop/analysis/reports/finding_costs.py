@@ -18,7 +18,7 @@ from zerotop.session.samples import Rows
 # Evidence with the seconds lost once.
 _LOST_ONCE = {"checkpoint_pause": "pause_s", "rank_stopped": "stopped_s"}
 _SKIPPING = "skipping_ended", "steps_skipped"
-_LONGER = "iteration_shift", "anomaly_mode", "profiler_on"
+_LONGER = "iteration_shift", "anomaly_mode", "profiler_on", "cache_emptied"
 GROWING = ("memory_creep", "host_growth")
 """Findings about memory that grows until it runs out."""
 _GPU_BYTES = {

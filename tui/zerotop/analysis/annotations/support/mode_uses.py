@@ -1,8 +1,8 @@
-"""When a rank's modes for debugging were on: autograd's anomaly mode, and PyTorch's profiler."""
+"""When a rank had modes on that slow it down: autograd's anomaly mode, PyTorch's profiler, a cache emptied in each step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +11,16 @@ from zerotop.analysis.annotations.support.rank_process import Process
 from zerotop.analysis.code_line import CodeLine
 from zerotop_probe.recording import events
 
-ANOMALY, PROFILER = "anomaly", "profiler"
+ANOMALY, PROFILER, CLEARING = "anomaly", "profiler", "clearing"
 
-NAMES = {ANOMALY: "anomaly mode", PROFILER: "PyTorch's profiler"}
+NAMES = {ANOMALY: "anomaly mode", PROFILER: "PyTorch's profiler", CLEARING: "emptying the allocator's cache in each step"}
 """How sentences name each mode."""
 
 # A mode that was on for so many steps, and so many seconds, was not only meant for these.
 _LASTING = {ANOMALY: (10, 1.0), PROFILER: (50, 10.0)}
+# A line that empties the cache in at least this share of the steps does so in each. So many calls, powers of two as those of
+# its events, show that it began, and that it lasts.
+_CLEARED_SHARE, _FIRST_CLEARINGS, _LASTING_CLEARINGS = 0.8, 4, 16
 
 
 class ModeUse(NamedTuple):
@@ -29,9 +32,13 @@ class ModeUse(NamedTuple):
     end_ns: int | None  # None while it is on
     end_known_ns: int | None
     line: CodeLine | None  # that switched it on, if it is known
+    call_s: float = 0.0  # of a cache that is emptied: seconds of each call
+    lasting_ns: int | None = None  # likewise: when it was known to last
 
     def find_lasting(self, process: Process) -> int | None:
         """Return when it was on for long enough to be told; None while it was not, or if it was switched off before."""
+        if self.mode == CLEARING:
+            return self.lasting_ns
         (fewest, seconds), ends = _LASTING[self.mode], process.steps["end_unix_ns"]
         index = int(np.searchsorted(ends, self.begin_ns, "right")) + fewest - 1
         index = max(index, int(np.searchsorted(ends, self.begin_ns + round(seconds * 1e9))))
@@ -42,7 +49,7 @@ class ModeUse(NamedTuple):
 
 def list_uses(process: Process) -> list[ModeUse]:
     """Return the times in which modes were on, by their begins."""
-    uses: dict[str, list[ModeUse]] = {mode: [] for mode in NAMES}
+    uses: dict[str, list[ModeUse]] = {ANOMALY: [], PROFILER: [], CLEARING: list(_list_clearings(process))}
     for event in process.events_named(events.DEBUG_MODE):
         facts = event.facts
         known, begin_ns = uses.get(facts["mode"]), facts["begin_ns"] + process.source.offset_ns
@@ -53,6 +60,23 @@ def list_uses(process: Process) -> list[ModeUse]:
         elif known:
             known[-1] = known[-1]._replace(end_ns=begin_ns, end_known_ns=event.unix_ns)
     return sorted((use for each in uses.values() for use in each), key=lambda use: use.begin_ns)
+
+
+def _list_clearings(process: Process) -> Iterator[ModeUse]:
+    """Yield the lines that empty the allocator's cache in each step."""
+    uses: dict[int, ModeUse] = {}  # by the first call's begin, which tells lines apart
+    ends = process.steps["end_unix_ns"]
+    for event in process.events_named(events.CACHE_CLEARED):
+        facts, known_ns = event.facts, event.unix_ns
+        begin_ns, calls = facts["begin_ns"] + process.source.offset_ns, facts["calls"]
+        steps = int(np.searchsorted(ends, known_ns) - np.searchsorted(ends, begin_ns))
+        if calls < _CLEARED_SHARE * steps:
+            continue
+        if calls == _FIRST_CLEARINGS:
+            uses[begin_ns] = ModeUse(CLEARING, begin_ns, known_ns, None, None, _read_line(facts), facts["seconds"] / calls)
+        elif calls == _LASTING_CLEARINGS and begin_ns in uses:
+            uses[begin_ns] = uses[begin_ns]._replace(call_s=facts["seconds"] / calls, lasting_ns=known_ns)
+    yield from uses.values()
 
 
 def _read_line(facts: Mapping[str, Any]) -> CodeLine | None:

@@ -48,9 +48,8 @@ def check_cache_clearing(change: StepChange) -> Cause | None:
         return None
     calls = _count_calls(change, "device_allocs")
     called = f", and cudaMalloc called {calls[1]:.0f} times in each" if calls is not None and calls[1] >= _MANY else ""
-    return Cause(
-        f"the allocator's cache was emptied in each step{called}", *_CLEARING, 0.9, where=BETWEEN, callee=EMPTY_CACHE
-    )
+    text = f"the allocator's cache was emptied in each step{called}"
+    return Cause(text, *_CLEARING, 0.9, finding="cache_emptied", where=BETWEEN, callee=EMPTY_CACHE)
 
 
 def _is_returned(change: StepChange) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.causes import batch_causes, gpu_causes, host_causes, thread_causes
 from zerotop.analysis.annotations.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
-from zerotop.analysis.annotations.support.causes.debug_causes import check_debug_modes
+from zerotop.analysis.annotations.support.causes.mode_causes import check_modes
 from zerotop.analysis.annotations.support.causes.step_change import (
     Advice,
     Cause,
@@ -192,9 +192,9 @@ _CHECKS: tuple[_Check, ...] = (
     batch_causes.check_other_batches,
     _check_data,
     _check_retries,
+    check_modes,
     check_cache_clearing,
     check_allocator_calls,
-    check_debug_modes,
     _check_collector,
     _check_compiling,
     thread_causes.check_threads,

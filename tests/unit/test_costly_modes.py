@@ -1,4 +1,4 @@
-"""Modes for debugging that stay on: what the probe notes of them, and the finding and causes that it gives."""
+"""Modes that slow each step down: what the probe notes of them, and the finding and causes that it gives."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import torch
 
 from small_recording import BEGIN_NS, S, make_identity, make_span, read_recording, write_table
 from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.annotations.pace import debug_modes, iteration_shift
+from zerotop.analysis.annotations.pace import costly_modes, iteration_shift
 from zerotop.analysis.annotations.support import annotator
-from zerotop_probe.inside.debug_modes import DebugModes, ModeChange
+from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
+from zerotop_probe.inside.costly_modes.debug_modes import DebugModes, ModeChange
 from zerotop_probe.inside.guard import CostMeter, remove_hooks
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, SPANS
@@ -44,7 +45,7 @@ def test_the_line_that_switches_anomaly_mode_on_is_noted(modes: DebugModes) -> N
     assert (change.mode, change.is_on) == ("anomaly", True)
     assert change.begin_ns < 10**18  # not only since the look
     assert change.place is not None
-    assert (change.place.file.rpartition("/")[2], change.place.line) == ("test_debug_modes.py", line)
+    assert (change.place.file.rpartition("/")[2], change.place.line) == ("test_costly_modes.py", line)
     assert take(modes) == []
     torch.autograd.set_detect_anomaly(False)
     assert [one.is_on for one in take(modes)] == [False]
@@ -100,10 +101,22 @@ def write_job(folder: Path, seconds: list[float], *changes: tuple[float, bool], 
     writer.close()
 
 
+def write_clearings(folder: Path, seconds: list[float], first_s: float, every_s: float) -> None:
+    """Write steps of these durations, and a line that empties the cache from some time on at regular distances."""
+    write_job(folder, seconds)
+    writer = EventWriter(str(folder), make_identity(0), clock={"monotonic_ns": 0, "unix_ns": BEGIN_NS})
+    for power in range(7):
+        calls = 2**power
+        facts = {"begin_ns": int(first_s * S), "calls": calls, "seconds": 0.02 * calls}
+        known_ns = int((first_s + every_s * (calls - 1) + 0.02) * S)
+        writer.write(known_ns, events.CACHE_CLEARED, **facts, file="train.py", line=33, function="tidy")
+    writer.close()
+
+
 def find_all(folder: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Annotation, ...]:
     monkeypatch.setattr(annotator, "_PIECE", piece)
     session = read_recording(folder)
-    runner = annotator.Annotator(session, [debug_modes.detect, iteration_shift.detect])
+    runner = annotator.Annotator(session, [costly_modes.detect, iteration_shift.detect])
     runner.update()
     return runner.findings_at(session.end_ns)
 
@@ -148,3 +161,78 @@ def test_a_mode_that_costs_nothing_is_no_warning(tmp_path: Path, monkeypatch: py
     write_job(tmp_path, [0.1] * 100, (4.01, True))
     (finding,) = find_all(tmp_path, 16384, monkeypatch)
     assert (finding.severity.value, finding.cost) == ("info", 0.0)
+
+
+def test_an_emptied_cache_is_the_only_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_clearings(tmp_path, [0.1] * 40 + [0.15] * 60, 4.12, 0.15)
+    whole, *others = (find_all(tmp_path, piece, monkeypatch) for piece in (16384, 7, 50))
+    (finding,) = whole
+    assert finding.headline == "The allocator's cache is emptied in each step: train.py:33"
+    assert finding.details == (
+        "Iterations take 150 ms instead of 100 ms from step 40 on. torch.cuda.empty_cache() at train.py:33 in tidy takes"
+        " 20 ms itself, and the next step has to ask the driver anew for the memory that PyTorch had kept for it."
+    )
+    assert (finding.step, finding.severity.value, finding.cost) == (40, "warning", pytest.approx(1 / 3))
+    assert all(found == whole for found in others)
+
+
+@pytest.mark.parametrize(("every", "told"), [(1, True), (2, False), (10, False)])
+def test_a_cache_that_is_emptied_now_and_then_is_no_finding(
+    tmp_path: Path, every: int, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_clearings(tmp_path, [0.1] * 700, 4.02, 0.1 * every)
+    found = [(one.name, one.severity.value) for one in find_all(tmp_path, 16384, monkeypatch)]
+    assert found == ([("cache_emptied", "info")] if told else [])
+
+
+class EmptiedCache:
+    """Calls of a function in the place of the one in ``torch._C``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self.events: list[dict[str, Any]] = []
+        monkeypatch.setattr(torch._C, "_cuda_emptyCache", self.count_call, raising=False)
+        monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
+        self.clearing = CacheClearing(CostMeter())
+        self.clearing.install_hooks()
+
+    def count_call(self) -> None:
+        self.calls += 1
+
+    def record(self, *, names_lines: bool) -> None:
+        self.clearing.begin_recording(lambda time_ns, name, **facts: self.events.append(facts), names_lines=names_lines)
+
+
+@pytest.fixture
+def emptied(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmptiedCache]:
+    yield EmptiedCache(monkeypatch)
+    remove_hooks()
+
+
+def test_the_lines_that_empty_the_cache_are_counted(emptied: EmptiedCache) -> None:
+    torch.cuda.empty_cache()
+    emptied.record(names_lines=True)
+    for _ in range(5):
+        torch.cuda.empty_cache()
+    line = sys._getframe().f_lineno - 1
+    torch.cuda.empty_cache()
+    assert emptied.calls == 7
+    assert [(event["line"] - line, event["calls"]) for event in emptied.events] == [(0, 1), (0, 2), (0, 4), (2, 1)]
+    assert all(event["seconds"] >= 0 for event in emptied.events)
+
+
+def test_lines_that_empty_the_cache_can_be_left_out(emptied: EmptiedCache) -> None:
+    emptied.record(names_lines=False)
+    torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
+    assert [sorted(event) for event in emptied.events] == [["begin_ns", "calls", "seconds"]] * 2
+
+
+def test_a_function_that_fails_fails_as_before(emptied: EmptiedCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied.record(names_lines=True)
+    with pytest.raises(TypeError):
+        torch._C._cuda_emptyCache(1)
+    original = emptied.count_call
+    assert torch._C._cuda_emptyCache.__wrapped__.__wrapped__.__wrapped__ == original
+    remove_hooks()
+    assert torch._C._cuda_emptyCache == original

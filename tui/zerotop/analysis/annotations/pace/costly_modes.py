@@ -1,4 +1,4 @@
-"""A mode for debugging stays on: autograd's anomaly mode, or PyTorch's profiler."""
+"""A mode stays on that slows down each step: anomaly mode, PyTorch's profiler, a cache that is emptied in each step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
-from zerotop.analysis.annotations.support.mode_uses import ANOMALY, PROFILER, ModeUse, list_uses
+from zerotop.analysis.annotations.support.mode_uses import ANOMALY, CLEARING, PROFILER, ModeUse, list_uses
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
 
 _ANOMALY = FindingKind(
@@ -31,7 +31,18 @@ _PROFILER = FindingKind(
     advice="Let the profiler record a few steps only.",
     fix="schedule=torch.profiler.schedule(wait=10, warmup=2, active=3, repeat=1)",
 )
-_KINDS = {ANOMALY: _ANOMALY, PROFILER: _PROFILER}
+_CLEARING = FindingKind(
+    name="cache_emptied",
+    severity=Severity.WARNING,
+    confidence=0.95,
+    headline="The allocator's cache is emptied in each step[: {place}]",
+    details="[Iterations take {after_s:seconds} instead of {before_s:seconds} from step {step} on. ]"
+    "torch.cuda.empty_cache()[ at {line}] takes {call_s:seconds} itself, and the next step has to ask the driver anew for"
+    " the memory that PyTorch had kept for it.",
+    advice="Take the call out of the loop. Against fragmentation expandable segments help.",
+    fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+)
+_KINDS = {ANOMALY: _ANOMALY, PROFILER: _PROFILER, CLEARING: _CLEARING}
 # Iterations that became longer by less have other reasons.
 _COST_SHARE = 0.05
 
@@ -74,6 +85,8 @@ def _build_finding(group: Group, process: Process, use: ModeUse, known_ns: int) 
         ranks=ranks,
         cost=1 - evidence["before_s"] / evidence["after_s"] if evidence else 0.0,
         since=f"from step {int(after['step'][0])} on" if begin else "is on in each step",
+        call_s=use.call_s,
+        place=use.line.place if use.line is not None else None,
         line=use.line.text if use.line is not None else None,
         anomaly_fix="Trainer(detect_anomaly=False)" if is_lightning else "torch.autograd.set_detect_anomaly(False)",
     )

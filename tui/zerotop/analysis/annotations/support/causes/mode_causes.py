@@ -8,7 +8,7 @@ from zerotop.analysis.annotations.support.causes.step_change import Cause, StepC
 from zerotop.analysis.annotations.support.mode_uses import NAMES, list_uses
 
 
-def check_debug_modes(change: StepChange) -> Cause | None:
+def check_modes(change: StepChange) -> Cause | None:
     """A mode that lasts has a finding of its own, and one that does not needs none."""
     before, after = change.before, change.after
     is_slower = np.median(after["iteration_s"]) > np.median(before["iteration_s"])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any, NamedTuple
 
 from zerotop_probe.inside.guard import CostMeter, Guard, wrap_method
-from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.inside.stacks.own_lines import CodePlace, OwnLines
 from zerotop_probe.recording import events
 
 ANOMALY, PROFILER = "anomaly", "profiler"
@@ -18,19 +17,10 @@ _ANOMALY_MODULE, _PROFILER_MODULE = "torch.autograd.anomaly_mode", "torch.autogr
 _SWITCHES = (("detect_anomaly", "__enter__"), ("set_detect_anomaly", "__init__"), ("set_detect_anomaly", "__exit__"))
 # A script may switch a mode in each step.
 _MOST_CHANGES = 20
-_MOST_FRAMES = 40
 
 
 # Called with the time, the name of the event, and its fields.
 WriteEvent = Callable[..., None]
-
-
-class CodePlace(NamedTuple):
-    """A line of the job's own code."""
-
-    file: str
-    line: int
-    function: str
 
 
 class ModeChange(NamedTuple):
@@ -58,7 +48,7 @@ class DebugModes:
         # When anomaly mode was first on since the last look, 0 if not; when it was switched last; and where.
         self._seen_ns = self._switched_ns = 0
         self._place: CodePlace | None = None
-        self._names: PathNames | None = None
+        self._own_lines = OwnLines()
         self._changes_left = _MOST_CHANGES
 
     def begin_recording(self, write_event: WriteEvent, *, names_lines: bool) -> None:
@@ -83,21 +73,7 @@ class DebugModes:
         if is_on:
             self._seen_ns = self._seen_ns or time_ns
             if not self._is_on[ANOMALY]:
-                self._place = self._find_place(sys._getframe())
-
-    def _find_place(self, frame: FrameType | None) -> CodePlace | None:
-        """Return the innermost line of the job's own code."""
-        if self._names is None:
-            self._names = PathNames.for_this_process()
-        for _ in range(_MOST_FRAMES):
-            if frame is None:
-                break
-            code = frame.f_code
-            name = self._names.name_file(code.co_filename)
-            if name is not None and name.is_own:
-                return CodePlace(name.text, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name))
-            frame = frame.f_back
-        return None
+                self._place = self._own_lines.find_place(sys._getframe())
 
     def write_changes(self, time_ns: int, step: int) -> None:
         """Record what has changed since the last look; ``step`` is the last finished one. Never raises."""

@@ -1,0 +1,39 @@
+"""The line of the job's own code that a hook was called from."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import NamedTuple
+
+from zerotop_probe.inside.stacks.paths import PathNames
+
+_MOST_FRAMES = 40
+
+
+class CodePlace(NamedTuple):
+    """A line of the job's own code."""
+
+    file: str
+    line: int
+    function: str
+
+
+class OwnLines:
+    """Finds lines of the job's own code. Paths are read when the first one is asked for."""
+
+    def __init__(self) -> None:
+        self._names: PathNames | None = None
+
+    def find_place(self, frame: FrameType | None) -> CodePlace | None:
+        """Return the innermost such line of a frame and its callers."""
+        if self._names is None:
+            self._names = PathNames.for_this_process()
+        for _ in range(_MOST_FRAMES):
+            if frame is None:
+                break
+            code = frame.f_code
+            name = self._names.name_file(code.co_filename)
+            if name is not None and name.is_own:
+                return CodePlace(name.text, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name))
+            frame = frame.f_back
+        return None

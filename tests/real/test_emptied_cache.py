@@ -1,0 +1,38 @@
+"""A real loop that empties the allocator's cache in each step: the line is known without sampling."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from loop_runs import LOOPS
+from rank_recordings import Rank
+from real_jobs import run_recorded
+from zerotop.analysis.annotations import find_annotations
+from zerotop.session.reader import Session
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+
+def test_the_line_that_empties_the_cache_is_named(tmp_path: Path, job_environment: dict[str, str]) -> None:
+    done = run_recorded([sys.executable, str(LOOPS / "emptying.py")], tmp_path, job_environment)
+    assert done.returncode == 0, done.output
+    counted = json.loads(next(line for line in done.output.splitlines() if line.startswith("COUNTED "))[8:])
+    assert counted["compiled"] == 2.0
+    rank = Rank(done.session, 0)
+    assert not rank.find_events("probe_error")
+    known = [
+        (event["calls"], event["seconds"]) for event in rank.find_events("cache_cleared") if event["line"] == counted["line"]
+    ]
+    assert [calls for calls, _ in known] == [1, 2, 4, 8, 16, 32, 64]
+    assert all(seconds >= 0.02 * calls for calls, seconds in known)
+    session = Session.open(done.session)
+    findings = find_annotations(session, session.end_ns)
+    (finding,) = [one for one in findings if one.name in ("cache_emptied", "iteration_shift")]
+    assert finding.headline == f"The allocator's cache is emptied in each step: emptying.py:{counted['line']}"
+    assert finding.step is not None
+    assert 40 <= finding.step <= 42
+    assert f"torch.cuda.empty_cache() at emptying.py:{counted['line']} in tidy_up takes 2" in finding.details
