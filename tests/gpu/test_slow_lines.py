@@ -45,7 +45,7 @@ def test_waiting_for_the_gpu_is_no_finding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name", "place"),
-    [("empty", "cache_emptied", "in clean_up takes"), ("collect", "iteration_shift", "in clean_up (gc.collect)")],
+    [("empty", "cache_emptied", "in clean_up takes"), ("collect", "iteration_shift", "in clean_up (calls gc.collect)")],
 )
 def test_the_line_is_named(tmp_path: Path, kind: str, name: str, place: str) -> None:
     found, counted = run_watched(kind, tmp_path)

@@ -87,13 +87,13 @@ def test_a_shift_names_the_line(slow_run: SlowRun) -> None:
     shifts = [finding for finding in slow_run.findings if finding.name == "iteration_shift"]
     # Where others use the cores, the steps just before it may be longer, too.
     (shift,) = [finding for finding in shifts if finding.step in range(_LAST.start - 5, _LAST.start + 3)]
-    assert f"slow_lines.py:{slow_run.lines['slower']} in build_batch (time.sleep)" in shift.details
+    assert f"slow_lines.py:{slow_run.lines['slower']} in build_batch (calls time.sleep)" in shift.details
     assert "Remove the pause" in shift.advice
 
 
 def test_a_constant_share_names_the_line(slow_run: SlowRun) -> None:
     (finding,) = [finding for finding in slow_run.findings if finding.name == "time_between_phases"]
-    assert f"slow_lines.py:{slow_run.lines['always']} in build_batch (time.sleep)" in finding.details
+    assert f"slow_lines.py:{slow_run.lines['always']} in build_batch (calls time.sleep)" in finding.details
 
 
 def test_the_collectors_time_is_recorded(slow_run: SlowRun) -> None:

@@ -50,7 +50,7 @@ async def test_a_healthy_job_has_lost_nothing() -> None:
     app = ZerotopApp(RecordingSource(open_recording("cpu-clean")), glyphs=BLOCKS, title="clean")
     async with app.run_test(size=(120, 40)) as pilot:
         panel = app.screen.query_one(Summary)
-        await wait_until(pilot, lambda: "No finding says that time or memory was lost." in panel.plain_text())
+        await wait_until(pilot, lambda: "No finding has a cost in time or memory." in panel.plain_text())
 
 
 def test_a_replay_starts_at_the_first_step() -> None:

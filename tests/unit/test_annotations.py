@@ -456,8 +456,14 @@ def test_ranks_without_their_probe_do_not_hang(tmp_path: Path) -> None:
         (
             "blind-request",
             "iteration_shift",
-            "278 ms instead of 103 ms from step 60 on: fit.py:27 | 156 ms of it between the phases, most of that at"
-            " fit.py:27 in report (urllib.request.urlopen)",
+            "278 ms instead of 103 ms from step 60 on: fit.py:27 | 156 ms of it between the phases (data, forward, backward,"
+            " step), most of that at fit.py:27 in report (calls urllib.request.urlopen)",
+        ),
+        (
+            "blind-hooks",
+            "iteration_shift",
+            "from step 50 on: f11_hooks.py:15 | 19 ms of it in the forward phase, most of that at f11_hooks.py:15 in hook"
+            " (calls std).",
         ),
         ("blind-rows", "iteration_shift", "a rank's steps have 24 rows instead of 12"),
         ("unseen-long", "iteration_shift", "a rank's batches have 2304 tokens instead of 1152"),

@@ -67,4 +67,4 @@ def test_repeated_compiling_in_the_forward(tmp_path: Path, stack: Any, told: boo
     session = Session.open(folder)
     details = [one.details for one in find_annotations(session, session.end_ns) if one.name == "repeated_pause"]
     assert len(details) == told
-    assert all("train.py:120 in main (torch.compile, which compiles again)" in one for one in details)
+    assert all("train.py:120 in main (calls torch.compile, which compiles again)" in one for one in details)

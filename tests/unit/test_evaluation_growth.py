@@ -64,7 +64,7 @@ def test_evaluations_that_grow(tmp_path: Path, seconds: list[float], found: bool
     assert len(grown) == found
     for finding in grown:
         assert finding.headline.endswith(": 500 ms became 2.00 s: train.py:36")
-        assert "mostly at train.py:36 in summarize (argsort)" in finding.details
+        assert "mostly at train.py:36 in summarize (calls argsort)" in finding.details
         (cost,) = [one for one in rank_findings(findings, read_steps(session), session.end_ns) if one.finding == finding]
         assert cost.seconds == pytest.approx(sum(seconds) - seconds[0] * len(seconds))
 

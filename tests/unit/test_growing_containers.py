@@ -215,19 +215,19 @@ def test_a_look_records_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             {"keeps_graph": True},
-            " in losses on ",
+            " in 'losses' on ",
             "the list losses in train() (train.py) grew from 90 to 100 entries, tensors with the graph that computed them.",
             "losses.append(loss.item())",
         ),
         (
             {"scope": "attribute", "owner": "Store"},
-            " in losses on ",
+            " in 'losses' on ",
             "the list Store.losses (train.py) grew from 90 to 100 entries.",
             "",
         ),
         (
             {"levels": 1, "scope": "global"},
-            " in losses on ",
+            " in 'losses' on ",
             "a list within losses of train.py grew from 90 to 100 entries.",
             "",
         ),

@@ -105,9 +105,9 @@ def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
     session = record_two_steps(tmp_path).open_session()
     basis = {second: {row.key: row.basis for row in read_only_ledger(session, second).rows} for second in (5, 17.5, 28)}
     assert basis[5]["parameters"] == basis[5]["gradients"] == "tensors counted before the training"
-    assert basis[17.5]["gradients"] == "tensors counted before the first update, of step 0"
-    assert basis[28]["optimizer_state"] == "tensors counted after the first update, of step 0"
-    assert basis[28]["gradients"] == "tensors counted before the first update, of step 0"
+    assert basis[17.5]["gradients"] == "tensors counted in step 0, before the first update"
+    assert basis[28]["optimizer_state"] == "tensors counted in step 0, after the first update"
+    assert basis[28]["gradients"] == "tensors counted in step 0, before the first update"
 
 
 def test_before_an_engine_is_made_and_after_the_job(tmp_path: Path) -> None:

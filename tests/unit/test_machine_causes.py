@@ -102,7 +102,10 @@ def test_a_process_that_computes_as_much_as_before_is_no_cause(tmp_path: Path) -
 
 def test_a_process_that_begins_to_compute_where_the_loop_waits_for_the_gpu_between_the_phases(tmp_path: Path) -> None:
     shift = find_one(recordings.as_directory("gpu-neighbour", tmp_path), "iteration_shift")
-    assert "of it between the phases; at the same time process 2042 (python3 of root) uses 20 % of GPU 0" in shift.details
+    assert (
+        "of it between the phases (data, forward, backward, step); at the same time process 2042 (python3 of root) uses 20 %"
+        " of GPU 0" in shift.details
+    )
 
 
 def test_a_process_that_computed_before_is_no_cause_of_time_between_the_phases(tmp_path: Path) -> None:
@@ -231,7 +234,7 @@ WORKER = [
 @pytest.mark.parametrize(
     ("frames", "when_s", "told"),
     [
-        ([0, 1, 2, 3, 4], 0.1, "; py-spy shows index.py:9 in Items.lookup (flock)."),
+        ([0, 1, 2, 3, 4], 0.1, "; py-spy shows index.py:9 in Items.lookup (calls flock)."),
         ([0, 2, 3, 4], 0.1, "and hardly run."),  # no line of the job's own: that of the rank says nothing
         ([0, 1, 2, 3, 4], -60.0, "and hardly run."),
     ],

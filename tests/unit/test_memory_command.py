@@ -40,7 +40,7 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = {line.split("  ")[1]: line.split() for line in lines if line.startswith("  ")}
     assert table["free"][1] == "51.500"
     assert table["total"][-1] == "80.000"
-    assert "parameters 2.000 2.000 +0.000 tensors counted after" in " ".join(report.split())
+    assert "parameters 2.000 2.000 +0.000 tensors counted in step 0, after" in " ".join(report.split())
     assert "Peak of rank 0: 19.500 GiB allocated, in backward of step 1" in report
     assert "Rule of thumb: parameters 2.000 + optimizer 12.000 + the larger of gradients 2.000" in report
     assert "Host memory of rank 0 on node1, process 100" in report

@@ -96,7 +96,7 @@ def test_the_verdict_names_pace_memory_costs_and_the_price() -> None:
         " (about 11 s, 44 % of the training time in skipped steps, 0.01 GPU hours ($0.0881))."
     )
     assert price == "The job cost $0.63 at $30.00 an hour."
-    assert read_report("cpu-clean").verdict.sentences[2] == "No finding says that time or memory was lost."
+    assert read_report("cpu-clean").verdict.sentences[2] == "No finding has a cost in time or memory."
 
 
 def test_findings_are_ranked_by_what_they_cost() -> None:

@@ -17,6 +17,7 @@ from declared_events import check_event
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.annotations.pace import repeated_pause
 from zerotop.analysis.annotations.support.lines.known_calls import find_known_call
+from zerotop.analysis.code_line import find_own
 from zerotop.analysis.reports.finding_costs import rank_findings
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.session.reader import Session
@@ -75,12 +76,12 @@ def add_stacks(
 @pytest.mark.parametrize(
     ("stacks", "place", "line", "fix"),
     [
-        ([SLEEP, SLEEP, ITEM], "train.py:88", "train.py:88 in build_batch (time.sleep)", ""),
-        ([COLLECT], "train.py:60", "train.py:60 in clean (gc.collect)", "if step % 1000 == 0: gc.collect()"),
+        ([SLEEP, SLEEP, ITEM], "train.py:88", "train.py:88 in build_batch (calls time.sleep)", ""),
+        ([COLLECT], "train.py:60", "train.py:60 in clean (calls gc.collect)", "if step % 1000 == 0: gc.collect()"),
         (
             [EMPTY],
             "train.py:104",
-            "train.py:104 in main (torch.cuda.empty_cache)",
+            "train.py:104 in main (calls torch.cuda.empty_cache)",
             "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         ),
         (SPREAD, "...of_a_module.py:10", "src/data/long_name_of_a_module.py:10 in tokenize", ""),
@@ -93,7 +94,7 @@ def test_a_shift_names_the_line(tmp_path: Path, stacks: list[Any], place: str, l
     shift = find_named(add_stacks(folder, before, stacks, where="between phases"), "iteration_shift")
     assert shift.headline.endswith(f"from step {shift.step} on: {place}")
     assert len(shift.headline) <= 80
-    assert f"between the phases, most of that at {line}." in shift.details
+    assert f"between the phases (data, forward, backward, step), most of that at {line}." in shift.details
     assert line.partition(" in ")[0] in shift.advice
     assert (shift.fix, shift.known_ns) == (fix, before.known_ns)
 
@@ -103,7 +104,7 @@ def test_waiting_for_the_gpu_is_named_but_no_cause(tmp_path: Path) -> None:
     before = find_named(Session.open(folder), "iteration_shift")
     shift = find_named(add_stacks(folder, before, [ITEM], where="between phases"), "iteration_shift")
     assert shift.headline == before.headline
-    assert "train.py:90 in main (item, which waits for the GPU); no other change was recorded" in shift.details
+    assert "train.py:90 in main (calls item, which waits for the GPU); no other change was recorded" in shift.details
 
 
 def test_stacks_of_another_place_or_time_are_not_named(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_waiting_ranks_name_the_line(tmp_path: Path, recording: str, name: str, 
     assert before.ranks == (rank,)
     findings = find_named(add_stacks(folder, before, [SLEEP], rank=rank, where=where), name)
     assert findings.headline == f"{before.headline}: train.py:88"
-    assert "most of it at train.py:88 in build_batch (time.sleep)" in findings.details
+    assert "most of it at train.py:88 in build_batch (calls time.sleep)" in findings.details
     assert "py-spy" not in findings.fix
 
 
@@ -149,7 +150,10 @@ def test_a_drift_names_the_line(tmp_path: Path) -> None:
     assert "between the phases" in before.details
     drift = find_named(add_stacks(folder, before, [SLEEP], where="between phases"), "iteration_drift")
     assert drift.headline == before.headline
-    assert "between the phases, most of that at train.py:88 in build_batch (time.sleep)." in drift.details
+    assert (
+        "between the phases (data, forward, backward, step), most of that at train.py:88 in build_batch (calls time.sleep)."
+        in drift.details
+    )
     assert "train.py:88" in drift.advice
 
 
@@ -270,7 +274,7 @@ def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: 
     for one in findings:
         assert one.headline.startswith("Every 5 iterations a pause takes 100 ms (")
         assert one.headline.endswith("): train.py:60")
-        assert "most of it at train.py:60 in clean (gc.collect)" in one.details
+        assert "most of it at train.py:60 in clean (calls gc.collect)" in one.details
     run = RecordedRun(session, memory=False)
     costs = rank_findings(run.findings, run.source.job_steps, run.source.end_ns)
     lost = [cost.seconds for cost in costs if cost.finding.name == "repeated_pause"]
@@ -371,7 +375,7 @@ def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
     shift = find_named(Session.open(folder), "iteration_shift")
     assert "at the same time the allocator's cache was emptied in each step." in shift.details
     shift = find_named(add_stacks(folder, before, [ITEM, ITEM, EMPTY], where="between phases"), "iteration_shift")
-    assert "emptied in each step: train.py:104 in main (torch.cuda.empty_cache)." in shift.details
+    assert "emptied in each step: train.py:104 in main (calls torch.cuda.empty_cache)." in shift.details
     assert shift.fix == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
@@ -387,6 +391,37 @@ def test_the_line_that_trains_is_no_cause(tmp_path: Path, stack: Any) -> None:
     before = find_named(Session.open(folder), "iteration_shift")
     shift = find_named(add_stacks(folder, before, [stack], where="between phases"), "iteration_shift")
     assert (shift.headline, shift.details) == (before.headline, before.details)
+
+
+MODULE = ("torch/nn/modules/module.py", 1845, "Module._call_impl.<locals>.inner", False)
+HOOK = ("train.py", 15, "watch.<locals>.hook", True)
+COUNT = ("train.py", 7, "count", True)
+FORWARD = ("train.py", 20, "Model.forward", True)
+ENGINE = ("torch/autograd/graph.py", 979, "_engine_run_backward", False)
+STEP = ("train.py", 50, "Lion.step", True)
+OPTIMIZER = ("torch/optim/optimizer.py", 533, "Optimizer.profile_hook_step.<locals>.wrapper", False)
+
+
+@pytest.mark.parametrize(
+    ("frames", "is_hook"),
+    [
+        ([HOOK, MODULE, LOOP], True),
+        ([COUNT, HOOK, MODULE, LOOP], True),
+        ([("torch/_tensor.py", 30, "Tensor.std", False), HOOK, MODULE, FORWARD, MODULE, LOOP], True),
+        ([HOOK, ENGINE, LOOP], True),
+        ([HOOK, OPTIMIZER, LOOP], True),
+        ([FORWARD, MODULE, LOOP], False),
+        ([COUNT, FORWARD, MODULE, LOOP], False),
+        ([STEP, OPTIMIZER, LOOP], False),
+        ([MODULE, LOOP], False),
+        ([LOOP], False),
+    ],
+)
+def test_hooks_that_pytorch_calls_are_known(frames: list[Any], is_hook: bool) -> None:
+    named = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in frames]
+    found = find_own(named, {"frames": list(range(len(frames))), "call": "std"})
+    assert found is not None
+    assert found.is_hook == is_hook
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 # A comprehension, a generator expression or a lambda at the end of a function's name.
 _EXPRESSION = re.compile(r"(\.<locals>)?\.<\w+>$")
@@ -25,6 +26,8 @@ class CodeLine:
     function: str
     callees: tuple[str, ...]  # the function that the line calls, the one that this calls, and so on; empty for none
 
+    _VERB: ClassVar[str] = "calls "
+
     @property
     def location(self) -> str:
         """File and line."""
@@ -40,10 +43,10 @@ class CodeLine:
 
     @property
     def text(self) -> str:
-        """The line in a sentence: ``train.py:88 in build_batch (time.sleep)``."""
+        """The line in a sentence: ``train.py:88 in build_batch (calls time.sleep)``."""
         name = _EXPRESSION.sub("", self.function).rpartition("<locals>.")[2]
         function = "" if name == "<module>" else f" in {name}"
-        return f"{self.location}{function}{f' ({self.called})' if self.called else ''}"
+        return f"{self.location}{function}{f' ({self._VERB}{self.called})' if self.called else ''}"
 
     @property
     def called(self) -> str:
@@ -58,21 +61,38 @@ class OwnFrame(NamedTuple):
     line: int
     function: str
     callees: tuple[str, ...]
+    is_hook: bool = False  # whether PyTorch called it beside what the model, loss and optimizer compute
+
+
+# Files of PyTorch that call hooks, and the functions of own classes that they call for the computing itself.
+_HOOK_CALLERS = ("torch/nn/modules/module.py", "torch/autograd/graph.py", "torch/utils/hooks.py", "torch/optim/optimizer.py")
+_COMPUTING = ("forward", "backward", "step")
 
 
 def find_own(frames: Sequence[Mapping[str, Any]], stack: Mapping[str, Any]) -> OwnFrame | None:
     """Return the innermost own frame of a stack of an event; None without one."""
     callees = [stack["call"]] if stack.get("call") else []
-    for number in stack["frames"]:
+    numbers = stack["frames"]
+    for depth, number in enumerate(numbers):
         if not 0 <= number < len(frames):
             return None
         frame = frames[number]
         if frame.get("own"):
-            own = OwnFrame(frame["file"], frame["line"], frame["function"], tuple(callees))
+            is_hook = _is_hook([frames[one] for one in numbers[depth:] if 0 <= one < len(frames)])
+            own = OwnFrame(frame["file"], frame["line"], frame["function"], tuple(callees), is_hook)
             is_clean = all(name.isprintable() for name in (own.file, own.function, *callees))
             return own if is_clean else None
         callees.insert(0, name_function(frame["file"], frame["function"]))
     return None
+
+
+def _is_hook(frames: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether PyTorch called the outermost of the own frames that these begin with as a hook."""
+    for inner, outer in pairwise(frames):
+        if not outer.get("own"):
+            is_computing = inner["function"].rpartition(".")[2] in _COMPUTING
+            return outer["file"] in _HOOK_CALLERS and not is_computing
+    return False
 
 
 def name_function(file: str, function: str) -> str:

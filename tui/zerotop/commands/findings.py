@@ -57,8 +57,8 @@ def _format_finding(linked: LinkedFinding, begin_ns: int, cost: str) -> str:
     """Return the finding's lines, further to the right than those of its cause."""
     finding, cause, depth = linked
     margin = _INDENT * depth
-    step = f"step {finding.step}" if finding.step is not None else "no step"
-    head = f"{(finding.known_ns - begin_ns) / 1e9:9.1f} s  {step}  {finding.name}  ({finding.severity.value})"
+    step = f"  from step {finding.step}" if finding.step is not None else ""
+    head = f"known after {(finding.known_ns - begin_ns) / 1e9:.1f} s{step}  {finding.name}  ({finding.severity.value})"
     texts = [
         finding.headline,
         cause and f"Because of: {cause.headline}.",

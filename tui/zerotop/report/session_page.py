@@ -119,7 +119,11 @@ def _build_findings(report: SessionReport) -> Element:
     cards = [_build_finding(number, cost, training_s, report) for number, cost in enumerate(report.findings, 1)]
     shown, others = cards[:_SHOWN_FINDINGS], cards[_SHOWN_FINDINGS:]
     more = element("details", element("summary", f"{format_count(len(others), 'more finding')}"), element("ol", others))
-    text = "Ranked by what they cost. Numbers also mark them in the charts." if cards else "No findings in this recording."
+    text = (
+        "Those that cost most come first. Numbers also mark them in the charts."
+        if cards
+        else "No findings in this recording."
+    )
     return element(
         "section",
         element("h2", "Findings"),

@@ -27,6 +27,12 @@ _TORCH = "torch/"
 _MOST_LINES = 2
 
 
+class AllocatingLine(CodeLine):
+    """A line beneath which memory was allocated, and the function that did."""
+
+    _VERB = ""
+
+
 @dataclass(frozen=True, slots=True)
 class LineBlocks:
     """The blocks that a line has allocated."""
@@ -147,7 +153,7 @@ def _find_line(frames: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> C
     if own is None:
         own, beneath = 0, []
     called = _name_called(beneath)
-    return CodeLine(stack[own]["file"], stack[own]["line"], stack[own]["function"], (called,) if called else ())
+    return AllocatingLine(stack[own]["file"], stack[own]["line"], stack[own]["function"], (called,) if called else ())
 
 
 def _name_called(beneath: Sequence[Mapping[str, Any]]) -> str:

@@ -207,4 +207,4 @@ def _describe_moment(event: Event) -> str:
     when = str(event.facts.get("when"))
     # The engine counts a step when its update is over.
     step = (event.facts.get("step") or 0) - (when in (AFTER_UPDATE, NEXT_FORWARD))
-    return f"tensors counted {MOMENT_TEXTS.get(when, when)}" + ("" if when == INIT else f", of step {step}")
+    return "tensors counted " + ("" if when == INIT else f"in step {step}, ") + MOMENT_TEXTS.get(when, when)

@@ -143,6 +143,6 @@ def describe_memory(view: LiveView, units: ByteUnits = BINARY) -> Iterator[str]:
 
 def _describe_costliest(source: RecordingSource, cost: FindingCost | None, view: LiveView) -> str:
     if cost is None:
-        return "No finding says that time or memory was lost."
+        return "No finding has a cost in time or memory."
     price = describe_cost(cost, measure_training_s(source.job_steps), view)
     return f"What cost most: {cost.finding.headline}{f' ({price})' if price else ''}."

@@ -21,7 +21,7 @@ from zerotop.ui.drawing.units import get_units
 
 MOST_ROWS = 8  # title, three findings, speed, memory, watching, price
 _SHARE = "of the training time"
-_NO_FINDINGS = "No finding says that time or memory was lost."
+_NO_FINDINGS = "No finding has a cost in time or memory."
 
 
 class _Form(Enum):

@@ -20,7 +20,7 @@ _KIND = FindingKind(
     headline="Other processes use {others_cores:.1f} of {cores:.0f} cores, and the ranks wait for {waiting_cores:.1f} more",
     details="The ranks on {host} get {ranks_cores:.1f} cores, and compute more slowly.",
     advice=(
-        "See which processes run beside the job[. If they are its own {workers:count DataLoader worker}, lower"
+        "See which processes run beside the job[. If they are the job's own {workers:count DataLoader worker}, lower"
         " {worker_count}]."
     ),
     fix="top -b -n 1 -o %CPU | head -20",

@@ -24,7 +24,7 @@ _KIND = FindingKind(
     severity=Severity.WARNING,
     confidence=0.8,
     headline=(
-        "Host memory grows {bytes_per_step:bytes} a step[ in {kept_in}] on {concerned:ranks}"
+        "Host memory grows {bytes_per_step:bytes} a step[ in '{kept_in}'] on {concerned:ranks}"
         "[; full near step {last_step:.0f}]"
     ),
     details=(

@@ -34,7 +34,10 @@ _KIND = FindingKind(
     severity=Severity.WARNING,
     confidence=0.9,
     headline="{share:percent} of each {iteration_s:seconds} iteration is spent outside {tool}",
-    details="{between_s:seconds} of it between the phases, most of that at {line}, since the first steps.",
+    details=(
+        "{between_s:seconds} of it between the phases (data, forward, backward, step), most of that at {line}, since the"
+        " first steps."
+    ),
 )
 # The share of each iteration that is worth a finding.
 BETWEEN_SHARE = 0.15

@@ -54,7 +54,7 @@ def find_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine |
         if (own := _find_worker_frame(event.facts["frames"], stack)) is not None
     ]
     # Only one rank of a node is looked at in a minute.
-    lines = [CodeLine(*own) for own, is_own in found if is_own] or [CodeLine(*own) for own, _ in found]
+    lines = [CodeLine(*own[:4]) for own, is_own in found if is_own] or [CodeLine(*own[:4]) for own, _ in found]
     return max(lines, key=lines.count, default=None)
 
 

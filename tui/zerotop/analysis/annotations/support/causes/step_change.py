@@ -17,6 +17,8 @@ from zerotop_probe.recording import events
 
 _PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
 
+_BETWEEN = "between the phases (data, forward, backward, step)"
+
 # So many steps with phases show what a change is made of.
 _ENOUGH_STEPS, _MOST_STEPS = 3, 5
 
@@ -112,7 +114,7 @@ class StepChange:
 
 def name_part(column: str) -> str:
     """Name where a change of measure_parts() happened: ``in the step phase``."""
-    return "between the phases" if column == "other_s" else f"in the {column.removesuffix('_s')} phase"
+    return _BETWEEN if column == "other_s" else f"in the {column.removesuffix('_s')} phase"
 
 
 def count_iterations(rows: Rows) -> int:

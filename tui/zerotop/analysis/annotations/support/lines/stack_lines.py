@@ -109,7 +109,7 @@ def find_line(
                 continue
             weight = stack.get("seconds") or 0.0
             total += weight
-            if found is not None and not is_training(found.callees, where) and not _awaits_no_gpu(process, found.callees):
+            if found is not None and _takes_time(process, found, where):
                 key, beneath = found[:3], found.callees
                 seconds[key] = seconds.get(key, 0.0) + weight
                 each = callees.setdefault(key, {})
@@ -119,6 +119,12 @@ def find_line(
     key, weight = _choose_line(seconds, total)
     beneath = max(callees[key], key=lambda names: callees[key][names])
     return StackLine(*key, beneath, weight, weight / total) if weight >= _LINE_SHARE * total else None
+
+
+def _takes_time(process: Process, found: OwnFrame, where: str) -> bool:
+    """Whether a line is one that could be left out: neither the training itself nor a wait for it."""
+    is_beside = found.is_hook or not is_training(found.callees, where)
+    return is_beside and not _awaits_no_gpu(process, found.callees)
 
 
 def _awaits_no_gpu(process: Process, callees: Sequence[str]) -> bool:
