@@ -20,7 +20,8 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "tests" / "support"))
 
-from real_jobs import free_port, make_environment
+from free_ports import find_free_port
+from real_jobs import make_environment
 from zerotop.analysis.annotations import Annotator
 from zerotop.session.headers import SessionError
 from zerotop.session.reader import Session
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def _start_job(folder: Path, options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(options.ranks)}
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "WORLD_SIZE": str(options.ranks)}
     script = f"{sys.executable} -u {_LOOP} {options.hours} {options.seed}"
     members = " & ".join(f"RANK={rank} LOCAL_RANK={rank} {script}" for rank in range(options.ranks))
     command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(folder / "session"), "--"]

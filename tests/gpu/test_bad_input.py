@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from free_ports import find_free_port
 from loop_runs import LOOPS
 from rank_recordings import Rank, read_event_file, read_table_file
-from real_jobs import free_port, make_environment
+from real_jobs import make_environment
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.failures import oom_log_parser
 from zerotop.analysis.memory.gpu_ledger import read_ledgers
@@ -94,7 +95,7 @@ def record_command(folder: Path, command: list[str], **variables: str) -> tuple[
 
 def run_odd_job(folder: Path, *options: str, ranks: int = 1, **variables: str) -> Odd:
     """Runs the loop of odd jobs."""
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", str(free_port())]
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_port", str(find_free_port())]
     command = [sys.executable, *launcher, str(LOOPS / "odd.py"), *options]
     session, text = record_command(folder, command, **variables)
     lines = [json.loads(line[8:]) for line in text.splitlines() if line.startswith("COUNTED ")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from free_ports import find_free_port
 from job_state import describe_job
 from zerotop import demo
 
@@ -54,12 +54,6 @@ def make_environment() -> dict[str, str]:
     }
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def build_launch_command(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[str]:
     """Return the command that runs ``script`` (a path and its arguments) by ``launcher``; python is one rank.
 
@@ -73,10 +67,10 @@ def build_launch_command(launcher: str, script: Sequence[str], *, ranks: int = R
     if launcher == "python":
         return [sys.executable, *script]
     if launcher == "bare":
-        return [sys.executable, str(BARE_RANKS), str(ranks), str(free_port()), *script]
+        return [sys.executable, str(BARE_RANKS), str(ranks), str(find_free_port()), *script]
     head, port = several[launcher]
     program, *arguments = head.split()
-    return [str(BIN / program), *arguments, str(ranks), port, str(free_port()), *script]
+    return [str(BIN / program), *arguments, str(ranks), port, str(find_free_port()), *script]
 
 
 def finetune_command(launcher: str, config: Path | None, options: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from real_jobs import free_port
+from free_ports import find_free_port
 from zerotop.analysis.annotations import Annotation, Annotator
 from zerotop.session.headers import SessionError
 from zerotop.session.reader import Session
@@ -37,7 +37,7 @@ class StandingJob:
         self._output = folder / "output"
         self._annotator: Annotator | None = None
         self._opened: Session | None = None
-        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+        world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(find_free_port()), "WORLD_SIZE": str(ranks)}
         script = f"{sys.executable} -u {SCRIPT} {kind} {odd} {step} {pause_s}"
         members = " & ".join(f"RANK={rank} LOCAL_RANK={rank} {script}" for rank in range(ranks))
         command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(self.session), "--"]
