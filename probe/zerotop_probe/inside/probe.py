@@ -12,7 +12,7 @@ from typing import Any
 
 from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
 from zerotop_probe.inside.costly_modes.debug_modes import DebugModes
-from zerotop_probe.inside.counting import StepCounting
+from zerotop_probe.inside.counting import make_counting
 from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, AllocatorSampler, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
@@ -42,7 +42,7 @@ class Probe:
     def __init__(self) -> None:
         self.meter = CostMeter()
         self.meter.report_error = self._report_error
-        self.counting = StepCounting()
+        self.counting = make_counting()
         self.engines = EngineRegistry()
         self.library = TrainingLibrary()
         self.debug_modes = DebugModes(self.meter)
