@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from zerotop_probe.inside import native
 from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
 from zerotop_probe.inside.costly_modes.debug_modes import DebugModes
 from zerotop_probe.inside.counting import make_counting
@@ -84,7 +85,8 @@ class Probe:
         self.evaluation = EvaluationDetector(recorder)
         self.recorder = recorder
         watches = {"watches_threads": busy_threads.can_watch() and self._wants_stacks()}
-        recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software(), **watches)
+        code = {"native": native.counted_steps is not None}
+        recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software(), **watches, **code)
         Guard(stack_sampler.NAME, self.meter).run(self._sample_stacks, recorder)
         if not late:  # else no hook is in progress
             self.meter.move_to_one_time(now() - time_ns)

@@ -113,6 +113,7 @@ HELLO = _declare_event(
     Field("arguments", [str], "the script's own command line, redacted"),
     Field("environment", {str: str}, "the variables that control memory, devices and threads"),
     Field("watches_threads", bool, "whether it writes busy_thread"),
+    Field("native", bool, "whether the probe's C code is in use; absent in older recordings"),
 )
 
 # A DeepSpeed engine is ready, or the first update of a loop that trains without one. Written once for each. All loops of a
