@@ -1,4 +1,4 @@
-"""Compile the probe's C code while zerotop is built or installed, if there is a C compiler. Without one all works in Python."""
+"""Compile the probe's C code while zerotop is built or installed. Without a C compiler the probe does the same in Python."""
 
 from __future__ import annotations
 

@@ -2,16 +2,20 @@
 
     python benchmarks/real_loops.py [--before FOLDER] [--targets 5 20 60 300] [--pairs 100] [--device cuda] [--sequence 256]
 
+*Felt* is the mean of the paired differences without the fifth at both ends, for blocks are interrupted now and then, and
+*+-* its standard error (Yuen's, from the winsorized differences).
+
 Every product runs in a process of its own under its own sampler, in blocks of steps with it and without it, turn by turn: so
 both see the same machine. ``--before`` is a folder with another version's ``probe`` (``git archive COMMIT probe | tar x -C
 FOLDER``). On a CPU short sequences give steps of the wished length. TraceML (pip install traceml-ai==0.5.0) is left out
-where it is not installed. With the defaults an H100 needs about six minutes.
+where it is not installed. With the defaults an H100 needs about eight minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -30,7 +34,11 @@ HERE = Path(__file__).resolve()
 MARK = "REAL LOOP "
 # (layers, width) of a GPT-2, steps in a block, and blocks in the place of one pair, by the milliseconds of a step: short
 # blocks, because the speed of a machine that others use drifts.
-SHAPES = {5: (2, 256, 4, 3), 20: (8, 512, 2, 2), 60: (12, 768, 1, 2), 300: (24, 1024, 1, 1)}
+SHAPES = {5: (2, 256, 4, 12), 20: (8, 512, 4, 5), 60: (12, 768, 2, 4), 300: (24, 1024, 1, 1)}
+# Of other products, and of every step in full: so many pairs for one of the default.
+PEERS_PART = 0.3
+# Left out at each end of the differences.
+CUT_PART = 0.2
 
 
 def main() -> None:
@@ -38,9 +46,12 @@ def main() -> None:
     if options.child:
         measure_product(options)
         return
-    print("| | a step, us | felt, us | of it | median, us | +-, us | measured by itself, us | in full detail | counted |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    print(
+        "| | a step, us | pairs | felt, us | of it | +-, us | median, us | measured by itself, us | in full detail | counted |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
     run_product("after", "after", options, HERE.parents[1] / "probe", options.targets)
+    options.pairs = max(10, round(PEERS_PART * options.pairs))
     # Every step in full: what a full step costs.
     run_product(
         "after, every step in full", "after", options, HERE.parents[1] / "probe", options.full, PYTHONZEROTOP_BUDGET="100"
@@ -96,7 +107,8 @@ def run_product(
 
 def print_row(name: str, row: dict[str, float]) -> None:
     felt, base = row["felt_us"], row["step_us"]
-    cells = [f"{base:.0f}", f"{felt:.0f}", f"{felt / base:.2%}", f"{row['median_us']:.0f}", f"{row['error_us']:.0f}"]
+    cells = [f"{base:.0f}", f"{row['pairs']}", f"{felt:.0f}", f"{felt / base:.2%}", f"{row['error_us']:.0f}"]
+    cells.append(f"{row['median_us']:.0f}")
     cells += (
         [f"{row['measured_us']:.0f}", f"{row['full']:.0%}", f"{row['counted']:.0%}"] if "measured_us" in row else [""] * 3
     )
@@ -164,6 +176,9 @@ def measure_product(options: argparse.Namespace) -> None:
         product = TraceMl(loop) if options.child == "traceml" else Zerotop(loop)
         product.turn_hooks(True)
         loop.run_steps(60 if target < 100 else 25, product.around_step)  # the first steps are recorded in full
+        # Collections of what was imported take longer than any product, and come at random.
+        gc.collect()
+        gc.freeze()
         product.reset_costs()
         without, differences = [], []
         for number in range(options.pairs * SHAPES[target][3]):
@@ -175,16 +190,25 @@ def measure_product(options: argparse.Namespace) -> None:
             without.append(times[False])
             differences.append(times[True] - times[False])
         product.turn_hooks(False)
-        cut = len(differences) // 20
-        kept = sorted(differences)[cut : len(differences) - cut]
+        felt_us, error_us = compute_trimmed_mean(differences)
         row = {
             "step_us": statistics.median(without),
-            "felt_us": statistics.mean(kept),  # without the twentieth at both ends: a block may be interrupted
+            "felt_us": felt_us,
             "median_us": statistics.median(differences),
-            "error_us": statistics.stdev(kept) / len(kept) ** 0.5,
+            "error_us": error_us,
+            "pairs": len(differences),
             **product.read_figures(),
         }
         print(MARK + json.dumps(row), flush=True)
+
+
+def compute_trimmed_mean(values: list[float]) -> tuple[float, float]:
+    """Return the mean without the lowest and highest part, and its standard error (Yuen 1974)."""
+    ordered, cut = sorted(values), int(CUT_PART * len(values))
+    kept = ordered[cut : len(ordered) - cut]
+    winsorized = [kept[0]] * cut + kept + [kept[-1]] * cut
+    error = statistics.stdev(winsorized) / (1 - 2 * CUT_PART) / len(values) ** 0.5
+    return statistics.mean(kept), error
 
 
 class Zerotop:

@@ -166,10 +166,10 @@ def wrapped_calls() -> Iterator[tuple[list[str], Any]]:
 def test_wrapped_methods_are_methods_still(wrapped_calls: tuple[list[str], Any]) -> None:
     begun, counting = wrapped_calls
     engine = Engine()
-    assert (engine.step(), engine.step(number=3), Engine.step(engine, 4), next(engine)) == (1, 3, 4, 5)  # type: ignore[call-overload]
+    assert (engine.step(), engine.step(number=3), Engine.step(engine, 4), next(engine)) == (1, 3, 4, 5)
     assert begun == ["step", "step", "step", "__next__"]
     counting.is_on = True
-    assert (engine.step(2), next(engine)) == (2, 5)  # type: ignore[call-overload]
+    assert (engine.step(2), next(engine)) == (2, 5)
     with pytest.raises(StopIteration):
         engine.step(0)
     assert len(begun) == 4

@@ -201,12 +201,13 @@ def wrap_function(
     counted = wrap_counted(counts, original, call_original, note_failure)
     if counted is None:
         return call_original
-    functools.update_wrapper(counted, call_original).__wrapped__ = original
-    return counted
+    wrapper: Callable[..., Any] = functools.update_wrapper(counted, call_original)
+    setattr(wrapper, "__wrapped__", original)  # noqa: B010 as mypy knows no such attribute
+    return wrapper
 
 
 def make_failure_note(guard: Guard, before: BeforeHook, after: AfterHook, counting: StepCounting) -> Callable[..., None]:
-    """Return a function that records a call that failed in a counted step, as one that took no time: its begin is unknown."""
+    """Return a function that records a call that failed in a counted step, without its duration: its begin is unknown."""
 
     def note_failure(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         counting.stop()

@@ -28,8 +28,8 @@ class Ticker:
     ) -> None:
         """``stack``: the phases in progress, innermost last. Errors are reported under ``name``.
 
-        ``budget_part``: of the probe's budget, what the task may take: it rests longer after calls that took long. Without it
-        the task keeps to a budget itself.
+        ``budget_part``: the part of the probe's budget that the task may take: it rests longer after calls that took long.
+        Without it the task keeps to a budget itself.
         """
         self._share = None if budget_part is None else budget_part * read_budget()
         self._stack = stack

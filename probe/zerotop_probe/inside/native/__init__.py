@@ -1,8 +1,9 @@
-"""The probe's work in counted steps once more, in C, because the way to Python code that is in none of the processor's caches
-costs more than the work itself.
+"""The probe's work in counted steps once more, in C: in a real loop the way to Python code, which is in none of the
+processor's caches, costs more than the work itself.
 
-``counted_steps`` is the compiled module; None where there was no compiler when zerotop was installed, where another Python or
-machine loads the probe, or with ``PYTHONZEROTOP_NATIVE=0``: then the same is done in Python. Nothing else belongs here.
+``counted_steps`` is the compiled module. It is None where there was no compiler when zerotop was installed, where another
+Python or machine loads the probe, and with ``PYTHONZEROTOP_NATIVE=0``: then the same is done in Python. Nothing else belongs
+here.
 """
 
 from __future__ import annotations
