@@ -46,10 +46,8 @@ def main() -> None:
     if options.child:
         measure_product(options)
         return
-    print(
-        "| | a step, us | pairs | felt, us | of it | +-, us | median, us | measured by itself, us | in full detail | counted |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    titles = "a step, us", "pairs", "felt, us", "of it", "+-, us", "median, us", "measured by itself, us", "in full", "counted"
+    print(f"| | {' | '.join(titles)} |\n{'|---' * (len(titles) + 1)}|", flush=True)
     run_product("after", "after", options, HERE.parents[1] / "probe", options.targets)
     options.pairs = max(10, round(PEERS_PART * options.pairs))
     # Every step in full: what a full step costs.
