@@ -46,7 +46,7 @@ def main() -> None:
     if options.child:
         measure_product(options)
         return
-    titles = "a step, us", "pairs", "felt, us", "of it", "+-, us", "median, us", "measured by itself, us", "in full", "counted"
+    titles = "a step, us", "pairs", "felt, us", "of it", "+-, us", "median, us", "by itself, us", "in full", "counted"
     print(f"| | {' | '.join(titles)} |\n{'|---' * (len(titles) + 1)}|", flush=True)
     run_product("after", "after", options, HERE.parents[1] / "probe", options.targets)
     options.pairs = max(10, round(PEERS_PART * options.pairs))
