@@ -64,6 +64,7 @@ def parse_options():
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--turn", help="a file: training begins when it is there")
     return parser.parse_args()
 
 
@@ -154,8 +155,19 @@ def pause_training(options, model, save, device):
         model.train()
 
 
+def await_turn(options):
+    """Wait until the devices are free: other jobs may train on them while this one starts."""
+    if options.turn:
+        os.write(1, b"READY\n")  # not through Python's buffers, from which the end of the line may come late
+        while not os.path.exists(options.turn):
+            time.sleep(0.02)
+
+
 def main():
     options = parse_options()
+    if options.engine == "deepspeed":
+        import deepspeed  # noqa: F401
+    await_turn(options)
     on_gpu = torch.cuda.is_available()
     rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
@@ -170,7 +182,7 @@ def main():
     kept = []
     for step, batch in enumerate(torch.utils.data.DataLoader(Batches(options), batch_size=None)):
         if step == options.step:
-            print("FAULT", flush=True)
+            os.write(1, b"FAULT\n")
             pause_training(options, compute_loss, save, device)
             end_rank(options, rank)
         update(compute_loss(batch.to(device)))
@@ -178,6 +190,7 @@ def main():
             delay_step(options, rank, junk)
             if options.fault == "leak":
                 kept.append(torch.ones(32 << 20, dtype=torch.uint8, device=device))  # fault: leak
+    os.write(1, b"DONE\n")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -341,6 +341,11 @@ STACKS = _declare_event(
         ],
         "of a silent rank: what PyTorch's flight recorder says, the group that was used last first",
     ),
+    Field(
+        "allocations",
+        int,
+        "of a silent rank: blocks that PyTorch's allocator has handed out on its GPU so far, as last read; null if unknown",
+    ),
     *_STACK_FIELDS,
 )
 

@@ -253,6 +253,8 @@ class StackSampler:
         facts = format_stacks(self._read_threads())
         times = {"begin_ns": place.begin_ns, "end_ns": time_ns, "step": place.step, "samples": 1}
         facts["collectives"] = read_collectives()
+        device = self._recorder.device
+        facts["allocations"] = device.allocations if device is not None else None
         self._recorder.write_event(time_ns, events.STACKS, where=place.name, why=SILENT, **times, **facts)
 
     def _read_threads(self) -> list[tuple[Stack, dict[str, Any]]]:

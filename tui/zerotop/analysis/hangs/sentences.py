@@ -49,6 +49,8 @@ def write_advice(standstill: Standstill) -> str:
         return "A rank that they wait for has not come: look whether all nodes have started, with the same address."
     if standstill.is_mismatch:
         return "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
+    if (odd or standstill.groups[0]).awaits_device:
+        return "A kernel on the GPU does not end: look at what was launched before that line."
     if odd is None:
         return "Look at the network between the nodes." if standstill.groups[0].awaits_others else "Look at that line."
     if odd.end is not None:
@@ -65,6 +67,8 @@ def _describe_state(group: StackGroup, *, is_one: bool) -> str:
         return f"{'has' if is_one else 'have'} ended" + (f" by signal {number}" if number else place)
     if group.wait is None:
         return f"{be} silent in C code: {'its' if is_one else 'their'} Python does not run"
+    if group.awaits_device:
+        return f"{'waits for its GPU' if is_one else 'wait for their GPUs'} in {group.activity}{place}"
     if group.awaits_others:
         return f"{'waits' if is_one else 'wait'} in {group.activity}{place}"
     return f"{be} in {group.activity}{place}" if group.activity else f"{be}{place}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from zerotop.analysis.processes.alive_ranks import RankProcess
@@ -64,6 +64,8 @@ class RankStacks:
     threads: tuple[ThreadStack, ...]  # the training thread first
     collectives: tuple[Collectives, ...] = ()  # of each process group
     is_running: bool = True  # False if py-spy saw them: the rank's Python did not run
+    allocations: int | None = None  # blocks that PyTorch's allocator had handed out on the GPU; None if unknown
+    is_device_still: bool = False  # nothing was allocated on the GPU since the stacks before, at the same line
     idle_s: float = 0.0  # for how long the rank had done nothing, if it had written nothing before
 
     @property
@@ -79,7 +81,15 @@ def read_silent_stacks(session: Session, process: RankProcess, begin_ns: int, en
     seen = select_events(session.events_named(RANK_STACKS, end_ns), begin_ns + 1, end_ns)
     found = [_build_stacks(event, process) for event in own if event.facts.get("why") == SILENT]
     found += [_build_stacks(event, process) for event in seen if (event.host, event.facts.get("pid")) == key]
-    return sorted((stacks for stacks in found if stacks.threads), key=lambda stacks: stacks.time_ns)
+    ordered = sorted((stacks for stacks in found if stacks.threads), key=lambda stacks: stacks.time_ns)
+    return [_compare_with_last(stacks, last) for stacks, last in zip(ordered, [None, *ordered], strict=False)]
+
+
+def _compare_with_last(stacks: RankStacks, last: RankStacks | None) -> RankStacks:
+    """Return the stacks with what they say together with those before."""
+    if last is None or stacks.allocations is None or stacks.allocations != last.allocations:
+        return stacks
+    return replace(stacks, is_device_still=stacks.training.own_frame == last.training.own_frame)
 
 
 def _build_stacks(event: Event, process: RankProcess) -> RankStacks:
@@ -90,7 +100,9 @@ def _build_stacks(event: Event, process: RankProcess) -> RankStacks:
     step = step if isinstance(step, int) else None
     idle_s = event.facts.get("idle_s")
     idle_s = float(idle_s) if isinstance(idle_s, int | float) else 0.0
-    return RankStacks(process, event.unix_ns, step, where, threads, collectives, is_running, idle_s)
+    count = event.facts.get("allocations")
+    allocations = count if isinstance(count, int) else None
+    return RankStacks(process, event.unix_ns, step, where, threads, collectives, is_running, allocations, idle_s=idle_s)
 
 
 def _parse_collectives(event: Event) -> Iterator[Collectives]:

@@ -46,6 +46,16 @@ class StackGroup:
         return self.wait.kind in FOR_OTHERS and not (knows and self.wait.kind is WaitKind.DEVICE)
 
     @property
+    def awaits_device(self) -> bool:
+        """Whether they wait for their GPUs, and not for a collective on them."""
+        return self.wait is not None and self.wait.kind is WaitKind.DEVICE and self.pending is None
+
+    @property
+    def is_device_still(self) -> bool:
+        """Whether their GPUs work on what was launched long ago: no tensor was made since."""
+        return bool(self.stacks) and all(stacks.is_device_still for stacks in self.stacks)
+
+    @property
     def activity(self) -> str:
         """The collective that they wait in, or the function that they are in; "" in a line of the job's own."""
         if self.wait is None:

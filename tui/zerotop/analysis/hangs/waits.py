@@ -93,7 +93,7 @@ _CALLS = {
         "fdatasync",
     ),
     WaitKind.NETWORK: ("recv", "recv_into", "recvfrom", "accept", "accept4", "connect", "select", "poll", "epoll_wait"),
-    WaitKind.DEVICE: ("item", "tolist", "cpu", "synchronize", "nonzero"),
+    WaitKind.DEVICE: ("item", "tolist", "cpu", "to", "cuda", "copy_", "synchronize", "nonzero"),
 }
 _NAMES = {"clock_nanosleep": "sleep", "nanosleep": "sleep"}
 # Methods of a Work of torch.distributed, which is an object in C++.

@@ -44,6 +44,8 @@ _SEEN = _KIND.with_changes(
 HANG_ITERATIONS = 10.0
 SEEN_SECONDS = 10.0
 HANG_SECONDS = 30.0
+# A GPU that works on what was launched so long ago hangs: nothing was allocated since.
+DEVICE_SECONDS = 20.0
 # Saving, loading, compiling and computing count as a hang after so long.
 LONGEST_WORK_SECONDS = 600.0
 
@@ -157,13 +159,18 @@ def _list_times(silence: _Silence, written_ns: list[int], end_ns: int) -> list[i
 
 def _is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -> bool:
     """Whether the ranks that the others wait for do nothing that merely takes long."""
-    late = [standstill.odd] if standstill.odd is not None else [one for one in standstill.groups if not one.awaits_others]
+    groups = standstill.groups
+    late = [standstill.odd] if standstill.odd is not None else [one for one in groups if not one.awaits_others]
+    if not late and all(one.awaits_device for one in groups):
+        late = list(groups)
     return not any(_is_working(group, stacks, since_ns, time_ns) for stacks in late)
 
 
 def _is_working(group: Group, stacks: StackGroup, since_ns: int, time_ns: int) -> bool:
     if stacks.wait is None:
         return False
+    if stacks.awaits_device:  # a thread that waits for its GPU may use a core for that
+        return not (stacks.is_device_still and time_ns >= since_ns + DEVICE_SECONDS * 1e9)
     return stacks.wait.kind in LONG_WORK or any(
         _is_busy(process, since_ns, time_ns) for process in group.processes if process.rank in stacks.ranks
     )
