@@ -55,7 +55,12 @@ class CoreLoad(NamedTuple):
     @property
     def lacks_cores(self) -> Any:
         """Whether ranks wait for much of what they want."""
-        return self.waiting >= TAKEN_SHARE * (self.ranks + self.waiting)
+        return self.waiting >= TAKEN_SHARE * self.wanted
+
+    @property
+    def wanted(self) -> Any:
+        """Cores that the ranks' threads would use if they never waited for one."""
+        return self.ranks + self.waiting
 
     @property
     def _is_taken(self) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
@@ -62,11 +64,18 @@ def is_by_others(change: StepChange) -> bool:
     own_before, own_after = change.measure_own()
     is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
     loads = [load for load in measure_change_loads(change) if load is not None]
-    if is_own or not any(load.is_disturbed for load in loads):
+    return not is_own and may_be_noise(before, after, loads)
+
+
+def may_be_noise(before_s: float, after_s: float, loads: Sequence[CoreLoad]) -> bool:
+    """Whether iterations may take another time only because others use the cores; ``loads``: before and after."""
+    if not any(load.is_disturbed for load in loads):
         return False
     fewer = loads[0].ranks / max(loads[-1].ranks, 1e-6)
-    slower, fewer = (after / before, fewer) if after > before else (before / after, 1 / max(fewer, 1e-6))
-    return bool(slower <= _MOST_NOISE * max(1.0, fewer))
+    slower, fewer = (after_s / before_s, fewer) if after_s > before_s else (before_s / after_s, 1 / max(fewer, 1e-6))
+    # Where ranks get a sixth of the cores that they want, an iteration may take as long as without others, or six times.
+    stretch = max(load.wanted / max(load.ranks, 1e-6) for load in loads)
+    return bool(slower <= max(_MOST_NOISE * max(1.0, fewer), stretch))
 
 
 def check_others(change: StepChange) -> Cause | None:
