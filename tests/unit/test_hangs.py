@@ -83,7 +83,8 @@ def test_a_kernel_that_does_not_end_is_told_where_nothing_else_runs_on_the_gpu(t
     assert find_hung(session, 39.9) == []
     (hung,) = find_hung(session, 60)
     assert (hung.ranks, hung.fix) == ((1,), "train.py:40")
-    assert hung.headline == "No progress for 20 s: rank 1 waits for its GPU in item at train.py:40 in build_batch"
+    assert hung.headline == "No progress for 20 s: rank 1 waits for its GPU in item at train.py:40"
+    assert "Rank 1 waits for its GPU in item at train.py:40 in build_batch." in hung.details
     assert "A kernel on the GPU does not end" in hung.advice
 
 
@@ -114,7 +115,7 @@ def test_of_two_ranks_in_different_collectives_none_is_called_wrong(tmp_path: Pa
     stands = {0: BARRIER._replace(called=61), 1: ALL_REDUCE._replace(called=61)}
     (hung,) = find_hung(write_standing(tmp_path, stands), 60)
     assert hung.ranks == (0, 1)
-    assert hung.headline == "No progress for 10 s: each waits for the others, rank 0 in barrier, rank 1 in all_reduce"
+    assert hung.headline == "No progress for 10 s: rank 0 waits in barrier, rank 1 waits in all_reduce"
     assert "Collective 61 is barrier on rank 0, all_reduce on rank 1." in hung.details
 
 
@@ -123,6 +124,22 @@ def test_the_rank_that_has_called_fewer_collectives_is_behind(tmp_path: Path) ->
     (hung,) = find_hung(write_standing(tmp_path, {0: ALL_REDUCE._replace(called=60), 1: ALL_REDUCE._replace(called=61)}), 60)
     assert hung.ranks == (0,)
     assert "Rank 0 has called 60 collectives, rank 1 has called 61." in hung.details
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "shown"),
+    [
+        ("train.py", "build_batch", " at train.py:40 in build_batch"),
+        ("train.py", "build_batch_of_long_rows", " at train.py:40"),
+        ("examples/pretraining/of_a_long_name/train.py", "build", ""),
+    ],
+)
+def test_a_headline_leaves_out_what_does_not_fit(tmp_path: Path, file: str, function: str, shown: str) -> None:
+    stand = Stand(((file, 40, function, True),), "time.sleep")
+    (hung,) = find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: stand}), 60)
+    assert hung.headline == f"No progress for 10 s: rank 1 is in time.sleep{shown}"
+    assert len(hung.headline) <= 80
+    assert f"{file}:40 in {function}" in f"{hung.headline} {hung.details}"
 
 
 def test_ranks_that_all_wait_in_one_place_have_no_odd_one(tmp_path: Path) -> None:

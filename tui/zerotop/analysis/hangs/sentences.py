@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zerotop.analysis.formatting import format_ranks
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 
@@ -9,22 +11,31 @@ from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 def describe_group(group: StackGroup) -> str:
     """Return ``Ranks 0 and 2 wait in all_reduce at train.py:90``."""
     who, one = format_ranks(group.ranks).capitalize(), len(group.ranks) == 1
-    return f"{who} {_describe_state(group, is_one=one)}"
+    return f"{who} {_describe_state(group, group.place, is_one=one)}"
 
 
-def describe_odd(standstill: Standstill) -> str:
-    """Return in a few words what is different, as ``rank 1 is in time.sleep at train.py:71``."""
+def describe_odd(standstill: Standstill, width: int) -> str:
+    """Return in a few words what is different, as ``rank 1 is in time.sleep at train.py:71 in build_batch``.
+
+    In ``width`` characters at most: the function, and then the line, are left out where they do not fit.
+    """
     group = standstill.odd
-    if group is not None:
-        return f"{format_ranks(group.ranks)} {_describe_state(group, is_one=len(group.ranks) == 1)}"
-    if standstill.is_mismatch:
-        names = [f"{format_ranks(one.ranks)} in {one.activity}" for one in standstill.groups]
-        return f"each waits for the others, {', '.join(names[:3])}"
-    if len(standstill.groups) > 1:
+    if group is None and standstill.is_mismatch:
+        names = [f"{format_ranks(one.ranks)} {'waits' if len(one.ranks) == 1 else 'wait'}" for one in standstill.groups]
+        called = [f"{name} in {one.activity}" for name, one in zip(names, standstill.groups, strict=True)]
+        return _choose_first([", ".join(called), f"ranks wait in {len(called)} different collectives"], width)
+    if group is None and len(standstill.groups) > 1:
         return f"the ranks stand in {len(standstill.groups)} places"
-    group = standstill.groups[0]
-    who = "all ranks" if len(group.ranks) > 1 else f"rank {group.ranks[0]}"
-    return f"{who} {_describe_state(group, is_one=len(group.ranks) == 1)}"
+    shown = group or standstill.groups[0]
+    is_one = len(shown.ranks) == 1
+    who = "all ranks" if group is None and not is_one else format_ranks(shown.ranks)
+    places = (shown.place, shown.place.partition(" in ")[0], "")
+    return _choose_first([f"{who} {_describe_state(shown, place, is_one=is_one)}" for place in places], width)
+
+
+def _choose_first(texts: Sequence[str], width: int) -> str:
+    """Return the first text that fits, else the last one."""
+    return next((text for text in texts if len(text) <= width), texts[-1])
 
 
 def describe_collectives(standstill: Standstill) -> str:
@@ -60,8 +71,8 @@ def write_advice(standstill: Standstill) -> str:
     return "Look at that line: the others wait until this rank arrives."
 
 
-def _describe_state(group: StackGroup, *, is_one: bool) -> str:
-    be, place = "is" if is_one else "are", f" at {group.place}" if group.place else ""
+def _describe_state(group: StackGroup, where: str, *, is_one: bool) -> str:
+    be, place = "is" if is_one else "are", f" at {where}" if where else ""
     if group.end is not None:
         number = group.end.signal_number
         return f"{'has' if is_one else 'have'} ended" + (f" by signal {number}" if number else place)

@@ -48,6 +48,8 @@ HANG_SECONDS = 30.0
 DEVICE_SECONDS = 20.0
 # Saving, loading, compiling and computing count as a hang after so long.
 LONGEST_WORK_SECONDS = 600.0
+# Of the headline, beside how long it lasts.
+_ODD_WIDTH = 80 - len("No progress for 600 s: ")
 
 # Phases that may take long without a sign of life.
 _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
@@ -212,14 +214,16 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
     odd = standstill.odd
     shown = odd if odd is not None else standstill.groups[0]
     line = shown.place.partition(" in ")[0]
+    said = describe_odd(standstill, _ODD_WIDTH)
+    told = [one for one in standstill.groups if one is not odd or one.place not in said]
     return _SEEN.at(
         group,
         silence.since_ns,
         known_ns,
         {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s},
         ranks=list(odd.ranks) if odd is not None else None,
-        odd=describe_odd(standstill),
-        groups=" ".join(f"{describe_group(one)}." for one in standstill.groups if one is not odd) or None,
+        odd=said,
+        groups=" ".join(f"{describe_group(one)}." for one in told) or None,
         collectives=describe_collectives(standstill) or None,
         advice=write_advice(standstill),
         line=line or None,
