@@ -37,6 +37,7 @@ class Stand(NamedTuple):
     pending: str = ""  # the one that has not ended, if the stack does not show it
     cores_used: float = 0.0
     waiting_cores: float = 0.0
+    calls: Sequence[tuple[int, str, int]] = ()  # number, name and line of the last collectives
     allocations: Mapping[float, int] | None = None  # by PyTorch's allocator on the GPU, by the second of the stacks
 
 
@@ -76,6 +77,11 @@ def make_facts(stand: Stand, second: float = SILENT_S) -> dict[str, Any]:
     name = next((frame["function"] for frame in frames if frame["file"] == WAITING[0][0]), stand.pending)
     collectives = [{"group": "0", "called": stand.called, "waits_for": stand.called if name else -1, "name": name}]
     facts = {"where": "between phases", "why": "silent", "frames": frames, "stacks": [helper, stack], **times}
+    if stand.calls:
+        named = [
+            {"number": number, "name": called, "file": "train.py", "line": line} for number, called, line in stand.calls
+        ]
+        facts["calls"] = [{"group": "0", "function": "step", **call} for call in named]
     facts["allocations"] = stand.allocations[second] if stand.allocations is not None else None
     return facts | ({"collectives": collectives} if stand.called is not None else {})
 

@@ -33,6 +33,10 @@ def find_hung(session: Session, second: float) -> list[Annotation]:
         (ALL_REDUCE, Wait(WaitKind.COLLECTIVE, "all_reduce")),
         (SLEEP, Wait(WaitKind.SLEEP, "time.sleep")),
         (Stand(SAVING, "write"), Wait(WaitKind.SAVE, "torch.save")),
+        (
+            Stand((("torch/cuda/streams.py", 108, "Stream.synchronize", False), *SLEEPING)),
+            Wait(WaitKind.DEVICE, "synchronize"),
+        ),
         (ITEM, Wait(WaitKind.DEVICE, "item")),
         (Stand(SLEEPING, "io.open"), Wait(WaitKind.FILE, "io.open")),
         (Stand(SLEEPING), Wait(WaitKind.OTHER, "")),
@@ -80,10 +84,10 @@ def test_a_kernel_that_does_not_end_is_told_where_nothing_else_runs_on_the_gpu(t
     """The thread that waits for it uses a core for that."""
     odd = ITEM._replace(called=60, allocations=STILL, cores_used=1.0)
     session = write_standing(tmp_path, {0: ALL_REDUCE._replace(called=61), 1: odd})
-    assert find_hung(session, 39.9) == []
+    assert find_hung(session, 34.9) == []
     (hung,) = find_hung(session, 60)
     assert (hung.ranks, hung.fix) == ((1,), "train.py:40")
-    assert hung.headline == "No progress for 20 s: rank 1 waits for its GPU in item at train.py:40"
+    assert hung.headline.endswith(" s: rank 1 waits for its GPU in item at train.py:40")
     assert "Rank 1 waits for its GPU in item at train.py:40 in build_batch." in hung.details
     assert "A kernel on the GPU does not end" in hung.advice
 
@@ -124,6 +128,30 @@ def test_the_rank_that_has_called_fewer_collectives_is_behind(tmp_path: Path) ->
     (hung,) = find_hung(write_standing(tmp_path, {0: ALL_REDUCE._replace(called=60), 1: ALL_REDUCE._replace(called=61)}), 60)
     assert hung.ranks == (0,)
     assert "Rank 0 has called 60 collectives, rank 1 has called 61." in hung.details
+
+
+AHEAD = ITEM._replace(pending="all_reduce")
+WITH_BARRIER = ((60, "all_reduce", 90), (61, "barrier", 94), (62, "all_reduce", 90))
+WITHOUT = ((60, "all_reduce", 90), (61, "all_reduce", 90))
+
+
+def test_of_two_ranks_with_different_collectives_both_are_named_with_the_first_that_differs(tmp_path: Path) -> None:
+    """With NCCL they wait for their GPUs, in the same line, one collective apart."""
+    stands = {0: AHEAD._replace(called=61, calls=WITHOUT), 1: AHEAD._replace(called=62, calls=WITH_BARRIER)}
+    (hung,) = find_hung(write_standing(tmp_path, stands), 60)
+    assert (hung.ranks, hung.fix) == ((0, 1), "train.py:94")
+    assert hung.headline == "No progress for 10 s: rank 1 called barrier where rank 0 called all_reduce"
+    said = "Collective 61 is barrier at train.py:94 in step on rank 1, all_reduce at train.py:90 in step on rank 0."
+    assert said in hung.details
+    assert "same order" in hung.advice
+
+
+def test_of_three_ranks_the_one_that_has_called_another_collective_is_odd(tmp_path: Path) -> None:
+    stands = {rank: AHEAD._replace(called=61, calls=WITHOUT) for rank in (0, 2)}
+    stands[1] = AHEAD._replace(called=62, calls=WITH_BARRIER)
+    (hung,) = find_hung(write_standing(tmp_path, stands), 60)
+    assert (hung.ranks, hung.fix) == ((1,), "train.py:94")
+    assert hung.headline == "No progress for 10 s: rank 1 called barrier where the others called all_reduce"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,12 @@ def describe_odd(standstill: Standstill, width: int) -> str:
 
     In ``width`` characters at most: the function, and then the line, are left out where they do not fit.
     """
-    group = standstill.odd
+    group, difference = standstill.odd, standstill.difference
+    if difference is not None:
+        (first, call), (_, other), *_ = difference.calls
+        others = "the others" if group is not None else format_ranks(difference.calls[1][0].ranks)
+        text = f"{format_ranks(first.ranks)} called {call.name} where {others} called {other.name}"
+        return _choose_first([text, "ranks have called different collectives"], width)
     if group is None and standstill.is_mismatch:
         names = [f"{format_ranks(one.ranks)} {'waits' if len(one.ranks) == 1 else 'wait'}" for one in standstill.groups]
         called = [f"{name} in {one.activity}" for name, one in zip(names, standstill.groups, strict=True)]
@@ -40,6 +45,14 @@ def _choose_first(texts: Sequence[str], width: int) -> str:
 
 def describe_collectives(standstill: Standstill) -> str:
     """Return in a sentence how the ranks' collectives differ, as PyTorch's flight recorder says; "" if they do not."""
+    if standstill.difference is not None:
+        calls = [
+            f"{call.name}{f' at {call.place}' if call.place else ''} on {format_ranks(group.ranks)}"
+            for group, call in standstill.difference.calls
+        ]
+        return f"Collective {standstill.difference.number} is {', '.join(calls)}."
+    if launched := _list_launched(standstill):
+        return f"NCCL has launched {', '.join(launched)}."
     known = [(group, group.collectives) for group in standstill.groups if group.collectives is not None]
     if len({called.called for _, called in known}) > 1:
         first, *others = (
@@ -51,6 +64,17 @@ def describe_collectives(standstill: Standstill) -> str:
         names = ", ".join(f"{called.name} on {format_ranks(group.ranks)}" for group, called in known)
         return f"Collective {known[0][1].called} is {names}."
     return ""
+
+
+def _list_launched(standstill: Standstill) -> list[str]:
+    """Return how many operations NCCL has launched for ranks whose Python does not run, and for the others."""
+    ranks = {process.pid: process.rank for group in standstill.groups for process in group.processes}
+    found = next((stacks.launched for group in standstill.groups for stacks in group.stacks if stacks.launched), ())
+    counts: dict[tuple[str, int], list[int]] = {}
+    for one in found:
+        if one.pid in ranks:
+            counts.setdefault((one.operation, one.count), []).append(ranks[one.pid])
+    return [f"{count} {operation} operations on {format_ranks(sorted(on))}" for (operation, count), on in counts.items()]
 
 
 def write_advice(standstill: Standstill) -> str:

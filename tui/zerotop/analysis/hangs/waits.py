@@ -72,6 +72,7 @@ _LIBRARIES: tuple[tuple[WaitKind, str, str, str], ...] = (
     (WaitKind.DATA, "torch/utils/data/", ".*", "the data loader"),
     (WaitKind.BACKWARD, "torch/autograd/graph.py", "_engine_run_backward", "backward"),
     (WaitKind.DEVICE, "torch/cuda/__init__.py", "synchronize", "torch.cuda.synchronize"),
+    (WaitKind.DEVICE, "torch/cuda/streams.py", r"(?:\w+\.)?synchronize", "synchronize"),
     (WaitKind.LOCK, "threading.py", r"(?:\w+\.)?(?:wait|acquire|join|_wait_for_tstate_lock)", "a lock"),
     (WaitKind.LOCK, "queue.py", r"(?:\w+\.)?(?:get|put|join)", "a queue"),
     (WaitKind.LOCK, "filelock/", ".*", "a file lock"),

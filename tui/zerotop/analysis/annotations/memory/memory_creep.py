@@ -15,6 +15,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints,
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
+from zerotop.analysis.annotations.support.onsets import find_growth_onset
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
 from zerotop.analysis.memory.block_lines import CREEP, Look
 from zerotop.analysis.steps.growable_array import GrowingArray
@@ -69,7 +70,7 @@ class _Stretch(NamedTuple):
 
     @property
     def step_count(self) -> int:
-        """The steps in which it grew, also those that were only counted."""
+        """The steps from the one before it grew, also those that were only counted."""
         return int(self.rows["step"][-1]) - self.before_step
 
     @property
@@ -235,16 +236,19 @@ def _find_stretches(steps: Ints, held: Ints, state: _State) -> Iterator[tuple[in
 
 def _build_finding(creep: _Creep, found: FoundLook) -> Annotation:
     (process, _, rows, held), ranks = creep.stretch, creep.ranks
+    onset = find_growth_onset(np.concatenate([[creep.stretch.before_step], rows["step"]]), held, creep.stretch.slope)
+    begin, end = np.searchsorted(process.steps["step"], [onset, rows["step"][-1]])
     evidence = {
         "bytes_per_step": creep.stretch.slope,
         "grown_bytes": held[-1] - held[0],
-        "steps": creep.stretch.step_count,
+        "steps": int(rows["step"][-1]) - onset + 1,
         "held_bytes": held[-1],
         "last_step": creep.stretch.last_step,
     }
     kind, values = _choose_kind(found.look)
     # It ends the job, and what was trained since the last checkpoint is lost.
-    return kind.at_steps(process, rows, evidence, known_ns=found.known_ns, ranks=ranks, concerned=ranks, cost=1.0, **values)
+    steps, known_ns = process.steps[begin : end + 1], found.known_ns
+    return kind.at_steps(process, steps, evidence, known_ns=known_ns, ranks=ranks, concerned=ranks, cost=1.0, **values)
 
 
 def _choose_kind(look: Look | None) -> tuple[FindingKind, dict[str, str]]:

@@ -14,7 +14,7 @@ from zerotop.analysis.annotations.support.thresholds import BUSY_CORES
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
-from zerotop.analysis.hangs.waits import LONG_WORK
+from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
 from zerotop.session.event_files import select_events
 from zerotop_probe.recording.tables import COUNTED, PHASES
 
@@ -45,7 +45,7 @@ HANG_ITERATIONS = 10.0
 SEEN_SECONDS = 10.0
 HANG_SECONDS = 30.0
 # A GPU that works on what was launched so long ago hangs: nothing was allocated since.
-DEVICE_SECONDS = 20.0
+DEVICE_SECONDS = 15.0
 # Saving, loading, compiling and computing count as a hang after so long.
 LONGEST_WORK_SECONDS = 600.0
 # Of the headline, beside how long it lasts.
@@ -173,6 +173,8 @@ def _is_working(group: Group, stacks: StackGroup, since_ns: int, time_ns: int) -
         return False
     if stacks.awaits_device:  # a thread that waits for its GPU may use a core for that
         return not (stacks.is_device_still and time_ns >= since_ns + DEVICE_SECONDS * 1e9)
+    if stacks.wait.kind is WaitKind.DEVICE and stacks.pending is not None:  # on its GPU a collective waits for other ranks
+        return False
     return stacks.wait.kind in LONG_WORK or any(
         _is_busy(process, since_ns, time_ns) for process in group.processes if process.rank in stacks.ranks
     )
@@ -213,7 +215,9 @@ def _find_end(recording: Evidence, group: Group) -> int:
 def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Standstill) -> Annotation:
     odd = standstill.odd
     shown = odd if odd is not None else standstill.groups[0]
-    line = shown.place.partition(" in ")[0]
+    difference = standstill.difference
+    place = shown.place if difference is None else difference.calls[0][1].place or shown.place
+    line = place.partition(" in ")[0]
     said = describe_odd(standstill, _ODD_WIDTH)
     told = [one for one in standstill.groups if one is not odd or one.place not in said]
     return _SEEN.at(

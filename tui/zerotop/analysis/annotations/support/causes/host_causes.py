@@ -26,6 +26,8 @@ _FEWER_TIMES, _ABOUT_TIMES = 1.25, 1.3
 _CORE_CLOCK_SHARE = 0.15
 # Where ranks wait for cores, and get as many as before, iterations vary by up to this factor.
 _MOST_NOISE = 2.0
+# A node's cores are sampled twice a second: so long (ns) are a few samples.
+_SAMPLED_NS = 1_700_000_000
 # With too few cores work takes at most so many times as long; work that takes less than these seconds is not counted on.
 _MOST_STRETCH, _SHORT_S = 5.0, 0.001
 
@@ -51,11 +53,12 @@ def check_crowding(change: StepChange) -> Cause | None:
 
 
 def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad | None]:
-    """Return the load of the lead's node before and after."""
-    recording, host = change.process.recording, change.process.host
-    parts = ((int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])) for rows in (change.before, change.after))
-    before, after = (measure_load(recording, host, *part) for part in parts)
-    return before, after
+    """Return the load of the lead's node before and after; of short steps those around count, too."""
+    recording, host, changed_ns = change.process.recording, change.process.host, int(change.after["begin_unix_ns"][0])
+    before_ns = min(int(change.before["begin_unix_ns"][0]), int(change.before["end_unix_ns"][-1]) - _SAMPLED_NS)
+    after_ns = max(int(change.after["end_unix_ns"][-1]), min(change.known_ns, changed_ns + _SAMPLED_NS))
+    before = measure_load(recording, host, before_ns, int(change.before["end_unix_ns"][-1]))
+    return before, measure_load(recording, host, changed_ns, after_ns)
 
 
 def is_by_others(change: StepChange) -> bool:
