@@ -1,7 +1,7 @@
 """Runs jobs that have a fault, recorded by zerotop: several at a time, of which one trains on a GPU.
 
-Most of a short job is the start of Python. A job therefore says when it is ready to train, and waits until it is told that
-its GPUs are free; meanwhile others start. On a CPU one job trains at a time in the same way.
+Most of a short job is the start of Python and of CUDA. A job therefore says when it is ready to train, and waits until it is
+told that its GPUs are free; meanwhile others start. On a CPU one job trains at a time in the same way.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from typing import TextIO
 from fault_plans import KINDS, Plan, count_gpus, write_plan
 
 # A job may take so long until it is ready, and from its turn on.
-_PATIENCE_S = 90.0
+_PATIENCE_S = 60.0
 
-# They begin in two steps: when the job may train, and with the fault.
-_HOG = "input()\ninput()\nwhile True: pass"
+# They begin with the fault.
+_HOG = "input()\nwhile True: pass"
 _NEIGHBOUR = """
 import torch
-input()
 one = torch.ones(4096, 4096, device="cuda")
 keep = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
 one @ one
@@ -103,7 +102,7 @@ def _record_job(plan: Plan, session: Path, turns: _Turns, log: TextIO) -> None:
     own = os.environ if plan.engine == "deepspeed" else environment
     with (
         ExitStack() as turn_taken,
-        _run_beside(plan, environment) as go_on,
+        _run_beside(plan, environment) as begin,
         subprocess.Popen(
             [*command, *plan.build_command(port), "--turn", str(turn)],
             stdout=subprocess.PIPE,
@@ -129,10 +128,9 @@ def _record_job(plan: Plan, session: Path, turns: _Turns, log: TextIO) -> None:
                 log.write(f"{time.monotonic() - began:.1f} s until its turn\n")
                 limit = threading.Timer(_PATIENCE_S, job.terminate)
                 limit.start()
-                go_on()
                 turn.touch()
             elif "FAULT" in line:
-                go_on()
+                begin()
             elif "DONE" in line and (training := training - line.count("DONE")) <= 0 and not beside:
                 turn_taken.close()  # the end of Python, and of the recording, need no GPU
         limit.cancel()
@@ -141,20 +139,20 @@ def _record_job(plan: Plan, session: Path, turns: _Turns, log: TextIO) -> None:
 
 @contextmanager
 def _run_beside(plan: Plan, environment: dict[str, str]) -> Iterator[Callable[[], None]]:
-    """Start another program, on the GPU or on each core; gives a function that lets it go on, twice."""
+    """Start another program, on the GPU or on each core; gives a function that lets it begin."""
     beside = KINDS[plan.fault].beside if plan.fault in KINDS else ""
     count = {"": 0, "neighbour": 1, "hogs": os.cpu_count() or 1}[beside]
     code = _NEIGHBOUR if beside == "neighbour" else _HOG
     children = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, env=environment) for _ in range(count)]
 
-    def go_on() -> None:
+    def begin() -> None:
         for child in children:
             if child.stdin is not None and child.poll() is None:
                 child.stdin.write(b"\n")
                 child.stdin.flush()
 
     try:
-        yield go_on
+        yield begin
     finally:
         for child in children:
             child.kill()

@@ -54,14 +54,15 @@ class _Machine(NamedTuple):
     """How long jobs are and how large, by what they train on: steps take some 100 ms on a CPU and some 10 ms on a GPU."""
 
     steps: int
-    steps_beside: int  # where another program runs beside the job: samples of a second decide
+    more_steps: int  # where samples of a second decide, or a look at what stays allocated
     first_steps: tuple[int, int]  # in which a fault may begin
     seconds: tuple[float, float]  # that a fault takes in each step
     scale: int  # of rows, tokens and widths
+    objects: int  # that the garbage collector looks at
 
 
-_CPU = _Machine(60, 240, (20, 35), (0.1, 0.25), 1)
-_GPU = _Machine(200, 600, (60, 90), (0.03, 0.08), 4)
+_CPU = _Machine(60, 240, (20, 35), (0.1, 0.25), 1, 500_000)
+_GPU = _Machine(200, 450, (60, 90), (0.03, 0.08), 4, 150_000)
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Plan:
     width: int
     layers: int
     steps: int = 60
+    objects: int = 500_000
     gpus: tuple[int, ...] = ()  # that it trains on; none on a CPU
 
     @property
@@ -150,6 +152,7 @@ def draw_plan(fault: str, engines: list[str], number: int, chance: random.Random
         length=chance.choice([48, 64]) * machine.scale,
         width=chance.choice([96, 128]) * machine.scale,
         layers=chance.choice([2, 3]),
-        steps=machine.steps_beside if kind is not None and kind.beside else machine.steps,
+        steps=machine.more_steps if kind is not None and (kind.beside or fault == "leak") else machine.steps,
+        objects=machine.objects,
         gpus=(number % gpus,) if gpus and engine == "plain" else tuple(range(gpus)),
     )

@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=3, help="jobs that run together")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gpus", action="store_true", help="train on GPUs, with NCCL")
+    parser.add_argument("--kinds", nargs="+", help="only these, in turn [all]")
     parser.add_argument("--patience", type=float, default=_PATIENCE_S, help="seconds until a hang counts as not told")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the recordings and their labels there")
     parser.add_argument("--judge", type=Path, metavar="FOLDER", help="only judge the recordings that were kept there")
@@ -97,6 +98,7 @@ def _run_jobs(options: argparse.Namespace) -> list[Result]:
     hangs, pauses = (_GPU_HANGS, _GPU_PAUSES) if options.gpus else (_HANGS, _PAUSES)
     if options.gpus and torch.cuda.device_count() == 1:
         hangs = tuple(kind for kind in hangs if kind not in _OF_SEVERAL)
+    hangs = tuple(options.kinds or hangs)
     kinds = [hangs[number % len(hangs)] for number in range(options.hangs)]
     kinds += [pauses[number % len(pauses)] for number in range(options.pauses)]
     chance.shuffle(kinds)
