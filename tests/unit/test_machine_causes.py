@@ -186,6 +186,13 @@ def test_iterations_vary_more_where_ranks_get_less_of_the_cores(
     assert may_be_noise(after_s, 0.044, [load, load]) == is_noise
 
 
+def test_iterations_as_long_as_some_before_are_noise_where_others_use_the_cores() -> None:
+    starved, free = CoreLoad(0.6, 1.4, 1.4, 2), CoreLoad(1.0, 0.0, 0.0, 2)
+    assert may_be_noise(0.05, 0.6, [starved, starved], longest_s=0.65)
+    assert not may_be_noise(0.05, 0.6, [starved, starved], longest_s=0.5)
+    assert not may_be_noise(0.05, 0.6, [free, free], longest_s=0.65)
+
+
 def read_cores(planted: Planted) -> int:
     """Return the cores of the recording's node."""
     (path,) = planted.folder.glob("events-node-*.jsonl")

@@ -67,13 +67,18 @@ def is_by_others(change: StepChange) -> bool:
     own_before, own_after = change.measure_own()
     is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
     loads = [load for load in measure_change_loads(change) if load is not None]
-    return not is_own and may_be_noise(before, after, loads)
+    return not is_own and may_be_noise(before, after, loads, float(change.before["iteration_s"].max()))
 
 
-def may_be_noise(before_s: float, after_s: float, loads: Sequence[CoreLoad]) -> bool:
-    """Whether iterations may take another time only because others use the cores; ``loads``: before and after."""
+def may_be_noise(before_s: float, after_s: float, loads: Sequence[CoreLoad], longest_s: float = 0.0) -> bool:
+    """Whether iterations may take another time only because others use the cores.
+
+    ``loads``: before and after. ``longest_s``: the longest iteration before.
+    """
     if not any(load.is_disturbed for load in loads):
         return False
+    if before_s < after_s <= longest_s and loads[0].is_disturbed:
+        return True
     fewer = loads[0].ranks / max(loads[-1].ranks, 1e-6)
     slower, fewer = (after_s / before_s, fewer) if after_s > before_s else (before_s / after_s, 1 / max(fewer, 1e-6))
     # Where ranks get a sixth of the cores that they want, an iteration may take as long as without others, or six times.
