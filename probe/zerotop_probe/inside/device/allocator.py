@@ -70,6 +70,8 @@ class AllocatorSampler:
         peaks = "window" if windows else "process"
         self._writer = files.open_table(ALLOCATOR, peaks=peaks)
         self._last_stats: dict[str, Any] = {}
+        self.allocations = UNKNOWN
+        """Blocks that the allocator had handed out when it was last read."""
         self._step_peak = UNKNOWN
         self._guard = Guard("allocator", meter)
 
@@ -107,6 +109,7 @@ class AllocatorSampler:
             stats.get("num_device_free", UNKNOWN),
         )
         self._last_stats = stats
+        self.allocations = stats.get("allocation", {}).get("all", {}).get("allocated", UNKNOWN)
         if counters[1] > self._step_peak:
             self._step_peak = counters[1]
 

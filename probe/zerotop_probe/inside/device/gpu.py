@@ -10,7 +10,7 @@ from zerotop_probe.inside.device.microscope import Microscope
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.ticker import Ticker
-from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
+from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, UNKNOWN
 
 # Sampling costs more than the rest of a boundary. It is therefore done only at the edges of outermost phases, except these,
 # and of the parts of an optimizer step.
@@ -72,6 +72,12 @@ class RankDevice:
             + self._microscope.lost_records
             + (self._allocator.lost_records if self._allocator is not None else 0)
         )
+
+    @property
+    def allocations(self) -> int | None:
+        """Blocks that the allocator has handed out so far, as last read; None where that is unknown."""
+        known = self._allocator.allocations if self._allocator is not None else UNKNOWN
+        return known if known != UNKNOWN else None
 
     def start_tickers(self, stack: list[Span], meter: CostMeter) -> None:
         """Start the threads that sample between boundaries and look for microscope requests.
