@@ -209,6 +209,32 @@ def compute_trimmed_mean(values: list[float]) -> tuple[float, float]:
     return statistics.mean(kept), error
 
 
+# Of the probe itself; the others are those of its device.
+_OWN_TICKERS = ("_stack_ticker", "_thread_ticker")
+
+
+class PacedTask:
+    """The task of one of the probe's threads. In blocks without the probe it does nothing, as often as it would have run.
+
+    Otherwise it would run in each block with the probe, many times as often as in training.
+    """
+
+    def __init__(self, ticker: Any) -> None:
+        self._ticker = ticker
+        self._run_task = ticker._task
+        self._wait_s = 0.1
+        self.is_on = True
+
+    def __call__(self, *position: int) -> float:
+        """Return the seconds until the next call."""
+        if self.is_on:
+            begin_ns = time.thread_time_ns()
+            self._wait_s = self._run_task(*position)
+            if getattr(self._ticker, "_share", None) is not None:
+                self._wait_s = max(self._wait_s, self._ticker._find_rest(time.thread_time_ns() - begin_ns))
+        return self._wait_s
+
+
 class Zerotop:
     """The probe in this process, of either version."""
 
@@ -244,13 +270,10 @@ class Zerotop:
         self._is_on, self._cost_before, self._turned_ns = is_on, cost_ns, time_ns
         device = recorder.device if recorder is not None else None
         tickers = getattr(device, "_tickers", None) or [getattr(device, "_ticker", None)]
-        for ticker in filter(None, [*tickers, getattr(self._probe, "_stack_ticker", None)]):
-            guards = [guard for _, guard in ticker._tasks] if hasattr(ticker, "_tasks") else []
-            for guard in guards:
-                guard.is_on = is_on
-            if not guards:
-                task = vars(ticker).setdefault("benchmarked_task", ticker._task)
-                ticker._task = task if is_on else lambda *position: 0.02
+        for ticker in filter(None, [*tickers, *(getattr(self._probe, name, None) for name in _OWN_TICKERS)]):
+            if not isinstance(ticker._task, PacedTask):
+                ticker._task = PacedTask(ticker)
+            ticker._task.is_on = is_on
 
     def _shift_stacks(self, passed_ns: int) -> None:
         """Let the sampler of stacks forget a time without the probe, which it would take for a pause."""
