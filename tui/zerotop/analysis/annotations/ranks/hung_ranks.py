@@ -204,6 +204,8 @@ def _find_end(recording: Evidence, group: Group) -> int:
 def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Standstill) -> Annotation:
     odd = standstill.odd
     shown = odd if odd is not None else standstill.groups[0]
+    # The headline names a single group.
+    described = [one for one in standstill.groups if one is not odd] if len(standstill.groups) > 1 else []
     line = shown.place.partition(" in ")[0]
     return _SEEN.at(
         group,
@@ -212,7 +214,7 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
         {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s},
         ranks=list(odd.ranks) if odd is not None else None,
         odd=describe_odd(standstill),
-        groups=" ".join(f"{describe_group(one)}." for one in standstill.groups if one is not odd) or None,
+        groups=" ".join(f"{describe_group(one)}." for one in described) or None,
         collectives=describe_collectives(standstill) or None,
         advice=write_advice(standstill),
         line=line or None,
