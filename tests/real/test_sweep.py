@@ -160,6 +160,7 @@ def test_results_that_cannot_be_written_end_the_sweep(tmp_path: Path) -> None:
         (["--seq-length", "8,16", "--", "true"], "--seq-length varies, but the command has no {seq_length}"),
         (["--stage", "2,3", "--", "true", "{seq_length}"], "--stage varies, but the command has no {stage} or {deepspeed}"),
         (["--set", "lr=1,2", "--", "true", "{seq_length}", "{lr}"], "the command has {seq_length}: give its values"),
+        (["--seq-length", "8", "--", "true", "{seq_length}", "--lr={rate}"], "the command has {rate}: give its values"),
         (["--seq-length", "2048:128:128"], "the range 2048:128:128 runs backwards"),
         (["--seq-length", "1:5:0"], "step of 0"),
         (["--seq-length", "8,"], "a value is missing"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, build_points, parse_any, parse_numbers
 from zerotop.commands.sweeping.deepspeed_config import build_config
-from zerotop.commands.sweeping.placeholders import expand_command
+from zerotop.commands.sweeping.placeholders import check_placeholders, expand_command
 from zerotop.commands.sweeping.point_job import prepare_job
 from zerotop.session.sweeps import Plan, Point, Value
 
@@ -27,6 +28,20 @@ def test_numbers_and_ranges(text: str, numbers: list[int]) -> None:
 @pytest.mark.parametrize("text", ["", "a", "1,,2", "0", "-1", "5:1", "1:5:0", "1:2:3:4", "1:", "1.5", "1:999999999"])
 def test_other_numbers_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
+        parse_numbers(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("-128", "-128 is less than 1"),
+        ("1:5:-1", "the range 1:5:-1 has a step of -1; it must be 1 or more"),
+        ("512:128:128", "the range 512:128:128 runs backwards: write 128:512:128"),
+        ("1.5", "'1.5' is not a whole number"),
+    ],
+)
+def test_numbers_are_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{re.escape(reason)}$"):
         parse_numbers(text)
 
 
@@ -81,6 +96,13 @@ def test_placeholders() -> None:
     words = ["train.py", "--len={n}", "{ckpt?--recompute}", "{other}", "{'a': {n}}", "{on?x}"]
     values = {"n": 8, "ckpt": "off", "on": "on"}
     assert expand_command(words, values) == ["train.py", "--len=8", "{other}", "{'a': 8}", "x"]
+
+
+def test_other_braces_are_the_command_s_own() -> None:
+    own = ["python", "-c", "print(f'{x} {y}')", "{'a': 1}", "{steps}", "--port={port}", "{n}", "{}"]
+    check_placeholders(own, {"n": [1, 2]})
+    with pytest.raises(ValueError, match=re.escape("the command has {rate}: give its values with --set rate=VALUES")):
+        check_placeholders([*own, "{rate?--fast}"], {"n": [1, 2]})
 
 
 def test_the_job_of_a_point(tmp_path: Path) -> None:

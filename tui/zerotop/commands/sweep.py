@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.sweeps.line_report import describe_line, report_lines
 from zerotop.analysis.sweeps.settings import MOST_VALUES, build_points, count_points, describe_settings
 from zerotop.commands.common.errors import FAILED, USAGE, Problem
@@ -145,7 +146,8 @@ def _run_with_lines(runner: SweepRunner, *, quiet: bool) -> None:
     plan, total = runner.sweep.plan, len(runner.sweep.points)
     thread = threading.Thread(target=runner.run, name="sweep")
     printed = {point.number for point in runner.sweep.finished}
-    print(f"{total} points, {len(printed)} of them done or skipped, in {runner.sweep.path}", file=stream, flush=True)
+    already = f"{len(printed)} of them done or skipped, " if printed else ""
+    print(f"{format_count(total, 'point')}, {already}in {runner.sweep.path}", file=stream, flush=True)
     thread.start()
     compiling: set[int] = set()  # points
     while thread.is_alive():

@@ -60,9 +60,10 @@ def _parse_range(text: str) -> range:
 
 
 def _parse_number(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise ValueError(f"{text.strip()!r} is not a whole number" if text.strip() else "a value is missing")
-    return int(text)
+    word = text.strip()
+    if not re.fullmatch(r"-?[0-9]+", word):
+        raise ValueError(f"{word!r} is not a whole number" if word else "a value is missing")
+    return int(word)
 
 
 def parse_words(text: str, choices: Sequence[str]) -> list[str]:

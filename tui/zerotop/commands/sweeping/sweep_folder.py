@@ -42,7 +42,8 @@ def reopen_sweep(path: Path, plan: Plan | None = None) -> Sweep:
     opened = sweeps.read_sweep(path)
     if plan is not None and _compare_key(plan) != _compare_key(opened.plan):
         raise Problem(f"{path} holds another sweep, with other settings. Choose another folder with -o DIR")
-    if opened.plan.working_directory and not Path(opened.plan.working_directory).is_dir():
+    is_done = len(opened.finished) == len(opened.points) and plan is None  # its results are only shown
+    if not is_done and opened.plan.working_directory and not Path(opened.plan.working_directory).is_dir():
         raise Problem(f"The folder {opened.plan.working_directory}, in which the sweep's jobs run, is gone")
     return opened
 
