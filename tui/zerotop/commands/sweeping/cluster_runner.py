@@ -103,20 +103,16 @@ class ClusterRunner(SweepRunner):
         for number, job in list(pending.items()):
             if self.is_stopping():
                 return
-            if job.paths.result_pickle.exists():
-                result = _read_result(job)
-            elif job.job_id in ended:
-                result = _describe_lost_job(job, ended[job.job_id])
-            else:
-                result = None
-            if result is not None:
+            has_result = job.paths.result_pickle.exists()
+            if has_result or job.job_id in ended:
                 del pending[number]
-                self.add_result(number, result)
+                state = "" if has_result else ended[job.job_id]
+                self.add_result(number, _describe_lost_job(job, state) if state else _read_result(job))
             elif number not in self.attempts and (attempt := self._find_attempt(number)) is not None:
                 self.note_attempt(attempt)
 
     def _find_ended(self, jobs: Sequence[Any]) -> dict[str, str]:
-        """Return the states of jobs that are over without a result, by id.
+        """Return the ids of jobs that are over without a file of their result, with their states; "" where it can be read.
 
         Slurm's jobs must be over at two questions, since a result on a shared file system may be seen late.
         """
@@ -146,8 +142,8 @@ class ClusterRunner(SweepRunner):
 
 
 def _describe_lost_job(job: Any, state: str) -> Result:
-    """Return the result of a job that ended without one."""
-    how = f"Slurm says {state}" if state not in ("", GONE) else "it was cancelled or killed, or its node failed"
+    """Return the result of a job that Slurm has ended."""
+    how = f"Slurm says {state}" if state != GONE else "it was cancelled or killed, or its node failed"
     return Result(CRASHED, f"The job {job.job_id} ended without a result: {how}. Its log: {job.paths.stderr}", attempts=1)
 
 
