@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, build_points, parse_any, parse_numbers
+from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, build_points, format_values, parse_any, parse_numbers
 from zerotop.commands.sweeping.deepspeed_config import build_config
 from zerotop.commands.sweeping.placeholders import check_placeholders, expand_command
 from zerotop.commands.sweeping.point_job import prepare_job
@@ -43,6 +43,20 @@ def test_other_numbers_are_refused(text: str) -> None:
 def test_numbers_are_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=rf"^{re.escape(reason)}$"):
         parse_numbers(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([128, 256, 384, 512], "128:512:128"),
+        ([1, 2, 3, 4], "1:4"),
+        ([2, 3], "2, 3"),
+        ([1, 2, 4, 8], "1, 2, 4, 8"),
+        (["a"], "a"),
+    ],
+)
+def test_values_are_shown_as_they_are_written(values: list[Value], text: str) -> None:
+    assert format_values(values) == text
 
 
 def test_values_of_a_user_s_own_setting() -> None:

@@ -66,6 +66,16 @@ def _parse_number(text: str) -> int:
     return int(word)
 
 
+def format_values(values: Sequence[Value]) -> str:
+    """Return values as a command line has them: evenly spaced numbers as ``128:2048:128``."""
+    numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+    if len(numbers) == len(values) > 3:
+        step = numbers[1] - numbers[0]
+        if step > 0 and numbers == list(range(numbers[0], numbers[-1] + 1, step)):
+            return f"{numbers[0]}:{numbers[-1]}" + (f":{step}" if step > 1 else "")
+    return ", ".join(map(str, values))
+
+
 def parse_words(text: str, choices: Sequence[str]) -> list[str]:
     """Return the comma-separated words, each once. Raises ValueError for a word that is not among the choices."""
     words = [word.strip() for word in text.split(",")]
