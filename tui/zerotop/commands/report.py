@@ -9,17 +9,15 @@ from pathlib import Path
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.open_recording import open_named
 from zerotop.commands.common.report_files import build_page, build_sweep_page, draw_chart, draw_sweep_chart, write_report
+from zerotop.report import OTHER_FORMATS
 from zerotop.session.sweeps import find_sweep
-
-# Names of files that would not be opened as what they are.
-_OTHER_FORMATS = (".pdf", ".svg", ".jpg", ".jpeg", ".md", ".csv", ".json")
 
 
 def report(options: argparse.Namespace) -> int:
     """Write the page or the picture. Return 0."""
     output = options.output
     is_picture = options.format == "png" if options.format else options.chart is not None or str(output).endswith(".png")
-    if options.format is None and output is not None and (suffix := Path(output).suffix.lower()) in _OTHER_FORMATS:
+    if options.format is None and output is not None and (suffix := Path(output).suffix.lower()) in OTHER_FORMATS:
         raise Problem(f"A report is HTML or PNG, not {suffix[1:].upper()}: name another file, or add --format html", USAGE)
     if options.chart is not None and not is_picture:
         raise Problem("--chart goes with --format png: the page has all charts", USAGE)
