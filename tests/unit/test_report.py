@@ -17,16 +17,18 @@ import long_recording
 import recordings
 import sweep_progress
 import zerotop
+from memory_recording import Recording, make_process_sample
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.session_report import SessionReport, read_session_report
-from zerotop.analysis.reports.verdict import Outcome
+from zerotop.analysis.reports.verdict import Outcome, describe_memory
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
 from zerotop.demo import RECORDING_PATH
 from zerotop.report.charts import build_charts
 from zerotop.report.session_page import write_session_page
 from zerotop.session.reader import Session, SessionError
 from zerotop.session.sweeps import write_sweep
-from zerotop_probe.recording import directory
+from zerotop_probe.recording import directory, tables
 
 
 @cache
@@ -171,6 +173,14 @@ def test_a_session_without_steps_has_a_report(tmp_path: Path, capfd: pytest.Capt
     assert "there is no iteration time" in text
     assert main(["report", str(tmp_path / "empty"), "--chart", "iterations", "-o", str(tmp_path / "empty.png")]) == 1
     assert "has nothing to draw" in capfd.readouterr().err
+
+
+def test_a_job_without_ranks_has_a_peak(tmp_path: Path) -> None:
+    """As a program that only infers, which is sampled but reports nothing."""
+    recording = Recording(tmp_path)
+    recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(at, 9, 1.5, rank=-1) for at in (1, 2)])
+    (sentence,) = describe_memory(RecordingSource(recording.open_session()).view_at(None))
+    assert sentence == "Host memory peaked at 1.50 GiB; no GPU was recorded."
 
 
 def test_a_chart_as_png(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
