@@ -36,6 +36,16 @@ def test_who_is_not_entered_and_why_until_it_is(tmp_path: Path) -> None:
     assert source.view_at(None).job.exit_text == "The recording was ended here, and the job went on."
 
 
+def test_a_job_that_does_not_begin_to_train_may_only_infer(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.write_event(recording.node, 0, events.JOB_STARTED, pid=9)
+    recording.write_event(recording.node, 90, events.SAMPLER_ERROR, where="nothing", error="else")
+    source = RecordingSource(recording.open_session())
+    assert source.view_at(BEGIN_NS + 59 * S).job.exit_text == "Waiting for the training to begin."
+    text = source.view_at(BEGIN_NS + 75 * S).job.exit_text
+    assert text == "No rank has trained in the first 75 s. A program that only infers has no steps."
+
+
 def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
     recording = Recording(tmp_path)
     recording.write_event(recording.node, 1, events.JOB_STARTED, pid=9)
