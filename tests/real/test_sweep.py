@@ -171,6 +171,8 @@ def test_results_that_cannot_be_written_end_the_sweep(tmp_path: Path) -> None:
         (["--seq-length", "8", "--steps", "4"], "leaves no interval"),
         (["--seq-length", "8,9", "--", "no-such-program", "{seq_length}"], "There is no command 'no-such-program'"),
         (["--resume", "nowhere", "--stage", "2"], "give none of them"),
+        (["--resume", "nowhere", "--steps", "20"], "--resume goes on with the sweep as it is: leave out --steps"),
+        (["--seq-length", "8,9", "--slurm", "partition=gpu"], "--slurm goes with --executor slurm"),
         (["--resume", "nowhere"], "There is no sweep 'nowhere'"),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ import polars
 import pytest
 
 from zerotop.commands.common.errors import Problem
-from zerotop.commands.sweeping.sweep_folder import reopen_sweep
+from zerotop.commands.sweeping.sweep_folder import make_folder, reopen_sweep
 from zerotop.session import sweeps
 from zerotop.session.headers import SessionError
 from zerotop.session.sweeps import Plan, Point, Result, Sweep
@@ -75,3 +75,16 @@ def test_a_finished_sweep_opens_where_its_jobs_cannot_run(tmp_path: Path) -> Non
     assert len(reopen_sweep(tmp_path).finished) == 2
     with pytest.raises(Problem, match="is gone"):  # a search goes on
         reopen_sweep(tmp_path, plan)
+
+
+def test_sweeps_of_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("time.strftime", lambda form: "20260412-093000")
+    first, second = make_folder(None, PLAN), make_folder(None, PLAN)
+    assert (first.name, second.name) == ("20260412-093000-tiny", "20260412-093000-tiny-2")
+    assert first.is_dir()
+    assert second.is_dir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(Problem, match=r"Cannot make the folder .*: Not a directory. Choose another one with -o DIR"):
+        make_folder(None, PLAN)

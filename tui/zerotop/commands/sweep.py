@@ -25,14 +25,28 @@ from zerotop.session import sweeps
 from zerotop.session.sweeps import CRASHED, Plan, Sweep
 
 _ASK_FROM = 500  # points
+# Options whose values a sweep that goes on has already, with their defaults.
+_PLANNED = {
+    "output": None,
+    "model": None,
+    "config": None,
+    "dtype": "bf16",
+    "nvme_path": None,
+    "steps": 8,
+    "warmup": 3,
+    "retries": 5,
+    "hang_after": 300,
+}
 _POLL_S = 0.2
 _EXIT_INTERRUPTED = 130
 
 
 def sweep(options: argparse.Namespace) -> int:
     """Run a sweep or go on with one. Return 0; 1 if points crashed or nothing can be written, 130 if it was interrupted."""
-    if options.resume and (options.command or has_settings(options)):
-        raise Problem("--resume goes on with the settings and the command of the sweep: give none of them", USAGE)
+    if options.resume:
+        _check_resumed(options)
+    if options.slurm and options.executor != "slurm":
+        raise Problem("--slurm goes with --executor slurm", USAGE)
     plan = None if options.resume else build_plan(options)
     path = _choose_folder(options, plan)
     with lock_folder(path):
@@ -54,6 +68,15 @@ def sweep(options: argparse.Namespace) -> int:
         return _EXIT_INTERRUPTED
     has_crashed = any(point.result is not None and point.result.outcome == CRASHED for point in runner.sweep.points)
     return FAILED if runner.problem or has_crashed else 0
+
+
+def _check_resumed(options: argparse.Namespace) -> None:
+    """Raise Problem if something is given that the sweep has already."""
+    if options.command or has_settings(options):
+        raise Problem("--resume goes on with the settings and the command of the sweep: give none of them", USAGE)
+    for name, default in _PLANNED.items():
+        if getattr(options, name) != default:
+            raise Problem(f"--resume goes on with the sweep as it is: leave out --{name.replace('_', '-')}", USAGE)
 
 
 def _make_runner(opened: Sweep, options: argparse.Namespace) -> SweepRunner:
