@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -180,6 +181,26 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path: Path, options: list
     done = run_zerotop(tmp_path, "sweep", *options)
     assert done.returncode in (1, 2)
     assert sentence in done.stderr.decode()
+
+
+@pytest.mark.parametrize("command", ["sweep", "fit"])
+def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path, command: str) -> None:
+    """As ``zerotop sweep ... | head -1``. It can go on later, and no job stays."""
+    folder = tmp_path / "sweep"
+    values = "8,16" if command == "sweep" else "8:16:8"
+    options = [command, "--headless", "--seq-length", values, "--steps", "6", "-o", str(folder)]
+    job = ["--", sys.executable, str(SCRIPT), "train", "{seq_length}", "{steps}", "none"]
+    words = shlex.join([sys.executable, "-m", "zerotop", *options, *job])
+    done = subprocess.run(
+        ["bash", "-c", f"{words} | head -n 1 > /dev/null; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        cwd=tmp_path,
+        env=make_environment(tmp_path),
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert 1 <= len(read_sweep(folder).finished) <= 2  # the search finds out with its second line
 
 
 def test_a_large_matrix_asks_first(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.sweeps.line_report import describe_line, report_lines
@@ -166,12 +167,23 @@ def _check_size(count: int, options: argparse.Namespace) -> None:
 def _run_with_lines(runner: SweepRunner, *, quiet: bool) -> None:
     """Run the sweep and print a line for each result."""
     stream = sys.stderr if quiet else sys.stdout
-    plan, total = runner.sweep.plan, len(runner.sweep.points)
+    total = len(runner.sweep.points)
     thread = threading.Thread(target=runner.run, name="sweep")
     printed = {point.number for point in runner.sweep.finished}
     already = f"{len(printed)} of them done or skipped, " if printed else ""
     print(f"{format_count(total, 'point')}, {already}in {runner.sweep.path}", file=stream, flush=True)
     thread.start()
+    try:
+        _print_progress(runner, thread, printed, stream)
+    except BaseException:  # nobody reads the lines any more
+        runner.stop()
+        thread.join()
+        raise
+
+
+def _print_progress(runner: SweepRunner, thread: threading.Thread, printed: set[int], stream: TextIO) -> None:
+    """Print until the thread ends. ``printed``: the numbers of points whose results need no line."""
+    plan, total = runner.sweep.plan, len(runner.sweep.points)
     compiling: set[int] = set()  # points
     while thread.is_alive():
         thread.join(_POLL_S)

@@ -129,7 +129,7 @@ def _build_points(sweep: Sweep) -> Element:
     shown = [name for name in _COLUMNS if any(getattr(point.result, name, None) is not None for point in sweep.points)]
     names = sweep.plan.varied or list(sweep.plan.settings)  # others are in the plan
     numbers = (element("th", _COLUMNS[name], scope="col", class_="number") for name in shown)
-    head = ["", *(name.replace("_", "-") for name in names), "outcome", *numbers]
+    head: list[Element | str] = ["", *(name.replace("_", "-") for name in names), "outcome", *numbers]
     rows = (element("tr", _iter_cells(point, names, shown)) for point in sweep.points)
     return element(
         "section",

@@ -65,6 +65,8 @@ class PointRunner(ABC):
         except Interrupted:
             self.was_interrupted = True
             self.problem = "Interrupted."
+        except BrokenPipeError:  # whoever read the lines is gone
+            raise
         except OSError as error:
             self.problem = f"Nothing can be written to {self.sweep.path}: {describe_error(error)}."
         finally:
