@@ -81,6 +81,15 @@ def test_a_job_that_slurm_kills_is_a_crash(tmp_path: Path) -> None:
     assert str(path / "slurm") in result.reason
 
 
+@pytest.mark.skipif(not has_slurm(), reason="no Slurm with an idle node answers here")
+def test_jobs_that_slurm_refuses_are_said(tmp_path: Path) -> None:
+    options = ["--seq-length", "1,2", "--executor", "slurm", "--slurm", "partition=nowhere", "-o", str(tmp_path / "sweep")]
+    done = run_zerotop(tmp_path, "sweep", *options, "--", sys.executable, "{seq_length}")
+    assert done.returncode == 1
+    assert b"\nSlurm refuses the jobs: invalid partition specified: nowhere. 0 of 2 points are done." in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
 def test_jobs_that_slurm_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the answers of a real squeue."""
     squeue = tmp_path / "squeue"

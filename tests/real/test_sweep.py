@@ -64,6 +64,8 @@ def test_each_outcome_is_a_result(sweep_outcomes: tuple[Path, dict[str, Any]]) -
         "broken": ("crashed", 3),
         "memory": ("out_of_memory", 1),
     }
+    assert results["train"]["reason"] == ""
+    assert results["flaky"]["reason"].startswith("Its pace was not measured")  # it trains nothing
     assert results["broken"]["reason"].endswith("Its last line: no such thing")
     assert "out of GPU memory" in results["memory"]["reason"]
 
@@ -173,6 +175,7 @@ def test_results_that_cannot_be_written_end_the_sweep(tmp_path: Path) -> None:
         (["--seq-length", "8,9", "--", "no-such-program", "{seq_length}"], "There is no command 'no-such-program'"),
         (["--resume", "nowhere", "--stage", "2"], "give none of them"),
         (["--resume", "nowhere", "--steps", "20"], "--resume goes on with the sweep as it is: leave out --steps"),
+        (["--set", "lr=1", "--set", "lr=2", "--", "true", "{lr}"], "--set lr is given twice: write all its values as"),
         (["--seq-length", "8,9", "--slurm", "partition=gpu"], "--slurm goes with --executor slurm"),
         (["--resume", "nowhere"], "There is no sweep 'nowhere'"),
     ],

@@ -15,6 +15,7 @@ from typing import Any
 
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.sweeping.point_run import Attempt, Interrupted, run_point
+from zerotop.commands.sweeping.point_runner import Refused
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.commands.sweeping.slurm_queue import GONE, read_ended_jobs
 from zerotop.session.sweeps import CRASHED, POINTS_FOLDER, Plan, Point, Result, Sweep
@@ -82,8 +83,7 @@ class ClusterRunner(SweepRunner):
         stop_file = self.sweep.path / _STOP_FILE
         stop_file.unlink(missing_ok=True)
         points = self.waiting
-        with self._executor.batch():
-            jobs = [self._executor.submit(run_on_node, self.sweep.path, self.sweep.plan, point) for point in points]
+        jobs = self._submit_jobs(points)
         pending = dict(zip((point.number for point in points), jobs, strict=True))
         try:
             while pending:
@@ -94,6 +94,17 @@ class ClusterRunner(SweepRunner):
         finally:
             if pending:
                 self._stop_jobs(pending)
+
+    def _submit_jobs(self, points: Sequence[Point]) -> list[Any]:
+        """Submit one job for each point. Raises Refused."""
+        from submitit.core.utils import FailedJobError
+
+        try:
+            with self._executor.batch():
+                return [self._executor.submit(run_on_node, self.sweep.path, self.sweep.plan, point) for point in points]
+        except (FailedJobError, RuntimeError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise Refused(f"Slurm refuses the jobs: {lines[0].removeprefix('sbatch: error: ')}.") from error
 
     def _collect_results(self, pending: dict[int, Any]) -> None:
         """Add the results of jobs that have ended, and note those that run."""
