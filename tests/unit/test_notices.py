@@ -101,7 +101,7 @@ def test_a_loop_without_an_optimizer(tmp_path: Path) -> None:
     assert notice.startswith("This loop has no optimizer")
 
 
-@pytest.mark.parametrize(("backwards", "has_step", "is_said"), [(30, False, True), (19, False, False), (30, True, False)])
+@pytest.mark.parametrize(("backwards", "has_step", "is_said"), [(100, False, True), (99, False, False), (100, True, False)])
 def test_an_optimizer_that_never_steps(tmp_path: Path, backwards: int, has_step: bool, is_said: bool) -> None:
     """As where a script has forgotten optimizer.step()."""
     recording = Recording(tmp_path)
@@ -110,7 +110,7 @@ def test_an_optimizer_that_never_steps(tmp_path: Path, backwards: int, has_step:
     spans = [make_span(2 + number, 2.5 + number, "backward") for number in range(backwards)]
     steps = [make_span(2 + backwards, 2.5 + backwards, "step", flags=BOUNDARY)] if has_step else []
     recording.write_records(SPANS, rank, [*spans, *steps])
-    recording.write_event(rank, 99, events.GOODBYE, lost=0)
+    recording.write_event(rank, 199, events.GOODBYE, lost=0)
     source = RecordingSource(recording.open_session())
     sentence = (
         f"None of {backwards} backwards was followed by a step of AdamW so far: without steps there are no iterations."
