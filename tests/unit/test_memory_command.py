@@ -134,3 +134,5 @@ def test_the_state_of_each_of_several_optimizers_is_said(tmp_path: Path, capsys:
     lines = run_memory(capsys, str(recording.folder)).splitlines()
     assert f"  Optimizer state: {PARTS['optimizer_state'] - 1:.2f} GiB of AdamW, 1.00 GiB of SGD." in lines
     assert sum(line.startswith("  Optimizer state:") for line in lines) == 1  # none of it is in host memory
+    assert main(["report", str(recording.folder), "-o", str(tmp_path / "report.html")]) == 0
+    assert (tmp_path / "report.html").read_text().count("GiB of AdamW, 1.00 GiB of SGD.") == 1
