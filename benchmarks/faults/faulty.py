@@ -64,6 +64,8 @@ def parse_options():
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--objects", type=int, default=500_000, help="that the garbage collector looks at")
+    parser.add_argument("--turn", help="a file: training begins when it is there")
     return parser.parse_args()
 
 
@@ -154,6 +156,29 @@ def pause_training(options, model, save, device):
         model.train()
 
 
+def await_turn(options):
+    """Wait until the devices are free: other jobs may train on them while this one starts."""
+    if options.turn:
+        os.write(1, b"READY\n")  # not through Python's buffers, from which the end of the line may come late
+        while not os.path.exists(options.turn):
+            time.sleep(0.02)
+
+
+def warm_up(options, device):
+    """Start what takes long and happens once: CUDA, its libraries, and the connections between ranks."""
+    shares = device.type == "cuda" and torch.cuda.device_count() < int(os.environ.get("WORLD_SIZE", "1"))
+    if options.engine == "ddp":
+        torch.distributed.init_process_group("nccl" if device.type == "cuda" and not shares else "gloo")
+    elif options.engine == "deepspeed":
+        import deepspeed
+
+        deepspeed.init_distributed()
+    one = torch.ones(64, 64, device=device)
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(one)
+    (one @ one).sum().item()
+
+
 def main():
     options = parse_options()
     on_gpu = torch.cuda.is_available()
@@ -161,16 +186,15 @@ def main():
     device = torch.device("cuda", local % torch.cuda.device_count()) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    if options.engine == "ddp":
-        shares = on_gpu and torch.cuda.device_count() < int(os.environ["WORLD_SIZE"])
-        torch.distributed.init_process_group("nccl" if on_gpu and not shares else "gloo")
+    warm_up(options, device)
+    await_turn(options)
     torch.manual_seed(rank)
     compute_loss, update, save = set_up(options, device)
-    junk = [[number] for number in range(500_000)] if options.fault == "gc" else []
+    junk = [[number] for number in range(options.objects)] if options.fault == "gc" else []
     kept = []
     for step, batch in enumerate(torch.utils.data.DataLoader(Batches(options), batch_size=None)):
         if step == options.step:
-            print("FAULT", flush=True)
+            os.write(1, b"FAULT\n")
             pause_training(options, compute_loss, save, device)
             end_rank(options, rank)
         update(compute_loss(batch.to(device)))
@@ -178,6 +202,7 @@ def main():
             delay_step(options, rank, junk)
             if options.fault == "leak":
                 kept.append(torch.ones(32 << 20, dtype=torch.uint8, device=device))  # fault: leak
+    os.write(1, b"DONE\n")
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -33,7 +33,7 @@ class StandingJob:
         """Start it. ``odd``: the rank that stops, in ``step``, for ``pause_s``."""
         folder.mkdir()
         self.session = folder / "session"
-        self.kind, self.odd, self.step = kind, odd, step
+        self.kind, self.ranks, self.odd, self.step = kind, ranks, odd, step
         self._output = folder / "output"
         self._annotator: Annotator | None = None
         self._opened: Session | None = None

@@ -37,6 +37,8 @@ class Stand(NamedTuple):
     pending: str = ""  # the one that has not ended, if the stack does not show it
     cores_used: float = 0.0
     waiting_cores: float = 0.0
+    calls: Sequence[tuple[int, str, int]] = ()  # number, name and line of the last collectives
+    allocations: Mapping[float, int] | None = None  # by PyTorch's allocator on the GPU, by the second of the stacks
 
 
 def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: Sequence[float] = (25, 30, 40)) -> Session:
@@ -55,7 +57,7 @@ def write_standing(folder: Path, stands: Mapping[int, Stand | None], written_s: 
     for second in written_s:
         for rank, stand in stands.items():
             if stand is not None:
-                recording.write_event(make_identity(rank), second, events.STACKS, **make_facts(stand))
+                recording.write_event(make_identity(rank), second, events.STACKS, **make_facts(stand, second))
     return recording.open_session()
 
 
@@ -66,7 +68,7 @@ def _use_cores(second: float, rank: int, stand: Stand | None) -> tuple[Any, ...]
     )
 
 
-def make_facts(stand: Stand) -> dict[str, Any]:
+def make_facts(stand: Stand, second: float = SILENT_S) -> dict[str, Any]:
     """Return the fields of the event that a silent rank writes."""
     frames = [dict(zip(("file", "line", "function", "own"), frame, strict=True)) for frame in stand.frames]
     stack = {"count": 1, "call": stand.call, "frames": list(range(len(frames)))}
@@ -75,6 +77,12 @@ def make_facts(stand: Stand) -> dict[str, Any]:
     name = next((frame["function"] for frame in frames if frame["file"] == WAITING[0][0]), stand.pending)
     collectives = [{"group": "0", "called": stand.called, "waits_for": stand.called if name else -1, "name": name}]
     facts = {"where": "between phases", "why": "silent", "frames": frames, "stacks": [helper, stack], **times}
+    if stand.calls:
+        named = [
+            {"number": number, "name": called, "file": "train.py", "line": line} for number, called, line in stand.calls
+        ]
+        facts["calls"] = [{"group": "0", "function": "step", **call} for call in named]
+    facts["allocations"] = stand.allocations[second] if stand.allocations is not None else None
     return facts | ({"collectives": collectives} if stand.called is not None else {})
 
 

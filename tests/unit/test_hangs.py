@@ -18,6 +18,8 @@ from zerotop.ui.ranks.stacks import copy_stacks, count_stack_rows, draw_stacks
 
 ALL_REDUCE = Stand(WAITING, "wait")
 SLEEP = Stand(SLEEPING, "time.sleep")
+ITEM = Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item")
+STILL, WORKING = {25: 700, 30: 700, 40: 700}, {25: 700, 30: 900, 40: 1400}
 BARRIER = Stand((("torch/distributed/distributed_c10d.py", 5356, "barrier", False), ("train.py", 94, "step", True)), "wait")
 
 
@@ -31,7 +33,11 @@ def find_hung(session: Session, second: float) -> list[Annotation]:
         (ALL_REDUCE, Wait(WaitKind.COLLECTIVE, "all_reduce")),
         (SLEEP, Wait(WaitKind.SLEEP, "time.sleep")),
         (Stand(SAVING, "write"), Wait(WaitKind.SAVE, "torch.save")),
-        (Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item"), Wait(WaitKind.DEVICE, "item")),
+        (
+            Stand((("torch/cuda/streams.py", 108, "Stream.synchronize", False), *SLEEPING)),
+            Wait(WaitKind.DEVICE, "synchronize"),
+        ),
+        (ITEM, Wait(WaitKind.DEVICE, "item")),
         (Stand(SLEEPING, "io.open"), Wait(WaitKind.FILE, "io.open")),
         (Stand(SLEEPING), Wait(WaitKind.OTHER, "")),
         (Stand((("numpy/core.py", 3, "sort", False), *SLEEPING)), Wait(WaitKind.OTHER, "sort")),
@@ -66,11 +72,31 @@ def test_of_different_collectives_the_fewest_ranks_are_wrong(tmp_path: Path) -> 
     assert "same order" in hung.advice
 
 
-def test_a_gpu_that_computes_while_others_wait_is_no_hang(tmp_path: Path) -> None:
+@pytest.mark.parametrize("allocations", [None, WORKING])
+def test_a_gpu_that_computes_while_others_wait_is_no_hang(tmp_path: Path, allocations: dict[float, int] | None) -> None:
     """As one rank's own evaluation. With a collective of its own that has not ended the rank would wait, too."""
-    item = Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item", called=60)
+    item = ITEM._replace(called=60, allocations=allocations)
     session = write_standing(tmp_path, {0: ALL_REDUCE._replace(called=61), 1: item})
     assert find_hung(session, 60) == []
+
+
+def test_a_kernel_that_does_not_end_is_told_where_nothing_else_runs_on_the_gpu(tmp_path: Path) -> None:
+    """The thread that waits for it uses a core for that."""
+    odd = ITEM._replace(called=60, allocations=STILL, cores_used=1.0)
+    session = write_standing(tmp_path, {0: ALL_REDUCE._replace(called=61), 1: odd})
+    assert find_hung(session, 34.9) == []
+    (hung,) = find_hung(session, 60)
+    assert (hung.ranks, hung.fix) == ((1,), "train.py:40")
+    assert hung.headline.endswith(" s: rank 1 waits for its GPU in item at train.py:40")
+    assert "Rank 1 waits for its GPU in item at train.py:40 in build_batch." in hung.details
+    assert "A kernel on the GPU does not end" in hung.advice
+
+
+@pytest.mark.parametrize(("allocations", "hangs"), [(STILL, 1), (WORKING, 0), (None, 0)])
+def test_a_single_rank_that_waits_for_its_gpu_hangs_if_it_allocates_nothing(
+    tmp_path: Path, allocations: dict[float, int] | None, hangs: int
+) -> None:
+    assert len(find_hung(write_standing(tmp_path, {0: ITEM._replace(allocations=allocations)}), 60)) == hangs
 
 
 @pytest.mark.parametrize(("cores_used", "waiting_cores", "hangs"), [(0.1, 0.6, 0), (0.9, 0.0, 0), (0.1, 0.0, 1)])
@@ -83,7 +109,7 @@ def test_a_rank_that_computes_is_no_hang_even_if_others_take_the_cores(
 
 def test_a_rank_that_went_on_after_its_collective_waits_in_it(tmp_path: Path) -> None:
     """As with NCCL, where only the GPU waits at first."""
-    ahead = Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item", called=61, pending="all_reduce")
+    ahead = ITEM._replace(called=61, pending="all_reduce")
     (hung,) = find_hung(write_standing(tmp_path, {0: ahead, 1: SLEEP._replace(called=60), 2: ahead}), 60)
     assert hung.ranks == (1,)
     assert "Ranks 0 and 2 wait in all_reduce at train.py:40 in build_batch." in hung.details
@@ -93,7 +119,7 @@ def test_of_two_ranks_in_different_collectives_none_is_called_wrong(tmp_path: Pa
     stands = {0: BARRIER._replace(called=61), 1: ALL_REDUCE._replace(called=61)}
     (hung,) = find_hung(write_standing(tmp_path, stands), 60)
     assert hung.ranks == (0, 1)
-    assert hung.headline == "No progress for 10 s: each waits for the others, rank 0 in barrier, rank 1 in all_reduce"
+    assert hung.headline == "No progress for 10 s: rank 0 waits in barrier, rank 1 waits in all_reduce"
     assert "Collective 61 is barrier on rank 0, all_reduce on rank 1." in hung.details
 
 
@@ -102,6 +128,46 @@ def test_the_rank_that_has_called_fewer_collectives_is_behind(tmp_path: Path) ->
     (hung,) = find_hung(write_standing(tmp_path, {0: ALL_REDUCE._replace(called=60), 1: ALL_REDUCE._replace(called=61)}), 60)
     assert hung.ranks == (0,)
     assert "Rank 0 has called 60 collectives, rank 1 has called 61." in hung.details
+
+
+AHEAD = ITEM._replace(pending="all_reduce")
+WITH_BARRIER = ((60, "all_reduce", 90), (61, "barrier", 94), (62, "all_reduce", 90))
+WITHOUT = ((60, "all_reduce", 90), (61, "all_reduce", 90))
+
+
+def test_of_two_ranks_with_different_collectives_both_are_named_with_the_first_that_differs(tmp_path: Path) -> None:
+    """With NCCL they wait for their GPUs, in the same line, one collective apart."""
+    stands = {0: AHEAD._replace(called=61, calls=WITHOUT), 1: AHEAD._replace(called=62, calls=WITH_BARRIER)}
+    (hung,) = find_hung(write_standing(tmp_path, stands), 60)
+    assert (hung.ranks, hung.fix) == ((0, 1), "train.py:94")
+    assert hung.headline == "No progress for 10 s: rank 1 called barrier where rank 0 called all_reduce"
+    said = "Collective 61 is barrier at train.py:94 in step on rank 1, all_reduce at train.py:90 in step on rank 0."
+    assert said in hung.details
+    assert "same order" in hung.advice
+
+
+def test_of_three_ranks_the_one_that_has_called_another_collective_is_odd(tmp_path: Path) -> None:
+    stands = {rank: AHEAD._replace(called=61, calls=WITHOUT) for rank in (0, 2)}
+    stands[1] = AHEAD._replace(called=62, calls=WITH_BARRIER)
+    (hung,) = find_hung(write_standing(tmp_path, stands), 60)
+    assert (hung.ranks, hung.fix) == ((1,), "train.py:94")
+    assert hung.headline == "No progress for 10 s: rank 1 called barrier where the others called all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "shown"),
+    [
+        ("train.py", "build_batch", " at train.py:40 in build_batch"),
+        ("train.py", "build_batch_of_long_rows", " at train.py:40"),
+        ("examples/pretraining/of_a_long_name/train.py", "build", ""),
+    ],
+)
+def test_a_headline_leaves_out_what_does_not_fit(tmp_path: Path, file: str, function: str, shown: str) -> None:
+    stand = Stand(((file, 40, function, True),), "time.sleep")
+    (hung,) = find_hung(write_standing(tmp_path, {0: ALL_REDUCE, 1: stand}), 60)
+    assert hung.headline == f"No progress for 10 s: rank 1 is in time.sleep{shown}"
+    assert len(hung.headline) <= 80
+    assert f"{file}:40 in {function}" in f"{hung.headline} {hung.details}"
 
 
 def test_ranks_that_all_wait_in_one_place_have_no_odd_one(tmp_path: Path) -> None:

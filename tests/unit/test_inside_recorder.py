@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from zerotop_probe.inside.device.microscope import Microscope
 from zerotop_probe.inside.evaluation_detector import EvaluationDetector
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
+from zerotop_probe.inside.stacks.stack_sampler import StackSampler
 from zerotop_probe.recording.tables import BEGIN, BOUNDARY, END, FAILED, LIGHT, PHASES
 from zerotop_probe.recording.writer import Identity
 
@@ -283,6 +285,16 @@ class TestAllocator:
         more = (*more, "step", "micro_step")
         assert rows[0][[*fields, *more]].tolist() == (100, 300, 400, 500, 290, 7, 2, 1, 12, 3, 3, 1)
         assert rows["time_ns"].tolist() == sorted(rows["time_ns"].tolist())
+
+    def test_a_silent_rank_says_how_many_blocks_were_allocated_so_far(self, tmp_path: Path, recorder: Recorder) -> None:
+        meter = self.make_allocator(tmp_path, recorder, lambda: STATS | {"allocation": {"all": {"allocated": 700}}})
+        sampler = StackSampler(recorder, threading.get_ident, meter)
+        assert recorder.device is not None
+        assert recorder.device.allocations is None
+        recorder.end_span(recorder.begin_span(now() - 12 * 10**9, "forward", HERE), now() - 11 * 10**9)
+        sampler.look()
+        (event,) = Rank(tmp_path, 0).find_events("stacks")
+        assert (event["why"], event["allocations"]) == ("silent", 700)
 
     def test_an_expected_phase_is_looked_at_when_it_is_confirmed(self, tmp_path: Path, recorder: Recorder) -> None:
         self.make_allocator(tmp_path, recorder, lambda: STATS)

@@ -19,6 +19,8 @@ import recordings
 from agents import wait_for
 from loop_runs import torch_version
 from zerotop.analysis.annotations import Annotation, find_annotations
+from zerotop.analysis.annotations.support.causes.host_causes import may_be_noise
+from zerotop.analysis.annotations.support.host_load import CoreLoad
 from zerotop.session.reader import Session
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.sampling.loader_workers import LoaderWorkers
@@ -163,6 +165,32 @@ def test_ranks_that_get_fewer_cores_than_before(tmp_path: Path, times: float, is
     planted.add_columns("hosts", cores_used=(0.5 * cores, cores))
     details = [finding.details for finding in planted.find_named("iteration_shift")]
     assert any("; at the same time the ranks got 0.60 cores instead of" in one for one in details) == is_named
+
+
+@pytest.mark.parametrize(
+    ("ranks", "waiting", "after_s", "is_noise"),
+    [
+        (0.4, 1.9, 0.148, True),
+        (0.4, 1.9, 0.3, False),
+        (1.0, 0.8, 0.148, False),
+        (1.0, 0.8, 0.08, True),
+        (1.0, 0.0, 0.05, False),
+    ],
+)
+def test_iterations_vary_more_where_ranks_get_less_of_the_cores(
+    ranks: float, waiting: float, after_s: float, is_noise: bool
+) -> None:
+    """Of two cores, of which others use what the ranks leave, before and after; iterations took 44 ms."""
+    load = CoreLoad(ranks, waiting, 2 - ranks, 2)
+    assert may_be_noise(0.044, after_s, [load, load]) == is_noise
+    assert may_be_noise(after_s, 0.044, [load, load]) == is_noise
+
+
+def test_iterations_as_long_as_some_before_are_noise_where_others_use_the_cores() -> None:
+    starved, free = CoreLoad(0.6, 1.4, 1.4, 2), CoreLoad(1.0, 0.0, 0.0, 2)
+    assert may_be_noise(0.05, 0.6, [starved, starved], longest_s=0.65)
+    assert not may_be_noise(0.05, 0.6, [starved, starved], longest_s=0.5)
+    assert not may_be_noise(0.05, 0.6, [free, free], longest_s=0.65)
 
 
 def read_cores(planted: Planted) -> int:

@@ -65,12 +65,23 @@ def list_steps(*, is_sparse: bool) -> Ints:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
-@pytest.mark.parametrize(("is_sparse", "last"), [(True, 24), (False, 31)])
-def test_a_leak_is_found_in_sparse_steps(*, chunk: int, is_sparse: bool, last: int) -> None:
-    """Of 32 MiB in each step from step 20 on: in five steps with phases far apart, or in twelve that follow each other."""
+@pytest.mark.parametrize(
+    ("is_sparse", "varies", "last"), [(True, False, 23), (True, True, 24), (False, False, 31), (False, True, 31)]
+)
+def test_a_leak_is_found_in_sparse_steps(*, chunk: int, is_sparse: bool, varies: bool, last: int) -> None:
+    """From step 20 on, in four or five readings far apart, or in twelve steps that follow each other."""
     steps = list_steps(is_sparse=is_sparse)
-    held = 1000 * MIB + 32 * MIB * np.maximum(0, steps - 19)
+    since = np.maximum(0, steps - 19)
+    held = (1000 + (2 * since**2 if varies else 32 * since)) * MIB
     assert find_stretches(steps, held, chunk) == [(19, last)]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_a_leak_is_found_where_two_steps_in_a_row_are_read_now_and_then(*, chunk: int) -> None:
+    """The last of the counted steps, and the one with phases after it: the leak began between the first two pairs."""
+    steps = np.array([*range(20), 63, 64, 112, 113, 162, 163])
+    held = 1000 * MIB + 32 * MIB * np.maximum(0, steps - 80)
+    assert find_stretches(steps, held, chunk) == [(21, 25)]
 
 
 def test_what_varies_is_no_leak() -> None:

@@ -69,7 +69,7 @@ def test_the_rank_that_has_not_come_is_named(tmp_path: Path) -> None:
     assert find_stuck(session, 29) == []
     (stuck,) = find_stuck(session)
     assert stuck.known_ns == second_to_unix_ns(30)
-    said = "No step yet, and no progress for 30 s: rank 1 is in sleep at train.py:40 in build_batch"
+    said = "Stuck at the start for 30 s: rank 1 is in sleep at train.py:40 in build_batch"
     assert stuck.headline == said
     assert stuck.details == "Ranks 0 and 2 wait in all_reduce at train.py:90 in step. No rank has left its line since then."
     assert (stuck.ranks, stuck.fix, stuck.severity) == ((1,), "train.py:40", Severity.ERROR)

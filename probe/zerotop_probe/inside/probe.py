@@ -10,9 +10,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from zerotop_probe.inside import native
 from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
 from zerotop_probe.inside.costly_modes.debug_modes import DebugModes
-from zerotop_probe.inside.counting import StepCounting
+from zerotop_probe.inside.counting import make_counting
 from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, AllocatorSampler, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
@@ -43,7 +44,7 @@ class Probe:
     def __init__(self) -> None:
         self.meter = CostMeter()
         self.meter.report_error = self._report_error
-        self.counting = StepCounting()
+        self.counting = make_counting()
         self.engines = EngineRegistry()
         self.library = TrainingLibrary()
         self.debug_modes = DebugModes(self.meter)
@@ -90,7 +91,8 @@ class Probe:
         if not self._watches_exit:
             self._watches_exit = True
             watch_quick_exit(self._on_exit)
-        recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software(), **watches)
+        code = {"native": native.counted_steps is not None}
+        recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software(), **watches, **code)
         Guard(stack_sampler.NAME, self.meter).run(self._sample_stacks, recorder)
         if not late:  # else no hook is in progress
             self.meter.move_to_one_time(now() - time_ns)

@@ -113,6 +113,7 @@ HELLO = _declare_event(
     Field("arguments", [str], "the script's own command line, redacted"),
     Field("environment", {str: str}, "the variables that control memory, devices and threads"),
     Field("watches_threads", bool, "whether it writes busy_thread"),
+    Field("native", bool, "whether the probe's C code is in use; absent in older recordings"),
 )
 
 # A DeepSpeed engine is ready, or the first update of a loop that trains without one. Written once for each. All loops of a
@@ -351,6 +352,25 @@ STACKS = _declare_event(
             )
         ],
         "of a silent rank: what PyTorch's flight recorder says, the group that was used last first",
+    ),
+    Field(
+        "calls",
+        [
+            (
+                Field("group", str, "name of the process group"),
+                Field("number", int, "number of the collective in it"),
+                Field("name", str, "its function"),
+                Field("file", str, "the innermost line of the job's own code that called it; absent if unknown"),
+                Field("line", int, "line number"),
+                Field("function", str, "function around it"),
+            )
+        ],
+        "of a rank that stays silent with a collective that has not ended: the last ones of each group, oldest first",
+    ),
+    Field(
+        "allocations",
+        int,
+        "of a silent rank: blocks that PyTorch's allocator has handed out on its GPU so far, as last read; null if unknown",
     ),
     *_STACK_FIELDS,
 )
@@ -621,6 +641,18 @@ RANK_STACKS = _declare_event(
     "rank_stacks",
     *_RANK,
     Field("idle_s", float, "for how long it had neither computed nor waited for a disk; only if it has written nothing yet"),
+    Field(
+        "launched",
+        [
+            (
+                Field("operation", str, "a collective, such as AllReduce; in older versions of NCCL: collective"),
+                Field("rank", int, "rank in the communicator"),
+                Field("pid", int, "its process"),
+                Field("launched", int, "how many the rank has launched on its GPU"),
+            )
+        ],
+        "what NCCL says where ranks of a communicator have launched different numbers of operations",
+    ),
     *_STACK_FIELDS,
 )
 

@@ -45,6 +45,18 @@ def compute():
         sum(range(1000))
 
 
+def multiply():
+    matrix = torch.ones(4096, 4096, device=device)
+    end = time.monotonic() + pause
+    while time.monotonic() < end:
+        (matrix @ matrix).sum().item()
+
+
+def wait_for_kernel():
+    torch.cuda._sleep(int(2e9 * pause))
+    torch.cuda.current_stream().synchronize()  # hang: kernel
+
+
 def prepare():
     announce_stop()
     if kind == "start":
@@ -55,7 +67,7 @@ def prepare():
 
 def build_batch(rank, step):
     if rank == odd and step == when:
-        if kind in ("sleep", "lock", "disk", "compute", "native"):
+        if kind in ("sleep", "lock", "disk", "compute", "native", "multiply", "kernel", "queue"):
             announce_stop()
         if kind == "sleep":
             time.sleep(pause)  # hang: sleep
@@ -67,16 +79,26 @@ def build_batch(rank, step):
             read_fifo()
         if kind == "compute":
             compute()
+        if kind == "multiply":
+            multiply()
+        if kind == "kernel":
+            wait_for_kernel()
+        if kind == "queue":  # nobody waits for this kernel until the next batch is copied
+            torch.cuda._sleep(int(2e9 * pause))
     return torch.randn(4, 8)
 
 
+on_gpus = torch.cuda.device_count() >= int(os.environ["WORLD_SIZE"])
+device = torch.device("cuda", int(os.environ["RANK"])) if on_gpus else torch.device("cpu")
+
+
 def main():
-    on_gpus = torch.cuda.device_count() >= int(os.environ["WORLD_SIZE"])
+    if on_gpus:
+        torch.cuda.set_device(device)
     if kind in ("start", "prepare") and int(os.environ["RANK"]) == odd:
         prepare()
     dist.init_process_group("nccl" if on_gpus else "gloo")
     rank = dist.get_rank()
-    device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
     store = dist.distributed_c10d._get_default_store()
     model = torch.nn.Linear(8, 8).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

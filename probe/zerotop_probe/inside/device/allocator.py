@@ -1,4 +1,4 @@
-"""Sample the counters of PyTorch's CUDA allocator at phase boundaries, and ten times a second in long phases.
+"""Sample the counters of PyTorch's CUDA allocator at phase boundaries, and up to ten times a second in long phases.
 
 Only counters that the allocator maintains anyway are read: nothing is synchronized or allocated.
 """
@@ -70,6 +70,8 @@ class AllocatorSampler:
         peaks = "window" if windows else "process"
         self._writer = files.open_table(ALLOCATOR, peaks=peaks)
         self._last_stats: dict[str, Any] = {}
+        self.allocations = UNKNOWN
+        """Blocks that the allocator had handed out when it was last read."""
         self._step_peak = UNKNOWN
         self._guard = Guard("allocator", meter)
 
@@ -107,6 +109,7 @@ class AllocatorSampler:
             stats.get("num_device_free", UNKNOWN),
         )
         self._last_stats = stats
+        self.allocations = stats.get("allocation", {}).get("all", {}).get("allocated", UNKNOWN)
         if counters[1] > self._step_peak:
             self._step_peak = counters[1]
 

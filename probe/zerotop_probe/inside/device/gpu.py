@@ -10,7 +10,7 @@ from zerotop_probe.inside.device.microscope import Microscope
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.ticker import Ticker
-from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE
+from zerotop_probe.recording.tables import BEGIN, END, PHASE_CODE, UNKNOWN
 
 # Sampling costs more than the rest of a boundary. It is therefore done only at the edges of outermost phases, except these,
 # and of the parts of an optimizer step.
@@ -22,6 +22,9 @@ _INNER_PHASES = frozenset(
     PHASE_CODE[name]
     for name in ("forward", "backward", "grads_to_cpu", "cpu_optimizer", "params_to_gpu", "optimizer", "allgather")
 )
+
+# What the threads may take of the budget.
+_TICKS_PART, _REQUESTS_PART = 0.15, 0.05
 
 
 class MemoryListener(Protocol):
@@ -70,14 +73,22 @@ class RankDevice:
             + (self._allocator.lost_records if self._allocator is not None else 0)
         )
 
+    @property
+    def allocations(self) -> int | None:
+        """Blocks that the allocator has handed out so far, as last read; None where that is unknown."""
+        known = self._allocator.allocations if self._allocator is not None else UNKNOWN
+        return known if known != UNKNOWN else None
+
     def start_tickers(self, stack: list[Span], meter: CostMeter) -> None:
         """Start the threads that sample between boundaries and look for microscope requests.
 
         The second reads a file, for which it may have to wait.
         """
-        self._tickers = [Ticker(stack, "microscope requests", self._microscope.poll, meter)]
+        requests = Ticker(stack, "microscope requests", self._microscope.poll, meter, budget_part=_REQUESTS_PART)
+        self._tickers = [requests]
         if self._allocator is not None:
-            self._tickers.append(Ticker(stack, "allocator ticks", self._allocator.sample_between, meter))
+            ticks = Ticker(stack, "allocator ticks", self._allocator.sample_between, meter, budget_part=_TICKS_PART)
+            self._tickers.append(ticks)
         for ticker in self._tickers:
             ticker.start()
 

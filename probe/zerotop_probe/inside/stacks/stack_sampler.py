@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.inside.stacks.collectives import read_collectives
+from zerotop_probe.inside.stacks.collectives import read_calls, read_collectives
 from zerotop_probe.inside.stacks.frames import Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.tally import Tally, format_stacks
@@ -96,7 +96,8 @@ class StackSampler:
         self._find_thread = find_thread
         self._meter = meter
         self._usual = UsualTimes()
-        self._reader = StackReader(PathNames.for_this_process())
+        self._paths = PathNames.for_this_process()
+        self._reader = StackReader(self._paths)
         self._learned_ns = self._seen_end_ns = 0
         self._counted: tuple[int, int] | None = None  # begin and number of a counted step
         self._last_look_ns = self._saved_up_ns = self._refilled_ns = now()
@@ -245,15 +246,19 @@ class StackSampler:
 
     def _check_silence(self, place: Place, time_ns: int) -> None:
         """Write the stacks of all threads, the first time at once and then ever more rarely."""
-        begin_ns, next_ns = self._silence
+        (begin_ns, next_ns), is_known = self._silence, self._silence[0] == place.begin_ns
         if begin_ns == place.begin_ns and time_ns < next_ns:
             return
-        pause_ns = min(_LONGEST_PAUSE_NS, max(_SILENT_NS, time_ns - place.begin_ns))
+        pause_ns = min(_LONGEST_PAUSE_NS, max(_SILENT_NS, (time_ns - place.begin_ns) // 2))
         self._silence = place.begin_ns, time_ns + pause_ns
         facts = format_stacks(self._read_threads())
         times = {"begin_ns": place.begin_ns, "end_ns": time_ns, "step": place.step, "samples": 1}
         facts["collectives"] = read_collectives()
-        self._recorder.write_event(time_ns, events.STACKS, where=place.name, why=SILENT, **times, **facts)
+        if is_known and any(group["waits_for"] >= 0 for group in facts["collectives"]):
+            facts["calls"] = read_calls(self._paths)
+        device = self._recorder.device
+        facts["allocations"] = device.allocations if device is not None else None
+        self._recorder.write_event(now(), events.STACKS, where=place.name, why=SILENT, **times, **facts)
 
     def _read_threads(self) -> list[tuple[Stack, dict[str, Any]]]:
         """Return the stacks of all threads but the probe's own, that of the training thread first."""

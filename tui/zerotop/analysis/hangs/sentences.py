@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zerotop.analysis.formatting import format_ranks
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 
@@ -9,26 +11,48 @@ from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 def describe_group(group: StackGroup) -> str:
     """Return ``Ranks 0 and 2 wait in all_reduce at train.py:90``."""
     who, one = format_ranks(group.ranks).capitalize(), len(group.ranks) == 1
-    return f"{who} {_describe_state(group, is_one=one)}"
+    return f"{who} {_describe_state(group, group.place, is_one=one)}"
 
 
-def describe_odd(standstill: Standstill) -> str:
-    """Return in a few words what is different, as ``rank 1 is in time.sleep at train.py:71``."""
-    group = standstill.odd
-    if group is not None:
-        return f"{format_ranks(group.ranks)} {_describe_state(group, is_one=len(group.ranks) == 1)}"
-    if standstill.is_mismatch:
-        names = [f"{format_ranks(one.ranks)} in {one.activity}" for one in standstill.groups]
-        return f"each waits for the others, {', '.join(names[:3])}"
-    if len(standstill.groups) > 1:
+def describe_odd(standstill: Standstill, width: int) -> str:
+    """Return in a few words what is different, as ``rank 1 is in time.sleep at train.py:71 in build_batch``.
+
+    In ``width`` characters at most: the function, and then the line, are left out where they do not fit.
+    """
+    group, difference = standstill.odd, standstill.difference
+    if difference is not None:
+        (first, call), (_, other), *_ = difference.calls
+        others = "the others" if group is not None else format_ranks(difference.calls[1][0].ranks)
+        text = f"{format_ranks(first.ranks)} called {call.name} where {others} called {other.name}"
+        return _choose_first([text, "ranks have called different collectives"], width)
+    if group is None and standstill.is_mismatch:
+        names = [f"{format_ranks(one.ranks)} {'waits' if len(one.ranks) == 1 else 'wait'}" for one in standstill.groups]
+        called = [f"{name} in {one.activity}" for name, one in zip(names, standstill.groups, strict=True)]
+        return _choose_first([", ".join(called), f"ranks wait in {len(called)} different collectives"], width)
+    if group is None and len(standstill.groups) > 1:
         return f"the ranks stand in {len(standstill.groups)} places"
-    group = standstill.groups[0]
-    who = "all ranks" if len(group.ranks) > 1 else f"rank {group.ranks[0]}"
-    return f"{who} {_describe_state(group, is_one=len(group.ranks) == 1)}"
+    shown = group or standstill.groups[0]
+    is_one = len(shown.ranks) == 1
+    who = "all ranks" if group is None and not is_one else format_ranks(shown.ranks)
+    places = (shown.place, shown.place.partition(" in ")[0], "")
+    return _choose_first([f"{who} {_describe_state(shown, place, is_one=is_one)}" for place in places], width)
+
+
+def _choose_first(texts: Sequence[str], width: int) -> str:
+    """Return the first text that fits, else the last one."""
+    return next((text for text in texts if len(text) <= width), texts[-1])
 
 
 def describe_collectives(standstill: Standstill) -> str:
     """Return in a sentence how the ranks' collectives differ, as PyTorch's flight recorder says; "" if they do not."""
+    if standstill.difference is not None:
+        calls = [
+            f"{call.name}{f' at {call.place}' if call.place else ''} on {format_ranks(group.ranks)}"
+            for group, call in standstill.difference.calls
+        ]
+        return f"Collective {standstill.difference.number} is {', '.join(calls)}."
+    if launched := _list_launched(standstill):
+        return f"NCCL has launched {', '.join(launched)}."
     known = [(group, group.collectives) for group in standstill.groups if group.collectives is not None]
     if len({called.called for _, called in known}) > 1:
         first, *others = (
@@ -42,6 +66,17 @@ def describe_collectives(standstill: Standstill) -> str:
     return ""
 
 
+def _list_launched(standstill: Standstill) -> list[str]:
+    """Return how many operations NCCL has launched for ranks whose Python does not run, and for the others."""
+    ranks = {process.pid: process.rank for group in standstill.groups for process in group.processes}
+    found = next((stacks.launched for group in standstill.groups for stacks in group.stacks if stacks.launched), ())
+    counts: dict[tuple[str, int], list[int]] = {}
+    for one in found:
+        if one.pid in ranks:
+            counts.setdefault((one.operation, one.count), []).append(ranks[one.pid])
+    return [f"{count} {operation} operations on {format_ranks(sorted(on))}" for (operation, count), on in counts.items()]
+
+
 def write_advice(standstill: Standstill) -> str:
     """Return in one sentence what to look at."""
     odd = standstill.odd
@@ -49,6 +84,8 @@ def write_advice(standstill: Standstill) -> str:
         return "A rank that they wait for has not come: look whether all nodes have started, with the same address."
     if standstill.is_mismatch:
         return "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
+    if (odd or standstill.groups[0]).awaits_device:
+        return "A kernel on the GPU does not end: look at what was launched before that line."
     if odd is None:
         return "Look at the network between the nodes." if standstill.groups[0].awaits_others else "Look at that line."
     if odd.end is not None:
@@ -58,13 +95,15 @@ def write_advice(standstill: Standstill) -> str:
     return "Look at that line: the others wait until this rank arrives."
 
 
-def _describe_state(group: StackGroup, *, is_one: bool) -> str:
-    be, place = "is" if is_one else "are", f" at {group.place}" if group.place else ""
+def _describe_state(group: StackGroup, where: str, *, is_one: bool) -> str:
+    be, place = "is" if is_one else "are", f" at {where}" if where else ""
     if group.end is not None:
         number = group.end.signal_number
         return f"{'has' if is_one else 'have'} ended" + (f" by signal {number}" if number else place)
     if group.wait is None:
         return f"{be} silent in C code: {'its' if is_one else 'their'} Python does not run"
+    if group.awaits_device:
+        return f"{'waits for its GPU' if is_one else 'wait for their GPUs'} in {group.activity}{place}"
     if group.awaits_others:
         return f"{'waits' if is_one else 'wait'} in {group.activity}{place}"
     return f"{be} in {group.activity}{place}" if group.activity else f"{be}{place}"

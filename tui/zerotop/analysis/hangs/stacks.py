@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from zerotop.analysis.processes.alive_ranks import RankProcess
@@ -53,6 +53,23 @@ class Collectives(NamedTuple):
     is_pending: bool  # whether there is one
 
 
+class Call(NamedTuple):
+    """One collective that a rank has called, as PyTorch's flight recorder says."""
+
+    group: str
+    number: int
+    name: str
+    place: str  # ``train.py:94 in step``; "" where unknown
+
+
+class Launched(NamedTuple):
+    """How many operations of a kind a process has launched on its GPU, as NCCL says."""
+
+    operation: str
+    pid: int
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class RankStacks:
     """The stacks of a rank's threads at one moment of its silence."""
@@ -63,7 +80,11 @@ class RankStacks:
     where: str  # the outermost phase, or "between phases"
     threads: tuple[ThreadStack, ...]  # the training thread first
     collectives: tuple[Collectives, ...] = ()  # of each process group
+    calls: tuple[Call, ...] = ()  # the last ones of each process group
+    launched: tuple[Launched, ...] = ()  # by ranks of this node that have launched different numbers
     is_running: bool = True  # False if py-spy saw them: the rank's Python did not run
+    allocations: int | None = None  # blocks that PyTorch's allocator had handed out on the GPU; None if unknown
+    is_device_still: bool = False  # nothing was allocated on the GPU since the stacks before, which are the same
     idle_s: float = 0.0  # for how long the rank had done nothing, if it had written nothing before
 
     @property
@@ -79,7 +100,15 @@ def read_silent_stacks(session: Session, process: RankProcess, begin_ns: int, en
     seen = select_events(session.events_named(RANK_STACKS, end_ns), begin_ns + 1, end_ns)
     found = [_build_stacks(event, process) for event in own if event.facts.get("why") == SILENT]
     found += [_build_stacks(event, process) for event in seen if (event.host, event.facts.get("pid")) == key]
-    return sorted((stacks for stacks in found if stacks.threads), key=lambda stacks: stacks.time_ns)
+    ordered = sorted((stacks for stacks in found if stacks.threads), key=lambda stacks: stacks.time_ns)
+    return [_compare_with_last(stacks, last) for stacks, last in zip(ordered, [None, *ordered], strict=False)]
+
+
+def _compare_with_last(stacks: RankStacks, last: RankStacks | None) -> RankStacks:
+    """Return the stacks with what they say together with those before."""
+    if last is None or stacks.allocations is None or stacks.allocations != last.allocations:
+        return stacks
+    return replace(stacks, is_device_still=stacks.training == last.training)
 
 
 def _build_stacks(event: Event, process: RankProcess) -> RankStacks:
@@ -90,7 +119,21 @@ def _build_stacks(event: Event, process: RankProcess) -> RankStacks:
     step = step if isinstance(step, int) else None
     idle_s = event.facts.get("idle_s")
     idle_s = float(idle_s) if isinstance(idle_s, int | float) else 0.0
-    return RankStacks(process, event.unix_ns, step, where, threads, collectives, is_running, idle_s)
+    count = event.facts.get("allocations")
+    allocations = count if isinstance(count, int) else None
+    return RankStacks(
+        process,
+        event.unix_ns,
+        step,
+        where,
+        threads,
+        collectives,
+        calls=tuple(_parse_calls(event)),
+        launched=tuple(_parse_launched(event)),
+        is_running=is_running,
+        allocations=allocations,
+        idle_s=idle_s,
+    )
 
 
 def _parse_collectives(event: Event) -> Iterator[Collectives]:
@@ -99,6 +142,20 @@ def _parse_collectives(event: Event) -> Iterator[Collectives]:
             first = facts.get("waits_for")
             is_pending = isinstance(first, int) and first >= 0
             yield Collectives(str(facts.get("group") or ""), called, str(facts.get("name") or ""), is_pending)
+
+
+def _parse_calls(event: Event) -> Iterator[Call]:
+    for facts in event.facts.get("calls") or ():
+        if isinstance(number := facts.get("number"), int):
+            place = _parse_frame(facts).place if facts.get("file") else ""
+            yield Call(str(facts.get("group") or ""), number, str(facts.get("name") or ""), place)
+
+
+def _parse_launched(event: Event) -> Iterator[Launched]:
+    for facts in event.facts.get("launched") or ():
+        pid, count = facts.get("pid"), facts.get("launched")
+        if isinstance(pid, int) and isinstance(count, int):
+            yield Launched(str(facts.get("operation") or ""), pid, count)
 
 
 def _parse_threads(event: Event) -> list[ThreadStack]:

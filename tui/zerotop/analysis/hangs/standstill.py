@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from zerotop.analysis.failures.rank_ends import RankEnd
-from zerotop.analysis.hangs.stacks import Collectives, Frame, RankStacks
+from zerotop.analysis.hangs.stacks import Call, Collectives, Frame, RankStacks
 from zerotop.analysis.hangs.waits import FOR_OTHERS, Wait, WaitKind, find_wait
 from zerotop.analysis.processes.alive_ranks import RankProcess
 
@@ -46,6 +47,16 @@ class StackGroup:
         return self.wait.kind in FOR_OTHERS and not (knows and self.wait.kind is WaitKind.DEVICE)
 
     @property
+    def awaits_device(self) -> bool:
+        """Whether they wait for their GPUs, and not for a collective on them."""
+        return self.wait is not None and self.wait.kind is WaitKind.DEVICE and self.pending is None
+
+    @property
+    def is_device_still(self) -> bool:
+        """Whether their GPUs work on what was launched long ago: no tensor was made since."""
+        return bool(self.stacks) and all(stacks.is_device_still for stacks in self.stacks)
+
+    @property
     def activity(self) -> str:
         """The collective that they wait in, or the function that they are in; "" in a line of the job's own."""
         if self.wait is None:
@@ -60,12 +71,29 @@ class StackGroup:
         return self.end.traceback.place if self.end is not None and self.end.traceback is not None else ""
 
 
+class Difference(NamedTuple):
+    """The first collective of a process group that is not the same one on all ranks, of those that are known."""
+
+    number: int
+    calls: tuple[tuple[StackGroup, Call], ...]  # what each group of ranks has called, those that are in the minority first
+
+    @property
+    def odd(self) -> StackGroup | None:
+        """The ranks that have called something else than the others; None where that cannot be told."""
+        ranks = _count_ranks(self.calls)
+        (first, call), *others = self.calls
+        is_alone = all(other.name != call.name for _, other in others)
+        return first if is_alone and all(ranks[call.name] < ranks[other.name] for _, other in others) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Standstill:
     """A job in which no phase begins or ends."""
 
     groups: tuple[StackGroup, ...]  # the odd one first, then by size
     odd: StackGroup | None  # the one that the others wait for; None if they do not differ, or that cannot be told
+
+    difference: Difference | None = None  # None if the ranks have called the same collectives, or if that is unknown
 
     @property
     def is_mismatch(self) -> bool:
@@ -82,8 +110,40 @@ def group_ranks(
     for process in processes:
         members.setdefault(_choose_key(process, stacks, ends, shared), []).append(process)
     groups = [_build_group(tuple(part), stacks, ends, shared) for part in members.values()]
-    odd = _find_odd(groups)
-    return Standstill(tuple(sorted(groups, key=lambda group: (group is not odd, -len(group.ranks), group.ranks))), odd)
+    difference = _find_difference(groups, shared)
+    odd = difference.odd if difference is not None else _find_odd(groups)
+    ordered = tuple(sorted(groups, key=lambda group: (group is not odd, -len(group.ranks), group.ranks)))
+    return Standstill(ordered, odd, difference)
+
+
+def _find_difference(groups: Sequence[StackGroup], shared: str | None) -> Difference | None:
+    """Return the first number at which ranks that all wait in a collective have called different ones."""
+    if len(groups) < 2 or not all(group.awaits_others for group in groups):
+        return None
+    known = [
+        (group, {call.number: call for call in group.stacks[0].calls if call.group == shared} if group.stacks else {})
+        for group in groups
+    ]
+    numbers = sorted(set.intersection(*(set(calls) for _, calls in known)))
+    for number in numbers:
+        called = [(group, calls[number]) for group, calls in known]
+        if len({call.name for _, call in called}) > 1:
+            ranks = _count_ranks(called)
+            # Of as many ranks those that have called more: the others do not know of the collective.
+            return Difference(number, tuple(sorted(called, key=lambda one: (ranks[one[1].name], -_count_called(one[0])))))
+    return None
+
+
+def _count_ranks(calls: Iterable[tuple[StackGroup, Call]]) -> dict[str, int]:
+    """Return how many ranks have called each collective, by its name."""
+    counts: dict[str, int] = {}
+    for group, call in calls:
+        counts[call.name] = counts.get(call.name, 0) + len(group.ranks)
+    return counts
+
+
+def _count_called(group: StackGroup) -> int:
+    return group.collectives.called if group.collectives is not None else 0
 
 
 def _find_shared_group(stacks: Sequence[RankStacks]) -> str | None:

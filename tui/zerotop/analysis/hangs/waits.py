@@ -72,6 +72,7 @@ _LIBRARIES: tuple[tuple[WaitKind, str, str, str], ...] = (
     (WaitKind.DATA, "torch/utils/data/", ".*", "the data loader"),
     (WaitKind.BACKWARD, "torch/autograd/graph.py", "_engine_run_backward", "backward"),
     (WaitKind.DEVICE, "torch/cuda/__init__.py", "synchronize", "torch.cuda.synchronize"),
+    (WaitKind.DEVICE, "torch/cuda/streams.py", r"(?:\w+\.)?synchronize", "synchronize"),
     (WaitKind.LOCK, "threading.py", r"(?:\w+\.)?(?:wait|acquire|join|_wait_for_tstate_lock)", "a lock"),
     (WaitKind.LOCK, "queue.py", r"(?:\w+\.)?(?:get|put|join)", "a queue"),
     (WaitKind.LOCK, "filelock/", ".*", "a file lock"),
@@ -93,7 +94,7 @@ _CALLS = {
         "fdatasync",
     ),
     WaitKind.NETWORK: ("recv", "recv_into", "recvfrom", "accept", "accept4", "connect", "select", "poll", "epoll_wait"),
-    WaitKind.DEVICE: ("item", "tolist", "cpu", "synchronize", "nonzero"),
+    WaitKind.DEVICE: ("item", "tolist", "cpu", "to", "cuda", "copy_", "synchronize", "nonzero"),
 }
 _NAMES = {"clock_nanosleep": "sleep", "nanosleep": "sleep"}
 # Methods of a Work of torch.distributed, which is an object in C++.

@@ -73,8 +73,8 @@ def _choose_columns(standstill: Standstill, width: int) -> int:
 
 
 def _draw_sentences(standstill: Standstill, width: int, glyphs: Glyphs) -> list[Row]:
-    said = describe_odd(standstill)
     room = max(1, width - 3)
+    said = describe_odd(standstill, 2 * room)
     rows: list[Row] = [
         ((f" {line}", "alert"),) for line in wrap_text(sanitize(f"{said[0].upper()}{said[1:]}.", glyphs), room, 2, glyphs)
     ]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from zerotop_probe.outside import procfs
-from zerotop_probe.outside.sampling.stuck import py_spy
+from zerotop_probe.outside.sampling.stuck import nccl_ras, py_spy
 from zerotop_probe.outside.sampling.stuck.start_watch import Found, StartWatch
 
 _PERIOD_S, _START_PERIOD_S = 1.0, 5.0
@@ -88,7 +88,9 @@ class StuckRankWatcher(threading.Thread):
             if rank.is_due(time.monotonic()) and self._is_running(heard.pid):
                 stacks = py_spy.dump_stacks(program, heard.pid)
                 if stacks is not None:
-                    self._on_stacks(Found(heard.rank, heard.pid), stacks)
+                    # Its Python cannot say which collectives it has called.
+                    launched = nccl_ras.read_launched(self._ranks)
+                    self._on_stacks(Found(heard.rank, heard.pid), stacks | {"launched": launched})
         if time.monotonic() >= self._next_s:
             self._check_starts(program)
             self._next_s = time.monotonic() + _START_PERIOD_S

@@ -15,8 +15,10 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints,
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
+from zerotop.analysis.annotations.support.onsets import find_growth_onset
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
 from zerotop.analysis.memory.block_lines import CREEP, Look
+from zerotop.analysis.steps.growable_array import GrowingArray
 
 _KIND = FindingKind(
     name="memory_creep",
@@ -44,12 +46,14 @@ _LOOK_NS = 30_000_000_000
 _PATIENCE_SHARE = 0.1
 # Steps in a row in which it grows; leaks that matter do so in each.
 CREEP_STEPS = 12
-# Where most steps are only counted: steps with phases that leave behind more than any before, and how many they span.
+# Where most steps are only counted: readings in a row that are higher than any before, and how many steps they span.
 _SPARSE_RECORDS, _SPARSE_SPAN = 5, 2 * CREEP_STEPS
+# Fewer readings suffice where each step adds as much: rises between readings, and by how much they differ at most.
+_EVEN_RISES, _EVEN_FACTOR = 3, 1.1
 
 
 class _Stretch(NamedTuple):
-    """Steps of a process, those with phases, in each of which its memory grew.
+    """Steps of a process after which its memory was read, more each time.
 
     ``held``: bytes after the step before and after each.
     """
@@ -66,7 +70,7 @@ class _Stretch(NamedTuple):
 
     @property
     def step_count(self) -> int:
-        """The steps in which it grew, also those that were only counted."""
+        """The steps from the one before it grew, also those that were only counted."""
         return int(self.rows["step"][-1]) - self.before_step
 
     @property
@@ -112,12 +116,33 @@ class _Reported:
 class _State:
     steps_read: int = 0
     held_bytes: int = -1  # after the last step
+    last_step: int = -1
     stretch_length: int = 0  # steps in a row with growth, up to the last one
     base_bytes: int = -1  # held before them
     base_step: int = -1  # the one before them
     highest_bytes: int = -1  # held after any step
     records: int = 0  # steps in a row that left behind more than any before, up to the last one
+    rises: tuple[float, ...] = (-1.0,) * (_EVEN_RISES - 1)  # bytes a step, between the last readings
     is_reported: bool = False
+
+
+class _Readings:
+    """The steps of a process after which its memory was read: their indices, and the bytes that they left."""
+
+    def __init__(self) -> None:
+        self._searched = 0
+        self._indices, self._held = GrowingArray(np.int64), GrowingArray(np.int64)
+
+    def read_new(self, process: Process) -> None:
+        fresh = process.steps[self._searched :]
+        held = read_held_bytes(process, fresh)
+        known = np.flatnonzero(held >= 0)
+        self._indices.add_rows(len(known))[:] = known + self._searched
+        self._held.add_rows(len(known))[:] = held[known]
+        self._searched += len(fresh)
+
+    def select(self, process: Process, begin: int, end: int | None = None) -> tuple[Rows, Ints]:
+        return process.steps[self._indices.rows[begin:end]], self._held.rows[begin:end]
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
@@ -156,13 +181,14 @@ def _await_look(group: Group, creep: _Creep) -> FoundLook | None:
 def _read_stretches(process: Process) -> list[_Stretch]:
     state = process.get_state(_State)
     stretches = []
-    steps = process.phased_steps  # what counted steps leave behind is not read
-    if len(steps) > state.steps_read:
-        fresh = steps[state.steps_read :]
-        for begin, end in _find_stretches(fresh["step"], read_held_bytes(process, fresh), state):
-            rows = steps[begin : end + 1]
-            stretches.append(_Stretch(process, int(rows["step"][0]), rows[1:], read_held_bytes(process, rows)))
-        state.steps_read = len(steps)
+    readings = process.get_state(_Readings)
+    readings.read_new(process)
+    fresh, fresh_held = readings.select(process, state.steps_read)
+    if len(fresh):
+        for begin, end in _find_stretches(fresh["step"], fresh_held, state):
+            rows, held = readings.select(process, begin, end + 1)
+            stretches.append(_Stretch(process, int(rows["step"][0]), rows[1:], held))
+        state.steps_read += len(fresh)
     return stretches
 
 
@@ -170,11 +196,11 @@ def _grows_alike(process: Process, stretch: _Stretch) -> bool:
     """Whether a rank's memory grew in the same steps, as far as it had finished them, by about as much a step."""
     if process is stretch.process:
         return True
-    rows = process.phased_steps_until(stretch.end_ns)
-    rows = rows[rows["step"] >= stretch.rows["step"][0]]
-    if len(rows) < len(stretch.rows) - 1:
+    rows, held = process.get_state(_Readings).select(process, 0)
+    inside = (rows["end_unix_ns"] <= stretch.end_ns) & (rows["step"] >= stretch.rows["step"][0])
+    if inside.sum() < len(stretch.rows) - 1:
         return False
-    growth = np.diff(read_held_bytes(process, rows)) / np.maximum(1, np.diff(rows["step"]))
+    growth = np.diff(held[inside]) / np.maximum(1, np.diff(rows["step"][inside]))
     return bool((growth > 0).all() and stretch.slope / 2 < np.median(growth) < stretch.slope * 2)
 
 
@@ -193,7 +219,11 @@ def _find_stretches(steps: Ints, held: Ints, state: _State) -> Iterator[tuple[in
     is_record = (highest[:-1] >= 0) & (held > highest[:-1])
     unbroken = np.maximum.accumulate(np.where(is_record, -1, indices))
     records = np.where(unbroken < 0, indices + 1 + state.records, indices - unbroken)
-    is_long = (length >= CREEP_STEPS) | ((records >= _SPARSE_RECORDS) & (steps - base_step >= _SPARSE_SPAN))
+    rises = np.concatenate([state.rises, (held - before) / np.maximum(1, np.diff(steps, prepend=state.last_step))])
+    last_rises = np.lib.stride_tricks.sliding_window_view(rises, _EVEN_RISES)
+    is_even = (last_rises.min(1) > 0) & (last_rises.max(1) <= _EVEN_FACTOR * last_rises.min(1))
+    enough_records = (records >= _SPARSE_RECORDS) | (is_even & (records > _EVEN_RISES))
+    is_long = (length >= CREEP_STEPS) | (enough_records & (steps - base_step >= _SPARSE_SPAN))
     reported = carried & state.is_reported
     enough = np.flatnonzero(grows & ~reported & is_long & (held - base >= CREEP_BYTES))
     for index in enough[np.diff(broken[enough], prepend=-2) != 0].tolist():
@@ -201,20 +231,24 @@ def _find_stretches(steps: Ints, held: Ints, state: _State) -> Iterator[tuple[in
     state.is_reported = bool(reported[-1]) or bool((broken[enough] == broken[-1]).any())
     state.held_bytes, state.stretch_length, state.base_bytes = int(held[-1]), int(length[-1]), int(base[-1])
     state.base_step, state.highest_bytes, state.records = int(base_step[-1]), int(highest[-1]), int(records[-1])
+    state.last_step, state.rises = int(steps[-1]), tuple(rises[len(rises) - _EVEN_RISES + 1 :].tolist())
 
 
 def _build_finding(creep: _Creep, found: FoundLook) -> Annotation:
     (process, _, rows, held), ranks = creep.stretch, creep.ranks
+    onset = find_growth_onset(np.concatenate([[creep.stretch.before_step], rows["step"]]), held, creep.stretch.slope)
+    begin, end = np.searchsorted(process.steps["step"], [onset, rows["step"][-1]])
     evidence = {
         "bytes_per_step": creep.stretch.slope,
         "grown_bytes": held[-1] - held[0],
-        "steps": creep.stretch.step_count,
+        "steps": int(rows["step"][-1]) - onset + 1,
         "held_bytes": held[-1],
         "last_step": creep.stretch.last_step,
     }
     kind, values = _choose_kind(found.look)
     # It ends the job, and what was trained since the last checkpoint is lost.
-    return kind.at_steps(process, rows, evidence, known_ns=found.known_ns, ranks=ranks, concerned=ranks, cost=1.0, **values)
+    steps, known_ns = process.steps[begin : end + 1], found.known_ns
+    return kind.at_steps(process, steps, evidence, known_ns=known_ns, ranks=ranks, concerned=ranks, cost=1.0, **values)
 
 
 def _choose_kind(look: Look | None) -> tuple[FindingKind, dict[str, str]]:

@@ -13,6 +13,7 @@ from zerotop.analysis.annotations.support.causes.step_change import measure_dist
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
+from zerotop.analysis.annotations.support.onsets import find_onset
 from zerotop.analysis.annotations.support.runs import MOST_TURNS, find_settled_run, find_turns
 from zerotop.analysis.annotations.support.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL_SHARE
@@ -143,7 +144,17 @@ def _build_finding(group: Group, wait: _Wait, found: FoundLine) -> Annotation:
         "workers": loader.text if loader is not None else None,
         **line_values(found.line),
     }
-    return kind.at_steps(group, rows, evidence, known_ns=found.known_ns, ranks=ranks, cost=waited / duration, **values)
+    began = _find_begin(wait, found.known_ns)
+    return kind.at_steps(group, began, evidence, known_ns=found.known_ns, ranks=ranks, cost=waited / duration, **values)
+
+
+def _find_begin(wait: _Wait, known_ns: int) -> Rows:
+    """Return the steps from the one with which the waiting began, which may only have been counted."""
+    process, rows = wait.process, wait.rows
+    steps, first = process.steps_until(known_ns), int(rows["step"][0])
+    before = int(process.phased_steps["step"][wait.first - 1]) if wait.first else first - 1
+    onset = find_onset(steps, before, first)
+    return steps[onset : np.searchsorted(steps["step"], rows["step"][-1]) + 1]
 
 
 def _find_waiting(group: Group, wait: _Wait) -> tuple[int, ...]:

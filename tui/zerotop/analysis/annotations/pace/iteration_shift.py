@@ -33,6 +33,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import PATIENCE_NS, FoundLine, StackLine, find_deadline
 from zerotop.analysis.annotations.support.lost_time import Level, await_notable
+from zerotop.analysis.annotations.support.onsets import find_onset
 from zerotop.analysis.annotations.support.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
@@ -233,6 +234,16 @@ def _explain_change(change: StepChange, found_in: str = "") -> Iterator[_Shift]:
         yield _Shift(change, cause, changes, carrier, before, after, found_in)
 
 
+def _find_begin(shift: _Shift, known_ns: int) -> Rows:
+    """Return the steps from the one with which the change began: only counted steps may lie before one that shows it."""
+    before, after = shift.change.before, shift.change.after
+    if not shift.found_in:
+        return after
+    steps = shift.change.process.steps_until(known_ns)
+    onset = find_onset(steps, int(before["step"][-1]), int(after["step"][0]))
+    return steps[onset : np.searchsorted(steps["step"], after["step"][-1]) + 1]
+
+
 def _compute_medians(change: StepChange) -> tuple[float, float]:
     return float(np.median(change.before["iteration_s"])), float(np.median(change.after["iteration_s"]))
 
@@ -272,7 +283,7 @@ def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
     unexplained = None if is_named else "no other change was recorded"
     return kind.with_changes(severity=Severity.WARNING if shift.is_worse else Severity.INFO).at_steps(
         change.group,
-        change.after,
+        _find_begin(shift, found.known_ns),
         evidence | {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()},
         known_ns=found.known_ns,
         carried=abs(changes[carrier]) if carrier else None,

@@ -14,7 +14,7 @@ from zerotop.analysis.annotations.support.thresholds import BUSY_CORES
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
-from zerotop.analysis.hangs.waits import LONG_WORK
+from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
 from zerotop.session.event_files import select_events
 from zerotop_probe.recording.tables import COUNTED, PHASES
 
@@ -44,8 +44,12 @@ _SEEN = _KIND.with_changes(
 HANG_ITERATIONS = 10.0
 SEEN_SECONDS = 10.0
 HANG_SECONDS = 30.0
+# A GPU that works on what was launched so long ago hangs: nothing was allocated since.
+DEVICE_SECONDS = 15.0
 # Saving, loading, compiling and computing count as a hang after so long.
 LONGEST_WORK_SECONDS = 600.0
+# Of the headline, beside how long it lasts.
+_ODD_WIDTH = 80 - len("No progress for 600 s: ")
 
 # Phases that may take long without a sign of life.
 _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
@@ -157,12 +161,19 @@ def _list_times(silence: _Silence, written_ns: list[int], end_ns: int) -> list[i
 
 def _is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -> bool:
     """Whether the ranks that the others wait for do nothing that merely takes long."""
-    late = [standstill.odd] if standstill.odd is not None else [one for one in standstill.groups if not one.awaits_others]
+    groups = standstill.groups
+    late = [standstill.odd] if standstill.odd is not None else [one for one in groups if not one.awaits_others]
+    if not late and all(one.awaits_device for one in groups):
+        late = list(groups)
     return not any(_is_working(group, stacks, since_ns, time_ns) for stacks in late)
 
 
 def _is_working(group: Group, stacks: StackGroup, since_ns: int, time_ns: int) -> bool:
     if stacks.wait is None:
+        return False
+    if stacks.awaits_device:  # a thread that waits for its GPU may use a core for that
+        return not (stacks.is_device_still and time_ns >= since_ns + DEVICE_SECONDS * 1e9)
+    if stacks.wait.kind is WaitKind.DEVICE and stacks.pending is not None:  # on its GPU a collective waits for other ranks
         return False
     return stacks.wait.kind in LONG_WORK or any(
         _is_busy(process, since_ns, time_ns) for process in group.processes if process.rank in stacks.ranks
@@ -204,17 +215,21 @@ def _find_end(recording: Evidence, group: Group) -> int:
 def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Standstill) -> Annotation:
     odd = standstill.odd
     shown = odd if odd is not None else standstill.groups[0]
-    # The headline names a single group.
-    described = [one for one in standstill.groups if one is not odd] if len(standstill.groups) > 1 else []
-    line = shown.place.partition(" in ")[0]
+    difference = standstill.difference
+    place = shown.place if difference is None else difference.calls[0][1].place or shown.place
+    line = place.partition(" in ")[0]
+    said = describe_odd(standstill, _ODD_WIDTH)
+    # Of a single group the headline says all, unless it is too long.
+    is_only = len(standstill.groups) == 1
+    told = [one for one in standstill.groups if (one is not odd and not is_only) or one.place not in said]
     return _SEEN.at(
         group,
         silence.since_ns,
         known_ns,
         {"silent_s": (known_ns - silence.since_ns) / 1e9, "iteration_s": silence.usual_s},
         ranks=list(odd.ranks) if odd is not None else None,
-        odd=describe_odd(standstill),
-        groups=" ".join(f"{describe_group(one)}." for one in described) or None,
+        odd=said,
+        groups=" ".join(f"{describe_group(one)}." for one in told) or None,
         collectives=describe_collectives(standstill) or None,
         advice=write_advice(standstill),
         line=line or None,

@@ -21,11 +21,13 @@ _KIND = FindingKind(
     name="stuck_at_start",
     severity=Severity.ERROR,
     confidence=0.8,
-    headline="No step yet, and no progress for {silent_s:seconds}: {odd}",
+    headline="Stuck at the start for {silent_s:seconds}: {odd}",
     details="[{groups} ]No rank has left its line since then.",
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
 )
+# Of the headline, beside how long it lasts.
+_ODD_WIDTH = 80 - len("Stuck at the start for 600 s: ")
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
@@ -78,7 +80,8 @@ def _build_finding(start: Start, known_ns: int) -> Annotation:
     odd, groups = start.standstill.odd, start.standstill.groups
     shown = odd if odd is not None else groups[0]
     ranks = sorted(rank for group in groups for rank in group.ranks)
-    others = [group for group in groups if group is not odd and len(groups) > 1]
+    said = describe_odd(start.standstill, _ODD_WIDTH)
+    others = [group for group in groups if (group is not odd and len(groups) > 1) or group.place not in said]
     is_awaited = any(group.awaits_others for group in groups)
     return _KIND.with_changes(severity=Severity.ERROR if is_awaited else Severity.WARNING).at(
         None,
@@ -86,7 +89,7 @@ def _build_finding(start: Start, known_ns: int) -> Annotation:
         known_ns,
         {"silent_s": (known_ns - start.since_ns) / 1e9},
         ranks=list(odd.ranks) if odd is not None else ranks,
-        odd=describe_odd(start.standstill),
+        odd=said,
         groups=" ".join(f"{describe_group(one)}." for one in others) or None,
         advice=write_advice(start.standstill),
         line=shown.place.partition(" in ")[0] or None,

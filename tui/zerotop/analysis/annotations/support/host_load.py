@@ -14,6 +14,8 @@ from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE, TA
 from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
 from zerotop.session.samples import Floats, Ints
 
+_MANY_SAMPLES = 3
+
 
 def read_memory(recording: SessionIndex, host: str, time_ns: int) -> HostMemory | None:
     """Return a node's memory at a time; None if it was not sampled."""
@@ -55,7 +57,12 @@ class CoreLoad(NamedTuple):
     @property
     def lacks_cores(self) -> Any:
         """Whether ranks wait for much of what they want."""
-        return self.waiting >= TAKEN_SHARE * (self.ranks + self.waiting)
+        return self.waiting >= TAKEN_SHARE * self.wanted
+
+    @property
+    def wanted(self) -> Any:
+        """Cores that the ranks' threads would use if they never waited for one."""
+        return self.ranks + self.waiting
 
     @property
     def _is_taken(self) -> Any:
@@ -69,6 +76,8 @@ def measure_load(recording: SessionIndex, host: str, begin_ns: int, end_ns: int)
     last, rows = records.read_last(end_ns), records.read_window(begin_ns, end_ns).rows
     used = rows["cores_used"] if len(rows) else np.array([] if last is None else [last["cores_used"]])
     used = used[~np.isnan(used)]
+    if len(used) >= _MANY_SAMPLES:
+        used = used[1:]  # the first one is of the time before, too
     if not len(used):
         return None
     loads = measure_loads(recording, host, np.array([begin_ns, end_ns]), np.array([used.mean()]))

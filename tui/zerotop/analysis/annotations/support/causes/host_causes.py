@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
@@ -24,6 +26,8 @@ _FEWER_TIMES, _ABOUT_TIMES = 1.25, 1.3
 _CORE_CLOCK_SHARE = 0.15
 # Where ranks wait for cores, and get as many as before, iterations vary by up to this factor.
 _MOST_NOISE = 2.0
+# A node's cores are sampled twice a second: so long (ns) are a few samples.
+_SAMPLED_NS = 1_700_000_000
 # With too few cores work takes at most so many times as long; work that takes less than these seconds is not counted on.
 _MOST_STRETCH, _SHORT_S = 5.0, 0.001
 
@@ -49,11 +53,12 @@ def check_crowding(change: StepChange) -> Cause | None:
 
 
 def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad | None]:
-    """Return the load of the lead's node before and after."""
-    recording, host = change.process.recording, change.process.host
-    parts = ((int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])) for rows in (change.before, change.after))
-    before, after = (measure_load(recording, host, *part) for part in parts)
-    return before, after
+    """Return the load of the lead's node before and after; of short steps those around count, too."""
+    recording, host, changed_ns = change.process.recording, change.process.host, int(change.after["begin_unix_ns"][0])
+    before_ns = min(int(change.before["begin_unix_ns"][0]), int(change.before["end_unix_ns"][-1]) - _SAMPLED_NS)
+    after_ns = max(int(change.after["end_unix_ns"][-1]), min(change.known_ns, changed_ns + _SAMPLED_NS))
+    before = measure_load(recording, host, before_ns, int(change.before["end_unix_ns"][-1]))
+    return before, measure_load(recording, host, changed_ns, after_ns)
 
 
 def is_by_others(change: StepChange) -> bool:
@@ -62,11 +67,23 @@ def is_by_others(change: StepChange) -> bool:
     own_before, own_after = change.measure_own()
     is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
     loads = [load for load in measure_change_loads(change) if load is not None]
-    if is_own or not any(load.is_disturbed for load in loads):
+    return not is_own and may_be_noise(before, after, loads, float(change.before["iteration_s"].max()))
+
+
+def may_be_noise(before_s: float, after_s: float, loads: Sequence[CoreLoad], longest_s: float = 0.0) -> bool:
+    """Whether iterations may take another time only because others use the cores.
+
+    ``loads``: before and after. ``longest_s``: the longest iteration before.
+    """
+    if not any(load.is_disturbed for load in loads):
         return False
+    if before_s < after_s <= longest_s and loads[0].is_disturbed:
+        return True
     fewer = loads[0].ranks / max(loads[-1].ranks, 1e-6)
-    slower, fewer = (after / before, fewer) if after > before else (before / after, 1 / max(fewer, 1e-6))
-    return bool(slower <= _MOST_NOISE * max(1.0, fewer))
+    slower, fewer = (after_s / before_s, fewer) if after_s > before_s else (before_s / after_s, 1 / max(fewer, 1e-6))
+    # Where ranks get a sixth of the cores that they want, an iteration may take as long as without others, or six times.
+    stretch = max(load.wanted / max(load.ranks, 1e-6) for load in loads)
+    return bool(slower <= max(_MOST_NOISE * max(1.0, fewer), stretch))
 
 
 def check_others(change: StepChange) -> Cause | None:

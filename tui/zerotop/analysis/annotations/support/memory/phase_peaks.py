@@ -64,7 +64,9 @@ def read_held_bytes(process: Process, steps: Rows) -> Ints:
     samples = process.allocator.read_window(int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1]))
     if len(samples):
         last = np.searchsorted(samples.times, steps["end_unix_ns"], "right") - 1
-        sampled = (last >= 0) & (samples.times[np.maximum(last, 0)] > steps["begin_unix_ns"])
+        times = samples.times[np.maximum(last, 0)]
+        # In a counted step the device is read at its end, if at all; anything else is from the middle of it.
+        sampled = (last >= 0) & np.where(steps["counted"], times == steps["end_unix_ns"], times > steps["begin_unix_ns"])
         held[sampled] = samples.rows["allocated_bytes"][last[sampled]]
     return held
 

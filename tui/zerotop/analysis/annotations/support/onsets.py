@@ -1,0 +1,42 @@
+"""With which of the steps that were only counted a change began, of which the next step with phases told."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zerotop.session.samples import Ints, Rows
+
+# So many iterations before and after show how long they took, and took then; a change by less than this share tells nothing.
+_LEVEL_STEPS = 10
+_LEAST_SHARE = 0.1
+
+
+def find_onset(steps: Rows, before_step: int, first_step: int) -> int:
+    """Return the index of the step with which a change began, by the duration of iterations.
+
+    Args:
+        steps: all steps of a rank that are known, in order.
+        before_step: the last step that is known to be as before.
+        first_step: the first one that is known to be changed. It is taken where durations do not tell.
+    """
+    begin, end = np.searchsorted(steps["step"], [before_step + 1, first_step]).tolist()
+    seconds = steps["iteration_s"]
+    before, after = seconds[max(0, begin - _LEVEL_STEPS) : begin], seconds[end : end + _LEVEL_STEPS]
+    if end <= begin or not len(before) or not len(after):
+        return int(end)
+    low, high = float(np.median(before)), float(np.median(after))
+    if not abs(high - low) >= _LEAST_SHARE * low:
+        return int(end)
+    # A single long iteration is as far from both.
+    distances = [np.minimum(np.abs(seconds[begin:end] - level), abs(high - low)) for level in (low, high)]
+    misfits = np.concatenate([[0.0], np.cumsum(distances[0])]) + np.concatenate([np.cumsum(distances[1][::-1])[::-1], [0.0]])
+    return int(begin + np.argmin(misfits))
+
+
+def find_growth_onset(steps: Ints, held: Ints, slope: float) -> int:
+    """Return the step with which a value began to grow by ``slope`` a step.
+
+    ``steps``, ``held``: the reading before the growth and those of it, (n + 1,) each.
+    """
+    grown = int(np.ceil((int(held[1]) - int(held[0])) / slope)) if slope > 0 else 1
+    return int(steps[1]) + 1 - min(max(grown, 1), int(steps[1] - steps[0]))
