@@ -33,6 +33,11 @@ PATHS = PathNames(str(HERE.parent), [])
 KEPT: list[Any] = list(range(10))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _garbage_of_others() -> None:
+    gc.collect()
+
+
 @pytest.fixture(autouse=True)
 def _own_objects() -> None:
     """Take all other objects out of the collector's sight: going through those of all tests takes half a second a time."""
