@@ -19,7 +19,7 @@ from zerotop.ui.ranks.stacks import copy_stacks, count_stack_rows, draw_stacks
 ALL_REDUCE = Stand(WAITING, "wait")
 SLEEP = Stand(SLEEPING, "time.sleep")
 ITEM = Stand((("torch/_tensor.py", 5, "Tensor.item", False), *SLEEPING), "item")
-STILL, WORKING = {25: 700, 30: 700, 40: 700}, {25: 700, 30: 900, 40: 1400}
+STILL, WORKING = {25.0: 700, 30.0: 700, 40.0: 700}, {25.0: 700, 30.0: 900, 40.0: 1400}
 BARRIER = Stand((("torch/distributed/distributed_c10d.py", 5356, "barrier", False), ("train.py", 94, "step", True)), "wait")
 
 

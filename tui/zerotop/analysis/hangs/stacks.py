@@ -67,7 +67,7 @@ class Launched(NamedTuple):
 
     operation: str
     pid: int
-    count: int
+    operations: int
 
 
 @dataclass(frozen=True, slots=True)
