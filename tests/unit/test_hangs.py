@@ -131,7 +131,7 @@ def test_the_rank_that_has_called_fewer_collectives_is_behind(tmp_path: Path) ->
 
 
 AHEAD = ITEM._replace(pending="all_reduce")
-WITH_BARRIER = ((60, "all_reduce", 90), (61, "barrier", 94), (62, "all_reduce", 90))
+WITH_BARRIER = ((60, "all_reduce", 90), (61, "all_reduce_barrier", 94), (62, "all_reduce", 90))  # as NCCL's are recorded
 WITHOUT = ((60, "all_reduce", 90), (61, "all_reduce", 90))
 
 
