@@ -25,8 +25,8 @@ from fault_plans import KINDS, NO_FAULT, Kind, Plan, draw_plan, list_faults, rea
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations
 from zerotop.session.reader import Session
 
-# Findings about other work on the machine, and explanations of memory that every job has.
-_NOT_COUNTED = ("cores_taken", "crowded_cores", "others_on_gpu", "others_arrived", "steps_not_recorded")
+# Findings about other work on the machine, and explanations of memory that every job has; and that a job waits for its turn.
+_NOT_COUNTED = ("stuck_at_start", "cores_taken", "crowded_cores", "others_on_gpu", "others_arrived", "steps_not_recorded")
 _SAME_STEPS = 3
 _LATE_STEPS = 60
 

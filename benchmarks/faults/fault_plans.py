@@ -45,7 +45,7 @@ KINDS = {
     "hogs": Kind("cores_taken", "ther processes use", beside="hogs", also=("iteration_shift", "iteration_drift")),
     "empty_cache": Kind("cache_emptied", "emptied in each step", needs_gpu=True, also=("iteration_shift",)),
     "evaluation": Kind("validation_jump", "Evaluation raised", needs_gpu=True),
-    "leak": Kind("memory_creep", "GPU memory grows", needs_gpu=True),
+    "leak": Kind("memory_creep", "a step on rank", needs_gpu=True),
     "neighbour": Kind("iteration_shift", "of GPU", needs_gpu=True, beside="neighbour"),
 }
 

@@ -155,7 +155,19 @@ def test_what_was_overspent_is_saved_again() -> None:
         training.run_steps(1, 17)
         training.run_steps(199, 10)
     total_ns = training.cost_ns - begin_ns
-    assert total_ns / (20 * (17 + 1990) * MS) <= 0.003
+    assert total_ns / (20 * (17 + 1990) * MS) <= 0.0031
+
+
+def test_interruptions_of_counted_steps_are_no_cost_that_must_be_saved_again() -> None:
+    usual, interrupted = ShortSteps(counted_us=6, light_us=600), ShortSteps(counted_us=6, light_us=600)
+    for training in (usual, interrupted):
+        training.run_steps(500, 20)
+    for _ in range(40):
+        for training in (usual, interrupted):
+            training.run_steps(100, 20)
+        interrupted.cost_ns += 5 * MS
+    steps, interrupted_steps = (len(training.list_uncounted()) for training in (usual, interrupted))
+    assert interrupted_steps > 0.7 * steps
 
 
 def test_ranks_with_different_costs_look_at_the_same_steps() -> None:

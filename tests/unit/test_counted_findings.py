@@ -63,6 +63,24 @@ def test_what_lasts_is_found(tmp_path: Path, name: str, kind: str, step: int | N
     assert step is None or any(step - 1 <= (one or 0) <= step + 8 for one in found)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "step", "interval"),
+    [
+        ("cpu-straggler", "straggler", 15, 4),
+        ("cpu-stall", "data_stall", 15, 8),
+        ("held-stall", "data_stall", 26, 8),
+        ("unseen-late-data", "straggler", 22, 4),
+        ("gpu-lines-leak", "memory_creep", 301, 8),
+    ],
+)
+def test_a_change_in_a_counted_step_begins_with_it(tmp_path: Path, name: str, kind: str, step: int, interval: int) -> None:
+    folder = recordings.as_directory(name, tmp_path)
+    assert count_steps(folder, interval=interval, first=10) > 10
+    session = Session.open(folder)
+    found = [finding.step for finding in find_annotations(session, session.end_ns) if finding.name == kind]
+    assert any(step - 1 <= (one or 0) <= step + 2 for one in found), found
+
+
 def test_what_a_change_is_made_of_may_be_known_later(tmp_path: Path) -> None:
     """The steps after a change are counted: their phases are those of later ones."""
     folder = recordings.as_directory("cpu-slow", tmp_path)

@@ -84,6 +84,15 @@ def test_a_leak_is_found_where_two_steps_in_a_row_are_read_now_and_then(*, chunk
     assert find_stretches(steps, held, chunk) == [(21, 25)]
 
 
+def test_a_few_steps_in_a_row_that_keep_as_much_each_are_no_leak_yet() -> None:
+    """After a gap of counted steps, as where steps become longer: four are too few, however alike."""
+    steps = np.array([*range(20), 87, 88, 89, 90])
+    held = 1000 * MIB + 32 * MIB * np.maximum(0, steps - 85)
+    assert find_stretches(steps, held, 1000) == []
+    more, kept = np.append(steps, 123), np.append(held, 1000 * MIB + 32 * MIB * 38)
+    assert find_stretches(more, kept, 1000) == [(19, 24)]
+
+
 def test_what_varies_is_no_leak() -> None:
     """What a step leaves behind follows the length of its batch."""
     random = np.random.default_rng(1)

@@ -147,7 +147,7 @@ class DetailBudget:
         self._limit_ns = self.share * max(_MEMORY_NS, 2 * duration_ns)
         saved_ns = self.share * elapsed_ns - hooks_ns - threads_ns
         self._credit_ns = min(self._limit_ns, max(-self._limit_ns, self._credit_ns + saved_ns))
-        saved_ns = self._hooks_share * elapsed_ns - hooks_ns
+        saved_ns = self._hooks_share * elapsed_ns - steps * probable_ns
         self._hooks_credit_ns = min(self._limit_ns, max(-self._limit_ns, self._hooks_credit_ns + saved_ns))
 
     @property

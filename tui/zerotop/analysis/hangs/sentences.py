@@ -73,7 +73,7 @@ def _list_launched(standstill: Standstill) -> list[str]:
     counts: dict[tuple[str, int], list[int]] = {}
     for one in found:
         if one.pid in ranks:
-            counts.setdefault((one.operation, one.count), []).append(ranks[one.pid])
+            counts.setdefault((one.operation, one.operations), []).append(ranks[one.pid])
     return [f"{count} {operation} operations on {format_ranks(sorted(on))}" for (operation, count), on in counts.items()]
 
 

@@ -67,7 +67,7 @@ class Launched(NamedTuple):
 
     operation: str
     pid: int
-    count: int
+    operations: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +141,20 @@ def _parse_collectives(event: Event) -> Iterator[Collectives]:
         if isinstance(called := facts.get("called"), int):
             first = facts.get("waits_for")
             is_pending = isinstance(first, int) and first >= 0
-            yield Collectives(str(facts.get("group") or ""), called, str(facts.get("name") or ""), is_pending)
+            yield Collectives(str(facts.get("group") or ""), called, _name_collective(facts), is_pending)
+
+
+def _name_collective(facts: dict[str, Any]) -> str:
+    """Return the function of torch.distributed: with NCCL a barrier is recorded as a sum."""
+    name = str(facts.get("name") or "")
+    return "barrier" if name == "all_reduce_barrier" else name
 
 
 def _parse_calls(event: Event) -> Iterator[Call]:
     for facts in event.facts.get("calls") or ():
         if isinstance(number := facts.get("number"), int):
             place = _parse_frame(facts).place if facts.get("file") else ""
-            yield Call(str(facts.get("group") or ""), number, str(facts.get("name") or ""), place)
+            yield Call(str(facts.get("group") or ""), number, _name_collective(facts), place)
 
 
 def _parse_launched(event: Event) -> Iterator[Launched]:

@@ -92,7 +92,6 @@ class Standstill:
 
     groups: tuple[StackGroup, ...]  # the odd one first, then by size
     odd: StackGroup | None  # the one that the others wait for; None if they do not differ, or that cannot be told
-
     difference: Difference | None = None  # None if the ranks have called the same collectives, or if that is unknown
 
     @property

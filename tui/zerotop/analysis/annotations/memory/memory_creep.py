@@ -48,8 +48,9 @@ _PATIENCE_SHARE = 0.1
 CREEP_STEPS = 12
 # Where most steps are only counted: readings in a row that are higher than any before, and how many steps they span.
 _SPARSE_RECORDS, _SPARSE_SPAN = 5, 2 * CREEP_STEPS
-# Fewer readings suffice where each step adds as much: rises between readings, and by how much they differ at most.
-_EVEN_RISES, _EVEN_FACTOR = 3, 1.1
+# Fewer readings suffice where each step adds as much: rises between readings, by how much they differ at most, and how many
+# steps they span.
+_EVEN_RISES, _EVEN_FACTOR, _EVEN_SPAN = 3, 1.1, CREEP_STEPS
 
 
 class _Stretch(NamedTuple):
@@ -69,11 +70,6 @@ class _Stretch(NamedTuple):
         return float(np.median(np.diff(self.held) / np.maximum(1, np.diff(steps))))
 
     @property
-    def step_count(self) -> int:
-        """The steps from the one before it grew, also those that were only counted."""
-        return int(self.rows["step"][-1]) - self.before_step
-
-    @property
     def last_step(self) -> int | None:
         """The step in which the device will be full; None if that is unknown."""
         peak, device = int(self.rows["allocated_peak_bytes"][-1]), self.process.device_bytes
@@ -84,8 +80,8 @@ class _Stretch(NamedTuple):
     @property
     def left_ns(self) -> float:
         """The time until then."""
-        last_step, duration_ns = self.last_step, (self.end_ns - self.begin_ns) / self.step_count
-        return inf if last_step is None else duration_ns * max(0, last_step - int(self.rows["step"][-1]))
+        last_step, duration_s = self.last_step, float(np.nanmedian(self.rows["iteration_s"]))
+        return inf if last_step is None else duration_s * 1e9 * max(0, last_step - int(self.rows["step"][-1]))
 
     @property
     def begin_ns(self) -> int:
@@ -116,13 +112,13 @@ class _Reported:
 class _State:
     steps_read: int = 0
     held_bytes: int = -1  # after the last step
-    last_step: int = -1
     stretch_length: int = 0  # steps in a row with growth, up to the last one
     base_bytes: int = -1  # held before them
     base_step: int = -1  # the one before them
     highest_bytes: int = -1  # held after any step
     records: int = 0  # steps in a row that left behind more than any before, up to the last one
     rises: tuple[float, ...] = (-1.0,) * (_EVEN_RISES - 1)  # bytes a step, between the last readings
+    last_steps: tuple[int, ...] = (-1,) * _EVEN_RISES  # after which these were
     is_reported: bool = False
 
 
@@ -219,9 +215,11 @@ def _find_stretches(steps: Ints, held: Ints, state: _State) -> Iterator[tuple[in
     is_record = (highest[:-1] >= 0) & (held > highest[:-1])
     unbroken = np.maximum.accumulate(np.where(is_record, -1, indices))
     records = np.where(unbroken < 0, indices + 1 + state.records, indices - unbroken)
-    rises = np.concatenate([state.rises, (held - before) / np.maximum(1, np.diff(steps, prepend=state.last_step))])
+    rises = np.concatenate([state.rises, (held - before) / np.maximum(1, np.diff(steps, prepend=state.last_steps[-1]))])
     last_rises = np.lib.stride_tricks.sliding_window_view(rises, _EVEN_RISES)
     is_even = (last_rises.min(1) > 0) & (last_rises.max(1) <= _EVEN_FACTOR * last_rises.min(1))
+    read = np.concatenate([state.last_steps, steps])
+    is_even &= read[_EVEN_RISES:] - read[:-_EVEN_RISES] >= _EVEN_SPAN
     enough_records = (records >= _SPARSE_RECORDS) | (is_even & (records > _EVEN_RISES))
     is_long = (length >= CREEP_STEPS) | (enough_records & (steps - base_step >= _SPARSE_SPAN))
     reported = carried & state.is_reported
@@ -231,7 +229,8 @@ def _find_stretches(steps: Ints, held: Ints, state: _State) -> Iterator[tuple[in
     state.is_reported = bool(reported[-1]) or bool((broken[enough] == broken[-1]).any())
     state.held_bytes, state.stretch_length, state.base_bytes = int(held[-1]), int(length[-1]), int(base[-1])
     state.base_step, state.highest_bytes, state.records = int(base_step[-1]), int(highest[-1]), int(records[-1])
-    state.last_step, state.rises = int(steps[-1]), tuple(rises[len(rises) - _EVEN_RISES + 1 :].tolist())
+    state.last_steps = tuple(read[len(read) - _EVEN_RISES :].tolist())
+    state.rises = tuple(rises[len(rises) - _EVEN_RISES + 1 :].tolist())
 
 
 def _build_finding(creep: _Creep, found: FoundLook) -> Annotation:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, measure_distance
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     Delay,
     await_lines,
@@ -23,6 +23,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     note_named_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, FoundLine
+from zerotop.analysis.annotations.support.onsets import find_onset
 from zerotop.analysis.annotations.support.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
@@ -123,7 +124,7 @@ def _build_finding(group: Group, index: int, steps: Ints, late: float, found: Fo
         note_named_line(group, found.line, found.known_ns)
     return kind.at_steps(
         process,
-        rows,
+        _find_begin(group, process, steps, found.known_ns),
         evidence,
         known_ns=found.known_ns,
         cost=late / usual,
@@ -131,3 +132,12 @@ def _build_finding(group: Group, index: int, steps: Ints, late: float, found: Fo
         pid=process.source.pid,
         **line_values(found.line),
     )
+
+
+def _find_begin(group: Group, process: Process, indices: Ints, known_ns: int) -> Rows:
+    """Return a process's steps from the one with which the delay began, which some ranks may only have counted."""
+    first, last = (int(process.aligned_steps["step"][index]) for index in indices[[0, -1]])
+    known = np.flatnonzero(~_find_counted(group, slice(0, int(indices[0]))))
+    before = int(process.aligned_steps["step"][known[-1]]) if len(known) else first - 1
+    steps = process.steps_until(known_ns)
+    return steps[find_onset(steps, before, first) : np.searchsorted(steps["step"], last) + 1]

@@ -32,12 +32,17 @@ _ODD_WIDTH = 80 - len("Stuck at the start for 600 s: ")
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once where all ranks stand, unless one of them does what merely takes long."""
-    if _KIND.name in recording.reported or any(len(group.lead.steps) for group in recording.groups):
+    if _KIND.name in recording.reported:
         return
+    first_ns = min(
+        (int(group.lead.steps["end_unix_ns"][0]) for group in recording.groups if len(group.lead.steps)), default=None
+    )
     seen = [event for name in (events.RANK_STACKS, events.STACKS) for event in recording.events_named(name)]
     times = sorted(one.unix_ns for one in seen if one.name == events.RANK_STACKS or one.facts.get("why") == SILENT)
     state = recording.get_state(_State, _KIND.name)
     for time_ns in times[bisect_right(times, state.checked_ns) :]:
+        if first_ns is not None and time_ns >= first_ns:
+            return
         state.checked_ns = time_ns
         start = find_standstill(recording.session, time_ns)
         if start is not None and _is_stuck(recording, start, time_ns):
