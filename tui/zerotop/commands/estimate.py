@@ -39,6 +39,7 @@ class Subject:
     gpus: int | None = None  # on each node, where a recording says it
     nodes: int | None = None
     tokens: int | None = None  # of a micro-batch on one GPU, where a recording says it
+    quantized: int = 0  # parameters whose bytes no formula gives: those of a recording are among its activations
 
 
 def estimate(options: argparse.Namespace) -> int:
@@ -106,7 +107,8 @@ def _read_config(options: argparse.Namespace) -> Subject:
 def _read_session(path: Path) -> Subject:
     """Return a recording's model, and its activations: the highest allocated memory beyond its model states."""
     session = Session.open(path)
-    setup = parse_setup(read_first_engine(session))
+    engine = read_first_engine(session)
+    setup = parse_setup(engine)
     if setup is None:
         raise Problem(f"{session.name} has no DeepSpeed engine or loop: nothing says how large its model is")
     measured = measure_point(session, 0)
@@ -124,7 +126,8 @@ def _read_session(path: Path) -> Subject:
     )
     nodes = max(1, len({event.host for event in session.events_named("node")}))
     gpus = max(1, setup.ranks // nodes)
-    return Subject(session.name, model, token_bytes, basis, gpus=gpus, nodes=nodes, tokens=tokens)
+    quantized = engine.get("quantized_parameters") or 0
+    return Subject(session.name, model, token_bytes, basis, gpus=gpus, nodes=nodes, tokens=tokens, quantized=quantized)
 
 
 def _find_state_bytes(setup: EngineSetup) -> int | None:
@@ -167,6 +170,9 @@ def _describe_subject(subject: Subject, hardware: Hardware, tokens: int) -> list
             each = f"{subject.logits_bytes / 1e3:,.1f} kB for each token"
             copies = "three copies in fp32 where the loss's backward begins"
             lines.append(f"  of these the logits: {each}, {format_bytes(subject.logits_bytes * tokens)} ({copies})")
+        if subject.quantized:
+            count = f"{subject.quantized / 1e6:,.1f} M quantized parameters"
+            lines.append(f"  among them {count}, which have no formula: the states below are without them")
     else:
         lines.append("activations: not known, as the recording has no GPU or counts no tokens")
     return lines
