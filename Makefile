@@ -13,13 +13,16 @@ PYTHON ?= $(shell for name in python3 python3.14 python3.13 python3.12 python3.1
 CXX_FOUND = command -v $${CXX:-c++} || command -v g++
 HEADER := import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))
 
+# Without their bytecode each of a thousand processes would compile the modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo lint test test-fast test-versions bench pictures clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
 
 # DeepSpeed compiles its operators when they are first used: hence the compiler and Python's headers.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard probe/zerotop_probe/inside/native/*.c)
 	@{ $(PYTHON) -c '$(NEW_ENOUGH)'; } 2>/dev/null || { echo "zerotop needs Python 3.10 or newer:" \
 		"install it, or name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@{ $(PYTHON) -c 'import venv, ensurepip'; } 2>/dev/null || { echo "$(PYTHON) has no venv module:" \
@@ -42,12 +45,13 @@ lint: install
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
 
-# Three workers for two cores: many tests wait. A file of tests/real stays in one worker, for what its tests share. Tests
-# that measure time or list what runs are marked `alone`: one at a time, as those with a GPU.
-WORKERS := $(shell echo $$(( ($$(nproc 2>/dev/null || echo 2) * 3 + 1) / 2 )))
+# Three workers for two cores: many tests wait. Where real jobs are among the tests, a file stays in one worker, for what
+# its tests share, and the files of tests/real come first: they take longest. Tests that measure time or list what runs are
+# marked `alone`: one at a time, as those with a GPU.
+WORKERS := $(shell n=$$(( ($$(nproc 2>/dev/null || echo 2) * 3 + 1) / 2 )); echo $$(( n > 8 ? 8 : n )))
 test: lint
-	$(BIN)/python -m pytest tests/unit tests/ui --numprocesses $(WORKERS) --dist worksteal
-	$(BIN)/python -m pytest tests/real -m "not alone and not gpu" --numprocesses 3 --dist loadgroup
+	$(BIN)/python -m pytest tests/real tests/ui tests/unit -m "not alone and not gpu" \
+		--numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/real tests/gpu -m "alone or gpu"
 
 test-fast: install

@@ -182,6 +182,9 @@ def shift_clock(recorder: Any, passed_ns: int, cost_ns: int) -> None:
         budget._last_end_ns += passed_ns
         name = "_last_threads_ns" if hasattr(budget, "_last_threads_ns") else "_last_cost_ns"
         setattr(budget, name, getattr(budget, name) + cost_ns)
+        for name in ("_last_full_ns", "_last_longer_ns"):
+            if getattr(budget, name, 0):
+                setattr(budget, name, getattr(budget, name) + passed_ns)
     if counting is not None:
         counting.begin_ns += passed_ns
 

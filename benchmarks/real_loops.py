@@ -2,16 +2,20 @@
 
     python benchmarks/real_loops.py [--before FOLDER] [--targets 5 20 60 300] [--pairs 100] [--device cuda] [--sequence 256]
 
+*Felt* is the mean of the paired differences without the fifth at both ends, for blocks are interrupted now and then, and
+*+-* its standard error (Yuen's, from the winsorized differences).
+
 Every product runs in a process of its own under its own sampler, in blocks of steps with it and without it, turn by turn: so
 both see the same machine. ``--before`` is a folder with another version's ``probe`` (``git archive COMMIT probe | tar x -C
 FOLDER``). On a CPU short sequences give steps of the wished length. TraceML (pip install traceml-ai==0.5.0) is left out
-where it is not installed. With the defaults an H100 needs about six minutes.
+where it is not installed. With the defaults an H100 needs about eight minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -30,7 +34,11 @@ HERE = Path(__file__).resolve()
 MARK = "REAL LOOP "
 # (layers, width) of a GPT-2, steps in a block, and blocks in the place of one pair, by the milliseconds of a step: short
 # blocks, because the speed of a machine that others use drifts.
-SHAPES = {5: (2, 256, 4, 3), 20: (8, 512, 2, 2), 60: (12, 768, 1, 2), 300: (24, 1024, 1, 1)}
+SHAPES = {5: (2, 256, 4, 12), 20: (8, 512, 4, 5), 60: (12, 768, 2, 4), 300: (24, 1024, 1, 1)}
+# Of other products, and of every step in full: so many pairs for one of the default.
+PEERS_PART = 0.3
+# Left out at each end of the differences.
+CUT_PART = 0.2
 
 
 def main() -> None:
@@ -38,9 +46,10 @@ def main() -> None:
     if options.child:
         measure_product(options)
         return
-    print("| | a step, us | felt, us | of it | median, us | +-, us | measured by itself, us | in full detail | counted |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    titles = "a step, us", "pairs", "felt, us", "of it", "+-, us", "median, us", "by itself, us", "in full", "counted"
+    print(f"| | {' | '.join(titles)} |\n{'|---' * (len(titles) + 1)}|", flush=True)
     run_product("after", "after", options, HERE.parents[1] / "probe", options.targets)
+    options.pairs = max(10, round(PEERS_PART * options.pairs))
     # Every step in full: what a full step costs.
     run_product(
         "after, every step in full", "after", options, HERE.parents[1] / "probe", options.full, PYTHONZEROTOP_BUDGET="100"
@@ -96,7 +105,8 @@ def run_product(
 
 def print_row(name: str, row: dict[str, float]) -> None:
     felt, base = row["felt_us"], row["step_us"]
-    cells = [f"{base:.0f}", f"{felt:.0f}", f"{felt / base:.2%}", f"{row['median_us']:.0f}", f"{row['error_us']:.0f}"]
+    cells = [f"{base:.0f}", f"{row['pairs']}", f"{felt:.0f}", f"{felt / base:.2%}", f"{row['error_us']:.0f}"]
+    cells.append(f"{row['median_us']:.0f}")
     cells += (
         [f"{row['measured_us']:.0f}", f"{row['full']:.0%}", f"{row['counted']:.0%}"] if "measured_us" in row else [""] * 3
     )
@@ -164,6 +174,9 @@ def measure_product(options: argparse.Namespace) -> None:
         product = TraceMl(loop) if options.child == "traceml" else Zerotop(loop)
         product.turn_hooks(True)
         loop.run_steps(60 if target < 100 else 25, product.around_step)  # the first steps are recorded in full
+        # Collections of what was imported take longer than any product, and come at random.
+        gc.collect()
+        gc.freeze()
         product.reset_costs()
         without, differences = [], []
         for number in range(options.pairs * SHAPES[target][3]):
@@ -175,16 +188,51 @@ def measure_product(options: argparse.Namespace) -> None:
             without.append(times[False])
             differences.append(times[True] - times[False])
         product.turn_hooks(False)
-        cut = len(differences) // 20
-        kept = sorted(differences)[cut : len(differences) - cut]
+        felt_us, error_us = compute_trimmed_mean(differences)
         row = {
             "step_us": statistics.median(without),
-            "felt_us": statistics.mean(kept),  # without the twentieth at both ends: a block may be interrupted
+            "felt_us": felt_us,
             "median_us": statistics.median(differences),
-            "error_us": statistics.stdev(kept) / len(kept) ** 0.5,
+            "error_us": error_us,
+            "pairs": len(differences),
             **product.read_figures(),
         }
         print(MARK + json.dumps(row), flush=True)
+
+
+def compute_trimmed_mean(values: list[float]) -> tuple[float, float]:
+    """Return the mean without the lowest and highest part, and its standard error (Yuen 1974)."""
+    ordered, cut = sorted(values), int(CUT_PART * len(values))
+    kept = ordered[cut : len(ordered) - cut]
+    winsorized = [kept[0]] * cut + kept + [kept[-1]] * cut
+    error = statistics.stdev(winsorized) / (1 - 2 * CUT_PART) / len(values) ** 0.5
+    return statistics.mean(kept), error
+
+
+# Of the probe itself; the others are those of its device.
+_OWN_TICKERS = ("_stack_ticker", "_thread_ticker")
+
+
+class PacedTask:
+    """The task of one of the probe's threads. In blocks without the probe it does nothing, as often as it would have run.
+
+    Otherwise it would run in each block with the probe, many times as often as in training.
+    """
+
+    def __init__(self, ticker: Any) -> None:
+        self._ticker = ticker
+        self._run_task = ticker._task
+        self._wait_s = 0.1
+        self.is_on = True
+
+    def __call__(self, *position: int) -> float:
+        """Return the seconds until the next call."""
+        if self.is_on:
+            begin_ns = time.thread_time_ns()
+            self._wait_s = self._run_task(*position)
+            if getattr(self._ticker, "_share", None) is not None:
+                self._wait_s = max(self._wait_s, self._ticker._find_rest(time.thread_time_ns() - begin_ns))
+        return self._wait_s
 
 
 class Zerotop:
@@ -222,13 +270,10 @@ class Zerotop:
         self._is_on, self._cost_before, self._turned_ns = is_on, cost_ns, time_ns
         device = recorder.device if recorder is not None else None
         tickers = getattr(device, "_tickers", None) or [getattr(device, "_ticker", None)]
-        for ticker in filter(None, [*tickers, getattr(self._probe, "_stack_ticker", None)]):
-            guards = [guard for _, guard in ticker._tasks] if hasattr(ticker, "_tasks") else []
-            for guard in guards:
-                guard.is_on = is_on
-            if not guards:
-                task = vars(ticker).setdefault("benchmarked_task", ticker._task)
-                ticker._task = task if is_on else lambda *position: 0.02
+        for ticker in filter(None, [*tickers, *(getattr(self._probe, name, None) for name in _OWN_TICKERS)]):
+            if not isinstance(ticker._task, PacedTask):
+                ticker._task = PacedTask(ticker)
+            ticker._task.is_on = is_on
 
     def _shift_stacks(self, passed_ns: int) -> None:
         """Let the sampler of stacks forget a time without the probe, which it would take for a pause."""

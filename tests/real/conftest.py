@@ -40,7 +40,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Let one worker have all tests of a file, and one those of all files that look at the same runs of finetune.py."""
     if not config.pluginmanager.hasplugin("xdist"):
         return
-    names = {item: item.path.stem for item in items}
+    names = {item: item.nodeid.partition("::")[0] for item in items}
     sharing = {names[item] for item in items if SHARING_RUNS & set(getattr(item, "fixturenames", ()))}
     for item in items:
         item.add_marker(pytest.mark.xdist_group("finetune" if names[item] in sharing else names[item]))

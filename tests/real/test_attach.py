@@ -41,6 +41,7 @@ def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
         "--steps",
         "1",
         launcher="bare",
+        ranks=1,
         session=Path(),
         bootstrap=False,
     )

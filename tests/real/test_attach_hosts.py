@@ -38,7 +38,16 @@ OPTIONS = ("--stage", "3", "--offload")
 @pytest.fixture(scope="module")
 def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
     """See test_attach.py."""
-    run_loop("hand_written", tmp_path_factory.mktemp("built"), *OPTIONS, "--steps", "1", session=Path(), bootstrap=False)
+    options = (*OPTIONS, "--steps", "1")
+    run_loop(
+        "hand_written",
+        tmp_path_factory.mktemp("built"),
+        *options,
+        launcher="bare",
+        ranks=1,
+        session=Path(),
+        bootstrap=False,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from real_jobs import build_launch_command, run_recorded
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.steps.step_table import read_rank_steps
 from zerotop.session.reader import Session
+from zerotop_probe.inside import native
+from zerotop_probe.recording.directory import NATIVE_VARIABLE
 from zerotop_probe.recording.tables import UNKNOWN
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -43,27 +45,31 @@ def _run_counted(folder: Path, environment: dict[str, str], command: list[str]) 
     return ShortRun(session, steps, findings, moments)
 
 
-@pytest.fixture(scope="module")
-def clean_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
-    return _run_counted(tmp_path_factory.mktemp("clean"), job_environment, [sys.executable, str(LOOPS / "short.py")])
+@pytest.fixture(scope="module", params=["C", "Python"])
+def environment(request: pytest.FixtureRequest, job_environment: dict[str, str]) -> dict[str, str]:
+    """That of a job whose counted steps are the work of this code."""
+    if request.param == "C" and native.counted_steps is None:
+        pytest.skip("the C code was not compiled")
+    return job_environment | {NATIVE_VARIABLE: "1" if request.param == "C" else "0"}
 
 
 @pytest.fixture(scope="module")
-def planted_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
+def clean_run(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> ShortRun:
+    return _run_counted(tmp_path_factory.mktemp("clean"), environment, [sys.executable, str(LOOPS / "short.py")])
+
+
+@pytest.fixture(scope="module")
+def planted_run(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> ShortRun:
     """With a slow step, an evaluation after a step, and a checkpoint after another."""
     options = [f"--slow={_SLOW}", f"--evaluate={_EVALUATED}", f"--save={_SAVED}"]
-    return _run_counted(
-        tmp_path_factory.mktemp("planted"), job_environment, [sys.executable, str(LOOPS / "short.py"), *options]
-    )
+    return _run_counted(tmp_path_factory.mktemp("planted"), environment, [sys.executable, str(LOOPS / "short.py"), *options])
 
 
 @pytest.fixture(scope="module")
-def scaled_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str, str]) -> ShortRun:
+def scaled_run(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> ShortRun:
     """With a loss scaler that skips two updates, and two micro-steps in each step."""
     options = ["--overflow", *map(str, _SKIPPED)]
-    return _run_counted(
-        tmp_path_factory.mktemp("scaled"), job_environment, [sys.executable, str(LOOPS / "short.py"), *options]
-    )
+    return _run_counted(tmp_path_factory.mktemp("scaled"), environment, [sys.executable, str(LOOPS / "short.py"), *options])
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +80,12 @@ def late_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict[str
 
 
 def test_counted_steps_have_exact_numbers_and_times(
-    clean_run: ShortRun, planted_run: ShortRun, scaled_run: ShortRun
+    clean_run: ShortRun, planted_run: ShortRun, scaled_run: ShortRun, environment: dict[str, str]
 ) -> None:
     for run in (clean_run, planted_run, scaled_run):
         (steps,), moments = run.steps, run.moments[0]
+        (hello,) = run.session.events_named("hello")
+        assert hello.facts["native"] is (environment[NATIVE_VARIABLE] == "1")
         assert steps["step"].tolist() == list(range(200))
         assert steps["counted"].sum() > 100
         assert not steps["counted"][:20].any()
@@ -135,12 +143,12 @@ def test_a_straggler_is_found(late_run: ShortRun) -> None:
     assert straggler.evidence["late_s"] == pytest.approx(0.03, rel=0.5)
 
 
-def test_odd_loops_train_as_if_alone_and_lose_no_step(tmp_path: Path, job_environment: dict[str, str]) -> None:
+def test_odd_loops_train_as_if_alone_and_lose_no_step(tmp_path: Path, environment: dict[str, str]) -> None:
     alone = tmp_path / "alone"
     alone.mkdir()
     command = [sys.executable, str(LOOPS / "odd_steps.py")]
-    subprocess.run(command, cwd=alone, env=job_environment, check=True, timeout=300)
-    run = run_recorded(command, tmp_path, job_environment)
+    subprocess.run(command, cwd=alone, env=environment, check=True, timeout=300)
+    run = run_recorded(command, tmp_path, environment)
     assert run.returncode == 0, run.output
     facts, facts_alone = (json.loads((folder / "odd-steps.json").read_bytes()) for folder in (tmp_path, alone))
     assert facts == facts_alone

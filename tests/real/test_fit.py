@@ -7,6 +7,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from programs import make_environment, on_terminal, run_zerotop
 from recordings import FOLDER
 from zerotop.demo.finetune import PRESETS
@@ -91,7 +93,12 @@ def test_estimates_for_a_preset(tmp_path: Path) -> None:
 
 def test_estimates_for_a_recording_and_a_config_file(tmp_path: Path) -> None:
     recorded = run_zerotop(tmp_path, "estimate", str(FOLDER / "z2-offload.zerotop"), "--json")
-    assert json.loads(recorded.stdout)["model"]["basis"].startswith("highest allocated memory")
+    result = json.loads(recorded.stdout)
+    assert result["model"]["basis"].startswith("highest allocated memory")
+    assert result["model"]["logits_bytes"] is None
+    text = run_zerotop(tmp_path, "estimate", str(FOLDER / "z2-offload.zerotop")).stdout.decode()
+    assert "logits" not in text
+    assert "stage 3 need the size of the largest layer" in text
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}))
     done = run_zerotop(tmp_path, "estimate", str(tmp_path))
     assert b"not a decoder-only transformer" in done.stderr
@@ -102,6 +109,27 @@ def test_estimates_for_a_recording_and_a_config_file(tmp_path: Path) -> None:
         tmp_path, "estimate", "me/small", "--json", env=make_environment(tmp_path, HF_HOME=str(tmp_path / "hub"))
     )
     assert json.loads(cached.stdout)["model"]["model"]["parameters"] == 3_213_568
-    unknown = run_zerotop(tmp_path, "estimate", "no/such-model")
+    unknown = run_zerotop(tmp_path, "estimate", "no/such-model")  # nothing is downloaded
     assert unknown.returncode == 1
     assert b"There is no model 'no/such-model'" in unknown.stderr
+
+
+@pytest.mark.parametrize(("recording", "gpus", "tokens"), [("z2-offload", 1, 2048), ("x4-z3", 4, 2048)])
+def test_a_recording_gives_hardware_and_batch(tmp_path: Path, recording: str, gpus: int, tokens: int) -> None:
+    path = str(FOLDER / f"{recording}.zerotop")
+    own = json.loads(run_zerotop(tmp_path, "estimate", path, "--json").stdout)
+    assert (own["hardware"]["gpus"], own["hardware"]["nodes"], own["tokens"]) == (gpus, 1, tokens)
+    asked = ["--gpus", "2", "--nodes", "3", "--micro-batch", "2"]
+    other = json.loads(run_zerotop(tmp_path, "estimate", path, "--json", *asked).stdout)
+    assert (other["hardware"]["gpus"], other["hardware"]["nodes"], other["tokens"]) == (2, 3, 1024)
+
+
+def test_a_frozen_base_has_a_dtype_of_its_own(tmp_path: Path) -> None:
+    """LoRA: a base in bf16, adapters in float32. What was measured without offload is what stage 0 needs."""
+    result = json.loads(run_zerotop(tmp_path, "estimate", str(FOLDER / "gpu-lora.zerotop"), "--json").stdout)
+    model, options = result["model"]["model"], {(row["stage"], row["offload"]): row for row in result["options"]}
+    trained = model["trainable"]
+    frozen = 2 * (model["parameters"] - trained)
+    assert options[0, "none"]["gpu_bytes"] == frozen + (4 + 4 + 8) * trained
+    assert options[3, "optimizer_params"]["gpu_bytes"] == 0
+    assert options[3, "optimizer_params"]["host_bytes"] == frozen + (4 + 4 + 4 + 8) * trained

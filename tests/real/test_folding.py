@@ -16,12 +16,12 @@ from zerotop.session.reader import Session
 from zerotop_probe.recording import directory
 
 LOOP = Path(__file__).with_name("loops") / "long.py"
-MAX_BYTES = 1_500_000
+SECONDS, MAX_BYTES = 8, 600_000
 pytestmark = pytest.mark.real
 
 
 def test_no_step_is_missing_and_the_size_is_bounded(tmp_path: Path, job_environment: dict[str, str]) -> None:
-    command = build_launch_command("bare", [str(LOOP), "20"])
+    command = build_launch_command("bare", [str(LOOP), str(SECONDS)])
     session = directory.create_session(command, path=str(tmp_path / "session"), max_bytes=MAX_BYTES, full_detail_s=3)
     agent = [sys.executable, "-m", "zerotop_probe.outside", "--foreground", session, "--", *command]
     with open(tmp_path / "output", "wb") as output, subprocess.Popen(agent, stdout=output, env=job_environment) as process:

@@ -27,7 +27,6 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(1200)]
 # The same runs as in test_configs. Plain python is in no entry of RUNS: there it has a test of its own.
 CHOSEN: dict[str, tuple[str, tuple[str, ...]]] = {
     "zero0_bf16": RUNS["zero0_bf16"],
-    "zero1_bf16": RUNS["zero1_bf16"],
     "zero2_offload_optimizer_bf16": ("python", EVALUATE),
     "zero3_offload_optimizer_bf16": RUNS["zero3_offload_optimizer_bf16"],
     "zero3_bf16": RUNS["zero3_bf16"],  # evaluates, saves and accumulates, all in one

@@ -21,7 +21,7 @@ from zerotop_probe.outside.job import agent, job_control
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording.writer import EventWriter, Identity
 
-pytestmark = pytest.mark.alone
+ALONE = pytest.mark.alone  # how busy the machine is changes what these see
 
 # A launcher of two ranks, as torchrun and deepspeed are. Ranks run argv[1]; each has a worker, which inherits
 # its variables.
@@ -86,6 +86,7 @@ def test_ranks_are_found_below_a_launcher_and_their_workers_are_not(tmp_path: Pa
     assert read_node_events(tmp_path, "rank_silent") == []
 
 
+@ALONE
 def test_all_rows_of_a_tick_share_its_time(tmp_path: Path, start_job: Start) -> None:
     start_job(*build_python_command(LAUNCHER), SLEEP)
     rows_of(tmp_path, "processes", 10, rank=1)
@@ -198,6 +199,7 @@ time.sleep(600)
 """
 
 
+@ALONE
 def test_cores_and_busiest_threads(tmp_path: Path, start_job: Start) -> None:
     start_job(*build_python_command(SPIN))
     rows = rows_of(tmp_path, "processes", 40, rank=-1)[20:]
@@ -279,6 +281,7 @@ def test_a_rank_that_we_have_ourselves_is_none(tmp_path: Path, monkeypatch: pyte
     assert (read_node_records(tmp_path, "processes")["rank"] == -1).all()
 
 
+@ALONE
 def test_the_agent_itself_costs_little(tmp_path: Path, start_job: Start) -> None:
     """A guard against a busy loop, not a benchmark: see benchmarks/sampler_cost.py."""
     started = start_job(*build_python_command(SLEEP))

@@ -140,6 +140,9 @@ def test_an_iteration_of_two_optimizers_ends_when_both_have_stepped(single_runs:
     assert rank.select_phases("backward")["micro_step"].tolist() == [0, 1, 2] * own["steps"]
     (event,) = rank.find_events("optimizers")
     assert [(o["class"], o["counts"]) for o in event["optimizers"]] == [("Adam", True), ("SGD", True)]
+    states = [event["optimizer_states"] for event in rank.find_events("tensors") if event["when"] == "after_update"]
+    # Two moments of 20 parameters and two step counts; the momentum of 6 parameters.
+    assert states == [[{"class": "Adam", "device": 0, "host": 168}, {"class": "SGD", "device": 0, "host": 24}]]
     assert (rank.find_events("engine")[0]["model"], rank.find_events("engine")[0]["optimizer"]) == ("Linear", "Adam + SGD")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run_loop
+from loop_runs import MISSING, Counted, run_loop, run_loop_variants
 from rank_recordings import Rank
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASES, SKIPPED
 
@@ -21,6 +21,7 @@ OFFLOADED = (
     *("--stage", "2", "--offload", "--dtype", "bf16"),
     *("--accumulation", "2", "--evaluate-every", "2", "--stumble", "5"),
 )
+OVERFLOWED = ("--dtype", "fp16", "--scale-power", "24", "--steps", "8")
 
 
 def make_folder(factory: pytest.TempPathFactory) -> Path:
@@ -33,26 +34,39 @@ def offloaded_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
     return run_loop("hand_written", make_folder(tmp_path_factory), *OFFLOADED, "--workers", "1")
 
 
+VARIANTS = {
+    MISSING: OFFLOADED,
+    "direct": ("--stage", "3", "--dtype", "bf16", "--direct", "--accumulation", "2", "--steps", "3"),
+    "resumed": ("--stage", "1", "--dtype", "bf16", "--checkpoint", "checkpoint", "--wall-clock-breakdown"),
+    "overflowed2": (*OVERFLOWED, "--stage", "2"),
+    "overflowed3": (*OVERFLOWED, "--stage", "3"),
+}
+
+
 @pytest.fixture(scope="module")
-def direct_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def variants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counted]:
+    """The runs of which only the engine is of interest."""
+    return run_loop_variants(
+        "hand_written", make_folder(tmp_path_factory), VARIANTS, ("torch._inductor.compile_fx", "deepspeed")
+    )
+
+
+@pytest.fixture(scope="module")
+def direct_run(variants: dict[str, Counted]) -> Counted:
     """Stage 3, ``loss.backward()``, accumulation."""
-    options = ("--stage", "3", "--dtype", "bf16", "--direct", "--accumulation", "2", "--steps", "3")
-    return run_loop("hand_written", make_folder(tmp_path_factory), *options, launcher="bare")
+    return variants["direct"]
 
 
 @pytest.fixture(scope="module")
-def resumed_run(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def resumed_run(variants: dict[str, Counted]) -> Counted:
     """Stage 1, a checkpoint saved and loaded, DeepSpeed's own timers on."""
-    path = make_folder(tmp_path_factory)
-    options = ("--stage", "1", "--dtype", "bf16", "--checkpoint", str(path / "checkpoint"))
-    return run_loop("hand_written", path, *options, "--wall-clock-breakdown", launcher="bare")
+    return variants["resumed"]
 
 
 @pytest.fixture(scope="module", params=["2", "3"])
-def overflowed_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Counted:
+def overflowed_run(request: pytest.FixtureRequest, variants: dict[str, Counted]) -> Counted:
     """fp16 with a first loss scale that is too high, in stages 2 and 3."""
-    options = ("--dtype", "fp16", "--scale-power", "24", "--steps", "8", "--stage", request.param)
-    return run_loop("hand_written", make_folder(tmp_path_factory), *options, launcher="bare")
+    return variants[f"overflowed{request.param}"]
 
 
 def are_nested(rank: Rank) -> bool:
@@ -219,14 +233,10 @@ def test_hello(offloaded_run: Counted, number: int) -> None:
     assert next(offloaded_run.session.glob(f"spans-rank{number}-*-{own['pid']}.rec")).exists()
 
 
-def test_a_session_that_is_not_there_changes_nothing(
-    offloaded_run: Counted, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_session_that_is_not_there_changes_nothing(offloaded_run: Counted, variants: dict[str, Counted]) -> None:
     """Nothing is written, nothing is said, and the training comes out the same to the bit."""
-    blind = run_loop(
-        "hand_written", make_folder(tmp_path_factory), *OFFLOADED, launcher="bare", session=tmp_path / "missing"
-    )
-    assert not (tmp_path / "missing").exists()
+    blind = variants[MISSING]
+    assert not blind.session.exists()
     for number in (0, 1):
         for name in ("losses", "weights", "steps"):
             assert blind.by_rank[number][name] == offloaded_run.by_rank[number][name]

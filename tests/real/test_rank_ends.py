@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loop_runs import LOOPS
@@ -11,6 +13,7 @@ from real_jobs import build_launch_command, run_recorded
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.failures.diagnosis import find_failure
 from zerotop.session.reader import Session
+from zerotop_probe.recording.tables import PHASE_CODE
 
 RAISING_LINE = next(
     number for number, line in enumerate((LOOPS / "ending.py").read_text().splitlines(), 1) if "raise ValueError" in line
@@ -49,3 +52,17 @@ def test_an_exception_has_its_line_and_the_rank_that_lost_its_peer_comes_second(
     failure = find_failure(session, session.last_written_ns)
     assert failure is not None
     assert (failure.rank, failure.why) == (1, f"ValueError: no such shape, at {place}.")
+
+
+@pytest.mark.parametrize(("how", "deaths"), [("multiprocessing", 0), ("by_hand", 0), ("failing", 1)])
+def test_a_forked_training_that_ends_well_is_no_dead_rank(
+    how: str, deaths: int, tmp_path: Path, job_environment: dict[str, str]
+) -> None:
+    """As a notebook forks one. ``os._exit(0)`` is a good end, other codes are not."""
+    run = run_recorded([sys.executable, str(LOOPS / "forking.py"), how], tmp_path, job_environment)
+    assert run.returncode == 0, run.output
+    session = Session.open(run.session)
+    found = [finding.name for finding in find_annotations(session, session.last_written_ns)]
+    assert found.count("dead_rank") == deaths
+    (rank,) = [source for source in session.sources["spans"] if source.rank == 0]
+    assert np.count_nonzero(rank.array["phase"] == PHASE_CODE["step"]) == 12

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -158,3 +160,29 @@ async def test_charts_of_a_sweep_are_drawn(tmp_path: Path) -> None:
         await wait_until(page, f"{legend}.includes('52.7 max')")
         assert await page.evaluate_script("document.documentElement.scrollWidth") <= await page.evaluate_script("innerWidth")
         assert page.requested == [(tmp_path / "sweep.html").as_uri()]
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+async def test_labels_of_a_sweep_s_axis_do_not_overlap(tmp_path: Path, width: int) -> None:
+    """128 and 256 of 8,192 tokens are a few pixels apart. The labels are on a canvas: what was written is noted."""
+    program = browser.find_chromium()
+    if program is None:
+        pytest.skip("there is no Chromium on this machine")
+    folder = Path(__file__).parents[2] / "docs" / "sweeps" / "lengths"
+    page_path = tmp_path / "sweep.html"
+    assert main(["report", str(folder), "-o", str(page_path)]) == 0
+    noted = (
+        "<script>window.labels = []; const write = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (text, x) {"
+        " const half = this.measureText(text).width / 2;"
+        " if (this.textAlign === 'center') labels.push([x - half, x + half]);"  # those of the horizontal axis
+        " return write.apply(this, arguments); };</script>"
+    )
+    page_path.write_text(page_path.read_text().replace("<script>", f"{noted}<script>", 1))
+    async with browser.open_page(program, tmp_path / "profile", width=width, height=844) as page:
+        await page.open_address(page_path.as_uri())
+        await wait_until(page, f"{_DRAWN} === 4")
+        labels = json.loads(await page.evaluate_script("JSON.stringify(labels)"))
+    row = sorted({(left, right) for left, right in labels})  # of all four charts, which have the same axis
+    assert len(row) >= 4
+    assert all(right < left for (_, right), (left, _) in pairwise(row))

@@ -38,7 +38,11 @@ def test_a_report_is_written_when_the_job_ends(tmp_path: Path) -> None:
 
 
 def test_a_place_where_no_report_can_be_written_is_refused_before_the_job(tmp_path: Path) -> None:
-    for place, reason in ((str(tmp_path), "is a folder"), ("missing/report.html", "there is no folder")):
+    for place, reason in (
+        (str(tmp_path), "is a folder"),
+        ("missing/report.html", "there is no folder"),
+        ("report.pdf", "not PDF"),
+    ):
         refused = run_job(tmp_path, "--report", place)
         assert refused.returncode == 2
         assert reason in refused.stderr

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from loop_runs import Counted, run_loop
+from loop_runs import Counted, run_loop_variants
 from zerotop.analysis.engine import Engine, parse_engine
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop_probe.recording.tables import BOUNDARY, FAILED
@@ -15,17 +13,33 @@ from zerotop_probe.recording.tables import BOUNDARY, FAILED
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 NAMES = {1: "FSDP", 2: "FSDP2"}
+MODULES = ("torch._dynamo", "torch.distributed.fsdp")
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def sharded_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Counted]:
-    version = request.param
-    return version, run_loop("sharded", tmp_path_factory.mktemp("fsdp"), str(version), launcher="torchrun")
+VARIANTS = {str(version): (str(version),) for version in NAMES}
 
 
-def test_losses_are_the_same_to_the_bit_without_the_probe(sharded_run: tuple[int, Counted], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def recorded_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counted]:
+    return run_loop_variants("sharded", tmp_path_factory.mktemp("fsdp"), VARIANTS, MODULES)
+
+
+@pytest.fixture(scope="module")
+def blind_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counted]:
+    return run_loop_variants("sharded", tmp_path_factory.mktemp("blind"), VARIANTS, MODULES, bootstrap=False)
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def sharded_run(request: pytest.FixtureRequest, recorded_runs: dict[str, Counted]) -> tuple[int, Counted]:
+    return request.param, recorded_runs[str(request.param)]
+
+
+def test_losses_are_the_same_to_the_bit_without_the_probe(
+    sharded_run: tuple[int, Counted], blind_runs: dict[str, Counted]
+) -> None:
     version, counted = sharded_run
-    blind = run_loop("sharded", tmp_path, str(version), launcher="torchrun", session=Path(), bootstrap=False)
+    blind = blind_runs[str(version)]
+    assert not any(blind.session.iterdir())
     for number, own in blind.by_rank.items():
         assert own | {"pid": 0} == counted.by_rank[number] | {"pid": 0}
 

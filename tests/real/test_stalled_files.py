@@ -22,7 +22,7 @@ from zerotop.analysis.views.notices import describe_notices
 from zerotop.session.reader import Session
 from zerotop_probe.recording import directory
 
-pytestmark = [pytest.mark.real, pytest.mark.alone]
+pytestmark = pytest.mark.real
 
 STALL_S = 20.0
 # Trains until a file tells it to end, and writes when each step ended.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -63,6 +64,8 @@ def test_each_outcome_is_a_result(sweep_outcomes: tuple[Path, dict[str, Any]]) -
         "broken": ("crashed", 3),
         "memory": ("out_of_memory", 1),
     }
+    assert results["train"]["reason"] == ""
+    assert results["flaky"]["reason"].startswith("Its pace was not measured")  # it trains nothing
     assert results["broken"]["reason"].endswith("Its last line: no such thing")
     assert "out of GPU memory" in results["memory"]["reason"]
 
@@ -160,6 +163,7 @@ def test_results_that_cannot_be_written_end_the_sweep(tmp_path: Path) -> None:
         (["--seq-length", "8,16", "--", "true"], "--seq-length varies, but the command has no {seq_length}"),
         (["--stage", "2,3", "--", "true", "{seq_length}"], "--stage varies, but the command has no {stage} or {deepspeed}"),
         (["--set", "lr=1,2", "--", "true", "{seq_length}", "{lr}"], "the command has {seq_length}: give its values"),
+        (["--seq-length", "8", "--", "true", "{seq_length}", "--lr={rate}"], "the command has {rate}: give its values"),
         (["--seq-length", "2048:128:128"], "the range 2048:128:128 runs backwards"),
         (["--seq-length", "1:5:0"], "step of 0"),
         (["--seq-length", "8,"], "a value is missing"),
@@ -170,6 +174,9 @@ def test_results_that_cannot_be_written_end_the_sweep(tmp_path: Path) -> None:
         (["--seq-length", "8", "--steps", "4"], "leaves no interval"),
         (["--seq-length", "8,9", "--", "no-such-program", "{seq_length}"], "There is no command 'no-such-program'"),
         (["--resume", "nowhere", "--stage", "2"], "give none of them"),
+        (["--resume", "nowhere", "--steps", "20"], "--resume goes on with the sweep as it is: leave out --steps"),
+        (["--set", "lr=1", "--set", "lr=2", "--", "true", "{lr}"], "--set lr is given twice: write all its values as"),
+        (["--seq-length", "8,9", "--slurm", "partition=gpu"], "--slurm goes with --executor slurm"),
         (["--resume", "nowhere"], "There is no sweep 'nowhere'"),
     ],
 )  # fmt: skip
@@ -177,6 +184,26 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path: Path, options: list
     done = run_zerotop(tmp_path, "sweep", *options)
     assert done.returncode in (1, 2)
     assert sentence in done.stderr.decode()
+
+
+@pytest.mark.parametrize("command", ["sweep", "fit"])
+def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path, command: str) -> None:
+    """As ``zerotop sweep ... | head -1``. It can go on later, and no job stays."""
+    folder = tmp_path / "sweep"
+    values = "8,16" if command == "sweep" else "8:16:8"
+    options = [command, "--headless", "--seq-length", values, "--steps", "6", "-o", str(folder)]
+    job = ["--", sys.executable, str(SCRIPT), "train", "{seq_length}", "{steps}", "none"]
+    words = shlex.join([sys.executable, "-m", "zerotop", *options, *job])
+    done = subprocess.run(
+        ["bash", "-c", f"{words} | head -n 1 > /dev/null; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        cwd=tmp_path,
+        env=make_environment(tmp_path),
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert 1 <= len(read_sweep(folder).finished) <= 2  # the search finds out with its second line
 
 
 def test_a_large_matrix_asks_first(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ OWN_MODEL = "own_model"
 # longer than three steps: only what test_launchers looks at has one of its own.
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "zero0_bf16": ("torchrun", EVALUATE),
-    "zero1_bf16": ("deepspeed", ACCUMULATE),
+    "zero1_bf16": (TOGETHER, ACCUMULATE),
     "zero2_bf16": (TOGETHER, (*RECOMPUTE, *SAVE)),
     "zero3_bf16": ("deepspeed", (*EVALUATE, *SAVE, *ACCUMULATE)),
     "zero1_offload_optimizer_bf16": (TOGETHER, (*ACCUMULATE, *SAVE)),

@@ -7,17 +7,22 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zerotop_probe
+from free_ports import find_free_port
 from rank_recordings import Rank
-from real_jobs import TIMEOUT_S, build_launch_command, make_environment
+from real_jobs import RANKS, TIMEOUT_S, build_launch_command, make_environment
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 
 LOOPS = Path(__file__).resolve().parent.parent / "real" / "loops"
 BOOTSTRAP = Path(zerotop_probe.__file__).parent / "bootstrap"
+FORKED_RUNS = Path(__file__).with_name("forked_runs.py")
+MISSING = "missing"
+"""The variant of a loop whose session is not there."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +64,59 @@ def run_loop(
     if session is None:
         session = folder / "session"
         session.mkdir()
+    path = BOOTSTRAP if bootstrap else BOOTSTRAP.parent.parent
+    variables = {SESSION_VARIABLE: str(session)} if session != Path() else {}
+    script = [str(LOOPS / f"{name}.py"), *options]
+    command = build_launch_command(launcher, script, ranks=ranks)
+    _run_command(command, folder, _make_variables(path, accelerator) | variables)
+    return _read_counted(folder / "output", session, ranks)
+
+
+def run_loop_variants(
+    name: str, folder: Path, variants: Mapping[str, Sequence[str]], modules: Sequence[str], *, bootstrap: bool = True
+) -> dict[str, Counted]:
+    """Runs a loop once with the options of each variant, one after another, with two ranks.
+
+    Each rank is forked from a process that has imported ``modules``. The recordings are in ``folder/<variant>/session``;
+    that of the variant MISSING is not there. Without ``bootstrap`` nothing is recorded.
+
+    Raises AssertionError with the output if one fails.
+    """
+    runs = []
+    for variant, options in variants.items():
+        session = folder / variant / "session"
+        (folder / variant if variant == MISSING else session).mkdir(parents=True)
+        runs.append(
+            {
+                "arguments": options,
+                "variables": {SESSION_VARIABLE: str(session), "MASTER_PORT": str(find_free_port())},
+                "output": str(folder / variant / "output"),
+            }
+        )
+    command = build_launch_command(
+        "bare", [str(FORKED_RUNS), json.dumps(runs), ",".join(modules), str(LOOPS / f"{name}.py")]
+    )
+    # Only with a session is the probe loaded; the process that imports does not train, and writes none.
+    variables = {SESSION_VARIABLE: str(folder / "none")} if bootstrap else {}
+    _run_command(command, folder, _make_variables(BOOTSTRAP if bootstrap else BOOTSTRAP.parent.parent) | variables)
+    assert not (folder / "none").exists()
+    return {variant: _read_counted(folder / variant / "output", folder / variant / "session", RANKS) for variant in variants}
+
+
+def _make_variables(path: Path, accelerator: str = "cpu") -> dict[str, str]:
     inherited = make_environment() | {"DS_ACCELERATOR": accelerator}
     if accelerator == "cuda":
         del inherited["CUDA_VISIBLE_DEVICES"]
-    path = BOOTSTRAP if bootstrap else BOOTSTRAP.parent.parent
-    variables = {"PYTHONPATH": str(path), "PYTHONZEROTOP_DEBUG": "1"}
-    if session != Path():
-        variables[SESSION_VARIABLE] = str(session)
-    script = [str(LOOPS / f"{name}.py"), *options]
-    command = build_launch_command(launcher, script, ranks=ranks)
+    return inherited | {"PYTHONPATH": os.pathsep.join((str(path), inherited["PYTHONPATH"])), "PYTHONZEROTOP_DEBUG": "1"}
+
+
+def _run_command(command: Sequence[str], folder: Path, variables: dict[str, str]) -> None:
+    """Runs it to its end, with its output in ``folder/output``."""
     with open(folder / "output", "w+b") as output:
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=inherited | variables,
+            env=variables,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -82,7 +126,10 @@ def run_loop(
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    text = (folder / "output").read_text(errors="replace")
+
+
+def _read_counted(output: Path, session: Path, ranks: int) -> Counted:
+    text = output.read_text(errors="replace")
     lines = [json.loads(line[8:]) for line in text.splitlines() if line.startswith("COUNTED ")]
     assert len(lines) == ranks, text
     assert "zerotop:" not in text, text

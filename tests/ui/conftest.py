@@ -48,8 +48,7 @@ def frozen_once() -> Iterator[None]:
     gc.set_threshold(100_000, 5, 5)  # rarely, as in an app, but many apps end here and leave their garbage
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor, "freeze_garbage", lambda: None)
-        yield
-    gc.unfreeze()
+        yield  # and at the end pytest collects five times
     gc.set_threshold(*thresholds)
 
 

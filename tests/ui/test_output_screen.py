@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
 
-from printing import Printing
+from printing import Printing, read_monotonic_ns
 from recordings import open_recording
 from settling import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -56,7 +55,7 @@ def long_output(tmp_path: Path) -> Printing:
     info = json.loads((job.path / "session.json").read_text())
     info["clock"] = {name: ns - 4000 * SECOND for name, ns in info["clock"].items()}
     (job.path / "session.json").write_text(json.dumps(info))
-    begin = time.monotonic_ns() - 4000 * SECOND
+    begin = read_monotonic_ns() - 4000 * SECOND
     for second in range(3600):
         line = b"ValueError: number %d\n" % second if second % 100 == 0 else b"line %d\n" % second
         job.write_output(line, at_ns=begin + second * SECOND)

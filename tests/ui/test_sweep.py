@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from textual.widgets import Static
 from settling import wait_until
 from sweep_progress import REASON, FitProgress, Progress, make_model, make_search
 from zerotop.analysis.sweeps.series import TOKENS
+from zerotop.session.sweeps import read_sweep
 from zerotop.ui.app.sweep_app import SweepApp
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS
 from zerotop.ui.drawing.rows import row_text, row_width
@@ -91,6 +93,32 @@ def test_the_line_of_the_chosen_series_and_the_cost() -> None:
     assert "3,100.0 kB x tokens" in text
     assert "flat at 9.30 GiB up to 1,900 tokens a micro-batch" in text
     assert "16 of 16 points done $3.35" in text
+
+
+def test_a_narrow_screen_keeps_all_series_and_the_heading_of_what_varies() -> None:
+    """Four offload modes do not fit with the name of the setting each."""
+    sweep = read_sweep(Path(__file__).parents[2] / "docs" / "sweeps" / "stages")
+    progress = Progress(0)
+    progress.sweep = sweep
+    rows = [row_text(row) for row in draw_sweep(SweepModel(progress), 80, 21, BLOCKS)]
+    assert "stage offload" in rows[2]
+    legend = next(row for row in rows if "over stage" in row)
+    assert legend.split() == [
+        "offload:",
+        "■",
+        "none",
+        "■",
+        "optimizer",
+        "■",
+        "params",
+        "■",
+        "optimizer_params",
+        "over",
+        "stage",
+    ]
+    wide = [row_text(row) for row in draw_sweep(SweepModel(progress), 120, 37, BLOCKS)]
+    assert any("■ offload none   ■ offload optimizer   ■ offload params" in row for row in wide)
+    assert wide[2].startswith("Points stage offload")
 
 
 @pytest.mark.parametrize("yes", ["s", "y"])

@@ -84,7 +84,7 @@ def test_a_failed_job_and_a_session_without_steps_fail(
     assert code == 1
     assert checks["steps"] == ("failed", "No finished step was recorded: there is nothing to measure.")
     assert checks["iteration_seconds"][0] == checks["tokens_per_second"][0] == "failed"
-    assert checks["gpu_memory"] == ("skipped", "No gpu memory was recorded.")
+    assert checks["gpu_memory"] == ("skipped", "No GPU memory was recorded.")
 
 
 def test_a_baseline_of_another_machine_or_setting_is_said(capfd: pytest.CaptureFixture[str]) -> None:
@@ -200,6 +200,8 @@ def test_junit_has_a_case_for_each_check(write_budget: Any, tmp_path: Path, capf
         ("limits = 3", "limits is a table: write [limits] above its keys"),
         ('[limits]\ngpu_memory = "much"', "limits.gpu_memory: much is not a size such as 500MB or 2GB"),
         ("[limits]\niteration_seconds = true", "limits.iteration_seconds: True is not a number above zero"),
+        ("[limits]\ngpu_memory = 1e999", "limits.gpu_memory: inf is not a number above zero"),
+        ("[limits]\niteration_seconds = nan", "limits.iteration_seconds: nan is not a number above zero"),
         ("[limits]\nsteps = -1", "limits.steps: -1 is not a whole number"),
         ('[findings]\nforbidden = ["oom"]', "unknown finding 'oom'. Choose from: error, warning, allocator_retries, "),
         ("[findings]\nforbidden = [3]", "write a list of names of findings"),
@@ -219,6 +221,9 @@ def test_missing_files_are_named(write_budget: Any, tmp_path: Path, capfd: pytes
     assert main(["check", STORY, str(tmp_path / "none.toml")]) == 2
     assert "There is no budget file at" in capfd.readouterr().err
     assert main(["check", STORY, write_budget('[baseline]\nsession = "nowhere"')]) == 1
+    sweep = str(Path(__file__).parents[2] / "docs" / "sweeps" / "fit")
+    assert main(["check", sweep, write_budget("")]) == 1
+    assert f"{sweep} is a sweep: name the recording of a point, as {sweep}/points/0005-2.zerotop" in capfd.readouterr().err
 
 
 def test_sizes_may_be_numbers_of_bytes() -> None:

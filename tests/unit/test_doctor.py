@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from zerotop.cli import main
 from zerotop.commands import doctor
+from zerotop_probe.inside import native
 
 
 @pytest.mark.parametrize(
@@ -36,3 +39,18 @@ def test_whether_a_running_job_can_be_entered(
     (line,) = (line for line in capsys.readouterr().out.splitlines() if " ptrace " in line)
     assert says in line
     assert line.startswith("ok") or "missing" in line
+
+
+@pytest.mark.parametrize("choice", ["0", None])
+def test_whether_the_probe_has_its_c_code(choice: str | None) -> None:
+    environment = {**os.environ}
+    environment.pop("PYTHONZEROTOP_NATIVE", None)
+    environment |= {} if choice is None else {"PYTHONZEROTOP_NATIVE": choice}
+    command = [sys.executable, "-m", "zerotop", "doctor"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    (line,) = [line for line in run.stdout.splitlines() if "probe's C code" in line]
+    if choice == "0":
+        assert line.startswith("missing")
+        assert "switched off by PYTHONZEROTOP_NATIVE" in line
+    else:
+        assert line.startswith("ok") == (native.counted_steps is not None)

@@ -176,6 +176,7 @@ def test_ranks_that_all_wait_in_one_place_have_no_odd_one(tmp_path: Path) -> Non
         (0, 1),
         "No progress for 10 s: all ranks wait in all_reduce at train.py:90 in step",
     )
+    assert hung.details.startswith("No phase began or ended")  # where they are is said once
     assert "network" in hung.advice
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zerotop_probe.inside.device.tensor_inventory import Inventory, build_inventory, build_loop_inventory
+from zerotop_probe.inside.device.tensor_inventory import Inventory, build_facts, build_inventory, build_loop_inventory
 from zerotop_probe.inside.engine_facts import read_facts
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
 from zerotop_probe.inside.loop_facts import _FACT_READERS, _LoopParts
@@ -111,3 +111,30 @@ def test_a_version_of_fsdp_that_keeps_its_parameters_elsewhere() -> None:
     assert facts["sharding"] is None
     assert list(facts["unread"]) == ["sharding"]
     assert build_loop_inventory([module], [optimizer]).sum_host_bytes() == {"parameters": 24 * 4}
+
+
+def test_the_state_of_several_optimizers_is_told_apart() -> None:
+    generator, critic = torch.nn.Linear(3, 5), torch.nn.Linear(5, 1)
+    optimizers = [torch.optim.Adam(generator.parameters()), torch.optim.SGD(critic.parameters(), lr=0.1, momentum=0.9)]
+    critic(generator(torch.ones(2, 3))).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    facts = build_facts(lambda: build_loop_inventory([generator, critic], optimizers), None)
+    # Adam: two moments of 20 parameters, and a step count for weight and bias. SGD: the momentum of 6 parameters.
+    states = [{"class": "Adam", "device": 0, "host": 2 * 20 * 4 + 2 * 4}, {"class": "SGD", "device": 0, "host": 6 * 4}]
+    assert facts["optimizer_states"] == states
+    assert facts["host"]["optimizer_state"] == 168 + 24
+    alone = build_facts(lambda: build_loop_inventory([generator], optimizers[:1]), None)
+    assert "optimizer_states" not in alone
+
+
+def test_blocks_of_the_state_of_several_optimizers() -> None:
+    inventory = Inventory()
+    inventory.optimizers = ["AdamW", "SGD"]
+    for address, owner in ((512, 0), (1024, 1), (4096, 0)):
+        storage = SimpleNamespace(nbytes=lambda: 100, data_ptr=lambda address=address: address)
+        tensor = SimpleNamespace(device=torch.device("cuda"), untyped_storage=lambda s=storage: s)
+        inventory.add(tensor, "optimizer_state", owner)
+    by_blocks = inventory.sum_by_optimizer({512: 512, 1024: 1536, 4096: 2048})
+    assert [state["device"] for state in by_blocks] == [2560, 1536]
+    assert [state["device"] for state in inventory.sum_by_optimizer(None)] == [200, 100]

@@ -42,6 +42,9 @@ def test_a_loop_is_described_by_what_trains_it() -> None:
     )
     assert engine.setup_text == "DDP x 4, bf16, AdamW"
     assert Engine(**parse_engine(make_loop(parallelism="", inner_optimizer=""))).setup_text == "bf16, no optimizer"
+    lora = Engine(**parse_engine(make_loop(parallelism="", dtype="fp32", frozen_dtype="bf16", autocast="")))
+    assert lora.setup_text == "bf16 base, fp32 trained, AdamW"
+    assert "bf16 base, fp32 trained" in lora.describe_engine()
     assert "(0.0 M trained)" in Engine(**parse_engine(make_loop())).describe_engine()
 
 

@@ -124,3 +124,15 @@ def test_parts_of_an_update(capsys: pytest.CaptureFixture[str]) -> None:
     report = run_memory(capsys, str(recordings.find_packed_file("z2-offload")))
     assert "Inside step() of rank 0, median 0.1" in report
     assert "the GPU is idle for at least 0.0" in report
+
+
+def test_the_state_of_each_of_several_optimizers_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording = record_ended_job(tmp_path)
+    state = gib_to_bytes(PARTS["optimizer_state"])
+    states = [{"class": "AdamW", "device": state - GIB, "host": 0}, {"class": "SGD", "device": GIB, "host": 0}]
+    recording.write_inventory(21, "after_update", PARTS, optimizer_states=states)
+    lines = run_memory(capsys, str(recording.folder)).splitlines()
+    assert f"  Optimizer state: {PARTS['optimizer_state'] - 1:.2f} GiB of AdamW, 1.00 GiB of SGD." in lines
+    assert sum(line.startswith("  Optimizer state:") for line in lines) == 1  # none of it is in host memory
+    assert main(["report", str(recording.folder), "-o", str(tmp_path / "report.html")]) == 0
+    assert (tmp_path / "report.html").read_text().count("GiB of AdamW, 1.00 GiB of SGD.") == 1

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from memory_recording import Recording
-from small_recording import BEGIN_NS, S, make_identity
+from small_recording import BEGIN_NS, S, make_identity, make_span
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import BOUNDARY, SPANS
 
 
 def test_who_is_not_entered_and_why_until_it_is(tmp_path: Path) -> None:
@@ -31,6 +34,16 @@ def test_who_is_not_entered_and_why_until_it_is(tmp_path: Path) -> None:
         ("Attached to a job.",),
     ]
     assert source.view_at(None).job.exit_text == "The recording was ended here, and the job went on."
+
+
+def test_a_job_that_does_not_begin_to_train_may_only_infer(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.write_event(recording.node, 0, events.JOB_STARTED, pid=9)
+    recording.write_event(recording.node, 90, events.SAMPLER_ERROR, where="nothing", error="else")
+    source = RecordingSource(recording.open_session())
+    assert source.view_at(BEGIN_NS + 59 * S).job.exit_text == "Waiting for the training to begin."
+    text = source.view_at(BEGIN_NS + 75 * S).job.exit_text
+    assert text == "No rank has trained in the first 75 s. A program that only infers has no steps."
 
 
 def test_what_a_first_start_waits_for(tmp_path: Path) -> None:
@@ -86,6 +99,24 @@ def test_a_loop_without_an_optimizer(tmp_path: Path) -> None:
     recording.write_event(make_identity(0, 100), 2, events.GOODBYE, lost=0)
     (notice,) = RecordingSource(recording.open_session()).view_at(None).job.notices
     assert notice.startswith("This loop has no optimizer")
+
+
+@pytest.mark.parametrize(("backwards", "has_step", "is_said"), [(100, False, True), (99, False, False), (100, True, False)])
+def test_an_optimizer_that_never_steps(tmp_path: Path, backwards: int, has_step: bool, is_said: bool) -> None:
+    """As where a script has forgotten optimizer.step()."""
+    recording = Recording(tmp_path)
+    rank = make_identity(0, 100)
+    recording.write_event(rank, 1, events.ENGINE, engine=0, kind="loop", model="Net", optimizer="AdamW")
+    spans = [make_span(2 + number, 2.5 + number, "backward") for number in range(backwards)]
+    steps = [make_span(2 + backwards, 2.5 + backwards, "step", flags=BOUNDARY)] if has_step else []
+    recording.write_records(SPANS, rank, [*spans, *steps])
+    recording.write_event(rank, 199, events.GOODBYE, lost=0)
+    source = RecordingSource(recording.open_session())
+    sentence = (
+        f"None of {backwards} backwards was followed by a step of AdamW so far: without steps there are no iterations."
+    )
+    assert source.view_at(None).job.notices == ((sentence,) if is_said else ())
+    assert source.view_at(BEGIN_NS + 10 * S).job.notices == ()  # 8 backwards
 
 
 def test_a_job_that_trains_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from printing import Printing
+from printing import Printing, read_monotonic_ns
 from zerotop.analysis.output.line_steps import StepClock
 from zerotop.analysis.output.lines import BEGIN, LinePosition, OutputBuffer
 from zerotop.analysis.output.search import OutputSearch, compile_pattern
@@ -42,7 +42,7 @@ def a_job(folder: Path, count: int) -> Printing:
             data += b"".join(b"\r%3d%%|##" % percent for percent in range(0, 100, 10)) + b"\n"
         if number % 7 == 0:
             data += b"\x1b[31mEpoch\x1b[0m %d: l\xc3\xb6ss\n" % number
-    begin = time.monotonic_ns() - 3600 * SECOND
+    begin = read_monotonic_ns() - 3600 * SECOND
     while data:
         size = dice.randrange(1, 400)
         begin = begin + SECOND // 20
@@ -98,7 +98,7 @@ def test_streams_and_nodes_are_in_order_of_time(tmp_path: Path, monkeypatch: pyt
 
 def test_lines_around_a_cursor(tmp_path: Path) -> None:
     job = Printing(tmp_path)
-    begin = time.monotonic_ns() - 100 * SECOND
+    begin = read_monotonic_ns() - 100 * SECOND
     pieces = (b"one\ntwo\n", b"\r10%", b"\r20%", b"\nthree\n")
     at = [job.write_output(piece, at_ns=begin + number * SECOND) for number, piece in enumerate(pieces)]
     shown = open_buffer(job, at[2] + SECOND // 2).read_lines(BEGIN, 10)
@@ -190,11 +190,11 @@ def test_capitals_are_looked_at_when_there_are_some() -> None:
 def test_the_step_in_which_a_line_was_printed(tmp_path: Path) -> None:
     job = Printing(tmp_path)
     assert StepClock(Session.open(job.path)).step_at(time.time_ns()) is None
-    begin = time.monotonic_ns() - 100 * SECOND
+    begin = read_monotonic_ns() - 100 * SECOND
     for rank in (0, 1):
         writer = RecordWriter(str(job.path), BEGINS, Identity.for_this_process("rank", rank)._replace(pid=7 + rank))
         for step in range(3):
             writer.write(begin + (10 * step + rank) * SECOND, step, 0, 3, 0, 0, 0)
     clock = StepClock(Session.open(job.path))
-    unix = begin + time.time_ns() - time.monotonic_ns()
+    unix = begin + time.time_ns() - read_monotonic_ns()
     assert [clock.step_at(unix + second * SECOND) for second in (-1, 1, 9, 11, 99)] == [None, 0, 0, 1, 2]

@@ -17,16 +17,18 @@ import long_recording
 import recordings
 import sweep_progress
 import zerotop
+from memory_recording import Recording, make_process_sample
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.session_report import SessionReport, read_session_report
-from zerotop.analysis.reports.verdict import Outcome
+from zerotop.analysis.reports.verdict import Outcome, describe_memory
+from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
 from zerotop.demo import RECORDING_PATH
 from zerotop.report.charts import build_charts
 from zerotop.report.session_page import write_session_page
 from zerotop.session.reader import Session, SessionError
 from zerotop.session.sweeps import write_sweep
-from zerotop_probe.recording import directory
+from zerotop_probe.recording import directory, tables
 
 
 @cache
@@ -173,6 +175,14 @@ def test_a_session_without_steps_has_a_report(tmp_path: Path, capfd: pytest.Capt
     assert "has nothing to draw" in capfd.readouterr().err
 
 
+def test_a_job_without_ranks_has_a_peak(tmp_path: Path) -> None:
+    """As a program that only infers, which is sampled but reports nothing."""
+    recording = Recording(tmp_path)
+    recording.write_records(tables.PROCESSES, recording.node, [make_process_sample(at, 9, 1.5, rank=-1) for at in (1, 2)])
+    (sentence,) = describe_memory(RecordingSource(recording.open_session()).view_at(None))
+    assert sentence == "Host memory peaked at 1.50 GiB; no GPU was recorded."
+
+
 def test_a_chart_as_png(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     story = str(recordings.find_packed_file("story"))
     for name in ("iterations", "gpu-memory"):
@@ -241,6 +251,34 @@ def test_a_sweep_has_a_page_with_its_verdict_charts_and_points(
     assert expandable["values"][0] == pytest.approx(9.3 * 1.03, rel=1e-3)
 
 
+def test_a_chart_of_a_sweep_as_png(
+    make_sweep_folder: Callable[[int], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep, picture = str(make_sweep_folder(16)), tmp_path / "chart.png"
+    pictures = set()
+    for name in ((), ("--chart", "reserved-peak-bytes"), ("--chart", "tokens-per-s")):
+        assert main(["report", sweep, "--format", "png", *name, "-o", str(picture)]) == 0
+        assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        pictures.add(picture.read_bytes())
+    assert len(pictures) == 3
+    assert main(["report", sweep, "--chart", "iterations", "-o", str(picture)]) == 2
+    assert "Choose one of: allocated-peak-bytes, reserved-peak-bytes, iterations-per-s" in capfd.readouterr().err
+
+
+def test_a_search_s_page_says_first_what_fits(tmp_path: Path) -> None:
+    """Its axis has only the values that were tried."""
+    page = tmp_path / "fit.html"
+    folder = Path(__file__).parents[2] / "docs" / "sweeps"
+    assert main(["report", str(folder / "fit"), "-o", str(page)]) == 0
+    text = parse_page(page.read_text()).text
+    assert "ran out of memory. offload none: seq-length 4,608 fits and 4,864 does not." in " ".join(text.split())
+    assert "offload optimizer: seq-length 6,400 fits and 6,656 does not." in text
+    chart = json.loads(re.findall(r'id="charts-data">(.*?)</script>', page.read_text(), re.DOTALL)[0])["charts"][0]
+    assert chart["x"] == [3328, 4096, 4608, 4864, 5120, 6400, 6656, 6912, 14080]
+    assert main(["report", str(folder / "stages"), "-o", str(page)]) == 0
+    assert "9 of 16 points trained; 7 were left out." in parse_page(page.read_text()).text
+
+
 def test_a_sweep_that_has_not_finished_or_begun_says_so(
     make_sweep_folder: Callable[[int], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,7 +288,8 @@ def test_a_sweep_that_has_not_finished_or_begun_says_so(
     assert "60.00 EUR an hour" in page.read_text()
     assert main(["report", str(make_sweep_folder(0)), "-o", str(page)]) == 0
     assert "None of 16 points has run yet." in parse_page(page.read_text()).text
-    assert main(["report", str(tmp_path / "sweep-5"), "--format", "png"]) == 2
+    assert main(["report", str(tmp_path / "sweep-0"), "--format", "png"]) == 1
+    assert "sweep-0 has nothing to draw: no point was measured" in capfd.readouterr().err
     (tmp_path / "sweep-5" / "sweep.json").write_text("{")
     assert main(["report", str(tmp_path / "sweep-5"), "-o", str(page)]) == 1
     assert "sweep.json is damaged" in capfd.readouterr().err

@@ -8,6 +8,8 @@ from pathlib import Path
 import polars
 import pytest
 
+from zerotop.commands.common.errors import Problem
+from zerotop.commands.sweeping.sweep_folder import make_folder, reopen_sweep
 from zerotop.session import sweeps
 from zerotop.session.headers import SessionError
 from zerotop.session.sweeps import Plan, Point, Result, Sweep
@@ -60,3 +62,29 @@ def test_a_damaged_or_newer_sweep_is_refused_with_a_sentence(tmp_path: Path) -> 
     (tmp_path / "sweep.json").write_text('{"format": 99}')
     with pytest.raises(SessionError, match="newer zerotop"):
         sweeps.read_sweep(tmp_path)
+
+
+def test_a_finished_sweep_opens_where_its_jobs_cannot_run(tmp_path: Path) -> None:
+    """As one that comes from another machine."""
+    plan = replace(PLAN, working_directory=str(tmp_path / "gone"))
+    sweep = replace(make_sweep(tmp_path), plan=plan).with_result(0, Result(sweeps.OK))
+    sweeps.write_sweep(sweep)
+    with pytest.raises(Problem, match="in which the sweep's jobs run, is gone"):
+        reopen_sweep(tmp_path)
+    sweeps.write_sweep(sweep.with_result(1, Result(sweeps.OK)))
+    assert len(reopen_sweep(tmp_path).finished) == 2
+    with pytest.raises(Problem, match="is gone"):  # a search goes on
+        reopen_sweep(tmp_path, plan)
+
+
+def test_sweeps_of_the_same_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("time.strftime", lambda form: "20260412-093000")
+    first, second = make_folder(None, PLAN), make_folder(None, PLAN)
+    assert (first.name, second.name) == ("20260412-093000-tiny", "20260412-093000-tiny-2")
+    assert first.is_dir()
+    assert second.is_dir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(Problem, match=r"Cannot make the folder .*: Not a directory. Choose another one with -o DIR"):
+        make_folder(None, PLAN)

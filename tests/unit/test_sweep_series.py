@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,12 @@ def test_the_line_is_compared_with_the_rule_of_thumb(tmp_path: Path) -> None:
     assert report.counted_bytes is None  # the layers of this shape are not known
     report = report_lines(make_sweep(tmp_path), parse_shape(PRESETS["qwen-0.5b"]))[0]
     assert "the loss's copies of the logits it is 3,208.0 kB: a is 0.62 times that" in " ".join(describe_line(report))
+
+
+def test_two_points_have_a_line_without_r2(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path)
+    points = [point for point in sweep.points if point.settings["seq_length"] in (1024, 2048)]
+    plan = replace(sweep.plan, settings={**sweep.plan.settings, "seq_length": [1024, 2048]})
+    report = report_lines(Sweep(tmp_path, plan, tuple(points)))[0]
+    (text,) = describe_line(report)
+    assert text.endswith("kB x tokens + 6.19 GiB (through only 2 points).")

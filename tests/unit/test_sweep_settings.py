@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, build_points, parse_any, parse_numbers
+from zerotop.analysis.sweeps.settings import OFFLOAD_DEVICES, build_points, format_values, parse_any, parse_numbers
 from zerotop.commands.sweeping.deepspeed_config import build_config
-from zerotop.commands.sweeping.placeholders import expand_command
+from zerotop.commands.sweeping.placeholders import check_placeholders, expand_command
 from zerotop.commands.sweeping.point_job import prepare_job
 from zerotop.session.sweeps import Plan, Point, Value
 
@@ -28,6 +29,34 @@ def test_numbers_and_ranges(text: str, numbers: list[int]) -> None:
 def test_other_numbers_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_numbers(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("-128", "-128 is less than 1"),
+        ("1:5:-1", "the range 1:5:-1 has a step of -1; it must be 1 or more"),
+        ("512:128:128", "the range 512:128:128 runs backwards: write 128:512:128"),
+        ("1.5", "'1.5' is not a whole number"),
+    ],
+)
+def test_numbers_are_refused_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{re.escape(reason)}$"):
+        parse_numbers(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([128, 256, 384, 512], "128:512:128"),
+        ([1, 2, 3, 4], "1:4"),
+        ([2, 3], "2, 3"),
+        ([1, 2, 4, 8], "1, 2, 4, 8"),
+        (["a"], "a"),
+    ],
+)
+def test_values_are_shown_as_they_are_written(values: list[Value], text: str) -> None:
+    assert format_values(values) == text
 
 
 def test_values_of_a_user_s_own_setting() -> None:
@@ -81,6 +110,13 @@ def test_placeholders() -> None:
     words = ["train.py", "--len={n}", "{ckpt?--recompute}", "{other}", "{'a': {n}}", "{on?x}"]
     values = {"n": 8, "ckpt": "off", "on": "on"}
     assert expand_command(words, values) == ["train.py", "--len=8", "{other}", "{'a': 8}", "x"]
+
+
+def test_other_braces_are_the_command_s_own() -> None:
+    own = ["python", "-c", "print(f'{x} {y}')", "{'a': 1}", "{steps}", "--port={port}", "{n}", "{}"]
+    check_placeholders(own, {"n": [1, 2]})
+    with pytest.raises(ValueError, match=re.escape("the command has {rate}: give its values with --set rate=VALUES")):
+        check_placeholders([*own, "{rate?--fast}"], {"n": [1, 2]})
 
 
 def test_the_job_of_a_point(tmp_path: Path) -> None:

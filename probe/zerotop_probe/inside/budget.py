@@ -24,14 +24,17 @@ _WEIGHT = 0.125
 _MOST_TIMES = 4.0
 # What was saved or overspent in this time counts, not what was before.
 _MEMORY_NS = 1_000_000_000
-# Even where light detail alone exceeds the budget, one step in this time is recorded in full.
-_LONGEST_LIGHT_NS = 2_000_000_000
+# Even where light detail alone exceeds the budget, one step in this time (ns) is recorded in full: a longer time where that
+# would take more than so much of the budget.
+_LONGEST_LIGHT_NS, _LONGEST_WITHOUT_FULL_NS, _FULL_PART = 2_000_000_000, 30_000_000_000, 0.1
 # Of counted steps, one in so many has phases. From 16 on it stays so even where that costs more than the budget, if the next
 # interval is longer than so long (ns).
-_INTERVALS = (2, 4, 8, 16, 32, 64)
-_SHORTEST_LAST, _LONGEST_UNSEEN_NS = 16, 500_000_000
-# The steps with phases move by so many steps in each longest interval: a job may do something in every 16th step.
-_SHIFT = 5
+_INTERVALS = (2, 4, 8, 16, 32, 64, 128, 256)
+_SHORTEST_LAST, _LONGEST_UNSEEN_NS = 16, 2_000_000_000
+# What was overspent is saved again by longer intervals, as if only this part of the budget were allowed at the most.
+_LEAST_PART = 0.25
+# The steps with phases move by so many steps each so many: a job may do something in every 16th step.
+_SHIFT, _SHIFT_EVERY = 5, 64
 # Steps from one evaluation or checkpoint after which steps have phases to the next.
 _STEPS_BETWEEN_WISHES = 16
 # Where counted steps become longer, so many of the next ones have phases, at most once in so long (ns): they show why.
@@ -60,6 +63,9 @@ class DetailBudget:
         """The detail of the step in progress."""
         self._steps = 0
         self._credit_ns = 0.0
+        # What the hooks in counted steps and those between have saved of their part, or overspent.
+        self._hooks_credit_ns = 0.0
+        self._limit_ns = 0.0  # of both
         self._usual_ns = 0.0
         # The usual costs of a step by detail; 0 while unknown.
         self._costs_ns = [0.0, 0.0, 0.0]
@@ -138,29 +144,44 @@ class DetailBudget:
         step_ns, usual_ns = hooks_ns / steps, self._costs_ns[self.detail]
         probable_ns = min(step_ns, _MOST_TIMES * usual_ns) if usual_ns else step_ns
         self._costs_ns[self.detail] += (probable_ns - usual_ns) * _WEIGHT if usual_ns else probable_ns
-        limit_ns = self.share * max(_MEMORY_NS, 2 * duration_ns)
+        self._limit_ns = self.share * max(_MEMORY_NS, 2 * duration_ns)
         saved_ns = self.share * elapsed_ns - hooks_ns - threads_ns
-        self._credit_ns = min(limit_ns, max(-limit_ns, self._credit_ns + saved_ns))
+        self._credit_ns = min(self._limit_ns, max(-self._limit_ns, self._credit_ns + saved_ns))
+        saved_ns = self._hooks_share * elapsed_ns - steps * probable_ns
+        self._hooks_credit_ns = min(self._limit_ns, max(-self._limit_ns, self._hooks_credit_ns + saved_ns))
+
+    @property
+    def _hooks_share(self) -> float:
+        """What the hooks may take of the training time."""
+        return max(_HOOKS_PART * self.share, self.share - self._threads_share)
 
     def _choose_detail(self, time_ns: int, next_step: int | None) -> int:
         _, light_ns, full_ns = self._costs_ns
-        allowed_ns = max(_HOOKS_PART * self.share, self.share - self._threads_share) * self._usual_ns
+        allowed_ns = self._hooks_share * self._usual_ns
         if self._steps < _FIRST_STEPS or full_ns <= allowed_ns:
             return FULL
         if self._steps == _FIRST_STEPS:
-            self._credit_ns = 0.0  # the first steps were granted
+            self._credit_ns = self._hooks_credit_ns = 0.0  # the first steps were granted
         if next_step is not None and light_ns > allowed_ns:
             self._choose_interval(allowed_ns)
             is_wished = self._asked > 0 or (self._wished > 0 and self._credit_ns >= 0)
             if not is_wished and self.find_uncounted(next_step) > next_step:
                 return COUNTED
-        if time_ns - self._last_full_ns > _LONGEST_LIGHT_NS:
+        if time_ns - self._last_full_ns > self._find_longest_light():
             return FULL
         return FULL if self._credit_ns >= (0.0 if self._wished else full_ns - light_ns) else LIGHT
+
+    def _find_longest_light(self) -> float:
+        """Return the longest time without a step in full detail."""
+        part = _FULL_PART * self.share
+        longest_ns = self._costs_ns[FULL] / part if part else _LONGEST_WITHOUT_FULL_NS
+        return min(_LONGEST_WITHOUT_FULL_NS, max(_LONGEST_LIGHT_NS, longest_ns))
 
     def _choose_interval(self, allowed_ns: float) -> None:
         counted_ns, light_ns, _ = self._costs_ns
         more_ns = max(0.0, light_ns - counted_ns)
+        if self._hooks_credit_ns < 0:
+            allowed_ns *= max(_LEAST_PART, 1 + self._hooks_credit_ns / self._limit_ns)
         for interval in _INTERVALS:
             is_last = interval >= _SHORTEST_LAST and 2 * interval * self._usual_ns > _LONGEST_UNSEEN_NS
             if is_last or interval == _INTERVALS[-1] or counted_ns + more_ns / interval <= allowed_ns:
@@ -172,7 +193,6 @@ class DetailBudget:
 
         All ranks choose the same steps, as they are compared; of ranks with different intervals those of the longer one.
         """
-        longest = _INTERVALS[-1]
-        while (step + step // longest * _SHIFT) % self._interval:
+        while (step + step // _SHIFT_EVERY * _SHIFT) % self._interval:
             step += 1
         return step

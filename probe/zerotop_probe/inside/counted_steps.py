@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
+from zerotop_probe.inside import native
 from zerotop_probe.inside.budget import COUNTED as COUNTED_DETAIL
 from zerotop_probe.inside.budget import DetailBudget
 from zerotop_probe.inside.counting import StepCounting
 from zerotop_probe.inside.device.gpu import RankDevice
-from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.guard import CostMeter, Guard
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.span_losses import SpanLosses
-from zerotop_probe.recording.rings.ring_files import TableWriter
+from zerotop_probe.recording.rings.ring_files import RankFiles, RingFiles, RingTable, TableWriter
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, INCOMPLETE, PHASE_CODE, UNKNOWN
 
 _STEP = PHASE_CODE["step"]
@@ -33,14 +34,34 @@ class CountedSteps:
     """The counted steps of one rank; the recorder begins them."""
 
     def __init__(
-        self, recorder: StepRecorder, counting: StepCounting, writer: TableWriter, losses: SpanLosses, meter: CostMeter
+        self,
+        recorder: StepRecorder,
+        counting: StepCounting,
+        files: RankFiles,
+        writer: TableWriter,
+        losses: SpanLosses,
+        meter: CostMeter,
     ) -> None:
-        """``writer``: of spans."""
+        """``writer``: of spans, one of ``files``."""
         self._recorder = recorder
         self._counting = counting
         self._writer = writer
         self._losses = losses
         self._meter = meter
+        self._guard = Guard("counted steps", meter)
+        self._files = files if isinstance(files, RingFiles) else None
+        if native.counted_steps is not None and isinstance(files, RingFiles) and isinstance(writer, RingTable):
+            self._guard.run(self._share_ring, files, writer)
+
+    def _share_ring(self, files: RingFiles, writer: RingTable) -> None:
+        """Let C code write the ends of counted steps."""
+        import ctypes  # not every Python has it
+
+        memory = (ctypes.c_char * len(files.ring.memory)).from_buffer(files.ring.memory)
+        layout = *files.layout, writer.index, _STEP, BOUNDARY | COUNTED
+        self._counting.use_ring(
+            memory, ctypes.addressof(memory), layout, files, files.take_slot, self._recorder, self._end_run
+        )
 
     def begin_steps(self, time_ns: int, next_step: int) -> None:
         """Leave out the phases of the steps from ``next_step`` on, which begins now."""
@@ -49,6 +70,12 @@ class CountedSteps:
         counting.uncounted_step = budget.find_uncounted(next_step)
         counting.shortest_ns, counting.longest_ns = budget.like_ns
         counting.is_on = counting.was_on = True
+        files, losses = self._files, self._losses
+        counting.writes_records = (
+            files is not None and files.extend() and self._writer.lost == losses.count == losses.count_at_step
+        )
+        if files is not None:
+            counting.last_slot, counting.table_end = files.position, files.table_end
 
     def end_step(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int) -> None:
         """Record the end of a counted step, of which only the optimizer's step was noted; ``flags`` is SKIPPED or 0."""
@@ -67,6 +94,13 @@ class CountedSteps:
             or not counting.is_on
         ):
             self._end_steps(begin_ns, time_ns, step, engine, flags, duration_ns)
+
+    def _end_run(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int, duration_ns: int) -> None:
+        """As :meth:`_end_steps`, for C code that has recorded the end of the last step."""
+        try:
+            self._end_steps(begin_ns, time_ns, step, engine, flags, duration_ns)
+        except Exception as error:
+            self._guard.switch_off(error)
 
     def _end_steps(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int, duration_ns: int) -> None:
         """Decide after several counted steps whether to go on."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from zerotop_probe.inside import native
 from zerotop_probe.inside.engines import LoopState
 
 
@@ -16,18 +20,22 @@ class StepCounting:
         "begin_ns",
         "cost_ns",
         "depth",
+        "engine",
         "first_step",
         "is_on",
+        "last_slot",
         "longest_ns",
         "loop",
         "optimizer",
         "seen_backwards",
         "shortest_ns",
+        "table_end",
         "uncounted_step",
         "update_backwards",
         "update_ns",
         "updates",
         "was_on",
+        "writes_records",
     )
 
     def __init__(self) -> None:
@@ -61,8 +69,63 @@ class StepCounting:
         """Number of the next step with phases."""
         # A step of another duration is unlike the others.
         self.shortest_ns = self.longest_ns = 0.0
+        self.engine = 0
+        """Number of the loop whose steps are counted."""
+        # For the C code alone:
+        self.writes_records = False
+        """Whether it may write the ends of steps."""
+        self.last_slot = self.table_end = 0
+        """The last slot of the ring that it took, and the first one that it may not take."""
 
     def stop(self) -> None:
         """Leave out no more phases from now on: something unusual happens."""
         self.is_on = False
         self.loop = None
+
+    def use_ring(
+        self,
+        owner: object,
+        address: int,
+        layout: tuple[int, int, int, int, int, int, int],
+        files: object,
+        take_slot: Callable[[], int],
+        recorder: object,
+        end_run: Callable[[int, int, int, int, int, int], None],
+    ) -> None:
+        """Write the ends of counted steps into a ring; only the C code does.
+
+        Args:
+            owner: keeps the ring's memory mapped.
+            address: of this memory.
+            layout: its bytes; the number of slots, the bytes of each, and where the first one is; the number of the table
+                of spans; the code of the phase, and the flags of each record.
+            files: ``position`` becomes the last slot taken.
+            take_slot: returns the next slot.
+            recorder: ``last_step`` becomes the number of each step.
+            end_run: is called as :meth:`CountedSteps.end_run` when it is time to decide whether to go on.
+        """
+
+    def leave_ring(self) -> None:
+        """Write nothing any more: the ring's memory may be unmapped."""
+
+
+def make_counting() -> StepCounting:
+    """Return the counting of one process, in C if that was compiled."""
+    return StepCounting() if native.counted_steps is None else native.counted_steps.StepCounting()
+
+
+def wrap_counted(
+    counting: StepCounting,
+    original: Callable[..., Any],
+    otherwise: Callable[..., Any],
+    note_failure: Callable[..., None],
+) -> Any:
+    """Return a function or method that calls ``original`` in the steps that ``counting`` counts, else ``otherwise``.
+
+    ``note_failure(subject, args, kwargs)`` is called where the original raises in a counted step. Without C code return
+    None: then ``otherwise`` does it all.
+    """
+    module = native.counted_steps
+    if module is None or not isinstance(counting, module.StepCounting):
+        return None
+    return module.CountedCall(counting, otherwise, original, note_failure)

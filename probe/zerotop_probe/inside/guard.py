@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from zerotop_probe.inside.counting import StepCounting
+from zerotop_probe.inside.counting import StepCounting, wrap_counted
 from zerotop_probe.recording.tables import FAILED
 
 now: Callable[[], int] = time.monotonic_ns
@@ -157,13 +157,7 @@ def wrap_function(
     """Return ``original`` wrapped in ``before`` and ``after``, which are left out in the steps that ``counting`` counts."""
     guard = Guard(where, meter)
     counts = counting if counting is not None else _NEVER
-
-    def note_failure(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record a call that failed in a counted step, as one that took no time: its begin is unknown."""
-        counts.stop()
-        token = guard.run(before, now(), subject, args, kwargs)
-        if token is not None:
-            guard.run(after, token, now(), FAILED, None)
+    note_failure = make_failure_note(guard, before, after, counts)
 
     # Not split into functions: this runs at every boundary, and each further call would add to its cost.
     @functools.wraps(original)
@@ -204,7 +198,24 @@ def wrap_function(
             meter.cost_ns += now() - end_ns
 
     setattr(call_original, _WRAPPER_MARK, True)
-    return call_original
+    counted = wrap_counted(counts, original, call_original, note_failure)
+    if counted is None:
+        return call_original
+    wrapper: Callable[..., Any] = functools.update_wrapper(counted, call_original)
+    setattr(wrapper, "__wrapped__", original)  # noqa: B010 as mypy knows no such attribute
+    return wrapper
+
+
+def make_failure_note(guard: Guard, before: BeforeHook, after: AfterHook, counting: StepCounting) -> Callable[..., None]:
+    """Return a function that records a call that failed in a counted step, without its duration: its begin is unknown."""
+
+    def note_failure(subject: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        counting.stop()
+        token = guard.run(before, now(), subject, args, kwargs)
+        if token is not None:
+            guard.run(after, token, now(), FAILED, None)
+
+    return note_failure
 
 
 def wrap_plain_function(

@@ -10,9 +10,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from zerotop_probe.inside import native
 from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
 from zerotop_probe.inside.costly_modes.debug_modes import DebugModes
-from zerotop_probe.inside.counting import StepCounting
+from zerotop_probe.inside.counting import make_counting
 from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, AllocatorSampler, find_backend
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
@@ -26,6 +27,7 @@ from zerotop_probe.inside.inspection import identity
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
 from zerotop_probe.inside.memory_lines.line_finder import LineFinder
 from zerotop_probe.inside.oom_recorder import OomRecorder
+from zerotop_probe.inside.quick_exit import watch_quick_exit
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks import busy_threads, stack_sampler
 from zerotop_probe.inside.ticker import Ticker
@@ -42,7 +44,7 @@ class Probe:
     def __init__(self) -> None:
         self.meter = CostMeter()
         self.meter.report_error = self._report_error
-        self.counting = StepCounting()
+        self.counting = make_counting()
         self.engines = EngineRegistry()
         self.library = TrainingLibrary()
         self.debug_modes = DebugModes(self.meter)
@@ -62,6 +64,8 @@ class Probe:
         self._stack_sampler: stack_sampler.StackSampler | None = None
         self._stack_ticker: Ticker | None = None
         self._thread_ticker: Ticker | None = None
+        self._watches_exit = False
+        self._ended: Recorder | None = None  # the one that has written goodbye
         os.register_at_fork(after_in_child=self._reset_child)
         atexit.register(self._on_exit)
 
@@ -84,7 +88,11 @@ class Probe:
         self.evaluation = EvaluationDetector(recorder)
         self.recorder = recorder
         watches = {"watches_threads": busy_threads.can_watch() and self._wants_stacks()}
-        recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software(), **watches)
+        if not self._watches_exit:
+            self._watches_exit = True
+            watch_quick_exit(self._on_exit)
+        code = {"native": native.counted_steps is not None}
+        recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software(), **watches, **code)
         Guard(stack_sampler.NAME, self.meter).run(self._sample_stacks, recorder)
         if not late:  # else no hook is in progress
             self.meter.move_to_one_time(now() - time_ns)
@@ -173,7 +181,8 @@ class Probe:
             sys.stderr.write(f"zerotop: {where} is no longer measured\n" + "".join(lines))
 
     def _on_exit(self) -> None:
-        if self.recorder is not None:
+        if self.recorder is not None and self.recorder is not self._ended:
+            self._ended = self.recorder
             Guard("exit", self.meter).run(self._write_goodbye, self.recorder)
 
     def _write_goodbye(self, recorder: Recorder) -> None:
@@ -199,6 +208,7 @@ class Probe:
         recorder, self.recorder = self.recorder, None
         self.counting.stop()
         errors = remove_hooks()
+        self._watches_exit = False
         self.leaving, self.engines = False, EngineRegistry()
         if recorder is None:
             return

@@ -72,7 +72,7 @@ class Recorder:
         self._losses = SpanLosses(self._span_writer, self.write_event)
         self.containers: StepFollower | None = None
         """What looks for containers that grow, if it is wanted."""
-        self.counted = CountedSteps(self, self._counting, self._span_writer, self._losses, meter)
+        self.counted = CountedSteps(self, self._counting, files, self._span_writer, self._losses, meter)
 
     def begin_span(
         self, time_ns: int, phase: str, position: tuple[int, int, int], *, loose: bool = False, brief: bool = False
@@ -247,6 +247,7 @@ class Recorder:
             if self.budget.detail == COUNTED_DETAIL:
                 self.counted.begin_steps(time_ns, next_step)
                 counting.loop = loop
+                counting.engine = span.engine
         self.follow_detail(time_ns)
 
     def follow_detail(self, time_ns: int) -> None:
@@ -273,6 +274,7 @@ class Recorder:
         """Close every file; later records count as lost."""
         self.is_open = self.is_quick = False
         self._counting.stop()
+        self._counting.leave_ring()
         self._losses.stop_reporting()
         self.costs.stop()
         if self.device:

@@ -9,18 +9,29 @@ import threading
 import time
 from collections.abc import Callable
 
+from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, Guard
 from zerotop_probe.inside.span import Span
 
 # Called with (step, micro-step, phase); returns the seconds until the next call.
 Task = Callable[[int, int, int], float]
 
+# However small the budget, a task runs so often (s).
+_LONGEST_REST_S = 5.0
+
 
 class Ticker:
     """A daemon thread that ends if its task fails."""
 
-    def __init__(self, stack: list[Span], name: str, task: Task, meter: CostMeter) -> None:
-        """``stack``: the phases in progress, innermost last. Errors are reported under ``name``."""
+    def __init__(
+        self, stack: list[Span], name: str, task: Task, meter: CostMeter, *, budget_part: float | None = None
+    ) -> None:
+        """``stack``: the phases in progress, innermost last. Errors are reported under ``name``.
+
+        ``budget_part``: the part of the probe's budget that the task may take: it rests longer after calls that took long.
+        Without it the task keeps to a budget itself.
+        """
+        self._share = None if budget_part is None else budget_part * read_budget()
         self._stack = stack
         self._task = task
         self._guard = Guard(name, meter)
@@ -48,7 +59,14 @@ class Ticker:
             except Exception as error:
                 self._guard.switch_off(error)
                 return
-            self._thread_ns[self._name] += time.thread_time_ns() - begin_ns
+            spent_ns = time.thread_time_ns() - begin_ns
+            self._thread_ns[self._name] += spent_ns
+            if self._share is not None:
+                wait_s = max(wait_s, self._find_rest(spent_ns))
+
+    def _find_rest(self, spent_ns: int) -> float:
+        """Return the seconds after which a call that took so long has taken no more than its share."""
+        return min(_LONGEST_REST_S, spent_ns / 1e9 / self._share) if self._share else _LONGEST_REST_S
 
     def stop(self) -> None:
         """Stop the thread, before the interpreter shuts down."""

@@ -33,6 +33,8 @@ PHASE_PEAKS_VARIABLE = "PYTHONZEROTOP_PHASE_PEAKS"
 # The percentage of the training time that the probe may take, see ``inside.budget``.
 BUDGET_VARIABLE = "PYTHONZEROTOP_BUDGET"
 DEFAULT_BUDGET = 0.003
+# "0" keeps the probe from using its compiled code, see ``inside.native``.
+NATIVE_VARIABLE = "PYTHONZEROTOP_NATIVE"
 
 
 def find_default_root() -> str:

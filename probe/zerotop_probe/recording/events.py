@@ -113,6 +113,7 @@ HELLO = _declare_event(
     Field("arguments", [str], "the script's own command line, redacted"),
     Field("environment", {str: str}, "the variables that control memory, devices and threads"),
     Field("watches_threads", bool, "whether it writes busy_thread"),
+    Field("native", bool, "whether the probe's C code is in use; absent in older recordings"),
 )
 
 # A DeepSpeed engine is ready, or the first update of a loop that trains without one. Written once for each. All loops of a
@@ -272,6 +273,17 @@ TENSORS = _declare_event(
     Field("unclaimed_largest", [int], "bytes of the largest of those blocks"),
     Field("unclaimed_groups", [[int]], "size and number of those blocks, of the sizes that hold the most"),
     Field("pinned_allocator", _BYTES, "allocated_bytes and active_bytes of PyTorch's allocator for pinned host memory"),
+    Field(
+        "optimizer_states",
+        [
+            (
+                Field("class", str, "class name", required=True),
+                Field("device", int, "bytes as in ``device``", required=True),
+                Field("host", int, "bytes as in ``host``", required=True),
+            )
+        ],
+        "the parts of optimizer_state, of a loop with several optimizers, in order of their creation",
+    ),
 )
 
 # PyTorch's allocator ran out of device memory, whether or not the job survives that. The fields from ``allocated_bytes`` on

@@ -47,10 +47,7 @@ SUBJECTS = [read_subject(module) for module in MODULES]
 EXPERIMENTS = [experiment for subject in SUBJECTS for experiment in subject.experiments]
 TOOLS = ("bash", "chrt", "flock", "nohup", "script", "setsid", "stdbuf", "taskset", "timeout", "xargs")
 MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
-pytestmark = [
-    pytest.mark.alone,  # it compares when signals arrive
-    pytest.mark.skipif(bool(MISSING), reason=f"not on this machine: {' '.join(MISSING)}"),
-]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not on this machine: {' '.join(MISSING)}")
 # As many as make two cores busy: most of them wait.
 TOGETHER = 3
 # A behaviour differs if it does in so many observations: where others use the machine, a signal may come late in one.

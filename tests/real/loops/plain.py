@@ -362,6 +362,8 @@ def main():
         train_style(styles[0], torch.distributed.get_rank())
         torch.distributed.destroy_process_group()
         return
+    from torch import _dynamo  # noqa: F401  # the first optimizer of each process would import it
+
     for rank, style in enumerate(styles):
         child = os.fork()
         if not child:

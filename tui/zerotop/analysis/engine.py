@@ -22,6 +22,7 @@ _TEXTS = {
     "library": "",
     "model": "",
     "dtype": "",
+    "frozen_dtype": "",
     "autocast": "",
     "inner_optimizer": "",
     "offload_optimizer": "none",
@@ -45,7 +46,8 @@ class Engine:
     zero_stage: int | None = None  # None without a DeepSpeed engine
     offload_optimizer: str = "none"  # "none", "cpu" or "nvme"
     offload_parameters: str = "none"
-    dtype: str = ""  # "fp32", "fp16" or "bf16"
+    dtype: str = ""  # "fp32", "fp16" or "bf16"; of a loop, of the parameters that it trains
+    frozen_dtype: str = ""  # of a loop's frozen parameters; "" without
     autocast: str = ""  # the dtype of autocast; "" without
     inner_optimizer: str = ""  # its class; of a loop with several, joined by " + "
     micro_batch: int | None = None
@@ -84,16 +86,22 @@ class Engine:
         return self.inner_optimizer or "no optimizer"
 
     @property
+    def _base_text(self) -> str:
+        """Return ``bf16 base, fp32 trained`` for adapters on a frozen base of another dtype; else ""."""
+        is_other = self.dtype and self.frozen_dtype and self.frozen_dtype != self.dtype
+        return f"{self.frozen_dtype} base, {self.dtype} trained" if is_other else ""
+
+    @property
     def short_precision(self) -> str:
-        """Return the dtype in which it computes."""
-        return self.autocast or self.computes_in or self.dtype
+        """Return the dtype in which it computes, or those of a frozen base and of what is trained."""
+        return self.autocast or self.computes_in or self._base_text or self.dtype
 
     @property
     def precision_text(self) -> str:
         """Return the dtype, and that in which it computes where it is another one: ``fp32, bf16 autocast``."""
         autocast = f"{self.autocast} autocast" if self.autocast and self.autocast != self.dtype else ""
         mixed = f"computes in {self.computes_in}" if self.computes_in and self.computes_in != self.dtype else ""
-        return ", ".join(filter(None, (self.dtype, autocast, mixed)))
+        return ", ".join(filter(None, (self._base_text or self.dtype, autocast, mixed)))
 
     def describe_engine(self) -> str:
         """Return a phrase such as ``Llama, 8,030.0 M parameters, ZeRO-2, optimizer on CPU, bf16, batch 2 x 1 x 8 (...)``."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import pynvml
 
 from zerotop.analysis.text_tables import align_columns
+from zerotop_probe.inside import native
 from zerotop_probe.outside.sampling.build_locks import find_extensions_folder, find_stale_locks
 from zerotop_probe.recording import directory
 
@@ -62,6 +63,7 @@ def examine_machine() -> list[Check]:
         _check_program("C++ compiler", (os.environ.get("CXX", "c++"), "c++", "g++"), "apt install g++, or similar"),
         _check_program("ninja", ("ninja",), "pip install ninja"),
         _check_builds(),
+        _check_native_code(),
         _check_ptrace(),
         _check_memfd(),
         _check_locale(),
@@ -139,6 +141,15 @@ def _check_builds() -> Check:
         return Check("operator builds", True, f"in {folder}")
     problem = "a killed build left its lock, on which DeepSpeed would wait forever"
     return Check("operator builds", False, problem, f"rm {shlex.join(map(str, stale))}")
+
+
+def _check_native_code() -> Check:
+    if native.counted_steps is not None:
+        return Check("probe's C code", True, str(native.counted_steps.__file__))
+    found = f"switched off by {directory.NATIVE_VARIABLE}" if directory.NATIVE_VARIABLE in os.environ else "not compiled"
+    return Check(
+        "probe's C code", False, found, "watching short steps costs less with it: install zerotop where a C compiler is"
+    )
 
 
 def _check_ptrace() -> Check:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate
 from zerotop.analysis.memory.expected.model_shape import parse_shape
-from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
+from zerotop.analysis.memory.expected.zero_model import EngineSetup, compute_expected, parse_setup
 from zerotop.analysis.sweeps.estimates import Hardware, OptionEstimate, TrainedModel, estimate_all_rows, estimate_options
 from zerotop.analysis.sweeps.measurement import measure_point
 from zerotop.analysis.sweeps.series import ALLOCATED, fit_lines
@@ -23,6 +23,8 @@ from zerotop.commands.common.model_config import read_model_config
 from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_bytes
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
+
+_SEQ_LENGTH, _MICRO_BATCH = 512, 1  # where neither the options nor a recording says them
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class Subject:
     logits_bytes: int | None = None  # of each token's activations, the logits and their copies in the loss
     gpus: int | None = None  # on each node, where a recording says it
     nodes: int | None = None
+    tokens: int | None = None  # of a micro-batch on one GPU, where a recording says it
 
 
 def estimate(options: argparse.Namespace) -> int:
@@ -46,7 +49,7 @@ def estimate(options: argparse.Namespace) -> int:
         nodes=options.nodes or subject.nodes or 1,
         gpu_bytes=options.gpu_memory or read_gpu_bytes(),
     )
-    tokens = options.seq_length * options.micro_batch
+    tokens = _choose_tokens(options, subject)
     rows = estimate_options(subject.model, hardware, token_bytes=subject.token_bytes, tokens=tokens)
     own = estimate_all_rows(subject.model, hardware)
     if options.json:
@@ -54,9 +57,17 @@ def estimate(options: argparse.Namespace) -> int:
         content = {**facts, "options": [asdict(row) for row in rows], "deepspeed_estimates": [asdict(row) for row in own]}
         print(json.dumps(content, indent=1))
         return 0
-    lines = [*_describe_subject(subject, hardware, tokens), "", *_format_options(rows, hardware), "", *_format_own(own)]
+    options_table = _format_options(rows, hardware, has_state=subject.model.state_each is not None)
+    lines = [*_describe_subject(subject, hardware, tokens), "", *options_table, "", *_format_own(own)]
     print(*map(escape_unprintable, lines), sep="\n")
     return 0
+
+
+def _choose_tokens(options: argparse.Namespace, subject: Subject) -> int:
+    """Return the tokens of a micro-batch on one GPU: as asked for, else those of the recording."""
+    if options.seq_length is None and options.micro_batch is None and subject.tokens is not None:
+        return subject.tokens
+    return int((options.seq_length or _SEQ_LENGTH) * (options.micro_batch or _MICRO_BATCH))
 
 
 # --- the subject -----------------------------------------------------------------------------------------------------------
@@ -89,7 +100,7 @@ def _read_config(options: argparse.Namespace) -> Subject:
     rule = "rule of thumb of Korthikanti et al. 2022 (arXiv:2205.05198)" if shape.kept is None else "what autograd saves"
     basis = f"{rule}, attention without s x s matrices{', full recomputation' if recompute else ''}"
     model = TrainedModel(parameters, parameters, shape.largest_layer)
-    return Subject(options.model, model, activations.total, basis, activations.logits)
+    return Subject(options.model, model, activations.total, basis, logits_bytes=activations.logits)
 
 
 def _read_session(path: Path) -> Subject:
@@ -103,9 +114,24 @@ def _read_session(path: Path) -> Subject:
     states = sum(compute_expected(setup).gpu.values())
     token_bytes = max(0, peak - states) / tokens if peak and tokens else None
     basis = "highest allocated memory of the recording beyond its model states, an upper bound"
-    model = TrainedModel(setup.parameters, setup.trainable, setup.largest_layer, setup.bytes_each, setup.state_each)
+    model = TrainedModel(
+        setup.parameters,
+        setup.trainable,
+        setup.largest_layer,
+        setup.bytes_each,
+        _find_state_bytes(setup),
+        frozen_bytes=setup.frozen_bytes if setup.trainable < setup.parameters else None,
+    )
     nodes = max(1, len({event.host for event in session.events_named("node")}))
-    return Subject(session.name, model, token_bytes, basis, max(1, setup.ranks // nodes), nodes)
+    gpus = max(1, setup.ranks // nodes)
+    return Subject(session.name, model, token_bytes, basis, gpus=gpus, nodes=nodes, tokens=tokens)
+
+
+def _find_state_bytes(setup: EngineSetup) -> int | None:
+    """Return the optimizer's state for each trained parameter; None where it is not known."""
+    if setup.loop_state is None:
+        return setup.state_each
+    return round(setup.loop_state.moments / max(1, setup.trainable))
 
 
 def _read_sweep(path: Path) -> Subject:
@@ -121,7 +147,7 @@ def _read_sweep(path: Path) -> Subject:
     line = max(lines, key=lambda one: one.fit.line_points)
     label = f" ({line.series.label})" if line.series.label else ""
     basis = f"slope of the sweep {sweep.name}{label}, R2 {line.fit.r_squared:.4f}"
-    return Subject(sweep.name, subject.model, line.fit.slope, basis, subject.gpus, subject.nodes)
+    return replace(subject, name=sweep.name, token_bytes=line.fit.slope, basis=basis)
 
 
 # --- text ------------------------------------------------------------------------------------------------------------------
@@ -146,7 +172,7 @@ def _describe_subject(subject: Subject, hardware: Hardware, tokens: int) -> list
     return lines
 
 
-def _format_options(rows: list[OptionEstimate], hardware: Hardware) -> list[str]:
+def _format_options(rows: list[OptionEstimate], hardware: Hardware, *, has_state: bool) -> list[str]:
     cells = [
         ("stage", "offload", "states/GPU", "+ activations", "host/node", "NVMe/node", "DeepSpeed says/GPU", "host/node", "")
     ]
@@ -159,7 +185,8 @@ def _format_options(rows: list[OptionEstimate], hardware: Hardware) -> list[str]
         sizes = (format_bytes(row.gpu_bytes), total, host, nvme)
         cells.append((str(row.stage), row.offload, *sizes, *own, verdict))
     notes = [
-        "States by ZeRO's formulas (arXiv:1910.02054): parameters, gradients, fp32 master weights, Adam's moments.",
+        "States by ZeRO's formulas (arXiv:1910.02054): parameters, gradients, fp32 master weights, optimizer state.",
+        *([] if has_state else ["The optimizer's state is missing: how large it is, is not known."]),
         "Not included: buckets, gathered layers of stage 3, CUDA's context and fragmentation.",
     ]
     return [*align_columns(cells, "><>>>>>><"), *notes]
@@ -169,4 +196,8 @@ def _format_own(rows: Sequence[Estimate]) -> list[str]:
     cells = [("DeepSpeed's own estimates, without activations", "GPU", "host/node")]
     for row in rows:
         cells.append((f"  stage {row.stage}, {row.option_text}", format_bytes(row.gpu_bytes), format_bytes(row.host_bytes)))
-    return align_columns(cells, "<>>")
+    has_stage_3 = any(row.stage == 3 for row in rows)
+    notes = (
+        [] if has_stage_3 else ["Those of stage 3 need the size of the largest layer, which the recording does not have."]
+    )
+    return [*align_columns(cells, "<>>"), *notes]

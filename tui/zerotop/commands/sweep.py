@@ -8,7 +8,9 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
+from zerotop.analysis.formatting import format_count
 from zerotop.analysis.sweeps.line_report import describe_line, report_lines
 from zerotop.analysis.sweeps.settings import MOST_VALUES, build_points, count_points, describe_settings
 from zerotop.commands.common.errors import FAILED, USAGE, Problem
@@ -24,14 +26,28 @@ from zerotop.session import sweeps
 from zerotop.session.sweeps import CRASHED, Plan, Sweep
 
 _ASK_FROM = 500  # points
+# Options whose values a sweep that goes on has already, with their defaults.
+_PLANNED = {
+    "output": None,
+    "model": None,
+    "config": None,
+    "dtype": "bf16",
+    "nvme_path": None,
+    "steps": 8,
+    "warmup": 3,
+    "retries": 5,
+    "hang_after": 300,
+}
 _POLL_S = 0.2
 _EXIT_INTERRUPTED = 130
 
 
 def sweep(options: argparse.Namespace) -> int:
     """Run a sweep or go on with one. Return 0; 1 if points crashed or nothing can be written, 130 if it was interrupted."""
-    if options.resume and (options.command or has_settings(options)):
-        raise Problem("--resume goes on with the settings and the command of the sweep: give none of them", USAGE)
+    if options.resume:
+        _check_resumed(options)
+    if options.slurm and options.executor != "slurm":
+        raise Problem("--slurm goes with --executor slurm", USAGE)
     plan = None if options.resume else build_plan(options)
     path = _choose_folder(options, plan)
     with lock_folder(path):
@@ -53,6 +69,15 @@ def sweep(options: argparse.Namespace) -> int:
         return _EXIT_INTERRUPTED
     has_crashed = any(point.result is not None and point.result.outcome == CRASHED for point in runner.sweep.points)
     return FAILED if runner.problem or has_crashed else 0
+
+
+def _check_resumed(options: argparse.Namespace) -> None:
+    """Raise Problem if something is given that the sweep has already."""
+    if options.command or has_settings(options):
+        raise Problem("--resume goes on with the settings and the command of the sweep: give none of them", USAGE)
+    for name, default in _PLANNED.items():
+        if getattr(options, name) != default:
+            raise Problem(f"--resume goes on with the sweep as it is: leave out --{name.replace('_', '-')}", USAGE)
 
 
 def _make_runner(opened: Sweep, options: argparse.Namespace) -> SweepRunner:
@@ -142,11 +167,23 @@ def _check_size(count: int, options: argparse.Namespace) -> None:
 def _run_with_lines(runner: SweepRunner, *, quiet: bool) -> None:
     """Run the sweep and print a line for each result."""
     stream = sys.stderr if quiet else sys.stdout
-    plan, total = runner.sweep.plan, len(runner.sweep.points)
+    total = len(runner.sweep.points)
     thread = threading.Thread(target=runner.run, name="sweep")
     printed = {point.number for point in runner.sweep.finished}
-    print(f"{total} points, {len(printed)} of them done or skipped, in {runner.sweep.path}", file=stream, flush=True)
+    already = f"{len(printed)} of them done or skipped, " if printed else ""
+    print(f"{format_count(total, 'point')}, {already}in {runner.sweep.path}", file=stream, flush=True)
     thread.start()
+    try:
+        _print_progress(runner, thread, printed, stream)
+    except BaseException:  # nobody reads the lines any more
+        runner.stop()
+        thread.join()
+        raise
+
+
+def _print_progress(runner: SweepRunner, thread: threading.Thread, printed: set[int], stream: TextIO) -> None:
+    """Print until the thread ends. ``printed``: the numbers of points whose results need no line."""
+    plan, total = runner.sweep.plan, len(runner.sweep.points)
     compiling: set[int] = set()  # points
     while thread.is_alive():
         thread.join(_POLL_S)

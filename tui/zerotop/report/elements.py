@@ -40,8 +40,9 @@ def clean_text(text: str) -> str:
 
 
 def table(head: Iterable[Content], rows: Iterable[Element], **attributes: str) -> Element:
-    """Return a table that scrolls sideways where it does not fit."""
-    header = element("thead", element("tr", (element("th", cell, scope="col") for cell in head)))
+    """Return a table that scrolls sideways where it does not fit. A cell of ``head`` may be a ``th`` itself."""
+    cells = (cell if isinstance(cell, Element) and cell.tag == "th" else element("th", cell, scope="col") for cell in head)
+    header = element("thead", element("tr", cells))
     return element("div", element("table", header, element("tbody", rows), **attributes), class_="scroll")
 
 

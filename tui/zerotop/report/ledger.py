@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from zerotop.analysis.formatting import GIB, format_bytes, format_ranks
 from zerotop.analysis.live_view import Gpu
@@ -31,12 +31,19 @@ def _iter_gpu(report: SessionReport) -> Iterator[Element]:
         yield element("p", f"{memory.gpu.name}: the rows add up to {format_bytes(memory.gpu.total_bytes)}.", class_="muted")
         yield _build_bar(memory.gpu)
         yield _build_lines(memory.lines, "source")
+        yield from _iter_notes((*(row.note for row in memory.gpu.rows), *memory.gpu.notes))
     known = [gpu for gpu in report.view.gpus if gpu.reserved_peak_bytes is not None]
     if len(known) > 1:
         fullest = sorted(known, key=lambda gpu: gpu.reserved_peak_bytes or 0, reverse=True)[:_MOST_GPUS]
         title = f"Peaks of the {_MOST_GPUS} fullest of {len(known)} GPUs" if len(known) > _MOST_GPUS else "Peaks of all GPUs"
         yield element("h3", title)
         yield _build_peaks([gpu for gpu in known if gpu in fullest])
+
+
+def _iter_notes(notes: Iterable[str]) -> Iterator[Element]:
+    """Yield what the rows do not say, each sentence once."""
+    for note in dict.fromkeys(filter(None, notes)):
+        yield element("p", note, class_="muted")
 
 
 def _describe_moment(report: SessionReport) -> str:
@@ -109,3 +116,4 @@ def _iter_host(report: SessionReport) -> Iterator[Element]:
     if memory.host is not None and memory.host_lines:
         yield element("h3", f"Host memory of rank {memory.host.rank}, {_describe_moment(report)}")
         yield _build_lines(memory.host_lines, "source")
+        yield from _iter_notes(memory.host.notes)

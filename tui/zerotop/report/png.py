@@ -1,4 +1,4 @@
-"""One chart of a session as a PNG picture, drawn by matplotlib, which is needed for nothing else."""
+"""One chart of a session or sweep as a PNG picture, drawn by matplotlib, which is needed for nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZE_INCHES, _DOTS_PER_INCH = (12.0, 4.5), 150
 
 
 def draw_png(chart: Chart, title: str, marks: list[dict[str, Any]], rank: str | None = None) -> bytes:
-    """Return the picture of a chart of ``build_charts``.
+    """Return the picture of a chart of ``build_charts``, or of ``build_sweep_charts``.
 
     Args:
         rank: whose samples to draw [the first one's].
@@ -31,20 +31,17 @@ def draw_png(chart: Chart, title: str, marks: list[dict[str, Any]], rank: str | 
     parts = [one for one in series if one not in lines]
     if parts:
         _draw_stack(axes, x, parts)
-    for one in lines:
-        colour, values = _get_colour(one["colour"]), _to_array(one["values"])
-        style: dict[str, Any] = {"color": colour, "label": one["name"], "linewidth": 1.2}
-        axes.plot(x, values, drawstyle="steps-pre" if "x" in chart else "default", **style)
-        if one.get("fill"):
-            axes.fill_between(x, values, color=colour, alpha=0.2, linewidth=0, step="pre" if "x" in chart else None)
+    if chart["kind"] == "points":
+        _draw_points(axes, chart, x)
+    else:
+        _draw_lines(axes, chart, x, lines)
     top = axes.get_ylim()[1]
     if chart.get("limit") and top > chart["limit"] / 2:
         axes.axhline(chart["limit"], color=_get_colour("muted"), linestyle="--", linewidth=1.0)
     for mark in marks:
         colour = str(LIGHT.error if mark["level"] == "error" else LIGHT.warning)
         axes.axvline(mark["x"], color=colour, linestyle=":", linewidth=1.0)
-    axes.set(xlabel="seconds since the launch", ylabel=chart["unit"], xlim=(x[0], x[-1]))
-    axes.set_ylim(bottom=0)
+    axes.set(ylabel=chart["unit"], ylim=(0, None))
     axes.set_title(f"{title}: {chart['title']}", loc="left", fontweight="bold")
     axes.grid(color=_get_colour("panel"))
     axes.set_axisbelow(True)
@@ -54,6 +51,36 @@ def draw_png(chart: Chart, title: str, marks: list[dict[str, Any]], rank: str | 
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
+
+
+def _draw_lines(axes: Any, chart: Chart, x: Floats, lines: list[dict[str, Any]]) -> None:
+    for one in lines:
+        colour, values = _get_colour(one["colour"]), _to_array(one["values"])
+        style: dict[str, Any] = {"color": colour, "label": one["name"], "linewidth": 1.2}
+        axes.plot(x, values, drawstyle="steps-pre" if "x" in chart else "default", **style)
+        if one.get("fill"):
+            axes.fill_between(x, values, color=colour, alpha=0.2, linewidth=0, step="pre" if "x" in chart else None)
+    axes.set(xlabel="seconds since the launch", xlim=(x[0], x[-1]))
+
+
+def _draw_points(axes: Any, chart: Chart, x: Floats) -> None:
+    """Draw a sweep's series: a line through the points of each, and a cross above where it ran out of memory."""
+    for number, one in enumerate(chart["series"]):
+        colour, values = _get_colour(one["colour"]), _to_array(one["values"])
+        known = ~np.isnan(values)
+        axes.plot(x[known], values[known], color=colour, label=one["name"], linewidth=1.2, marker="o", markersize=5)
+        height = 0.98 - 0.04 * number
+        for place in one["failed"]:
+            axes.plot(place, height, color=colour, marker="x", markersize=7, transform=axes.get_xaxis_transform())
+    axes.set(xlabel=f"{chart['axis']} (× out of memory)" if _has_failures(chart) else chart["axis"])
+    if chart["labels"] is not None:
+        axes.set_xticks(x, chart["labels"])
+    edge = 0.04 * (x[-1] - x[0]) or 1.0
+    axes.set_xlim(x[0] - edge, x[-1] + edge)
+
+
+def _has_failures(chart: Chart) -> bool:
+    return any(one["failed"] for one in chart["series"])
 
 
 def _read_series(chart: Chart, rank: str | None) -> tuple[Floats, list[dict[str, Any]]]:

@@ -13,6 +13,7 @@ from zerotop.analysis.reports.sweep_verdict import build_sweep_verdict
 from zerotop.analysis.reports.verdict import Verdict
 from zerotop.analysis.sweeps.line_report import LineReport, describe_line, report_lines
 from zerotop.analysis.sweeps.series import HOST, Series, build_series, choose_axis, list_charts, read_measurement
+from zerotop.analysis.sweeps.settings import format_values
 from zerotop.report.charts import Chart
 from zerotop.report.elements import Element, element, table
 from zerotop.report.page import build_header, write_page
@@ -63,7 +64,8 @@ def build_sweep_charts(sweep: Sweep) -> list[Chart]:
     if not axis:
         return []
     series = build_series(sweep, axis)
-    values = list(sweep.plan.settings[axis])
+    tried = {point.settings[axis] for point in sweep.points}  # a search tries few of its values
+    values = [value for value in sweep.plan.settings[axis] if value in tried]
     is_numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
     ordered: Sequence[Value] = sorted(values, key=float) if is_numeric else values
     charts = []
@@ -126,7 +128,8 @@ def _build_lines(lines: Sequence[LineReport]) -> Element | None:
 def _build_points(sweep: Sweep) -> Element:
     shown = [name for name in _COLUMNS if any(getattr(point.result, name, None) is not None for point in sweep.points)]
     names = sweep.plan.varied or list(sweep.plan.settings)  # others are in the plan
-    head = ["", *(name.replace("_", "-") for name in names), "outcome", *(_COLUMNS[name] for name in shown)]
+    numbers = (element("th", _COLUMNS[name], scope="col", class_="number") for name in shown)
+    head: list[Element | str] = ["", *(name.replace("_", "-") for name in names), "outcome", *numbers]
     rows = (element("tr", _iter_cells(point, names, shown)) for point in sweep.points)
     return element(
         "section",
@@ -169,7 +172,7 @@ def _format_number(name: str, value: float | None) -> str:
 
 def _build_plan(sweep: Sweep) -> Element:
     plan = sweep.plan
-    facts = {name.replace("_", "-"): ", ".join(map(str, values)) for name, values in plan.settings.items()}
+    facts = {name.replace("_", "-"): format_values(values) for name, values in plan.settings.items()}
     facts |= {"data type": plan.dtype, "folder": str(sweep.path)}
     rows = (element("tr", element("th", name, scope="row"), element("td", value)) for name, value in facts.items())
     command = element("pre", shlex.join(plan.command), class_="command") if plan.command else None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from zerotop.session.headers import SessionError
 from zerotop.session.packed.packing import SUFFIX
+from zerotop.session.sweeps import POINTS_FOLDER, is_sweep
 from zerotop_probe.recording.directory import SESSION_FILE, find_default_root
 
 
@@ -40,6 +41,10 @@ def find_session(text: str, root: Path | None = None) -> Path:
     Raise SessionError if there is none or more than one.
     """
     path = Path(text)
+    if is_sweep(path) and not (path / SESSION_FILE).is_file():
+        points = sorted((path / POINTS_FOLDER).glob("*"))
+        example = f", as {points[0]}" if points else ""
+        raise SessionError(f"{text} is a sweep: name the recording of a point{example}.")
     if path.is_dir() or (path.suffix == SUFFIX and path.is_file()):
         return path
     sessions = list_sessions(root)

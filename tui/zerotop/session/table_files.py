@@ -28,12 +28,11 @@ _TAIL_ROWS = 1024  # except for so many at the end
 class Source:
     """A table of one writer: complete records, memory-mapped, as of the last :meth:`refresh`.
 
-    Records are checked when they are first used. Damaged ones are left out and counted. ``first_segment`` is the number of
-    the first of its files that still exists; those before it were folded.
+    Records are checked when they are first used. Damaged ones are left out and counted.
     """
 
     def __init__(self, folder: Folder, name: str, header: dict[str, Any], data_offset: int, offset_ns: int) -> None:
-        stem, self.first_segment = parse_name(name) or (name, 0)
+        stem, _ = parse_name(name) or (name, 0)
         self.path = folder.path / f"{stem}.rec"
         self._folder = folder
         self.header = header

@@ -1,4 +1,4 @@
-"""Sample the counters of PyTorch's CUDA allocator at phase boundaries, and ten times a second in long phases.
+"""Sample the counters of PyTorch's CUDA allocator at phase boundaries, and up to ten times a second in long phases.
 
 Only counters that the allocator maintains anyway are read: nothing is synchronized or allocated.
 """

@@ -23,6 +23,9 @@ _INNER_PHASES = frozenset(
     for name in ("forward", "backward", "grads_to_cpu", "cpu_optimizer", "params_to_gpu", "optimizer", "allgather")
 )
 
+# What the threads may take of the budget.
+_TICKS_PART, _REQUESTS_PART = 0.15, 0.05
+
 
 class MemoryListener(Protocol):
     """What is told of the memory of steps and evaluations, and of the end of the recording."""
@@ -81,9 +84,11 @@ class RankDevice:
 
         The second reads a file, for which it may have to wait.
         """
-        self._tickers = [Ticker(stack, "microscope requests", self._microscope.poll, meter)]
+        requests = Ticker(stack, "microscope requests", self._microscope.poll, meter, budget_part=_REQUESTS_PART)
+        self._tickers = [requests]
         if self._allocator is not None:
-            self._tickers.append(Ticker(stack, "allocator ticks", self._allocator.sample_between, meter))
+            ticks = Ticker(stack, "allocator ticks", self._allocator.sample_between, meter, budget_part=_TICKS_PART)
+            self._tickers.append(ticks)
         for ticker in self._tickers:
             ticker.start()
 

@@ -57,16 +57,22 @@ class Inventory:
         # Sizes of tensors that C++ holds, by category.
         self.hidden_sizes: dict[str, list[int]] = {}
         self._claims: dict[tuple[str, int], tuple[str, int, bool]] = {}
+        # Class names of a loop's optimizers, and the numbers of those whose state a storage is.
+        self.optimizers: list[str] = []
+        self._owners: dict[tuple[str, int], int] = {}
 
-    def add(self, tensor: Any, category: str) -> None:
-        """Claim the storages of a tensor for a category, unless the tensor is None or has none."""
+    def add(self, tensor: Any, category: str, owner: int | None = None) -> None:
+        """Claim the storages of a tensor for a category, unless the tensor is None or has none.
+
+        ``owner``: the place in ``optimizers`` of the one whose state it is.
+        """
         if tensor is None:
             return
         try:
             parts = tensor_parts.list_parts(tensor)
             if parts is not None:
                 for part in parts:
-                    self.add(part, category)
+                    self.add(part, category, owner)
                 return
             kind = tensor.device.type
             storage = tensor.untyped_storage()
@@ -77,6 +83,8 @@ class Inventory:
             if key not in self._claims:
                 pinned = kind == "cpu" and size >= _MIN_PIN_CHECK_BYTES and bool(tensor.is_pinned())
                 self._claims[key] = (category, size, pinned)
+                if owner is not None:
+                    self._owners[key] = owner
         except Exception:  # a tensor subclass may raise anything; the others are counted all the same
             self.unread_count += 1
 
@@ -94,6 +102,20 @@ class Inventory:
         for (kind, _), (category, size, _) in self._claims.items():
             if kind == "cuda":
                 sizes[category] = sizes.get(category, 0) + size
+        return sizes
+
+    def sum_by_optimizer(self, blocks: dict[int, int] | None) -> list[dict[str, Any]]:
+        """Return the class of each optimizer, and the bytes of its state on the device and in host memory.
+
+        ``blocks``: address -> size of every block in use; None for an allocator that shows none.
+        """
+        sizes: list[dict[str, Any]] = [{"class": name, "device": 0, "host": 0} for name in self.optimizers]
+        for (kind, address), owner in self._owners.items():
+            size = self._claims[kind, address][1]
+            if kind == "cpu":
+                sizes[owner]["host"] += size
+            elif kind == "cuda":
+                sizes[owner]["device"] += size if blocks is None else blocks.get(address, 0)
         return sizes
 
     def match_blocks(self, blocks: dict[int, int]) -> tuple[dict[str, int], list[int]]:
@@ -157,12 +179,13 @@ def build_loop_inventory(modules: Sequence[Any], optimizers: Sequence[Any]) -> I
         for buffer in module.buffers():
             inventory.add(buffer, PARAMETERS)
         inventory.hidden_sizes.setdefault(GRADIENT_BUCKETS, []).extend(_read_bucket_sizes(module))
-    for optimizer in optimizers:
+    for number, optimizer in enumerate(optimizers):
+        inventory.optimizers.append(type(optimizer).__name__)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 _add_parameter(inventory, parameter, trains=parameter.requires_grad)
         for tensor in _iter_tensors(optimizer.state):
-            inventory.add(tensor, OPTIMIZER_STATE)
+            inventory.add(tensor, OPTIMIZER_STATE, number)
     return inventory
 
 
@@ -233,17 +256,24 @@ def build_facts(build: Callable[[], Inventory], device: int | None) -> dict[str,
         "host_pinned": inventory.sum_host_bytes(pinned_only=True),
         "unread": inventory.unread_count,
     }
+    blocks = _read_blocks(device) if device is not None else None
     if device is not None:
-        facts |= _build_device_facts(inventory, device)
+        facts |= _build_device_facts(inventory, blocks)
         facts["pinned_allocator"] = _read_pinned_allocator()
+    if len(inventory.optimizers) > 1:
+        facts["optimizer_states"] = inventory.sum_by_optimizer(blocks)
     facts["seconds"] = (time.monotonic_ns() - begin_ns) / 1e9
     return facts
 
 
-def _build_device_facts(inventory: Inventory, device: int) -> dict[str, Any]:
-    if find_backend(sys.modules["torch"]) != NATIVE:
+def _read_blocks(device: int) -> dict[int, int] | None:
+    """Return the size of every block in use by address; None for an allocator that shows none."""
+    return allocator_snapshot.read_used_blocks(device) if find_backend(sys.modules["torch"]) == NATIVE else None
+
+
+def _build_device_facts(inventory: Inventory, blocks: dict[int, int] | None) -> dict[str, Any]:
+    if blocks is None:
         return {"device": inventory.sum_device_bytes(), "allocated_bytes": None}
-    blocks = allocator_snapshot.read_used_blocks(device)
     by_category, unclaimed = inventory.match_blocks(blocks)
     return {
         "device": by_category,

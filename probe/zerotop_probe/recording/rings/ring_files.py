@@ -79,6 +79,11 @@ class RingFiles:
         self._declared += 1
         return RingTable(self, table, self._declared - 1)
 
+    @property
+    def layout(self) -> tuple[int, int, int, int]:
+        """The ring's bytes, its number of slots, the bytes of each, and where the first one is."""
+        return len(self.ring.memory), self.ring.slots, SLOT.size, SLOTS_AT
+
     def extend(self) -> bool:
         """Learn how much of the ring is free now; return whether a record of a table fits."""
         if not self._is_open:
@@ -125,13 +130,13 @@ class RingFiles:
 class RingTable:
     """A writer of one table. Never raises; ``lost`` counts records for which there was no room, ``last_error`` says why."""
 
-    __slots__ = ("_files", "_index", "_memory", "_pack_into", "_slots", "_take_slot", "last_error", "lost")
+    __slots__ = ("_files", "_memory", "_pack_into", "_slots", "_take_slot", "index", "last_error", "lost")
 
     def __init__(self, files: RingFiles, table: Table, index: int) -> None:
         self.lost = 0
         self.last_error = ""
         self._files = files
-        self._index = index
+        self.index = index
         self._memory = files.ring.memory
         self._slots = files.ring.slots
         self._take_slot = files.take_slot
@@ -148,7 +153,7 @@ class RingTable:
         files.position = slot = self._take_slot()
         offset = SLOTS_AT + slot % self._slots * SLOT.size
         try:
-            self._pack_into(self._memory, offset, *values, (slot + 1) << 8 | self._index)
+            self._pack_into(self._memory, offset, *values, (slot + 1) << 8 | self.index)
         except Exception as error:
             self.lost += 1
             self.last_error = type(error).__name__

@@ -98,16 +98,17 @@ def _check_steps(run: RecordedRun, budget: Budget) -> Check:
 
 def _check_memory(run: RecordedRun, budget: Budget) -> Iterator[Check]:
     for name, limit, peak in (
-        ("gpu_memory", budget.gpu_memory, find_gpu_peak(run)),
-        ("host_memory", budget.host_memory, _find_host_peak(run)),
+        ("GPU", budget.gpu_memory, find_gpu_peak(run)),
+        ("host", budget.host_memory, _find_host_peak(run)),
     ):
         if limit is not None:
             yield _check_peak(name, limit, peak)
 
 
-def _check_peak(name: str, limit: int, peak: int) -> Check:
+def _check_peak(kind: str, limit: int, peak: int) -> Check:
+    name = f"{kind.lower()}_memory"
     if not peak:
-        return Check(name, Outcome.SKIPPED, f"No {name.replace('_', ' ')} was recorded.")
+        return Check(name, Outcome.SKIPPED, f"No {kind} memory was recorded.")
     return _make_check(name, peak <= limit, f"The peak was {format_bytes(peak)}, the limit is {format_bytes(limit)}.")
 
 

@@ -249,6 +249,7 @@ def _iter_notes(device: DeviceMemory | None, holders: Sequence[Holder], devices:
     inventories = [holder.inventory for holder in holders if holder.inventory is not None]
     if len(inventories) < len(holders):
         yield NO_INVENTORY
+    yield from filter(None, (inventory.describe_optimizer_states(on_device=True) for inventory in inventories))
     if any(h.inventory is not None and _is_opaque(h.allocated_bytes, h.inventory) for h in holders):
         yield _OPAQUE_NOTE
     if any(map(_is_counted_by_size, inventories)):

@@ -114,8 +114,12 @@ def read_host_ledger(session: Session, process: RankProcess, cursor_ns: int) -> 
         updated_parameters=updated,
         rows=tuple(_build_rows(sample["rss_bytes"], inventory, pinned, updated)),
         pinned=pinned,
-        notes=() if inventory is not None else (NO_INVENTORY,),
+        notes=tuple(filter(None, [_describe_inventory(inventory)])),
     )
+
+
+def _describe_inventory(inventory: Inventory | None) -> str:
+    return NO_INVENTORY if inventory is None else inventory.describe_optimizer_states(on_device=False)
 
 
 def _build_rows(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerotop.analysis.engine import LOOP, find_takeovers, keep_latest
+from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, read_events
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.events import ENGINE, TENSORS
@@ -65,6 +66,15 @@ _FORWARD, _BACKWARD, _STEP = PHASE_CODE["forward"], PHASE_CODE["backward"], PHAS
 
 
 @dataclass(frozen=True, slots=True)
+class OptimizerBytes:
+    """The state of one of several optimizers."""
+
+    name: str  # of its class
+    device_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
     """One rank's bytes, over all its engines. Keys of the tables are :data:`CATEGORIES`."""
 
@@ -81,6 +91,14 @@ class Inventory:
     unclaimed_largest: tuple[int, ...]  # sizes of the largest of those blocks, largest first
     pinned_allocator: dict[str, int] | None  # allocated_bytes, active_bytes; None where this torch does not count them
     blocks_bytes: int | None  # all blocks in use at that moment; None without CUDA
+    optimizer_states: tuple[OptimizerBytes, ...] = ()  # parts of the optimizer state, of a loop with several optimizers
+
+    def describe_optimizer_states(self, *, on_device: bool) -> str:
+        """Return ``Optimizer state: 1.20 GiB of AdamW, 0.01 GiB of SGD.``; "" with one optimizer, or without state there."""
+        parts = [(state.device_bytes if on_device else state.host_bytes, state.name) for state in self.optimizer_states]
+        if not any(size for size, _ in parts):
+            return ""
+        return f"Optimizer state: {', '.join(f'{format_bytes(size)} of {name}' for size, name in parts)}."
 
 
 def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> Inventory | None:
@@ -128,6 +146,10 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> In
         unclaimed_largest=tuple(size for size in largest if size not in _CUBLAS_WORKSPACES) if not by_others else (),
         pinned_allocator=latest.facts.get("pinned_allocator") or None,
         blocks_bytes=latest.facts.get("allocated_bytes"),
+        optimizer_states=tuple(
+            OptimizerBytes(str(state.get("class")), state.get("device") or 0, state.get("host") or 0)
+            for state in latest.facts.get("optimizer_states") or ()
+        ),
     )
 
 

@@ -62,6 +62,7 @@ def compare_setup(sides: Sides) -> Iterator[Measure]:
         "optimizer offload": "offload_optimizer",
         "parameter offload": "offload_parameters",
         "data type": "dtype",
+        "data type of the frozen base": "frozen_dtype",
         "autocast": "autocast",
         "ranks": "world_size",
         "checkpointing": "activation_checkpointing",

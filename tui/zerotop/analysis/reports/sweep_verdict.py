@@ -9,19 +9,32 @@ from zerotop.analysis.formatting import format_bytes, format_count, format_long_
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.verdict import Outcome, Verdict
 from zerotop.analysis.sweeps.line_report import LineReport, describe_line
-from zerotop.analysis.sweeps.settings import describe_settings
+from zerotop.analysis.sweeps.series import build_series, choose_axis
+from zerotop.analysis.sweeps.settings import MICRO_BATCH, SEQ_LENGTH, describe_settings
 from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result, Sweep
 
-_WORDS = {OUT_OF_MEMORY: "ran out of memory", HUNG: "hung", CRASHED: "crashed", SKIPPED: "was left out"}
+# For one point, and for several.
+_WORDS = {
+    OUT_OF_MEMORY: ("ran out of memory", "ran out of memory"),
+    HUNG: ("hung", "hung"),
+    CRASHED: ("crashed", "crashed"),
+    SKIPPED: ("was left out", "were left out"),
+}
 # Fitted lines in the verdict; the others are described below the charts only.
 _MOST_LINES = 1
+# Series of which the verdict says what fits.
+_MOST_SERIES = 4
 
 
 def build_sweep_verdict(sweep: Sweep, lines: Sequence[LineReport]) -> Verdict:
     """Judge a sweep that may not have finished, or not begun."""
     counts = Counter(point.result.outcome for point in sweep.points if point.result is not None)
     waiting = len(sweep.points) - len(sweep.finished)
-    sentences = [*_describe_best(sweep), *(" ".join(describe_line(line)) for line in lines[:_MOST_LINES])]
+    sentences = [
+        *_describe_largest(sweep),
+        *_describe_best(sweep),
+        *(" ".join(describe_line(line)) for line in lines[:_MOST_LINES]),
+    ]
     if cost := describe_sweep_cost(sweep):
         sentences.append(cost)
     outcome = Outcome.OPEN if waiting else Outcome.WARNING if counts[HUNG] or counts[CRASHED] else Outcome.GOOD
@@ -32,9 +45,24 @@ def _describe_points(sweep: Sweep, counts: Counter[str], waiting: int) -> str:
     total = format_count(len(sweep.points), "point")
     if not sweep.finished:
         return f"None of {total} has run yet."
-    others = [f"{counts[name]} {word}" for name, word in _WORDS.items() if counts[name]]
+    others = [f"{counts[name]} {words[counts[name] > 1]}" for name, words in _WORDS.items() if counts[name]]
     others += [f"{waiting} {'has' if waiting == 1 else 'have'} not run yet"] if waiting else []
     return "; ".join((f"{counts[OK]} of {total} trained", *others)) + "."
+
+
+def _describe_largest(sweep: Sweep) -> Iterator[str]:
+    """Yield where memory ends: for each series the largest value that fits, and the smallest that does not."""
+    axis = choose_axis(sweep.plan)
+    if axis not in (SEQ_LENGTH, MICRO_BATCH):
+        return
+    for series in build_series(sweep, axis)[:_MOST_SERIES]:
+        if not series.out_of_memory:
+            continue
+        failing = min(int(point.settings[axis]) for point in series.out_of_memory)
+        fitting = max((value for point in series.points if (value := int(point.settings[axis])) < failing), default=None)
+        name, head = axis.replace("_", "-"), f"{series.label}: " if series.label else ""
+        fits = f"{fitting:,} fits and " if fitting is not None else ""
+        yield f"{head}{name} {fits}{failing:,} does not{'' if fits else ' fit'}."
 
 
 def _describe_best(sweep: Sweep) -> Iterator[str]:
@@ -45,7 +73,7 @@ def _describe_best(sweep: Sweep) -> Iterator[str]:
     smallest = _find_best(measured, lambda result: -size if (size := result.reserved_peak_bytes) else None)
     if smallest is not None:
         settings, size = describe_settings(sweep.plan, smallest[0].settings), format_bytes(-smallest[1])
-        yield f"The least GPU memory takes {settings}: {size} reserved at its peak."
+        yield f"The smallest is {settings}: {size} of GPU memory reserved at its peak."
 
 
 def _find_best(

@@ -138,7 +138,8 @@ def describe_memory(view: LiveView, units: ByteUnits = BINARY) -> Iterator[str]:
         yield f"GPU memory peaked at {format_bytes(peak, units)}{share} reserved{which}."
     elif view.ranks:
         rank = max(view.ranks, key=lambda rank: rank.rss_peak_bytes)
-        yield f"Host memory peaked at {format_bytes(rank.rss_peak_bytes, units)} in rank {rank.rank}; no GPU was recorded."
+        where = f" in rank {rank.rank}" if rank.rank >= 0 else ""  # a process without a rank that reports
+        yield f"Host memory peaked at {format_bytes(rank.rss_peak_bytes, units)}{where}; no GPU was recorded."
 
 
 def _describe_costliest(source: RecordingSource, cost: FindingCost | None, view: LiveView) -> str:

@@ -34,6 +34,7 @@ class TrainedModel:
     largest_layer: int | None  # parameters
     bytes_each: int = 2  # of a parameter
     state_each: int | None = _ADAM_STATE  # of the optimizer for each parameter
+    frozen_bytes: int | None = None  # of the parameters that are not trained, where they have a dtype of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,4 +103,5 @@ def build_setup(model: TrainedModel, hardware: Hardware, stage: int, offload: st
         trains=True,
         on_gpu=True,
         largest_layer=model.largest_layer,
+        frozen_bytes=model.frozen_bytes,
     )

@@ -78,7 +78,8 @@ def describe_line(report: LineReport) -> list[str]:
         )
         head = ""
     beyond = "Beyond, it is" if fit.knee_x is not None else f"{head}{what} is"
-    points = f"{fit.line_points} points, R2 {fit.r_squared:.4f}"
+    # Any line goes through two points: R2 would say nothing.
+    points = f"{fit.line_points} points, R2 {fit.r_squared:.4f}" if fit.line_points > 2 else "through only 2 points"
     sentences.append(f"{beyond} {fit.slope / 1e3:,.1f} kB x tokens + {format_bytes(fit.intercept)} ({points}).")
     sentences += _describe_comparison(report)
     return sentences

@@ -60,9 +60,20 @@ def _parse_range(text: str) -> range:
 
 
 def _parse_number(text: str) -> int:
-    if not text.strip().isdecimal():
-        raise ValueError(f"{text.strip()!r} is not a whole number" if text.strip() else "a value is missing")
-    return int(text)
+    word = text.strip()
+    if not re.fullmatch(r"-?[0-9]+", word):
+        raise ValueError(f"{word!r} is not a whole number" if word else "a value is missing")
+    return int(word)
+
+
+def format_values(values: Sequence[Value]) -> str:
+    """Return values as a command line has them: evenly spaced numbers as ``128:2048:128``."""
+    numbers = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+    if len(numbers) == len(values) > 3:
+        step = numbers[1] - numbers[0]
+        if step > 0 and numbers == list(range(numbers[0], numbers[-1] + 1, step)):
+            return f"{numbers[0]}:{numbers[-1]}" + (f":{step}" if step > 1 else "")
+    return ", ".join(map(str, values))
 
 
 def parse_words(text: str, choices: Sequence[str]) -> list[str]:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from zerotop.analysis.engine import LOOP, read_first_engine
 from zerotop.analysis.formatting import pluralize
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import PHASE_CODE
 
 # More optimizers than these are not named.
 _MOST_NAMED = 4
 _TRAINED_NOTHING = "No rank trained: none made a DeepSpeed engine, or called backward() and stepped an optimizer of PyTorch."
+# An optimizer that has not stepped after so many backwards is worth a word; accumulation over more is rare. They are looked
+# for among the first records.
+_MANY_BACKWARDS, _FIRST_SPANS = 100, 2000
+_BACKWARD, _STEP = PHASE_CODE["backward"], PHASE_CODE["step"]
 _NO_OPTIMIZER = "This loop has no optimizer of PyTorch: its forwards and backwards are shown, but no steps."
 
 
@@ -25,8 +32,23 @@ def describe_training(session: Session, cursor_ns: int) -> list[str]:
         return []
     if not engine.get("optimizer"):
         return [_NO_OPTIMIZER]
+    if (backwards := _count_backwards_without_step(session, cursor_ns)) >= _MANY_BACKWARDS:
+        return [
+            f"None of {backwards:,} backwards was followed by a step of {engine['optimizer']} so far:"
+            " without steps there are no iterations."
+        ]
     reported = session.events_named(events.OPTIMIZERS, cursor_ns)
     return _describe_rule(min(reversed(reported), key=lambda event: event.rank).facts["optimizers"]) if reported else []
+
+
+def _count_backwards_without_step(session: Session, cursor_ns: int) -> int:
+    """Return the backwards of the loop's first rank until a moment, or among its first records; 0 with a step."""
+    if not session.sources["spans"]:
+        return 0
+    source = session.sources["spans"][0]
+    spans = source.array[:_FIRST_SPANS]
+    phases = spans["phase"][spans["end_ns"] + source.offset_ns <= cursor_ns]
+    return 0 if np.any(phases == _STEP) else int(np.count_nonzero(phases == _BACKWARD))
 
 
 def _has_ended_untrained(session: Session, cursor_ns: int) -> bool:

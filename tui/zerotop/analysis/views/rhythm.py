@@ -32,6 +32,7 @@ _NEAR_BEST = 0.85
 _MAX_DISAGREEMENT = 0.03
 _REFRESH_S = 2.0
 _LAGS_PER_PIECE = 4
+_PCIE_COUNTERS = ("pcie_tx_bytes", "pcie_rx_bytes")
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,10 @@ def _read_signals(session: Session, begin_ns: int, end_ns: int) -> tuple[list[_S
     edges = np.arange(begin_ns, end_ns + 1, max(1, int(piece_s * 1e9))) if piece_s else np.empty(0, np.int64)
     if len(edges) < 4 * _FEWEST_SAMPLES:
         return [], piece_s
+    pcie_s = max(piece_s, _measure_growth_interval(gpus, "gpu", _PCIE_COUNTERS, edges))
     signals = [
         _Signal("cpu", _sum_rates(processes, "pid", ("cpu_ns",), edges), piece_s),
-        _Signal("pcie", _sum_rates(gpus, "gpu", ("pcie_tx_bytes", "pcie_rx_bytes"), edges), piece_s),
+        _Signal("pcie", _sum_rates(gpus, "gpu", _PCIE_COUNTERS, edges), pcie_s),
         _Signal("utilization", _sum_levels(gpus, "gpu", "utilization_percent", edges), 0.2),
         _Signal("power", _sum_levels(gpus, "gpu", "power_w", edges), piece_s),
     ]
@@ -114,6 +116,15 @@ def _sum_rates(sources: Iterable[Source], key: str, names: tuple[str, ...], edge
                 grown = np.diff(np.interp(edges - edges[0], times - edges[0], rows[name] - rows[name][0]))
                 total = grown if not total.size else total + grown
     return total
+
+
+def _measure_growth_interval(sources: Iterable[Source], key: str, names: tuple[str, ...], edges: Ints) -> float:
+    """Return the median seconds from one growth of a counter to the next: the sampler does not read all at every sample."""
+    intervals: list[Floats] = []
+    for times, rows in _iter_series(sources, key, edges):
+        intervals += [np.diff(times[1:][np.diff(rows[name]) > 0]) / 1e9 for name in names]
+    found = np.concatenate(intervals) if intervals else np.empty(0)
+    return float(np.median(found)) if found.size else 0.0
 
 
 def _sum_levels(sources: Iterable[Source], key: str, name: str, edges: Ints) -> Floats:

@@ -7,6 +7,9 @@ from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
 _ENGINE = "Waiting for the training to begin."
+# Of a job that may only infer: nothing says that it will train.
+_UNTRAINED = "No rank has trained in the first {duration}. A program that only infers has no steps."
+_UNTRAINED_S = 60.0
 _COMPILERS = "Compiling {what} for {duration}: 1 to 2 minutes, on the first run only."
 _OPERATORS = "DeepSpeed's operators"
 # Deleting the lock of a running job is no fix: its ranks would load a library that was never built.
@@ -23,6 +26,7 @@ def describe_wait(session: Session, cursor_ns: int) -> str:
         paths = list(dict.fromkeys(event.facts["path"] for event in locked))
         return _LOCK.format(locks=" and ".join(paths), it="it" if len(paths) == 1 else "them")
     if not compiling:
-        return _ENGINE
+        passed_s = (cursor_ns - session.begin_ns) / 1e9
+        return _ENGINE if passed_s < _UNTRAINED_S else _UNTRAINED.format(duration=format_long_time(passed_s))
     duration = format_long_time((cursor_ns - compiling[0].unix_ns) / 1e9)
     return _COMPILERS.format(what=compiling[-1].facts.get("extension") or _OPERATORS, duration=duration)

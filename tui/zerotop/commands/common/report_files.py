@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.session_report import read_session_report
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.model_config import find_shape
-from zerotop.report.charts import build_charts
+from zerotop.report.charts import Chart, build_charts
 from zerotop.report.session_page import write_session_page
-from zerotop.report.sweep_page import write_sweep_page
+from zerotop.report.sweep_page import build_sweep_charts, write_sweep_page
 from zerotop.session.atomic_write import write_atomically
 from zerotop.session.reader import Session
 from zerotop.session.sweeps import read_sweep
@@ -34,16 +36,29 @@ def build_sweep_page(path: Path, price: HourlyPrice | None = None) -> bytes:
 
 def draw_chart(session: Session, name: str | None) -> bytes:
     """Return a chart of a recording as PNG; None: its first one. Raises Problem for a chart that it does not have."""
+    drawn = build_charts(read_session_report(session))
+    if not drawn["charts"]:
+        raise Problem(f"{session.name} has nothing to draw: no step and no sample was recorded")
+    return _draw_named(session.name, drawn["charts"], name, drawn["marks"])
+
+
+def draw_sweep_chart(path: Path, name: str | None) -> bytes:
+    """Return a chart of a sweep as PNG; None: its first one. Raises Problem for a chart that it does not have."""
+    sweep = read_sweep(path)
+    charts = build_sweep_charts(sweep)
+    if not charts:
+        raise Problem(f"{sweep.name} has nothing to draw: no point was measured")
+    return _draw_named(sweep.name, charts, name, [])
+
+
+def _draw_named(title: str, charts: Sequence[Chart], name: str | None, marks: list[dict[str, Any]]) -> bytes:
     from zerotop.report.png import draw_png
 
-    drawn = build_charts(read_session_report(session))
-    charts = {chart["id"]: chart for chart in drawn["charts"]}
-    if not charts:
-        raise Problem(f"{session.name} has nothing to draw: no step and no sample was recorded")
-    if name is not None and name not in charts:
-        raise Problem(f"{session.name} has no chart {name!r}. Choose one of: {', '.join(charts)}", USAGE)
+    by_name = {chart["id"]: chart for chart in charts}
+    if name is not None and name not in by_name:
+        raise Problem(f"{title} has no chart {name!r}. Choose one of: {', '.join(by_name)}", USAGE)
     try:
-        return draw_png(charts[name or next(iter(charts))], session.name, drawn["marks"])
+        return draw_png(by_name[name or next(iter(by_name))], title, marks)
     except ImportError:
         raise Problem("PNG needs matplotlib: pip install 'zerotop[png]', or write the HTML page instead") from None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.exit_messages import write_messages
+from zerotop.report import OTHER_FORMATS
 from zerotop_probe.outside.job import job_control
 
 # Analysis and report are imported once the job is over: while it runs, the process that waits for it stays small.
@@ -18,6 +19,8 @@ def check_place(report: str) -> None:
     folder = Path(report).absolute().parent
     if Path(report).is_dir():
         raise Problem(f"--report needs a file, and {report} is a folder", USAGE)
+    if (suffix := Path(report).suffix.lower()) in OTHER_FORMATS:
+        raise Problem(f"Not started: the report is an HTML page, not {suffix[1:].upper()}. Name another file", USAGE)
     if not folder.is_dir():
         raise Problem(f"Not started: the report cannot be written, there is no folder {folder}", USAGE)
     if not os.access(folder, os.W_OK):

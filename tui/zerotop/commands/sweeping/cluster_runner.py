@@ -15,7 +15,9 @@ from typing import Any
 
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.sweeping.point_run import Attempt, Interrupted, run_point
+from zerotop.commands.sweeping.point_runner import Refused
 from zerotop.commands.sweeping.runner import SweepRunner
+from zerotop.commands.sweeping.slurm_queue import GONE, read_ended_jobs
 from zerotop.session.sweeps import CRASHED, POINTS_FOLDER, Plan, Point, Result, Sweep
 
 _LOG_FOLDER = "slurm"
@@ -72,15 +74,16 @@ class ClusterRunner(SweepRunner):
         except (RuntimeError, ValueError, NameError) as error:
             raise Problem(f"Cannot submit jobs to {cluster}: {error}") from error
         logging.getLogger("submitit").setLevel(logging.ERROR)  # it warns whenever Slurm keeps no accounts
+        self._cluster = cluster
         self._ask_interval_s = 0.0 if cluster == "debug" else _ASK_INTERVAL_S
         self._asked_s = time.monotonic() if cluster == "slurm" else 0.0
+        self._ended: dict[str, str] = {}  # states of jobs that had ended at the last question, without a result
 
     def _run_points(self) -> None:
         stop_file = self.sweep.path / _STOP_FILE
         stop_file.unlink(missing_ok=True)
         points = self.waiting
-        with self._executor.batch():
-            jobs = [self._executor.submit(run_on_node, self.sweep.path, self.sweep.plan, point) for point in points]
+        jobs = self._submit_jobs(points)
         pending = dict(zip((point.number for point in points), jobs, strict=True))
         try:
             while pending:
@@ -92,18 +95,42 @@ class ClusterRunner(SweepRunner):
             if pending:
                 self._stop_jobs(pending)
 
+    def _submit_jobs(self, points: Sequence[Point]) -> list[Any]:
+        """Submit one job for each point. Raises Refused."""
+        from submitit.core.utils import FailedJobError
+
+        try:
+            with self._executor.batch():
+                return [self._executor.submit(run_on_node, self.sweep.path, self.sweep.plan, point) for point in points]
+        except (FailedJobError, RuntimeError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise Refused(f"Slurm refuses the jobs: {lines[0].removeprefix('sbatch: error: ')}.") from error
+
     def _collect_results(self, pending: dict[int, Any]) -> None:
         """Add the results of jobs that have ended, and note those that run."""
         is_asking = time.monotonic() - self._asked_s >= self._ask_interval_s
         self._asked_s = time.monotonic() if is_asking else self._asked_s
+        ended = self._find_ended(list(pending.values())) if is_asking else {}
         for number, job in list(pending.items()):
             if self.is_stopping():
                 return
-            if job.paths.result_pickle.exists() or (is_asking and job.done()):
+            has_result = job.paths.result_pickle.exists()
+            if has_result or job.job_id in ended:
                 del pending[number]
-                self.add_result(number, _read_result(job))
+                state = "" if has_result else ended[job.job_id]
+                self.add_result(number, _describe_lost_job(job, state) if state else _read_result(job))
             elif number not in self.attempts and (attempt := self._find_attempt(number)) is not None:
                 self.note_attempt(attempt)
+
+    def _find_ended(self, jobs: Sequence[Any]) -> dict[str, str]:
+        """Return the ids of jobs that are over without a file of their result, with their states; "" where it can be read.
+
+        Slurm's jobs must be over at two questions, since a result on a shared file system may be seen late.
+        """
+        if self._cluster != "slurm":
+            return {job.job_id: "" for job in jobs if job.done()}
+        before, self._ended = self._ended, read_ended_jobs(job.job_id for job in jobs)
+        return {job_id: state for job_id, state in self._ended.items() if job_id in before}
 
     def _find_attempt(self, number: int) -> Attempt | None:
         """Return the attempt that a node has begun, by its session."""
@@ -123,6 +150,12 @@ class ClusterRunner(SweepRunner):
         for job in running:
             with suppress(Exception):  # it has ended meanwhile
                 job.cancel(check=False)
+
+
+def _describe_lost_job(job: Any, state: str) -> Result:
+    """Return the result of a job that Slurm has ended."""
+    how = f"Slurm says {state}" if state != GONE else "it was cancelled or killed, or its node failed"
+    return Result(CRASHED, f"The job {job.job_id} ended without a result: {how}. Its log: {job.paths.stderr}", attempts=1)
 
 
 def _read_result(job: Any) -> Result:

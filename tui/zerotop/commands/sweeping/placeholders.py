@@ -23,7 +23,9 @@ DEEPSPEED, STEPS, PORT = "deepspeed", "steps", "port"
 
 # Settings that reach the job by its DeepSpeed configuration, and one that is an environment variable.
 _IN_CONFIG = (STAGE, OFFLOAD, MICRO_BATCH, ACCUMULATION)
+_GIVEN = (DEEPSPEED, STEPS, PORT)
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(?:\?([^{}]*))?\}")
+_WHOLE_WORD = re.compile(rf"(?:--?[\w-]+=)?{_PLACEHOLDER.pattern}")
 
 
 def find_placeholders(command: Sequence[str]) -> set[str]:
@@ -44,6 +46,15 @@ def check_placeholders(command: Sequence[str], settings: Mapping[str, Sequence[o
     for name in sorted(names):
         if name in SETTINGS and name not in settings:
             raise ValueError(f"the command has {{{name}}}: give its values with --{name.replace('_', '-')}")
+    for name in filter(None, map(_read_whole_word, command)):
+        if name not in settings and name not in _GIVEN:
+            raise ValueError(f"the command has {{{name}}}: give its values with --set {name}=VALUES")
+
+
+def _read_whole_word(word: str) -> str | None:
+    """Return the placeholder that is a word by itself, or the value of an option; other braces may be the command's own."""
+    match = _WHOLE_WORD.fullmatch(word)
+    return match[1] if match is not None else None
 
 
 def expand_command(command: Sequence[str], values: Mapping[str, object]) -> list[str]:

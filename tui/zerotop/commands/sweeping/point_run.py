@@ -20,11 +20,12 @@ from zerotop.analysis.sweeps.measurement import judge_outcome, measure_point, me
 from zerotop.commands.job.training_machine import remove_shared_memory
 from zerotop.commands.sweeping.point_job import PointJob, prepare_job
 from zerotop.session.reader import Session, SessionError
-from zerotop.session.sweeps import CRASHED, OUT_OF_MEMORY, POINTS_FOLDER, Plan, Point, Result
+from zerotop.session.sweeps import CRASHED, OK, OUT_OF_MEMORY, POINTS_FOLDER, Plan, Point, Result
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.job.shutdown import GRACE_S
 from zerotop_probe.recording import directory, events
 
+_NOT_MEASURED = "Its pace was not measured: too few steps were recorded after the warm-up."
 _POLL_S = 0.2
 _LOOK_INTERVAL_S = 2.0  # between looks for signs of life
 _USAGE = 2  # the exit code of a command line that is refused: another attempt would be refused too
@@ -180,4 +181,6 @@ def _build_result(folder: Path, path: Path, plan: Plan, exit_code: int, is_hung:
     measured = measure_point(session, plan.warmup)
     if outcome == OUT_OF_MEMORY:
         measured |= measure_shortage(session)
+    if outcome == OK and measured["iterations_per_s"] is None:
+        reason = _NOT_MEASURED if not reason else f"{reason} {_NOT_MEASURED}"
     return Result(outcome, reason, str(path.relative_to(folder)), **measured)

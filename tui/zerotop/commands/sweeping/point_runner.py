@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from zerotop.ui.base.start_interfaces import OpenedRecording
 
 
+class Refused(Exception):
+    """Nothing runs, for a reason that the message says in a sentence."""
+
+
 class PointRunner(ABC):
     """Points in progress. One thread calls :meth:`run`; any thread may read the attributes and call :meth:`stop`."""
 
@@ -65,6 +69,10 @@ class PointRunner(ABC):
         except Interrupted:
             self.was_interrupted = True
             self.problem = "Interrupted."
+        except Refused as refusal:
+            self.problem = str(refusal)
+        except BrokenPipeError:  # whoever read the lines is gone
+            raise
         except OSError as error:
             self.problem = f"Nothing can be written to {self.sweep.path}: {describe_error(error)}."
         finally:
@@ -75,7 +83,7 @@ class PointRunner(ABC):
 
     @abstractmethod
     def _run_points(self) -> None:
-        """Run all points. Raises Interrupted, and OSError if nothing can be written."""
+        """Run all points. Raises Interrupted, Refused, and OSError if nothing can be written."""
 
     def note_attempt(self, attempt: Attempt) -> None:
         """Note that an attempt has begun."""

@@ -21,14 +21,37 @@ _LOCK_FILE = ".lock"
 
 def make_folder(output: str | None, plan: Plan) -> Path:
     """Return the folder for a plan, which exists then. Raises Problem if it holds something else."""
-    folder = Path(output).absolute() if output else _choose_default_path(plan)
+    if not output:
+        return _make_default_folder(plan)
+    folder = Path(output).absolute()
     if folder.is_dir() and not sweeps.is_sweep(folder) and any(name != _LOCK_FILE for name in os.listdir(folder)):
         raise Problem(f"{folder} is not empty and holds no sweep. Choose another folder with -o DIR")
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise Problem(f"Cannot make the folder {folder}: {error.strerror}. Choose another one with -o DIR") from error
+        raise _refuse_folder(folder, error) from error
     return folder
+
+
+def _make_default_folder(plan: Plan) -> Path:
+    """Make a new folder in the state directory; sweeps that start in the same second get different ones."""
+    first = _choose_default_path(plan)
+    number = 1
+    while True:
+        folder = first.with_name(f"{first.name}-{number}") if number > 1 else first
+        try:
+            first.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise _refuse_folder(folder, error) from error
+        else:
+            return folder
+
+
+def _refuse_folder(folder: Path, error: OSError) -> Problem:
+    return Problem(f"Cannot make the folder {folder}: {error.strerror}. Choose another one with -o DIR")
 
 
 def _choose_default_path(plan: Plan) -> Path:
@@ -42,7 +65,8 @@ def reopen_sweep(path: Path, plan: Plan | None = None) -> Sweep:
     opened = sweeps.read_sweep(path)
     if plan is not None and _compare_key(plan) != _compare_key(opened.plan):
         raise Problem(f"{path} holds another sweep, with other settings. Choose another folder with -o DIR")
-    if opened.plan.working_directory and not Path(opened.plan.working_directory).is_dir():
+    is_done = len(opened.finished) == len(opened.points) and plan is None  # its results are only shown
+    if not is_done and opened.plan.working_directory and not Path(opened.plan.working_directory).is_dir():
         raise Problem(f"The folder {opened.plan.working_directory}, in which the sweep's jobs run, is gone")
     return opened
 

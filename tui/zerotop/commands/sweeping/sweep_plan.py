@@ -103,6 +103,8 @@ def _read_settings(options: argparse.Namespace) -> dict[str, list[Value]]:
         name, _, values = text.partition("=")
         if not name.isidentifier() or name in SETTINGS or is_reserved(name):
             raise Problem(f"--set {text}: {name!r} cannot be the name of a setting", USAGE)
+        if name in settings:
+            raise Problem(f"--set {name} is given twice: write all its values as --set {name}=VALUE,VALUE", USAGE)
         settings[name] = _parse(f"--set {name}", values, names.parse_any)
     if options.set and not options.command:
         raise Problem("--set needs a command of your own with its {placeholder}: zerotop sweep --set ... -- COMMAND", USAGE)

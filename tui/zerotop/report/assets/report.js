@@ -102,6 +102,20 @@
     ctx.restore();
   }
 
+  // The values of the horizontal axis whose labels do not overlap; the last one always has its label.
+  function chooseTicks(plot, x, label) {
+    const room = value => 7 * label(value).length + 10;
+    const chosen = [];
+    let end = Infinity;
+    for (const value of [...x].reverse()) {
+      const middle = plot.valToPos(value, "x");
+      if (middle + room(value) / 2 > end) continue;
+      chosen.unshift(value);
+      end = middle - room(value) / 2;
+    }
+    return chosen;
+  }
+
   function draw(chart, width) {
     const figure = document.getElementById(`chart-${chart.id}`);
     const { x, series } = readChart(chart);
@@ -114,6 +128,7 @@
     const stepped = uPlot.paths.stepped({ align: -1 });
     const axis = { stroke: colour("muted"), grid: { stroke: colour("panel"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     const top = chart.limit == null ? null : chart.limit;
+    const label = value => (chart.labels ? chart.labels[x.indexOf(value)] : short(value));
     const options = {
       width,
       height: Math.max(150, Math.min(240, width * 0.3)),
@@ -137,7 +152,7 @@
       },
       axes: [
         chart.kind === "points"
-          ? { ...axis, size: 28, splits: () => x, values: () => x.map((value, i) => (chart.labels ? chart.labels[i] : short(value))) }
+          ? { ...axis, size: 28, splits: plot => chooseTicks(plot, x, label), values: (plot, splits) => splits.map(label) }
           : { ...axis, size: 28, values: (plot, splits) => splits.map(value => fraction(value, splits[1] - splits[0])) },
         { ...axis, size: 52, values: (plot, splits) => splits.map(short) },
       ],
@@ -146,7 +161,7 @@
           label: chart.axis || "time",
           value: (plot, value, _, index) => {
             if (value == null) return "–";
-            if (chart.kind === "points") return chart.labels ? chart.labels[index] : short(value);
+            if (chart.kind === "points") return label(value);
             const step = chart.steps && chart.steps[index];
             return clock(value) + (step == null ? "" : `, step ${step}`);
           },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import BindingType
@@ -20,24 +20,13 @@ from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import CommonPanel, FrameWidget, RedrawRequested, RowWidget
 from zerotop.ui.base.header import count_notice_rows
-from zerotop.ui.base.interfaces import Source
+from zerotop.ui.base.interfaces import LongWork, Source
 from zerotop.ui.base.post_mortem import count_post_mortem_rows
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import Box, ScreenOutline, layout_outline
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.widgets.direct_writer import DirectWriter
 from zerotop.ui.widgets.panel_container import Panels
-
-
-class LongWork(Protocol):
-    """A computation that takes so long that a picture without its result is shown first."""
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether the last picture lacks the result."""
-
-    def finish_work(self) -> None:
-        """Compute the result for the next picture."""
 
 
 @dataclass(frozen=True, slots=True)

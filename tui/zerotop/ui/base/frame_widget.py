@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.segment import Segment
 from rich.style import Style
-from textual.dom import DOMNode
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
@@ -21,33 +20,12 @@ from zerotop.ui.base.frame import Frame
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, Span, row_text, row_width
 from zerotop.ui.drawing.text import sanitize
-from zerotop.ui.drawing.theme import STYLES, choose_readable
+from zerotop.ui.drawing.theme import choose_readable
 from zerotop.ui.drawing.units import get_units
 from zerotop.ui.widgets.direct_writer import DirectWriter, Escapes, apply_escapes, iter_changes
-from zerotop.ui.widgets.textual_private import attach_node
+from zerotop.ui.widgets.swatch import Swatch
 
-_STYLE_NAMES = frozenset(STYLES)
 _FULL_BLOCKS = re.compile("█+|[^█]+")
-
-
-class Swatch(DOMNode):
-    """An unmounted node to look up how the stylesheet paints one name in a widget.
-
-    Component classes would look up all names in all widgets at each style update, a hundred milliseconds each time a screen
-    is shown; a widget uses a few of them.
-    """
-
-    def __init__(self, name: str, within: Widget) -> None:
-        if name not in _STYLE_NAMES:
-            raise KeyError(name)
-        super().__init__(classes=f"drawn--{name}")
-        attach_node(self, within)
-
-    @property
-    def style(self) -> Style:
-        """The style, with the background that the widget gives it."""
-        self.app.stylesheet.apply(self)
-        return self.rich_style
 
 
 class RowWidget(Widget):

@@ -1,4 +1,4 @@
-"""The interfaces of the screens: the recording to show, and the running job to control."""
+"""The interfaces of the screens: the recording to show, the running job to control, and computations that take long."""
 
 from __future__ import annotations
 
@@ -136,3 +136,14 @@ class Leaving(Enum):
     QUIT = "quit"  # nothing was running
     DETACHED = "detached"  # the job goes on
     STOPPED = "stopped"  # the user stopped the job
+
+
+class LongWork(Protocol):
+    """A computation that takes so long that a picture without its result is shown first."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the last picture lacks the result."""
+
+    def finish_work(self) -> None:
+        """Compute the result for the next picture."""

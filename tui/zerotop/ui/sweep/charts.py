@@ -184,13 +184,25 @@ def _mark_failures(canvas: Canvas, columns: _AxisColumns, axis: str, shown: Sequ
 
 def draw_legend(model: SweepModel, width: int, glyphs: Glyphs) -> Row:
     """Draw the colours of the series, and the axis."""
-    items: list[tuple[int, Row]] = []
-    for number, series in enumerate(model.series):
-        if series.label:
-            label = sanitize(series.label.replace("expandable_segments:True", "expandable segments"), glyphs)
-            style = SERIES_STYLES[number % len(SERIES_STYLES)]
-            items.append((len(model.series) - number + 1, ((f"{glyphs.swatch} ", style), (label, "text"))))
-    items.append((1, ((f"over {model.axis.replace('_', '-')}", "muted"),)))
+    after: list[tuple[int, Row]] = [(1, ((f"over {model.axis.replace('_', '-')}", "muted"),))]
     if any(series.out_of_memory for series in model.series):
-        items.append((0, ((f"{glyphs.skipped} out of memory", "muted"),)))
+        after.append((0, ((f"{glyphs.skipped} out of memory", "muted"),)))
+    labels = [series.label for series in model.series]
+    items = [*_list_series(labels, glyphs), *after]
+    if len(choose_items(items, width - 2, 3)) < len(items) and all(labels):
+        # Too long: the names of the settings once, in front of their values.
+        names = ", ".join(name.replace("_", "-") for name in model.series[0].settings)
+        values = [", ".join(map(str, series.settings.values())) for series in model.series]
+        items = [(len(labels) + 2, ((f"{names}:", "muted"),)), *_list_series(values, glyphs), *after]
     return fit_row(((" ", "text"), *join_rows(choose_items(items, width - 2, 3), 3)), width, glyphs)
+
+
+def _list_series(labels: Sequence[str], glyphs: Glyphs) -> list[tuple[int, Row]]:
+    """Return (importance, colour and label) of each series that has a label; the first ones are the most important."""
+    items: list[tuple[int, Row]] = []
+    for number, label in enumerate(labels):
+        if label:
+            text = sanitize(label.replace("expandable_segments:True", "expandable segments"), glyphs)
+            style = SERIES_STYLES[number % len(SERIES_STYLES)]
+            items.append((len(labels) - number + 1, ((f"{glyphs.swatch} ", style), (text, "text"))))
+    return items

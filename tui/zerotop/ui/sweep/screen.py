@@ -47,8 +47,8 @@ class SweepScreen(Screen[None]):
 
     TITLE = "Sweep"
     HELP = (
-        "Every combination of settings, one after another. Enter opens the recording of a point; Esc returns here. On a"
-        " chart the mouse shows values, and its wheel zooms."
+        "Every combination of settings, each in a process of its own. Enter opens the recording of a point; Esc returns"
+        " here. On a chart the mouse shows values, and its wheel zooms."
     )
     TERMS = SWEEP_TERMS
     ALLOW_SELECT = False

@@ -10,7 +10,7 @@ from zerotop.analysis.sweeps.series import ALLOCATED
 from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result
 from zerotop.ui.drawing.formatting import MISSING, format_clock, format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, fit_row, merge_spans
+from zerotop.ui.drawing.rows import Row, fit_row, merge_spans, row_width
 from zerotop.ui.drawing.table import Column, draw_rule, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.drawing.units import giga_unit
@@ -48,7 +48,10 @@ def draw_table(model: SweepModel, width: int, height: int, glyphs: Glyphs) -> li
         for at, point in enumerate(points, model.top_row)
     ]
     placed = place_columns(_build_columns(model, glyphs), width)
-    drawn = [draw_rule((("Runs" if model.search else "Points", "title"),), width, glyphs, placed)]
+    title: Row = (("Runs" if model.search else "Points", "title"),)
+    first = next((begin for column, begin, _ in placed.columns if column.heading), width)
+    # Without the numbers of points there is no room for a title before the first heading.
+    drawn = [draw_rule(title if first > row_width(title) else (), width, glyphs, placed)]
     for line in lines:
         row = placed.draw_row(line, width, glyphs)
         drawn.append(_highlight_row(row) if line.is_chosen and glyphs.smooth else row)

@@ -16,7 +16,9 @@ def hide_from_compiler(function: Callable[..., Any], *, with_callees: bool = Tru
         from torch._C._dynamo import eval_frame
     except ImportError:
         return
-    code = getattr(function, "__func__", function).__code__
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None:  # it is written in C
+        return
     try:
         actions = eval_frame._FrameAction
         strategy = eval_frame._FrameExecStrategy(actions.SKIP, actions.SKIP if with_callees else actions.DEFAULT)

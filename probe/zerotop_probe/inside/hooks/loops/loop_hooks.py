@@ -96,6 +96,9 @@ class LoopHooks:
         counting, meter = self._probe.counting, self._probe.meter
         wrapper = wrap_function(original, "backward", self._begin_backward, self._end_backward, meter, counting)
         hide_from_compiler(wrapper, with_callees=False)
+        if hasattr(wrapper, "counts_backwards"):
+            wrapper.counts_backwards = True
+            return wrapper
 
         @functools.wraps(wrapper)
         def call_original(*args: Any, **kwargs: Any) -> Any:

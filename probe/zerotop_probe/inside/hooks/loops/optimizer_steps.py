@@ -6,6 +6,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from zerotop_probe.inside import native
 from zerotop_probe.inside.guard import Guard, now, on_removal
 from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
 from zerotop_probe.inside.hooks.loops.iteration_counter import IterationCounter
@@ -36,6 +37,9 @@ class OptimizerStepHooks:
         before, after = self._make_hooks()
         hide_from_compiler(before)
         hide_from_compiler(after)
+        code = native.counted_steps
+        if code is not None and isinstance(self._counting, code.StepCounting):
+            before, after = code.BeforeUpdate(self._counting, before), code.AfterUpdate(self._counting, after)
         for handle in (
             module.register_optimizer_step_pre_hook(before),
             module.register_optimizer_step_post_hook(after),

@@ -8,13 +8,24 @@ Nothing of it is copied or pickled, no graph changes, and other modules cost not
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from zerotop_probe.inside import native
 from zerotop_probe.inside.counting import StepCounting
-from zerotop_probe.inside.guard import AfterHook, BeforeHook, CostMeter, Guard, on_removal, wrap_function, wrap_method
+from zerotop_probe.inside.guard import (
+    AfterHook,
+    BeforeHook,
+    CostMeter,
+    Guard,
+    make_failure_note,
+    on_removal,
+    wrap_function,
+    wrap_method,
+)
 from zerotop_probe.inside.hooks.loops.compiler import hide_from_compiler
 
 # A script that calls ``model.forward()`` directly shows its layers as roots. A few are a loop of several models.
@@ -84,6 +95,27 @@ class RootCall:
 
     def __reduce__(self) -> Any:
         return type(None), ()
+
+
+def _make_root_call(module: Any, finder: RootFinder) -> RootCall:
+    """Return what stands in ``module._compiled_call_impl``; where there is C code, it makes the calls in counted steps."""
+    code = native.counted_steps
+    if code is None or not isinstance(finder.counting, code.StepCounting):
+        return RootCall(module, finder)
+    return _derive_root_call(code)(module, finder)
+
+
+@functools.cache
+def _derive_root_call(code: Any) -> type[RootCall]:
+    class NativeRootCall(code.CountedForward, RootCall):  # type: ignore[misc]
+        def __init__(self, module: Any, finder: RootFinder) -> None:
+            RootCall.__init__(self, module, finder)
+            note_failure = make_failure_note(Guard("forward", finder.meter), *finder.hooks, finder.counting)
+            code.CountedForward.__init__(
+                self, finder.counting, RootCall.__call__, self._previous, note_failure, id(module), _find_module_class()
+            )
+
+    return NativeRootCall
 
 
 class RootFinder:
@@ -216,7 +248,7 @@ class RootFinder:
 
     def _hook_module(self, module: Any) -> None:
         # Not with setattr: a module that torch.compile() made would pass it on to the module inside.
-        module.__dict__[_ATTRIBUTE] = RootCall(module, self)
+        module.__dict__[_ATTRIBUTE] = _make_root_call(module, self)
 
 
 def _find_module_class() -> Any:

@@ -219,7 +219,9 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
     place = shown.place if difference is None else difference.calls[0][1].place or shown.place
     line = place.partition(" in ")[0]
     said = describe_odd(standstill, _ODD_WIDTH)
-    told = [one for one in standstill.groups if one is not odd or one.place not in said]
+    # Of a single group the headline says all, unless it is too long.
+    is_only = len(standstill.groups) == 1
+    told = [one for one in standstill.groups if (one is not odd and not is_only) or one.place not in said]
     return _SEEN.at(
         group,
         silence.since_ns,

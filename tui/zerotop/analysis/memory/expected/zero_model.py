@@ -82,7 +82,7 @@ class EngineSetup:
     largest_layer: int | None  # parameters of the largest layer; None where not recorded
     is_loop: bool = False  # without DeepSpeed
     loop_state: StateBytes | None = None  # of a loop's optimizers; None where not known
-    frozen_bytes: int | None = None  # of a loop's frozen parameters without quantized ones, on all ranks together
+    frozen_bytes: int | None = None  # of frozen parameters with a dtype of their own, on all ranks together, not quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +171,12 @@ def _multiply_known(size: int | None, count: int) -> int | None:
 def compute_expected(setup: EngineSetup) -> ExpectedBytes:
     """Return what the formulas say one rank holds on its GPU, in host memory and on NVMe."""
     expected = ExpectedBytes({}, {}, {})
-    kept = setup.trainable if setup.is_loop else setup.parameters
+    kept = setup.trainable if setup.is_loop or setup.frozen_bytes is not None else setup.parameters
     weights = _compute_share(setup.bytes_each * kept, setup, 3)
-    _put_category(expected, PARAMETERS, weights, setup.offload_parameters if setup.stage == 3 else "none", 1.0)
+    device = setup.offload_parameters if setup.stage == 3 else "none"
+    _put_category(expected, PARAMETERS, weights, device, 1.0)
     if setup.frozen_bytes is not None:
-        _put_category(expected, FROZEN_PARAMETERS, _compute_share(setup.frozen_bytes, setup, 3), "none", 1.0)
+        _put_category(expected, FROZEN_PARAMETERS, _compute_share(setup.frozen_bytes, setup, 3), device, 1.0)
     if setup.trains:
         device, share = setup.offload_optimizer if setup.stage else "none", setup.offloaded_share
         if device != "none":

@@ -1,0 +1,34 @@
+"""The probe's work in counted steps once more, in C: in a real loop the way to Python code, which is in none of the
+processor's caches, costs more than the work itself.
+
+``counted_steps`` is the compiled module. It is None where there was no compiler when zerotop was installed, where another
+Python or machine loads the probe, and with ``PYTHONZEROTOP_NATIVE=0``: then the same is done in Python. Nothing else belongs
+here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from zerotop_probe.recording.directory import NATIVE_VARIABLE
+from zerotop_probe.recording.tables import SPANS
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+# The record that the C code writes.
+_SPAN_FORMAT = "<qqqiiiiHHBBH"
+
+
+def _load_module() -> ModuleType | None:
+    if os.environ.get(NATIVE_VARIABLE) == "0" or SPANS.record_struct.format != _SPAN_FORMAT:
+        return None
+    try:
+        from zerotop_probe.inside.native import _counted_steps
+    except Exception:
+        return None
+    return _counted_steps if SPANS.record_struct.size == _counted_steps.SPAN_BYTES else None
+
+
+counted_steps = _load_module()

@@ -1,0 +1,28 @@
+"""What ``counted_steps.c`` defines."""
+
+from collections.abc import Callable
+from typing import Any
+
+from zerotop_probe.inside import counting
+
+SPAN_BYTES: int
+
+class StepCounting(counting.StepCounting): ...
+
+class _Hook:
+    counts_backwards: bool
+    def __init__(
+        self,
+        counting: counting.StepCounting,
+        otherwise: Callable[..., Any],
+        original: Callable[..., Any] | None = None,
+        note_failure: Callable[..., None] | None = None,
+        module: int = 0,
+        module_class: Any = None,
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class CountedCall(_Hook): ...
+class CountedForward(_Hook): ...
+class BeforeUpdate(_Hook): ...
+class AfterUpdate(_Hook): ...
