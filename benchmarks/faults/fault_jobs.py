@@ -22,7 +22,7 @@ from typing import TextIO
 from fault_plans import KINDS, Plan, count_gpus, write_plan
 
 # A job may take so long until it is ready, and from its turn on.
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 
 # They begin with the fault.
 _HOG = "input()\nwhile True: pass"

@@ -26,33 +26,38 @@ _KIND = FindingKind(
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
 )
+# What was written before the first step is read at most so much later (ns).
+_LATE_NS = 10 * 10**9
 # Of the headline, beside how long it lasts.
 _ODD_WIDTH = 80 - len("Stuck at the start for 600 s: ")
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once where all ranks stand, unless one of them does what merely takes long."""
-    if _KIND.name in recording.reported:
-        return
-    first_ns = min(
-        (int(group.lead.steps["end_unix_ns"][0]) for group in recording.groups if len(group.lead.steps)), default=None
-    )
-    seen = [event for name in (events.RANK_STACKS, events.STACKS) for event in recording.events_named(name)]
-    times = sorted(one.unix_ns for one in seen if one.name == events.RANK_STACKS or one.facts.get("why") == SILENT)
+    """Report once where all ranks stood before the first step, unless one of them did what merely takes long."""
     state = recording.get_state(_State, _KIND.name)
+    if state.is_over:
+        return
+    ends = [int(group.lead.steps["end_unix_ns"][0]) for group in recording.groups if len(group.lead.steps)]
+    first_ns = min(ends, default=recording.cursor_ns + 1)
+    state.is_over = bool(ends) and recording.cursor_ns > first_ns + _LATE_NS
+    seen = [event for name in (events.RANK_STACKS, events.STACKS) for event in recording.events_named(name)]
+    times = sorted(
+        one.unix_ns
+        for one in seen
+        if one.unix_ns < first_ns and (one.name == events.RANK_STACKS or one.facts.get("why") == SILENT)
+    )
     for time_ns in times[bisect_right(times, state.checked_ns) :]:
-        if first_ns is not None and time_ns >= first_ns:
-            return
         state.checked_ns = time_ns
         start = find_standstill(recording.session, time_ns)
         if start is not None and _is_stuck(recording, start, time_ns):
-            recording.reported.add(_KIND.name)
+            state.is_over = True
             yield _build_finding(start, time_ns)
             return
 
 
 class _State:
     checked_ns = 0  # of the last stacks that were looked at
+    is_over = False  # it was reported, or training began long ago
 
 
 def _is_stuck(recording: Evidence, start: Start, time_ns: int) -> bool:
