@@ -47,7 +47,9 @@ def test_an_overview_equals_the_whole_recording(name: str) -> None:
     detached_s = (whole.last_written_ns - whole.begin_ns) / 1e9
     ended = next((event.facts for event in whole.events if event.name == "job_ended"), {"seconds": detached_s})
     finished = RecordingSource(whole).view_at(None).progress.finished_steps
-    assert (about.steps, about.ranks, about.exit_code) == (finished, engine["world_size"], ended.get("exit_code"))
+    assert (about.ranks, about.exit_code) == (engine["world_size"], ended.get("exit_code"))
+    # Where a job was killed, one of its ranks may have finished a step more than the lowest.
+    assert about.steps == finished or (ended.get("exit_code") != 0 and about.steps == finished - 1)
     updating = lowest[~lowest["skipped"]]
     assert about.iteration_s == pytest.approx(float(np.median(updating["iteration_s"])))
     assert max(about.iterations) == pytest.approx(float(lowest["iteration_s"].max()), abs=1e-6)
