@@ -6,6 +6,7 @@ arguments, its variables of the environment, and the file for its output; the mo
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -31,6 +32,7 @@ def main() -> int:
     sys.path[0] = os.path.dirname(script)
     for module in modules.split(","):
         importlib.import_module(module)
+    gc.freeze()  # each of them would go through all of these objects at its end
     for run in json.loads(runs):
         child = os.fork()
         if not child:

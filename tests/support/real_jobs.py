@@ -27,7 +27,7 @@ TIMEOUT_S = 900.0
 LOCK_IS_STALE_S = 900.0
 BARE_RANKS = Path(__file__).with_name("bare_ranks.py")
 IN_TURN = Path(__file__).with_name("finetunes_in_turn.py")
-QUICK_CPUINFO = Path(__file__).with_name("quick_cpuinfo")
+QUICK_PYTHONS = Path(__file__).with_name("quick_pythons")
 SMALL = ("--model", "tiny", "--steps", "3", "--seq-length", "64", "--micro-batch", "2")
 
 
@@ -47,7 +47,7 @@ def make_environment() -> dict[str, str]:
     """Return the environment of a real run. Operators are compiled once, into torch's usual folder."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
     return inherited | {
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(QUICK_CPUINFO), os.environ.get("PYTHONPATH")))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(QUICK_PYTHONS), os.environ.get("PYTHONPATH")))),
         "DS_ACCELERATOR": "cpu",
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",

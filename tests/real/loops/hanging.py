@@ -65,7 +65,7 @@ def prepare():
     end = time.monotonic() + pause
     while time.monotonic() < end:  # as one that reads a data set, and leaves the core to others
         sum(range(1_000_000))
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def build_batch(rank, step):

@@ -5,6 +5,7 @@ The last thing each rank prints is a line ``COUNTED {...}``: what it saw itself,
 
 import argparse
 import copy
+import gc
 import hashlib
 import json
 import os
@@ -364,6 +365,7 @@ def main():
         return
     from torch import _dynamo  # noqa: F401  # the first optimizer of each process would import it
 
+    gc.freeze()  # each process would go through all of its objects at its end
     for rank, style in enumerate(styles):
         child = os.fork()
         if not child:
