@@ -31,6 +31,10 @@ def open_cached(name: str) -> Session:
 ON_GPUS = [name for name in NAMES if open_cached(name).sources["allocator"]]
 
 
+# Its memory grows in each step, and steps are short: seldom does NVML's reading match that of the allocator.
+GROWING = ("gpu-counted-leak",)
+
+
 def list_moments(session: Session) -> list[int]:
     """From the first reading of an allocator to the last."""
     tables = [source for source in session.sources["allocator"] if len(source.array)]
@@ -68,7 +72,7 @@ def test_nvmls_process_is_pytorch_and_what_is_outside_of_it(name: str) -> None:
                 if found.rows[0].basis.startswith("NVML") and found.allocated_bytes:
                     still += 1
                     assert found.job_bytes == found.sum_bytes(OUTSIDE, UNALLOCATED, *ALLOCATED)
-    assert still > 0.7 * seen > 0
+    assert still > (0.3 if name in GROWING else 0.7) * seen > 0
 
 
 @pytest.mark.parametrize("name", ON_GPUS)
@@ -80,7 +84,9 @@ def test_what_formulas_say_is_what_was_counted(name: str) -> None:
     known = parse_setup(engines[0])
     assert known is not None
     masters = () if engines[0].get("kind") == "loop" else ("master_weights",)
-    for found in read_ledgers(session, cursor):
+    ledgers = [found for found in read_ledgers(session, cursor) if found.ranks]  # a machine may have more GPUs than the job
+    assert ledgers
+    for found in ledgers:
         differences = {each.key: each for each in compare_ledger(found, compute_expected(known))}
         for name_ in ("parameters", "optimizer_state", *masters):
             each = differences[name_]

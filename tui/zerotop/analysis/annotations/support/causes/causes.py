@@ -132,6 +132,8 @@ def _check_late_rank(change: StepChange) -> Cause | None:
     """Another rank's own work takes longer, and the lead waits for it where ranks synchronize."""
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     known_ns, delays = max(change.known_ns, int(change.after["end_unix_ns"][-1])), []
+    # Where most steps are only counted, ranks may have too few phases of the same steps for the finding of stragglers.
+    seen = needed = min(SETTLED_STEPS, len(change.after))
     if not all(len(part) for part in change.phased):
         return None
     for process in change.group.processes:
@@ -139,13 +141,15 @@ def _check_late_rank(change: StepChange) -> Cause | None:
         own = [compute_own_seconds(rows[match_steps(rows, part)]) for part in change.phased]
         if min(len(part) for part in own) > 0:
             delays.append((float(np.median(own[1]) - np.median(own[0])), process))
+            seen = min(seen, len(own[1]))
     if len(delays) < 2 or slower <= 0:
         return None
     (others, _), (late, culprit) = sorted(delays, key=lambda delay: delay[0])[-2:]
     if late - others < slower / 2 or culprit is change.process:
         return None
     text = f"rank {culprit.rank} began to arrive {format_seconds(late)} later where ranks synchronize"
-    is_straggler = late >= max(STALL_SECONDS, STRAGGLER_SHARE * float(np.median(change.after["iteration_s"])))
+    is_long = late >= max(STALL_SECONDS, STRAGGLER_SHARE * float(np.median(change.after["iteration_s"])))
+    is_straggler = is_long and seen >= needed
     fix = f"py-spy dump --pid {culprit.source.pid}"
     return Cause(text, _LATE_ADVICE, fix, 0.85, has_own_finding=is_straggler, culprit=culprit, where=BETWEEN)
 
