@@ -174,7 +174,7 @@ def measure_product(options: argparse.Namespace) -> None:
         product = TraceMl(loop) if options.child == "traceml" else Zerotop(loop)
         product.turn_hooks(True)
         loop.run_steps(60 if target < 100 else 25, product.around_step)  # the first steps are recorded in full
-        # Collections of what was imported take longer than any product, and come at random.
+        # Collecting the garbage of imported modules takes longer than what is measured, at random times.
         gc.collect()
         gc.freeze()
         product.reset_costs()
@@ -214,9 +214,9 @@ _OWN_TICKERS = ("_stack_ticker", "_thread_ticker")
 
 
 class PacedTask:
-    """The task of one of the probe's threads. In blocks without the probe it does nothing, as often as it would have run.
+    """Runs the task of one of the probe's threads at its usual pace, and skips it in blocks without the probe.
 
-    Otherwise it would run in each block with the probe, many times as often as in training.
+    A task that waited for the next block with the probe would run many times as often as in training.
     """
 
     def __init__(self, ticker: Any) -> None:

@@ -47,7 +47,7 @@ def _run_counted(folder: Path, environment: dict[str, str], command: list[str]) 
 
 @pytest.fixture(scope="module", params=["C", "Python"])
 def environment(request: pytest.FixtureRequest, job_environment: dict[str, str]) -> dict[str, str]:
-    """That of a job whose counted steps are the work of this code."""
+    """Return the environment of a job that counts steps with this code."""
     if request.param == "C" and native.counted_steps is None:
         pytest.skip("the C code was not compiled")
     return job_environment | {NATIVE_VARIABLE: "1" if request.param == "C" else "0"}

@@ -1,4 +1,4 @@
-"""A training loop without PyTorch whose hooks are the probe's C code. Also run by other versions of Python, alone:
+"""A training loop without PyTorch that calls the probe's C hooks. Other versions of Python run it as a script:
 
 python counted_loop.py PATH_OF_THE_LIBRARY
 """
@@ -172,7 +172,7 @@ def check_failures(library: Any) -> None:
 
 
 def check_references(library: Any) -> None:
-    """Count many steps: nothing is kept, and nothing is freed too early."""
+    """Run many counted steps, and check that no reference leaks and no object is freed too early."""
     loop = CountedLoop(library)
     loop.run_step()
     kept = [loop.loop, loop.files, loop.recorder, loop.optimizer, loop.module, Module._call_impl]

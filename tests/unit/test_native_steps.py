@@ -25,7 +25,7 @@ SOURCE = Path(native.__file__).with_name("counted_steps.c")
 
 
 def find_pythons() -> list[str]:
-    """Other versions of Python on this machine that start."""
+    """Return the other versions of Python that run on this machine."""
     names = [f"python3.{minor}" for minor in range(9, 16)]
     paths = [path for name in names if (path := shutil.which(name))]
     return [path for path in paths if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0]

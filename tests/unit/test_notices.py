@@ -103,7 +103,7 @@ def test_a_loop_without_an_optimizer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("backwards", "has_step", "is_said"), [(100, False, True), (99, False, False), (100, True, False)])
 def test_an_optimizer_that_never_steps(tmp_path: Path, backwards: int, has_step: bool, is_said: bool) -> None:
-    """As where a script has forgotten optimizer.step()."""
+    """For example where a script lacks optimizer.step()."""
     recording = Recording(tmp_path)
     rank = make_identity(0, 100)
     recording.write_event(rank, 1, events.ENGINE, engine=0, kind="loop", model="Net", optimizer="AdamW")

@@ -24,16 +24,16 @@ _WEIGHT = 0.125
 _MOST_TIMES = 4.0
 # What was saved or overspent in this time counts, not what was before.
 _MEMORY_NS = 1_000_000_000
-# Even where light detail alone exceeds the budget, one step in this time (ns) is recorded in full: a longer time where that
-# would take more than so much of the budget.
+# Even where light detail alone exceeds the budget, one step in each interval is recorded in full. The interval (ns) lies
+# between these limits, and is as long as needed for full steps to take no more than this part of the budget.
 _LONGEST_LIGHT_NS, _LONGEST_WITHOUT_FULL_NS, _FULL_PART = 2_000_000_000, 30_000_000_000, 0.1
 # Of counted steps, one in so many has phases. From 16 on it stays so even where that costs more than the budget, if the next
 # interval is longer than so long (ns).
 _INTERVALS = (2, 4, 8, 16, 32, 64, 128, 256)
 _SHORTEST_LAST, _LONGEST_UNSEEN_NS = 16, 2_000_000_000
-# What was overspent is saved again by longer intervals, as if only this part of the budget were allowed at the most.
+# After overspending, intervals are longer for a while: as if the budget were smaller, down to this part of it.
 _LEAST_PART = 0.25
-# The steps with phases move by so many steps each so many: a job may do something in every 16th step.
+# Every 64 steps the steps with phases move by 5: a job may do something in every 16th step.
 _SHIFT, _SHIFT_EVERY = 5, 64
 # Steps from one evaluation or checkpoint after which steps have phases to the next.
 _STEPS_BETWEEN_WISHES = 16
@@ -63,9 +63,9 @@ class DetailBudget:
         """The detail of the step in progress."""
         self._steps = 0
         self._credit_ns = 0.0
-        # What the hooks in counted steps and those between have saved of their part, or overspent.
+        # Time that the hooks have saved of their share of the budget; negative if they have overspent it.
         self._hooks_credit_ns = 0.0
-        self._limit_ns = 0.0  # of both
+        self._limit_ns = 0.0  # of either credit, and of either debt
         self._usual_ns = 0.0
         # The usual costs of a step by detail; 0 while unknown.
         self._costs_ns = [0.0, 0.0, 0.0]

@@ -71,11 +71,11 @@ class StepCounting:
         self.shortest_ns = self.longest_ns = 0.0
         self.engine = 0
         """Number of the loop whose steps are counted."""
-        # For the C code alone:
+        # Used by the C code only:
         self.writes_records = False
-        """Whether it may write the ends of steps."""
+        """Whether the C code may write the ends of steps."""
         self.last_slot = self.table_end = 0
-        """The last slot of the ring that it took, and the first one that it may not take."""
+        """The last slot of the ring that the C code took, and the first one that it must not take."""
 
     def stop(self) -> None:
         """Leave out no more phases from now on: something unusual happens."""
@@ -92,7 +92,7 @@ class StepCounting:
         recorder: object,
         end_run: Callable[[int, int, int, int, int, int], None],
     ) -> None:
-        """Write the ends of counted steps into a ring; only the C code does.
+        """Let the C code write the ends of counted steps into a ring. The Python class does nothing here.
 
         Args:
             owner: keeps the ring's memory mapped.
@@ -106,11 +106,11 @@ class StepCounting:
         """
 
     def leave_ring(self) -> None:
-        """Write nothing any more: the ring's memory may be unmapped."""
+        """Stop writing: the ring's memory may be unmapped."""
 
 
 def make_counting() -> StepCounting:
-    """Return the counting of one process, in C if that was compiled."""
+    """Create the counting state of one process, of the C class if that was compiled."""
     return StepCounting() if native.counted_steps is None else native.counted_steps.StepCounting()
 
 

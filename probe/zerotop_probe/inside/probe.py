@@ -65,7 +65,7 @@ class Probe:
         self._stack_ticker: Ticker | None = None
         self._thread_ticker: Ticker | None = None
         self._watches_exit = False
-        self._ended: Recorder | None = None  # the one that has written goodbye
+        self._ended: Recorder | None = None  # whose goodbye was written
         os.register_at_fork(after_in_child=self._reset_child)
         atexit.register(self._on_exit)
 

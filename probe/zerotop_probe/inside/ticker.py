@@ -16,7 +16,7 @@ from zerotop_probe.inside.span import Span
 # Called with (step, micro-step, phase); returns the seconds until the next call.
 Task = Callable[[int, int, int], float]
 
-# However small the budget, a task runs so often (s).
+# A task runs at least this often (s), however small the budget.
 _LONGEST_REST_S = 5.0
 
 
@@ -65,7 +65,7 @@ class Ticker:
                 wait_s = max(wait_s, self._find_rest(spent_ns))
 
     def _find_rest(self, spent_ns: int) -> float:
-        """Return the seconds after which a call that took so long has taken no more than its share."""
+        """Return how long to wait after a call that took ``spent_ns``, in seconds, to keep to the task's share."""
         return min(_LONGEST_REST_S, spent_ns / 1e9 / self._share) if self._share else _LONGEST_REST_S
 
     def stop(self) -> None:

@@ -26,7 +26,7 @@ from zerotop.session import sweeps
 from zerotop.session.sweeps import CRASHED, Plan, Sweep
 
 _ASK_FROM = 500  # points
-# Options whose values a sweep that goes on has already, with their defaults.
+# Options that a resumed sweep has already stored, with their defaults.
 _PLANNED = {
     "output": None,
     "model": None,
@@ -72,7 +72,7 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def _check_resumed(options: argparse.Namespace) -> None:
-    """Raise Problem if something is given that the sweep has already."""
+    """Raise Problem if an option is given that the resumed sweep has already stored."""
     if options.command or has_settings(options):
         raise Problem("--resume goes on with the settings and the command of the sweep: give none of them", USAGE)
     for name, default in _PLANNED.items():

@@ -41,7 +41,7 @@ def _iter_gpu(report: SessionReport) -> Iterator[Element]:
 
 
 def _iter_notes(notes: Iterable[str]) -> Iterator[Element]:
-    """Yield what the rows do not say, each sentence once."""
+    """Yield the sentences that add to the rows, each once."""
     for note in dict.fromkeys(filter(None, notes)):
         yield element("p", note, class_="muted")
 

@@ -23,7 +23,7 @@ _INNER_PHASES = frozenset(
     for name in ("forward", "backward", "grads_to_cpu", "cpu_optimizer", "params_to_gpu", "optimizer", "allgather")
 )
 
-# What the threads may take of the budget.
+# The parts of the budget that the two threads may take.
 _TICKS_PART, _REQUESTS_PART = 0.15, 0.05
 
 

@@ -1,8 +1,8 @@
-"""The probe's work in counted steps once more, in C: in a real loop the way to Python code, which is in none of the
-processor's caches, costs more than the work itself.
+"""A C version of the probe's work in counted steps. In a real loop the probe's Python code is in none of the processor's
+caches, and loading it costs more than the work itself.
 
 ``counted_steps`` is the compiled module. It is None where there was no compiler when zerotop was installed, where another
-Python or machine loads the probe, and with ``PYTHONZEROTOP_NATIVE=0``: then the same is done in Python. Nothing else belongs
+Python or machine loads the probe, and with ``PYTHONZEROTOP_NATIVE=0``: then Python code does the same. Nothing else belongs
 here.
 """
 

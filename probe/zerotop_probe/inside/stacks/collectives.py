@@ -18,7 +18,7 @@ from zerotop_probe.inside.stacks.paths import PathNames
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 _STACK_DUMPS = ("_dump_nccl_trace", "_dump_fr_trace")
 _MOST_GROUPS = 16
-# The last collectives of a group that are told, and in how many groups.
+# How many of the last collectives of a group are recorded, and for how many groups.
 _MOST_CALLS, _MOST_CALLED_GROUPS = 16, 4
 _NONE = -1
 

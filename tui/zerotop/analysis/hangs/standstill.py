@@ -48,12 +48,12 @@ class StackGroup:
 
     @property
     def awaits_device(self) -> bool:
-        """Whether they wait for their GPUs, and not for a collective on them."""
+        """Whether they wait for their GPUs, other than for a collective."""
         return self.wait is not None and self.wait.kind is WaitKind.DEVICE and self.pending is None
 
     @property
     def is_device_still(self) -> bool:
-        """Whether their GPUs work on what was launched long ago: no tensor was made since."""
+        """Whether their GPUs still work on kernels launched long ago: no tensor has been allocated since."""
         return bool(self.stacks) and all(stacks.is_device_still for stacks in self.stacks)
 
     @property
@@ -72,7 +72,7 @@ class StackGroup:
 
 
 class Difference(NamedTuple):
-    """The first collective of a process group that is not the same one on all ranks, of those that are known."""
+    """The first known collective of a process group that differs between ranks."""
 
     number: int
     calls: tuple[tuple[StackGroup, Call], ...]  # what each group of ranks has called, those that are in the minority first

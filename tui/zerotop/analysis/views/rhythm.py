@@ -119,7 +119,7 @@ def _sum_rates(sources: Iterable[Source], key: str, names: tuple[str, ...], edge
 
 
 def _measure_growth_interval(sources: Iterable[Source], key: str, names: tuple[str, ...], edges: Ints) -> float:
-    """Return the median seconds from one growth of a counter to the next: the sampler does not read all at every sample."""
+    """Return the median seconds between changes of a counter, which may be read less often than samples are written."""
     intervals: list[Floats] = []
     for times, rows in _iter_series(sources, key, edges):
         intervals += [np.diff(times[1:][np.diff(rows[name]) > 0]) / 1e9 for name in names]

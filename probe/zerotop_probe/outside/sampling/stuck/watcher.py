@@ -88,7 +88,7 @@ class StuckRankWatcher(threading.Thread):
             if rank.is_due(time.monotonic()) and self._is_running(heard.pid):
                 stacks = py_spy.dump_stacks(program, heard.pid)
                 if stacks is not None:
-                    # Its Python cannot say which collectives it has called.
+                    # Its Python does not run, so it cannot report the collectives that it called.
                     launched = nccl_ras.read_launched(self._ranks)
                     self._on_stacks(Found(heard.rank, heard.pid), stacks | {"launched": launched})
         if time.monotonic() >= self._next_s:

@@ -48,7 +48,7 @@ HANG_SECONDS = 30.0
 DEVICE_SECONDS = 15.0
 # Saving, loading, compiling and computing count as a hang after so long.
 LONGEST_WORK_SECONDS = 600.0
-# Of the headline, beside how long it lasts.
+# Longest text in the headline beside the duration.
 _ODD_WIDTH = 80 - len("No progress for 600 s: ")
 
 # Phases that may take long without a sign of life.

@@ -26,9 +26,9 @@ _KIND = FindingKind(
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
 )
-# What was written before the first step is read at most so much later (ns).
+# Events from before the first step are read at most this much later (ns).
 _LATE_NS = 10 * 10**9
-# Of the headline, beside how long it lasts.
+# Longest text in the headline beside the duration.
 _ODD_WIDTH = 80 - len("Stuck at the start for 600 s: ")
 
 

@@ -1,4 +1,4 @@
-"""With which of the steps that were only counted a change began, of which the next step with phases told."""
+"""Find the counted step with which a change began that only a later step with phases shows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from zerotop.session.samples import Ints, Rows
 
-# So many iterations before and after show how long they took, and took then; a change by less than this share tells nothing.
+# Iterations before and after the change from which the two levels are taken. A change by less than this share shows nothing.
 _LEVEL_STEPS = 10
 _LEAST_SHARE = 0.1
 
@@ -27,7 +27,7 @@ def find_onset(steps: Rows, before_step: int, first_step: int) -> int:
     low, high = float(np.median(before)), float(np.median(after))
     if not abs(high - low) >= _LEAST_SHARE * low:
         return int(end)
-    # A single long iteration is as far from both.
+    # Limited, so that a single very long iteration counts against both levels alike.
     distances = [np.minimum(np.abs(seconds[begin:end] - level), abs(high - low)) for level in (low, high)]
     misfits = np.concatenate([[0.0], np.cumsum(distances[0])]) + np.concatenate([np.cumsum(distances[1][::-1])[::-1], [0.0]])
     return int(begin + np.argmin(misfits))
