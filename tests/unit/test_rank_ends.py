@@ -144,7 +144,23 @@ def test_the_launchers_word_decides_over_the_order_of_ends(tmp_path: Path) -> No
     (dead,) = _find_dead(recording, 40)
     assert dead.headline == "Rank 1 was killed by signal 9 (SIGKILL) after 3 steps"
     assert "as DeepSpeed's launcher printed" in dead.details
-    assert dead.known_ns == BEGIN_NS + 32 * S
+    assert BEGIN_NS + 32 * S <= dead.known_ns <= BEGIN_NS + int(32.1 * S)
+
+
+@pytest.mark.parametrize(("first", "last_s"), [(0, 29.5), (1, 28.5)])
+def test_of_two_ranks_that_one_look_has_missed_the_one_that_got_least_far_ended_first(
+    tmp_path: Path, first: int, last_s: float
+) -> None:
+    """The sampler was late, and reports the ended ranks of one look in any order; rank 0 recorded until second 29."""
+    recording = record_two_steps(tmp_path)
+    rows = [make_span(last_s - 0.5, last_s, "step", 1, tables.BOUNDARY)]
+    recording.write_records(tables.SPANS, make_identity(1), rows, born=1)
+    recording.write_output(31, DEEPSPEED)
+    for rank in (0, 1):
+        recording.write_event(make_identity(rank), 1.5, events.HELLO, rank=rank, local_rank=rank)
+        recording.write_event(recording.node, 31.2 + rank * 1e-5, events.RANK_GONE, rank=rank, pid=make_identity(rank).pid)
+    (dead,) = _find_dead(recording, 40)
+    assert dead.headline == f"Rank {first} was killed by signal 9 (SIGKILL) after 2 steps"
 
 
 def test_the_signal_is_that_of_the_rank_without_an_exception(tmp_path: Path) -> None:

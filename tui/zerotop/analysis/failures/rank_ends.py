@@ -23,6 +23,8 @@ from zerotop.session.reader import Event, Session, Source
 _LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 # A traceback that was printed longer before the end was survived.
 _LAST_WORDS_NS = 60 * 10**9
+# The sampler looks for ended ranks now and then: those that one look has found are reported within this time, in any order.
+ONE_LOOK_NS = 50_000_000
 _SIGNAL_NAMES = {int(one): one.name for one in signal.Signals}
 
 
@@ -115,8 +117,9 @@ def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> li
     printed = read_printed_ends(session, cursor_ns)
     job_end = next(iter(session.events_named("job_ended", cursor_ns)[-1:]), None)
     ended = [_read_end(session, source, exits.find_exit(source), printed, cursor_ns) for source in sources]
+    _merge_looks(ended)
     _assign_unnamed(ended, printed)
-    failed: list[tuple[bool, bool, int, RankEnd]] = []
+    failed: list[tuple[bool, bool, int, int, RankEnd]] = []
     for one in ended:
         report = one.report
         if one.exit_ns is None and report is None:
@@ -129,8 +132,9 @@ def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> li
         end = RankEnd(one.process, report, traceback)
         if one.has_vanished or traceback is not None or (report is not None and report.exit_code):
             is_later = report is None or not report.is_first
-            failed.append((end.is_consequence, is_later, traceback.time_ns if traceback is not None else ended_ns, end))
-    return [end for *_, end in sorted(failed, key=lambda item: item[:3])]
+            time_ns = traceback.time_ns if traceback is not None else ended_ns
+            failed.append((end.is_consequence, is_later, time_ns, one.last_record_ns, end))
+    return [end for *_, end in sorted(failed, key=lambda item: item[:4])]
 
 
 @dataclass(slots=True)
@@ -141,6 +145,7 @@ class _Ended:
     local_rank: int | None
     created_ns: int
     exit_ns: int | None
+    last_record_ns: int  # the rank that died first has got least far
     has_vanished: bool
     report: LauncherReport | None
 
@@ -155,7 +160,25 @@ def _read_end(session: Session, source: Source, exit_ns: int | None, printed: Pr
     local_rank = _read_local_rank(session, process, cursor_ns)
     has_vanished = _has_vanished(session, process, source.created_ns, cursor_ns)
     report = printed.find_report(process, local_rank, source.created_ns)
-    return _Ended(process, local_rank, source.created_ns, exit_ns, has_vanished, report)
+    last_record_ns = _find_last_record(session, source, cursor_ns)
+    return _Ended(process, local_rank, source.created_ns, exit_ns, last_record_ns, has_vanished, report)
+
+
+def _find_last_record(session: Session, source: Source, cursor_ns: int) -> int:
+    tables = [session.find_sibling(name, source) for name in ("begins", "spans")]
+    times = [int(one.unix_times(one.until(cursor_ns)[-1:]).max(initial=0)) for one in tables if one is not None]
+    return max(times, default=0)
+
+
+def _merge_looks(ended: Sequence[_Ended]) -> None:
+    """Let ranks of a node that the sampler missed in one look have ended at one moment."""
+    look_ns: dict[str, int] = {}
+    exits = [(one.exit_ns, one) for one in ended if one.exit_ns is not None and one.has_vanished]
+    for exit_ns, one in sorted(exits, key=lambda item: item[0]):
+        host = one.process.host
+        if exit_ns > look_ns.get(host, -inf) + ONE_LOOK_NS:
+            look_ns[host] = exit_ns
+        one.exit_ns = look_ns[host]
 
 
 def _assign_unnamed(ended: Sequence[_Ended], printed: PrintedEnds) -> None:
@@ -171,11 +194,11 @@ def _assign_unnamed(ended: Sequence[_Ended], printed: PrintedEnds) -> None:
                 one.report = report
 
 
-def _measure_misfit(one: _Ended, report: LauncherReport, printed: PrintedEnds) -> tuple[bool, bool, bool, float]:
+def _measure_misfit(one: _Ended, report: LauncherReport, printed: PrintedEnds) -> tuple[bool, bool, bool, float, int]:
     traceback = one.find_traceback(printed, report.time_ns, with_unmarked=False)
     has_raised = traceback is not None and not traceback.is_lost_peer
     is_alike = traceback is None if report.exit_code < 0 else has_raised
-    return one.exit_ns is None, not is_alike, not one.has_vanished, one.exit_ns or inf
+    return one.exit_ns is None, not is_alike, not one.has_vanished, one.exit_ns or inf, one.last_record_ns
 
 
 def _read_local_rank(session: Session, process: RankProcess, cursor_ns: int) -> int | None:

@@ -9,7 +9,7 @@ from typing import Any
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
-from zerotop.analysis.failures.rank_ends import RankEnd, find_ends, read_printed_ends
+from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, read_printed_ends
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
@@ -122,7 +122,8 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
     until_ns = min(*limits, recording.cursor_ns)
     reports = read_printed_ends(recording.session, until_ns).reports
     times = [one.time_ns for one in reports if one.is_first and one.time_ns >= begin_ns]
-    known_ns = min([*limits, *(max(end_ns, time_ns) for time_ns in times)])
+    # Ranks that ended with it are then known too: which of them was the first decides.
+    known_ns = min([*limits, *(max(end_ns, time_ns) + ONE_LOOK_NS for time_ns in times)])
     return known_ns if known_ns <= recording.cursor_ns else None
 
 
