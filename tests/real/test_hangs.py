@@ -103,6 +103,7 @@ def test_a_rank_that_computes_before_the_first_step_holds_nobody_up(standing_job
     job = standing_jobs["prepare"]
     assert job.process.wait(TIMEOUT_S) == 0, job.output
     if can_read_others():
-        read = {event.facts["rank"] for event in Session.open(job.session).events_named("rank_stacks")}
-        assert read == {0}  # it waits and does nothing; the other one computes
+        read = Session.open(job.session).events_named("rank_stacks")
+        # One waits and does nothing; the other one computes, and is read too if that takes a minute, as on a busy machine.
+        assert {event.facts["rank"] for event in read if event.facts["idle_s"] > 10} == {0}
     assert job.find_named("stuck_at_start") is None

@@ -25,11 +25,13 @@ def run():
         work.acquire()
         stop = time.monotonic() + seconds
         while time.monotonic() < stop: hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000)
+def work_on(): hashlib.pbkdf2_hmac("sha256", b"", b"", (1 << 31) - 1)
 for _ in range(50): threading.Thread(target=run, daemon=True).start()
 print("ready", flush=True)
 for line in sys.stdin:
     seconds = float(line)
     if seconds < 0: threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    elif seconds == 0: threading.Thread(target=work_on, daemon=True).start()
     else: work.release(2)
     print("done", flush=True)
 """
@@ -124,6 +126,17 @@ def test_threads_that_are_born_and_end(sampled_child: Child) -> None:
     sampled_child.threads.update_counters(time.monotonic_ns(), 10**8, 10**8, everything=True)
     sampled_child.threads.list_threads(time.monotonic_ns())
     assert len(sampled_child.threads) == 0
+
+
+def test_a_thread_that_nobody_has_listed_is_found_by_the_time_that_it_takes(sampled_child: Child) -> None:
+    sampled_child.take_sample()
+    sampled_child.keep_busy(0)
+    wait_for(lambda: sampled_child.ran_ns() > 100e6)
+    sampled_child.take_sample()
+    assert len(sampled_child.threads) == 52
+    wait_for(lambda: sampled_child.ran_ns() > 100e6)
+    ran_ns = sampled_child.take_sample()
+    assert sum(thread.ran_ns for thread in sampled_child.threads.find_busiest(1, 0.001)) > 0.8 * ran_ns
 
 
 def test_descriptors_are_given_back_and_never_exceed_the_budget() -> None:

@@ -123,8 +123,11 @@ class Agent:
                 self._node.request_samples(time.monotonic_ns(), half_ticks)
                 half_ticks += 1
                 self._note_losses()
+                next_s += _PERIOD_S
+                if not self._node.needs_samples(half_ticks):
+                    half_ticks, next_s = half_ticks + 1, next_s + _PERIOD_S
                 # Ticks missed during a pause (Ctrl-Z, a suspended machine) are skipped.
-                next_s = max(next_s + _PERIOD_S, now_s)
+                next_s = max(next_s, now_s)
             if self._output.keep_holder():
                 self._note_holder()
             self._stopper.poll(time.monotonic())

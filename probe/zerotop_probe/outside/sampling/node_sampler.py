@@ -115,6 +115,10 @@ class NodeSampler:
         parts = (self._gpus, self._processes, self._hosts)
         return sum(part.lost_records for part in parts) + self._writer.lost
 
+    def needs_samples(self, number: int) -> bool:
+        """Whether any sampler has something to do at a call of :meth:`request_samples`."""
+        return number % 2 == 0 or (self._has_gpus and self._gpus.is_due(number))
+
     def request_samples(self, time_ns: int, number: int) -> None:
         """Request a sample from the GPU sampler, and at every second call from the process and host samplers."""
         if self._has_gpus and self._gpus.is_due(number):

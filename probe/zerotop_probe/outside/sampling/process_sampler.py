@@ -17,18 +17,25 @@ from zerotop_probe.outside.sampling.thread_sampler import TICK_NS, DescriptorBud
 from zerotop_probe.recording.tables import PROCESSES, THREADS, UNKNOWN
 from zerotop_probe.recording.writer import Identity, RecordWriter
 
-# Ticks between thread rows, and between scans that list and read all threads. Scans are most of the cost; between them the
-# process's CPU clock reveals when a thread that was not read must have run.
+# Ticks between thread rows, and between scans that list and read all threads. Scans cost most; between them the process's
+# CPU clock reveals when a thread that was not read must have run.
 _TICKS_PER_THREAD_ROWS = 5
-_TICKS_PER_SCAN = 20
+_TICKS_PER_SCAN = 60
+_TICKS_PER_AFFINITY = 20
 # Ticks between looks at page faults and DataLoader workers, in other ticks than scans.
 _TICKS_PER_LOOK, _LOOK_TICK = 10, 5
+_TICKS_PER_LAUNCHER = 5
+# Resident memory alone costs a fourth of the whole status, which is read this often, and when resident memory has changed by
+# this much.
+_TICKS_PER_STATUS = 5
+_CHANGED_BYTES = 8 << 20
 # More than a CPU optimizer commonly uses. Threads that hardly run get no row.
 _MAX_THREADS = 24
 _MIN_CORE_SHARE = 0.005
 # Descriptors kept free for recordings, NVML and libraries.
 _RESERVED_DESCRIPTORS = 256
 
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MEMORY_FIELDS = (b"VmRSS:", b"RssShmem:", b"VmPin:", b"VmLck:", b"VmSwap:")
 
 
@@ -63,6 +70,9 @@ class ProcessReader:
         pid = member.process.pid
         self._budget = budget
         self._status_descriptor = budget.open(f"/proc/{pid}/status")
+        self._statm_descriptor = budget.open(f"/proc/{pid}/statm")
+        self._memory = [UNKNOWN] * len(_MEMORY_FIELDS)  # as last read
+        self._thread_count = UNKNOWN
         # The kernel's id of another process's CPU clock: see CPUCLOCK_SCHED in linux/posix-timers_types.h.
         self._clock_id = (~pid << 3) | 2
         self._has_clock = True
@@ -85,14 +95,10 @@ class ProcessReader:
 
     def read_row(self, time_ns: int, tick: int) -> tuple[object, ...] | None:
         """Return the next row of PROCESSES; None if the process has ended."""
-        status = self._read_status()
-        if b"\nVmRSS:" not in status:  # ended: a zombie has no memory
+        if not self._update_memory(tick):
             return None
-        self.is_stopped = b"\nState:\tT" in status
-        memory = [_parse_bytes(status, name) for name in _MEMORY_FIELDS]
-        count = _parse_number(status, b"\nThreads:")
         now_ns = time.monotonic_ns()
-        if tick % _TICKS_PER_SCAN == 0 or count != len(self.threads):
+        if tick % _TICKS_PER_SCAN == 0 or self._thread_count != len(self.threads):
             self.threads.list_threads(now_ns)
         elapsed_ns = max(now_ns - self._time_ns, 1)
         cpu_ns = self._read_cpu_ns()
@@ -107,7 +113,32 @@ class ProcessReader:
             self._major_faults = stat.major_faults if stat is not None else UNKNOWN
             self._loader_use = self._workers.measure_use(now_ns)
         slow = self._major_faults, *self._loader_use
-        return (time_ns, *memory, cpu_ns, ran_ns / elapsed_ns, waiting, count, use.busy_threads, pid, rank, *slow)
+        measured = (cpu_ns, ran_ns / elapsed_ns, waiting, self._thread_count, use.busy_threads)
+        return (time_ns, *self._memory, *measured, pid, rank, *slow)
+
+    def _update_memory(self, tick: int) -> bool:
+        """Read the memory, the number of threads and the state as far as due; return whether the process goes on."""
+        if tick % _TICKS_PER_STATUS:
+            resident = self._read_resident()
+            if resident and abs(resident - self._memory[0]) < _CHANGED_BYTES:
+                self._memory[0] = resident
+                return True
+        status = self._read_status()
+        if b"\nVmRSS:" not in status:  # ended: a zombie has no memory
+            return False
+        self.is_stopped = b"\nState:\tT" in status
+        self._memory = [_parse_bytes(status, name) for name in _MEMORY_FIELDS]
+        self._thread_count = _parse_number(status, b"\nThreads:")
+        return True
+
+    def _read_resident(self) -> int:
+        """Return the resident bytes; 0 where they cannot be read."""
+        if self._statm_descriptor is None:
+            return 0
+        try:
+            return int(os.pread(self._statm_descriptor, 256, 0).split()[1]) * _PAGE_BYTES
+        except (OSError, IndexError):
+            return 0
 
     def _read_status(self) -> bytes:
         if self._status_descriptor is None:
@@ -122,7 +153,7 @@ class ProcessReader:
         pid = self.member.process.pid
         rows: list[tuple[object, ...]] = []
         busiest = self.threads.find_busiest(_MAX_THREADS, _MIN_CORE_SHARE)
-        if tick % _TICKS_PER_SCAN == 0:
+        if tick % _TICKS_PER_AFFINITY == 0:
             self._affinity.check_threads(thread.tid for thread in busiest)
         for thread in busiest:
             # Read each time: a thread is named after it starts, and moves between cores.
@@ -134,6 +165,7 @@ class ProcessReader:
     def close(self) -> None:
         """Close all descriptors."""
         self._budget.close(self._status_descriptor)
+        self._budget.close(self._statm_descriptor)
         self.threads.close()
 
 
@@ -149,7 +181,7 @@ def _parse_number(status: bytes, name: bytes) -> int:
 
 
 class ProcessSampler:
-    """Writes PROCESSES at every tick and THREADS at every fifth."""
+    """Writes PROCESSES at every tick, at every fifth for launchers of ranks, and THREADS at every fifth."""
 
     def __init__(self, session: str, identity: Identity, on_affinity: OnAffinity, on_stopped: OnStopped) -> None:
         """``on_affinity`` is called when the affinity of a process or one of its threads is first seen or changes."""
@@ -172,7 +204,10 @@ class ProcessSampler:
         So the first row of a process comes one tick after it was found, when there is an interval for its rates.
         """
         has_ended = False
+        has_ranks = any(reader.member.rank >= 0 for reader in self._readers.values())
         for reader in self._readers.values():
+            if has_ranks and reader.member.rank < 0 and tick % _TICKS_PER_LAUNCHER:
+                continue
             was_stopped = reader.is_stopped
             row = reader.read_row(time_ns, tick)
             if row is None:

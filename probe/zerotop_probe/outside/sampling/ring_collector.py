@@ -1,4 +1,4 @@
-"""Write what the ranks of this node put into shared memory to the session, ten times a second.
+"""Write what the ranks of this node put into shared memory to the session, five or ten times a second.
 
 A thread of its own: a file system that stalls keeps only this thread waiting, while the ranks' rings fill.
 """
@@ -24,7 +24,9 @@ from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.recording.rings.ring_drainer import RingDrainer
 from zerotop_probe.recording.rings.shared_memory import OWNER_FILE, Ring
 
+# Passes are as frequent as the sampler's ticks while few ranks write; each costs about as much as writing the records.
 _PERIOD_S = 0.1
+_FEW_RINGS, _LONG_PERIOD_S = 4, 0.2
 # Records that waited for longer are reported.
 _LATE_NS = 2_000_000_000
 
@@ -134,7 +136,7 @@ class RingCollector(threading.Thread):
             threading.Thread(target=adopt_leftovers, args=(self._folder,), name="leftovers", daemon=True).start()
         is_closing = False
         while not is_closing:
-            is_closing = self._is_closing.wait(_PERIOD_S)
+            is_closing = self._is_closing.wait(_PERIOD_S if len(self._rings) <= _FEW_RINGS else _LONG_PERIOD_S)
             if self._owner is None:
                 self._claim()
             if self._owner is not None and self._folder is not None:

@@ -144,9 +144,12 @@ class ProcessThreads:
         waited = sum(self._read_thread(thread, now_ns) for thread in self._hot_threads)
         explained = sum(thread.cpu_ns - thread.before_ns for thread in self._hot_threads)
         read: Iterable[ThreadCounters] = self._hot_threads
-        if everything or process_ns - explained > _UNEXPLAINED * elapsed_ns + _UNEXPLAINED_SHARE * process_ns:
+        unexplained_ns = _UNEXPLAINED * elapsed_ns + _UNEXPLAINED_SHARE * process_ns
+        if everything or process_ns - explained > unexplained_ns:
             read = self._thread_by_tid.values()
             waited += sum(self._read_cold_thread(thread, now_ns, elapsed_ns) for thread in read if not thread.is_hot)
+            if process_ns - sum(thread.cpu_ns - thread.before_ns for thread in read) > unexplained_ns:
+                self.list_threads(now_ns)  # one that is not known runs
             self._choose_hot(now_ns)
         busy = sum(2 * (thread.cpu_ns - thread.before_ns) >= thread.read_at_ns - thread.before_at_ns for thread in read)
         return ThreadUse(waited if self._schedstat else None, busy)
