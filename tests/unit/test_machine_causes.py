@@ -328,7 +328,7 @@ def test_busy_workers_of_a_real_loader() -> None:
 
 COMPILING = """
 import json, torch
-from zerotop_probe.inside.compiled_graphs import CompilationCounter
+from zerotop_probe.inside.interpreter.compiled_graphs import CompilationCounter
 counter = CompilationCounter()
 model = torch.compile(torch.nn.Linear(4, 4), backend="eager", dynamic=False)
 seen = [counter.take_graphs(0)]

@@ -9,8 +9,8 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
-from zerotop_probe.inside.engine_facts import record_engine
 from zerotop_probe.inside.engines import EngineState
+from zerotop_probe.inside.facts.engine_facts import record_engine
 from zerotop_probe.inside.guard import Guard, wrap_method
 from zerotop_probe.inside.hooks import optimizer_step
 from zerotop_probe.inside.hooks.checkpoints import CheckpointHooks
