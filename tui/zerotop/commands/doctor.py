@@ -19,7 +19,7 @@ import pynvml
 
 from zerotop.analysis.text_tables import align_columns
 from zerotop_probe.inside import native
-from zerotop_probe.outside.sampling.build_locks import find_extensions_folder, find_stale_locks
+from zerotop_probe.outside.sampling.ranks.build_locks import find_extensions_folder, find_stale_locks
 from zerotop_probe.recording import directory
 
 _TRAIN_ADVICE = "in the training environment: pip install 'zerotop[train]'"

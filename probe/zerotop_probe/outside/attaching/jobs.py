@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.attaching import kernels
 from zerotop_probe.outside.procfs import Process
-from zerotop_probe.outside.sampling import silent_ranks
-from zerotop_probe.outside.sampling.launcher_programs import find_launcher
+from zerotop_probe.outside.sampling.ranks import silent_ranks
+from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.recording import launchers
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 
