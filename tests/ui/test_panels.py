@@ -12,10 +12,10 @@ from fake_source import FakeSource, Story, cpu_story, failed_story, killed_story
 from zerotop.analysis.live_view import Inferred, LiveView, State
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.viewer import Viewer
-from zerotop.ui.base.footer import CursorState, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
-from zerotop.ui.base.footer_keys import collect_keys
+from zerotop.ui.base.bars.footer import CursorState, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
+from zerotop.ui.base.bars.footer_keys import collect_keys
+from zerotop.ui.base.bars.header import build_notices, draw_header, draw_notices
 from zerotop.ui.base.frame import Pane
-from zerotop.ui.base.header import build_notices, draw_header, draw_notices
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.labels import describe_no_output, format_ending
 from zerotop.ui.drawing.rows import Row, row_text, row_width

@@ -11,8 +11,8 @@ from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
 from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.app.scrollback import Scrollback
+from zerotop.ui.base.bars.footer import CursorState
 from zerotop.ui.base.findings import choose_finding, find_time_marks
-from zerotop.ui.base.footer import CursorState
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Controller, Source
 from zerotop.ui.base.tabs import TABS

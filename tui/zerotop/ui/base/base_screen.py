@@ -16,10 +16,10 @@ from textual.reactive import reactive
 from textual.screen import Screen
 
 from zerotop.ui.base import panels
-from zerotop.ui.base.footer_keys import bind
+from zerotop.ui.base.bars.footer_keys import bind
+from zerotop.ui.base.bars.header import count_notice_rows
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import CommonPanel, FrameWidget, RedrawRequested, RowWidget
-from zerotop.ui.base.header import count_notice_rows
 from zerotop.ui.base.interfaces import LongWork, Source
 from zerotop.ui.base.post_mortem import count_post_mortem_rows
 from zerotop.ui.drawing.glyphs import Glyphs

@@ -10,8 +10,8 @@ from textual.screen import Screen
 
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.text_tables import format_tsv
+from zerotop.ui.base.bars.footer_keys import bind, in_footer
 from zerotop.ui.base.bindings import list_bindings
-from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.key_row import KeyRow
 from zerotop.ui.compare.drawing import draw_head, draw_rows, format_values
 from zerotop.ui.drawing.glyphs import Glyphs

@@ -13,7 +13,7 @@ from textual.widgets.option_list import Option
 
 from zerotop.analysis.annotations import Annotation, LinkedFinding, Severity, order_by_cause
 from zerotop.ui.base import findings
-from zerotop.ui.base.footer_keys import bind
+from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.formatting import format_clock

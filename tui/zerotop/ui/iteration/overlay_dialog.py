@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 from zerotop.analysis.reports.recording_index import Overviews, Recording
 from zerotop.session import catalog
 from zerotop.session.headers import SessionError
-from zerotop.ui.base.footer_keys import bind
+from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize

@@ -12,8 +12,8 @@ from textual.screen import Screen
 from zerotop.analysis.text_tables import format_tsv
 from zerotop.session import sweeps
 from zerotop.session.headers import SessionError
+from zerotop.ui.base.bars.footer_keys import bind, in_footer
 from zerotop.ui.base.bindings import list_bindings
-from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.key_row import KeyRow
 from zerotop.ui.base.start_interfaces import RecordingOpened
 from zerotop.ui.charts import AXIS_WIDTH
