@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.fp16_warmup import count_sharers, find_inventory
 from zerotop.analysis.annotations.support.host_load import is_host_short
+from zerotop.analysis.annotations.support.steps.fp16_warmup import count_sharers, find_inventory
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_version
 from zerotop.session.reader import Event

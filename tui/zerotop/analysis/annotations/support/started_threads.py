@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Process
-from zerotop.analysis.annotations.support.record_window import Samples
+from zerotop.analysis.annotations.support.records.record_window import Samples
 
 # More threads by this many, and at least this part of those that wait for a core: loaders and loggers start a few.
 _FEWEST, _WAITING_SHARE = 2, 0.5

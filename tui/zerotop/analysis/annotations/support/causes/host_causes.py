@@ -9,7 +9,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
 from zerotop.analysis.annotations.support.evidence import Samples
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
-from zerotop.analysis.annotations.support.record_window import read_column
+from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.annotations.support.started_threads import ADVICE, find_started_threads
 from zerotop.analysis.annotations.support.thresholds import TAKEN_SHARE
 from zerotop.analysis.formatting import Text

@@ -9,7 +9,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice
 from zerotop.analysis.annotations.support.evidence import Process
-from zerotop.analysis.annotations.support.record_window import read_column
+from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.analysis.formatting import Text, pluralize
 from zerotop_probe.recording import events

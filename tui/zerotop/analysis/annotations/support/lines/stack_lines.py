@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
-from zerotop.analysis.annotations.support.rank_process import Process
+from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.session.event_files import Event, select_events
 from zerotop.session.table_files import Source
