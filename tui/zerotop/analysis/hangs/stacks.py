@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from zerotop.analysis.processes.alive_ranks import RankProcess
-from zerotop.session.event_files import Event, select_events
+from zerotop.session.events.event_files import Event, select_events
 from zerotop.session.reader import Session
 from zerotop_probe.recording.events import RANK_STACKS, STACKS
 

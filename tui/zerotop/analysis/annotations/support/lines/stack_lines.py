@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
 from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
-from zerotop.session.event_files import Event, select_events
+from zerotop.session.events.event_files import Event, select_events
 from zerotop.session.table_files import Source
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
