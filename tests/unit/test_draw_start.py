@@ -29,7 +29,7 @@ def read_detail(item: LibraryItem) -> str:
 
 
 def make_recording(known: Overview) -> Recording:
-    return Recording(Path("/recordings/one"), False, Stamp(1, 1, 1), False, known)
+    return Recording(Path("/recordings/one"), Stamp(1, 1, 1), False, known)
 
 
 @pytest.mark.parametrize(("ranks", "said"), [(1, ": 1 rank on GPU 0."), (2, ": 2 ranks on GPU 0.")])

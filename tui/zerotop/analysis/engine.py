@@ -15,7 +15,7 @@ from zerotop_probe.recording import events
 
 # Steps from the end among which those with phases are searched.
 _MOST_SEARCHED = 64
-_DEVICES = {"cpu": "CPU", "nvme": "NVMe"}
+DEVICE_NAMES = {"cpu": "CPU", "nvme": "NVMe"}
 _TEXTS = {
     "kind": "",
     "parallelism": "",
@@ -113,7 +113,7 @@ class Engine:
             self.model,
             self._describe_parameters(),
             *((self._parallelism_text, self._optimizer_text) if self.is_loop else (self.setup_text,)),
-            *(f"{part} on {_DEVICES.get(device, device)}" for part, device in offloads if device != "none"),
+            *(f"{part} on {DEVICE_NAMES.get(device, device)}" for part, device in offloads if device != "none"),
             self.precision_text,
             f"batch {' x '.join(map(str, batch))} (micro-batch x accumulation x ranks)"
             if None not in batch

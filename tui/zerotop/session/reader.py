@@ -28,8 +28,9 @@ from zerotop_probe.recording.tables import TABLES
 
 __all__ = ["Event", "Session", "SessionError", "Source"]
 
-# A recording without an end counts as ended after this silence. The sampler writes ten times a second.
-_SILENCE_NS = 5_000_000_000
+SILENCE_NS = 5_000_000_000
+"""A recording without an end counts as ended after this silence. The sampler writes ten times a second."""
+
 _BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, events.DETACHED)
 
 # A sampler folds and removes files every other minute.
@@ -285,7 +286,7 @@ class Session:
     @property
     def is_live(self) -> bool:
         """Whether it is still being written: not packed, without a recorded end, and not silent."""
-        return self._folder.can_grow and not self.is_over and time.time_ns() - self.last_written_ns < _SILENCE_NS
+        return self._folder.can_grow and not self.is_over and time.time_ns() - self.last_written_ns < SILENCE_NS
 
 
 def _file_order(name: str) -> tuple[bool, str]:

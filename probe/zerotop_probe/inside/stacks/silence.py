@@ -13,15 +13,14 @@ from zerotop_probe.inside.stacks.collectives import read_calls, read_collectives
 from zerotop_probe.inside.stacks.frames import Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.tally import format_stacks
-from zerotop_probe.recording import events
+from zerotop_probe.inside.ticker import OWN_THREADS
+from zerotop_probe.recording.events import SILENT, STACKS
 
-SILENT = "silent"
 SILENT_NS = 5_000_000_000
 """A rank is silent if nothing begins or ends for at least so long."""
 
 _LONGEST_PAUSE_NS = 300_000_000_000
 _MOST_THREADS = 24
-_OWN_THREADS = "zerotop-"
 
 
 class SilenceRecorder:
@@ -49,7 +48,7 @@ class SilenceRecorder:
             facts["calls"] = read_calls(self._paths)
         device = self._recorder.device
         facts["allocations"] = device.allocations if device is not None else None
-        self._recorder.write_event(now(), events.STACKS, where=where, why=SILENT, **times, **facts)
+        self._recorder.write_event(now(), STACKS, where=where, why=SILENT, **times, **facts)
 
     def _read_threads(self) -> list[tuple[Stack, dict[str, Any]]]:
         """Return the stacks of all threads but the probe's own, that of the training thread first."""
@@ -60,7 +59,7 @@ class SilenceRecorder:
         try:
             for ident in sorted(frames, key=lambda ident: ident != trainer)[:_MOST_THREADS]:
                 name = names.get(ident, f"thread {ident}")
-                if not name.startswith(_OWN_THREADS):
+                if not name.startswith(OWN_THREADS):
                     facts = {"count": 1} if ident == trainer else {"count": 1, "thread": name}
                     stacks.append((self._reader.read_stack(frames[ident]), facts))
         finally:

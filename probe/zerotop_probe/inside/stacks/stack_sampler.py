@@ -22,14 +22,11 @@ from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.silence import SILENT_NS, SilenceRecorder
 from zerotop_probe.inside.stacks.tally import Tally
 from zerotop_probe.inside.stacks.usual_times import DATA, GAP, SLOW_NS, UNSEEN, PlaceKey, UsualTimes
-from zerotop_probe.recording import events
+from zerotop_probe.recording.events import BETWEEN_PHASES, SHARE, SLOW, STACKS, UNKNOWN_PHASE
 from zerotop_probe.recording.tables import BOUNDARY, PHASES
 
 NAME = "stacks"
 """The sampler's name in the probe's cost and errors."""
-BETWEEN = "between phases"
-UNSEEN_PHASE = "unknown phase"
-SLOW, SHARE = "slow", "share"
 
 # Seconds between looks while all is well: a share of an iteration, within these limits.
 _LOOK_SHARE = 1 / 8
@@ -79,7 +76,7 @@ class Place(NamedTuple):
     def name(self) -> str:
         """Its name in events."""
         kind = self.key.kind
-        return PHASES[kind] if kind >= 0 else BETWEEN if kind == GAP else UNSEEN_PHASE
+        return PHASES[kind] if kind >= 0 else BETWEEN_PHASES if kind == GAP else UNKNOWN_PHASE
 
 
 class StackSampler:
@@ -262,4 +259,4 @@ class StackSampler:
         where, why = key
         self._written_ns[key] = time_ns
         facts = self._tallies.pop(key).make_facts()
-        self._recorder.write_event(time_ns, events.STACKS, where=where, why=why, **facts)
+        self._recorder.write_event(time_ns, STACKS, where=where, why=why, **facts)

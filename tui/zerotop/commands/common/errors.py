@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-FAILED, USAGE = 1, 2
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class Problem(Exception):
