@@ -288,7 +288,7 @@ def test_output_is_literal_and_scrolls() -> None:
         "line 14                                 ",
     ]
     title = read_rows(draw_output(Pane(lines, 19, has_newer=True), 60, 3, BLOCKS))[0]
-    assert title.startswith("Output more than 19 newer below, this is the begin ──")
+    assert title.startswith("Output more than 19 newer below, this is the beginning ──")
     assert read_rows(draw_output(Pane(lines), 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
     assert [count_visible_lines(height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
     assert read_rows(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="No output yet"))[1].strip() == "No output yet"

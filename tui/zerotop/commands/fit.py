@@ -48,7 +48,7 @@ def fit(options: argparse.Namespace) -> int:
                 run_beside_screen(runner, runner, runner)
     _print_results(runner, options)
     if runner.was_interrupted:
-        print(escape_unprintable(f"To go on, give the same command with -o {shlex.quote(str(folder))}"), file=sys.stderr)
+        print(escape_unprintable(f"To continue, run the same command with -o {shlex.quote(str(folder))}"), file=sys.stderr)
         return INTERRUPTED
     if runner.problem:
         raise Problem(runner.problem)
@@ -142,4 +142,4 @@ def _explain_certainty(result: LargestResult) -> str:
         return result.problem
     if result.largest is None:
         return f"{result.failing:,} does not fit either" if result.failing is not None else ""
-    return f"{result.failing:,} does not fit" if result.failing is not None else "larger values were not asked for"
+    return f"{result.failing:,} does not fit" if result.failing is not None else "no larger value was to be tried"

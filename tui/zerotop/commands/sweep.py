@@ -149,7 +149,7 @@ def _open_sweep(path: Path, plan: Plan | None, options: argparse.Namespace) -> S
 
 def _check_size(count: int, options: argparse.Namespace) -> None:
     if count > MOST_VALUES:
-        raise Problem(f"A matrix of {count:,} points is too large; {MOST_VALUES:,} are possible", USAGE)
+        raise Problem(f"A matrix of {count:,} points is too large; the limit is {MOST_VALUES:,}", USAGE)
     if count < _ASK_FROM or options.yes:
         return
     question = f"This is a matrix of {count:,} points; at 30 s each it takes {count * 30 / 3600:,.0f} hours."

@@ -17,7 +17,7 @@ from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Controller, Source
 from zerotop.ui.base.tabs import TABS
 
-_NO_SAMPLER = "The sampler has stopped: CPU, host and GPU figures are old. r restarts it."
+_NO_SAMPLER = "The sampler has stopped: CPU, host and GPU figures are out of date. r restarts it."
 
 
 @dataclass(frozen=True, slots=True)

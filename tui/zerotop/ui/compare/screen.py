@@ -23,7 +23,7 @@ COMPARE_TERMS: tuple[tuple[str, str], ...] = (
         "bright and muted",
         "Bright rows differ: settings and counts by any amount, measurements by more than 5 %, the usual noise.",
     ),
-    ("2.45×", "The factor to the first recording's value."),
+    ("2.45×", "The ratio to the first recording's value."),
     ("Time", "Medians of all iterations, each on its slowest rank; they add up only approximately."),
 )
 

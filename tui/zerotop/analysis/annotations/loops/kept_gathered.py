@@ -14,10 +14,10 @@ _KIND = FindingKind(
     name="kept_gathered",
     severity=Severity.INFO,
     confidence=0.99,
-    headline="FSDP keeps {gathered_bytes:bytes} of gathered parameters on each rank until the backward",
+    headline="FSDP keeps {gathered_bytes:bytes} of gathered parameters on each rank until backward",
     details=(
         "They come on top of {counted_bytes:bytes} of other parameters, gradients and optimizer state. If they are freed"
-        " after each layer's forward, they have to be gathered once more for the backward."
+        " after each layer's forward, they have to be gathered again for backward."
     ),
     advice="Free them if memory is short; keeping them saves communication.",
     fix="{reshard}",

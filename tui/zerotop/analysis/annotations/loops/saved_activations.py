@@ -74,7 +74,7 @@ def _describe_groups(groups: Sequence[BlockGroup]) -> Text:
     parts, values = [], {}
     for number, group in enumerate(groups):
         shape = " x ".join(f"{size:,}" for size in group.shape)
-        blocks = f"{group.count} blocks of {shape} in {group.item_bytes} bytes ({_NAMES[group.width]})"
+        blocks = f"{group.count} blocks of {shape} elements of {group.item_bytes} bytes ({_NAMES[group.width]})"
         parts.append(f"{{size{number}:bytes}} in {blocks}")
         values[f"size{number}"] = group.total_bytes
     return Text(", ".join(parts), values)

@@ -17,8 +17,8 @@ _CLEARED_BYTES = 64 << 20
 _EXPANDABLE = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 _CALLING: Advice = ("Start with expandable segments: they grow instead of being allocated anew for each size.", _EXPANDABLE)
 _CLEARING: Advice = (
-    "Remove torch.cuda.empty_cache() from the loop: each next step asks the driver for its memory anew. Against"
-    " fragmentation expandable segments help.",
+    "Remove torch.cuda.empty_cache() from the loop: the step after it asks the driver for its memory again. Against"
+    " fragmentation, use expandable segments.",
     _EXPANDABLE,
 )
 

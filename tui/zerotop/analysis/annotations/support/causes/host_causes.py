@@ -34,7 +34,7 @@ _MOST_STRETCH, _SHORT_S = 5.0, 0.001
 _CORES: Advice = ("Give each rank cores of its own, and as many threads as it has cores.", "{own_cores_fix}")
 _OTHERS: Advice = ("See what runs beside the job: the ranks wait for cores.", "top -b -n 1 -o %CPU | head -20")
 _PAGING: Advice = ("Use less host memory: {less_host_memory}.", "{less_host_memory_fix}")
-_CORE_CLOCK: Advice = ("Check the node's cooling and its governor of clocks.", "cpupower frequency-info")
+_CORE_CLOCK: Advice = ("Check the node's cooling and its CPU frequency governor.", "cpupower frequency-info")
 
 
 def check_crowding(change: StepChange) -> Cause | None:
