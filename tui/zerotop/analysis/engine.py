@@ -197,7 +197,7 @@ def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, A
 
 
 def _begins_with_forwards(steps: NDArray[Any]) -> bool:
-    """Whether the first step has the rows of more forwards than the next one: those before the training are a part of it."""
+    """Whether the first step has rows of more forwards than the next one: it includes forwards before the training."""
     if len(steps) < 2 or steps["step"][0] != 0:
         return False
     first, second = (int(rows) for rows in steps["rows"][:2])

@@ -25,7 +25,7 @@ _SAVE_METHODS = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "_zer
 
 
 class _CountedStep(NamedTuple):
-    """A call of step() of which only an update is recorded, and the state before it."""
+    """A call of step() that is recorded only if it updates, and the state before it."""
 
     begin_ns: int
     engine: Any

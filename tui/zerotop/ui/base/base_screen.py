@@ -163,7 +163,7 @@ class MonitorScreen(Screen[None]):
         return ScreenPicture(self.NAME, frame, state, boxes, rows, labels, self.find_next_work())
 
     def find_next_work(self) -> Callable[[], object] | None:
-        """Return what is to be called in this thread before another, better picture is made; None where none is better."""
+        """Return the work that makes a better picture, to be called in this thread; None where none is better."""
         return self.long_work.finish_work if self.long_work is not None and self.long_work.is_busy else None
 
     def _layout_outline(self, frame: Frame, state: ScreenState) -> ScreenOutline:

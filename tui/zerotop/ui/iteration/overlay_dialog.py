@@ -80,7 +80,7 @@ class OverlayDialog(Dialog[Path]):
         self._update_list()
 
     def _update_list(self) -> None:
-        """Fill the list anew; the cursor stays on its recording."""
+        """Fill the list again; the cursor stays on its recording."""
         if not self.is_mounted:
             return
         listed = self.query_one(OptionList)

@@ -1,4 +1,4 @@
-"""The sweep's screen: keys, and a picture that is drawn anew while the sweep runs."""
+"""The sweep's screen: keys, and a picture that is redrawn while the sweep runs."""
 
 from __future__ import annotations
 

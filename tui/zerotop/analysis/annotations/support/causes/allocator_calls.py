@@ -43,7 +43,7 @@ def _count_in(samples: Samples, column: str, steps: int) -> float | None:
 
 
 def check_cache_clearing(change: StepChange) -> Cause | None:
-    """Return the cause that the script empties the cache in each step, which then asks the driver for memory anew."""
+    """Return the cause that the script empties the cache in each step, so that the next asks the driver again."""
     if not _is_returned(change) and not _falls_each_step(change):
         return None
     calls = _count_calls(change, "device_allocs")

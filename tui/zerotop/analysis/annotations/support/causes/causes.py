@@ -1,4 +1,4 @@
-"""What else changed, as far as it was recorded, when iterations began to take another time."""
+"""Recorded changes that coincide with a change of the iteration time."""
 
 from __future__ import annotations
 
