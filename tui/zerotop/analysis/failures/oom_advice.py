@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerotop.analysis.engine import LOOP
-from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, format_size
+from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, put_size
 from zerotop.analysis.memory.expected.zero_model import UPDATE_PHASES
 from zerotop.analysis.script_terms import read_terms
 
@@ -81,7 +81,7 @@ def advise_on_host(case: OomCase) -> tuple[str, str]:
     offloads = case.engine.get("offload_optimizer"), case.engine.get("offload_parameters")
     if "cpu" in offloads and case.pinned_spare_bytes > NOTABLE_SHARE * (case.limit_bytes or case.host_used_bytes or 1):
         name = "zero_optimization.offload_optimizer.pin_memory"
-        spare = format_size(case.pinned_spare_bytes)
+        spare = put_size(case.pinned_spare_bytes)
         return f"Pinned memory wastes {spare} by rounding up to powers of two: {name} false.", name
     if offloads[0] == "cpu":
         advice = f"Move the optimizer state to NVMe ({_OFFLOAD_OPTIMIZER} nvme), or run fewer ranks on a node."

@@ -67,7 +67,7 @@ class OomCase(MemoryFigures):
         return None
 
 
-def format_size(count: int) -> str:
+def put_size(count: int) -> str:
     """Return a placeholder for the template of a :class:`~zerotop.analysis.formatting.Text`: ``1.50 GiB``, ``20.0 MiB``."""
     return f"{{{int(count)}:size}}"
 
