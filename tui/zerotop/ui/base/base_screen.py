@@ -27,6 +27,7 @@ from zerotop.ui.drawing.layout import Box, ScreenOutline, layout_outline
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.widgets.direct_writer import DirectWriter
 from zerotop.ui.widgets.panel_container import Panels
+from zerotop.ui.widgets.textual_private import count_style_updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ class MonitorScreen(Screen[None]):
     def _on_screen_resume(self, event: ScreenResume) -> None:
         # Textual looks all styles up again and leaves painting to a timer, which takes longer than a key may wait.
         event.prevent_default()
-        ground = self.app.theme, self.app._css_update_count
+        ground = self.app.theme, count_style_updates(self.app)
         event.refresh_styles = event.refresh_styles and ground != self._styled_for
         self._styled_for = ground
         super()._on_screen_resume(event)
