@@ -324,15 +324,13 @@ MICROSCOPE = _declare_event(
     Field("seconds", float, "time spent writing the result"),
 )
 
-# Of ``stacks``: why they were sampled, and where, unless that is the name of a phase.
-SLOW, SHARE, SILENT = "slow", "share", "silent"
-BETWEEN_PHASES, UNKNOWN_PHASE = "between phases", "unknown phase"
-
 # Python stacks of the training thread, sampled while the rank was slow, or in gaps and data loading that take a large share
 # of its iterations; of all threads while it was silent.
 STACKS = _declare_event(
     "stacks",
-    Field("where", str, "the outermost phase, BETWEEN_PHASES, or UNKNOWN_PHASE in a counted step", required=True),
+    Field(
+        "where", str, "the outermost phase; else as in ``stack_names``: between phases, or in a counted step", required=True
+    ),
     Field(
         "why",
         str,

@@ -14,7 +14,8 @@ from zerotop_probe.inside.stacks.frames import Stack, StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.tally import format_stacks
 from zerotop_probe.inside.ticker import OWN_THREADS
-from zerotop_probe.recording.events import SILENT, STACKS
+from zerotop_probe.recording import events
+from zerotop_probe.recording.stack_names import SILENT
 
 SILENT_NS = 5_000_000_000
 """A rank is silent if nothing begins or ends for at least so long."""
@@ -48,7 +49,7 @@ class SilenceRecorder:
             facts["calls"] = read_calls(self._paths)
         device = self._recorder.device
         facts["allocations"] = device.allocations if device is not None else None
-        self._recorder.write_event(now(), STACKS, where=where, why=SILENT, **times, **facts)
+        self._recorder.write_event(now(), events.STACKS, where=where, why=SILENT, **times, **facts)
 
     def _read_threads(self) -> list[tuple[Stack, dict[str, Any]]]:
         """Return the stacks of all threads but the probe's own, that of the training thread first."""

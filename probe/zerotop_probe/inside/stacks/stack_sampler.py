@@ -22,7 +22,8 @@ from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.silence import SILENT_NS, SilenceRecorder
 from zerotop_probe.inside.stacks.tally import Tally
 from zerotop_probe.inside.stacks.usual_times import DATA, GAP, SLOW_NS, UNSEEN, PlaceKey, UsualTimes
-from zerotop_probe.recording.events import BETWEEN_PHASES, SHARE, SLOW, STACKS, UNKNOWN_PHASE
+from zerotop_probe.recording import events
+from zerotop_probe.recording.stack_names import BETWEEN_PHASES, SHARE, SLOW, UNKNOWN_PHASE
 from zerotop_probe.recording.tables import BOUNDARY, PHASES
 
 NAME = "stacks"
@@ -259,4 +260,4 @@ class StackSampler:
         where, why = key
         self._written_ns[key] = time_ns
         facts = self._tallies.pop(key).make_facts()
-        self._recorder.write_event(time_ns, STACKS, where=where, why=why, **facts)
+        self._recorder.write_event(time_ns, events.STACKS, where=where, why=why, **facts)

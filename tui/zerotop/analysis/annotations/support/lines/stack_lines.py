@@ -13,13 +13,13 @@ from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.session.events.event_files import Event, select_events
 from zerotop.session.table_files import Source
-from zerotop_probe.recording import events
+from zerotop_probe.recording import events, stack_names
 from zerotop_probe.recording.directory import STACKS_SETTING
 
-BETWEEN, UNSEEN = events.BETWEEN_PHASES, events.UNKNOWN_PHASE
+BETWEEN, UNSEEN = stack_names.BETWEEN_PHASES, stack_names.UNKNOWN_PHASE
 """The places of stacks that are in no phase, and of those in counted steps."""
 
-SLOW, SHARE = events.SLOW, events.SHARE
+SLOW, SHARE = stack_names.SLOW, stack_names.SHARE
 """Why stacks were sampled: the place took longer than usual, or usually takes a notable share."""
 
 # A line that calls these only says that the job trains, in each place, in the phases that compute, and in data loading.
@@ -195,7 +195,7 @@ def _select_events(
     for event in select_events(process.events_named(events.STACKS), begin_ns, until_ns):
         facts = event.facts
         is_there = facts["where"] == where or (where == BETWEEN and facts["where"] == UNSEEN)
-        if is_there and facts["why"] != events.SILENT:
+        if is_there and facts["why"] != stack_names.SILENT:
             last_ns = max(end_ns, slow_until_ns) if facts["why"] == SLOW else end_ns
             # What usually takes time says nothing of a window that began meanwhile.
             shown_ns = facts["begin_ns" if facts["why"] == SHARE else "end_ns"]
