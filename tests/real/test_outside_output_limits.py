@@ -101,7 +101,7 @@ def test_small_limits_are_enough_for_us(tmp_path: Path, kind: int, value: int) -
 def test_too_few_descriptors_are_named(tmp_path: Path) -> None:
     done = run_with_limit(tmp_path / "session", resource.RLIMIT_NOFILE, 8)
     assert (done.returncode, done.stdout) == (1, b"")
-    assert done.stderr == b"zerotop: Too many open files: zerotop needs about 20. Raise the limit (ulimit -n)\n"
+    assert done.stderr == b"zerotop: Too many open files: zerotop needs about 20 at once. Raise the limit (ulimit -n)\n"
 
 
 def test_a_recording_that_is_gone_is_not_said_to_be_there(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import recordings
 from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.views.recording_source import RecordingSource
-from zerotop.ui.base.header import draw_header
+from zerotop.ui.base.bars.header import draw_header
 from zerotop.ui.drawing.glyphs import choose_glyphs
 from zerotop.ui.drawing.rows import row_text
 

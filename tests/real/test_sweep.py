@@ -135,7 +135,7 @@ def test_an_interrupted_sweep_goes_on(tmp_path: Path) -> None:
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert b"1 of 3 points are done. Go on with: zerotop sweep --resume" in errors
+    assert b"1 of 3 points are done. Continue with: zerotop sweep --resume" in errors
     first = read_sweep(tmp_path / "sweep").points[0].result
     begun_s = time.monotonic()
     done = run_zerotop(tmp_path, "sweep", "--resume", str(tmp_path / "sweep"))

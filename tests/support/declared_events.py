@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerotop.session.event_schema import drop_invalid_facts
+from zerotop.session.events.event_schema import drop_invalid_facts
 from zerotop_probe.recording.events import EVENTS
 
 

@@ -49,7 +49,7 @@ def count_largest_layers(stage3: Any) -> list[int]:
     """The largest layer of a small model, as DeepSpeed counts it and as the probe does."""
     from torch import nn
 
-    from zerotop_probe.inside.engine_facts import _count_largest_layer
+    from zerotop_probe.inside.facts.engine_facts import _count_largest_layer
 
     model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 40), nn.Sequential(nn.Linear(40, 11), nn.LayerNorm(11)))
     return [stage3.model_to_params(model)[1], _count_largest_layer(SimpleNamespace(module=model))]

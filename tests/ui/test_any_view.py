@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from zerotop.analysis import live_view
-from zerotop.ui.base.footer import draw_tabs
+from zerotop.ui.base.bars.footer import draw_tabs
+from zerotop.ui.base.bars.header import build_notices, count_notice_rows, draw_header, draw_notices
 from zerotop.ui.base.frame import Pane
-from zerotop.ui.base.header import build_notices, count_notice_rows, draw_header, draw_notices
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.dialogs.text_pages import build_job_page
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs

@@ -193,7 +193,7 @@ async def test_output_scrolled_back_stands_and_reaches_the_begin() -> None:
         await pilot.press(*["pageup"] * 3)
         seen.seconds = 300.0
         await seen.wait_for_tick(pilot)
-        assert "newer below, this is the begin" in seen.text()
+        assert "newer below, this is the beginning" in seen.text()
         assert "more than" in seen.text()
         assert "[INFO] [config.py:722]" in seen.text()
         await pilot.press(*["pagedown"] * 3)

@@ -13,8 +13,8 @@ from fake_source import BEGIN_NS, FakeSource, offload_story
 from settling import wait_until
 from watching import Watch
 from zerotop.analysis.annotations import Annotation, Severity
+from zerotop.ui.base.bars.header import build_notices, count_notice_rows, draw_notices
 from zerotop.ui.base.findings import choose_finding, find_step_marks, format_evidence, format_evidence_rows, wrap_sentence
-from zerotop.ui.base.header import build_notices, count_notice_rows, draw_notices
 from zerotop.ui.dialogs.findings_dialog import FindingsDialog
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text

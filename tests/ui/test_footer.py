@@ -15,8 +15,8 @@ from recordings import open_recording
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.start_app import StartApp
-from zerotop.ui.base.footer import CursorState, draw_status
-from zerotop.ui.base.footer_keys import bind, choose_keys, collect_keys, format_key, in_footer, label_common_keys
+from zerotop.ui.base.bars.footer import CursorState, draw_status
+from zerotop.ui.base.bars.footer_keys import bind, choose_keys, collect_keys, format_key, in_footer, label_common_keys
 from zerotop.ui.base.tabs import TABS, load_screen_class
 from zerotop.ui.compare.screen import CompareScreen
 from zerotop.ui.drawing.glyphs import BLOCKS

@@ -15,7 +15,7 @@ from zerotop import demo
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
-from zerotop.ui.base.footer import find_track_cell, measure_track
+from zerotop.ui.base.bars.footer import find_track_cell, measure_track
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.panels import Notices, Transport
 from zerotop.ui.base.pointed_panel import PointedPanel

@@ -12,10 +12,10 @@ from fake_source import FakeSource, Story, cpu_story, failed_story, killed_story
 from zerotop.analysis.live_view import Inferred, LiveView, State
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.viewer import Viewer
-from zerotop.ui.base.footer import CursorState, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
-from zerotop.ui.base.footer_keys import collect_keys
+from zerotop.ui.base.bars.footer import CursorState, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
+from zerotop.ui.base.bars.footer_keys import collect_keys
+from zerotop.ui.base.bars.header import build_notices, draw_header, draw_notices
 from zerotop.ui.base.frame import Pane
-from zerotop.ui.base.header import build_notices, draw_header, draw_notices
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
 from zerotop.ui.drawing.labels import describe_no_output, format_ending
 from zerotop.ui.drawing.rows import Row, row_text, row_width
@@ -288,7 +288,7 @@ def test_output_is_literal_and_scrolls() -> None:
         "line 14                                 ",
     ]
     title = read_rows(draw_output(Pane(lines, 19, has_newer=True), 60, 3, BLOCKS))[0]
-    assert title.startswith("Output more than 19 newer below, this is the begin ──")
+    assert title.startswith("Output more than 19 newer below, this is the beginning ──")
     assert read_rows(draw_output(Pane(lines), 12, 1, ASCII)) == ["> [red]?[31."[:10] + ".."]
     assert [count_visible_lines(height) for height in (1, 2, 3, 10)] == [1, 2, 2, 9]
     assert read_rows(draw_output(Pane(()), 24, 3, BLOCKS, empty_text="No output yet"))[1].strip() == "No output yet"

@@ -19,8 +19,8 @@ from planted_troubles import MIXTURES
 from zerotop.analysis.annotations import Annotation, Detector, Evidence, load_detectors
 from zerotop.analysis.annotations.pace import data_stall, iteration_shift
 from zerotop.analysis.annotations.support import annotator
-from zerotop.analysis.annotations.support.record_window import Records, Samples
-from zerotop.analysis.annotations.support.step_values import StepValues
+from zerotop.analysis.annotations.support.records.record_window import Records, Samples
+from zerotop.analysis.annotations.support.steps.step_values import StepValues
 from zerotop.session.reader import Session
 
 STEPS = 2000

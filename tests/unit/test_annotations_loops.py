@@ -67,7 +67,7 @@ def test_parameters_that_stay_gathered(tmp_path: Path, reshards: bool) -> None:
     findings = find_named(recording, "kept_gathered")
     assert len(findings) == (not reshards)
     for finding in findings:
-        assert finding.headline == "FSDP keeps 2.00 GiB of gathered parameters on each rank until the backward"
+        assert finding.headline == "FSDP keeps 2.00 GiB of gathered parameters on each rank until backward"
         assert finding.fix == "fully_shard(layer, reshard_after_forward=True)"
 
 
@@ -98,8 +98,8 @@ def test_activations_by_the_layers_that_made_them(tmp_path: Path, trainable: int
     (finding,) = find_named(recording, "saved_activations")
     assert finding.headline == "Activations are 62 % of the memory peak: backward begins with 12.01 GiB"
     assert finding.details.startswith(
-        "The peak is 19.50 GiB. Among the activations are 4.03 GiB in 96 blocks of 4 x 512 x 11,008 in 2 bytes (the width of"
-        " its MLPs), 4.00 GiB in 128 blocks of 4 x 512 x 4,096 in 4 bytes (the"
+        "The peak is 19.50 GiB. Among the activations are 4.03 GiB in 96 blocks of 4 x 512 x 11,008 elements of 2 bytes"
+        " (the width of its MLPs), 4.00 GiB in 128 blocks of 4 x 512 x 4,096 elements of 4 bytes (the"
         " model's width)."
     )
     assert ("Frozen weights" in finding.details) == (trainable == 10)

@@ -15,9 +15,9 @@ import pytest
 from agents import build_python_command, wait_for
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.procfs import Process
-from zerotop_probe.outside.sampling import build_locks
-from zerotop_probe.outside.sampling.build_locks import CHECK_PERIOD_S, LockWatcher
-from zerotop_probe.outside.sampling.rank_discovery import RankFinder
+from zerotop_probe.outside.sampling.ranks import build_locks
+from zerotop_probe.outside.sampling.ranks.build_locks import CHECK_PERIOD_S, LockWatcher
+from zerotop_probe.outside.sampling.ranks.rank_discovery import RankFinder
 from zerotop_probe.recording import events
 from zerotop_probe.recording.writer import EventWriter, Identity
 

@@ -16,7 +16,7 @@ from zerotop.cli import main
 from zerotop.commands.common import progress
 from zerotop.commands.job import training_machine
 from zerotop.session.reader import Session
-from zerotop_probe.outside.sampling import build_locks
+from zerotop_probe.outside.sampling.ranks import build_locks
 from zerotop_probe.recording import directory, tables
 from zerotop_probe.recording.writer import Identity, RecordWriter
 

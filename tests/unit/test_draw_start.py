@@ -11,7 +11,7 @@ from zerotop.analysis.reports.recording_index import Recording
 from zerotop.analysis.reports.recording_summary import Overview
 from zerotop.session.quick_read import Stamp
 from zerotop.ui.app.start_app import StartApp
-from zerotop.ui.base.footer_keys import collect_keys
+from zerotop.ui.base.bars.footer_keys import collect_keys
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
 from zerotop.ui.drawing.glyphs import BLOCKS
 from zerotop.ui.drawing.rows import row_text
@@ -29,7 +29,7 @@ def read_detail(item: LibraryItem) -> str:
 
 
 def make_recording(known: Overview) -> Recording:
-    return Recording(Path("/recordings/one"), False, Stamp(1, 1, 1), False, known)
+    return Recording(Path("/recordings/one"), Stamp(1, 1, 1), False, known)
 
 
 @pytest.mark.parametrize(("ranks", "said"), [(1, ": 1 rank on GPU 0."), (2, ": 2 ranks on GPU 0.")])

@@ -41,4 +41,4 @@ def test_quantized_parameters_are_told_apart(tmp_path: Path, capsys: pytest.Capt
     assert main(["estimate", str(path), "--gpus", "1"]) == 0
     text = capsys.readouterr().out
     assert "  among them 536.9 M quantized parameters, which have no formula: the states below are without them" in text
-    assert "The optimizer's state is missing: how large it is, is not known." in text
+    assert "The optimizer's state is missing: its size is not known." in text

@@ -21,7 +21,7 @@ import pytest
 import recordings
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
 from zerotop.cli import main
-from zerotop.session.event_files import EventBudget
+from zerotop.session.events.event_files import EventBudget
 from zerotop.session.packed.packing import MemoryBudget, pack_folder, unpack_files
 from zerotop.session.packed.parquet_pages import iter_page_sizes
 from zerotop.session.reader import Session, SessionError

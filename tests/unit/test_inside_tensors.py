@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from zerotop_probe.inside.device.tensor_inventory import Inventory, build_facts, build_inventory, build_loop_inventory
-from zerotop_probe.inside.engine_facts import read_facts
+from zerotop_probe.inside.facts.engine_facts import read_facts
+from zerotop_probe.inside.facts.loop_facts import _FACT_READERS, _LoopParts
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
-from zerotop_probe.inside.loop_facts import _FACT_READERS, _LoopParts
 
 torch = pytest.importorskip("torch")
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerotop.analysis.annotations.support.fp16_warmup import estimate_state_bytes
+from zerotop.analysis.annotations.support.steps.fp16_warmup import estimate_state_bytes
 from zerotop.analysis.engine import LOOP, Engine, measure_batch, parse_engine
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes, compute_state_bytes
 from zerotop.analysis.memory.expected.zero_model import compute_expected, estimate_job, parse_setup

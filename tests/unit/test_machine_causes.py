@@ -232,7 +232,7 @@ def test_steps_after_compiling_are_no_trouble(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cores", "waiting", "blocked", "told", "fix"),
     [
-        (0.1, 0.0, 3.8, "of 4 loader workers 3.8 wait for the disk", ""),
+        (0.1, 0.0, 3.8, "3.8 of 4 loader workers wait for the disk", ""),
         (1.5, 2.0, 0.0, "4 loader workers use 1.5 cores and wait for more", ""),
         (3.9, 0.1, 0.0, "4 loader workers use 3.9 cores: each is busy", "num_workers"),
         (0.3, 0.1, 0.0, "4 loader workers use 0.3 cores, and hardly run", "py-spy dump"),
@@ -328,7 +328,7 @@ def test_busy_workers_of_a_real_loader() -> None:
 
 COMPILING = """
 import json, torch
-from zerotop_probe.inside.compiled_graphs import CompilationCounter
+from zerotop_probe.inside.interpreter.compiled_graphs import CompilationCounter
 counter = CompilationCounter()
 model = torch.compile(torch.nn.Linear(4, 4), backend="eager", dynamic=False)
 seen = [counter.take_graphs(0)]

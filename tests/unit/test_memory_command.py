@@ -85,7 +85,7 @@ def test_a_failure_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str
     recording.write_event(make_identity(0), 29.5, events.OUT_OF_MEMORY, device=0, micro_step=0, **facts)
     lines = run_memory(capsys, str(recording.folder)).splitlines()
     assert lines[0].startswith("job, at the failure: ")
-    assert lines[2] == "Out of memory: rank 0, GPU 0, step 2, micro-step 0, forward; the job did not survive it"
+    assert lines[2] == "Out of memory: rank 0, GPU 0, step 2, micro-step 0, forward; the job ended"
     assert "  The forward requested 60.00 GiB; 51.00 GiB of 79.00 GiB were free." in lines
     assert json.loads(run_memory(capsys, str(recording.folder), "--json"))["post_mortem"]["requested_bytes"] == gib_to_bytes(
         60

@@ -11,8 +11,8 @@ import pytest
 from zerotop.analysis.memory.expected.optimizer_states import StateBytes, compute_state_bytes
 from zerotop.analysis.memory.expected.zero_model import compute_expected, parse_setup
 from zerotop_probe.inside.device.tensor_inventory import build_loop_inventory
+from zerotop_probe.inside.facts.loop_facts import _FACT_READERS, _LoopParts
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
-from zerotop_probe.inside.loop_facts import _FACT_READERS, _LoopParts
 
 torch = pytest.importorskip("torch")
 

@@ -21,8 +21,9 @@ from small_recording import S
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.job import job, job_control
 from zerotop_probe.outside.procfs import Process
-from zerotop_probe.outside.sampling import cgroup, gpu_sampler, nvml, pcie, rank_discovery, silent_ranks
-from zerotop_probe.outside.sampling.rank_discovery import RankFinder
+from zerotop_probe.outside.sampling import cgroup, gpu_sampler, nvml, pcie
+from zerotop_probe.outside.sampling.ranks import rank_discovery, silent_ranks
+from zerotop_probe.outside.sampling.ranks.rank_discovery import RankFinder
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
 from zerotop_probe.recording import clock, directory, events, launchers
 from zerotop_probe.recording.writer import EventWriter, Identity

@@ -9,7 +9,8 @@ import pytest
 
 CODE = """
 import os, sys
-from zerotop_probe.inside import guard, quick_exit
+from zerotop_probe.inside import guard
+from zerotop_probe.inside.interpreter import quick_exit
 original = os._exit
 quick_exit.watch_quick_exit(lambda: os.write(1, b"goodbye"))
 assert os._exit.__name__ == "_exit" and os._exit.__doc__ == original.__doc__

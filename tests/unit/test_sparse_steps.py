@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zerotop.analysis.annotations.memory.memory_creep import _find_stretches, _State
-from zerotop.analysis.annotations.support.runs import find_settled_run, find_turns
+from zerotop.analysis.annotations.support.steps.runs import find_settled_run, find_turns
 from zerotop.session.samples import Ints
 
 MIB = 1 << 20

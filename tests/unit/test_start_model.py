@@ -25,7 +25,7 @@ def make_recording(name: str, begin_s: int, **facts: object) -> Recording:
     live, size = bool(facts.pop("live", False)), int(str(facts.pop("size", 1000)))
     known = {"model": "Qwen2ForCausalLM", "parameters": 494_032_768, "zero_stage": 2, "exit_code": 0, **facts}
     about = Overview(name, begin_ns=begin_s * S, over=not live, **known)  # type: ignore[arg-type]
-    return Recording(Path("/somewhere", name), False, Stamp(size, 1, begin_s * S), live, about)
+    return Recording(Path("/somewhere", name), Stamp(size, 1, begin_s * S), live, about)
 
 
 OLD = make_recording("a-old", 100, iteration_s=9.0, seconds=5.0, peak_bytes=1 << 30, size=9_000_000)
@@ -155,7 +155,7 @@ def test_every_row_has_the_width_asked_for(width: int, glyphs: object) -> None:
     odd = make_recording(
         "\x1b]0;x\x07name-日本語-" * 9, 2, iterations=(1.0, 0.0, math.nan, 5.0), peak_bytes=1, total_steps=10**9
     )
-    unread = Recording(Path("/x"), True, Stamp(0, 1, 0), False, None)
+    unread = Recording(Path("/x"), Stamp(0, 1, 0), False, None)
     items: tuple[Recording | RunningJob, ...] = (*ALL, JOB, damaged, odd, unread)
     lines = [ListLine(item, place == 1, place == 2, 10**18) for place, item in enumerate(items)]
     drawn = draw_list(lines, (("newest", "title"),), width, 12, glyphs)  # type: ignore[arg-type]

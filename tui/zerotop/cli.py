@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from zerotop.commands.common.errors import FAILED, USAGE, Problem, describe_error
+from zerotop.commands.common.errors import FAILED, INTERRUPTED, USAGE, Problem, describe_error
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
@@ -22,7 +22,6 @@ from zerotop.commands.options.recording_options import add_recording_commands
 from zerotop.commands.options.report_options import add_report_commands
 from zerotop.commands.options.sweep_options import add_sweep_commands
 
-_EXIT_INTERRUPTED = 130
 _COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the script of ``zerotop completions``
 _TAKES_COMMAND = ("run", "sweep", "fit")
 
@@ -136,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run_command(options)
     except KeyboardInterrupt:
-        return _EXIT_INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader is gone. Without this, flushing at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,4 +1,4 @@
-"""Record the ends of counted steps, of which nothing else is recorded."""
+"""Record counted steps: their ends, and nothing else."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class CountedSteps:
             counting.last_slot, counting.table_end = files.position, files.table_end
 
     def end_step(self, begin_ns: int, time_ns: int, step: int, engine: int, flags: int) -> None:
-        """Record the end of a counted step, of which only the optimizer's step was noted; ``flags`` is SKIPPED or 0."""
+        """Record the end of a counted step from its optimizer's step alone; ``flags`` is SKIPPED or 0."""
         counting, writer, losses = self._counting, self._writer, self._losses
         flags |= BOUNDARY | COUNTED
         if losses.count != losses.count_at_step:
@@ -145,7 +145,7 @@ class CountedSteps:
 
     @property
     def since(self) -> tuple[int, int] | None:
-        """The begin of the step in progress and its number, if phases of it may have been left out; else None."""
+        """Begin and number of the step in progress if phases of it may have been left out; else None."""
         counting, last_step = self._counting, self._recorder.last_step
         return (counting.begin_ns, last_step + 1) if counting.was_on and last_step is not None else None
 

@@ -1,4 +1,4 @@
-"""Steps of which only the end is recorded: where even light detail costs too much, most steps are counted, not looked at."""
+"""Counted steps, whose end alone is recorded: most steps are counted where even light detail costs too much."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ from zerotop_probe.inside.growing_containers.container_finder import ContainerFi
 from zerotop_probe.inside.guard import CostMeter, Guard, now, remove_hooks
 from zerotop_probe.inside.inspection import identity
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
+from zerotop_probe.inside.interpreter.quick_exit import watch_quick_exit
 from zerotop_probe.inside.memory_lines.line_finder import LineFinder
 from zerotop_probe.inside.oom_recorder import OomRecorder
-from zerotop_probe.inside.quick_exit import watch_quick_exit
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks import busy_threads, stack_sampler
 from zerotop_probe.inside.ticker import Ticker

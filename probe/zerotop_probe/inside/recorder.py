@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 from zerotop_probe.inside.budget import COUNTED as COUNTED_DETAIL
 from zerotop_probe.inside.budget import DetailBudget, read_budget
-from zerotop_probe.inside.cost_records import CostRecords
 from zerotop_probe.inside.counted_steps import CountedSteps
 from zerotop_probe.inside.counting import StepCounting
 from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.engines import LoopState, TrainingState
 from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.interpreter.cost_records import CostRecords
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.span_losses import SpanLosses
 from zerotop_probe.recording import tables

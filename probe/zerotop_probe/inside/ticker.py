@@ -16,6 +16,9 @@ from zerotop_probe.inside.span import Span
 # Called with (step, micro-step, phase); returns the seconds until the next call.
 Task = Callable[[int, int, int], float]
 
+OWN_THREADS = "zerotop-"
+"""Names of the probe's threads begin with this."""
+
 # A task runs at least this often (s), however small the budget.
 _LONGEST_REST_S = 5.0
 
@@ -39,7 +42,7 @@ class Ticker:
         self._thread_ns = meter.thread_ns
         self._thread_ns.setdefault(name, 0)
         self._stop_event = threading.Event()
-        self._thread = threading.Thread(target=self._run_task, name="zerotop-ticker", daemon=True)
+        self._thread = threading.Thread(target=self._run_task, name=f"{OWN_THREADS}ticker", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""

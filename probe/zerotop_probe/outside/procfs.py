@@ -12,6 +12,9 @@ import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+"""Ticks in a second, of CPU times and starts of processes."""
+
 _LONGEST_PROGRAM = 60
 _PAGE_BYTES = 4096
 

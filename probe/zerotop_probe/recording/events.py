@@ -328,7 +328,9 @@ MICROSCOPE = _declare_event(
 # of its iterations; of all threads while it was silent.
 STACKS = _declare_event(
     "stacks",
-    Field("where", str, 'the outermost phase, "between phases", or "unknown phase" in a counted step', required=True),
+    Field(
+        "where", str, "the outermost phase; else as in ``stack_names``: between phases, or in a counted step", required=True
+    ),
     Field(
         "why",
         str,

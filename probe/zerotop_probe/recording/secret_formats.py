@@ -132,7 +132,7 @@ def is_secret_option(name: str) -> bool:
 
 @functools.lru_cache(1024)
 def names_tokens(name: str) -> bool:
-    """Return whether a name ends in "token", of which there are numbers too."""
+    """Return whether a name ends in "token", singular or plural: counts of tokens have such names too."""
     words = split_words(name)
     return bool(words) and _make_singular(words[-1]) == "token"
 

@@ -28,7 +28,7 @@ def count_records(record_bytes: int) -> int:
 
 
 def make_name(stem: str, number: int) -> str:
-    """Return the name of a segment, the first of which has the number 0."""
+    """Return the name of a segment; the first has the number 0."""
     return f"{stem}.s{number:06}.rec" if number else f"{stem}.rec"
 
 

@@ -15,7 +15,7 @@ from zerotop_probe.recording import events
 
 # Steps from the end among which those with phases are searched.
 _MOST_SEARCHED = 64
-_DEVICES = {"cpu": "CPU", "nvme": "NVMe"}
+DEVICE_NAMES = {"cpu": "CPU", "nvme": "NVMe"}
 _TEXTS = {
     "kind": "",
     "parallelism": "",
@@ -113,7 +113,7 @@ class Engine:
             self.model,
             self._describe_parameters(),
             *((self._parallelism_text, self._optimizer_text) if self.is_loop else (self.setup_text,)),
-            *(f"{part} on {_DEVICES.get(device, device)}" for part, device in offloads if device != "none"),
+            *(f"{part} on {DEVICE_NAMES.get(device, device)}" for part, device in offloads if device != "none"),
             self.precision_text,
             f"batch {' x '.join(map(str, batch))} (micro-batch x accumulation x ranks)"
             if None not in batch
@@ -197,7 +197,7 @@ def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, A
 
 
 def _begins_with_forwards(steps: NDArray[Any]) -> bool:
-    """Whether the first step has the rows of more forwards than the next one: those before the training are a part of it."""
+    """Whether the first step has rows of more forwards than the next one: it includes forwards before the training."""
     if len(steps) < 2 or steps["step"][0] != 0:
         return False
     first, second = (int(rows) for rows in steps["rows"][:2])

@@ -18,7 +18,7 @@ from zerotop.commands.job.training_machine import (
 )
 from zerotop.demo import RECORDING_PATH, SCRIPT_PATH, find_config
 from zerotop_probe.outside.job import agent, job_control
-from zerotop_probe.outside.sampling.build_locks import find_extensions_folder, remove_stale_locks
+from zerotop_probe.outside.sampling.ranks.build_locks import find_extensions_folder, remove_stale_locks
 
 _CONFIG = "zero2_offload_optimizer_bf16"
 _RANKS = 2

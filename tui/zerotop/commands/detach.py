@@ -38,7 +38,7 @@ def detach(options: argparse.Namespace) -> int:
 
 def _describe_recording(path: Path, facts: job_control.JobFacts) -> str:
     if facts.joined:
-        return f"Recorded in {path}; to stop recording on other nodes, detach on the node that attached them"
+        return f"Recorded in {path}; to stop recording on other nodes, detach on the node that attached to them"
     return f"Recorded in {path}" if facts.attached else f"zerotop run continues to record from outside in {path}"
 
 

@@ -19,7 +19,7 @@ import pynvml
 
 from zerotop.analysis.text_tables import align_columns
 from zerotop_probe.inside import native
-from zerotop_probe.outside.sampling.build_locks import find_extensions_folder, find_stale_locks
+from zerotop_probe.outside.sampling.ranks.build_locks import find_extensions_folder, find_stale_locks
 from zerotop_probe.recording import directory
 
 _TRAIN_ADVICE = "in the training environment: pip install 'zerotop[train]'"
@@ -148,7 +148,7 @@ def _check_native_code() -> Check:
         return Check("probe's C code", True, str(native.counted_steps.__file__))
     found = f"switched off by {directory.NATIVE_VARIABLE}" if directory.NATIVE_VARIABLE in os.environ else "not compiled"
     return Check(
-        "probe's C code", False, found, "watching short steps costs less with it: install zerotop where a C compiler is"
+        "probe's C code", False, found, "watching short steps costs less with it: reinstall zerotop with a C compiler"
     )
 
 

@@ -192,7 +192,7 @@ def _format_options(rows: list[OptionEstimate], hardware: Hardware, *, has_state
         cells.append((str(row.stage), row.offload, *sizes, *own, verdict))
     notes = [
         "States by ZeRO's formulas (arXiv:1910.02054): parameters, gradients, fp32 master weights, optimizer state.",
-        *([] if has_state else ["The optimizer's state is missing: how large it is, is not known."]),
+        *([] if has_state else ["The optimizer's state is missing: its size is not known."]),
         "Not included: buckets, gathered layers of stage 3, CUDA's context and fragmentation.",
     ]
     return [*align_columns(cells, "><>>>>>><"), *notes]

@@ -15,7 +15,7 @@ from zerotop.analysis.sweeps.search import LargestResult, describe_fragmentation
 from zerotop.analysis.sweeps.series import choose_axis
 from zerotop.analysis.sweeps.settings import MICRO_BATCH, SEQ_LENGTH, build_points, describe_settings
 from zerotop.analysis.text_tables import align_columns
-from zerotop.commands.common.errors import FAILED, USAGE, Problem
+from zerotop.commands.common.errors import FAILED, INTERRUPTED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.common.terminal import has_terminal
@@ -26,8 +26,6 @@ from zerotop.commands.sweeping.sweep_folder import lock_folder, make_folder, reo
 from zerotop.commands.sweeping.sweep_plan import build_plan, find_limits
 from zerotop.session import sweeps
 from zerotop.session.sweeps import Plan, Point, Sweep, write_sweep
-
-_EXIT_INTERRUPTED = 130
 
 
 def fit(options: argparse.Namespace) -> int:
@@ -50,8 +48,8 @@ def fit(options: argparse.Namespace) -> int:
                 run_beside_screen(runner, runner, runner)
     _print_results(runner, options)
     if runner.was_interrupted:
-        print(escape_unprintable(f"To go on, give the same command with -o {shlex.quote(str(folder))}"), file=sys.stderr)
-        return _EXIT_INTERRUPTED
+        print(escape_unprintable(f"To continue, run the same command with -o {shlex.quote(str(folder))}"), file=sys.stderr)
+        return INTERRUPTED
     if runner.problem:
         raise Problem(runner.problem)
     return FAILED if any(result.largest is None for result in runner.results) else 0
@@ -144,4 +142,4 @@ def _explain_certainty(result: LargestResult) -> str:
         return result.problem
     if result.largest is None:
         return f"{result.failing:,} does not fit either" if result.failing is not None else ""
-    return f"{result.failing:,} does not fit" if result.failing is not None else "larger values were not asked for"
+    return f"{result.failing:,} does not fit" if result.failing is not None else "no larger value was to be tried"

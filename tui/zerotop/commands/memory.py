@@ -1,4 +1,4 @@
-"""``zerotop memory``: measured against expected memory, who owns the peak, and why the job ran out."""
+"""``zerotop memory``: measured and expected memory, the owner of the peak, and why the job ran out of memory."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def pack_session(path: Path, output: str | None) -> tuple[str, list[str]]:
 
 
 def _pack_whole(path: Path, stream: BinaryIO) -> list[str]:
-    """Pack a session of which files may be folded and removed meanwhile. Raise OSError."""
+    """Pack a session whose files may be folded and removed meanwhile. Raise OSError."""
     for tries_left in reversed(range(_MAX_TRIES)):
         stream.seek(0)
         stream.truncate()

@@ -13,7 +13,7 @@ from typing import TextIO
 from zerotop.analysis.formatting import format_count
 from zerotop.analysis.sweeps.line_report import describe_line, report_lines
 from zerotop.analysis.sweeps.settings import MOST_VALUES, build_points, count_points, describe_settings
-from zerotop.commands.common.errors import FAILED, USAGE, Problem
+from zerotop.commands.common.errors import FAILED, INTERRUPTED, USAGE, Problem
 from zerotop.commands.common.escape import escape_unprintable
 from zerotop.commands.common.model_config import find_shape
 from zerotop.commands.common.terminal import has_terminal
@@ -39,7 +39,6 @@ _PLANNED = {
     "hang_after": 300,
 }
 _POLL_S = 0.2
-_EXIT_INTERRUPTED = 130
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -66,7 +65,7 @@ def sweep(options: argparse.Namespace) -> int:
         _print_results(runner.sweep)
     print(escape_unprintable(describe_end(runner.sweep, runner.problem)), file=sys.stderr)
     if runner.was_interrupted:
-        return _EXIT_INTERRUPTED
+        return INTERRUPTED
     has_crashed = any(point.result is not None and point.result.outcome == CRASHED for point in runner.sweep.points)
     return FAILED if runner.problem or has_crashed else 0
 
@@ -150,7 +149,7 @@ def _open_sweep(path: Path, plan: Plan | None, options: argparse.Namespace) -> S
 
 def _check_size(count: int, options: argparse.Namespace) -> None:
     if count > MOST_VALUES:
-        raise Problem(f"A matrix of {count:,} points is too large; {MOST_VALUES:,} are possible", USAGE)
+        raise Problem(f"A matrix of {count:,} points is too large; the limit is {MOST_VALUES:,}", USAGE)
     if count < _ASK_FROM or options.yes:
         return
     question = f"This is a matrix of {count:,} points; at 30 s each it takes {count * 30 / 3600:,.0f} hours."

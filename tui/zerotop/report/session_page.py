@@ -120,7 +120,7 @@ def _build_findings(report: SessionReport) -> Element:
     shown, others = cards[:_SHOWN_FINDINGS], cards[_SHOWN_FINDINGS:]
     more = element("details", element("summary", f"{format_count(len(others), 'more finding')}"), element("ol", others))
     text = (
-        "Those that cost most come first. Numbers also mark them in the charts."
+        "Those that cost most come first. Their numbers mark them in the charts."
         if cards
         else "No findings in this recording."
     )

@@ -8,18 +8,17 @@ unpickled or evaluated.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from zerotop.session.event_files import Event, EventBudget, EventFile
-from zerotop.session.event_index import EventIndex, get_event_time
-from zerotop.session.event_schema import drop_invalid_info
-from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, Writer, check_format, read_header
+from zerotop.session.events.event_files import Event, EventBudget, EventFile
+from zerotop.session.events.event_index import EventIndex, get_event_time
+from zerotop.session.headers import DAMAGE_ERRORS, Clocks, SessionError, Writer, read_header
 from zerotop.session.packed.packing import unpack_files
+from zerotop.session.session_info import load_info
 from zerotop.session.storage import Directory, Folder, UnpackedFolder, read_first_line
 from zerotop.session.table_files import Source
 from zerotop_probe.recording import events, segments
@@ -29,15 +28,15 @@ from zerotop_probe.recording.tables import TABLES
 
 __all__ = ["Event", "Session", "SessionError", "Source"]
 
-# A recording without an end counts as ended after this silence. The sampler writes ten times a second.
-_SILENCE_NS = 5_000_000_000
+SILENCE_NS = 5_000_000_000
+"""A recording without an end counts as ended after this silence. The sampler writes ten times a second."""
+
 _BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, events.DETACHED)
 
 # A sampler folds and removes files every other minute.
 _MAX_TRIES = 5
 
 _CONTROL_EVENTS = "events-control-"
-_MAX_INFO_BYTES = 1 << 24  # of session.json
 # Tables of one kind by one process, which begins another one each time that a probe is injected into it again.
 _MOST_OF_PROCESS = 200
 
@@ -78,7 +77,7 @@ class Session:
         """
         if path.is_dir():
             for _ in range(_MAX_TRIES):
-                session = cls(path, _load_info(Directory(path)))
+                session = cls(path, load_info(Directory(path)))
                 if not session.is_incomplete:
                     break
             return session
@@ -89,7 +88,7 @@ class Session:
     @classmethod
     def from_folder(cls, folder: Folder) -> Session:
         """Open the session with the files in ``folder``. Raise SessionError like :meth:`open`."""
-        return cls(folder.path, _load_info(folder), folder)
+        return cls(folder.path, load_info(folder), folder)
 
     @property
     def is_incomplete(self) -> bool:
@@ -287,7 +286,7 @@ class Session:
     @property
     def is_live(self) -> bool:
         """Whether it is still being written: not packed, without a recorded end, and not silent."""
-        return self._folder.can_grow and not self.is_over and time.time_ns() - self.last_written_ns < _SILENCE_NS
+        return self._folder.can_grow and not self.is_over and time.time_ns() - self.last_written_ns < SILENCE_NS
 
 
 def _file_order(name: str) -> tuple[bool, str]:
@@ -297,20 +296,3 @@ def _file_order(name: str) -> tuple[bool, str]:
 
 def _get_created_ns(source: Source) -> int:
     return source.created_ns
-
-
-def _load_info(folder: Folder) -> dict[str, Any]:
-    """Read the session file. Raise SessionError."""
-    path = folder.path
-    try:
-        info: dict[str, Any] = json.loads(folder.read_bytes(SESSION_FILE, 0, _MAX_INFO_BYTES))
-        check_format(info, SESSION_FILE)
-        Clocks().find_offset(info)
-        drop_invalid_info(info)
-    except FileNotFoundError:
-        raise SessionError(f"{path} holds no recording: it has no {SESSION_FILE}.") from None
-    except OSError as error:
-        raise SessionError(f"{path} cannot be read: {error.strerror}.") from None
-    except DAMAGE_ERRORS:
-        raise SessionError(f"{path / SESSION_FILE} is damaged, or not of zerotop: the recording cannot be read.") from None
-    return info

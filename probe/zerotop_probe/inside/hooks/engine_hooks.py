@@ -9,8 +9,8 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
-from zerotop_probe.inside.engine_facts import record_engine
 from zerotop_probe.inside.engines import EngineState
+from zerotop_probe.inside.facts.engine_facts import record_engine
 from zerotop_probe.inside.guard import Guard, wrap_method
 from zerotop_probe.inside.hooks import optimizer_step
 from zerotop_probe.inside.hooks.checkpoints import CheckpointHooks
@@ -25,7 +25,7 @@ _SAVE_METHODS = ("save_checkpoint", "save_16bit_model", "save_fp16_model", "_zer
 
 
 class _CountedStep(NamedTuple):
-    """A call of step() of which only an update is recorded, and the state before it."""
+    """A call of step() that is recorded only if it updates, and the state before it."""
 
     begin_ns: int
     engine: Any

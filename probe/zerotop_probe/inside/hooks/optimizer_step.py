@@ -10,8 +10,8 @@ import functools
 import weakref
 from typing import Any, NamedTuple
 
-from zerotop_probe.inside.engine_facts import record_tensors
 from zerotop_probe.inside.engines import EngineState
+from zerotop_probe.inside.facts.engine_facts import record_tensors
 from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_method
 from zerotop_probe.inside.hooks.timer_proxy import WatchedTimers
 from zerotop_probe.inside.probe import Probe

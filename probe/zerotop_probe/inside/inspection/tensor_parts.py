@@ -19,7 +19,7 @@ def list_parts(tensor: Any) -> list[Any] | None:
 
 
 def list_reference_parameters(modules: Iterable[Any], optimizers: Iterable[Any]) -> set[int]:
-    """Return the parameters, by id(), of models of which no optimizer updates anything: teachers, reference models.
+    """Return the parameters, by id(), of models that no optimizer updates: teachers, reference models.
 
     They need no gradients, though ``requires_grad`` may say so. Empty where no optimizer updates any of the models.
     """

@@ -18,11 +18,11 @@ class TrainingLibrary:
         self._lightning_accumulation: int | None = None
 
     def follow_trainer(self, arguments: Any, steps: int) -> None:
-        """Note that a Trainer begins to train, with these TrainingArguments and so many planned steps."""
+        """Note that a Trainer begins to train, with its TrainingArguments and planned steps."""
         self._trainer, self.planned_steps = arguments, steps if steps > 0 else None
 
     def follow_lightning(self, accumulation: int, steps: int) -> None:
-        """Note that Lightning begins to train, with so many micro-batches in a step and so many planned steps."""
+        """Note that Lightning begins to train, with its micro-batches per step and planned steps."""
         self._lightning_accumulation, self.planned_steps = accumulation, steps if steps > 0 else None
 
     def find_name(self) -> str:

@@ -18,6 +18,7 @@ from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.memory_lines.block_lines import describe_peak, describe_staying
 from zerotop_probe.inside.memory_lines.memory_watch import CREEP, EVALUATION, MemoryWatch
 from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.inside.ticker import OWN_THREADS
 from zerotop_probe.recording import events
 
 NAME = "memory lines"
@@ -109,7 +110,7 @@ class LineFinder:
             return
         self._history.start(stacks=True, most_entries=_MOST_ENTRIES, needed_only=True)
         self._looks.append(look)
-        self._thread = threading.Thread(target=self._run_look, args=(look, wait_s), name="zerotop-lines", daemon=True)
+        self._thread = threading.Thread(target=self._run_look, args=(look, wait_s), name=f"{OWN_THREADS}lines", daemon=True)
         self._thread.start()
         look.cost_ns += now() - time_ns
 

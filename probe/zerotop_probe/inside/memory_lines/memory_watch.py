@@ -125,7 +125,7 @@ class MemoryWatch:
         return _LOOK_STEPS[PEAK]
 
     def end_look(self, entries: int, cost_ns: int) -> None:
-        """Note what a look has cost that has found so many entries, each an allocation or a free."""
+        """Note the cost of a look and the number of entries that it found: allocations and frees."""
         self._spent_ns += cost_ns
         if entries:
             self._allocation_ns = max(_LEAST_ALLOCATION_NS, (cost_ns - _LOOK_NS) / (entries / 2))

@@ -15,6 +15,7 @@ from zerotop_probe.inside.guard import now
 from zerotop_probe.inside.stacks.frames import StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.tally import Tally
+from zerotop_probe.inside.ticker import OWN_THREADS
 from zerotop_probe.recording import events
 
 NAME = "busy threads"
@@ -26,7 +27,6 @@ _SAMPLES, _SAMPLE_S = 10, 0.08
 _BUSY_SHARE, _IDLE_SHARE = 0.1, 0.03
 _MOST_THREADS = 32
 _MOST_EVENTS = 10
-_OWN_THREADS = "zerotop-"
 _SCHEDULING = "/proc/thread-self/schedstat"
 
 
@@ -110,7 +110,7 @@ class BusyThreads:
         trainer = self._find_thread()
         # threading.enumerate() takes a lock.
         threads = [thread for ident, thread in dict(getattr(threading, "_active", {})).items() if ident != trainer]
-        chosen = [thread for thread in threads if thread.native_id and not thread.name.startswith(_OWN_THREADS)]
+        chosen = [thread for thread in threads if thread.native_id and not thread.name.startswith(OWN_THREADS)]
         return chosen[:_MOST_THREADS]
 
     def _sample(self, look: _Look, time_ns: int) -> None:

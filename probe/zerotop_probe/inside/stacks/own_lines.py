@@ -5,9 +5,8 @@ from __future__ import annotations
 from types import FrameType
 from typing import NamedTuple
 
+from zerotop_probe.inside.stacks.frames import MOST_FRAMES
 from zerotop_probe.inside.stacks.paths import PathNames
-
-_MOST_FRAMES = 40
 
 
 class CodePlace(NamedTuple):
@@ -28,7 +27,7 @@ class OwnLines:
         """Return the innermost such line of a frame and its callers."""
         if self._names is None:
             self._names = PathNames.for_this_process()
-        for _ in range(_MOST_FRAMES):
+        for _ in range(MOST_FRAMES):
             if frame is None:
                 break
             code = frame.f_code

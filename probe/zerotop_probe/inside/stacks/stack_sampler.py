@@ -11,26 +11,23 @@ ones took. It samples where
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zerotop_probe.inside.budget import read_budget
 from zerotop_probe.inside.guard import CostMeter, now
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.inside.stacks.collectives import read_calls, read_collectives
-from zerotop_probe.inside.stacks.frames import Stack, StackReader
+from zerotop_probe.inside.stacks.frames import StackReader
 from zerotop_probe.inside.stacks.paths import PathNames
-from zerotop_probe.inside.stacks.tally import Tally, format_stacks
+from zerotop_probe.inside.stacks.silence import SILENT_NS, SilenceRecorder
+from zerotop_probe.inside.stacks.tally import Tally
 from zerotop_probe.inside.stacks.usual_times import DATA, GAP, SLOW_NS, UNSEEN, PlaceKey, UsualTimes
 from zerotop_probe.recording import events
+from zerotop_probe.recording.stack_names import BETWEEN_PHASES, SHARE, SLOW, UNKNOWN_PHASE
 from zerotop_probe.recording.tables import BOUNDARY, PHASES
 
 NAME = "stacks"
 """The sampler's name in the probe's cost and errors."""
-BETWEEN = "between phases"
-UNSEEN_PHASE = "unknown phase"
-SLOW, SHARE, SILENT = "slow", "share", "silent"
 
 # Seconds between looks while all is well: a share of an iteration, within these limits.
 _LOOK_SHARE = 1 / 8
@@ -50,14 +47,10 @@ _SHARE_SAMPLES, _MORE_SAMPLES = 100, 20
 _GROWN = 1.5
 _MORE_EVERY_NS = 600_000_000_000
 
-# A rank is silent if nothing begins or ends for so long (ns), and for so many iterations.
-_SILENT_NS = 5_000_000_000
+# A rank is silent if nothing begins or ends for SILENT_NS, and for so many iterations.
 _SILENT_ITERATIONS = 5.0
 # While the usual duration is unknown, as in the first step.
 _FIRST_SILENT_NS = 10_000_000_000
-_LONGEST_PAUSE_NS = 300_000_000_000
-_MOST_THREADS = 24
-_OWN_THREADS = "zerotop-"
 
 # Limits of events: the time between two events of one place, the number that may be written in a row, and the time after
 # which one more may be (ns).
@@ -84,7 +77,7 @@ class Place(NamedTuple):
     def name(self) -> str:
         """Its name in events."""
         kind = self.key.kind
-        return PHASES[kind] if kind >= 0 else BETWEEN if kind == GAP else UNSEEN_PHASE
+        return PHASES[kind] if kind >= 0 else BETWEEN_PHASES if kind == GAP else UNKNOWN_PHASE
 
 
 class StackSampler:
@@ -96,8 +89,9 @@ class StackSampler:
         self._find_thread = find_thread
         self._meter = meter
         self._usual = UsualTimes()
-        self._paths = PathNames.for_this_process()
-        self._reader = StackReader(self._paths)
+        paths = PathNames.for_this_process()
+        self._reader = StackReader(paths)
+        self._silence = SilenceRecorder(recorder, find_thread, self._reader, paths)
         self._learned_ns = self._seen_end_ns = 0
         self._counted: tuple[int, int] | None = None  # begin and number of a counted step
         self._last_look_ns = self._saved_up_ns = self._refilled_ns = now()
@@ -107,7 +101,6 @@ class StackSampler:
         self._samples_left = {GAP: 0, DATA: 0, UNSEEN: 0}
         self._sampled_parts = {GAP: 0.0, DATA: 0.0}  # what they took of an iteration when they were sampled
         self._slow_ns = 0  # when something was last slow
-        self._silence: tuple[int, int] = (0, 0)  # begin of the place, and when all threads are looked at next
         self._share = _BUDGET_PART * read_budget()
         self._credit_ns = self._share * _SAVED_NS / 2
         self._spent_ns = 0
@@ -133,7 +126,7 @@ class StackSampler:
             self._sample(place, why, time_ns, min(age_ns, elapsed_ns))
         self._write_due(place, time_ns)
         if self._is_silent(age_ns):
-            self._check_silence(place, time_ns)
+            self._silence.record(place.name, place.begin_ns, place.step, time_ns)
             return _SILENT_SAMPLE_S
         if why == SLOW:
             self._slow_ns = time_ns
@@ -194,7 +187,7 @@ class StackSampler:
 
     def _is_silent(self, age_ns: int) -> bool:
         iteration_ns = self._usual.iteration_ns
-        return age_ns >= (_FIRST_SILENT_NS if iteration_ns is None else max(_SILENT_NS, _SILENT_ITERATIONS * iteration_ns))
+        return age_ns >= (_FIRST_SILENT_NS if iteration_ns is None else max(SILENT_NS, _SILENT_ITERATIONS * iteration_ns))
 
     def _choose_pause(self) -> float:
         """Return the seconds until the next look while nothing is slow."""
@@ -243,38 +236,6 @@ class StackSampler:
         if tally is None:
             tally = self._tallies[place.name, why] = Tally(place.begin_ns, place.step)
         tally.add(stack, time_ns, place.step, seen_ns)
-
-    def _check_silence(self, place: Place, time_ns: int) -> None:
-        """Write the stacks of all threads, the first time at once and then ever more rarely."""
-        (begin_ns, next_ns), is_known = self._silence, self._silence[0] == place.begin_ns
-        if begin_ns == place.begin_ns and time_ns < next_ns:
-            return
-        pause_ns = min(_LONGEST_PAUSE_NS, max(_SILENT_NS, (time_ns - place.begin_ns) // 2))
-        self._silence = place.begin_ns, time_ns + pause_ns
-        facts = format_stacks(self._read_threads())
-        times = {"begin_ns": place.begin_ns, "end_ns": time_ns, "step": place.step, "samples": 1}
-        facts["collectives"] = read_collectives()
-        if is_known and any(group["waits_for"] >= 0 for group in facts["collectives"]):
-            facts["calls"] = read_calls(self._paths)
-        device = self._recorder.device
-        facts["allocations"] = device.allocations if device is not None else None
-        self._recorder.write_event(now(), events.STACKS, where=place.name, why=SILENT, **times, **facts)
-
-    def _read_threads(self) -> list[tuple[Stack, dict[str, Any]]]:
-        """Return the stacks of all threads but the probe's own, that of the training thread first."""
-        # threading.enumerate() takes a lock, for which a rank that hangs may wait.
-        names = {ident: thread.name for ident, thread in dict(getattr(threading, "_active", {})).items()}
-        trainer, frames = self._find_thread(), sys._current_frames()
-        stacks: list[tuple[Stack, dict[str, Any]]] = []
-        try:
-            for ident in sorted(frames, key=lambda ident: ident != trainer)[:_MOST_THREADS]:
-                name = names.get(ident, f"thread {ident}")
-                if not name.startswith(_OWN_THREADS):
-                    facts = {"count": 1} if ident == trainer else {"count": 1, "thread": name}
-                    stacks.append((self._reader.read_stack(frames[ident]), facts))
-        finally:
-            frames.clear()  # this function's own frame is in it: a circle that would keep all others alive
-        return stacks
 
     # --- events ---------------------------------------------------------------------------------------------
 

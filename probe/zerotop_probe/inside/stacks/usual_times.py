@@ -87,7 +87,7 @@ class UsualTimes:
             self._iterations.extend([passed_ns // steps] * min(steps, _REMEMBERED))
 
     def _follow_counted(self, span: Span) -> None:
-        """Begin an iteration after a counted step, of which nothing but its end is known."""
+        """Begin an iteration after a counted step, whose end alone is known."""
         self._previous = span
         if span.engine == 0:
             self._iteration_begin_ns = span.end_ns

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.attaching import kernels
 from zerotop_probe.outside.procfs import Process
-from zerotop_probe.outside.sampling import silent_ranks
-from zerotop_probe.outside.sampling.launcher_programs import find_launcher
+from zerotop_probe.outside.sampling.ranks import silent_ranks
+from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.recording import launchers
 from zerotop_probe.recording.directory import SESSION_VARIABLE
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Programs, and modules run with -m, that start ranks.
 _RENDEZVOUS_NAMES = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "OMPI_MCA_ess_base_jobid")
 
@@ -109,7 +108,7 @@ def _make_single(process: Process) -> FoundJob:
 def _make_job(root: Process, ranks: Iterable[FoundRank], *, launcher: str = "") -> FoundJob:
     command = procfs.read_command_line(root.pid)
     ordered = sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank, rank.process.pid))
-    age_s = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - root.start / _TICKS_PER_S)
+    age_s = max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - root.start / procfs.TICKS_PER_S)
     return FoundJob(root, launcher or find_launcher(command) or "python", tuple(command), tuple(ordered), age_s)
 
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from zerotop_probe.outside import procfs
-from zerotop_probe.outside.sampling import silent_ranks
+from zerotop_probe.outside.sampling.ranks import silent_ranks
 
 JUPYTER = "jupyter"
 

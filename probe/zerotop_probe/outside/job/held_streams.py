@@ -106,7 +106,7 @@ class Stream:
         return int.from_bytes(fcntl.ioctl(self._staged, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def _pass_on(self) -> None:
-        """Record what is in the second pipe and pass it on. Raises OSError if that is impossible."""
+        """Record the content of the second pipe and pass it on. Raises OSError if that is impossible."""
         if not self._state[RECORDED + self.number]:
             size = self._tee()
             if size < 0:
@@ -141,7 +141,7 @@ class Stream:
         self.is_over = True
 
     def has_passed_all(self) -> bool:
-        """Whether there is no output that is not passed on yet."""
+        """Whether all output has been passed on."""
         if self.is_over:
             return True
         waiting = select.poll()
@@ -191,7 +191,7 @@ class FileStream:
 
 
 def _find_pipe_size(descriptor: int) -> int:
-    """Return the size of a pipe in bytes, 0 for what is none."""
+    """Return the size of a pipe in bytes; 0 if it is not a pipe."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
     except OSError:

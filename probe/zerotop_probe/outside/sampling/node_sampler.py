@@ -18,7 +18,7 @@ from zerotop_probe.outside.sampling.gpu_sampler import GpuSampler
 from zerotop_probe.outside.sampling.host_sampler import HostSampler, read_meminfo, read_processor_name
 from zerotop_probe.outside.sampling.nvml import GpuDiscovery
 from zerotop_probe.outside.sampling.process_sampler import ProcessSampler, SampledMember
-from zerotop_probe.outside.sampling.rank_discovery import RankFinder
+from zerotop_probe.outside.sampling.ranks.rank_discovery import RankFinder
 from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
 from zerotop_probe.outside.sampling.stuck.loader_watcher import LoaderWatcher, Waiting

@@ -58,7 +58,7 @@ class DrainedFile:
             data = data[count:]
 
     def note_written(self, length: int) -> None:
-        """Note that so many more bytes are written."""
+        """Count bytes as written."""
         end = self.progress.bytes + length
         if self._written.bytes == end:
             self.progress = self._written

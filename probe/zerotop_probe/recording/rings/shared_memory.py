@@ -210,7 +210,7 @@ class Ring:
         return self._read_word(SLOTS_AT + index * SLOT.size + PAYLOAD_BYTES)
 
     def read_slots(self, first: int, count: int) -> bytes:
-        """Return the bytes of consecutive slots, of which the first follows the last."""
+        """Return the bytes of consecutive slots; the first slot follows the last."""
         end = first + count
         begin_at, end_at = (SLOTS_AT + index * SLOT.size for index in (first, min(end, self.slots)))
         return self.memory[begin_at:end_at] + self.memory[SLOTS_AT : SLOTS_AT + max(0, end - self.slots) * SLOT.size]

@@ -1,4 +1,4 @@
-"""The pace of a recording with what is known of its noise, and whether another one is slower.
+"""The pace of a recording and its noise, and whether another recording is slower.
 
 Two recordings of the same job differ by chance and by what else the machine did. Steps in which threads of a rank waited for
 a core are left out; where nearly all did, the waiting is. A difference counts beyond three things:
@@ -70,7 +70,7 @@ def measure_pace(source: RecordingSource, warmup_steps: int) -> Pace | None:
 
 
 def compare_paces(pace: Pace, baseline: Pace) -> tuple[float, float]:
-    """Return by which share it is slower than the baseline without waiting, and the share that noise explains.
+    """Return the share by which it is slower than the baseline without waiting, and the share that noise explains.
 
     What hindered the baseline only makes this recording look faster, so that it explains nothing.
     """

@@ -178,7 +178,7 @@ def _read_batch(row: Any, least: int) -> dict[str, int]:
 
 
 def find_last_scene(session: Session, cursor_ns: int, rank: int | None, device: int | None) -> FailureScene:
-    """Return the last that was recorded of a rank; without ``rank`` that of the only one there is."""
+    """Return the last recorded moments of a rank; without ``rank``, of the only one."""
     sources = [s for s in session.sources["spans"] if s.created_ns <= cursor_ns and rank in (None, s.rank)]
     if not sources or (rank is None and len({source.rank for source in sources}) > 1):
         return FailureScene(None, cursor_ns, "", "", {}, ())

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from zerotop.analysis.engine import LOOP
-from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, format_size
+from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, put_size
+from zerotop.analysis.memory.expected.zero_model import UPDATE_PHASES
 from zerotop.analysis.script_terms import read_terms
 
-_UPDATE = ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
 _ZERO_INIT = "Construct the model under deepspeed.zero.Init, so that no rank holds all of it.", "deepspeed.zero.Init"
 _OFFLOAD_OPTIMIZER = "zero_optimization.offload_optimizer.device"
 _OFFLOAD_PARAMETERS = "zero_optimization.offload_param.device"
@@ -26,7 +26,7 @@ def advise_on_gpu(case: OomCase) -> tuple[str, str]:
         name = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
         return f"Save without gathering the weights on the GPU: {name} false.", name
     mostly_states = case.model_states_bytes is not None and limit is not None and case.model_states_bytes > limit // 2
-    if case.outer_phase in _UPDATE or mostly_states:
+    if case.outer_phase in UPDATE_PHASES or mostly_states:
         smaller = advise_keeping_less(engine)
         if smaller is not None:
             return smaller
@@ -81,7 +81,7 @@ def advise_on_host(case: OomCase) -> tuple[str, str]:
     offloads = case.engine.get("offload_optimizer"), case.engine.get("offload_parameters")
     if "cpu" in offloads and case.pinned_spare_bytes > NOTABLE_SHARE * (case.limit_bytes or case.host_used_bytes or 1):
         name = "zero_optimization.offload_optimizer.pin_memory"
-        spare = format_size(case.pinned_spare_bytes)
+        spare = put_size(case.pinned_spare_bytes)
         return f"Pinned memory wastes {spare} by rounding up to powers of two: {name} false.", name
     if offloads[0] == "cpu":
         advice = f"Move the optimizer state to NVMe ({_OFFLOAD_OPTIMIZER} nvme), or run fewer ranks on a node."

@@ -45,7 +45,7 @@ class MemoryFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomCase(MemoryFigures):
-    """Figures with what else is known of the device, the job and its configuration. Bytes; None is not known."""
+    """Figures and facts of the device, the job and its configuration. Sizes are bytes; None is unknown."""
 
     total_bytes: int | None = None  # the device's
     model_states_bytes: int | None = None  # parameters, gradients, master weights and state on the device
@@ -67,7 +67,7 @@ class OomCase(MemoryFigures):
         return None
 
 
-def format_size(count: int) -> str:
+def put_size(count: int) -> str:
     """Return a placeholder for the template of a :class:`~zerotop.analysis.formatting.Text`: ``1.50 GiB``, ``20.0 MiB``."""
     return f"{{{int(count)}:size}}"
 

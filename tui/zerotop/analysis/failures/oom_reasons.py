@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from zerotop.analysis.failures.oom_advice import advise_on_gpu, advise_on_host
-from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, describe_batch, format_size
+from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, describe_batch, put_size
 from zerotop.analysis.failures.oom_log_parser import CUBLAS, CUDA, HOST, KILLED, NCCL
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.allocator_settings import choose_variable
@@ -58,7 +58,7 @@ def _check_fraction(case: OomCase) -> Verdict | None:
     if case.free_bytes is not None and case.requested_bytes > case.free_bytes + case.releasable_bytes:
         return None
     setting = "torch.cuda.set_per_process_memory_fraction"
-    may_use = f"the process may use only {format_size(case.limit_bytes)} of its {format_size(case.total_bytes)}"
+    may_use = f"the process may use only {put_size(case.limit_bytes)} of its {put_size(case.total_bytes)}"
     return Verdict(
         f"{_describe_request(case)}, which the device has, but {may_use}.", f"Raise or remove {setting}.", setting
     )
@@ -70,13 +70,9 @@ def _check_fragments(case: OomCase) -> Verdict | None:
     if requested is None or unallocated is None or requested <= free:
         return None
     if unallocated >= requested and largest is not None and largest < requested:
-        reason = (
-            f"PyTorch reserves {format_size(unallocated)} that are unused, but in blocks of at most {format_size(largest)}"
-        )
+        reason = f"PyTorch reserves {put_size(unallocated)} that are unused, but in blocks of at most {put_size(largest)}"
     elif requested <= free + unallocated and requested > free + case.releasable_bytes:
-        reason = (
-            f"neither {format_size(free)} free on the device nor {format_size(unallocated)} in PyTorch's cache suffice alone"
-        )
+        reason = f"neither {put_size(free)} free on the device nor {put_size(unallocated)} in PyTorch's cache suffice alone"
     else:
         return None
     cause = f"{_describe_request(case)}: {reason}."
@@ -94,7 +90,7 @@ def _check_others(case: OomCase) -> Verdict | None:
         return None
     if case.requested_bytes > case.free_bytes + case.releasable_bytes + case.others_bytes:
         return None
-    free, others = format_size(case.free_bytes), format_size(case.others_bytes)
+    free, others = put_size(case.free_bytes), put_size(case.others_bytes)
     return Verdict(
         f"{_describe_request(case)}; {free} were free, and other processes hold {others} of the device.",
         "End them, or choose another device with CUDA_VISIBLE_DEVICES or --include.",
@@ -150,20 +146,20 @@ _REQUESTERS = {
 
 def _describe_request(case: OomCase) -> str:
     who = _REQUESTERS.get(case.outer_phase, f"The {case.outer_phase.replace('_', ' ')}")
-    return f"{who} requested {format_size(case.requested_bytes) if case.requested_bytes is not None else 'memory'}"
+    return f"{who} requested {put_size(case.requested_bytes) if case.requested_bytes is not None else 'memory'}"
 
 
 def _describe_available(case: OomCase) -> str:
     parts = []
     if case.free_bytes is not None:
-        limit = f" of {format_size(case.limit_bytes)}" if case.limit_bytes else ""
-        parts.append(f"{format_size(case.free_bytes)}{limit} were free")
+        limit = f" of {put_size(case.limit_bytes)}" if case.limit_bytes else ""
+        parts.append(f"{put_size(case.free_bytes)}{limit} were free")
     if case.allocated_bytes is not None:
-        parts.append(f"{format_size(case.allocated_bytes)} allocated")
+        parts.append(f"{put_size(case.allocated_bytes)} allocated")
     if case.unallocated_bytes and case.unallocated_bytes >= _NOTABLE_BYTES:
         largest = case.largest_free_block_bytes
-        in_blocks = f" in blocks of at most {format_size(largest)}" if largest else ""
-        parts.append(f"{format_size(case.unallocated_bytes)} reserved but unused{in_blocks}")
+        in_blocks = f" in blocks of at most {put_size(largest)}" if largest else ""
+        parts.append(f"{put_size(case.unallocated_bytes)} reserved but unused{in_blocks}")
     return f"; {', '.join(parts)}" if parts else ""
 
 
@@ -188,13 +184,13 @@ _LIBRARIES = {NCCL: "NCCL", CUBLAS: "cuBLAS or cuDNN"}
 
 def _judge_outside_pytorch(case: OomCase) -> Verdict:
     who = _LIBRARIES.get(case.kind, "A CUDA call")
-    wanted = format_size(case.requested_bytes) if case.requested_bytes else "memory"
-    free = f"; {format_size(case.free_bytes)} of the device were free" if case.free_bytes is not None else ""
-    held = f"; PyTorch reserved {format_size(case.reserved_bytes)}" if case.reserved_bytes else ""
+    wanted = put_size(case.requested_bytes) if case.requested_bytes else "memory"
+    free = f"; {put_size(case.free_bytes)} of the device were free" if case.free_bytes is not None else ""
+    held = f"; PyTorch reserved {put_size(case.reserved_bytes)}" if case.reserved_bytes else ""
     cause = f"{who} could not allocate {wanted} on the device outside PyTorch's allocator{free}{held}."
     unused = case.unallocated_bytes or 0
     if unused > (1 << 29) and unused >= (case.requested_bytes or 0):
-        advice = f"PyTorch reserves {format_size(unused)} that it does not use: release it with torch.cuda.empty_cache()."
+        advice = f"PyTorch reserves {put_size(unused)} that it does not use: release it with torch.cuda.empty_cache()."
         return Verdict(cause, advice, "torch.cuda.empty_cache()")
     return Verdict(cause, *advise_on_gpu(case))
 
@@ -205,9 +201,9 @@ def _judge_outside_pytorch(case: OomCase) -> Verdict:
 def _judge_host(case: OomCase) -> Verdict:
     in_use = ""
     if case.host_used_bytes and case.limit_bytes:
-        in_use = f": {format_size(case.host_used_bytes)} of {format_size(case.limit_bytes)} were in use"
+        in_use = f": {put_size(case.host_used_bytes)} of {put_size(case.limit_bytes)} were in use"
     if case.kind != KILLED:
-        wanted = format_size(case.requested_bytes) if case.requested_bytes else "Memory"
+        wanted = put_size(case.requested_bytes) if case.requested_bytes else "Memory"
         return Verdict(f"{wanted} could not be allocated on the host{in_use}.", *advise_on_host(case))
     just_before = f"{in_use} just before" if in_use else ""
     who = "A rank was killed by SIGKILL, as the kernel does"

@@ -139,7 +139,7 @@ def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> li
 
 @dataclass(slots=True)
 class _Ended:
-    """A process that may have ended, with what its launcher said of it."""
+    """A process that may have ended, with its launcher's report."""
 
     process: RankProcess
     local_rank: int | None

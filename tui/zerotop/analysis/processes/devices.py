@@ -12,6 +12,9 @@ from typing import Any
 from zerotop.analysis.keys import GpuKey
 from zerotop.session.reader import Event
 
+FASTEST_LINK = 1e12
+"""Bytes per second. No link is faster; counters jump when a GPU is reset."""
+
 
 class Devices:
     """The GPUs of all nodes by the sampler's numbers, and the devices of processes."""

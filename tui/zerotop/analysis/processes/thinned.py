@@ -1,4 +1,4 @@
-"""Times of a rank whose records were deleted after their steps had been folded: nothing but the steps' figures is known."""
+"""Times of a rank whose records were deleted after folding: only the figures of their steps are known."""
 
 from __future__ import annotations
 

@@ -41,7 +41,6 @@ class Metric(Enum):
     CORES = "cores"  # mean
 
 
-TIME_METRICS = (Metric.ITERATION, Metric.WAIT, Metric.FORWARD, Metric.BACKWARD, Metric.STEP, Metric.DATA, Metric.OTHER)
 _RECORDED_METRICS = (Metric.ITERATION, Metric.FORWARD, Metric.BACKWARD, Metric.STEP, Metric.DATA)
 
 

@@ -60,7 +60,7 @@ class FindingCost:
         return " in skipped steps" if self.finding.name in _SKIPPING else ""
 
     def compute_share(self, training_s: float) -> float:
-        """Return the seconds as a share of the training time, of which ``training_s`` are in finished steps."""
+        """Return the seconds as a share of the training time; ``training_s`` of it are in finished steps."""
         return min(1.0, (self.seconds or 0.0) / (training_s + self.unfinished_s))
 
 

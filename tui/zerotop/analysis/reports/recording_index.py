@@ -15,13 +15,10 @@ from zerotop.session import catalog
 from zerotop.session.atomic_write import write_text_file
 from zerotop.session.headers import DAMAGE_ERRORS
 from zerotop.session.quick_read import Stamp, open_glimpse, read_stamp
-from zerotop.session.reader import SessionError
+from zerotop.session.reader import SILENCE_NS, SessionError
 
 CACHE_VERSION = 4
 """Increased whenever the content of an overview changes."""
-
-# Without a recorded end, a recording counts as ended after this silence, as in the reader.
-_LIVE_NS = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,6 @@ class Recording:
     """A recording in the list; ``overview`` is None until it has been read."""
 
     path: Path
-    is_packed: bool
     stamp: Stamp
     is_live: bool
     overview: Overview | None
@@ -74,17 +70,16 @@ class Overviews:
             stamp = read_stamp(path)
         except OSError:  # deleted meanwhile
             return None
-        packed = not path.is_dir()
         cached_stamp, overview = self._known_overviews.get(str(path), (None, None))
-        live = not packed and self._is_live(path, stamp, overview if cached_stamp == stamp else None)
+        live = path.is_dir() and self._is_live(path, stamp, overview if cached_stamp == stamp else None)
         # A growing recording keeps its previous summary until it is read again.
-        return Recording(path, packed, stamp, live, overview if cached_stamp == stamp or live else None)
+        return Recording(path, stamp, live, overview if cached_stamp == stamp or live else None)
 
     def _is_live(self, path: Path, stamp: Stamp, overview: Overview | None) -> bool:
         if overview is not None and (overview.over or overview.problem):
             return False
         written_ns = stamp.changed_ns if overview is None else overview.end_ns
-        if time.time_ns() - written_ns < _LIVE_NS:
+        if time.time_ns() - written_ns < SILENCE_NS:
             return True
         # An ended job does not start again without a change to the recording.
         if (path, stamp) in self._ended_recordings:

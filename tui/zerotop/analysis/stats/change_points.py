@@ -38,7 +38,7 @@ _FIRST_CHUNK, _LAST_CHUNK = 128, 8192
 
 
 class Values(Protocol):
-    """A series of numbers, of which a part is read by a slice or by indices."""
+    """A series of numbers, read by a slice or by indices."""
 
     def __len__(self) -> int: ...
 

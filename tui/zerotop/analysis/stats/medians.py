@@ -1,4 +1,4 @@
-"""Medians of values of which some are unknown."""
+"""Medians of values, some of them unknown."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def measure_mean(rows: Rows) -> float:
 
 
 def measure_token_rate(rows: Rows, token_counts: Ints) -> float:
-    """Return tokens per second over all recorded iterations, of which each has these tokens; NaN where unknown."""
+    """Return tokens per second over all recorded iterations, given the tokens of each; NaN where unknown."""
     recorded = find_recorded(rows)
     tokens, seconds = estimate_tokens(rows, token_counts), float((rows["iteration_s"] * rows["steps"])[recorded].sum())
     return tokens / seconds if tokens > 0 and seconds > 0 else math.nan

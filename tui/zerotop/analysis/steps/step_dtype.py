@@ -58,13 +58,13 @@ COUNT_COLUMNS = ("micro_steps", "rows", "tokens")
 
 
 def has_phases(rows: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return of which steps the phases were recorded (STEP_DTYPE)."""
+    """Return for each step whether its phases were recorded (STEP_DTYPE)."""
     known: NDArray[np.bool_] = ~rows["counted"] & ~np.isnan(rows["iteration_s"])
     return known
 
 
 def erase_phases(rows: NDArray[Any]) -> None:
-    """Make the phases of counted steps unknown, and what is measured in them (STEP_DTYPE)."""
+    """Make the phases of counted steps unknown, and all measurements of phases (STEP_DTYPE)."""
     counted = rows["counted"]
     if counted.any():
         for name in PHASE_COLUMNS:

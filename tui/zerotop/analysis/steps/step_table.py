@@ -78,7 +78,7 @@ class RankSteps:
         return self._phased.select(self.step_rows)
 
     def reserve_steps(self, count: int) -> None:
-        """Allocate room for so many more steps."""
+        """Allocate room for more steps."""
         self._rows.reserve_rows(count)
 
     def add_folded(self, until_ns: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""Tokens of many steps, of which some were only counted."""
+"""Tokens of many steps, some of them only counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zerotop.session.samples import Ints, Rows
 
 
 def estimate_tokens(rows: Rows, tokens: Ints) -> float:
-    """Return the tokens of all recorded ones of some steps (STEP_DTYPE), of which each has ``tokens``.
+    """Return the tokens of all steps recorded among some steps (STEP_DTYPE), each with ``tokens``.
 
     A counted step, whose tokens are unknown, is taken to have as many as the others have on average.
     """

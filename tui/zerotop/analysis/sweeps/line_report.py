@@ -18,7 +18,7 @@ from zerotop.session.sweeps import Point, Sweep, find_point_session
 
 @dataclass(frozen=True, slots=True)
 class LineReport:
-    """One line and its comparison. Bytes of one GPU, without activations where nothing else is said; None: not known."""
+    """One line and its comparison. Bytes of one GPU, without activations unless noted; None: not known."""
 
     line: MemoryLine
     estimate_bytes: int | None  # DeepSpeed's own estimate for these options; it has none for stages 0 and 1

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.keys import GpuKey
+from zerotop.analysis.processes.devices import FASTEST_LINK
 from zerotop.analysis.processes.host_memory import measure_used_bytes
 from zerotop.analysis.processes.process_exits import read_exits
 from zerotop.analysis.processes.thinned import find_thinned_times, mask_moments
@@ -29,8 +30,6 @@ from zerotop_probe.recording.tables import UNKNOWN
 
 # The sampler reads PCIe counters at least this often while nothing moves.
 _COUNTER_READ_NS = 550_000_000
-# Bytes per second. No link is faster; counters jump when a GPU is reset.
-_FASTEST_LINK = 1e12
 FOREVER_NS = 1 << 62
 _S = 1_000_000_000
 # (shortest column, base): columns at least so long, and multiples of the base, are merged from columns of the base.
@@ -113,7 +112,7 @@ def _compute_rates(times: Ints, rows: Rows, longest_ns: int) -> Series:
     moved = np.diff(counters[:, readings], axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         rates = moved / seconds
-    rates[(counters[:, readings[:-1]] < 0) | (moved < 0) | ~(rates < _FASTEST_LINK)] = np.nan
+    rates[(counters[:, readings[:-1]] < 0) | (moved < 0) | ~(rates < FASTEST_LINK)] = np.nan
     return Series(np.maximum(times[readings[:-1]], times[readings[1:]] - longest_ns), times[readings[1:]], rates)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.live_view import Gpu
+from zerotop.analysis.processes.devices import FASTEST_LINK
 from zerotop.analysis.processes.process_exits import ProcessExits
 from zerotop.analysis.processes.ranks_and_hosts import (
     Values,
@@ -20,8 +21,6 @@ from zerotop.session.reader import Event, Session
 from zerotop_probe.recording.tables import FRESH_NS, GPUS, UNKNOWN
 
 _RATE_NS = 1_000_000_000
-# Bytes per second. No link is faster; counters jump when a GPU is reset.
-_FASTEST_LINK = 1e12
 _PEAK_COLUMNS = ("allocated_peak_bytes", "reserved_peak_bytes")
 
 
@@ -125,5 +124,5 @@ def _compute_rates(before: Values | None, row: Values) -> tuple[float, float]:
     for column in ("pcie_tx_bytes", "pcie_rx_bytes"):
         now, then = row[column], before[column]
         rate = (now - then) / seconds if seconds > 0 and now >= then >= 0 else float("nan")
-        rates.append(rate if rate < _FASTEST_LINK else float("nan"))
+        rates.append(rate if rate < FASTEST_LINK else float("nan"))
     return rates[0], rates[1]

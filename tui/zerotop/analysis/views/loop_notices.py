@@ -76,9 +76,9 @@ def _describe_rule(optimizers: Sequence[dict[str, Any]]) -> list[str]:
 def _list_optimizers(optimizers: Sequence[dict[str, Any]]) -> str:
     if len(optimizers) > _MOST_NAMED:
         return f"{len(optimizers)} optimizers"
-    names = [f"{optimizer.get('class')} ({_format_size(optimizer.get('parameters') or 0)})" for optimizer in optimizers]
+    names = [f"{optimizer.get('class')} ({_format_count(optimizer.get('parameters') or 0)})" for optimizer in optimizers]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _format_size(parameters: int) -> str:
+def _format_count(parameters: int) -> str:
     return f"{parameters:,} {pluralize(parameters, 'parameter')}"

@@ -162,7 +162,7 @@ class RecordingSource:
         return True
 
     def reopen(self) -> RecordingSource:
-        """Return the recording opened anew, without what was deleted since. Any thread may ask. Raise SessionError."""
+        """Return the recording, opened again, without records deleted since. Any thread may ask. Raise SessionError."""
         session = type(self.session).open(self.session.path)
         return RecordingSource(session, price=self._price, findings=self.findings_at(None))
 

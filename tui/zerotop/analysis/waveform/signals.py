@@ -197,7 +197,7 @@ class SignalFolder:
 
 
 def _thin_windows(windows: SampleWindows, most: int) -> SampleWindows:
-    """Return at most so many windows, evenly spread."""
+    """Return at most ``most`` windows, evenly spread."""
     if len(windows.values) <= most:
         return windows
     return windows.select(np.linspace(0, len(windows.values) - 1, most).astype(int))

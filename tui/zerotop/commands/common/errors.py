@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-FAILED, USAGE = 1, 2
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 class Problem(Exception):
@@ -21,7 +21,7 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "There is too little memory. Raise the limit (ulimit -v), or end other programs"
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
-        return f"{error.strerror}: zerotop needs about 20. Raise the limit (ulimit -n)"
+        return f"{error.strerror}: zerotop needs about 20 at once. Raise the limit (ulimit -n)"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}{_describe_folder(error)}" if error.filename else str(error.strerror)
     return str(error) or type(error).__name__

@@ -112,7 +112,7 @@ def _format_host(host: HostLedger, differences: Sequence[Difference]) -> list[st
             "",
             shared,
             "",
-            "the kernel's figure; of it shared memory as pinned",
+            "from the kernel; its shared memory counts as pinned",
         )
     )
     if host.swap_bytes:
@@ -164,7 +164,7 @@ def _format_failure(failure: PostMortem) -> list[str]:
     gpu = f", GPU {failure.device}" if failure.device is not None else ""
     step = f", step {failure.step}, micro-step {failure.micro_step}" if failure.step is not None else ""
     phase = f", {failure.phase} in {failure.outer_phase}" if failure.phase != failure.outer_phase else f", {failure.phase}"
-    outcome = {True: "; the job trained on", False: "; the job did not survive it", None: ""}[failure.survived]
+    outcome = {True: "; the job went on training", False: "; the job ended", None: ""}[failure.survived]
     lines = [f"Out of memory: {rank}{gpu}{step}{phase if failure.phase else ''}{outcome}"]
     if failure.rows is not None:
         shape = f"{failure.rows} rows" + (f" x {failure.sequence} tokens" if failure.sequence else "")

@@ -17,9 +17,7 @@ from zerotop.commands.common.escape import escape_unprintable
 def prune_sessions(options: argparse.Namespace, overviews: Overviews) -> int:
     """List the recordings to delete, ask, and delete them. Return 0, or 1 if some could not be deleted."""
     if options.older_than is None and options.total_size is None and not options.ended:
-        raise Problem(
-            "--prune needs to know which: --older-than AGE, --total-size SIZE, or --ended for all whose job has ended", USAGE
-        )
+        raise Problem("Say what to delete: --older-than AGE, --total-size SIZE, or --ended for all of ended jobs", USAGE)
     chosen = choose_prunable(
         overviews.read_all(), max_age_s=options.older_than, max_bytes=options.total_size, ended=options.ended
     )

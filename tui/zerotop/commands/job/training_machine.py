@@ -25,7 +25,7 @@ def check_packages(what: str) -> None:
 
 
 def build_environment(gpus: int) -> dict[str, str]:
-    """Return the variables to set for the training script on so many GPUs, or on the CPU."""
+    """Return the variables to set for the training script on these GPUs, or on the CPU."""
     # DeepSpeed compiles its operators with the ninja that pip installed next to this Python.
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {"PATH": path} if gpus else {"PATH": path, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}

@@ -39,7 +39,7 @@ def _add_start(add_command: AddCommand) -> None:
         "--budget",
         type=parse_percent,
         metavar="PERCENT",
-        help="largest share of the training time that watching may take; of short steps less is recorded [0.3]",
+        help="largest share of the training time that watching may take; short steps get less detail for it [0.3]",
     )
     run.add_argument("--report", metavar="FILE", help="write an HTML report when the job has ended")
     add_price(run)
@@ -93,7 +93,7 @@ def _add_max_size(command: argparse.ArgumentParser) -> None:
 
 def _add_no_stacks(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--no-stacks", action="store_true", help="do not record Python stacks: of slow or silent ranks, and of allocations"
+        "--no-stacks", action="store_true", help="do not record Python stacks of slow or silent ranks and of allocations"
     )
 
 

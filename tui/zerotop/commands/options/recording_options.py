@@ -45,11 +45,13 @@ def _add_sessions(add_command: AddCommand) -> None:
     )
     listing.add_argument("--json", action="store_true", help=JSON_HELP)
     listing.add_argument("--prune", action="store_true", help="delete recordings, never one whose job runs; asks first")
-    listing.add_argument("--older-than", type=parse_age, metavar="AGE", help="those last written before, such as 12h or 30d")
     listing.add_argument(
-        "--total-size", type=parse_size, metavar="SIZE", help="the oldest, until the others fit, as in 20GB"
+        "--older-than", type=parse_age, metavar="AGE", help="not written to for this long, such as 12h or 30d"
     )
-    listing.add_argument("--ended", action="store_true", help="all whose job has ended")
+    listing.add_argument(
+        "--total-size", type=parse_size, metavar="SIZE", help="the oldest, until the others fit into this size, such as 20GB"
+    )
+    listing.add_argument("--ended", action="store_true", help="all whose jobs have ended")
     listing.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     listing.add_argument("--yes", action="store_true", help="delete without asking")
 

@@ -31,9 +31,7 @@ def add_sweep_commands(add_command: AddCommand) -> None:
         metavar="KEY=VALUE",
         help="of the jobs, as partition=gpu gpus_per_node=1 timeout_min=60",
     )
-    sweep.add_argument(
-        "--one-at-a-time", action="store_true", help="run no two points at once, also where there are GPUs for several"
-    )
+    sweep.add_argument("--one-at-a-time", action="store_true", help="run one point at a time, even with GPUs for several")
     sweep.add_argument("--headless", action="store_true", help="without the screen; print a line for each point")
     sweep.add_argument("--yes", action="store_true", help="start a large matrix without asking")
     fit = add_command(
@@ -93,10 +91,10 @@ def _add_training_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--steps", type=parse_count, default=8, help="optimizer steps of each point, {steps} in COMMAND [8]"
     )
-    command.add_argument("--warmup", type=parse_natural, default=3, metavar="STEPS", help="first steps not to measure [3]")
+    command.add_argument("--warmup", type=parse_natural, default=3, metavar="STEPS", help="first steps, not measured [3]")
     command.add_argument("--retries", type=parse_natural, default=5, metavar="N", help="further attempts after a crash [5]")
     command.add_argument(
-        "--hang-after", type=parse_count, default=300, metavar="SECONDS", help="without output or a phase, it hangs [300]"
+        "--hang-after", type=parse_count, default=300, metavar="SECONDS", help="longest time without output or a phase [300]"
     )
     command.add_argument("--price-per-hour", type=parse_price, metavar="PRICE", help="of the machine, to show costs")
     command.add_argument("-o", "--output", metavar="DIR", help="folder of the results [a new one in the state directory]")

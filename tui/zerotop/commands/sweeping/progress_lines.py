@@ -76,4 +76,4 @@ def describe_end(sweep: Sweep, problem: str) -> str:
         crashes = f"; {failed} crashed" if failed else ""
         return f"{format_count(total, 'point')} done{describe_cost(sweep)}{crashes}. Results: {sweep.path}/results.csv"
     resume = f"zerotop sweep --resume {sweep.path}"
-    return f"{problem} {done} of {total} points are done{describe_cost(sweep)}. Go on with: {resume}".strip()
+    return f"{problem} {done} of {total} points are done{describe_cost(sweep)}. Continue with: {resume}".strip()

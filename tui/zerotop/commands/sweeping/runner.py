@@ -1,4 +1,4 @@
-"""Running a sweep's points, as many at once as there are sets of GPUs for, and writing the results after each."""
+"""Running a sweep's points, as many at once as sets of GPUs allow, and writing the results after each."""
 
 from __future__ import annotations
 

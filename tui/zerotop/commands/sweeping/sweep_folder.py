@@ -1,4 +1,4 @@
-"""The folder of a sweep: where it is, and that nobody else writes there; and signals that stop a sweep."""
+"""The folder of a sweep: finding and locking it; and signals that stop a sweep."""
 
 from __future__ import annotations
 

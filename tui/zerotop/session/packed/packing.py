@@ -105,7 +105,7 @@ def _packing_order(name: str) -> tuple[int, str]:
 
 
 def _find_stem(name: str) -> str:
-    """Return what the segments of one table have in common, else the name itself."""
+    """Return the common stem of a table's segments, else the name itself."""
     segment = parse_name(name)
     return name if segment is None else f"{segment[0]}.rec"
 
@@ -185,14 +185,14 @@ def unpack_files(path: Path, choose: FileChooser = set) -> dict[str, bytes]:
 
 
 class MemoryBudget:
-    """How much may still be unpacked: what is packed in megabytes must not fill gigabytes."""
+    """The bytes that may still be unpacked: megabytes that were packed must not fill gigabytes."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
         self._left = size
 
     def reserve(self, size: int) -> None:
-        """Reserve so many bytes. Raise SessionError if they are too many."""
+        """Reserve bytes. Raise SessionError if they are too many."""
         self._left -= size
         if self._left < 0:
             raise SessionError(

@@ -77,7 +77,7 @@ class ZerotopApp(NavigationApp):
             self._reopening = self.run_worker(self.reopen_recording(), group="reopen")
 
     def _holds_much(self) -> bool:
-        """Whether the recording should be opened anew: it keeps much deleted detail, and nobody looks at any."""
+        """Whether to open the recording again: it keeps much deleted detail, and no screen shows any."""
         is_left = self.viewer.playhead.following and time.monotonic() - self._last_key_s > LEFT_S
         return is_left and isinstance(self.screen, MonitorScreen) and self.viewer.source.session.held_bytes > MUCH_HELD_BYTES
 

@@ -11,13 +11,13 @@ from zerotop.analysis.ranks.delays import list_delays
 from zerotop.analysis.reports.end_summary import EndSummary, summarize_end
 from zerotop.ui.app.playhead import Playhead
 from zerotop.ui.app.scrollback import Scrollback
+from zerotop.ui.base.bars.footer import CursorState
 from zerotop.ui.base.findings import choose_finding, find_time_marks
-from zerotop.ui.base.footer import CursorState
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Controller, Source
 from zerotop.ui.base.tabs import TABS
 
-_NO_SAMPLER = "The sampler has stopped: CPU, host and GPU figures are old. r restarts it."
+_NO_SAMPLER = "The sampler has stopped: CPU, host and GPU figures are out of date. r restarts it."
 
 
 @dataclass(frozen=True, slots=True)

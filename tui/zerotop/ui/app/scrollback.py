@@ -9,7 +9,7 @@ _MIN_LINES, _MAX_LINES = 200, 102_400  # that are read
 
 
 class Scrollback:
-    """Scrolled back, the output stands at the moment when that began, so that its lines do not run away.
+    """While scrolled back, the output shows the moment when scrolling began, so that its lines do not run away.
 
     Belongs to the thread that reads the source.
     """

@@ -12,8 +12,8 @@ from textual.binding import BindingType
 from textual.screen import Screen
 
 from zerotop.ui.app.app import ZerotopApp
+from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.base_screen import MonitorScreen
-from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.start_interfaces import OpenedRecording, RecordingLibrary, RecordingOpened
 from zerotop.ui.start.screen import StartScreen

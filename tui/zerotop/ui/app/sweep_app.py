@@ -42,7 +42,7 @@ class SweepApp(ListApp):
         elif isinstance(self.screen, StopDialog) or self._model.progress.is_over:
             self._leave_sweep(True)
         else:
-            sweep = "Stop the sweep? Its results are kept, and it can go on later where it stops now."
+            sweep = "Stop the sweep? Its results are kept, and it can be resumed later."
             search = "Stop the search? What was measured so far is kept."
             self.push_screen(StopDialog(search if self._model.search else sweep, self.glyphs), self._leave_sweep)
 

@@ -54,7 +54,7 @@ class Viewer:
             self._target_step = None
 
     def make_interim_frame(self) -> Frame | None:
-        """Return the last frame with the cursor of this moment, for the time until the frame there is made."""
+        """Return the last frame with the present cursor, to be shown until the frame for that cursor is made."""
         return None if self._last_frame is None else self.move_to_present(self._last_frame)
 
     def move_to_present(self, frame: Frame) -> Frame:

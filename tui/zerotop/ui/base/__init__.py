@@ -1,1 +1,1 @@
-"""What monitor screens share: base class, frame, header, footer, layout, bindings. A screen's own parts: its folder."""
+"""What monitor screens share: base class, frame, panels, bindings. A screen's own parts are in its folder."""

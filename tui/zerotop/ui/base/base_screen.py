@@ -16,10 +16,10 @@ from textual.reactive import reactive
 from textual.screen import Screen
 
 from zerotop.ui.base import panels
-from zerotop.ui.base.footer_keys import bind
+from zerotop.ui.base.bars.footer_keys import bind
+from zerotop.ui.base.bars.header import count_notice_rows
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import CommonPanel, FrameWidget, RedrawRequested, RowWidget
-from zerotop.ui.base.header import count_notice_rows
 from zerotop.ui.base.interfaces import LongWork, Source
 from zerotop.ui.base.post_mortem import count_post_mortem_rows
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -27,6 +27,7 @@ from zerotop.ui.drawing.layout import Box, ScreenOutline, layout_outline
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.widgets.direct_writer import DirectWriter
 from zerotop.ui.widgets.panel_container import Panels
+from zerotop.ui.widgets.textual_private import count_style_updates
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class MonitorScreen(Screen[None]):
         return ScreenPicture(self.NAME, frame, state, boxes, rows, labels, self.find_next_work())
 
     def find_next_work(self) -> Callable[[], object] | None:
-        """Return what is to be called in this thread before another, better picture is made; None where none is better."""
+        """Return the work that makes a better picture, to be called in this thread; None where none is better."""
         return self.long_work.finish_work if self.long_work is not None and self.long_work.is_busy else None
 
     def _layout_outline(self, frame: Frame, state: ScreenState) -> ScreenOutline:
@@ -253,7 +254,7 @@ class MonitorScreen(Screen[None]):
     def _on_screen_resume(self, event: ScreenResume) -> None:
         # Textual looks all styles up again and leaves painting to a timer, which takes longer than a key may wait.
         event.prevent_default()
-        ground = self.app.theme, self.app._css_update_count
+        ground = self.app.theme, count_style_updates(self.app)
         event.refresh_styles = event.refresh_styles and ground != self._styled_for
         self._styled_for = ground
         super()._on_screen_resume(event)

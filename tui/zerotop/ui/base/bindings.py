@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.binding import BindingType
 
-from zerotop.ui.base.footer_keys import FooterEntry, bind, in_footer
+from zerotop.ui.base.bars.footer_keys import FooterEntry, bind, in_footer
 from zerotop.ui.base.tabs import TABS
 
 RECORDING_ACTIONS = frozenset(

@@ -8,8 +8,8 @@ from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.failures.failure import Failure
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.end_summary import EndSummary
-from zerotop.ui.base.footer import CursorState, Tab
-from zerotop.ui.base.header import Notice, build_notices
+from zerotop.ui.base.bars.footer import CursorState, Tab
+from zerotop.ui.base.bars.header import Notice, build_notices
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Source(Protocol):
         """Read what was written since the last call. True when there was anything."""
 
     def reopen(self) -> Source:
-        """Return the recording opened anew, without what was deleted since. Raise SessionError."""
+        """Return the recording, opened again, without records deleted since. Raise SessionError."""
 
     def close(self) -> None:
         """Let go of the recording's files; nothing is read any more."""

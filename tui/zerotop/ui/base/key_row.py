@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from textual import events
 
-from zerotop.ui.base.footer import draw_keys
-from zerotop.ui.base.footer_keys import choose_keys
+from zerotop.ui.base.bars.footer import draw_keys
+from zerotop.ui.base.bars.footer_keys import choose_keys
 from zerotop.ui.base.frame_widget import RowWidget
 from zerotop.ui.drawing.rows import Row
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from textual import events
 from textual.message import Message
 
+from zerotop.ui.base.bars.footer import draw_badge, draw_tabs, draw_transport, find_track_cell, measure_track
+from zerotop.ui.base.bars.footer_keys import label_common_keys
+from zerotop.ui.base.bars.header import draw_header, draw_notices
 from zerotop.ui.base.findings import choose_most_severe
-from zerotop.ui.base.footer import draw_badge, draw_tabs, draw_transport, find_track_cell, measure_track
-from zerotop.ui.base.footer_keys import label_common_keys
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import CommonPanel, FindingChosen
-from zerotop.ui.base.header import draw_header, draw_notices
 from zerotop.ui.base.key_row import ClickableRow
 from zerotop.ui.base.post_mortem import draw_post_mortem
 from zerotop.ui.drawing.glyphs import Glyphs

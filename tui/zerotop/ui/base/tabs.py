@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from zerotop.ui.base.footer import Tab
+from zerotop.ui.base.bars.footer import Tab
 
 if TYPE_CHECKING:
     from zerotop.ui.base.base_screen import MonitorScreen

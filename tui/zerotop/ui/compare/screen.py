@@ -10,8 +10,8 @@ from textual.screen import Screen
 
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.text_tables import format_tsv
+from zerotop.ui.base.bars.footer_keys import bind, in_footer
 from zerotop.ui.base.bindings import list_bindings
-from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.key_row import KeyRow
 from zerotop.ui.compare.drawing import draw_head, draw_rows, format_values
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -23,7 +23,7 @@ COMPARE_TERMS: tuple[tuple[str, str], ...] = (
         "bright and muted",
         "Bright rows differ: settings and counts by any amount, measurements by more than 5 %, the usual noise.",
     ),
-    ("2.45×", "The factor to the first recording's value."),
+    ("2.45×", "The ratio to the first recording's value."),
     ("Time", "Medians of all iterations, each on its slowest rank; they add up only approximately."),
 )
 

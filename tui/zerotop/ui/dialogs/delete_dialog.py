@@ -11,14 +11,14 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from zerotop.analysis.reports.recording_index import Recording
-from zerotop.ui.base.footer_keys import bind
-from zerotop.ui.dialogs.dialog import Dialog
+from zerotop.ui.base.bars.footer_keys import bind
+from zerotop.ui.dialogs.dialog import YesNoDialog
 from zerotop.ui.drawing.formatting import format_size
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize
 
 
-class DeleteDialog(Dialog[bool]):
+class DeleteDialog(YesNoDialog):
     """Returns whether to delete. The first choice keeps the recording."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -33,16 +33,5 @@ class DeleteDialog(Dialog[bool]):
     def compose_box(self) -> ComposeResult:
         name, freed = sanitize(self.recording.name, self.glyphs), format_size(self.recording.stamp.bytes)
         yield Static(Text(f"Delete {name} permanently? This frees {freed}."), id="text", markup=False)
-        keep, delete = Option(Text("c  Keep it"), id="keep"), Option(Text("d  Delete it"), id="delete")
+        keep, delete = Option(Text("c  Keep it"), id="keep"), Option(Text("d  Delete it"), id="yes")
         yield OptionList(keep, delete, markup=False)
-
-    def on_mount(self) -> None:
-        choices = self.query_one(OptionList)
-        choices.highlighted = 0
-        choices.focus()
-
-    def action_choose(self, yes: bool) -> None:
-        self.dismiss(yes)
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(event.option_id == "delete")

@@ -13,7 +13,7 @@ from textual.widgets.option_list import Option
 
 from zerotop.analysis.annotations import Annotation, LinkedFinding, Severity, order_by_cause
 from zerotop.ui.base import findings
-from zerotop.ui.base.footer_keys import bind
+from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.formatting import format_clock
@@ -124,7 +124,7 @@ class FindingsDialog(Dialog[Annotation]):
         self._list_findings(0)
 
     def _list_findings(self, index: int) -> None:
-        """List the findings with the searched words anew, and highlight one of them."""
+        """List the findings with the searched words again, and highlight one of them."""
         words = self.query_one(Input).value.lower().split()
         ordered = findings.order_by_cost(self.all_findings) if self.is_by_cost else self.all_findings
         self.shown_findings = tuple(one for one in ordered if all(word in _join_texts(one) for word in words))

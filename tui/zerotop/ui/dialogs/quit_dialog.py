@@ -12,7 +12,7 @@ from textual.binding import BindingType
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from zerotop.ui.base.footer_keys import bind
+from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.interfaces import Controller, Leaving
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs

@@ -10,12 +10,12 @@ from textual.binding import BindingType
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from zerotop.ui.base.footer_keys import bind
-from zerotop.ui.dialogs.dialog import Dialog
+from zerotop.ui.base.bars.footer_keys import bind
+from zerotop.ui.dialogs.dialog import YesNoDialog
 from zerotop.ui.drawing.glyphs import Glyphs
 
 
-class StopDialog(Dialog[bool]):
+class StopDialog(YesNoDialog):
     """Returns whether to stop. The first choice goes on."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -29,15 +29,4 @@ class StopDialog(Dialog[bool]):
 
     def compose_box(self) -> ComposeResult:
         yield Static(Text(self._question), id="text", markup=False)
-        yield OptionList(Option(Text("c  Go on"), id="go"), Option(Text("s  Stop it"), id="stop"), markup=False)
-
-    def on_mount(self) -> None:
-        choices = self.query_one(OptionList)
-        choices.highlighted = 0
-        choices.focus()
-
-    def action_choose(self, yes: bool) -> None:
-        self.dismiss(yes)
-
-    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(event.option_id == "stop")
+        yield OptionList(Option(Text("c  Go on"), id="go"), Option(Text("s  Stop it"), id="yes"), markup=False)

@@ -13,7 +13,7 @@ from textual.binding import Binding
 
 from zerotop.analysis.live_view import Job, LiveView
 from zerotop.analysis.processes.process_exits import describe_exit_code
-from zerotop.ui.base.footer_keys import format_key
+from zerotop.ui.base.bars.footer_keys import format_key
 from zerotop.ui.drawing import labels
 from zerotop.ui.drawing.formatting import format_giga
 from zerotop.ui.drawing.glyphs import Glyphs

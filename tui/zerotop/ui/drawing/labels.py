@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from zerotop.analysis.engine import DEVICE_NAMES
 from zerotop.analysis.formatting import format_count, pluralize
 from zerotop.analysis.live_view import Iterations, Job, LiveView, State
 from zerotop.analysis.processes.process_exits import find_signal_name
@@ -43,7 +44,6 @@ _PHASE_STYLES = {
     "checkpoint_save": "phase-checkpoint",
     "checkpoint_load": "phase-checkpoint",
 }
-_DEVICES = {"cpu": "CPU", "nvme": "NVMe"}
 
 
 def phase_word(phase: str, glyphs: Glyphs) -> str:
@@ -78,7 +78,7 @@ def format_offload(job: Job, glyphs: Glyphs) -> str:
 
 
 def _format_device(device: str | None) -> str:
-    return "" if device in (None, "", "none") else _DEVICES.get(str(device), str(device))
+    return "" if device in (None, "", "none") else DEVICE_NAMES.get(str(device), str(device))
 
 
 def format_batch(job: Job, glyphs: Glyphs, *, short: bool = False) -> str:

@@ -16,7 +16,7 @@ from textual.widgets.option_list import Option
 from zerotop.analysis.reports.recording_index import Overviews, Recording
 from zerotop.session import catalog
 from zerotop.session.headers import SessionError
-from zerotop.ui.base.footer_keys import bind
+from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.dialogs.dialog import Dialog
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.text import sanitize
@@ -80,7 +80,7 @@ class OverlayDialog(Dialog[Path]):
         self._update_list()
 
     def _update_list(self) -> None:
-        """Fill the list anew; the cursor stays on its recording."""
+        """Fill the list again; the cursor stays on its recording."""
         if not self.is_mounted:
             return
         listed = self.query_one(OptionList)

@@ -1,4 +1,4 @@
-"""The phases of a folded iteration as a table: how long, how much of it, on the device, and idle."""
+"""The phases of a folded iteration as a table: duration, share, device time, idle time."""
 
 from __future__ import annotations
 

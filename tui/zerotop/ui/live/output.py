@@ -45,4 +45,4 @@ def _draw_position(pane: Pane, end: int, at_begin: bool) -> Row:
         return ()
     more = "more than " if pane.has_newer else ""
     note: Row = ((f" {more}{format_grouped(hidden)} newer below", "title-warn"),)
-    return (*note, (", this is the begin", "title-value")) if at_begin else note
+    return (*note, (", this is the beginning", "title-value")) if at_begin else note

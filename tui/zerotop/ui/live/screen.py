@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from textual.binding import BindingType
 
+from zerotop.ui.base.bars.footer_keys import in_footer
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import scroll_bindings
-from zerotop.ui.base.footer_keys import in_footer
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.dialogs.help_terms import TERMS

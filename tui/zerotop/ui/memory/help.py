@@ -34,7 +34,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     ),
     (
         "frozen parameters",
-        "Parameters that get no gradients, as the base of a LoRA fine-tune, and quantized ones. Only without DeepSpeed.",
+        "Parameters without gradients, such as the base of a LoRA fine-tune, and quantized ones. Only without DeepSpeed.",
     ),
     (
         "DDP gradient buckets",
@@ -53,7 +53,7 @@ TERMS: tuple[tuple[str, str], ...] = (
     (
         "unexplained",
         "Blocks that were there before the first forward and belong to no tensor of what trains, such as another model\n"
-        "that the script keeps on the GPU. Without such things rarely more than a few MiB.",
+        "that the script keeps on the GPU. Otherwise rarely more than a few MiB.",
     ),
     (
         "reserved, unallocated",

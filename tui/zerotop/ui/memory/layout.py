@@ -38,7 +38,7 @@ def layout_memory(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
 
 
 def layout_below_alone(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
-    """Place what stands below the ledger where there is room, in its place: side by side, or one below the other."""
+    """Place the panels that are usually below the ledger in its place: side by side, or one below the other."""
     if host or _is_only_watched(view) or room.width >= _TWO_BELOW_WIDTH:
         return _layout_below(room, view, host=host)
     phases = 1 + (len(view.peaks.phases) if view.peaks is not None else 1)
@@ -50,7 +50,7 @@ def layout_below_alone(room: Box, view: MemoryView, *, host: bool) -> dict[str, 
 
 
 def name_below(view: MemoryView, host: bool) -> str:
-    """Return what is left out where there is no room."""
+    """Return the names of the panels for which there is no room."""
     return "history" if host or _is_only_watched(view) else "peaks"
 
 

@@ -80,7 +80,7 @@ def draw_host_bars(view: MemoryView, width: int, height: int, glyphs: Glyphs, *,
 
 
 def _measure_overview(count: int, width: int) -> int:
-    """Return the cells of the bars of so many GPUs, the axis included."""
+    """Return the cells of the bars of all GPUs, the axis included."""
     return min(width, AXIS_WIDTH + count * (min(_MAX_BAR_WIDTH, max(4, 24 // count)) + _GAP))
 
 

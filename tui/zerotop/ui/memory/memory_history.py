@@ -56,7 +56,7 @@ def describe_history(view: LiveView, gpu: Gpu | None, width: int, x: int) -> str
 
 @lru_cache(maxsize=16)
 def _list_layers(history: GpuHistory | History | None) -> Layers:
-    """Return what is stacked, from the bottom up; missing values are 0."""
+    """Return the stacked layers, from the bottom up; missing values are 0."""
     if isinstance(history, GpuHistory):
         allocated = np.nan_to_num(history.allocated_bytes, posinf=0.0)
         reserved = np.maximum(np.nan_to_num(history.reserved_bytes, posinf=0.0), allocated)
@@ -104,7 +104,7 @@ def _draw_chart(
 
 
 def _take_pieces(amounts: Floats, back: Ints) -> Floats:
-    """Return the amounts so many pieces before the last one; 0 where there are fewer."""
+    """Return the amounts ``back`` pieces before the last one; 0 where there are fewer."""
     return np.where(back < len(amounts), np.append(amounts, 0.0)[np.maximum(len(amounts) - 1 - back, -1)], 0.0)
 
 

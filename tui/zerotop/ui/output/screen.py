@@ -10,9 +10,9 @@ from textual import events
 from textual.binding import BindingType
 
 from zerotop.analysis.output.lines import OutputLine
+from zerotop.ui.base.bars.footer_keys import bind, in_footer
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import scroll_bindings
-from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source

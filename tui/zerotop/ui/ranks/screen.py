@@ -10,9 +10,9 @@ from textual import events
 from textual.binding import BindingType
 
 from zerotop.analysis.hangs.reader import StandstillFinder, Stillness
+from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.base_screen import MonitorScreen, ScreenPicture
 from zerotop.ui.base.bindings import rank_bindings
-from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source

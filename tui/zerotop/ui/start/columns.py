@@ -27,8 +27,8 @@ from zerotop.ui.drawing.rows import Row
 from zerotop.ui.drawing.table import Column
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.drawing.units import Pace, get_units, giga_unit
+from zerotop.ui.start.model import NO_OVERVIEW
 
-NO_OVERVIEW = Overview("")
 _SPARKLINE_STYLE, _CLIPPED_STYLE = "load", "muted"
 # Suffixes of model classes that say nothing about the model.
 _MODEL_SUFFIXES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSequenceClassification", "ForMaskedLM")

@@ -10,12 +10,12 @@ from zerotop.analysis.reports.recording_index import Recording
 from zerotop.analysis.reports.recording_summary import Overview
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
 
-_NO_OVERVIEW = Overview("")
+NO_OVERVIEW = Overview("")
 
 
 def _state_key(recording: Recording) -> tuple[int, int]:
     """Sort live recordings first, then failed ones."""
-    about = recording.overview or _NO_OVERVIEW
+    about = recording.overview or NO_OVERVIEW
     failed = bool(about.problem) or about.exit_code != 0
     return (0 if recording.is_live else 1 if failed else 2), -recording.begin_ns
 
@@ -28,8 +28,8 @@ ORDERS: dict[str, Callable[[Recording], Any]] = {
     "newest": lambda item: -item.begin_ns,
     "by state": _state_key,
     "by name": lambda item: item.name.lower(),
-    "slowest": lambda item: _descending_key((item.overview or _NO_OVERVIEW).iteration_s),
-    "fullest": lambda item: _descending_key((item.overview or _NO_OVERVIEW).peak_bytes),
+    "slowest": lambda item: _descending_key((item.overview or NO_OVERVIEW).iteration_s),
+    "fullest": lambda item: _descending_key((item.overview or NO_OVERVIEW).peak_bytes),
     "longest": lambda item: _descending_key(item.duration_s),
     "largest": lambda item: -item.stamp.bytes,
 }
@@ -151,7 +151,7 @@ def build_search_text(item: LibraryItem) -> str:
     if isinstance(item, RunningJob):
         words = (item.pid, item.launcher, item.script, f"zero-{item.zero_stage}", "running")
     else:
-        about = item.overview or _NO_OVERVIEW
+        about = item.overview or NO_OVERVIEW
         state = "live" if item.is_live else f"exit {about.exit_code}"
         setup = about.setup_text if about.is_loop else f"zero-{about.zero_stage}"
         offload = (setup, about.offload_optimizer, about.offload_parameters, about.precision_text)

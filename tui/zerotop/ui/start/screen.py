@@ -16,8 +16,8 @@ from textual.widgets import Input
 
 from zerotop.analysis.reports.measures import Comparison
 from zerotop.analysis.reports.recording_index import Recording
+from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.bindings import list_bindings
-from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.start_interfaces import RecordingLibrary, RecordingOpened, RefusedError, RunningJob
 from zerotop.ui.compare.screen import CompareScreen
 from zerotop.ui.dialogs.delete_dialog import DeleteDialog

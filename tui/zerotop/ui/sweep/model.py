@@ -224,7 +224,7 @@ class SweepModel:
         self.cursor_row = max(0, min(len(self.sweep.points) - 1, self.cursor_row + rows))
 
     def follow(self) -> None:
-        """Let the cursor stay at the point that runs."""
+        """Keep the cursor on the point that runs."""
         self.is_following = True
 
     def scroll_to_cursor(self, rows: int) -> None:

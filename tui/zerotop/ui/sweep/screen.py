@@ -1,4 +1,4 @@
-"""The sweep's screen: keys, and a picture that is drawn anew while the sweep runs."""
+"""The sweep's screen: keys, and a picture that is redrawn while the sweep runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from textual.screen import Screen
 from zerotop.analysis.text_tables import format_tsv
 from zerotop.session import sweeps
 from zerotop.session.headers import SessionError
+from zerotop.ui.base.bars.footer_keys import bind, in_footer
 from zerotop.ui.base.bindings import list_bindings
-from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.key_row import KeyRow
 from zerotop.ui.base.start_interfaces import RecordingOpened
 from zerotop.ui.charts import AXIS_WIDTH
@@ -33,11 +33,11 @@ SWEEP_TERMS: tuple[tuple[str, str], ...] = (
     ("host", "The highest resident memory of a node's ranks together."),
     ("step cores", "Processor time of a node's ranks in the optimizer's step(), in cores."),
     ("it/s, tokens/s", "Over the intervals between steps after the warm-up; tokens of all ranks together."),
-    ("knee", "Up to so many tokens a micro-batch the peak is flat: the optimizer's step owns it, not activations."),
+    ("knee", "Up to this many tokens in a micro-batch the peak is flat: it is in the optimizer's step, not in activations."),
     ("R2", "Share of the variance that the line explains: 1 is exact."),
     ("fits, too large", "Of `zerotop fit`: the largest value that ran, and the smallest that ran out of memory."),
-    ("predicted, full at", "Value at which a GPU is full: before the first run, and by the runs so far."),
-    ("dotted lines", "Of `zerotop fit`: memory by the line through the runs, beyond them, up to what PyTorch can have."),
+    ("predicted, full at", "The value that fills a GPU: as estimated before the first run, and from the runs so far."),
+    ("dotted lines", "Of `zerotop fit`: the line through the runs, extended to the memory that PyTorch can have."),
     LEFT_OUT_TERM,
 )
 
@@ -56,7 +56,7 @@ class SweepScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("enter", "open", "sweep.open", "Open", "Open the recording of the point", 8),
-        bind("f", "follow", "sweep.follow", "Follow", "Let the cursor stay at the point that runs", 6),
+        bind("f", "follow", "sweep.follow", "Follow", "Keep the cursor on the point that runs", 6),
         *list_bindings("sweep", "move", "move(-1000000)", "move(1000000)", group=in_footer(5, "point", label_index=1)),
     ]
 

@@ -11,9 +11,9 @@ from textual.binding import BindingType
 
 from zerotop.analysis.live_view import Rank
 from zerotop.analysis.ranks.threads import RankThreads, ThreadTable, describe_crowding
+from zerotop.ui.base.bars.footer_keys import bind
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
-from zerotop.ui.base.footer_keys import bind
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.interfaces import Source

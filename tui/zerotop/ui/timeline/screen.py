@@ -9,9 +9,9 @@ from typing import ClassVar
 from textual import events
 from textual.binding import BindingType
 
+from zerotop.ui.base.bars.footer_keys import bind, in_footer
 from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import rank_bindings
-from zerotop.ui.base.footer_keys import bind, in_footer
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FindingChosen, FrameWidget
 from zerotop.ui.base.interfaces import Source

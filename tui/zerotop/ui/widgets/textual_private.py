@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from textual._compositor import CompositorUpdate
+from textual.app import App
 from textual.dom import DOMNode
 from textual.geometry import Region
 from textual.screen import Screen
@@ -39,6 +40,11 @@ def is_paintable(screen: Screen[None]) -> bool:
     """
     app = screen.app
     return app._screen_stack[-1:] == [screen] and not app._batch_count
+
+
+def count_style_updates(app: App[Any]) -> int:
+    """Return how often the app's style sheets have changed."""
+    return app._css_update_count
 
 
 def get_visible_widgets(screen: Screen[None]) -> Mapping[Widget, tuple[Region, Region]]:

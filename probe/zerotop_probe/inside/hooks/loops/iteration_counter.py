@@ -66,7 +66,7 @@ class IterationCounter:
         counting.updates = counting.backwards = counting.seen_backwards = 0
 
     def record_optimizers(self) -> None:
-        """Record the ``optimizers`` event: which there are, and whose steps make an iteration."""
+        """Record the ``optimizers`` event: all optimizers, and those whose steps make an iteration."""
         recorder = self._loop.probe.recorder
         if recorder is None:
             return

@@ -38,7 +38,7 @@ class IterationRule:
             table.pop(number, None)
 
     def finish_step(self, number: int, backwards: int) -> bool:
-        """Count a step of an optimizer, after so many ``backwards`` of the loop; return whether it ends an iteration."""
+        """Count a step of an optimizer after this number of ``backwards``; return whether it ends an iteration."""
         self.step_counts[number] += 1
         if backwards and self._last_backward.get(number) == backwards:
             return False

@@ -7,10 +7,10 @@ import weakref
 from typing import Any
 
 from zerotop_probe.inside.engines import LoopState
+from zerotop_probe.inside.facts.loop_facts import find_device, record_loop, record_loop_tensors
 from zerotop_probe.inside.guard import AfterHook, BeforeHook, Guard, now
 from zerotop_probe.inside.hooks.loops.root_finder import RootFinder
 from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
-from zerotop_probe.inside.loop_facts import find_device, record_loop, record_loop_tensors
 from zerotop_probe.inside.probe import Probe, find_ordinal
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ _IDLE_S, _LONGEST_PAUSE_S = 15.0, 600.0
 _BUSY_S = (60.0, 120.0, 240.0)
 # Cores that a rank and its children use, from which on it computes.
 _BUSY_CORES = 0.05
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _WAITS_FOR_DISK = "D"
 
 
@@ -47,7 +45,7 @@ class _Start:
         stats = {pid: stat for pid in family if (stat := procfs.read_stat(pid)) is not None}
         ticks = {pid: stat.cpu_ticks for pid, stat in stats.items()}
         used = sum(max(0, count - self._ticks.get(pid, 0)) for pid, count in ticks.items())
-        is_busy = used > _BUSY_CORES * _TICKS_PER_S * (now_s - self._checked_s)
+        is_busy = used > _BUSY_CORES * procfs.TICKS_PER_S * (now_s - self._checked_s)
         if is_busy or any(stat.state == _WAITS_FOR_DISK for stat in stats.values()):
             self.idle_since_s, self._next_idle_s = now_s, _IDLE_S
         self._ticks, self._checked_s = ticks, now_s

@@ -10,7 +10,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.host_load import count_workers, measure_loads
-from zerotop.analysis.annotations.support.runs import find_run_begins
+from zerotop.analysis.annotations.support.steps.runs import find_run_begins
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE
 
 _KIND = FindingKind(

@@ -10,8 +10,8 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process
-from zerotop.analysis.annotations.support.fp16_warmup import count_skipped_first
 from zerotop.analysis.annotations.support.started_threads import ADVICE, StartedThreads, find_started_threads
+from zerotop.analysis.annotations.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop_probe.recording.tables import PHASES
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import FindingKind
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
-from zerotop.analysis.annotations.support.rank_process import Process
+from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 

@@ -12,9 +12,9 @@ from functools import partial
 from zerotop.analysis.annotations.host.growing_containers import FoundContainer, await_container
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
-from zerotop.analysis.annotations.support.fp16_warmup import count_skipped_first
 from zerotop.analysis.annotations.support.host_load import count_workers, read_memory
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
+from zerotop.analysis.annotations.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.trend import Rise, TrendFinder

@@ -12,7 +12,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Samples
-from zerotop.analysis.annotations.support.runs import find_run_begins
+from zerotop.analysis.annotations.support.steps.runs import find_run_begins
 from zerotop.analysis.formatting import MIB
 from zerotop.analysis.processes.host_memory import measure_limit_bytes, measure_used_bytes
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.fp16_warmup import count_sharers, find_inventory
 from zerotop.analysis.annotations.support.host_load import is_host_short
+from zerotop.analysis.annotations.support.steps.fp16_warmup import count_sharers, find_inventory
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.allocator_settings import choose_variable, parse_version
 from zerotop.session.reader import Event
@@ -20,12 +20,12 @@ _KIND = FindingKind(
     name="pinned_overhead",
     severity=Severity.INFO,
     confidence=0.9,
-    headline="The CPU optimizer takes {bytes_per_parameter:.1f} bytes of host memory a parameter, not {ideal}",
+    headline="The CPU optimizer takes {bytes_per_parameter:.1f} bytes of host memory per parameter, not {ideal}",
     details=(
         "It holds {used:bytes} on each rank, where {needed:bytes} would do[. Of {pinned_bytes:bytes} pinned, {spare:bytes}"
         " are rounding to powers of two, or kept for reuse]."
     ),
-    advice="Turn pinning off: copies are slower then.",
+    advice="Turn pinning off; copies become slower.",
     fix='"offload_optimizer": {"device": "cpu", "pin_memory": false}',
 )
 # From this PyTorch on pinned buffers beyond a size can be left as they are.

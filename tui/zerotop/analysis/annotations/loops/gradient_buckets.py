@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
-from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
+from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_new_peaks
 from zerotop.analysis.memory.tensor_inventory import BEFORE_UPDATE, GRADIENT_BUCKETS, GRADIENTS
 
 _KIND = FindingKind(
@@ -27,9 +27,7 @@ _LEAST_SHARE = 0.05
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each attempt of the job, when the optimizer's state is there."""
     for group in recording.groups:
-        peaks = find_settled_peaks(group.lead) if _KIND.name not in group.reported else None
-        if peaks is not None:
-            group.reported.add(_KIND.name)
+        for peaks in find_new_peaks(group, _KIND.name):
             yield from _find_buckets(group, peaks)
 
 

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.memory.block_shapes import find_first_backward
-from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
+from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_new_peaks
 from zerotop.analysis.memory.tensor_inventory import UNSHARDED_PARAMETERS
 
 _KIND = FindingKind(
     name="kept_gathered",
     severity=Severity.INFO,
     confidence=0.99,
-    headline="FSDP keeps {gathered_bytes:bytes} of gathered parameters on each rank until the backward",
+    headline="FSDP keeps {gathered_bytes:bytes} of gathered parameters on each rank until backward",
     details=(
         "They come on top of {counted_bytes:bytes} of other parameters, gradients and optimizer state. If they are freed"
-        " after each layer's forward, they have to be gathered once more for the backward."
+        " after each layer's forward, they have to be gathered again for backward."
     ),
     advice="Free them if memory is short; keeping them saves communication.",
     fix="{reshard}",
@@ -33,9 +33,7 @@ _LEAST_SHARE = 0.05
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each attempt of the job, when the optimizer's state is there."""
     for group in recording.groups:
-        peaks = find_settled_peaks(group.lead) if _KIND.name not in group.reported else None
-        if peaks is not None:
-            group.reported.add(_KIND.name)
+        for peaks in find_new_peaks(group, _KIND.name):
             yield from _find_gathered(group, peaks)
 
 

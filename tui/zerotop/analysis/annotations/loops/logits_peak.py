@@ -19,7 +19,7 @@ from zerotop.analysis.annotations.support.memory.block_shapes import (
     recognize_block,
 )
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
-from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
+from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_new_peaks
 from zerotop.analysis.engine import TRAINER
 from zerotop.analysis.memory.block_lines import PEAK, Look
 
@@ -51,15 +51,10 @@ _MOST_LINES = 3
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each attempt of the job, when the optimizer's state is there."""
     for group in recording.groups:
-        for peaks, found in await_each(group, _KIND.name, _find_peaks(group), partial(_await_look, group.lead)):
+        for peaks, found in await_each(
+            group, _KIND.name, find_new_peaks(group, _KIND.name), partial(_await_look, group.lead)
+        ):
             yield from _find_logits(group, peaks, found)
-
-
-def _find_peaks(group: Group) -> Iterator[SettledPeaks]:
-    peaks = find_settled_peaks(group.lead) if _KIND.name not in group.reported else None
-    if peaks is not None:
-        group.reported.add(_KIND.name)
-        yield peaks
 
 
 def _await_look(lead: Process, peaks: SettledPeaks) -> FoundLook | None:

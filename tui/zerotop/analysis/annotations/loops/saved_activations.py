@@ -8,7 +8,7 @@ from typing import Any
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.memory.block_shapes import LOGITS, BlockGroup, find_first_backward, read_groups
-from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_settled_peaks
+from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_new_peaks
 from zerotop.analysis.formatting import Text
 
 _KIND = FindingKind(
@@ -35,9 +35,7 @@ _MOST_NAMED = 2
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each attempt of the job, when the optimizer's state is there."""
     for group in recording.groups:
-        peaks = find_settled_peaks(group.lead) if _KIND.name not in group.reported else None
-        if peaks is not None:
-            group.reported.add(_KIND.name)
+        for peaks in find_new_peaks(group, _KIND.name):
             yield from _find_activations(group, peaks)
 
 
@@ -76,7 +74,7 @@ def _describe_groups(groups: Sequence[BlockGroup]) -> Text:
     parts, values = [], {}
     for number, group in enumerate(groups):
         shape = " x ".join(f"{size:,}" for size in group.shape)
-        blocks = f"{group.count} blocks of {shape} in {group.item_bytes} bytes ({_NAMES[group.width]})"
+        blocks = f"{group.count} blocks of {shape} elements of {group.item_bytes} bytes ({_NAMES[group.width]})"
         parts.append(f"{{size{number}:bytes}} in {blocks}")
         values[f"size{number}"] = group.total_bytes
     return Text(", ".join(parts), values)

@@ -11,7 +11,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
-from zerotop.analysis.annotations.support.fp16_warmup import count_skipped_first
+from zerotop.analysis.annotations.support.steps.fp16_warmup import count_skipped_first
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
 from zerotop.analysis.formatting import GIB
 from zerotop.analysis.memory.expected.deepspeed_estimates import Estimate

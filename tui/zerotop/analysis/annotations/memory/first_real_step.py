@@ -10,7 +10,8 @@ from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
-from zerotop.analysis.annotations.support.fp16_warmup import (
+from zerotop.analysis.annotations.support.host_load import is_host_short, read_memory
+from zerotop.analysis.annotations.support.steps.fp16_warmup import (
     SKIPPED_STEPS,
     count_sharers,
     count_skipped_first,
@@ -18,7 +19,6 @@ from zerotop.analysis.annotations.support.fp16_warmup import (
     find_inventory,
     read_state_bytes,
 )
-from zerotop.analysis.annotations.support.host_load import is_host_short, read_memory
 from zerotop.analysis.engine import LOOP
 from zerotop.analysis.formatting import GIB
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process, Rows
-from zerotop.analysis.annotations.support.runs import find_first_run
+from zerotop.analysis.annotations.support.steps.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
 
 _KIND = FindingKind(

@@ -15,7 +15,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints,
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
-from zerotop.analysis.annotations.support.onsets import find_growth_onset
+from zerotop.analysis.annotations.support.steps.onsets import find_growth_onset
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
 from zerotop.analysis.memory.block_lines import CREEP, Look
 from zerotop.analysis.steps.growable_array import GrowingArray

@@ -13,9 +13,9 @@ from zerotop.analysis.annotations.support.causes.step_change import measure_dist
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
-from zerotop.analysis.annotations.support.onsets import find_onset
-from zerotop.analysis.annotations.support.runs import MOST_TURNS, find_settled_run, find_turns
-from zerotop.analysis.annotations.support.step_values import StepValues
+from zerotop.analysis.annotations.support.steps.onsets import find_onset
+from zerotop.analysis.annotations.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
+from zerotop.analysis.annotations.support.steps.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STALL_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS, ShiftFinder
 

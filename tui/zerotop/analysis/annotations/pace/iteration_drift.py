@@ -24,7 +24,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     note_named_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
-from zerotop.analysis.annotations.support.lost_time import Level, await_notable
+from zerotop.analysis.annotations.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import SETTLED_STEPS

@@ -32,9 +32,9 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     note_named_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import PATIENCE_NS, FoundLine, StackLine, find_deadline
-from zerotop.analysis.annotations.support.lost_time import Level, await_notable
-from zerotop.analysis.annotations.support.onsets import find_onset
-from zerotop.analysis.annotations.support.step_values import StepValues
+from zerotop.analysis.annotations.support.steps.lost_time import Level, await_notable
+from zerotop.analysis.annotations.support.steps.onsets import find_onset
+from zerotop.analysis.annotations.support.steps.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_SHARE, ShiftFinder, Values

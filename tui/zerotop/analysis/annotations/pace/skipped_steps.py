@@ -12,7 +12,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
-from zerotop.analysis.annotations.support.fp16_warmup import (
+from zerotop.analysis.annotations.support.steps.fp16_warmup import (
     SKIPPED_STEPS,
     count_skipped_first,
     estimate_state_bytes,
@@ -20,7 +20,7 @@ from zerotop.analysis.annotations.support.fp16_warmup import (
     read_loss_scales,
     read_state_bytes,
 )
-from zerotop.analysis.annotations.support.runs import find_first_run
+from zerotop.analysis.annotations.support.steps.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
 from zerotop.analysis.stats.medians import compute_known_median
 

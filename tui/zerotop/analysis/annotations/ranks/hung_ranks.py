@@ -15,7 +15,7 @@ from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
 from zerotop.analysis.hangs.standstill import StackGroup, Standstill
 from zerotop.analysis.hangs.waits import LONG_WORK, WaitKind
-from zerotop.session.event_files import select_events
+from zerotop.session.events.event_files import select_events
 from zerotop_probe.recording.tables import COUNTED, PHASES
 
 _KIND = FindingKind(

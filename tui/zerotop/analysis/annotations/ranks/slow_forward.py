@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, get_batch_sizes
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Records, Rows
-from zerotop.analysis.annotations.support.record_window import read_column
-from zerotop.analysis.annotations.support.runs import find_first_run
+from zerotop.analysis.annotations.support.records.record_window import read_column
+from zerotop.analysis.annotations.support.steps.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS
 from zerotop_probe.recording.tables import PHASE_CODE
 

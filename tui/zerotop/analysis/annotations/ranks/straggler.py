@@ -23,8 +23,8 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     note_named_line,
 )
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, FoundLine
-from zerotop.analysis.annotations.support.onsets import find_onset
-from zerotop.analysis.annotations.support.runs import find_first_run
+from zerotop.analysis.annotations.support.steps.onsets import find_onset
+from zerotop.analysis.annotations.support.steps.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 

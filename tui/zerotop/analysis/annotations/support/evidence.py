@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerotop.analysis.annotations.support.detector_state import DetectorState
-from zerotop.analysis.annotations.support.rank_process import Process
-from zerotop.analysis.annotations.support.record_window import Records, Samples
-from zerotop.analysis.annotations.support.session_index import SessionIndex
+from zerotop.analysis.annotations.support.records.detector_state import DetectorState
+from zerotop.analysis.annotations.support.records.rank_process import Process
+from zerotop.analysis.annotations.support.records.record_window import Records, Samples
+from zerotop.analysis.annotations.support.records.session_index import SessionIndex
 from zerotop.analysis.annotations.support.thresholds import USED_SHARE
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.steps.step_table import RankSteps, StepTable

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.rank_process import Process
-from zerotop.analysis.annotations.support.record_window import read_column
-from zerotop.analysis.annotations.support.session_index import SessionIndex
+from zerotop.analysis.annotations.support.records.rank_process import Process
+from zerotop.analysis.annotations.support.records.record_window import read_column
+from zerotop.analysis.annotations.support.records.session_index import SessionIndex
 from zerotop.analysis.annotations.support.thresholds import TAKEN_BUSY_SHARE, TAKEN_SHARE, USED_SHARE
 from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
 from zerotop.session.samples import Floats, Ints

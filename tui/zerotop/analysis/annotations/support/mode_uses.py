@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.rank_process import Process
+from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.analysis.code_line import CodeLine
 from zerotop_probe.recording import events
 

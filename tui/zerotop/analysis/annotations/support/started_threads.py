@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Process
-from zerotop.analysis.annotations.support.record_window import Samples
+from zerotop.analysis.annotations.support.records.record_window import Samples
 
 # More threads by this many, and at least this part of those that wait for a core: loaders and loggers start a few.
 _FEWEST, _WAITING_SHARE = 2, 0.5
@@ -27,7 +27,7 @@ class StartedThreads(NamedTuple):
         return int(samples.times[int(np.argmax(is_more))])
 
     def build_fix(self, process: Process, ranks: int) -> str:
-        """Return the line that gives each of so many ranks on a node its share of the cores."""
+        """Return the line that gives each rank of a node its share of the cores."""
         cores = process.recording.count_cores(process.host) or 1
         return f"torch.set_num_threads({max(1, cores // max(1, ranks))})"
 

@@ -59,7 +59,7 @@ _STATE_BYTES = (("8bit", 2), ("adam", 8), ("lamb", 8), ("lion", 4), ("adagrad", 
 _LOOP_STAGES = {"": 0, "DDP": 0, "DataParallel": 0, "FSDP": 3, "FSDP2": 3}
 
 # The phases of an update.
-_UPDATE = ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
+UPDATE_PHASES = ("step", "optimizer", "cpu_optimizer", "grads_to_cpu", "params_to_gpu", "allgather")
 
 _FREED = "Gradients live from the backward to the update."
 
@@ -268,7 +268,7 @@ def compute_rule_of_thumb(inventory: Inventory, peaks: RankPeaks) -> RuleOfThumb
     parameters = inventory.device.get(PARAMETERS, 0)
     optimizer = inventory.device.get(MASTER_WEIGHTS, 0) + inventory.device.get(OPTIMIZER_STATE, 0)
     highest = {peak.phase: peak.allocated_bytes for peak in peaks.phases}
-    in_update = max(highest.get(phase, 0) for phase in _UPDATE)
+    in_update = max(highest.get(phase, 0) for phase in UPDATE_PHASES)
     return RuleOfThumb(
         parameters=parameters,
         optimizer=optimizer,

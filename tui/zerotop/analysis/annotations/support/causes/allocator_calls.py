@@ -17,8 +17,8 @@ _CLEARED_BYTES = 64 << 20
 _EXPANDABLE = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 _CALLING: Advice = ("Start with expandable segments: they grow instead of being allocated anew for each size.", _EXPANDABLE)
 _CLEARING: Advice = (
-    "Remove torch.cuda.empty_cache() from the loop: each next step asks the driver for its memory anew. Against"
-    " fragmentation expandable segments help.",
+    "Remove torch.cuda.empty_cache() from the loop: the step after it asks the driver for its memory again. Against"
+    " fragmentation, use expandable segments.",
     _EXPANDABLE,
 )
 
@@ -43,7 +43,7 @@ def _count_in(samples: Samples, column: str, steps: int) -> float | None:
 
 
 def check_cache_clearing(change: StepChange) -> Cause | None:
-    """Return the cause that the script empties the cache in each step, which then asks the driver for memory anew."""
+    """Return the cause that the script empties the cache in each step, so that the next asks the driver again."""
     if not _is_returned(change) and not _falls_each_step(change):
         return None
     calls = _count_calls(change, "device_allocs")

@@ -21,7 +21,7 @@ _SAME_SHARE = 0.1
 
 
 def check_batch(change: StepChange) -> Cause | None:
-    """Return the cause that batches have another size: in tokens where the model takes tokens, else in rows."""
+    """Return the cause that batches changed their size: in tokens where the model takes tokens, else in rows."""
     return _compare_batches(change, change.phased, "a rank")
 
 

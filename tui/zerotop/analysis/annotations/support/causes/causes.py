@@ -1,4 +1,4 @@
-"""What else changed, as far as it was recorded, when iterations began to take another time."""
+"""Recorded changes that coincide with a change of the iteration time."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from zerotop.analysis.annotations.support.causes.step_change import (
     measure_collecting,
     measure_compiling,
 )
-from zerotop.analysis.annotations.support.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN
+from zerotop.analysis.annotations.support.steps.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.annotations.support.thresholds import (
     FEW_SHARE,
     HOST_GROWTH_BYTES,

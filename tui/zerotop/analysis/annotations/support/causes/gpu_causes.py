@@ -6,7 +6,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
 from zerotop.analysis.annotations.support.evidence import Process, Samples
-from zerotop.analysis.annotations.support.record_window import read_column
+from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.annotations.support.thresholds import FEW_SHARE, MOST_SHARE, OTHERS_BYTES, SLOWED_MASK
 from zerotop.analysis.formatting import format_percent
 from zerotop_probe.recording import events

@@ -9,7 +9,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
 from zerotop.analysis.annotations.support.evidence import Samples
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
-from zerotop.analysis.annotations.support.record_window import read_column
+from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.annotations.support.started_threads import ADVICE, find_started_threads
 from zerotop.analysis.annotations.support.thresholds import TAKEN_SHARE
 from zerotop.analysis.formatting import Text
@@ -34,7 +34,7 @@ _MOST_STRETCH, _SHORT_S = 5.0, 0.001
 _CORES: Advice = ("Give each rank cores of its own, and as many threads as it has cores.", "{own_cores_fix}")
 _OTHERS: Advice = ("See what runs beside the job: the ranks wait for cores.", "top -b -n 1 -o %CPU | head -20")
 _PAGING: Advice = ("Use less host memory: {less_host_memory}.", "{less_host_memory_fix}")
-_CORE_CLOCK: Advice = ("Check the node's cooling and its governor of clocks.", "cpupower frequency-info")
+_CORE_CLOCK: Advice = ("Check the node's cooling and its CPU frequency governor.", "cpupower frequency-info")
 
 
 def check_crowding(change: StepChange) -> Cause | None:

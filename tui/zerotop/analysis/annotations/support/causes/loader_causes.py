@@ -9,7 +9,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice
 from zerotop.analysis.annotations.support.evidence import Process
-from zerotop.analysis.annotations.support.record_window import read_column
+from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.analysis.formatting import Text, pluralize
 from zerotop_probe.recording import events
@@ -20,7 +20,7 @@ _BLOCKED_SHARE, _WAITING_SHARE, _BUSY_SHARE = 0.5, 0.25, 0.75
 _AWAKE_SHARE = 0.5
 
 _DISK: Advice = ("Read from a faster disk, or keep what is read in memory: more workers would wait too.", "")
-_CORES: Advice = ("Give the job more cores, or start fewer workers: those that it has wait for cores.", "")
+_CORES: Advice = ("Give the job more cores, or start fewer workers: its workers wait for cores.", "")
 _MORE_CORES: Advice = ("Give the job more cores: its only worker waits for one.", "")
 _ASLEEP: Advice = (
     "See what the workers wait for: more of them help where each waits for its own file or server, but not where all"
@@ -96,7 +96,7 @@ def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCaus
     verbs = {"use": "uses", "wait": "waits", "run": "runs"} if is_one else {"use": "use", "wait": "wait", "run": "run"}
     values = {"count": count, "workers": pluralize(round(count), "loader worker"), **verbs, "used": used, "blocked": blocked}
     if blocked >= _BLOCKED_SHARE * count:
-        return LoaderCause(Text("of {count:.0f} {workers} {blocked:.1f} wait for the disk", values), _DISK)
+        return LoaderCause(Text("{blocked:.1f} of {count:.0f} {workers} wait for the disk", values), _DISK)
     # One that lacks a core is always runnable; one that sleeps or waits for something else is not.
     if waiting >= _WAITING_SHARE * count and used + waiting >= _BUSY_SHARE * count:
         return LoaderCause(

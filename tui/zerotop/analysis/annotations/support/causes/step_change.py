@@ -12,7 +12,7 @@ from zerotop.analysis.annotations.support.evidence import Floats, Group, Ints, P
 from zerotop.analysis.annotations.support.lines.line_findings import measure_between
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.steps.step_dtype import has_phases
-from zerotop.session.event_files import select_events
+from zerotop.session.events.event_files import select_events
 from zerotop_probe.recording import events
 
 _PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")

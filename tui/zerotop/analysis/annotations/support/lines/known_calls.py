@@ -46,19 +46,19 @@ _CALLS = (
     ),
     KnownCall(
         (EMPTY_CACHE, "torch._C._cuda_emptyCache"),
-        "Remove torch.cuda.empty_cache() at {location}: each next step asks the driver for its memory anew. Against"
-        " fragmentation expandable segments help.",
+        "Remove torch.cuda.empty_cache() at {location}: the step after it asks the driver for its memory again. Against"
+        " fragmentation, use expandable segments.",
         "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     ),
     KnownCall(
         ("item", "cpu", "tolist", "torch.cuda.synchronize", "torch._C._cuda_synchronize"),
-        "Read values of the GPU at {location} only now and then: each time the host waits until the GPU has finished.",
+        "Read values from the GPU at {location} only now and then: each time the host waits until the GPU has finished.",
         "if step % 50 == 0:",
         waits_for_gpu=True,
     ),
     KnownCall(
         ("acquire", "__enter__", "threading.Condition.__enter__"),
-        "Another thread holds the lock that {location} waits for: let it hold the lock for a shorter time.",
+        "Another thread holds the lock that {location} waits for: let it hold the lock for less time.",
         is_direct=True,
     ),
     KnownCall(
@@ -80,7 +80,7 @@ _CALLS = (
             "torch.load",
             "mmap.mmap",
         ),
-        "Read what {location} needs ahead: in the workers of a DataLoader, or in a thread of its own.",
+        "Read ahead what {location} needs, in the workers of a DataLoader or in a thread of its own.",
         "{workers_fix}",
     ),
     KnownCall(

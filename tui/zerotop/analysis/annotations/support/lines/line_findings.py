@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import FindingKind
-from zerotop.analysis.annotations.support.detector_state import DetectorState
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, PATIENCE_NS, FoundLine, StackLine, await_line
-from zerotop.analysis.annotations.support.rank_process import Process
+from zerotop.analysis.annotations.support.records.detector_state import DetectorState
+from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.session.samples import Floats, Rows
 
 T = TypeVar("T")

@@ -9,20 +9,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
-from zerotop.analysis.annotations.support.rank_process import Process
+from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
-from zerotop.session.event_files import Event, select_events
+from zerotop.session.events.event_files import Event, select_events
 from zerotop.session.table_files import Source
-from zerotop_probe.recording import events
+from zerotop_probe.recording import events, stack_names
 from zerotop_probe.recording.directory import STACKS_SETTING
 
-BETWEEN = "between phases"
-"""The place of stacks that are in no phase."""
+BETWEEN, UNSEEN = stack_names.BETWEEN_PHASES, stack_names.UNKNOWN_PHASE
+"""The places of stacks that are in no phase, and of those in counted steps."""
 
-UNSEEN = "unknown phase"
-"""The place of stacks in counted steps."""
-
-SLOW, SHARE = "slow", "share"
+SLOW, SHARE = stack_names.SLOW, stack_names.SHARE
 """Why stacks were sampled: the place took longer than usual, or usually takes a notable share."""
 
 # A line that calls these only says that the job trains, in each place, in the phases that compute, and in data loading.
@@ -198,7 +195,7 @@ def _select_events(
     for event in select_events(process.events_named(events.STACKS), begin_ns, until_ns):
         facts = event.facts
         is_there = facts["where"] == where or (where == BETWEEN and facts["where"] == UNSEEN)
-        if is_there and facts["why"] != "silent":
+        if is_there and facts["why"] != stack_names.SILENT:
             last_ns = max(end_ns, slow_until_ns) if facts["why"] == SLOW else end_ns
             # What usually takes time says nothing of a window that began meanwhile.
             shown_ns = facts["begin_ns" if facts["why"] == SHARE else "end_ns"]

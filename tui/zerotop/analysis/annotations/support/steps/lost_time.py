@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.detector_state import DetectorState
+from zerotop.analysis.annotations.support.records.detector_state import DetectorState
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SHIFT_SHARE
 from zerotop.session.samples import Floats, Rows
 
@@ -86,6 +86,6 @@ def _find_notable(steps: Rows, level: Level, until_step: int | None) -> int | No
 
 
 def _compute_notable_s(trained_s: Floats) -> Floats:
-    """Return the seconds that are worth telling after so many seconds of training."""
+    """Return the lost seconds that are worth a finding after this training time."""
     share = np.maximum(np.minimum(_NOTABLE_S, _NOTABLE_SHARE * trained_s), _LONG_SHARE * trained_s)
     return np.asarray(np.clip(share, _LEAST_S, _MOST_S), np.float64)

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from zerotop_probe.outside import procfs
 from zerotop_probe.outside.procfs import Process
-from zerotop_probe.outside.sampling import silent_ranks
-from zerotop_probe.outside.sampling.build_locks import LockWatcher
-from zerotop_probe.outside.sampling.launcher_programs import find_launcher
 from zerotop_probe.outside.sampling.process_sampler import SampledMember
+from zerotop_probe.outside.sampling.ranks import silent_ranks
+from zerotop_probe.outside.sampling.ranks.build_locks import LockWatcher
+from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.outside.sampling.stuck.start_watch import Found
 from zerotop_probe.recording import clock, events, launchers
 from zerotop_probe.recording.directory import SESSION_VARIABLE, read_session_info

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from zerotop.session.event_files import Event
+from zerotop.session.events.event_files import Event
 
 
 class EventIndex:

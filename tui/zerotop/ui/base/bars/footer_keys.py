@@ -14,7 +14,7 @@ from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.screen import Screen
 
-from zerotop.ui.base.footer import CursorState, Key
+from zerotop.ui.base.bars.footer import CursorState, Key
 from zerotop.ui.drawing.units import other_pace, other_sizes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from zerotop_probe.outside.sampling import silent_ranks
+from zerotop_probe.outside.sampling.ranks import silent_ranks
 
 _LAUNCHERS = {
     "deepspeed": "deepspeed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from zerotop.analysis.annotations.support.record_window import Records, Samples
+from zerotop.analysis.annotations.support.records.record_window import Records, Samples
 from zerotop.session.reader import Source
 
 T = TypeVar("T")

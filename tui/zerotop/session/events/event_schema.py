@@ -10,17 +10,7 @@ from zerotop.session.headers import MAX_NUMBER
 from zerotop_probe.recording.events import EVENTS, Field
 
 _DECIMAL = re.compile("[0-9]{1,18}")
-_MAX_NAME = 255  # characters of a session's name, which was the name of a folder
-_INFO_FIELDS = (
-    Field("name", str, "its folder's name"),
-    Field("command", [str], "the command line, redacted"),
-    Field("launcher", str, "kind of launcher"),
-    Field("working_directory", str, "of the command"),
-    Field("host", str, "short host name"),
-    Field("boot", str, "id of the boot"),
-    Field("price_per_hour", str, "of all hardware of the job, as the user wrote it"),
-)
-_MAX_DEPTH = 50  # of lists and objects inside each other; a configuration has about five
+MAX_DEPTH = 50  # of lists and objects inside each other; a configuration has about five
 
 
 def drop_invalid_facts(name: str, facts: dict[str, Any]) -> bool:
@@ -29,27 +19,16 @@ def drop_invalid_facts(name: str, facts: dict[str, Any]) -> bool:
     Facts and events that are not declared stay as they are. Raise ValueError if a required fact is missing or wrong, or if
     facts are nested too deeply.
     """
-    if any(_is_deeper(value, _MAX_DEPTH) for value in facts.values()):
+    if any(is_deeper(value, MAX_DEPTH) for value in facts.values()):
         raise ValueError(f"{name} is nested too deeply")
-    invalid = [field for field in EVENTS.get(name, ()) if not _is_valid(facts.get(field.name), field)]
+    invalid = [field for field in EVENTS.get(name, ()) if not is_valid(facts.get(field.name), field)]
     if any(field.required for field in invalid):
         raise ValueError(f"{name} lacks a required fact")
     facts.update(dict.fromkeys(field.name for field in invalid))
     return bool(invalid)
 
 
-def drop_invalid_info(info: dict[str, Any]) -> None:
-    """Remove wrongly typed facts of a session file. Raise ValueError if facts are nested too deeply."""
-    if _is_deeper(info, _MAX_DEPTH):
-        raise ValueError("the session file is nested too deeply")
-    for field in _INFO_FIELDS:
-        if not _is_valid(info.get(field.name), field):
-            del info[field.name]
-    if len(info.get("name") or "") > _MAX_NAME:
-        del info["name"]
-
-
-def _is_valid(value: Any, field: Field) -> bool:
+def is_valid(value: Any, field: Field) -> bool:
     return not field.required if value is None else _has_type(value, field.type)
 
 
@@ -57,7 +36,7 @@ def _has_type(value: Any, kind: Any) -> bool:
     if isinstance(kind, list):
         return isinstance(value, list) and all(_has_type(item, kind[0]) for item in value)
     if isinstance(kind, tuple):
-        return isinstance(value, dict) and all(_is_valid(value.get(field.name), field) for field in kind)
+        return isinstance(value, dict) and all(is_valid(value.get(field.name), field) for field in kind)
     if isinstance(kind, dict):
         return isinstance(value, dict) and _is_mapping(value, *kind.items())
     if kind in (int, float) and isinstance(value, int):
@@ -73,10 +52,8 @@ def _is_mapping(values: dict[str, Any], types: tuple[type, Any]) -> bool:
     return valid_keys and all(_has_type(value, value_type) for value in values.values())
 
 
-def _is_deeper(value: Any, limit: int) -> bool:
+def is_deeper(value: Any, limit: int) -> bool:
     """Whether lists and objects are inside each other more than ``limit`` times."""
     if not isinstance(value, (dict, list)):
         return False
-    return limit == 0 or any(
-        _is_deeper(inner, limit - 1) for inner in (value.values() if isinstance(value, dict) else value)
-    )
+    return limit == 0 or any(is_deeper(inner, limit - 1) for inner in (value.values() if isinstance(value, dict) else value))

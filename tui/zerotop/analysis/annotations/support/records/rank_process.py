@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.annotations.support.detector_state import DetectorState
-from zerotop.analysis.annotations.support.record_window import Records, Samples
-from zerotop.analysis.annotations.support.session_index import SessionIndex
+from zerotop.analysis.annotations.support.records.detector_state import DetectorState
+from zerotop.analysis.annotations.support.records.record_window import Records, Samples
+from zerotop.analysis.annotations.support.records.session_index import SessionIndex
 from zerotop.analysis.engine import add_library
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.allocator_settings import read_settings

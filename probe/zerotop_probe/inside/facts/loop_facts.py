@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from zerotop_probe.inside.device import tensor_inventory
-from zerotop_probe.inside.engine_facts import PARAMETER_COUNTS, read_allocator, read_devices, read_facts, write_tensors
 from zerotop_probe.inside.engines import LoopState
+from zerotop_probe.inside.facts.engine_facts import PARAMETER_COUNTS, read_allocator, read_devices, read_facts, write_tensors
 from zerotop_probe.inside.guard import now
 from zerotop_probe.inside.inspection import identity, optimizer_facts, sharding, tensor_parts
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from zerotop_probe.inside.collector_clock import CollectorClock
-from zerotop_probe.inside.compiled_graphs import CompilationCounter
 from zerotop_probe.inside.guard import CostMeter
+from zerotop_probe.inside.interpreter.collector_clock import CollectorClock
+from zerotop_probe.inside.interpreter.compiled_graphs import CompilationCounter
 from zerotop_probe.recording import events, tables
 from zerotop_probe.recording.rings.ring_files import RankFiles
 

@@ -19,7 +19,6 @@ _LONGEST_BUILD_S = 1800.0
 CHECK_PERIOD_S = 10.0
 # Of a core: a process that waits for a lock uses less, one that loads a model or creates an engine uses more.
 _IDLE_SHARE = 0.05
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def find_extensions_folder(environment: Mapping[str, str]) -> Path:
@@ -76,7 +75,7 @@ class LockWatcher:
         begin_s, before = self._checked_s, self._cpu_ticks
         self._checked_s = now_s
         self._cpu_ticks = {rank: stat.cpu_ticks for rank in ranks if (stat := procfs.read_stat(rank.pid)) is not None}
-        idle_ticks = _IDLE_SHARE * _TICKS_PER_S * (now_s - begin_s)
+        idle_ticks = _IDLE_SHARE * procfs.TICKS_PER_S * (now_s - begin_s)
         asleep = [rank for rank, ticks in self._cpu_ticks.items() if rank in before and ticks - before[rank] < idle_ticks]
         previous, self._stale_locks = self._stale_locks, []
         if asleep:  # not otherwise: the folder may be on a slow network filesystem

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from zerotop.analysis.annotations.support.detector_state import DetectorState
-from zerotop.analysis.annotations.support.record_window import Cursor, Records
+from zerotop.analysis.annotations.support.records.detector_state import DetectorState
+from zerotop.analysis.annotations.support.records.record_window import Cursor, Records
 from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator
 from zerotop.session.reader import Event, Session, Source

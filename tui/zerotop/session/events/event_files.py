@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from zerotop.session.event_schema import drop_invalid_facts
+from zerotop.session.events.event_schema import drop_invalid_facts
 from zerotop.session.headers import DAMAGE_ERRORS, Clocks, Writer, parse_integer, read_header
 from zerotop.session.record_check import MAX_AGE_NS
 from zerotop.session.storage import Folder

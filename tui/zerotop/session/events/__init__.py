@@ -1,0 +1,1 @@
+"""Events of a recording: read from their files, checked against their declarations, found by name and process."""
