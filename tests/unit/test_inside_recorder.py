@@ -211,6 +211,44 @@ class Cuda:
     def is_current_stream_capturing(self) -> bool:
         return self.capturing
 
+    def current_stream(self) -> object:
+        return "stream 7"
+
+
+class Binding:
+    """The functions of torch._C behind those of torch.cuda; an event is recorded into a stream that is given."""
+
+    class _CudaEventBase:
+        def record(self: Any, stream: object) -> None:
+            assert stream == "stream 7"
+            Binding.records += 1
+            self.record()
+
+    records = 0
+
+    def _cuda_isCurrentStreamCapturing(self) -> bool:
+        return Cuda.capturing
+
+    def _cuda_getDevice(self) -> int:
+        return Cuda.device
+
+    def _cuda_getCurrentStream(self, device: int) -> tuple[int, int, int]:
+        assert device == 3
+        return 7, device, 1
+
+
+class OtherBinding(Binding):
+    """That of a torch whose events take something else."""
+
+    def _cuda_getCurrentStream(self, device: int) -> tuple[int, int, int]:
+        raise TypeError("no such argument")
+
+
+@pytest.fixture(params=[None, Binding, OtherBinding])
+def binding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(Binding, "records", 0)
+    return request.param() if request.param is not None else None
+
 
 class TestDeviceClock:
     """Spans timed by the device, once it has come past them."""
@@ -227,8 +265,8 @@ class TestDeviceClock:
         (path,) = tmp_path.glob("device_times-*.rec")
         return read_table_file(path)
 
-    def test_nothing_is_waited_for(self, tmp_path: Path, recorder: Recorder) -> None:
-        TestAllocator().make_allocator(tmp_path, recorder, lambda: STATS)
+    def test_nothing_is_waited_for(self, tmp_path: Path, recorder: Recorder, binding: Any) -> None:
+        TestAllocator().make_allocator(tmp_path, recorder, lambda: STATS, binding)
         Cuda.done_ms = Cuda.ms
         begun = self.record_spans(recorder)
         assert not len(self.read_times(tmp_path))
@@ -238,14 +276,15 @@ class TestDeviceClock:
         assert rows["begin_ns"].tolist() == begun[:2]
         assert rows["device_ns"].tolist() == [5_000_000] * 2
         assert rows["time_ns"].tolist() > rows["begin_ns"].tolist()
+        assert (Binding.records > 0) is (type(binding) is Binding)
 
     @pytest.mark.parametrize("change", [{"device": 2}, {"capturing": True}])
     def test_a_device_without_answers_is_not_asked(
-        self, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+        self, tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch, binding: Any, change: dict[str, Any]
     ) -> None:
         for name, value in change.items():
             monkeypatch.setattr(Cuda, name, value)
-        TestAllocator().make_allocator(tmp_path, recorder, lambda: STATS)
+        TestAllocator().make_allocator(tmp_path, recorder, lambda: STATS, binding)
         Cuda.done_ms = float("inf")
         self.record_spans(recorder)
         self.record_spans(recorder, step=1)
@@ -255,10 +294,10 @@ class TestDeviceClock:
 class TestAllocator:
     """Its counters at the edges of phases, from one reading each."""
 
-    def make_allocator(self, tmp_path: Path, recorder: Recorder, read: CounterReader) -> CostMeter:
+    def make_allocator(self, tmp_path: Path, recorder: Recorder, read: CounterReader, binding: Any = None) -> CostMeter:
         meter = CostMeter()
         allocator = AllocatorSampler(recorder.files, 3, (read, read), meter, windows=True)
-        clock = DeviceClock(recorder.files, 3, Cuda(), meter)
+        clock = DeviceClock(recorder.files, 3, Cuda(), meter, binding)
         microscope = Microscope(str(tmp_path), ME, 3, None, recorder.write_event, meter)
         recorder.device = RankDevice(allocator, clock, microscope)
         return meter

@@ -144,7 +144,7 @@ class Probe:
         torch = sys.modules["torch"]
         kind = find_backend(torch)
         allocator = self._make_allocator(torch, device, kind) if kind in (NATIVE, ASYNC) else None
-        clock = DeviceClock(self.recorder.files, device, torch.cuda, self.meter)
+        clock = DeviceClock(self.recorder.files, device, torch.cuda, self.meter, torch._C)
         memory, write_event = torch.cuda.memory, self.recorder.write_event
         refusal = "" if kind == NATIVE else f"PyTorch keeps no history of this job's allocator ({kind})."
         microscope = Microscope(self._session, self._identity, device, memory, write_event, self.meter, refusal)

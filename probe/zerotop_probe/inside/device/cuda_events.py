@@ -6,7 +6,8 @@ The host only enqueues work: its own times show when a phase was launched, not w
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.span import Span
@@ -17,12 +18,59 @@ from zerotop_probe.recording.tables import DEVICE_TIMES
 _MAX_PENDING = 256
 
 
+# Streams are cached by their id. Jobs have a few.
+_MOST_STREAMS = 64
+
+
+class CudaCalls(NamedTuple):
+    """What is called at each edge."""
+
+    is_capturing: Callable[[], bool]
+    get_device: Callable[[], int]
+    record: Callable[[Any], None]  # an event, into the current stream
+
+
+def bind_public(cuda: Any) -> CudaCalls:
+    """Return the functions of ``torch.cuda``."""
+    return CudaCalls(cuda.is_current_stream_capturing, cuda.current_device, lambda event: event.record())
+
+
+def bind_directly(cuda: Any, binding: Any, device: int) -> CudaCalls | None:
+    """Return the functions of ``torch._C`` behind them; None if this torch lacks one.
+
+    ``torch.cuda`` checks each time whether CUDA was initialized and makes a new object for the current stream, which takes
+    most of the 70 us that an event costs in a real loop.
+    """
+    names = ("_cuda_isCurrentStreamCapturing", "_cuda_getDevice", "_cuda_getCurrentStream")
+    is_capturing, get_device, get_stream = (getattr(binding, name, None) for name in names)
+    record = getattr(getattr(binding, "_CudaEventBase", None), "record", None)
+    if is_capturing is None or get_device is None or get_stream is None or record is None:
+        return None
+    streams: dict[Any, Any] = {}
+
+    def record_event(event: Any) -> None:
+        number = get_stream(device)
+        stream = streams.get(number)
+        if stream is None:
+            if len(streams) >= _MOST_STREAMS:
+                streams.clear()
+            stream = streams[number] = cuda.current_stream()
+        record(event, stream)
+
+    return CudaCalls(is_capturing, get_device, record_event)
+
+
 class DeviceClock:
     """A clock for spans of one device, on the stream that is current at their edges."""
 
-    def __init__(self, files: RankFiles, device: int, cuda: Any, meter: CostMeter) -> None:
-        """Create the file. ``device`` is the CUDA ordinal in this process, ``cuda`` is ``torch.cuda``."""
+    def __init__(self, files: RankFiles, device: int, cuda: Any, meter: CostMeter, binding: Any = None) -> None:
+        """Create the file. ``device`` is the CUDA ordinal in this process, ``cuda`` is ``torch.cuda``.
+
+        ``binding``: ``torch._C``, whose functions are called where it has them.
+        """
         self._cuda = cuda
+        self._public_calls = bind_public(cuda)
+        self._calls = bind_directly(cuda, binding, device) or self._public_calls
         self._device = device
         self._writer = files.open_table(DEVICE_TIMES)
         self._guard = Guard("device clock", meter)
@@ -54,18 +102,24 @@ class DeviceClock:
                 self._guard.switch_off(error)
 
     def _record_event(self) -> Any:
-        cuda = self._cuda
-        # An event recorded into a CUDA graph, or on another device, measures nothing.
-        if cuda.is_current_stream_capturing() or cuda.current_device() != self._device:
-            return None
-        event = self._free_events.pop() if self._free_events else cuda.Event(enable_timing=True)
-        event.record()
+        is_capturing, get_device, record = self._calls
+        try:
+            # An event recorded into a CUDA graph, or on another device, measures nothing.
+            if is_capturing() or get_device() != self._device:
+                return None
+            event = self._free_events.pop() if self._free_events else self._cuda.Event(enable_timing=True)
+            record(event)
+        except Exception:
+            if self._calls is self._public_calls:
+                raise
+            self._calls = self._public_calls  # the functions of a later torch take something else
+            return self._record_event()
         return event
 
     def write_finished(self) -> None:
         """Write the times of spans that the GPU has finished."""
         # A query would end the capture of a CUDA graph.
-        if self._guard.is_on and self._pending_spans and not self._cuda.is_current_stream_capturing():
+        if self._guard.is_on and self._pending_spans and not self._calls.is_capturing():
             try:
                 while self._pending_spans and self._pending_spans[0][2].query():
                     self._write_time(*self._pending_spans.popleft())
