@@ -89,7 +89,7 @@ def test_a_kernel_that_does_not_end_is_told_where_nothing_else_runs_on_the_gpu(t
     assert (hung.ranks, hung.fix) == ((1,), "train.py:40")
     assert hung.headline.endswith(" s: rank 1 waits for its GPU in item at train.py:40")
     assert "Rank 1 waits for its GPU in item at train.py:40 in build_batch." in hung.details
-    assert "A kernel on the GPU does not end" in hung.advice
+    assert "A kernel on the GPU does not finish" in hung.advice
 
 
 @pytest.mark.parametrize(("allocations", "hangs"), [(STILL, 1), (WORKING, 0), (None, 0)])

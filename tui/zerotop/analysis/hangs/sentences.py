@@ -81,17 +81,17 @@ def write_advice(standstill: Standstill) -> str:
     """Return in one sentence what to look at."""
     odd = standstill.odd
     if all(group.activity == "init_process_group" for group in standstill.groups):
-        return "A rank that they wait for has not come: look whether all nodes have started, with the same address."
+        return "A rank has not arrived: check that all nodes have started, with the same address."
     if standstill.is_mismatch:
         return "All ranks must call the same collectives in the same order: look for a condition that differs between ranks."
     if (odd or standstill.groups[0]).awaits_device:
-        return "A kernel on the GPU does not end: look at what was launched before that line."
+        return "A kernel on the GPU does not finish: check what was launched before that line."
     if odd is None:
         return "Look at the network between the nodes." if standstill.groups[0].awaits_others else "Look at that line."
     if odd.end is not None:
-        return "The others wait in vain for a rank that has ended: look at why it did."
+        return "The others wait for a rank that has ended: find out why it ended."
     if odd.wait is None:
-        return "Its threads run in C and hold Python's lock. Where py-spy is installed, zerotop shows its stack."
+        return "It runs C code that holds Python's lock. With py-spy installed, zerotop shows its stack."
     return "Look at that line: the others wait until this rank arrives."
 
 
