@@ -31,7 +31,13 @@ def test_a_rank_that_waits_for_data_delays_the_others(name: str) -> None:
     assert list_links(name) == [("straggler", "data_stall")]
 
 
-@pytest.mark.parametrize("name", sorted(set(recordings.read_labels()) - {"cpu-straggler", "unseen-late-data"}))
+def test_a_rank_that_is_slow_among_gathers_makes_iterations_longer() -> None:
+    assert list_links("cpu-slow-cores") == [("iteration_shift", "slow_cores")]
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(recordings.read_labels()) - {"cpu-straggler", "cpu-slow-cores", "unseen-late-data"})
+)
 def test_what_was_not_staged_explains_nothing(name: str) -> None:
     """held-straggler and held-grows: other processes had the cores earlier, which is not why a rank slept."""
     assert list_links(name) == []
