@@ -7,8 +7,6 @@ import argparse
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import deepspeed
@@ -87,8 +85,6 @@ def parse_options():
     parser.add_argument("--slow-until", type=int, default=1000000, help="and then no longer")
     parser.add_argument("--slow-rank", type=int, help="only this rank is slow [all]")
     parser.add_argument("--compute-from", type=int, help="the rank that is slow computes more in each forward")
-    parser.add_argument("--crowd-from", type=int, help="two other processes compute on the core of the rank that is slow")
-    parser.add_argument("--own-core", action="store_true", help="bind each rank to a core of its own")
     parser.add_argument("--drift-from", type=int, help="it takes --seconds more in each step than in the one before")
     parser.add_argument("--leak-from", type=int, help="32 MiB are kept in each step")
     parser.add_argument("--grow-from", type=int, help="--grow MiB of host memory are kept in each step")
@@ -111,17 +107,9 @@ def compute_pause(options, rank, step):
     return options.seconds * (slow + drifted)
 
 
-def crowd_core(core):
-    """Start two processes on a core, which the kernel gives a third of it each."""
-    code = f"import os\nos.sched_setaffinity(0, [{core}])\nwhile True: pass"
-    return [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(2)]
-
-
 def main():
     options = parse_options()
     torch.manual_seed(1)
-    if options.own_core:
-        os.sched_setaffinity(0, [options.local_rank])
     model = Model(options)
     config = {
         "train_micro_batch_size_per_gpu": options.rows,
@@ -139,12 +127,10 @@ def main():
     rank = torch.distributed.get_rank()
     stalls = rank if options.only_rank is not None else -1
     batches = iter(torch.utils.data.DataLoader(Tokens(options, stalls), batch_size=None))
-    kept, others, first = [], [], "STAGED_AGAIN" not in os.environ
+    kept, first = [], "STAGED_AGAIN" not in os.environ
     for step in range(options.steps):
         if step == options.compute_from and rank == options.slow_rank:
             model.computes_more = True
-        if step == options.crowd_from and rank == options.slow_rank:
-            others = crowd_core(options.local_rank)
         if step == options.die_in and rank == options.bad_rank and first:
             os.kill(os.getpid(), signal.SIGKILL)
         if step == options.hang_in and rank == options.bad_rank:
@@ -159,8 +145,6 @@ def main():
             kept.append(bytearray(b"1") * (options.grow << 20))
         if step == options.save_in:
             engine.save_checkpoint(options.save_to, client_state={"slow": Slow(options.save_seconds)})
-    for other in others:
-        other.kill()
     torch.distributed.destroy_process_group()
 
 
