@@ -78,13 +78,14 @@ def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
         state.first_ns = state.begin_ns = max(int(process.steps["end_unix_ns"][0]) for process in group.processes)
     while True:
         end_ns = state.begin_ns + max(_WINDOW_NS, int(_LONGER * (state.begin_ns - state.first_ns)))
-        if max(find_deadline(process, end_ns, _LATE_NS) for process in group.processes) > recording.cursor_ns:
+        known_ns = max(find_deadline(process, end_ns, _LATE_NS) for process in group.processes)
+        if known_ns > min(recording.cursor_ns, recording.session.last_written_ns):
             return
         clocks = np.array([_measure_clock(process, state.begin_ns, end_ns) for process in group.processes])
         slow = _find_slow(clocks)
         if slow >= 0 and slow == state.slow:
             group.reported.add(_KIND.name)
-            yield _build_finding(group.processes[slow], clocks, slow, state.since_ns, end_ns)
+            yield _build_finding(group.processes[slow], clocks, slow, (state.since_ns, end_ns), known_ns)
             return
         if slow >= 0:
             state.since_ns = state.begin_ns
@@ -109,17 +110,17 @@ def _find_slow(clocks: Floats) -> int:
     return int(np.argmin(clocks)) if is_slow else -1
 
 
-def _build_finding(process: Process, clocks: Floats, slow: int, begin_ns: int, end_ns: int) -> Annotation:
+def _build_finding(process: Process, clocks: Floats, slow: int, window: tuple[int, int], known_ns: int) -> Annotation:
     clock, others = float(clocks[slow]), float(np.median(np.delete(clocks, slow)))
-    rows = process.gpu_samples.read_window(begin_ns, end_ns).rows
+    rows = process.gpu_samples.read_window(*window).rows
     masks = read_column(rows, "throttle_reasons")
     names = [name for bit, name in _REASONS.items() if np.mean((np.maximum(masks, 0).astype(np.int64) & bit) > 0) > 0.5]
     share = others / clock - 1
     return _KIND.at(
         process,
-        begin_ns,
-        end_ns,
+        *window,
         {"sm_clock_mhz": clock, "others_clock_mhz": others, "slower_share": share},
+        known_ns=known_ns,
         gpu=(process.gpu_key or ("", -1))[1],
         names=" and ".join(names) or None,
     )
