@@ -18,7 +18,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Grou
 from zerotop.analysis.annotations.support.host_load import measure_load
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
 from zerotop.analysis.annotations.support.thread_use import SAMPLED_NS, SLOW_TIMES, hides_slow_cores, measure_thread_use
-from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS
+from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, STALL_SECONDS
 from zerotop.analysis.stats.medians import compute_known_median
 
 _COMPUTES = FindingKind(
@@ -127,7 +127,7 @@ def _find_slow(group: Group, rows: list[Rows]) -> _Slow:
     longer, index = max(own) - min(own), int(np.argmax(computed))
     others, slow = np.sort(computed)[-2:].tolist()
     # Where others use the cores it waits for one besides, and an iteration takes longer than what the ranks do in it.
-    least = max(STALL_SECONDS, _SLOW_SHARE * (iteration - waited[index]))
+    least = max(BETWEEN_SECONDS, _SLOW_SHARE * (iteration - waited[index]))
     if slow >= SLOW_TIMES * others and slow - others - longer >= least:
         return _Slow(index, False, slow, others, iteration)
     others, slow = np.sort(waited)[-2:].tolist()
