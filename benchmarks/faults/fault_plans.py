@@ -33,8 +33,8 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "sleep": Kind("iteration_shift", "{place}"),
-    "gc": Kind("iteration_shift", "{place}"),
+    "sleep": Kind("iteration_shift", "{place}", also=("time_lost_in_line",)),
+    "gc": Kind("iteration_shift", "{place}", also=("time_lost_in_line",)),
     "longer": Kind("iteration_shift", "tokens instead of", also=("memory_step",)),
     "rows": Kind("iteration_shift", "rows instead of", also=("memory_step",)),
     "slow_item": Kind("data_stall", "{place}"),

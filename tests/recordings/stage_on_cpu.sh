@@ -42,3 +42,5 @@ record unseen-drift "$two" --stage 2 --offload --width 160 --length 64 --steps 1
 record unseen-grows "$two" --stage 3 --width 192 --length 48 --steps 60 --grow-from 16 --grow 12
 record unseen-late-data "$two" --stage 0 --width 192 --rows 2 --length 64 --steps 45 --only-rank 0 --stall-from 22 --seconds 0.2
 record unseen-long "$two" --stage 1 --accumulation 3 --width 160 --rows 6 --length 64 --steps 44 --long-from 24
+# A rank that is slow within the phases in which ranks gather parameters.
+record cpu-slow-cores "$two" --stage 3 --dtype fp32 --layers 1 --width 64 --rows 8 --length 64 --steps 52 --slow-rank 1 --compute-from 18

@@ -22,8 +22,12 @@ class Model(torch.nn.Module):
         layer = torch.nn.TransformerEncoderLayer(options.width, 4, 4 * options.width, batch_first=True, dropout=0.0)
         self.layers = torch.nn.TransformerEncoder(layer, options.layers, enable_nested_tensor=False)
         self.head = torch.nn.Linear(options.width, options.vocabulary)
+        self.computes_more = False
 
     def forward(self, input_ids):
+        if self.computes_more:
+            for _ in range(60):
+                torch.ones(512, 512) @ torch.ones(512, 512)
         logits = self.head(self.layers(self.embedding(input_ids[:, :-1])))
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), input_ids[:, 1:].flatten())
 
@@ -80,6 +84,7 @@ def parse_options():
     parser.add_argument("--slow-from", type=int, help="something between the phases takes time")
     parser.add_argument("--slow-until", type=int, default=1000000, help="and then no longer")
     parser.add_argument("--slow-rank", type=int, help="only this rank is slow [all]")
+    parser.add_argument("--compute-from", type=int, help="the rank that is slow computes more in each forward")
     parser.add_argument("--drift-from", type=int, help="it takes --seconds more in each step than in the one before")
     parser.add_argument("--leak-from", type=int, help="32 MiB are kept in each step")
     parser.add_argument("--grow-from", type=int, help="--grow MiB of host memory are kept in each step")
@@ -124,6 +129,8 @@ def main():
     batches = iter(torch.utils.data.DataLoader(Tokens(options, stalls), batch_size=None))
     kept, first = [], "STAGED_AGAIN" not in os.environ
     for step in range(options.steps):
+        if step == options.compute_from and rank == options.slow_rank:
+            model.computes_more = True
         if step == options.die_in and rank == options.bad_rank and first:
             os.kill(os.getpid(), signal.SIGKILL)
         if step == options.hang_in and rank == options.bad_rank:

@@ -12,6 +12,8 @@ import pytest
 import recordings
 from zerotop import cli
 from zerotop.analysis.annotations import Annotation, Severity, find_annotations, link_findings, order_by_cause
+from zerotop.analysis.annotations.support.links import drop_repeats
+from zerotop.analysis.formatting import Text
 from zerotop.analysis.reports.session_report import read_session_report
 from zerotop.report.session_page import write_session_page
 
@@ -29,7 +31,13 @@ def test_a_rank_that_waits_for_data_delays_the_others(name: str) -> None:
     assert list_links(name) == [("straggler", "data_stall")]
 
 
-@pytest.mark.parametrize("name", sorted(set(recordings.read_labels()) - {"cpu-straggler", "unseen-late-data"}))
+def test_a_rank_that_is_slow_among_gathers_makes_iterations_longer() -> None:
+    assert list_links("cpu-slow-cores") == [("iteration_shift", "slow_cores")]
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(recordings.read_labels()) - {"cpu-straggler", "cpu-slow-cores", "unseen-late-data"})
+)
 def test_what_was_not_staged_explains_nothing(name: str) -> None:
     """held-straggler and held-grows: other processes had the cores earlier, which is not why a rank slept."""
     assert list_links(name) == []
@@ -108,3 +116,26 @@ def test_every_list_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
     page = write_session_page(read_session_report(recordings.open_recording("cpu-straggler")))
     assert '<p>Because of <a href="#finding-1">finding 1</a>: Rank 1 waits for data for 63 % of each' in page
+
+
+def test_a_change_whose_line_was_named_before_is_no_finding() -> None:
+    def make(name: str, known_s: int, place: str, step: int = 20) -> Annotation:
+        finding = make_finding(name, step, before_s=0.1, after_s=0.2)
+        headline = Text("{place}", {"place": place})
+        return dataclasses.replace(finding, headline=headline, known_ns=known_s * 10**9)
+
+    lost, shift = make("time_lost_in_line", 200, "train.py:7"), make("iteration_shift", 210, "train.py:7")
+    assert drop_repeats([lost, shift]) == (lost,)
+    for other in (
+        make("iteration_shift", 190, "train.py:7"),
+        make("iteration_shift", 210, "train.py:8"),
+        make("iteration_shift", 210, "train.py:7", 60),
+    ):
+        assert drop_repeats([lost, other]) == (lost, other)
+
+
+def test_a_peak_that_grew_by_what_a_leak_keeps_is_no_finding() -> None:
+    step = make_finding("memory_step", 20, before_bytes=1.0 * GIB, after_bytes=2.0 * GIB)
+    assert drop_repeats([LEAK, step]) == (LEAK,)
+    larger = make_finding("memory_step", 20, before_bytes=1.0 * GIB, after_bytes=5.0 * GIB)
+    assert drop_repeats([LEAK, larger]) == (LEAK, larger)

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.causes.step_change import measure_distance
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look, find_growth, read_looks
@@ -65,7 +64,8 @@ def _grows_on(before: Rows, after: Rows) -> bool:
     peaks, steps = after["allocated_peak_bytes"], after["step"]
     slope = float(peaks[-1] - peaks[0]) / max(1, int(steps[-1] - steps[0]))
     jump = float(peaks[0] - np.median(before["allocated_peak_bytes"]))
-    return len(measure_distance(before)) > 0 and slope * float(steps[0] - np.median(before["step"])) >= jump / 2
+    has_gap = int(steps[0]) - int(before["step"][-1]) > 1
+    return has_gap and slope * float(steps[0] - np.median(before["step"])) >= jump / 2
 
 
 def _await_look(lead: Process, step: _Step) -> FoundLook | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from zerotop.analysis.annotations.support.annotation import Annotation
 from zerotop.analysis.annotations.support.evidence import Evidence
+from zerotop.analysis.annotations.support.links import drop_repeats
 from zerotop.session.reader import Session
 
 Detector = Callable[[Evidence], Iterable[Annotation | None]]
@@ -50,7 +51,7 @@ class Annotator:
         self.is_behind = self._until_ns < end_ns
         if len(self._findings) == before:
             return False
-        self._ordered_findings = tuple(
+        self._ordered_findings = drop_repeats(
             sorted(self._findings.values(), key=lambda finding: (finding.known_ns, finding.begin_ns, finding.name))
         )
         return True

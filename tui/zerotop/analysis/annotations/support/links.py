@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from zerotop.analysis.annotations.support.annotation import Annotation, Severity
+from zerotop.analysis.formatting import Text
 
 # Changes that begin within so many steps of each other are one change.
 _SAME_CHANGE_STEPS = 3
@@ -35,17 +36,36 @@ class _Link(NamedTuple):
     shares_ranks: bool = True
 
 
+def drop_repeats(findings: Sequence[Annotation]) -> tuple[Annotation, ...]:
+    """Return the findings, in their order, without those that say of the same steps what an earlier one has said."""
+    by_name = _index_by_name(findings)
+    return tuple(
+        effect
+        for effect in findings
+        if not any(
+            findings[at].known_ns <= effect.known_ns
+            for link in _REPEATS
+            if link.effect == effect.name
+            for at in _select_agreeing(effect, link, findings, by_name)
+        )
+    )
+
+
 def find_causes(findings: Sequence[Annotation]) -> dict[int, int]:
     """Map the index of each finding that another one explains to the index of that one, the latest of several."""
-    by_name: dict[str, list[int]] = {}
-    for index, finding in enumerate(findings):
-        by_name.setdefault(finding.name, []).append(index)
-    causes = {}
+    by_name, causes = _index_by_name(findings), {}
     for index, effect in enumerate(findings):
         candidates = (at for link in _list_links(effect) for at in _select_agreeing(effect, link, findings, by_name))
         if (cause := next(candidates, None)) is not None:
             causes[index] = cause
     return causes
+
+
+def _index_by_name(findings: Sequence[Annotation]) -> dict[str, list[int]]:
+    by_name: dict[str, list[int]] = {}
+    for index, finding in enumerate(findings):
+        by_name.setdefault(finding.name, []).append(index)
+    return by_name
 
 
 def link_findings(findings: Sequence[Annotation]) -> tuple[LinkedFinding, ...]:
@@ -119,6 +139,20 @@ def _explains_shift(effect: Annotation, cause: Annotation) -> bool:
     return is_slower and effect.severity is not Severity.INFO and _begins_together(effect, cause)
 
 
+def _names_same_line(effect: Annotation, cause: Annotation) -> bool:
+    """Whether iterations became longer at a line that another finding has named for the same steps."""
+    lines = [one.headline.values.get("place") for one in (effect, cause) if isinstance(one.headline, Text)]
+    return len(lines) == 2 and lines[0] is not None and lines[0] == lines[1] and _explains_shift(effect, cause)
+
+
+def _grew_with_leak(effect: Annotation, cause: Annotation) -> bool:
+    """Whether the peak of steps grew by what a leak kept since it began."""
+    if effect.step is None or cause.step is None or effect.step < cause.step:
+        return False
+    grown = effect.evidence["after_bytes"] - effect.evidence["before_bytes"]
+    return cause.evidence["bytes_per_step"] * (effect.step - cause.step + 1) >= grown / 2
+
+
 def _grew_by_missing(effect: Annotation, cause: Annotation) -> bool:
     """Whether memory that grows took as much as was missing when the device was full."""
     if effect.step is None or cause.step is None or not _begins_before(effect, cause):
@@ -161,7 +195,10 @@ _LINKS = (
     _Link("iteration_shift", "data_stall", _explains_shift),
     _Link("iteration_shift", "skipping_ended", _explains_shift),
     _Link("iteration_shift", "time_lost_in_line", _explains_shift),
+    _Link("iteration_shift", "slow_forward", _explains_shift),
+    _Link("iteration_shift", "slow_cores", _explains_shift),
     _Link("iteration_shift", "throttled", _explains_shift),
+    _Link("slow_clock", "throttled", _is_simultaneous),
     _Link("out_of_memory", "memory_creep", _grew_by_missing),
     _Link("out_of_memory", "memory_step", _step_took_missing),
     _Link("out_of_memory", "others_arrived", _others_took_missing),
@@ -173,4 +210,9 @@ _LINKS = (
     _Link("dead_rank", "host_memory_short", _was_killed_for_memory),
     _Link("dead_rank", "out_of_memory", _took_down, shares_ranks=False),
     _Link("hung_ranks", "dead_rank", _is_held_up),
+)
+# What the cause, known before, has said already; all else is linked.
+_REPEATS = (
+    _Link("iteration_shift", "time_lost_in_line", _names_same_line),
+    _Link("memory_step", "memory_creep", _grew_with_leak),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.causes import batch_causes, gpu_causes, host_causes, thread_causes
+from zerotop.analysis.annotations.support.causes import batch_causes, gpu_causes, host_causes, rank_causes, thread_causes
 from zerotop.analysis.annotations.support.causes.allocator_calls import check_allocator_calls, check_cache_clearing
 from zerotop.analysis.annotations.support.causes.mode_causes import check_modes
 from zerotop.analysis.annotations.support.causes.step_change import (
@@ -207,6 +207,7 @@ _CHECKS: tuple[_Check, ...] = (
     host_causes.check_others,
     host_causes.check_crowding,
     _check_late_rank,
+    rank_causes.check_slow_cores,
     gpu_causes.check_neighbours,
     host_causes.check_core_clock,
     _check_interruption,

@@ -1,0 +1,69 @@
+"""A scheduler ended the job: its time was over, it used too much memory, or its nodes were needed or failed.
+
+Read from what Slurm prints. A job that somebody cancels by hand needs no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence
+from zerotop.analysis.failures.senders import Reason, Sender, find_senders
+from zerotop.session.output.tail import read_last_lines
+from zerotop_probe.recording import events
+
+_KIND = FindingKind(
+    name="job_cancelled",
+    severity=Severity.ERROR,
+    confidence=0.95,
+    headline="",
+    details="What was trained since the last checkpoint is lost.",
+)
+_KINDS = {
+    Reason.TIME: _KIND.with_changes(
+        headline="{name} ended job {job}: its time limit was reached",
+        advice="Ask for more time, and let Slurm send a signal before the end, at which the script saves a checkpoint.",
+        fix="#SBATCH --time=HH:MM:SS --signal=B:USR1@300",
+    ),
+    Reason.PREEMPTED: _KIND.with_changes(
+        headline="{name} ended job {job}: another job needs its nodes",
+        advice="Save more often, and let Slurm start the job again.",
+        fix="#SBATCH --requeue",
+    ),
+    Reason.NODE: _KIND.with_changes(
+        headline="{name} ended job {job}: a node has failed",
+        advice="Leave that node out, and let Slurm start the job again.",
+        fix="#SBATCH --requeue --exclude=NODE",
+    ),
+    Reason.MEMORY: _KIND.with_changes(
+        headline="{name} ended processes[ of job {job}]: they used more memory than they may",
+        advice="Ask for more memory, or use less host memory: {less_host_memory}.",
+        fix="#SBATCH --mem=0",
+    ),
+}
+
+
+class _State:
+    read_count = 0  # ends of jobs whose output was read
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report once for each end of the job: the first reason that Slurm printed."""
+    state = recording.get_state(_State, _KIND.name)
+    ends = recording.events_named(events.JOB_ENDED)
+    for at in range(state.read_count, len(ends)):
+        state.read_count += 1
+        begin_ns, end_ns = ends[at - 1].unix_ns if at else 0, ends[at].unix_ns
+        lines = read_last_lines(recording.session, end_ns)
+        senders = sorted(chain.from_iterable(map(find_senders, lines)), key=lambda sender: sender.time_ns)
+        found = [sender for sender in senders if sender.reason in _KINDS and sender.time_ns > begin_ns]
+        if found:
+            yield _build_finding(recording, found[0], end_ns)
+
+
+def _build_finding(recording: Evidence, sender: Sender, end_ns: int) -> Annotation:
+    groups = [group for group in recording.groups if group.lead.source.created_ns <= end_ns]
+    group = groups[-1] if groups else None
+    return _KINDS[sender.reason].at(group, sender.time_ns, end_ns, {}, cost=1.0, name=sender.name, job=sender.job)

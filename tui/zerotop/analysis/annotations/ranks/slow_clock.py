@@ -1,0 +1,126 @@
+"""The GPU of one rank runs at a lower clock than those of the others, which wait for it where ranks exchange tensors.
+
+Under ZeRO-3 and FSDP that wait is spread over all phases of all ranks, and the times of phases do not show who is slow. The
+clocks do: those of a job's GPUs differ by less than 1 % while they compute, also where some wait in NCCL's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Process
+from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
+from zerotop.analysis.annotations.support.record_window import read_column
+from zerotop.analysis.annotations.support.thresholds import THROTTLE_REASONS
+from zerotop_probe.recording import events
+
+_KIND = FindingKind(
+    name="slow_clock",
+    severity=Severity.WARNING,
+    confidence=0.8,
+    headline="The GPU of rank {rank} runs at {sm_clock_mhz:.0f} MHz, those of the others at {others_clock_mhz:.0f}",
+    details=(
+        "Each iteration ends on all ranks when the slowest has finished: what is limited by the clock takes up to"
+        " {slower_share:percent} longer.[ NVML's reason: {names}.]"
+    ),
+    advice="See what limits the clocks of this GPU: power, heat, or a clock that was set.",
+    fix="nvidia-smi -q -d CLOCK,PERFORMANCE -i {gpu}",
+)
+# GPUs of one kind that compute the same stay within a few percent of each other, also at their power limit.
+_LOWER = 0.9
+# An idle GPU lowers its clock by itself. Utilization (percent) is of the last 200 ms.
+_COMPUTING_PERCENT = 20.0
+# Each window of time lasts so long (ns), later ones longer by a share of the training before them, so that a long recording
+# has not many more. Two in a row must show the same rank. Each GPU must have so many samples in each.
+_WINDOW_NS, _LONGER, _SAMPLES = 5_000_000_000, 0.01, 5
+# Other reasons for a lower clock than those that slow a GPU down against its will.
+_REASONS = {0x02: "clocks that were set", 0x04: "the power limit", **THROTTLE_REASONS}
+# Samples of both sides come at the same time; they are written a little later (ns).
+_LATE_NS = 1_000_000_000
+
+
+class _State:
+    first_ns = 0  # end of the first step on all ranks
+    begin_ns = 0  # of the next window
+    slow = -1  # index of the rank that was slow in the last window
+    since_ns = 0
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report once for each attempt: the first rank whose GPU was slow in two windows in a row."""
+    for group in recording.groups:
+        is_open = len(group.processes) > 1 and _KIND.name not in group.reported
+        if is_open and _have_own_gpus(group) and _are_of_one_kind(recording, group):
+            yield from _check_group(recording, group)
+
+
+def _have_own_gpus(group: Group) -> bool:
+    """Whether each rank has a GPU for itself."""
+    keys = {process.gpu_key for process in group.processes}
+    return None not in keys and len(keys) == len(group.processes) and all(len(one.steps) for one in group.processes)
+
+
+def _are_of_one_kind(recording: Evidence, group: Group) -> bool:
+    names = {
+        (node.host, gpu.get("index")): gpu.get("name")
+        for node in recording.events_named(events.NODE)
+        for gpu in node.facts.get("gpus") or []
+    }
+    return len({names.get(process.gpu_key) for process in group.processes if process.gpu_key is not None}) == 1
+
+
+def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
+    state = group.get_state(_State, _KIND.name)
+    if not state.begin_ns:
+        state.first_ns = state.begin_ns = max(int(process.steps["end_unix_ns"][0]) for process in group.processes)
+    while True:
+        end_ns = state.begin_ns + max(_WINDOW_NS, int(_LONGER * (state.begin_ns - state.first_ns)))
+        known_ns = max(find_deadline(process, end_ns, _LATE_NS) for process in group.processes)
+        if known_ns > min(recording.cursor_ns, recording.session.last_written_ns):
+            return
+        clocks = np.array([_measure_clock(process, state.begin_ns, end_ns) for process in group.processes])
+        slow = _find_slow(clocks)
+        if slow >= 0 and slow == state.slow:
+            group.reported.add(_KIND.name)
+            yield _build_finding(group.processes[slow], clocks, slow, (state.since_ns, end_ns), known_ns)
+            return
+        if slow >= 0:
+            state.since_ns = state.begin_ns
+        state.slow, state.begin_ns = slow, end_ns
+
+
+def _measure_clock(process: Process, begin_ns: int, end_ns: int) -> float:
+    """Return the median clock of a rank's GPU while it computed; NaN where that is too short."""
+    samples = process.gpu_samples.read_window(begin_ns, end_ns)
+    if not len(samples):
+        return float("nan")
+    clocks = samples.rows["sm_clock_mhz"][samples.rows["utilization_percent"] >= _COMPUTING_PERCENT]
+    clocks = clocks[~np.isnan(clocks)]
+    return float(np.median(clocks)) if len(clocks) >= _SAMPLES else float("nan")
+
+
+def _find_slow(clocks: Floats) -> int:
+    """Return the index of the one clock that is far below all others; -1 if there is none, or one is unknown."""
+    slowest, second = np.partition(clocks, 1)[:2].tolist()
+    # Unknown clocks are NaN, which compares false.
+    is_slow = not np.isnan(clocks).any() and slowest < _LOWER * second
+    return int(np.argmin(clocks)) if is_slow else -1
+
+
+def _build_finding(process: Process, clocks: Floats, slow: int, window: tuple[int, int], known_ns: int) -> Annotation:
+    clock, others = float(clocks[slow]), float(np.median(np.delete(clocks, slow)))
+    rows = process.gpu_samples.read_window(*window).rows
+    masks = read_column(rows, "throttle_reasons")
+    names = [name for bit, name in _REASONS.items() if np.mean((np.maximum(masks, 0).astype(np.int64) & bit) > 0) > 0.5]
+    share = others / clock - 1
+    return _KIND.at(
+        process,
+        *window,
+        {"sm_clock_mhz": clock, "others_clock_mhz": others, "slower_share": share},
+        known_ns=known_ns,
+        gpu=(process.gpu_key or ("", -1))[1],
+        names=" and ".join(names) or None,
+    )

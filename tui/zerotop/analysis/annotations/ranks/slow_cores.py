@@ -1,0 +1,185 @@
+"""A rank on a CPU holds the others up within forward and backward, where they wait for it to share parameters.
+
+Under ZeRO-3 and FSDP ranks gather parameters in each of these phases, so that all ranks' phases become longer alike. What
+differs is the training thread: that of the slow rank computes, or waits for a core, while the others' wait in a collective
+of gloo, which needs no processor. Not seen: a rank that sleeps or waits for a disk there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, get_batch_sizes
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
+from zerotop.analysis.annotations.support.host_load import measure_load
+from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
+from zerotop.analysis.annotations.support.thread_use import SAMPLED_NS, SLOW_TIMES, hides_slow_cores, measure_thread_use
+from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, STALL_SECONDS
+from zerotop.analysis.stats.medians import compute_known_median
+
+_COMPUTES = FindingKind(
+    name="slow_cores",
+    severity=Severity.WARNING,
+    confidence=0.85,
+    headline="Rank {rank} computes for {slow_s:seconds} of an iteration, the others for {others_s:seconds}",
+    details=(
+        "That is the processor time of its training thread, for batches of the same size. The others wait for it in"
+        " forward and backward, where ranks gather parameters: an iteration takes {iteration_s:seconds}."
+    ),
+    advice="See what only this rank computes in forward and backward; if nothing, its cores are slower.",
+    fix="py-spy dump --pid {pid}",
+)
+_WAITS = _COMPUTES.with_changes(
+    headline="Rank {rank} waits for a core for {slow_s:seconds} of an iteration, the others for {others_s:seconds}",
+    details=(
+        "Other cores of the node are free meanwhile. The other ranks wait for it in forward and backward, where they gather"
+        " parameters: an iteration takes {iteration_s:seconds}."
+    ),
+    advice="See what else runs on its cores, and bind each rank to cores of its own.",
+    fix="taskset -pc {pid}",
+)
+# By so much of an iteration it computes longer, or waits longer for a core: the latter differs more among clean ranks.
+_SLOW_SHARE, _WAITING_SHARE = 0.08, 0.25
+# Each window has so many steps and nanoseconds at least, and so many in a row must show the same rank. Later ones last at
+# least a share of the training before them, so that a long recording has not many more.
+_STEPS, _WINDOW_NS, _WINDOWS, _LONGER = 10, 2_000_000_000, 2, 0.01
+# The first steps load and allocate what the others have.
+_FIRST_STEPS = 5
+# Ranks that wait for each other have iterations of the same length, and batches of the same size, up to this share.
+_SAME = 0.05
+
+
+class _Slow(NamedTuple):
+    """Who was slow in a window of steps, by how much, in seconds of an iteration; ``rank`` is an index, -1 for nobody."""
+
+    rank: int
+    waits: bool = False
+    slow_s: float = 0.0
+    others_s: float = 0.0
+    iteration_s: float = 0.0
+
+
+class _State:
+    def __init__(self) -> None:
+        self.next = _FIRST_STEPS  # index of the first step that is in no window yet
+        self.slow: list[tuple[slice, _Slow]] = []  # the last windows, which show the same rank
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report once for each attempt: the first rank that was slow in _WINDOWS windows in a row."""
+    for group in recording.groups:
+        is_open = len(group.processes) > 1 and _COMPUTES.name not in group.reported
+        if is_open and hides_slow_cores(group):
+            yield from _check_group(group)
+
+
+def _check_group(group: Group) -> Iterator[Annotation]:
+    state = group.get_state(_State, _COMPUTES.name)
+    rows = [process.aligned_steps for process in group.processes]
+    count = min(len(one) for one in rows)
+    while (window := _find_window(rows, state.next, count)) is not None:
+        end_ns = max(int(one["end_unix_ns"][window][-1]) for one in rows)
+        known_ns = max(find_deadline(process, end_ns, SAMPLED_NS) for process in group.processes)
+        if known_ns > group.lead.recording.cursor_ns:
+            return
+        state.next = window.stop
+        slow = _find_slow(group, [one[window] for one in rows])
+        before = state.slow[-1][1] if state.slow else None
+        if before is None or slow.rank != before.rank or slow.waits != before.waits:
+            state.slow.clear()
+        if slow.rank >= 0:
+            state.slow.append((window, slow))
+        if len(state.slow) == _WINDOWS:
+            group.reported.add(_COMPUTES.name)
+            yield _build_finding(group, state.slow, known_ns)
+            return
+
+
+def _find_window(rows: list[Rows], first: int, count: int) -> slice | None:
+    """Return the next steps that all ranks have finished and that are enough for a window."""
+    last = first + _STEPS - 1
+    if last >= count:
+        return None
+    begin_ns = min(int(one["begin_unix_ns"][first]) for one in rows)
+    trained_ns = begin_ns - min(int(one["begin_unix_ns"][0]) for one in rows)
+    ends: Floats = np.max([one["end_unix_ns"][last:count] for one in rows], axis=0)
+    enough = np.flatnonzero(ends >= begin_ns + max(_WINDOW_NS, _LONGER * trained_ns))
+    return slice(first, last + int(enough[0]) + 1) if len(enough) else None
+
+
+def _find_slow(group: Group, rows: list[Rows]) -> _Slow:
+    nobody, begin_ns = _Slow(-1), min(int(one["begin_unix_ns"][0]) for one in rows)
+    end_ns, count = max(int(one["end_unix_ns"][-1]) for one in rows), len(rows[0])
+    iteration = (end_ns - begin_ns) / 1e9 / count
+    if not _have_same(rows):
+        return nobody
+    uses = [measure_thread_use(process, begin_ns, end_ns) for process in group.processes]
+    known = [use for use in uses if use is not None]
+    # Work between the phases is another finding's.
+    own = [compute_known_median(compute_own_seconds(one)) for one in rows]
+    if len(known) < len(uses) or np.isnan(own).any():
+        return nobody
+    computed, waited = (np.array([use[part] for use in known]) / count for part in (0, 1))
+    longer, index = max(own) - min(own), int(np.argmax(computed))
+    others, slow = np.sort(computed)[-2:].tolist()
+    # Where others use the cores it waits for one besides, and an iteration takes longer than what the ranks do in it.
+    least = max(BETWEEN_SECONDS, _SLOW_SHARE * (iteration - waited[index]))
+    if slow >= SLOW_TIMES * others and slow - others - longer >= least:
+        return _Slow(index, False, slow, others, iteration)
+    others, slow = np.sort(waited)[-2:].tolist()
+    if slow - others - longer < max(STALL_SECONDS, _WAITING_SHARE * iteration) or _lacks_cores(group, begin_ns, end_ns):
+        return nobody
+    return _Slow(int(np.argmax(waited)), True, slow, others, iteration)
+
+
+def _have_same(rows: list[Rows]) -> bool:
+    """Whether ranks had as much to do, in the same time."""
+    sizes = np.array([float(get_batch_sizes(one[~one["counted"]]).sum()) for one in rows])
+    counts = np.array([max(1, np.count_nonzero(~one["counted"])) for one in rows])
+    lengths = np.array([float(np.nanmedian(one["iteration_s"])) for one in rows])
+    return all(bool(each.max() - each.min() <= _SAME * each.max()) for each in (sizes / counts, lengths))
+
+
+def _lacks_cores(group: Group, begin_ns: int, end_ns: int) -> bool:
+    """Whether other processes use the cores of a node, which takes them from its ranks by chance."""
+    loads = [measure_load(group.lead.recording, host, begin_ns, end_ns) for host in group.hosts]
+    return any(load is None or load.is_starved or load.is_disturbed for load in loads)
+
+
+def _build_finding(group: Group, windows: list[tuple[slice, _Slow]], known_ns: int) -> Annotation:
+    (first, _), (last, slow) = windows[0], windows[-1]
+    process = group.processes[slow.rank]
+    return (_WAITS if slow.waits else _COMPUTES).at_steps(
+        process,
+        process.aligned_steps[_find_onset(group, first, slow) : last.stop],
+        {"slow_s": slow.slow_s, "others_s": slow.others_s, "iteration_s": slow.iteration_s},
+        known_ns=known_ns,
+        cost=(slow.slow_s - slow.others_s) / slow.iteration_s,
+        pid=process.source.pid,
+    )
+
+
+def _find_onset(group: Group, window: slice, slow: _Slow) -> int:
+    """Return the index of the step with which it began: in the first window that shows it, or in the one before."""
+    begin = max(0, window.start - _STEPS)
+    most = slow.slow_s - slow.others_s
+    late = np.clip([_measure_lateness(group, index, slow) for index in range(begin, window.stop)], 0.0, most)
+    # Limited, so that a single step counts against both levels alike.
+    misfits = np.concatenate([[0.0], np.cumsum(late)]) + np.concatenate([np.cumsum((most - late)[::-1])[::-1], [0.0]])
+    return int(begin + np.argmin(misfits[:-1]))
+
+
+def _measure_lateness(group: Group, index: int, slow: _Slow) -> float:
+    """Return by how many seconds the rank computed, or waited for a core, longer than any other in a step."""
+    rows = [process.aligned_steps[index] for process in group.processes]
+    uses = [
+        measure_thread_use(process, int(row["begin_unix_ns"]), int(row["end_unix_ns"]))
+        for process, row in zip(group.processes, rows, strict=True)
+    ]
+    each = [0.0 if use is None else use.waited if slow.waits else use.computed for use in uses]
+    others = each[: slow.rank] + each[slow.rank + 1 :]
+    return each[slow.rank] - max(others)

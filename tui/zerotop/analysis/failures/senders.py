@@ -1,0 +1,68 @@
+"""Who ended processes of a job, by what schedulers and launchers print of it: Slurm, torchrun, DeepSpeed's launcher.
+
+The kernel tells nobody else who sent SIGKILL. A process sees the sender of other signals only in a handler of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+from zerotop.session.output.tail import PrintedLine
+
+
+class Reason(Enum):
+    """Why something ended processes."""
+
+    MEMORY = "memory"  # they used more than they may
+    TIME = "time"  # the job had used its time
+    PREEMPTED = "preempted"  # another job needs the nodes
+    NODE = "node"  # a node has failed
+    CANCELLED = "cancelled"  # somebody asked for it, or the scheduler gives no reason
+    PEER = "peer"  # a launcher ends the ranks that are left
+
+
+class Sender(NamedTuple):
+    """Something that ended processes, as it printed it."""
+
+    time_ns: int  # unix time of the line
+    name: str  # in words
+    reason: Reason
+    pid: int | None = None  # the process that it ended; None for all of them, or where it does not say
+    job: str | None = None  # the scheduler's number
+
+
+_CANCELLED = re.compile(
+    r"\*\*\* (?:JOB|STEP) (?P<job>[\w.]+) ON \S+ CANCELLED(?: AT \S+)?(?: DUE TO (?P<why>[A-Z ]+)[^*]*)? \*\*\*"
+)
+_WHY = {
+    "TIME LIMIT": Reason.TIME,
+    "PREEMPTION": Reason.PREEMPTED,
+    "NODE FAILURE": Reason.NODE,
+    "JOB REQUEUE": Reason.PREEMPTED,
+}
+# Since 21.08 "oom_kill", and the step as "StepId=".
+_SLURM_MEMORY = re.compile(
+    r"slurmstepd: error: (?:Detected [1-9]\d* oom[-_]kill event(?:\(?s?\)?) in (?:StepId=|step )(?P<step>\d+)"
+    r"|(?:Job|Step|StepId=)\s?(?P<job>\d+)\S* exceeded (?:job |step |virtual )*memory limit)"
+)
+_SRUN_MEMORY = re.compile(r"srun: error: \S+: tasks? \S+: Out Of Memory")
+_TORCHRUN = re.compile(r"Sending process (?P<pid>\d+) closing signal SIG\w+")
+_DEEPSPEED = re.compile(r"\[launch\.py:\d+:sigkill_handler\] Killing subprocess (?P<pid>\d+)")
+
+
+def find_senders(lines: Sequence[PrintedLine]) -> Iterator[Sender]:
+    """Yield what one stream of output says of who ended processes, in its order."""
+    for time_ns, text in lines:
+        if (match := _CANCELLED.search(text)) is not None:
+            yield Sender(time_ns, "Slurm", _WHY.get(match["why"] or "", Reason.CANCELLED), job=match["job"])
+        elif (match := _SLURM_MEMORY.search(text)) is not None:
+            yield Sender(time_ns, "Slurm", Reason.MEMORY, job=match["step"] or match["job"])
+        elif _SRUN_MEMORY.search(text) is not None:
+            yield Sender(time_ns, "Slurm", Reason.MEMORY)
+        elif (match := _TORCHRUN.search(text)) is not None:
+            yield Sender(time_ns, "torchrun", Reason.PEER, pid=int(match["pid"]))
+        elif (match := _DEEPSPEED.search(text)) is not None:
+            yield Sender(time_ns, "DeepSpeed's launcher", Reason.PEER, pid=int(match["pid"]))
