@@ -193,6 +193,18 @@ def test_a_kill_that_was_not_the_kernels(tmp_path: Path, kills: int, second: flo
     assert ("watchdog" in dead.advice) is is_sent
 
 
+def test_a_kill_by_slurm_for_memory(tmp_path: Path) -> None:
+    """Its daemon may count in another control group than the one that the sampler reads, which says that there was none."""
+    text = "slurmstepd: error: Detected 1 oom_kill event in StepId=71.0. Some of the step tasks have been OOM Killed.\n"
+    recording, node = _lose_two_ranks(tmp_path, f"{text}srun: error: node1: task 1: Out Of Memory\n"), make_identity(-1)
+    hosts = [make_record(tables.HOSTS, time_ns=int(at * S), cgroup_oom_kills=0) for at in (30.5, 31.9)]
+    recording.write_records(tables.HOSTS, node, hosts)
+    (dead,) = _find_dead(recording, 40)
+    assert dead.headline == "Rank 1 was killed by signal 9 (SIGKILL) after 3 steps"
+    assert dead.details.startswith("Slurm printed that the job used more memory than it was given.")
+    assert dead.advice.startswith("Use less host memory")
+
+
 def test_an_exception_is_named_with_its_line_and_not_that_of_a_rank_that_lost_its_peer(tmp_path: Path) -> None:
     recording = _lose_two_ranks(tmp_path, MIXED)
     first, fallen = find_ends(recording.open_session(), recording.open_session().sources["spans"], BEGIN_NS + 40 * S)

@@ -38,6 +38,7 @@ _TABLE_FIRST = re.compile(r"Root Cause \(first observed failure\):")
 _TABLE_RANK = re.compile(r"^\s*rank\s*: (\d+) \(local_rank: (\d+)\)")
 _TABLE_EXIT = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _SRUN = re.compile(r"srun: error: \S+: task (?P<task>\d+): (?P<end>.+)")
+_SRUN_MEMORY = "Out Of Memory"  # killed for that
 _SRUN_CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS_BY_WORDS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
 # A launcher that was told to end, with its ranks.
@@ -74,7 +75,8 @@ def _parse_lines(lines: Sequence[PrintedLine]) -> Iterator[LauncherReport]:
 def _parse_srun_end(text: str) -> int | None:
     if (match := _SRUN_CODE.match(text)) is not None:
         return int(match[1])
-    number = _SIGNALS_BY_WORDS.get(text.removesuffix(" (core dumped)").strip())
+    words = text.removesuffix(" (core dumped)").strip()
+    number = signal.SIGKILL if words == _SRUN_MEMORY else _SIGNALS_BY_WORDS.get(words)
     return -number if number is not None else None
 
 

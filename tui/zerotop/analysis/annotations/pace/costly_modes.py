@@ -38,8 +38,8 @@ _CLEARING = FindingKind(
     headline="The allocator's cache is emptied in each step[: {place}]",
     details="[Iterations take {after_s:seconds} instead of {before_s:seconds} from step {step} on. ]"
     "torch.cuda.empty_cache()[ at {line}] takes {call_s:seconds} itself, and the next step has to ask the driver anew for"
-    " the memory that PyTorch had kept for it.",
-    advice="Take the call out of the loop. Against fragmentation expandable segments help.",
+    " memory that PyTorch would have kept.",
+    advice="Take the call out of the loop. Against fragmentation, use expandable segments.",
     fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
 _KINDS = {ANOMALY: _ANOMALY, PROFILER: _PROFILER, CLEARING: _CLEARING}

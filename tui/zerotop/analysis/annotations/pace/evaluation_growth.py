@@ -20,7 +20,7 @@ _KIND = FindingKind(
     headline="Each evaluation takes {added_s:seconds} longer: {first_s:seconds} became {last_s:seconds}",
     details=(
         "{evaluations:count evaluation} since step {step} took {share:percent} of the time[, the last ones mostly at"
-        " {line}]. Iterations took {iteration_s:seconds} all the while."
+        " {line}]. Iterations took {iteration_s:seconds} throughout."
     ),
     advice="Clear what evaluations collect, such as outputs and metrics: each one may look at those of all before it.",
 )

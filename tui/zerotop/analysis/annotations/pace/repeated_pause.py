@@ -46,7 +46,7 @@ _LOADING = _KIND.with_changes(
     advice="See what is read in those iterations that the others do not read.",
 )
 _STARTING = _LOADING.with_changes(
-    advice="Where a DataLoader begins anew, its workers do, too: make it once, and let it keep them.",
+    advice="A new DataLoader starts new workers: create it once, and let it keep them.",
     fix="persistent_workers=True",
 )
 _LOADER = "", 0  # in place of a line

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.thresholds import HOST_GROWTH_BYTES
 from zerotop.analysis.failures.rank_ends import ONE_LOOK_NS, RankEnd, find_ends, read_printed_ends
+from zerotop.analysis.failures.senders import Reason, find_senders
+from zerotop.session.output.tail import read_last_lines
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
@@ -32,6 +35,9 @@ _KILLED = _SIGNALLED.with_changes(
     details=f"{_OUT_OF_MEMORY} {_SIGNALLED.details}",
     advice="Use less host memory: {less_host_memory}.",
     fix="{less_host_memory_fix}",
+)
+_KILLED_BY_SCHEDULER = _KILLED.with_changes(
+    details=f"{{scheduler}} printed that the job used more memory than it was given. {_SIGNALLED.details}"
 )
 _VANISHED_KILLED = _KILLED.with_changes(headline=_KIND.headline, details=f"{_OUT_OF_MEMORY} {_KIND.details}")
 _SENT = _SIGNALLED.with_changes(
@@ -191,8 +197,8 @@ def _build_finding(
         "signal_number": end.signal_number,
         "exit_code": end.exit_code,
     }
-    early = _find_early_end(group, end, ended_ns)
-    return (_LEFT_ALONE if early is not None else _choose_kind(end, kills)).at(
+    early, scheduler = _find_early_end(group, end, ended_ns), _find_scheduler(recording, ended_ns, known_ns)
+    return (_LEFT_ALONE if early is not None else _choose_kind(end, kills, scheduler)).at(
         process,
         ended_ns,
         known_ns,
@@ -205,6 +211,7 @@ def _build_finding(
         code=end.exit_code,
         number=end.signal_number,
         signal=end.signal_name,
+        scheduler=scheduler,
         **_describe_exception(end),
         **(early or {}),
     )
@@ -236,9 +243,18 @@ def _measure_growth(process: Process, ended_ns: int) -> int | None:
     return grown if grown >= HOST_GROWTH_BYTES else None
 
 
-def _choose_kind(end: RankEnd, kills: int | None) -> FindingKind:
+def _find_scheduler(recording: Evidence, ended_ns: int, known_ns: int) -> str | None:
+    """Return the scheduler that printed around a rank's end that the job used too much memory."""
+    senders = chain.from_iterable(map(find_senders, read_last_lines(recording.session, known_ns)))
+    times = range(ended_ns - _LAST_MEMORY_NS, known_ns + 1)
+    return next((one.name for one in senders if one.reason is Reason.MEMORY and one.time_ns in times), None)
+
+
+def _choose_kind(end: RankEnd, kills: int | None, scheduler: str | None) -> FindingKind:
     if end.traceback is not None and not end.signal_number:
         return _RAISED
+    if end.signal_number == signal.SIGKILL and scheduler is not None:
+        return _KILLED_BY_SCHEDULER
     if end.signal_number == signal.SIGKILL and kills == 0:
         return _SENT
     if end.signal_number:

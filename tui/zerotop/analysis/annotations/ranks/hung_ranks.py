@@ -27,7 +27,7 @@ _KIND = FindingKind(
         "No phase began or ended on any rank; an iteration usually takes {iteration_s:seconds}[. Rank {hung_rank} is in"
         " {phase}, {others}]."
     ),
-    advice="See which line {hung} stands at.",
+    advice="See at which line {hung} stands.",
     fix="py-spy dump --pid {pid}",
 )
 _SEEN = _KIND.with_changes(

@@ -24,7 +24,7 @@ _KIND = FindingKind(
 _STILL = _KIND.with_changes(
     headline="A signal has stopped {concerned:ranks}, and training waits",
     details="SIGSTOP, or Ctrl-Z in a terminal.",
-    advice="Let it go on.",
+    advice="Let it continue.",
     fix="kill -CONT {pid}",
 )
 # Shorter stops cost little.
