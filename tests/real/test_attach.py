@@ -48,10 +48,10 @@ def _operators_are_built(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @contextmanager
-def start_loop(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def start_loop(folder: Path, launcher: str) -> Iterator[subprocess.Popen[bytes]]:
     """The loop, started by somebody who has never heard of us; it ends soon after the file "enough" appears."""
     script = [str(LOOPS / "hand_written.py"), *OPTIONS, "--steps", str(STEPS), "--until", str(folder / "enough")]
-    command = build_launch_command("deepspeed", script)
+    command = build_launch_command(launcher, script)
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(
             command, cwd=folder, env=make_environment(), stdout=output, stderr=output, start_new_session=True
@@ -103,7 +103,7 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
     attached, alone = tmp_path / "attached", tmp_path / "alone"
     attached.mkdir()
     alone.mkdir()
-    with start_loop(attached) as process:
+    with start_loop(attached, "deepspeed") as process:
         job, session = entered_job(attached)
         assert job.launcher == "deepspeed"
         assert [rank.rank for rank in job.ranks] == [0, 1]
@@ -139,7 +139,7 @@ def test_a_rank_entered_half_way_is_recorded_from_there_and_trains_as_if_alone(t
 
 
 def test_a_rank_that_is_left_trains_on_and_can_be_entered_again(tmp_path: Path) -> None:
-    with start_loop(tmp_path) as process:
+    with start_loop(tmp_path, "bare") as process:
         job, session = entered_job(tmp_path)
         ranks = [rank.process for rank in job.ranks]
         files = sorted(session.glob("spans-rank*.rec"))

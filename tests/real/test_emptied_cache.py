@@ -11,10 +11,17 @@ import pytest
 from loop_runs import LOOPS
 from rank_recordings import Rank
 from real_jobs import run_recorded
-from zerotop.analysis.annotations import find_annotations
+from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.session.reader import Session
 
+FIRST = 40
+
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+
+def is_near(finding: Annotation) -> bool:
+    """Whether it begins where the loop begins to empty the cache."""
+    return finding.step is not None and abs(finding.step - FIRST) <= 8
 
 
 def test_the_line_that_empties_the_cache_is_named(tmp_path: Path, job_environment: dict[str, str]) -> None:
@@ -31,8 +38,9 @@ def test_the_line_that_empties_the_cache_is_named(tmp_path: Path, job_environmen
     assert all(seconds >= 0.02 * calls for calls, seconds in known)
     session = Session.open(done.session)
     findings = find_annotations(session, session.end_ns)
-    (finding,) = [one for one in findings if one.name in ("cache_emptied", "iteration_shift")]
+    # The slower steps are told once. Where a machine is busy, others may get slower too.
+    (finding,) = [one for one in findings if one.name == "cache_emptied" or (one.name == "iteration_shift" and is_near(one))]
     assert finding.headline == f"The allocator's cache is emptied in each step: emptying.py:{counted['line']}"
     assert finding.step is not None
-    assert 40 <= finding.step <= 42
+    assert FIRST <= finding.step <= FIRST + 2
     assert f"torch.cuda.empty_cache() at emptying.py:{counted['line']} in tidy_up takes 2" in finding.details

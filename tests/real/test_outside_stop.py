@@ -22,7 +22,7 @@ LISTENER = """
 import os, signal, sys, time
 names, last = sys.argv[1].split(","), sys.argv[2]
 def note(number, frame):
-    print(signal.Signals(number).name, flush=True)
+    os.write(1, f"{signal.Signals(number).name}\\n".encode())  # a print that interrupts one fails
     if signal.Signals(number).name == last: sys.exit(9)
 for name in names: signal.signal(getattr(signal, name), note)
 print("ready", flush=True)
@@ -151,7 +151,7 @@ def test_in_the_foreground_sent_signals_reach_the_job_once(tmp_path: Path) -> No
             process.send_signal(getattr(signal, name))
             assert process.stdout.readline() == f"{name}\n"
         assert process.stdout.read() == ""
-        assert process.wait(10) == 9
+        assert process.wait(60) == 9
 
 
 def test_a_signal_that_the_caller_ignores_reaches_a_handler_of_the_job(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_signal_that_the_caller_ignores_reaches_a_handler_of_the_job(tmp_path:
         for name in ("SIGHUP", "SIGINT", "SIGTERM"):
             process.send_signal(getattr(signal, name))
             assert process.stdout.readline() == f"{name}\n"
-        assert process.wait(10) == 9
+        assert process.wait(60) == 9
 
 
 def test_in_the_foreground_a_stop_request_spares_the_callers_group(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_hangup_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
         "--foreground",
         str(tmp_path),
         "--",
-        *build_python_command("import time; print('ready'); time.sleep(600)"),
+        *build_python_command("import time; print('ready', flush=True); time.sleep(600)"),
     ]
     with subprocess.Popen(["nohup", *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -193,7 +193,7 @@ def test_a_hangup_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
         time.sleep(0.3)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(60) == -signal.SIGTERM
 
 
 def test_a_key_at_the_terminal_interrupts_the_job_once(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ os.execv(sys.argv[1], sys.argv[1:])
     wait_for(lambda: shows_text(b"SIGINT"))
     process.send_signal(signal.SIGTERM)
     wait_for(lambda: shows_text(b"SIGTERM"))
-    assert process.wait(10) == 9
+    assert process.wait(60) == 9
     assert seen.count(b"SIGINT") == 1
     assert join_output_bytes(tmp_path, "output") == b"ready\nSIGINT\nSIGTERM\n"
     os.close(ours)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import json
 import os
 import signal
@@ -44,7 +46,7 @@ class Run:
 
 
 def make_environment() -> dict[str, str]:
-    """Return the environment of a real run. Operators are compiled once, into torch's usual folder."""
+    """Return the environment of a real run. Operators are compiled once for each installed torch."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHONZEROTOP")}
     return inherited | {
         "PYTHONPATH": os.pathsep.join(filter(None, (str(QUICK_PYTHONS), os.environ.get("PYTHONPATH")))),
@@ -53,7 +55,21 @@ def make_environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR") or str(_operators_folder()),
     }
+
+
+def _operators_folder() -> Path:
+    """Return the folder for DeepSpeed's compiled operators.
+
+    In torch's usual folder the tests of two checkouts would replace each other's operators, for minutes and under running
+    jobs: torch compiles again wherever the path of an installation in the command is another one.
+    """
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None
+    installation = hashlib.sha256(str(torch.origin).encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "torch_extensions" / f"zerotop-tests-{installation}"
 
 
 def build_launch_command(launcher: str, script: Sequence[str], *, ranks: int = RANKS) -> list[str]:
@@ -173,6 +189,4 @@ def remove_stale_locks(environment: dict[str, str]) -> None:
 
 
 def _build_locks(environment: dict[str, str]) -> Iterator[Path]:
-    chosen = environment.get("TORCH_EXTENSIONS_DIR")
-    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    yield from Path(chosen or cache / "torch_extensions").glob("**/lock")
+    yield from Path(environment["TORCH_EXTENSIONS_DIR"]).glob("**/lock")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,15 +35,20 @@ def find_packed_file(name: str) -> Path:
 
 
 def open_recording(name: str) -> Session:
-    """Open a recording."""
-    return Session.open(find_packed_file(name))
+    """Open a recording, which is unpacked once for all tests."""
+    return Session.from_folder(UnpackedFolder(find_packed_file(name), dict(_unpack_recording(name))))
+
+
+@cache
+def _unpack_recording(name: str) -> dict[str, bytes]:
+    return unpack_files(find_packed_file(name))
 
 
 def as_directory(name: str, into: Path) -> Path:
     """Writes a recording's files to a new folder in ``into``: the session as it was before it was packed."""
     session = into / name
     session.mkdir()
-    for file, content in unpack_files(find_packed_file(name)).items():
+    for file, content in _unpack_recording(name).items():
         (session / file).write_bytes(content)
     return session
 
@@ -51,7 +57,7 @@ def rewrite_events(name: str, change: Callable[[dict[str, Any]], object]) -> Ses
     """Open a recording with each line of its event files, headers too, replaced by ``change``."""
     files = {
         file: content if not file.endswith(".jsonl") else b"".join(map(_make_line_rewriter(change), content.splitlines()))
-        for file, content in unpack_files(find_packed_file(name)).items()
+        for file, content in _unpack_recording(name).items()
     }
     return Session.from_folder(UnpackedFolder(find_packed_file(name), files))
 

@@ -14,7 +14,6 @@ from recordings import open_recording
 from settling import until_settled
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app import monitor
-from zerotop.ui.app.monitor import freeze_garbage
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +43,7 @@ def parsed_once() -> Iterator[None]:
 def frozen_once() -> Iterator[None]:
     """Freeze garbage for all apps: each would go through all objects of all tests."""
     thresholds = gc.get_threshold()
-    freeze_garbage()
+    gc.freeze()
     gc.set_threshold(100_000, 5, 5)  # rarely, as in an app, but many apps end here and leave their garbage
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor, "freeze_garbage", lambda: None)

@@ -78,7 +78,7 @@ def test_the_rank_that_has_not_come_is_named(tmp_path: Path) -> None:
 def test_a_rank_that_is_not_there_at_all(tmp_path: Path) -> None:
     (stuck,) = find_stuck(write_start(tmp_path, [COMING, COMING]))
     assert stuck.headline.endswith("all ranks wait in init_process_group at train.py:9")
-    assert "look whether all nodes have started" in stuck.advice
+    assert "check that all nodes have started" in stuck.advice
 
 
 def test_a_single_rank_that_waits_for_nobody_is_a_warning(tmp_path: Path) -> None:
