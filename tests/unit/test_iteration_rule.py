@@ -51,3 +51,22 @@ def test_an_optimizer_that_is_gone_is_forgotten() -> None:
     rule.remove(1)
     assert rule.finish_step(0, 2)
     assert rule.step_counts == {0: 2}
+
+
+def test_an_optimizer_of_a_loop_that_has_ended_is_not_waited_for() -> None:
+    rule = IterationRule()
+    rule.add(0)
+    assert [rule.finish_step(0, backward) for backward in (1, 2)] == [True, True]
+    rule.add(1)
+    assert [rule.finish_step(1, backward) for backward in (3, 4)] == [True, True]
+
+
+def test_an_older_optimizer_counts_again_once_it_steps() -> None:
+    """As where a critic joins a generator that was trained alone."""
+    rule = IterationRule()
+    rule.add(0)
+    assert rule.finish_step(0, 1)
+    rule.add(1)
+    order = (1, 1, 0, 1, 1, 0, 1, 1, 0)
+    ends = [rule.finish_step(number, backward) for backward, number in enumerate(order, 2)]
+    assert ends == [True, True, False, True, False, True, False, False, True]

@@ -3,7 +3,6 @@
 The last thing it prints is a line ``COUNTED {...}``: what it saw itself, to compare a recording with.
 """
 
-import gc
 import json
 import os
 
@@ -70,8 +69,6 @@ def main():
             optimizer.zero_grad()
             losses.append(loss.item())
         counts[prepare.__name__.removeprefix("compile_")] = graphs.frame_count
-        del model, optimizer, call, step
-        gc.collect()  # the compiler keeps them in cycles, and one of several optimizers may be waited for
     counted = {"rank": 0, "pid": os.getpid(), "graphs": counts, "steps": len(losses), "losses": losses}
     os.write(1, f"COUNTED {json.dumps(counted)}\n".encode())
 

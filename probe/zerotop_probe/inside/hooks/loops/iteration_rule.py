@@ -2,8 +2,9 @@
 
 With one optimizer every step does. With several, an iteration is a round: it ends when each of them has stepped since the
 last one, however often. An optimizer that lags behind the others does not count until it steps without them; otherwise one
-that a script makes and never uses would keep the first iteration open for ever. Several steps of one optimizer without a
-backward in between are one update.
+that a script makes and never uses would keep the first iteration open for ever. One that has stepped before another was made
+is not waited for until it steps again: it may be alive although its loop has ended, as in a notebook. Several steps of one
+optimizer without a backward in between are one update.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 # Steps of others that an optimizer may miss. Critics of Wasserstein GANs take 5 to each of the generator; whoever takes
 # turns at longer intervals is followed after the first of them.
 _PATIENCE = 12
+_OLDER_PATIENCE = 1  # for one that has stepped before another was made
 
 
 class IterationRule:
@@ -20,12 +22,17 @@ class IterationRule:
         self.step_counts: dict[int, int] = {}
         self.counting: set[int] = set()
         self._stepped: set[int] = set()
+        self._older: set[int] = set()  # those that have not stepped since another was made
         self._missed: dict[int, int] = {}
         self._patience: dict[int, int] = {}
         self._last_backward: dict[int, int] = {}
 
     def add(self, number: int) -> None:
         """Add an optimizer, which counts from now on."""
+        for other, steps in self.step_counts.items():
+            if steps:
+                self._missed[other], self._patience[other] = 0, _OLDER_PATIENCE
+                self._older.add(other)
         self.counting.add(number)
         self.step_counts[number] = self._missed[number] = 0
         self._patience[number] = _PATIENCE
@@ -34,6 +41,7 @@ class IterationRule:
         """Forget an optimizer that is gone."""
         self.counting.discard(number)
         self._stepped.discard(number)
+        self._older.discard(number)
         for table in (self.step_counts, self._missed, self._patience, self._last_backward):
             table.pop(number, None)
 
@@ -46,6 +54,10 @@ class IterationRule:
         if len(self.step_counts) == 1:
             self.counting = {number}
             return True
+        if number in self._older:
+            self._older.discard(number)
+            self.counting.add(number)
+            self._patience[number] = _PATIENCE
         self._patience[number] = max(self._patience[number], 2 * self._missed[number])
         for other in self._missed:
             self._missed[other] += 1
