@@ -26,6 +26,15 @@ with suppress(ImportError):
     settings.load_profile("same")
 
 
+# Tests and the libraries that they import are objects that stay: looking for garbage among them takes time again and again.
+gc.set_threshold(100_000, 5, 5)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported to find the tests out of later searches for garbage."""
+    gc.freeze()
+
+
 def pytest_sessionfinish() -> None:
     """Collect garbage among all objects once; pytest itself would go through them five times."""
     gc.collect()

@@ -42,13 +42,10 @@ def parsed_once() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def frozen_once() -> Iterator[None]:
     """Freeze garbage for all apps: each would go through all objects of all tests."""
-    thresholds = gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(100_000, 5, 5)  # rarely, as in an app, but many apps end here and leave their garbage
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(monitor, "freeze_garbage", lambda: None)
-        yield  # and at the end pytest collects five times
-    gc.set_threshold(*thresholds)
+        yield
 
 
 @pytest.fixture(scope="module")

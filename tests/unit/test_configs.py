@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from config_runs import RUNS
+from real_jobs import make_environment
 from zerotop import demo
 
 FILES = sorted(demo.find_config_folder().glob("*.json"))
@@ -20,7 +21,8 @@ NAMES = [path.stem for path in FILES]
 @pytest.fixture(scope="module")
 def parsed_configs(checkout_root: Path) -> dict[str, dict[str, Any]]:
     script = checkout_root / "tests" / "support" / "parse_configs.py"
-    run = subprocess.run([sys.executable, script, *FILES], capture_output=True, text=True, check=False)
+    environment = make_environment()
+    run = subprocess.run([sys.executable, script, *FILES], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     result: dict[str, dict[str, Any]] = json.loads(run.stdout.splitlines()[-1])
     return result
