@@ -491,6 +491,35 @@ DEBUG_MODE = _declare_event(
     Field("function", str, "its function"),
 )
 
+# How long the rank's GPU was in NCCL's last collectives, waiting for other ranks included: by blocks of collectives, which
+# are the same on all ranks of a process group. Written rarely, and only where timing them fits into the budget.
+COLLECTIVE_TIMES = _declare_event(
+    "collective_times",
+    Field("seconds", float, "time that the look at them took from the training thread"),
+    Field("timed", int, "collectives since the last look"),
+    Field("block", int, "collectives in a block", required=True),
+    Field(
+        "groups",
+        [
+            (
+                Field("group", str, "name of the process group", required=True),
+                Field("ranks", [int], "its global ranks; empty if unknown", required=True),
+                Field("numbers", [int], "of the blocks: the first collective's number, divided by block", required=True),
+                Field(
+                    "launched_ns",
+                    [int],
+                    "mean time at which a block's collectives were launched, CLOCK_MONOTONIC",
+                    required=True,
+                ),
+                Field("bytes", [int], "of a block's collectives, of what they gather or reduce", required=True),
+                Field("spent_ns", {str: [int]}, "time of the device in a block's collectives, by their kind", required=True),
+            )
+        ],
+        "with whole blocks",
+        required=True,
+    ),
+)
+
 # A line of the job's own code emptied the allocator's cache: written with its first, second, fourth, eighth call, and so on.
 CACHE_CLEARED = _declare_event(
     "cache_cleared",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from zerotop.analysis.annotations import Annotation
 
 # Findings about what one rank does in each iteration from some step on.
-_KINDS = ("straggler", "data_stall", "slow_forward", "slow_cores", "slow_clock", "throttled")
+_KINDS = ("straggler", "data_stall", "slow_forward", "slow_cores", "slow_gpu", "slow_clock", "throttled")
 
 
 class Delay(NamedTuple):

@@ -199,6 +199,8 @@ _LINKS = (
     _Link("iteration_shift", "slow_cores", _explains_shift),
     _Link("iteration_shift", "throttled", _explains_shift),
     _Link("slow_clock", "throttled", _is_simultaneous),
+    _Link("slow_gpu", "slow_clock", _is_simultaneous),
+    _Link("slow_gpu", "throttled", _is_simultaneous),
     _Link("out_of_memory", "memory_creep", _grew_by_missing),
     _Link("out_of_memory", "memory_step", _step_took_missing),
     _Link("out_of_memory", "others_arrived", _others_took_missing),
