@@ -2,7 +2,7 @@
 
 python benchmarks/faults/slow_gpus.py [fsdp2-kernels zero3-none ...] [--ranks 2] [--keep FOLDER]
 
-Each job trains for a minute. ``kernels``: one rank's GPU has more to do; ``pauses``: one rank's CPU launches later.
+Each job trains for 80 seconds. ``kernels``: one rank's GPU has more to do; ``pauses``: one rank's CPU launches later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from zerotop.analysis.annotations import find_annotations
-from zerotop.session.reader import Session
+from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import events
 
 _SCRIPT = Path(__file__).with_name("gathering_gpu.py")
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", default=_JOBS)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=80)
     parser.add_argument("--keep", type=Path, help="folder for the recordings")
     parser.add_argument("--options", default="", help="more arguments of the loop")
     options = parser.parse_args()
@@ -36,11 +36,15 @@ def main() -> None:
             engine, fault = name.split("-")
             rank = number % options.ranks
             session = _run_job(engine, fault, rank, options, (options.keep or Path(folder)) / f"{number}-{name}")
-            looks = session.events_named(events.COLLECTIVE_TIMES)
-            seconds = [look.facts["seconds"] for look in looks]
-            print(f"{name} rank {rank}: {len(looks)} looks, at most {1000 * max(seconds, default=0):.0f} ms", flush=True)
+            looks = session.events_named(events.STREAM_WAITS)
+            print(f"{name} rank {rank}:", *(_describe_look(look) for look in looks), sep="\n    ", flush=True)
             for one in find_annotations(session, session.end_ns):
                 print(f"    {one.name} {one.ranks} step {one.step}: {one.headline}", flush=True)
+
+
+def _describe_look(look: Event) -> str:
+    waited = ", ".join(f"{one / 1e6:.1f}" for one in look.facts["waited_ns"])
+    return f"rank {look.rank}, step {look.facts['first_step']}: {waited} ms, {look.facts['waits']}, {look.facts['starved']}"
 
 
 def _run_job(engine: str, fault: str, rank: int, options: argparse.Namespace, folder: Path) -> Session:

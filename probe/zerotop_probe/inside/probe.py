@@ -15,11 +15,11 @@ from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
 from zerotop_probe.inside.costly_modes.debug_modes import DebugModes
 from zerotop_probe.inside.counting import make_counting
 from zerotop_probe.inside.device.allocator import ASYNC, NATIVE, AllocatorSampler, find_backend
-from zerotop_probe.inside.device.collective_times import CollectiveTimes
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.gpu import RankDevice
 from zerotop_probe.inside.device.microscope import Microscope
 from zerotop_probe.inside.device.peak_counters import PeakCounters
+from zerotop_probe.inside.device.stream_waits import StreamWaits
 from zerotop_probe.inside.engines import EngineRegistry
 from zerotop_probe.inside.evaluation_detector import EvaluationDetector
 from zerotop_probe.inside.growing_containers.container_finder import ContainerFinder
@@ -108,7 +108,7 @@ class Probe:
         self.cache_clearing.begin_recording(recorder.write_event, names_lines=wants_stacks)
         recorder.costs.write_more = self.debug_modes.write_changes
         if wants_stacks:
-            recorder.followers.append(ContainerFinder(recorder.write_event, self.meter))
+            recorder.containers = ContainerFinder(recorder.write_event, self.meter)
             self._stack_sampler = stack_sampler.StackSampler(recorder, lambda: self.training_thread, self.meter)
             self._stack_ticker = Ticker(recorder.stack, stack_sampler.NAME, self._stack_sampler.look, self.meter)
             self._stack_ticker.start()
@@ -151,11 +151,10 @@ class Probe:
         microscope = Microscope(self._session, self._identity, device, memory, write_event, self.meter, refusal)
         can_find = kind == NATIVE and microscope.history.can_ask and self._wants_stacks()
         finder = LineFinder(device, memory, microscope.history, write_event, self.meter) if can_find else None
-        self.recorder.device = RankDevice(allocator, clock, microscope, finder)
+        waits = StreamWaits(torch.cuda, device, write_event, self.meter)
+        self.recorder.device = RankDevice(allocator, clock, microscope, finder, waits)
         self.recorder.is_quick = False
         self.counting.stop()
-        if os.environ.get(directory.COLLECTIVE_TIMES_VARIABLE) != "0":
-            self.recorder.followers.append(CollectiveTimes(write_event, self.meter))
         if kind == NATIVE and self.peaks is not None:
             Guard("out of memory", self.meter).run(OomRecorder(self.recorder, self.peaks, self.meter).start_listening)
         self.recorder.device.start_tickers(self.recorder.stack, self.meter)

@@ -30,8 +30,6 @@ SESSION_VARIABLE = "PYTHONZEROTOP_SESSION"
 MICROSCOPE_FILE = "microscope.json"
 # "0" keeps the probe from resetting the peak counters of PyTorch's allocator.
 PHASE_PEAKS_VARIABLE = "PYTHONZEROTOP_PHASE_PEAKS"
-# "0" keeps the probe from letting PyTorch time the collectives, see ``inside.device.collective_times``.
-COLLECTIVE_TIMES_VARIABLE = "PYTHONZEROTOP_COLLECTIVE_TIMES"
 # The percentage of the training time that the probe may take, see ``inside.budget``.
 BUDGET_VARIABLE = "PYTHONZEROTOP_BUDGET"
 DEFAULT_BUDGET = 0.003

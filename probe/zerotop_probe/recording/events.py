@@ -491,33 +491,14 @@ DEBUG_MODE = _declare_event(
     Field("function", str, "its function"),
 )
 
-# How long the rank's GPU was in NCCL's last collectives, waiting for other ranks included: by blocks of collectives, which
-# are the same on all ranks of a process group. Written rarely, and only where timing them fits into the budget.
-COLLECTIVE_TIMES = _declare_event(
-    "collective_times",
-    Field("seconds", float, "time that the look at them took from the training thread"),
-    Field("timed", int, "collectives since the last look"),
-    Field("block", int, "collectives in a block", required=True),
-    Field(
-        "groups",
-        [
-            (
-                Field("group", str, "name of the process group", required=True),
-                Field("ranks", [int], "its global ranks; empty if unknown", required=True),
-                Field("numbers", [int], "of the blocks: the first collective's number, divided by block", required=True),
-                Field(
-                    "launched_ns",
-                    [int],
-                    "mean time at which a block's collectives were launched, CLOCK_MONOTONIC",
-                    required=True,
-                ),
-                Field("bytes", [int], "of a block's collectives, of what they gather or reduce", required=True),
-                Field("spent_ns", {str: [int]}, "time of the device in a block's collectives, by their kind", required=True),
-            )
-        ],
-        "with whole blocks",
-        required=True,
-    ),
+# How long the stream that computes waited for other streams of its GPU, in a few steps in a row: under ZeRO-3 and FSDP for
+# parameters that are gathered there, from ranks that may be slower. Written rarely.
+STREAM_WAITS = _declare_event(
+    "stream_waits",
+    Field("first_step", int, "number of the first of these optimizer steps", required=True),
+    Field("waited_ns", [int], "time that the stream waited in each of the steps", required=True),
+    Field("waits", [int], "how often it was told to wait, also for what was there already", required=True),
+    Field("starved", [int], "how often it had done all that the CPU had launched when it was told so", required=True),
 )
 
 # A line of the job's own code emptied the allocator's cache: written with its first, second, fourth, eighth call, and so on.

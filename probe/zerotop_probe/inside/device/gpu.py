@@ -7,6 +7,7 @@ from typing import Protocol
 from zerotop_probe.inside.device.allocator import AllocatorSampler, StepMemory
 from zerotop_probe.inside.device.cuda_events import DeviceClock
 from zerotop_probe.inside.device.microscope import Microscope
+from zerotop_probe.inside.device.stream_waits import StreamWaits
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.span import Span
 from zerotop_probe.inside.ticker import Ticker
@@ -51,6 +52,7 @@ class RankDevice:
         clock: DeviceClock,
         microscope: Microscope,
         line_finder: MemoryListener | None = None,
+        stream_waits: StreamWaits | None = None,
     ) -> None:
         """``allocator`` is None if its counters cannot be read, as those of a pluggable allocator.
 
@@ -60,6 +62,7 @@ class RankDevice:
         self._clock = clock
         self._microscope = microscope
         self._line_finder = line_finder
+        self._stream_waits = stream_waits
         self._tickers: list[Ticker] = []
         self.is_full = True
         """Whether the step in progress is recorded in full detail."""
@@ -97,6 +100,8 @@ class RankDevice:
         for ticker in self._tickers:
             ticker.stop()
         self._microscope.finish()
+        if self._stream_waits is not None:
+            self._stream_waits.stop()
         if self._line_finder is not None:
             self._line_finder.finish()
 
@@ -131,7 +136,8 @@ class RankDevice:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is recorded that needs the ends of all steps."""
-        return not (self._microscope.is_busy or (self._line_finder is not None and self._line_finder.is_looking))
+        lookers = (self._line_finder, self._stream_waits)
+        return not (self._microscope.is_busy or any(one is not None and one.is_looking for one in lookers))
 
     def end_counted_steps(self, time_ns: int, span: Span) -> None:
         """Read the peak of several counted steps, of which ``span`` is the last one's end."""
@@ -144,8 +150,12 @@ class RankDevice:
         self._clock.write_finished()
         if is_main and self._line_finder is not None and self._allocator is not None:
             self._line_finder.end_step(step, self._allocator.take_memory())
+        if is_main and self._stream_waits is not None:
+            self._stream_waits.end_step(step)
         self._microscope.end_step(step)
 
     def close(self) -> None:
         """Close the microscope's file without taking a lock: in a forked child the ticker is gone and may have held one."""
+        if self._stream_waits is not None:
+            self._stream_waits.stop()
         self._microscope.close()

@@ -1,7 +1,7 @@
-"""One rank is the last to begin the collectives: the others wait for it, spread over all phases.
+"""The other ranks' GPUs wait for one rank where parameters are gathered, in all phases.
 
-Under ZeRO-3 and FSDP all ranks' phases become longer alike, whoever is slow. PyTorch's times of the collectives show who it
-is: a collective ends on all ranks together, so the slowest rank is in it for the shortest time.
+Under ZeRO-3 and FSDP all ranks' phases become longer alike, whoever is slow. Who it is shows in how long the streams that
+compute wait for other streams: that of the slowest rank waits only for the transfers themselves.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds
-from zerotop.analysis.annotations.support.collectives import Collectives, align_collectives
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
-from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS
+from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
@@ -25,40 +24,39 @@ _GPU = FindingKind(
     name="slow_gpu",
     severity=Severity.WARNING,
     confidence=0.85,
-    headline="The others wait up to {wait_s:seconds} of each iteration for the GPU of rank {rank}",
+    headline="The others wait for the GPU of rank {rank}, {wait_s:seconds} of each iteration",
     details=(
-        "It begins NCCL's collectives that much later, although its CPU launches them as early as the others do. An"
-        " iteration takes {iteration_s:seconds}."
+        "Their GPUs wait that much longer than this one for parameters that all ranks gather, while it computes without a"
+        " break. An iteration takes {iteration_s:seconds}."
     ),
     advice="See whether this GPU has more to do, runs at lower clocks, or has another process on it.",
     fix="nvidia-smi -q -d CLOCK,PERFORMANCE,PIDS -i {gpu}",
 )
 _RANK = _GPU.with_changes(
-    headline="The others wait up to {wait_s:seconds} of each iteration for rank {rank}",
+    headline="The others wait for rank {rank}, {wait_s:seconds} of each iteration",
     details=(
-        "It begins NCCL's collectives that much later, and its CPU launches them later, too: either its Python code is"
-        " slower, or it waits for its GPU. An iteration takes {iteration_s:seconds}."
+        "Their GPUs wait that much longer than that of this rank for parameters that all ranks gather. That GPU has often"
+        " done all that its CPU launched: the Python code of this rank may be slower. An iteration takes"
+        " {iteration_s:seconds}."
     ),
-    advice="See what only this rank computes in forward and backward; if nothing, compare its cores and its GPU.",
+    advice="See what only this rank does in forward and backward; if nothing, compare its cores with the others'.",
     fix="py-spy dump --pid {pid}",
 )
-# The others wait for a share of an iteration, at least. Of that much of the wait the rank must be the cause.
-_LEAST_SHARE, _SAME_RANK = 0.06, 0.85
-# The CPU counts as late if the launches are by this part of the wait.
-_LATE_LAUNCHES = 0.3
-# Looks at the collectives in a row that must show the same rank, and the blocks in each.
-_LOOKS, _BLOCKS = 2, 8
-# Ranks look within this time of each other, and write what they saw a little later.
-_TOGETHER_NS = 5_000_000_000
+# The others wait for this share of an iteration, at least. Two GPUs of a kind differ by 1 to 3 %.
+_LEAST_SHARE = 0.06
+# A GPU that had done all that was launched at this share of its waits is not what is slow.
+_STARVED = 0.3
+# Looks in a row that must show the same rank, and how long after the first rank's the last one's may come.
+_LOOKS, _TOGETHER_NS = 2, 10_000_000_000
 
 
 class _Wait(NamedTuple):
-    """For whom the others waited in the collectives of one look, in seconds of an iteration."""
+    """For whom the others waited in the steps of one look, in seconds of an iteration."""
 
     rank: int  # index of the process; -1 for nobody
     wait_s: float = 0.0
-    launch_s: float = 0.0  # by which this rank launched a collective later than the others, as a share of ``wait_s``
     iteration_s: float = 0.0
+    starved: float = 0.0  # share of this rank's waits at which its GPU had done all that was launched
     begin_ns: int = 0
     end_ns: int = 0
 
@@ -78,12 +76,17 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 def _check_group(group: Group) -> Iterator[Annotation]:
     state, lead = group.get_state(_State, _GPU.name), group.lead
-    for look in lead.events_named(events.COLLECTIVE_TIMES)[state.looks :]:
-        known_ns = max(find_deadline(process, look.unix_ns + _TOGETHER_NS, 0) for process in group.processes)
-        if known_ns > lead.recording.cursor_ns:
-            return
+    for look in lead.events_named(events.STREAM_WAITS)[state.looks :]:
+        looks = [_find_look(process, look.facts["first_step"]) for process in group.processes]
+        found = [one for one in looks if one is not None]
+        if len(found) == len(looks):
+            known_ns = max(one.unix_ns for one in found)
+        else:
+            known_ns = max(find_deadline(process, look.unix_ns, _TOGETHER_NS) for process in group.processes)
+            if known_ns > lead.recording.cursor_ns:
+                return
         state.looks += 1
-        wait = _find_wait(group, look)
+        wait = _measure_wait(group, found) if len(found) == len(looks) else _Wait(-1)
         if state.waits and wait.rank != state.waits[-1].rank:
             state.waits.clear()
         if wait.rank >= 0:
@@ -94,68 +97,52 @@ def _check_group(group: Group) -> Iterator[Annotation]:
             return
 
 
-def _find_wait(group: Group, look: Event) -> _Wait:
-    looks = [_find_look(process, look.unix_ns) for process in group.processes]
-    found = [one for one in looks if one is not None]
-    if len(found) < len(looks):
-        return _Wait(-1)
-    offsets = [process.source.offset_ns for process in group.processes]
-    collectives = align_collectives([one.facts for one in found], [one.rank for one in group.processes], offsets)
-    return (
-        _measure_wait(group, collectives) if collectives is not None and len(collectives.numbers) >= _BLOCKS else _Wait(-1)
-    )
+def _find_look(process: Process, step: int) -> Event | None:
+    """Return the look of a process that began with a step; None if there is none, or it is not whole."""
+    for look in reversed(process.events_named(events.STREAM_WAITS)):
+        if look.facts["first_step"] == step:
+            lists = [look.facts[name] for name in ("waited_ns", "waits", "starved")]
+            return look if lists[0] and len(set(map(len, lists))) == 1 else None
+    return None
 
 
-def _find_look(process: Process, unix_ns: int) -> Event | None:
-    """Return the look of a process that was nearest to a time."""
-    near = [one for one in process.events_named(events.COLLECTIVE_TIMES) if abs(one.unix_ns - unix_ns) <= _TOGETHER_NS]
-    return min(near, key=lambda one: abs(one.unix_ns - unix_ns), default=None)
-
-
-def _measure_wait(group: Group, collectives: Collectives) -> _Wait:
+def _measure_wait(group: Group, looks: Sequence[Event]) -> _Wait:
     nobody = _Wait(-1)
-    spent = collectives.spent_s
-    slow = int(np.argmin(spent.sum(axis=1)))
-    others = np.delete(spent, slow, axis=0).min(axis=0)
-    # Per block: by how much the others were in its collectives for longer, and by how much another rank was the last one.
-    waited, reverse = np.maximum(others - spent[slow], 0).sum(), np.maximum(spent[slow] - others, 0).sum()
-    if waited + reverse <= 0 or waited < _SAME_RANK * (waited + reverse):
+    if len({len(look.facts["waited_ns"]) for look in looks}) > 1:
         return nobody
-    begin_ns, end_ns = int(collectives.launched_ns.min()), int(collectives.launched_ns.max())
-    rows = [process.steps_until(end_ns) for process in group.processes]
-    rows = [steps[np.searchsorted(steps["end_unix_ns"], begin_ns) :] for steps in rows]
-    if not all(map(len, rows)):
+    waited = np.array([look.facts["waited_ns"] for look in looks]) / 1e9
+    slow = int(np.argmin(waited.sum(axis=1)))
+    first, count = int(looks[0].facts["first_step"]), waited.shape[1]
+    rows = [process.steps[_select_steps(process, first, count)] for process in group.processes]
+    if any(len(steps) < count for steps in rows):
         return nobody
-    iteration = compute_known_median(rows[0]["iteration_s"])
-    per_iteration = collectives.count_per_second() * iteration / len(collectives.numbers)
-    wait = float((waited - reverse) * per_iteration)
+    iteration = float(np.mean([steps["iteration_s"].mean() for steps in rows]))
+    longer = np.delete(waited, slow, axis=0).min(axis=0) - waited[slow]
+    wait = float(longer.mean())
     # Work between the phases is another finding's.
     own = [compute_known_median(compute_own_seconds(steps)) for steps in rows]
-    longer = own[slow] - float(np.median(np.delete(own, slow)))
-    if not wait >= max(STALL_SECONDS, _LEAST_SHARE * iteration) or longer >= wait / 2:
+    own_longer = own[slow] - float(np.median(np.delete(own, slow)))
+    is_slow = wait >= max(BETWEEN_SECONDS, _LEAST_SHARE * iteration) and np.median(longer) >= wait / 2
+    if not is_slow or own_longer >= wait / 2:
         return nobody
-    launched = _measure_late_launch(group, collectives, slow) * collectives.block * len(collectives.numbers) * per_iteration
-    return _Wait(slow, min(wait, iteration), launched / wait, iteration, begin_ns, end_ns)
+    starved = sum(looks[slow].facts["starved"]) / max(1, sum(looks[slow].facts["waits"]))
+    begin_ns, end_ns = int(rows[slow]["begin_unix_ns"][0]), int(rows[slow]["end_unix_ns"][-1])
+    return _Wait(slow, wait, iteration, starved, begin_ns, end_ns)
 
 
-def _measure_late_launch(group: Group, collectives: Collectives, slow: int) -> float:
-    """Return by how many seconds a rank launches a collective later than the others of its node; infinite without any."""
-    host = group.processes[slow].host
-    near = [index for index, one in enumerate(group.processes) if one.host == host and index != slow]
-    if not near:
-        return float("inf")  # clocks of nodes differ
-    return float((collectives.launched_ns[slow] - collectives.launched_ns[near].min(axis=0)).mean()) / 1e9
+def _select_steps(process: Process, first: int, count: int) -> slice:
+    begin, end = np.searchsorted(process.steps["step"], [first, first + count])
+    return slice(int(begin), int(end))
 
 
 def _build_finding(group: Group, waits: Sequence[_Wait], known_ns: int) -> Annotation:
     process = group.processes[waits[0].rank]
-    wait, launch, iteration = (float(np.mean([one[part] for one in waits])) for part in (1, 2, 3))
-    evidence = {"wait_s": wait, "iteration_s": iteration, "late_launches": launch if np.isfinite(launch) else None}
-    return (_GPU if launch <= _LATE_LAUNCHES else _RANK).at(
+    wait, iteration, starved = (float(np.mean([one[part] for one in waits])) for part in (1, 2, 3))
+    return (_GPU if starved <= _STARVED else _RANK).at(
         process,
         waits[0].begin_ns,
         waits[-1].end_ns,
-        evidence,
+        {"wait_s": wait, "iteration_s": iteration, "starved_share": starved},
         known_ns=known_ns,
         cost=wait / iteration,
         pid=process.source.pid,

@@ -18,6 +18,7 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Grou
 from zerotop.analysis.annotations.support.lines.line_findings import (
     Delay,
     await_lines,
+    is_cause,
     line_values,
     name_line,
     note_named_line,
@@ -52,8 +53,12 @@ _DATA = _KIND.with_changes(
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each attempt: the first rank that was the last one in SETTLED_STEPS steps with phases in a row."""
     for group in recording.groups:
-        for (index, steps, delay), found in await_lines(group, _KIND.name, _find_late(group), partial(_find_delay, group)):
-            yield _build_finding(group, index, steps, delay, found)
+        for late, found in await_lines(group, _KIND.name, _find_late(group), partial(_find_delay, group)):
+            if found.line is not None and not is_cause(found.line, _find_delay(group, late)):
+                # The rank waits for its GPU, as for the value of a loss, and that for the GPU of another rank.
+                group.reported.discard(_KIND.name)
+            else:
+                yield _build_finding(group, *late, found)
 
 
 _Late = tuple[int, Ints, float]  # index of the process, the indices of its steps, and the seconds of each

@@ -139,6 +139,12 @@ def _explains_shift(effect: Annotation, cause: Annotation) -> bool:
     return is_slower and effect.severity is not Severity.INFO and _begins_together(effect, cause)
 
 
+def _waits_as_long(effect: Annotation, cause: Annotation) -> bool:
+    """Whether iterations became longer by about what the others wait for a rank, which is measured rarely."""
+    grown = effect.evidence["after_s"] - effect.evidence["before_s"]
+    return cause.begin_ns >= effect.begin_ns and 0.5 * grown <= cause.evidence["wait_s"] <= 2 * grown
+
+
 def _names_same_line(effect: Annotation, cause: Annotation) -> bool:
     """Whether iterations became longer at a line that another finding has named for the same steps."""
     lines = [one.headline.values.get("place") for one in (effect, cause) if isinstance(one.headline, Text)]
@@ -197,6 +203,7 @@ _LINKS = (
     _Link("iteration_shift", "time_lost_in_line", _explains_shift),
     _Link("iteration_shift", "slow_forward", _explains_shift),
     _Link("iteration_shift", "slow_cores", _explains_shift),
+    _Link("iteration_shift", "slow_gpu", _waits_as_long),
     _Link("iteration_shift", "throttled", _explains_shift),
     _Link("slow_clock", "throttled", _is_simultaneous),
     _Link("slow_gpu", "slow_clock", _is_simultaneous),

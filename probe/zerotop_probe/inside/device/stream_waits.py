@@ -1,0 +1,194 @@
+"""How long the stream that computes waits for other streams, in a few steps now and then.
+
+ZeRO-3 and FSDP gather parameters on streams of their own. Where ranks are not equally fast, all of them take the same time
+for an iteration, and the fast ones wait there: the slowest rank waits least. What it waits is the time of the transfers that
+no computing hides.
+
+In these steps ``torch.cuda.Stream.wait_event`` is replaced, and events are recorded before and after the wait.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from zerotop_probe.inside.budget import read_budget
+from zerotop_probe.inside.guard import CostMeter, Guard, now
+from zerotop_probe.recording import events
+
+NAME = "stream waits"
+"""The name in the probe's errors."""
+
+# So many steps are measured at once. They begin at multiples of a power of two, the same on all ranks: the smallest one that
+# lasts so long (ns), and where measuring takes no more than this part of the budget.
+_STEPS, _LEAST_EVERY, _LEAST_NS, _BUDGET_PART = 4, 8, 15_000_000_000, 0.1
+# Waits that are measured in a step; more are left out. Before the first look it is unknown how long one takes (ns).
+_MOST_WAITS, _GUESSED_NS = 1024, 1_000_000
+# Events are read so many steps later at most, or not at all: the GPU may hang.
+_MOST_PENDING_STEPS = 16
+
+
+class _Step:
+    """The waits of one step."""
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[Any, Any]] = []
+        self.waits = 0
+        self.starved = 0
+
+
+class StreamWaits:
+    """The looks of one rank at the stream that is current where its steps end."""
+
+    def __init__(self, cuda: Any, device: int, write_event: Callable[..., None], meter: CostMeter) -> None:
+        """``cuda`` is ``torch.cuda``, ``device`` the CUDA ordinal in this process, ``write_event`` the recorder's."""
+        self._cuda = cuda
+        self._device = device
+        self._write_event = write_event
+        self._meter = meter
+        self._guard = Guard(NAME, meter)
+        self._last_ns = self._usual_ns = 0  # end and usual duration of a step
+        self._last_step = -1
+        self._cost_ns = _GUESSED_NS  # of measuring a step
+        self._spent_ns = 0  # in the look in progress
+        self._steps: list[_Step] = []
+        self._first_step = 0
+        self._pending_steps = 0
+        self._free_events: list[Any] = []
+        self._stream = 0  # that computes
+        self._wrapper: Any = None
+        self._original: Any = None
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether the step in progress is measured."""
+        return self._wrapper is not None
+
+    def end_step(self, step: int) -> None:
+        """Begin or end a look after an optimizer step, or read an earlier one. Called on the training thread."""
+        if not self._guard.is_on:
+            return
+        try:
+            time_ns = now()
+            is_next = step == self._last_step + 1
+            if self.is_looking:
+                if not is_next:
+                    self._drop_look()
+                elif len(self._steps) == _STEPS:
+                    self.stop()
+                    self._cost_ns = self._spent_ns // _STEPS
+                    self._pending_steps = _MOST_PENDING_STEPS
+                else:
+                    self._steps.append(_Step())
+            elif self._steps:
+                self._read_look()
+            else:
+                if is_next and self._last_ns:
+                    self._usual_ns = time_ns - self._last_ns
+                if self._is_due(step + 1):
+                    self._begin_look(step + 1)
+            self._last_ns, self._last_step = time_ns, step
+        except Exception as error:
+            self._drop_look()
+            self._guard.switch_off(error)
+
+    def _is_due(self, step: int) -> bool:
+        if step % _LEAST_EVERY or not self._usual_ns:
+            return False
+        part = _BUDGET_PART * read_budget()
+        least_ns = max(_LEAST_NS, _STEPS * self._cost_ns / part) if part else float("inf")
+        every = _LEAST_EVERY
+        while every * self._usual_ns < least_ns:
+            every *= 2
+            if step % every:
+                return False
+        return has_other_ranks()
+
+    def _begin_look(self, step: int) -> None:
+        stream_class = self._cuda.Stream
+        original = vars(stream_class).get("wait_event")
+        if original is None:
+            return
+        self._stream = self._cuda.current_stream(self._device).cuda_stream
+        self._first_step, self._spent_ns, self._steps = step, 0, [_Step()]
+
+        @functools.wraps(original)
+        def wait_event(stream: Any, event: Any) -> Any:
+            begin = self._begin_wait(stream)
+            result = original(stream, event)
+            if begin is not None:
+                self._end_wait(stream, begin)
+            return result
+
+        self._wrapper, self._original = wait_event, original
+        stream_class.wait_event = wait_event
+
+    def stop(self) -> None:
+        """Measure no more waits."""
+        wrapper, self._wrapper = self._wrapper, None
+        if wrapper is not None and vars(self._cuda.Stream).get("wait_event") is wrapper:
+            self._cuda.Stream.wait_event = self._original
+
+    def _drop_look(self) -> None:
+        self.stop()
+        self._steps = []
+
+    def _begin_wait(self, stream: Any) -> Any:
+        if not self._guard.is_on or not self.is_looking:
+            return None
+        begin_ns = now()
+        try:
+            # An event recorded into a CUDA graph measures nothing, and a query would end its capture.
+            if stream.cuda_stream != self._stream or self._cuda.is_current_stream_capturing():
+                return None
+            step = self._steps[-1]
+            step.waits += 1
+            if len(step.marks) == _MOST_WAITS:
+                return None
+            step.starved += bool(stream.query())
+            return self._record_event(stream)
+        except Exception as error:
+            self._guard.switch_off(error)
+            return None
+        finally:
+            self._note_cost(begin_ns)
+
+    def _end_wait(self, stream: Any, begin: Any) -> None:
+        begin_ns = now()
+        try:
+            self._steps[-1].marks.append((begin, self._record_event(stream)))
+        except Exception as error:
+            self._guard.switch_off(error)
+        finally:
+            self._note_cost(begin_ns)
+
+    def _note_cost(self, begin_ns: int) -> None:
+        spent_ns = now() - begin_ns
+        self._spent_ns += spent_ns
+        self._meter.cost_ns += spent_ns
+
+    def _record_event(self, stream: Any) -> Any:
+        event = self._free_events.pop() if self._free_events else self._cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def _read_look(self) -> None:
+        """Write the look and forget it, once the GPU has done its steps."""
+        self._pending_steps -= 1
+        marks = [mark for step in self._steps for mark in step.marks]
+        if not marks or not self._pending_steps:
+            self._steps = []
+        elif not self._cuda.is_current_stream_capturing() and marks[-1][1].query():
+            waited = [round(1e6 * sum(begin.elapsed_time(end) for begin, end in step.marks)) for step in self._steps]
+            facts = {"waits": [step.waits for step in self._steps], "starved": [step.starved for step in self._steps]}
+            self._free_events += [event for mark in marks for event in mark]
+            self._steps = []
+            self._write_event(now(), events.STREAM_WAITS, first_step=self._first_step, waited_ns=waited, **facts)
+
+
+def has_other_ranks() -> bool:
+    """Whether this process trains together with others."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1
