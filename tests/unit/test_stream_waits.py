@@ -207,7 +207,12 @@ def test_somebody_else_replaces_the_method_meanwhile(monkeypatch: pytest.MonkeyP
     rank.train(17)
     ours: Any = rank.cuda.Stream.wait_event
     theirs: list[Any] = []
-    monkeypatch.setattr(rank.cuda.Stream, "wait_event", lambda stream, event: (theirs.append(event), ours(stream, event)))
+
+    def wait_event(stream: Any, event: Any) -> None:
+        theirs.append(event)
+        ours(stream, event)
+
+    monkeypatch.setattr(rank.cuda.Stream, "wait_event", wait_event)
     rank.train(10)
     assert len(theirs) == 30
     assert not rank.waits.is_looking

@@ -54,10 +54,8 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report once for each attempt: the first rank that was the last one in SETTLED_STEPS steps with phases in a row."""
     for group in recording.groups:
         for late, found in await_lines(group, _KIND.name, _find_late(group), partial(_find_delay, group)):
-            if found.line is not None and not is_cause(found.line, _find_delay(group, late)):
-                # The rank waits for its GPU, as for the value of a loss, and that for the GPU of another rank.
-                group.reported.discard(_KIND.name)
-            else:
+            # A rank that waits for its GPU there, as for the value of a loss, may wait for another rank.
+            if found.line is None or is_cause(found.line, _find_delay(group, late)):
                 yield _build_finding(group, *late, found)
 
 

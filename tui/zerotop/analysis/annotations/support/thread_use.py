@@ -12,7 +12,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Group, Process, Samples
 
-# Threads are sampled each half second, and a few samples may be late: so far (ns) from a time its neighbours lie.
+# Threads are sampled each half second, and a few samples may be late: the samples nearest to a time are within this (ns).
 SAMPLED_NS = 1_500_000_000
 # A slow rank computes so many times as long as the second longest: clean ones differ by up to 1.25 where others take cores.
 SLOW_TIMES = 1.3
@@ -27,8 +27,11 @@ class ThreadUse(NamedTuple):
 
 def hides_slow_cores(group: Group) -> bool:
     """Whether ranks on CPUs wait for each other within forward and backward."""
-    if any(process.is_on_gpu for process in group.processes):
-        return False
+    return gathers_parameters(group) and not any(process.is_on_gpu for process in group.processes)
+
+
+def gathers_parameters(group: Group) -> bool:
+    """Whether ranks gather parameters within forward and backward, under ZeRO-3 or FSDP."""
     engine = group.engine
     return engine.get("zero_stage") == 3 or str(engine.get("parallelism") or "").startswith("FSDP")
 
