@@ -28,6 +28,16 @@ def run_measuring(factory: pytest.TempPathFactory, *options: str, recorded: bool
     return run_loop("measuring", folder, *options, ranks=1, session=session, accelerator="cuda", bootstrap=recorded)
 
 
+def drop_free_pieces(counted: dict[str, Any]) -> dict[str, Any]:
+    """Leave out counts of free pieces of blocks: under ZeRO-3 they differ also between runs without the probe, with time."""
+    return {
+        name: {key: count for key, count in value.items() if not key.startswith("inactive_split")}
+        if isinstance(value, dict)
+        else value
+        for name, value in counted.items()
+    }
+
+
 def recorded_peaks(counted: Counted, field: str) -> list[list[Any]]:
     """(phase, highest of that field in its windows) of every phase of the loop, by time."""
     rank, _ = counted.read_rank(0)
@@ -48,7 +58,8 @@ def test_a_jobs_own_peaks_are_those_without_us_and_ours_are_the_same(
 ) -> None:
     watched = run_measuring(tmp_path_factory, *options, "--resets")
     alone = run_measuring(tmp_path_factory, *options, "--resets", recorded=False)
-    assert watched.by_rank[0] == alone.by_rank[0]
+    counted, alone_counted = (drop_free_pieces(one.by_rank[0]) for one in (watched, alone))
+    assert counted == alone_counted
     own = watched.by_rank[0]["peaks"]
     assert recorded_peaks(watched, "allocated_peak_bytes") == [[name, allocated] for name, allocated, _ in own]
     assert recorded_peaks(watched, "reserved_peak_bytes") == [[name, reserved] for name, _, reserved in own]
