@@ -8,12 +8,14 @@ Real child processes: most of their threads sleep, ``--busy`` of each work for 1
 - a whole agent beside the same processes as a job: finding ranks, output, NVML where there is one, and all;
 - where there are GPUs, the cost of each query, and from these and the agent's what 8 GPUs and 8 ranks would cost.
 
-The same sum from what was measured on different machines. Without GPUs the agent took 1.35 % of a core beside 8 silent ranks
-of 200 threads (a virtual machine with 2 cores of an EPYC, where merely waking up costs 0.1 ms); writing the records of 8
+The same sum from what was measured on different machines. Without GPUs the agent takes 1.05 to 1.19 % of a core beside 8
+silent ranks of 200 threads, and 1.35 to 1.41 % if it reads each rank at every tick, as it does with few ranks (in turns on
+a virtual machine with 2 cores of an EPYC, where merely waking up costs 0.1 ms, 26 November 2026); writing the records of 8
 ranks, as `draining_cost.py` measures it, takes 0.33 % more. On an H100, driver 580: 0.33 ms a look at both byte counters,
-0.08 ms a list of processes, 0.02 ms a row. A second has for each GPU 10 rows, 1 list while memory in use stays as it is, and
-2 looks, or 4 in the directions in which bytes flow. That is for 8 GPUs 0.75 % while nothing flows, 1.0 % while bytes flow
-one way, 1.3 % both ways without pause: 2.4, 2.7 and 3.0 % of a core in all.
+0.08 ms a list of processes, 0.02 ms a row. A second has for each GPU 10 rows, 1 list while memory in use stays as it is,
+and a look at each direction, 2 within half a minute after bytes flowed, 4 while they flow. That is for 8 GPUs 0.5 % in a
+job that does not offload, 0.9 % while bytes flow one way, 1.3 % both ways without pause: 1.9, 2.3 and 2.7 % of a core in
+all.
 
     python benchmarks/sampler_cost.py [--processes 8] [--threads 200] [--busy 2] [--seconds 5] [--rounds 3]
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -350,6 +351,21 @@ def test_less_than_a_wrap_between_looks_is_counted_to_the_byte(pace: pcie.ReadPa
         if counter.is_due(half_tick):
             counter.add_reading((first + sent) % (1 << 32), half_tick * 50_000_000, half_tick, pace)
             assert counter.total - begun == sent
+
+
+def test_a_direction_that_is_not_used_is_looked_at_rarely() -> None:
+    counter, pace = pcie.LinkCounter(), pcie.ReadPace(5, 10)
+    looks = []
+    for half_tick in range(2000):
+        sent = 0 if half_tick < 1000 else 10**8 * (half_tick - 1000)
+        if counter.is_due(half_tick):
+            looks.append(half_tick)
+            counter.add_reading(sent, half_tick * 50_000_000, half_tick, pace)
+    between = {first: second - first for first, second in itertools.pairwise(looks)}
+    assert {wait for half_tick, wait in between.items() if half_tick < 600} == {10}
+    assert {wait for half_tick, wait in between.items() if 620 < half_tick < 1000} == {20}
+    assert {wait for half_tick, wait in between.items() if half_tick > 1020} == {5}
+    assert counter.total == 10**8 * (looks[-1] - 1000)
 
 
 class TestGpus:

@@ -117,13 +117,16 @@ class NodeSampler:
 
     def needs_samples(self, number: int) -> bool:
         """Whether any sampler has something to do at a call of :meth:`request_samples`."""
-        return number % 2 == 0 or (self._has_gpus and self._gpus.is_due(number))
+        return self._is_host_due(number) or (self._has_gpus and self._gpus.is_due(number))
+
+    def _is_host_due(self, number: int) -> bool:
+        return number % 2 == 0 and self._processes.is_due(number // 2)
 
     def request_samples(self, time_ns: int, number: int) -> None:
-        """Request a sample from the GPU sampler, and at every second call from the process and host samplers."""
+        """Request a sample from the samplers for which one is due; the processes and the host never at odd numbers."""
         if self._has_gpus and self._gpus.is_due(number):
             self._gpu_thread.request_sample(time_ns, number)
-        if number % 2 == 0:
+        if self._is_host_due(number):
             self._host_thread.request_sample(time_ns, number // 2)
             self._folding.poll(time_ns)
         is_late = time.monotonic() - self._started_s > _DRIVER_PATIENCE_S
