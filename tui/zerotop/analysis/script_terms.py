@@ -8,7 +8,7 @@ from typing import Any
 from zerotop.analysis.engine import LOOP, TRAINER
 
 _EVALUATE_WITHOUT = (
-    "Evaluate under torch.no_grad(), and move outputs to the host at once: they then do not collect on the GPU."
+    "Evaluate under torch.no_grad(), and move outputs to the host at once: then they do not accumulate on the GPU."
 )
 # Each term with the Trainer, and in a hand-written loop. Names that end in "fix" can be copied.
 _TRAINER_TERMS = {

@@ -110,7 +110,7 @@ def _read_session(path: Path) -> Subject:
     engine = read_first_engine(session)
     setup = parse_setup(engine)
     if setup is None:
-        raise Problem(f"{session.name} has no DeepSpeed engine or loop: nothing says how large its model is")
+        raise Problem(f"{session.name} has no DeepSpeed engine or loop, so the size of its model is unknown")
     measured = measure_point(session, 0)
     peak, tokens = measured["allocated_peak_bytes"], measured["micro_batch_tokens"]
     states = sum(compute_expected(setup).gpu.values())
@@ -172,7 +172,7 @@ def _describe_subject(subject: Subject, hardware: Hardware, tokens: int) -> list
             lines.append(f"  of these the logits: {each}, {format_bytes(subject.logits_bytes * tokens)} ({copies})")
         if subject.quantized:
             count = f"{subject.quantized / 1e6:,.1f} M quantized parameters"
-            lines.append(f"  among them {count}, which have no formula: the states below are without them")
+            lines.append(f"  among them {count}, which have no formula: the states below leave them out")
     else:
         lines.append("activations: not known, as the recording has no GPU or counts no tokens")
     return lines

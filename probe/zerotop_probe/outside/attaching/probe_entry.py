@@ -29,7 +29,7 @@ _SILENT = "it did not answer, because it cannot write to {folder}. Choose anothe
 _IMPORTING = "it is importing modules and cannot be entered meanwhile. Try again when it trains"
 _EARLY = "it has not imported PyTorch yet. Try again when it trains"
 _IDLE_KERNEL = "it is an idle Jupyter kernel, waiting for the next cell"
-_LEAVING = "it leaves another recording at the end of its step. Try again then"
+_LEAVING = "it is leaving another recording at the end of its step. Try again then"
 _NOT_NOW = {"early": _EARLY, "importing": _IMPORTING}  # by the probe's reply
 _ELSEWHERE = "it is already recorded in {folder}. End that with zerotop detach {quoted}"
 

@@ -59,12 +59,12 @@ _NO_COUNTERS_NOTE = (
 )
 _PROBE_REMOVED_NOTE = "The probe was removed from {who}: the division of this job's memory since then is not known."
 _HIDDEN_NOTE = (
-    "NVML does not show this job's processes, as in a container: the job's memory is what the device uses beyond its use"
-    " when the recording began."
+    "NVML does not show this job's processes, as in a container: the job's memory is the device's use, less its use when"
+    " the recording began."
 )
 _HIDDEN_LATE_NOTE = (
     "NVML does not show this job's processes, as in a container, and the recording began after they did: memory outside"
-    " PyTorch may be anybody's."
+    " PyTorch may belong to anybody."
 )
 _NO_NVML_NOTE = "NVML was not available: only PyTorch's part of the device is known."
 _RELEASED_NOTE = (

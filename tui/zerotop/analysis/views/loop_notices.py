@@ -15,7 +15,7 @@ from zerotop_probe.recording.tables import PHASE_CODE
 
 # More optimizers than these are not named.
 _MOST_NAMED = 4
-_TRAINED_NOTHING = "No rank trained: none made a DeepSpeed engine, or called backward() and stepped an optimizer of PyTorch."
+_TRAINED_NOTHING = "No rank trained: none created a DeepSpeed engine, or called backward() and stepped a PyTorch optimizer."
 # An optimizer that has not stepped after so many backwards is worth a word; accumulation over more is rare. They are looked
 # for among the first records.
 _MANY_BACKWARDS, _FIRST_SPANS = 100, 2000

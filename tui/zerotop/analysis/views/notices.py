@@ -36,7 +36,7 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes
     if session.held_bytes > MUCH_HELD_BYTES:
         held = format_bytes(session.held_bytes)
         notices.append(
-            f"This screen keeps {held} of deleted detail on the disk. Follow the end of the recording, and it is freed soon."
+            f"This screen keeps {held} of deleted detail on the disk. Go to the end of the recording, and it is freed soon."
         )
     for event in (*session.events_named("probe_error", cursor_ns), *session.events_named("sampler_error", cursor_ns)):
         notices.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
@@ -122,7 +122,7 @@ def _describe_late(session: Session, cursor_ns: int) -> list[str]:
     ranks = sorted({event.facts["rank"] for event in late if event.facts.get("rank") is not None})
     seconds, why = longest.facts["seconds"], longest.facts.get("why")
     whose = format_ranks(ranks) if ranks else "a rank"
-    return [f"Records of {whose} were written up to {seconds:.0f} s late, and none was lost by that: {why}."]
+    return [f"Records of {whose} were written up to {seconds:.0f} s late, but none were lost: {why}."]
 
 
 def _describe_not_reached(session: Session, cursor_ns: int) -> list[str]:

@@ -288,8 +288,8 @@ def describe_empty(session: Session, processes: Sequence[RankSteps], state: Stat
     is_outside = not session.events_named("job_started") or bool(session.events_named("rank_silent"))
     if is_outside and state is not State.STARTING and any(len(source.array) for source in session.sources["processes"]):
         return (
-            "No rank's steps are recorded here: the job's processes are only watched from outside. Started with zerotop run,"
-            " or entered by zerotop attach, each rank says what it does."
+            "No steps are recorded: the job is only watched from outside. To compare its ranks, start it with zerotop run,"
+            " or inject the probe with zerotop attach --enter."
         )
     if state.is_over:
         return "No rank trained: there is nothing to compare."

@@ -1,6 +1,6 @@
-"""Host memory runs short: it, or the control group's limit, is nearly all in use; or pages move to swap.
+"""Host memory runs short, of the node or of the job's control group, or pages move to swap.
 
-Read from the node's samples. A control group is charged for file cache too, so there the ranks must use much of it.
+Read from the node's samples. A control group is also charged for file cache, so there the ranks must use much of it.
 """
 
 from __future__ import annotations

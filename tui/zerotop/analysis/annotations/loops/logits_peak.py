@@ -29,7 +29,7 @@ _KIND = FindingKind(
     confidence=0.95,
     headline="Logits take {logits_bytes:bytes} of the memory peak of {backward_peak_bytes:bytes} in backward",
     details=(
-        "When it begins, logits or copies of them take {blocks:count block} of {block_bytes:bytes} with {rows:.0f} x"
+        "When backward begins, logits or copies of them take {blocks:count block} of {block_bytes:bytes} with {rows:.0f} x"
         " {tokens:.0f} x {vocabulary:,.0f} elements[, allocated at {lines}]. The backward of the loss adds two"
         " more.{default} Gradient checkpointing does not free them."
     ),

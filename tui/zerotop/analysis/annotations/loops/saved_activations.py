@@ -1,4 +1,4 @@
-"""The results of the forward that are kept for the backward are most of its peak, by the layers that made them."""
+"""Activations, which the forward saves for the backward, are most of its peak; grouped by the layers that made them."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def _find_activations(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]
 
 
 def _compute_copies(engine: Mapping[str, Any]) -> int:
-    """Return the bytes of weights that autocast keeps in 16 bits until its context ends, if layers cast all of them.
+    """Return the bytes of 16-bit weight copies that autocast caches until its context ends, if layers cast all weights.
 
-    It keeps trained weights in float32 only: ``cache_enabled`` of https://docs.pytorch.org/docs/stable/amp.html.
+    Only copies of trained float32 weights are cached: ``cache_enabled`` of https://docs.pytorch.org/docs/stable/amp.html.
     """
     casts = engine.get("autocast") in ("bf16", "fp16") and engine.get("dtype") == "fp32"
     return 2 * (engine.get("trainable_parameters") or 0) if casts and not engine.get("sharding") else 0

@@ -1,4 +1,4 @@
-"""PyTorch's allocator had to flush its cache to get memory: slow, and the last thing before an error."""
+"""PyTorch's allocator had to flush its cache to get memory: this is slow, and often precedes an out-of-memory error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _State:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report each rank's first retry, and then each tenfold."""
+    """Report each rank's first retry, and again when their number is ten times as high."""
     for process in recording.processes:
         samples, state = process.read_new(process.allocator, _KIND.name), process.get_state(_State)
         if not len(samples):

@@ -34,7 +34,7 @@ CREEP_PAUSES = 4
 
 
 class Pause(NamedTuple):
-    """The index of the first step with phases after a pause, and the bytes after the step before and after it."""
+    """The index of the first step with phases after a pause, and the allocated bytes before and after that pause."""
 
     step_index: int
     before: int

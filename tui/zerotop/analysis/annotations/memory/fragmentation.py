@@ -1,4 +1,4 @@
-"""A device is nearly full of memory that PyTorch has reserved and does not use even at its peak."""
+"""A device is nearly full of memory that PyTorch has reserved but does not use, even at its peak."""
 
 from __future__ import annotations
 

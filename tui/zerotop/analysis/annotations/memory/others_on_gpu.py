@@ -1,4 +1,4 @@
-"""Another process holds memory on a GPU of the job from before the job."""
+"""Another process held memory on a GPU of the job before the job started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KIND = FindingKind(
 
 
 class _Other(NamedTuple):
-    """Memory of a rank's GPU that was in use before the job."""
+    """Memory in use on a rank's GPU before the job started."""
 
     time_ns: int
     rank: int
@@ -37,7 +37,7 @@ class _Other(NamedTuple):
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report, for each attempt and node, what was in use before any rank had created its engine, after the first step."""
+    """Report once for each attempt and node, after the first step, the memory in use before any rank created its engine."""
     created = recording.find_first_creations()
     for group in recording.groups:
         if _KIND.name not in group.reported and all(len(process.steps) for process in group.processes):

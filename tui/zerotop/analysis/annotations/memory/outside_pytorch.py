@@ -1,6 +1,6 @@
 """The job holds more of its GPU outside PyTorch than CUDA's context, NCCL and cuBLAS take.
 
-Read from NVML's figure for the process less its allocator's reserved bytes at a moment when these did not change.
+This is NVML's figure for the process minus the allocator's reserved bytes, at a moment when neither changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Evaluation holds more memory than training did, and how much of it stays.
+"""Evaluation holds more memory than training did, and part of it stays reserved.
 
 Read from the allocator at the begin and the end of each evaluation, and the shapes of its micro-batches.
 """
@@ -77,7 +77,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _measure_memory(lead: Process, begin_ns: int, end_ns: int, state: _State) -> dict[str, float] | None:
-    """The allocator's bytes before and after; None if evaluation did not raise them, or they are unknown."""
+    """Return the allocator's bytes before and after; None if evaluation did not raise them, or they are unknown."""
     state.read_samples(lead, begin_ns)
     before, reserved_before, training_peak = lead.allocator.read_last(begin_ns), state.reserved_peak, state.training_peak
     during = state.read_samples(lead, end_ns)
@@ -102,7 +102,7 @@ def _measure_memory(lead: Process, begin_ns: int, end_ns: int, state: _State) ->
 
 
 def _measure_left_bytes(lead: Process, before: int, during: Samples) -> int:
-    """Bytes of tensors that evaluation left alive, without the parameters that stage 3 keeps gathered for a while."""
+    """Return the bytes of tensors that evaluation left alive, without parameters that stage 3 still keeps gathered."""
     left = int(during.rows["allocated_bytes"][-1]) - before
     parameters = lead.engine.get("parameters")
     gathered = 2 * parameters if lead.engine.get("zero_stage") == 3 and isinstance(parameters, int) else 0

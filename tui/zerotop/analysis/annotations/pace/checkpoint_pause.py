@@ -54,7 +54,7 @@ class _Save(NamedTuple):
 
 
 class _Pause(NamedTuple):
-    """What to report: one long checkpoint, or many of them."""
+    """The pauses that a finding reports: one long checkpoint, or many of them."""
 
     delay: Delay
     kind: FindingKind
@@ -63,7 +63,7 @@ class _Pause(NamedTuple):
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report the first long pause of each attempt, later ones that are longer by SPIKE_SIMILAR_SHARE, and frequent ones."""
+    """Report the first long pause of each attempt, later ones longer by SPIKE_SIMILAR_SHARE, and frequent pauses."""
     for group in recording.groups:
         for (delay, kind, evidence, step), found in await_lines(group, _KIND.name, _find_pauses(group), _find_delay):
             period = round(evidence.get("period", 1))

@@ -1,4 +1,4 @@
-"""Each evaluation takes longer than the one before, as where outputs or metrics are collected and never cleared."""
+"""Each evaluation takes longer than the one before, for example because outputs or metrics are never cleared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KIND = FindingKind(
         "{evaluations:count evaluation} since step {step} took {share:percent} of the time[, the last ones mostly at"
         " {line}]. Iterations took {iteration_s:seconds} throughout."
     ),
-    advice="Clear what evaluations collect, such as outputs and metrics: each one may look at those of all before it.",
+    advice="Clear what evaluations collect, such as outputs and metrics: each one may go through those of all earlier ones.",
 )
 # Evaluations that show growth, the share of their pairs in which the later one took longer, and how much longer the last
 # took than the first, in seconds, and as a factor: also beyond what iterations became slower by.
@@ -96,7 +96,7 @@ def _check_evaluations(group: Group, steps: Rows, indexes: list[int]) -> Iterato
 
 
 def _measure_rising(seconds: Floats) -> float:
-    """Return the share of pairs in which the later value is the higher one."""
+    """Return the share of pairs in which the later value is higher."""
     rising = np.triu(seconds[None, :] > seconds[:, None], 1).sum()
     return float(rising / (len(seconds) * (len(seconds) - 1) / 2))
 

@@ -1,4 +1,4 @@
-"""A GPU lowers its clocks while it trains because of heat, or of power that the machine cannot supply.
+"""A GPU lowers its clocks during training because of heat, or because the machine cannot supply enough power.
 
 Read from NVML's throttle reasons. The card's own power limit is not counted: large jobs run at it.
 """

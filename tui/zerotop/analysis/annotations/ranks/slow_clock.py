@@ -1,7 +1,7 @@
-"""The GPU of one rank runs at a lower clock than those of the others, which wait for it where ranks exchange tensors.
+"""The GPU of one rank runs at a lower clock than the others, whose ranks wait for it when they exchange tensors.
 
-Under ZeRO-3 and FSDP that wait is spread over all phases of all ranks, and the times of phases do not show who is slow. The
-clocks do: those of a job's GPUs differ by less than 1 % while they compute, also where some wait in NCCL's kernels.
+Under ZeRO-3 and FSDP this wait is spread over all phases of all ranks, so the times of phases do not show the slow rank. The
+clocks do: while they compute, the GPUs of a job differ by less than 1 %, even if some wait in NCCL's kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KIND = FindingKind(
     confidence=0.8,
     headline="The GPU of rank {rank} runs at {sm_clock_mhz:.0f} MHz, those of the others at {others_clock_mhz:.0f}",
     details=(
-        "Each iteration ends on all ranks when the slowest has finished: what is limited by the clock takes up to"
+        "In each iteration all ranks wait for the slowest one. Work that the clock limits takes up to"
         " {slower_share:percent} longer.[ NVML's reason: {names}.]"
     ),
     advice="See what limits the clocks of this GPU: power, heat, or a clock that was set.",
@@ -93,7 +93,7 @@ def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
 
 
 def _measure_clock(process: Process, begin_ns: int, end_ns: int) -> float:
-    """Return the median clock of a rank's GPU while it computed; NaN where that is too short."""
+    """Return the median clock of a rank's GPU while it computed; NaN if it computed too briefly."""
     samples = process.gpu_samples.read_window(begin_ns, end_ns)
     if not len(samples):
         return float("nan")
@@ -103,7 +103,7 @@ def _measure_clock(process: Process, begin_ns: int, end_ns: int) -> float:
 
 
 def _find_slow(clocks: Floats) -> int:
-    """Return the index of the one clock that is far below all others; -1 if there is none, or one is unknown."""
+    """Return the index of the clock that is far below all others; -1 if there is none, or one is unknown."""
     slowest, second = np.partition(clocks, 1)[:2].tolist()
     # Unknown clocks are NaN, which compares false.
     is_slow = not np.isnan(clocks).any() and slowest < _LOWER * second

@@ -1,4 +1,4 @@
-"""Thresholds that several modules use, each with its unit and its reason. Others are beside their detector."""
+"""Thresholds that several modules use, each with its unit and its reason. The others are beside their detector."""
 
 from __future__ import annotations
 

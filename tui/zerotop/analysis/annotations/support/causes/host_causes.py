@@ -1,4 +1,4 @@
-"""What changed on the node of the lead rank when iterations began to take another time: cores, paging, clocks."""
+"""Changes on the lead rank's node at the moment when the iteration time changed: cores, paging, clocks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_crowding(change: StepChange) -> Cause | None:
 
 
 def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad | None]:
-    """Return the load of the lead's node before and after; of short steps those around count, too."""
+    """Return the load of the lead's node before and after. If steps are short, samples around them count too."""
     recording, host, changed_ns = change.process.recording, change.process.host, int(change.after["begin_unix_ns"][0])
     before_ns = min(int(change.before["begin_unix_ns"][0]), int(change.before["end_unix_ns"][-1]) - _SAMPLED_NS)
     after_ns = max(int(change.after["end_unix_ns"][-1]), min(change.known_ns, changed_ns + _SAMPLED_NS))
@@ -62,7 +62,7 @@ def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad 
 
 
 def is_by_others(change: StepChange) -> bool:
-    """Whether other processes, which use the cores, may be the reason: the phases that compute vary then."""
+    """Whether other processes on the cores may be the reason, because the phases that compute vary then."""
     before, after = (float(np.median(rows["iteration_s"])) for rows in (change.before, change.after))
     own_before, own_after = change.measure_own()
     is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
@@ -71,7 +71,7 @@ def is_by_others(change: StepChange) -> bool:
 
 
 def may_be_noise(before_s: float, after_s: float, loads: Sequence[CoreLoad], longest_s: float = 0.0) -> bool:
-    """Whether iterations may take another time only because others use the cores.
+    """Whether the change of the iteration time may only come from other processes on the cores.
 
     ``loads``: before and after. ``longest_s``: the longest iteration before.
     """
@@ -108,14 +108,14 @@ def check_others(change: StepChange) -> Cause | None:
 
 
 def _is_explained_by_cores(change: StepChange, before: CoreLoad, after: CoreLoad) -> bool:
-    """Whether iterations became about as many times longer as the ranks got fewer cores."""
+    """Whether iterations became longer by about the factor by which the ranks got fewer cores."""
     slower = float(np.median(change.after["iteration_s"]) / np.median(change.before["iteration_s"]))
     fewer = before.ranks / max(after.ranks, 1e-6)
     return bool(fewer >= _FEWER_TIMES and 1 / _ABOUT_TIMES <= slower / fewer <= _ABOUT_TIMES)
 
 
 def check_paging(change: StepChange) -> Cause | None:
-    """The lead began to wait for pages that had moved to swap, or that are read from a file."""
+    """The lead began to wait for pages from swap or from a file."""
     samples = change.read_samples(change.process.host_samples)
     if samples is None:
         return None
@@ -131,9 +131,9 @@ def check_paging(change: StepChange) -> Cause | None:
 
 
 def _is_new_work(change: StepChange) -> bool:
-    """Whether most of the change is work outside the phases that compute which was not there before.
+    """Whether most of the change is new work outside the phases that compute.
 
-    Too few cores make what there is take some times as long, and no new work.
+    Too few cores stretch the existing work by some factor, but add none.
     """
     before, after = change.measure_own()  # a comparison with NaN, for unknown, is false
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
@@ -141,7 +141,7 @@ def _is_new_work(change: StepChange) -> bool:
 
 
 def _measure_rate(part: Samples, column: str) -> float:
-    """Return by how much a counter grew in a second; NaN if that is unknown."""
+    """Return the growth of a counter per second; NaN if it is unknown."""
     values = read_column(part.rows, column)
     is_known = values >= 0
     values, times = values[is_known], part.times[is_known]
