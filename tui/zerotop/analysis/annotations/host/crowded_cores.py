@@ -42,7 +42,7 @@ _STARTED = _KIND.with_changes(
 # Runnable threads of all ranks per core of the host, over this long in all; 1 is full use.
 CROWDED_LOAD = 1.5
 CROWDED_SECONDS = 1.0
-# Share of the cores that the ranks use then: where other processes use them, the ranks do not have too many threads.
+# Share of the cores that the ranks use then. If other processes use them, the ranks do not have too many threads.
 CROWDED_RANKS_SHARE = 0.6
 
 # Ticks further apart than this (ns) are not joined: the sampler was stopped.

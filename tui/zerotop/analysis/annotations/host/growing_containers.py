@@ -14,7 +14,7 @@ from zerotop_probe.recording.directory import STACKS_SETTING
 _DETAILS = " From step {from_step} to {to_step} {container} grew from {before:,.0f} to {length:,.0f} entries{graph}."
 
 
-# A finding waits so long for the probe's look (ns), which takes some steps and fits into its budget.
+# How long a finding waits for the probe's look (ns), which takes some steps and must fit into the budget.
 _PATIENCE_NS = 10_000_000_000
 
 

@@ -35,10 +35,10 @@ _KIND = FindingKind(
 )
 # A rise by at least this share of the memory before it.
 HOST_GROWTH_SHARE = 0.02
-# Memory hardly varies, so four blocks are enough; a cache that fills grows less and less.
+# Memory hardly varies, so four blocks are enough. A cache that fills up grows more and more slowly.
 HOST_GROWTH_BLOCKS = 4
 HOST_GROWTH_EVENNESS = 0.8
-# Rises that differ by less have one cause.
+# Rises that differ by less than this share have the same cause.
 _ALIKE = 2.0
 
 

@@ -28,11 +28,11 @@ _KIND = FindingKind(
     advice="Turn pinning off; copies become slower.",
     fix='"offload_optimizer": {"device": "cpu", "pin_memory": false}',
 )
-# From this PyTorch on pinned buffers beyond a size can be left as they are.
+# The first PyTorch that can leave large pinned buffers at their requested size.
 _UNROUNDED_SINCE = (2, 13)
 _UNROUNDED = "Pin without rounding sizes up: copies stay as fast."
 _UNROUNDED_FIX = "export {variable}=pinned_max_round_threshold_mb:64"
-# Bytes of each parameter that are needed, and how much more is worth a finding: both the share and the bytes.
+# Bytes needed for each parameter, and the excess that is worth a finding: both the share and the bytes.
 IDEAL_BYTES = 16
 PINNED_SHARE = 0.15
 PINNED_BYTES = 1 * GIB

@@ -26,7 +26,7 @@ _KIND = FindingKind(
 _CHECKPOINTING_ADVICE = "To lower the peak, lower {batch_size}: gradient checkpointing is on already."
 _FROZEN = " Frozen weights need neither gradients nor optimizer state, but as many activations as others."
 _NAMES = {"hidden": "the model's width", "intermediate": "the width of its MLPs", "attention": "attention matrices"}
-# Of the peak: what the activations without logits are at least, and what a group of blocks is that is named.
+# The least share of the peak of the activations without logits, and of a group of blocks that is named.
 _LEAST_SHARE = 0.4
 _NAMED_SHARE = 0.03
 _MOST_NAMED = 2

@@ -65,7 +65,7 @@ def _build_finding(process: Process, samples: Samples, index: int, last: tuple[i
     }
     kind, step = _EXPANDABLE if process.has_expandable_segments else _KIND, int(row["step"]) if row["step"] >= 0 else None
     phase = PHASES[row["phase"]] if row["phase"] < len(PHASES) else "a phase"
-    # How often by then: the Memory screen counts on.
+    # The count up to then; the Memory screen keeps counting.
     is_first = row["retries"] == 1
     so_often, by = ("for the first time", "in") if is_first else (format_count(int(row["retries"]), "time"), "by")
     return kind.at(process, begin_ns, int(samples.times[index]), evidence, step=step, phase=phase, so_often=so_often, by=by)

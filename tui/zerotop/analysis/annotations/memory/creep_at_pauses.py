@@ -29,7 +29,7 @@ _EVALUATIONS = _CHECKPOINTS.with_changes(
     advice="Keep nothing of the evaluation alive: del its outputs, or keep numbers (.item(), .cpu()) instead of tensors."
 )
 _KINDS = {"checkpoint_save": (_CHECKPOINTS, "checkpoint"), "eval": (_EVALUATIONS, "evaluation")}
-# Checkpoints or evaluations with each of which it grows.
+# Checkpoints or evaluations in a row with growth.
 CREEP_PAUSES = 4
 
 

@@ -31,7 +31,7 @@ _KIND = FindingKind(
         " stage {stage} with {options}."
     ),
 )
-# The estimator is about these; the other rows are in none of its formulas.
+# The estimator covers these. Its formulas contain none of the other rows.
 _MODEL_STATES = ("parameters", "gradients", "master_weights", "optimizer_state", "buffers")
 _STATES, _ACTIVATIONS, _RESERVED, _CONTEXT = (
     "model states",
@@ -61,7 +61,7 @@ _INIT_ADVICE = (
     " to fit first.",
     "with deepspeed.zero.Init():",
 )
-# Measured less estimated, at least both; less is allocation granularity and a batch's variation.
+# Least difference from the estimate, both limits. Smaller ones come from allocation granularity and varying batches.
 GAP_BYTES = 1 * GIB
 GAP_SHARE = 0.10
 

@@ -42,7 +42,7 @@ _STAGE_0 = "Each rank holds a full copy: ZeRO stage 1 divides it among the ranks
 _ON_GPU = "Judge whether a batch fits only after this step.", '"offload_optimizer": {"device": "cpu"}'
 _REPLICATED = "Judge whether a batch fits only after this step. Each rank holds a full copy: FSDP divides it among them."
 _PLACES = {"device": "on each rank's GPU", "host": "in host memory"}
-# State worth a finding, where it takes less of the GPU or the host.
+# Bytes of state that are worth a finding even if they are a smaller share of the GPU or host.
 STATE_BYTES = 1 * GIB
 STATE_SHARE = 0.05
 

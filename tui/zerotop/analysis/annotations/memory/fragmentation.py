@@ -27,7 +27,7 @@ _EXPANDABLE = _KIND.with_changes(
     advice="Pad batches to one sequence length, so that freed blocks fit again.",
     fix="",
 )
-# Share of the reserved memory that is not allocated at the peak, and reserved share of the device, that are worth a finding.
+# Worth a finding: this unallocated share of the reserved memory at the peak, and this reserved share of the device.
 FRAGMENTED_SHARE = 0.25
 NEARLY_FULL_SHARE = 0.80
 

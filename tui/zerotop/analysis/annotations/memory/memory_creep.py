@@ -39,12 +39,12 @@ _LINE_KIND = _KIND.with_changes(
     advice="Keep numbers, or copies on the host, instead of what {place} allocates; del what is no longer needed.",
 )
 _NO_LINE_KIND = _KIND.with_changes(details=f"{_KIND.details} The leaked memory was allocated by {{where}}.")
-# The part of what stays that a line must have allocated.
+# The part of the leaked memory that a line must have allocated.
 _LINE_SHARE = 0.5
-# A finding waits so long for its line (ns), and no longer than this part of the time that is left.
+# How long a finding waits for its line (ns), and at most which part of the time that is left.
 _LOOK_NS = 30_000_000_000
 _PATIENCE_SHARE = 0.1
-# Steps in a row in which it grows; leaks that matter do so in each.
+# Steps in a row with growth. A leak that matters grows in every step.
 CREEP_STEPS = 12
 # Where most steps are only counted: readings in a row that are higher than any before, and how many steps they span.
 _SPARSE_RECORDS, _SPARSE_SPAN = 5, 2 * CREEP_STEPS
@@ -245,7 +245,7 @@ def _build_finding(creep: _Creep, found: FoundLook) -> Annotation:
         "last_step": creep.stretch.last_step,
     }
     kind, values = _choose_kind(found.look)
-    # It ends the job, and what was trained since the last checkpoint is lost.
+    # A full device ends the job, and the training since the last checkpoint is lost.
     steps, known_ns = process.steps[begin : end + 1], found.known_ns
     return kind.at_steps(process, steps, evidence, known_ns=known_ns, ranks=ranks, concerned=ranks, cost=1.0, **values)
 

@@ -82,7 +82,7 @@ def _find_other(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other | 
     if not len(samples) or not len(allocator):
         return None
     used, total = int(samples.rows["used_bytes"][0]), int(samples.rows["total_bytes"][0])
-    # Ranks may have created their context before the engine: only a sampler that is older than they are can tell.
+    # Ranks may have created their context before the engine: only a sampler that started before the ranks can tell.
     events = [event.unix_ns for event in process.recording.events_named("rank_found") if event.host == gpu_key[0]]
     if int(samples.times[0]) >= min([*events, created_ns]) or used < OTHERS_BYTES:
         return None

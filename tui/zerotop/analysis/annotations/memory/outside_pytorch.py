@@ -28,7 +28,7 @@ _KIND = FindingKind(
 )
 # About twice the most that context, NCCL and cuBLAS took on the recorded GPUs.
 OUTSIDE_BYTES = 4 * GIB
-# Steps after which it is checked first; then after twice as many each time.
+# Steps before the first check; then twice as many each time.
 _FIRST_CHECK = 4
 
 

@@ -33,7 +33,7 @@ _KIND = FindingKind(
 _SMALLER_BATCH = "To lower the peak, lower {batch_size}: gradient checkpointing is on already.", ""
 # Phases' peaks are equal within this share.
 PEAK_SHARE = 0.02
-# Of the peak, from which on the states that are always allocated count, and not the activations.
+# The share of the peak from which permanent states are its main part, and not the activations.
 _STATES_SHARE = 0.7
 
 

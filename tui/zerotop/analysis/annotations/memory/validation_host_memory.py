@@ -36,7 +36,7 @@ _KIND = FindingKind(
     ),
     advice="Keep fewer outputs in the evaluation, or evaluate in smaller batches.",
 )
-# Added to the most that the rank had in use before: share of that, or of the node's memory, beside HOST_GROWTH_BYTES.
+# Memory added to the rank's previous maximum, as a share of it or of the node's memory, beside HOST_GROWTH_BYTES.
 _OWN_SHARE, _NODE_SHARE = 0.5, 0.05
 # The part of it that is released again.
 _RELEASED_SHARE = 0.5

@@ -37,7 +37,7 @@ _KIND = FindingKind(
     fix="{eval_outputs_fix}",
 )
 _TENSORS_ADVICE, _TENSORS_FIX = "{eval_tensors}", "{eval_tensors_fix}"
-# Share of the reserved memory by which evaluation has to raise it, beside JUMP_BYTES.
+# Share by which evaluation has to raise the reserved memory, beside JUMP_BYTES.
 JUMP_SHARE = 0.05
 # Share of a device at which the next allocation may fail: the largest single ones of the recorded runs took 3 %.
 EDGE_SHARE = 0.95

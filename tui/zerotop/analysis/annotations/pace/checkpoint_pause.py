@@ -26,9 +26,9 @@ _OFTEN = _KIND.with_changes(
     headline="Checkpoints take {share:percent} of the time: one after {every}[: {place}]",
     details="{saves:count checkpoint} since step {step} took {pause_s:seconds}[, saved at {line}].",
 )
-# So many checkpoints in a row that take such a share of the time are too many.
+# Checkpoints are too frequent if this many in a row take this share of the time.
 OFTEN_SAVES, OFTEN_SHARE = 8, 0.10
-# A pause longer than so many seconds and than so many iterations is worth a finding.
+# A pause is worth a finding if it is longer than these seconds and these iterations.
 PAUSE_SECONDS = 1.0
 PAUSE_ITERATIONS = 2.0
 

@@ -43,7 +43,7 @@ _CLEARING = FindingKind(
     fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
 _KINDS = {ANOMALY: _ANOMALY, PROFILER: _PROFILER, CLEARING: _CLEARING}
-# Iterations that became longer by less have other reasons.
+# A smaller rise of the iteration time has other reasons.
 _COST_SHARE = 0.05
 
 

@@ -29,17 +29,17 @@ _KIND = FindingKind(
     fix="{workers_fix}",
 )
 
-# Where the other ranks have their data, and wait for this one.
+# If the other ranks have their data, and wait for this one.
 _ONE_RANK_HEADLINE = "Rank {rank} waits for data for {share:percent} of each {iteration_s:seconds} iteration"
-# So many steps are enough where others were counted between them.
+# Steps that are enough if counted ones are between them.
 _SPARSE_STEPS = 3
-# The share of an iteration that must be added to the waiting at once.
+# The share of an iteration by which waiting must rise at once.
 _RISE_SHARE = 0.10
-# Where much is slow, samples are written late: for the line a finding waits this long (ns).
+# How long a finding waits for its line (ns): on a slow machine samples are written late.
 _PATIENCE_NS = 30_000_000_000
 
 _TURNS = f"{_KIND.name} in turns"
-# So many older steps are looked at with the new ones.
+# Older steps that are examined together with the new ones.
 _OVERLAPS = {_KIND.name: SETTLED_STEPS - 1, _TURNS: SETTLED_STEPS * MOST_TURNS - 1}
 
 
@@ -116,7 +116,7 @@ def _find_turns(steps: Rows) -> slice | None:
 def _find_rise(process: Process) -> tuple[int, int] | None:
     """Return the first steps after which a rank waits notably longer than before, although its iterations vary."""
     steps = process.phased_steps
-    # The noise in less than a stall is no change.
+    # Noise below the length of a stall is no change.
     waited = StepValues(steps, lambda rows: np.maximum(rows["data_s"], STALL_SECONDS))
     for shift in process.get_state(ShiftFinder, f"{_KIND.name} rise").find_shifts(waited):
         before, after = (steps[rows] for rows in (shift.before, slice(shift.first, shift.last + 1)))

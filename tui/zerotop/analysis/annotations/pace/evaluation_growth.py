@@ -32,7 +32,7 @@ _GROWN_S, _TIMES_AS_LONG = 0.1, 1.5
 _LEAST_SHARE = 0.05
 
 
-# After so many more evaluations the last ones are examined again, as a share: the work stays in proportion to the recording.
+# The last evaluations are examined again after this share of more ones, so that the work grows linearly with the recording.
 _MOST, _MORE = 24, 1 / 8
 
 

@@ -52,7 +52,7 @@ _BY_PHASE = {
 }
 # As with a shift, so much is visible.
 DRIFT_SHARE = 0.15
-# Six blocks in a row are in order by chance once in 720 times. Each is higher by this share of an even rise.
+# By chance, six blocks are in order once in 720 times. Each is higher by at least this share of an even rise.
 DRIFT_BLOCKS = 6
 DRIFT_EVENNESS = 0.2
 

@@ -49,13 +49,13 @@ _KIND = FindingKind(
     fix="{breakdown_fix}",
 )
 _UNPHASED_DETAILS = "The phases of these steps were not recorded[; {cause}[: {cause_line}]]."
-# Changes that begin within so many steps of each other are one.
+# Changes that begin within this many steps of each other are the same.
 _SAME_STEPS = 3
-# What a change may show in besides the iterations.
+# Values that may show a change, besides the iteration time.
 _BETWEEN_PHASES, _SIZE = " between phases", " size"
-# In so many steps at most iterations become shorter by themselves.
+# The most steps after which iterations become shorter by themselves.
 _WARM_UP_STEPS = 10
-# A cause of less confidence gives way to a line that takes the time.
+# A cause with less confidence gives way to a line that takes the time.
 CERTAIN = 0.85
 _LINE_HEADLINE = "Iterations take {after_s:seconds} instead of {before_s:seconds} from step {step} on"
 _BETWEEN = _KIND.with_changes(

@@ -39,7 +39,7 @@ _KIND = FindingKind(
         " {iteration_s:seconds}."
     ),
 )
-# In a data loader no line of the job's own takes the time.
+# In a data loader, no line of the job's own code takes the time.
 _LOADING = _KIND.with_changes(
     headline="Every {period:.0f} iterations the wait for data takes {pause_s:seconds} ({share:percent} of the time)",
     details="{pauses:count pause} since step {step}; other iterations take {iteration_s:seconds}.",
@@ -50,24 +50,24 @@ _STARTING = _LOADING.with_changes(
     fix="persistent_workers=True",
 )
 _LOADER = "", 0  # in place of a line
-# Pauses that show a line, and what they take of the time since the first.
+# Pauses that show a line, and their share of the time since the first one.
 _FEWEST_PAUSES = 3
 PAUSE_SHARE = 0.05
-# A pause is so much longer than what the place usually takes: seconds, as a share of an iteration, and of that usual time.
+# How much longer a pause is than the usual time of its place: in seconds, as a share of an iteration, as a factor.
 _LONGER_SECONDS, _LONGER_SHARE, _LONGER_TIMES = 0.02, 0.25, 3.0
-# After so many more pauses at a line they are measured again, as a share: the work stays in proportion to the recording.
+# The pauses at a line are measured again after this share of more ones, so that the work grows linearly.
 _MORE_PAUSES = 1 / 8
 # Steps since the first pause, if some are counted: before that it may be a change for good.
 _FEWEST_COUNTED = 20
 # Steps that show how long phases usually are.
 _USUAL_STEPS = 50
-# So many pauses in exactly every n-th iteration are no chance, whatever else runs on the machine.
+# This many pauses in exactly every n-th iteration are no coincidence, whatever else runs on the machine.
 _REGULAR_PAUSES = 4
-# If more of the iterations are so long, they have become slower.
+# If a larger share of the iterations is this long, they are slower and do not pause.
 _MOST_ITERATIONS = 0.4
 
 
-# The column of each place; empty for what lies between the phases.
+# The column of each place; empty for the gaps between phases.
 _COLUMNS = {BETWEEN: "", UNSEEN: "", "data": "data_s", "forward": "forward_s"}
 
 

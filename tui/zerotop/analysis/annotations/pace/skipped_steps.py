@@ -60,11 +60,11 @@ _ENDED = FindingKind(
     advice=_SKIPPING.advice,
     fix=_SKIPPING.fix,
 )
-# Real steps that show the time after skipping has ended; the first real one is not typical and left out.
+# Real steps that show the time after skipping has ended. The first real one is not typical, and is left out.
 REAL_STEPS = 2
-# Steps from the first real one on among which enough others have to be real too.
+# Number of steps from the first real one on, of which enough others have to be real too.
 _SEARCH_STEPS = 1000
-# A growing loss scale makes one step overflow, or a few; these divide it by a thousand.
+# A growing loss scale makes one or a few steps overflow; this many divide it by a thousand.
 _STUCK_STEPS = 10
 
 

@@ -24,7 +24,7 @@ _KIND = FindingKind(
     advice="Free space where the recording is, or record elsewhere.",
     fix="zerotop run --session DIR",
 )
-# So many gaps of an attempt are reported; a disk may be full again and again.
+# The most gaps of an attempt that are reported: a disk may be full again and again.
 MOST_GAPS = 20
 # Ranks lose about the same steps.
 SIMILAR_STEPS = 2

@@ -49,7 +49,7 @@ _FEWEST_SAMPLES = 10
 _BUSY_PERCENT = 90.0
 
 
-# After so many more samples they are examined again, as a share: the work stays in proportion to the recording.
+# The samples are examined again after this share of more ones, so that the work grows linearly with the recording.
 _MORE_SAMPLES = 1 / 8
 
 

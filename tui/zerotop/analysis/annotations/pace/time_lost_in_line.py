@@ -48,14 +48,14 @@ _KIND = FindingKind(
 )
 # Samples that show a line: the seconds that they stand for, and the steps from the first to the last of them.
 _SAMPLED_S, _SAMPLED_STEPS = 1.0, 15
-# Its share of the samples between the phases since then.
+# The line's share of the samples between the phases since then.
 _LINE_SHARE = 0.6
 # Steps with phases before it and after it that are compared.
 _FEWEST_STEPS = 8
 _MOST_STEPS = 50
-# The first steps prepare what later ones have.
+# The first steps load and allocate.
 _FIRST_STEPS = 5
-# The time lost on average: seconds, and as a share of an iteration. If fewer steps lose it, these are pauses.
+# The time lost on average: seconds, and as a share of an iteration. If only few steps lose it, it is a pause.
 _LOST_S, _LOST_SHARE = 0.01, 0.10
 _LEAST_STEPS_SHARE = 0.4
 # Between the phases time grows at least so many times as much as within them: else all is slower, as where others use the

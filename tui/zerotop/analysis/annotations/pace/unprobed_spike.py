@@ -34,7 +34,7 @@ UNPROBED_CORES = 3.0
 # Utilization (percent) of a GPU that idles, and of one that works.
 UNPROBED_IDLE_PERCENT = 20.0
 UNPROBED_BUSY_PERCENT = 50.0
-# Ticks (100 ms) until NVML's average covers a stretch alone.
+# Ticks (100 ms) until NVML's average covers only the current stretch.
 UNPROBED_TICKS = 3
 # Memory of a GPU in use: more than a context.
 UNPROBED_MEMORY_BYTES = 1 * GIB

@@ -77,11 +77,11 @@ _EXITED = _KIND.with_changes(
 )
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
-# Launchers print within this time after a rank's end how it ended.
+# Within this time after a rank's end, launchers print how it ended.
 _LAUNCHER_NS = 5 * 10**9
-# A rank that runs out of memory and does not survive that ends within this time.
+# A rank that dies of an out-of-memory error ends within this time.
 _LAST_MEMORY_NS = 60 * 10**9
-# A rank that was not sampled for so long had ended.
+# A rank that was not sampled for this long had ended.
 _SAMPLED_NS = 200_000_000
 _LONGEST_PLACE = 40
 _LONGEST_TEXT = 240
@@ -128,7 +128,7 @@ def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
     until_ns = min(*limits, recording.cursor_ns)
     reports = read_printed_ends(recording.session, until_ns).reports
     times = [one.time_ns for one in reports if one.is_first and one.time_ns >= begin_ns]
-    # Ranks that ended with it are then known too: which of them was the first decides.
+    # Other ranks that ended at the same time are known by then too: the first of them counts.
     known_ns = min([*limits, *(max(end_ns, time_ns) + ONE_LOOK_NS for time_ns in times)])
     return known_ns if known_ns <= recording.cursor_ns else None
 
@@ -177,7 +177,7 @@ def _was_taken_down(recording: Evidence, group: Group, end: RankEnd) -> bool:
     """Whether another rank had ended normally before this one vanished."""
     gone = recording.events_named(events.RANK_GONE)
     time_ns = next((event.unix_ns for event in gone if _get_key(event) == (end.process.host, end.process.pid)), 0)
-    # A rank that others wait for ends within moments of the first one: its goodbye says nothing then.
+    # If others wait for a rank, it ends within moments of the first one, and its goodbye means nothing.
     ended = [event.unix_ns for process in group.processes for event in process.events_named(events.GOODBYE)]
     return any(goodbye < time_ns and any(goodbye <= event.unix_ns < time_ns for event in gone) for goodbye in ended)
 

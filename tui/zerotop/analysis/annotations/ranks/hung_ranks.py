@@ -44,9 +44,9 @@ _SEEN = _KIND.with_changes(
 HANG_ITERATIONS = 10.0
 SEEN_SECONDS = 10.0
 HANG_SECONDS = 30.0
-# A GPU that works on what was launched so long ago hangs: nothing was allocated since.
+# A GPU hangs if it works for this long and nothing is allocated on it.
 DEVICE_SECONDS = 15.0
-# Saving, loading, compiling and computing count as a hang after so long.
+# Saving, loading, compiling and computing count as a hang after this long.
 LONGEST_WORK_SECONDS = 600.0
 # Longest text in the headline beside the duration.
 _ODD_WIDTH = 80 - len("No progress for 600 s: ")
@@ -57,9 +57,9 @@ _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
 _UNKNOWN_PHASE = "an unknown phase"
 # Events of a rank that ends, and of one whose probe is removed.
 _LAST_EVENTS = ("goodbye", "left")
-# Records of other ranks and nodes may be read so much later.
+# Records of other ranks and nodes may be read this much later.
 _LATE_NS = 3 * 10**9
-# A phase in progress began at most so long before the last sign of life.
+# A phase in progress began at most this long before the last sign of life.
 _LOOK_BACK_NS = 3600 * 10**9
 
 
@@ -182,7 +182,7 @@ def _is_working(group: Group, stacks: StackGroup, since_ns: int, time_ns: int) -
 
 def _is_busy(process: Process, since_ns: int, time_ns: int) -> bool:
     rows = process.host_samples.read_window(since_ns, time_ns).rows
-    # Where others take the cores, a rank that computes waits for one. NaN on kernels that do not measure it.
+    # If others take the cores, a rank that computes waits for one. NaN on kernels that do not measure it.
     wanted = rows["cores_used"] + np.nan_to_num(rows["waiting_cores"])
     return len(rows) > 0 and float(wanted.mean()) >= BUSY_CORES
 
@@ -219,7 +219,7 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
     place = shown.place if difference is None else difference.calls[0][1].place or shown.place
     line = place.partition(" in ")[0]
     said = describe_odd(standstill, _ODD_WIDTH)
-    # Of a single group the headline says all, unless it is too long.
+    # For a single group the headline says everything, unless it is too long.
     is_only = len(standstill.groups) == 1
     told = [one for one in standstill.groups if (one is not odd and not is_only) or one.place not in said]
     return _SEEN.at(

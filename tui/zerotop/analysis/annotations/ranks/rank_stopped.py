@@ -29,7 +29,7 @@ _STILL = _KIND.with_changes(
 )
 # Shorter stops cost little.
 STOPPED_SECONDS = 1.0
-# A rank that has been stopped for so long may have been forgotten.
+# A rank that has been stopped for this long may have been forgotten.
 STILL_SECONDS = 10.0
 # Ranks that were stopped within this time were stopped together.
 _TOGETHER_NS = 2 * 10**9

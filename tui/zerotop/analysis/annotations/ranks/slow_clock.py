@@ -29,16 +29,16 @@ _KIND = FindingKind(
     advice="See what limits the clocks of this GPU: power, heat, or a clock that was set.",
     fix="nvidia-smi -q -d CLOCK,PERFORMANCE -i {gpu}",
 )
-# GPUs of one kind that compute the same stay within a few percent of each other, also at their power limit.
+# The clocks of equal GPUs with equal work stay within a few percent of each other, even at their power limit.
 _LOWER = 0.9
 # An idle GPU lowers its clock by itself. Utilization (percent) is of the last 200 ms.
 _COMPUTING_PERCENT = 20.0
 # Each window of time lasts so long (ns), later ones longer by a share of the training before them, so that a long recording
 # has not many more. Two in a row must show the same rank. Each GPU must have so many samples in each.
 _WINDOW_NS, _LONGER, _SAMPLES = 5_000_000_000, 0.01, 5
-# Other reasons for a lower clock than those that slow a GPU down against its will.
+# Reasons for a lower clock that are no throttling.
 _REASONS = {0x02: "clocks that were set", 0x04: "the power limit", **THROTTLE_REASONS}
-# Samples of both sides come at the same time; they are written a little later (ns).
+# Samples of all GPUs are taken at the same time, and written a little later (ns).
 _LATE_NS = 1_000_000_000
 
 

@@ -42,12 +42,12 @@ _WAITS = _COMPUTES.with_changes(
     advice="See what else runs on its cores, and bind each rank to cores of its own.",
     fix="taskset -pc {pid}",
 )
-# By so much of an iteration it computes longer, or waits longer for a core: the latter differs more among clean ranks.
+# The share of an iteration by which it computes longer, or waits longer for a core. Clean ranks differ more in the latter.
 _SLOW_SHARE, _WAITING_SHARE = 0.08, 0.25
-# Each window has so many steps and nanoseconds at least, and so many in a row must show the same rank. Later ones last at
+# Each window has at least these steps and nanoseconds, and this many in a row must show the same rank. Later ones last at
 # least a share of the training before them, so that a long recording has not many more.
 _STEPS, _WINDOW_NS, _WINDOWS, _LONGER = 10, 2_000_000_000, 2, 0.01
-# The first steps load and allocate what the others have.
+# The first steps load and allocate.
 _FIRST_STEPS = 5
 # Ranks that wait for each other have iterations of the same length, and batches of the same size, up to this share.
 _SAME = 0.05
@@ -126,7 +126,7 @@ def _find_slow(group: Group, rows: list[Rows]) -> _Slow:
     computed, waited = (np.array([use[part] for use in known]) / count for part in (0, 1))
     longer, index = max(own) - min(own), int(np.argmax(computed))
     others, slow = np.sort(computed)[-2:].tolist()
-    # Where others use the cores it waits for one besides, and an iteration takes longer than what the ranks do in it.
+    # If others use the cores, the rank also waits for one, and an iteration takes longer than the work of the ranks in it.
     least = max(BETWEEN_SECONDS, _SLOW_SHARE * (iteration - waited[index]))
     if slow >= SLOW_TIMES * others and slow - others - longer >= least:
         return _Slow(index, False, slow, others, iteration)

@@ -40,13 +40,13 @@ _KIND = FindingKind(
 _ON_CPU = _KIND.with_changes(
     advice="Compare other processes and the binding to cores with those of the other ranks.", fix="taskset -pc {pid}"
 )
-# Its forward takes so many times that of the second slowest rank; clean runs on one node stay below 1.2.
+# Its forward takes this many times that of the second slowest rank; clean runs on one node stay below 1.2.
 SLOW_TIMES = 1.3
-# By so much of an iteration it is late: in forward alone, while backward, which is longer, loses as much again.
+# The share of an iteration that it loses in forward alone. Backward, which is longer, loses at least as much.
 SLOW_SHARE = 0.08
 # Steps in a row that show it.
 SLOW_STEPS = 10
-# Batches of ranks that have the same to do differ by less, in tokens or rows.
+# Ranks with the same work have batches that differ by less than this, in tokens or rows.
 _SAME_SIZE = 0.02
 # A clock below this share of the others', and cores waited for beyond theirs, may be the reason.
 _LOWER_CLOCK, _WAITING_CORES = 0.95, 0.2
@@ -166,7 +166,7 @@ def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Int
     is_slow = (first >= SLOW_TIMES * second) & (first - second >= least)
     is_slow &= (np.argmax(total, axis=0) == index) & (total_first - total_second >= least)
     is_slow &= sizes.max(axis=0) - sizes.min(axis=0) <= _SAME_SIZE * sizes.max(axis=0)
-    # Of a step that was not recorded the forwards are NaN.
+    # The forwards of a step that was not recorded are NaN.
     first_ns, second_ns = ((np.nan_to_num(one) * 1e9).astype(np.int64) for one in (first, second))
     return np.where(is_slow, index, -1), first_ns, second_ns
 

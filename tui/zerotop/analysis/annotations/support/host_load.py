@@ -98,7 +98,7 @@ def measure_loads(recording: SessionIndex, host: str, edges: Ints, cores_used: F
     indices = np.searchsorted(sampled.times, edges, "right")
     ticks = np.concatenate([[0], np.cumsum(np.diff(sampled.times, prepend=-1) != 0)])[indices]
     count = np.diff(ticks)
-    # More than all cores: the job may use some of the machine's only, and the load of the others on those is unknown.
+    # More than all cores: the job may use only some of the machine's, and the load of others on those is unknown.
     is_known = (count > 0) & (cores_used <= 1.1 * cores)
     count = np.where(is_known, count, np.nan)
     columns = (np.nan_to_num(sampled.rows[name]).astype(np.float64) for name in ("cores_used", "waiting_cores"))

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from zerotop.analysis.annotations.support.annotation import Annotation, Severity
 from zerotop.analysis.formatting import Text
 
-# Changes that begin within so many steps of each other are one change.
+# Changes that begin within this many steps of each other are one change.
 _SAME_CHANGE_STEPS = 3
-# A rank that ends takes the others along within this time.
+# Within this time, the end of a rank makes the others fail.
 _TOGETHER_NS = 60 * 10**9
-# Findings about what goes on after they were found; what they name was measured again where it is a cause.
+# Findings about a state that continues. If it is a cause, it was measured again later.
 _LASTING = ("others_arrived", "swapping", "host_growth")
 
 
@@ -91,7 +91,7 @@ def order_by_cause(findings: Sequence[Annotation]) -> tuple[LinkedFinding, ...]:
     def list_from(index: int) -> list[int]:
         return [index, *(below for effect in effects.get(index, ()) for below in list_from(effect))]
 
-    # What explains each other stands where the first of it would.
+    # Findings that explain each other are placed where the first of them would be.
     groups = sorted((list_from(index) for index in range(len(findings)) if index not in causes), key=min)
     return tuple(linked[index] for group in groups for index in group)
 
@@ -211,7 +211,7 @@ _LINKS = (
     _Link("dead_rank", "out_of_memory", _took_down, shares_ranks=False),
     _Link("hung_ranks", "dead_rank", _is_held_up),
 )
-# What the cause, known before, has said already; all else is linked.
+# Only findings that repeat their earlier cause are dropped; all others are linked.
 _REPEATS = (
     _Link("iteration_shift", "time_lost_in_line", _names_same_line),
     _Link("memory_step", "memory_creep", _grew_with_leak),

@@ -16,10 +16,10 @@ ANOMALY, PROFILER, CLEARING = "anomaly", "profiler", "clearing"
 NAMES = {ANOMALY: "anomaly mode", PROFILER: "PyTorch's profiler", CLEARING: "emptying the allocator's cache in each step"}
 """How sentences name each mode."""
 
-# A mode that was on for so many steps, and so many seconds, was not only meant for these.
+# A mode that was on for this many steps, and seconds, was not meant only for these.
 _LASTING = {ANOMALY: (10, 1.0), PROFILER: (50, 10.0)}
-# A line that empties the cache in at least this share of the steps does so in each. So many calls, powers of two as those of
-# its events, show that it began, and that it lasts.
+# A line that empties the cache in at least this share of the steps counts as doing so in each. These numbers of calls, powers
+# of two as in its events, show that it began, and that it lasts.
 _CLEARED_SHARE, _FIRST_CLEARINGS, _LASTING_CLEARINGS = 0.8, 4, 16
 
 

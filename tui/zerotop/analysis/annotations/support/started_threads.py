@@ -9,7 +9,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.evidence import Process
 from zerotop.analysis.annotations.support.records.record_window import Samples
 
-# More threads by this many, and at least this part of those that wait for a core: loaders and loggers start a few.
+# The least number of new threads, also as a share of those that wait for a core: loaders and loggers start a few.
 _FEWEST, _WAITING_SHARE = 2, 0.5
 
 ADVICE = "The script starts them in mid-run, for example by torch.set_num_threads(): set it to the rank's number of cores."

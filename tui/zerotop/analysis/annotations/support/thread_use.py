@@ -12,9 +12,9 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Group, Process, Samples
 
-# Threads are sampled each half second, and a few samples may be late: so far (ns) from a time its neighbours lie.
+# The longest distance (ns) from a time to its nearest samples: one each half second, a few of which may be late.
 SAMPLED_NS = 1_500_000_000
-# A slow rank computes so many times as long as the second longest: clean ones differ by up to 1.25 where others take cores.
+# A slow rank computes this many times as long as the second: clean ones differ by up to 1.25 if others take cores.
 SLOW_TIMES = 1.3
 
 

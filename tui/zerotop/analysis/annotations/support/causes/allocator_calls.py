@@ -10,7 +10,7 @@ from zerotop.analysis.annotations.support.lines.known_calls import EMPTY_CACHE
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.annotations.support.thresholds import FEW_SHARE, MOST_SHARE
 
-# Calls in a step that settled training does not make, and those that it hardly notices.
+# More calls in a step than settled training makes, and so few that it hardly notices them.
 _MANY, _FEW = 1.0, 0.1
 # Bytes of reserved memory returned to the driver at once: more than a segment or two.
 _CLEARED_BYTES = 64 << 20

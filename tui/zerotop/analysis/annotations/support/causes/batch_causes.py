@@ -16,7 +16,7 @@ from zerotop.analysis.annotations.support.evidence import Rows
 _LENGTH: Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
 _ROWS: Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
 _MICRO_STEPS: Advice = ("Accumulate over as many micro-batches as in the steps before.", "")
-# A micro-batch whose rows change by less is the same.
+# A micro-batch counts as unchanged if its rows change by less.
 _SAME_SHARE = 0.1
 
 

@@ -34,7 +34,7 @@ from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop_probe.recording import events
 
-# Earlier evaluations or checkpoints that are looked at.
+# The number of earlier evaluations or checkpoints that are compared.
 _EARLIER = 5
 
 _BREAKDOWN: Advice = ("{breakdown}", "{breakdown_fix}")
@@ -132,7 +132,7 @@ def _check_late_rank(change: StepChange) -> Cause | None:
     """Another rank's own work takes longer, and the lead waits for it where ranks synchronize."""
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     known_ns, delays = max(change.known_ns, int(change.after["end_unix_ns"][-1])), []
-    # Where most steps are only counted, ranks may have too few phases of the same steps for the finding of stragglers.
+    # If most steps are only counted, ranks may have too few phases of the same steps for the straggler finding.
     seen = needed = min(SETTLED_STEPS, len(change.after))
     if not all(len(part) for part in change.phased):
         return None

@@ -12,11 +12,11 @@ from zerotop.analysis.formatting import format_percent
 from zerotop_probe.recording import events
 
 _POWER_CAP = 0x04
-# A clock that falls by less varies as usual.
+# A smaller drop of the clock is usual variation.
 _CLOCK_SHARE = 0.05
-# Another process computes on a GPU from this share of its time on (percent): an idle one is measured as 0 or 1.
+# Another process computes on a GPU if it uses this share of its time (percent): an idle one is measured as 0 or 1.
 _COMPUTING_PERCENT = 5.0
-# How much processes compute is sampled once a second, over that second: a finding waits so long for it (ns).
+# How long a finding waits for a sample of the processes' GPU use (ns), which is taken once a second.
 _SAMPLED_NS = 1_000_000_000
 USE_NS = 2 * _SAMPLED_NS + 200_000_000
 
@@ -111,7 +111,7 @@ def _describe_other(change: StepChange, process: Process, pid: int, must_begin: 
     """
     _, gpu = process.gpu_key or ("", -1)
     changed_ns = int(change.after["begin_unix_ns"][0])
-    # A sample is of the second before it, and there may be none in a few short steps.
+    # A sample covers the second before it, and a few short steps may contain none.
     parts = (
         _read_uses(process, min(int(change.before["begin_unix_ns"][0]), changed_ns - USE_NS), changed_ns),
         _read_uses(process, changed_ns + _SAMPLED_NS, change.known_ns),

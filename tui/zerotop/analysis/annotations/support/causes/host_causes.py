@@ -16,19 +16,19 @@ from zerotop.analysis.formatting import Text
 
 # Major page faults of a rank in a second: each waits for the disk for 0.1 ms at the least. A few always occur.
 _FAULTS_PER_S, _FEW_FAULTS_PER_S = 100.0, 10.0
-# Others that begin to use this share of the cores are what slows ranks down that then wait for some.
+# If others begin to use this share of the cores, they are the reason why ranks wait for cores.
 _MOST_TAKEN_SHARE = 0.5
-# Ranks that get at most this share of the cores they had are slowed by it, whatever others used before.
+# Ranks that get at most this share of their earlier cores are slowed by it, whatever others used before.
 _LESS_SHARE = 1 / 3
-# Ranks that get so many times fewer cores than before may be slowed by it, if iterations take about as many times as long.
+# Ranks with fewer cores by this factor may be slowed by it, if iterations become longer by about the same factor.
 _FEWER_TIMES, _ABOUT_TIMES = 1.25, 1.3
-# A core's clock that falls by less varies as usual.
+# A smaller drop of the clock is usual variation.
 _CORE_CLOCK_SHARE = 0.15
-# Where ranks wait for cores, and get as many as before, iterations vary by up to this factor.
+# If ranks wait for cores, and get as many as before, iterations vary by up to this factor.
 _MOST_NOISE = 2.0
-# A node's cores are sampled twice a second: so long (ns) are a few samples.
+# The time of a few samples of a node's cores (ns), which are taken twice a second.
 _SAMPLED_NS = 1_700_000_000
-# With too few cores work takes at most so many times as long; work that takes less than these seconds is not counted on.
+# Too few cores make work longer by at most this factor. Work that takes less than these seconds counts as that long.
 _MOST_STRETCH, _SHORT_S = 5.0, 0.001
 
 _CORES: Advice = ("Give each rank cores of its own, and as many threads as it has cores.", "{own_cores_fix}")
@@ -81,7 +81,7 @@ def may_be_noise(before_s: float, after_s: float, loads: Sequence[CoreLoad], lon
         return True
     fewer = loads[0].ranks / max(loads[-1].ranks, 1e-6)
     slower, fewer = (after_s / before_s, fewer) if after_s > before_s else (before_s / after_s, 1 / max(fewer, 1e-6))
-    # Where ranks get a sixth of the cores that they want, an iteration may take as long as without others, or six times.
+    # If ranks get a sixth of the cores that they want, an iteration may take up to six times as long as without others.
     stretch = max(load.wanted / max(load.ranks, 1e-6) for load in loads)
     return bool(slower <= max(_MOST_NOISE * max(1.0, fewer), stretch))
 
@@ -96,7 +96,7 @@ def check_others(change: StepChange) -> Cause | None:
     if after.is_starved and risen >= TAKEN_SHARE:
         text = used
     elif after.is_starved and after.ranks <= _LESS_SHARE * before.ranks and after.others >= before.others:
-        # More processes share the cores that others had before.
+        # More processes share the cores.
         text = f"{fewer}, as other processes used {after.others:.1f}"
     elif after.is_disturbed and not before.is_disturbed and risen > 0 and _is_explained_by_cores(change, before, after):
         text = f"{fewer}, as other processes used {after.others:.1f} of {after.cores} instead of {before.others:.1f}"

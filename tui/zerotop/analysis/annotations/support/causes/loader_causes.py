@@ -16,7 +16,7 @@ from zerotop_probe.recording import events
 
 # Shares of the workers: that wait for the disk at a moment, that wait for a core, that compute.
 _BLOCKED_SHARE, _WAITING_SHARE, _BUSY_SHARE = 0.5, 0.25, 0.75
-# Of workers that hardly run, less computes or waits for a core.
+# Below this share of computing and waiting for a core, workers hardly run.
 _AWAKE_SHARE = 0.5
 
 _DISK: Advice = ("Read from a faster disk, or keep the data in memory: more workers would wait too.", "")
@@ -53,7 +53,7 @@ def find_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine |
         for stack in event.facts["stacks"]
         if (own := _find_worker_frame(event.facts["frames"], stack)) is not None
     ]
-    # Only one rank of a node is looked at in a minute.
+    # Only one rank of a node is examined each minute.
     lines = [CodeLine(*own[:4]) for own, is_own in found if is_own] or [CodeLine(*own[:4]) for own, _ in found]
     return max(lines, key=lines.count, default=None)
 

@@ -19,7 +19,7 @@ _PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
 
 _BETWEEN = "between the phases (data, forward, backward, step)"
 
-# So many steps with phases show what a change is made of.
+# The least and the most steps with phases that show the parts of a change.
 _ENOUGH_STEPS, _MOST_STEPS = 3, 5
 
 # Advice and fix: templates of Text.

@@ -13,12 +13,12 @@ from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
-# Python gives its lock to a waiting thread after 5 ms: who waits longer than this on average (seconds) often finds it taken.
+# Python hands over its lock after 5 ms. A thread that waits longer than this on average (seconds) often finds it taken.
 _LOCK_WAIT_S = 0.0002
 # The training thread waits at most while the other one runs: that must be this part of the time that was lost. A thread that
 # waits for a core may hold the lock meanwhile.
 _EXPLAINED_SHARE = 1 / 3
-# A thread may have computed for so long (ns) before it was last seen to be idle, and a change be found so many steps off.
+# Tolerances: how long (ns) a thread may have computed while still seen idle, and by how many steps a change may be off.
 _UNSEEN_NS, _STEPS_OFF = 100_000_000, 2
 
 _ADVICE = (
@@ -55,7 +55,7 @@ def awaits_threads(change: StepChange) -> bool:
 
 def check_threads(change: StepChange) -> Cause | None:
     """A thread began to compute in the iterations that became longer."""
-    # Steps between the two may have been only counted.
+    # Steps in between may only have been counted.
     earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]), int(change.after["end_unix_ns"][0])
     off_ns = _UNSEEN_NS + round(_STEPS_OFF * 1e9 * float(np.median(change.after["iteration_s"])))
     return _find_cause(change, earliest_ns - off_ns, latest_ns + off_ns)

@@ -42,7 +42,7 @@ _PHASE_FILES = (
 
 # The smallest share of the samples with which a line explains a delay.
 _LINE_SHARE = 0.3
-# Samples are written a moment after they were taken: a finding waits so long for them (ns).
+# How long a finding waits for samples (ns), which are written a moment after they were taken.
 PATIENCE_NS = 3_000_000_000
 _LAST_EVENTS = ("goodbye", "left")
 
@@ -198,7 +198,7 @@ def _select_events(
         is_there = facts["where"] == where or (where == BETWEEN and facts["where"] == UNSEEN)
         if is_there and facts["why"] != stack_names.SILENT:
             last_ns = max(end_ns, slow_until_ns) if facts["why"] == SLOW else end_ns
-            # What usually takes time says nothing of a window that began meanwhile.
+            # Samples of usual slowness say nothing about a window that began later.
             shown_ns = facts["begin_ns" if facts["why"] == SHARE else "end_ns"]
             is_before, is_after = shown_ns + offset_ns <= begin_ns, facts["begin_ns"] + offset_ns >= last_ns
             if not (is_before or is_after):

@@ -12,9 +12,9 @@ from zerotop.analysis.memory.block_lines import Look, read_look
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 
-# A look must fit into the probe's budget first: a finding waits so long for one (ns).
+# How long a finding waits for a look (ns), which has to fit into the probe's budget.
 _PATIENCE_NS = 10_000_000_000
-# The part of what has grown, or of a peak, from which on a line is named: backward allocates as much again, without lines.
+# The least share of the growth, or of a peak, of a line that is named. Backward allocates as much again, without lines.
 _NOTABLE_SHARE = 0.1
 # A column of the allocator's table that is as old as the looks.
 _AS_OLD_AS_LOOKS = "device_allocs"

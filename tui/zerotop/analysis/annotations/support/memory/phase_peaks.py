@@ -23,7 +23,7 @@ _PART_BY_PHASE = {
     "optimizer": "step",
     "allgather": "step",
 }
-# Steps in which one in full detail must be found.
+# One of this many steps must be in full detail.
 _MOST_SEARCHED = 256
 # The part of each phase, -1 for none; the last entry stands for unknown newer phases.
 _PART_CODES = np.array([PARTS.index(_PART_BY_PHASE[name]) if name in _PART_BY_PHASE else -1 for name in PHASES] + [-1])
@@ -39,7 +39,7 @@ def read_phase_peaks(process: Process, steps: Rows) -> Ints:
         return peaks
     part = _PART_CODES[np.minimum(samples.rows["phase"], len(PHASES))]
     step = np.searchsorted(steps["end_unix_ns"], samples.times, "left")
-    # Not counted: samples at a begin, which are about the time before; forwards of an evaluation; damaged times.
+    # Not counted: samples at the begin of a phase, which cover the time before; forwards of an evaluation; damaged times.
     inside = (part >= 0) & (samples.rows["edge"] != BEGIN) & ~_is_evaluating(process, samples.times) & (step < len(steps))
     # Between these steps others may have been counted.
     inside[inside] &= ~steps["light"][step[inside]] & (samples.times[inside] > steps["begin_unix_ns"][step[inside]])

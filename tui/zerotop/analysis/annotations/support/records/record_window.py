@@ -14,7 +14,7 @@ from zerotop.session.samples import Floats, Ints, Rows
 
 # How many of each writer's records are searched for the last one of a process or GPU: minutes, with a few ranks.
 _LOOK_BACK = 4096
-# How many are searched for the first one, before _LOOK_BACK are.
+# How many are searched for the first one, before _LOOK_BACK are searched.
 _LOOK_AHEAD = 64
 
 

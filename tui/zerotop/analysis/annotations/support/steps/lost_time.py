@@ -14,11 +14,11 @@ from zerotop.session.samples import Floats, Rows
 T = TypeVar("T")
 
 
-# Seconds that are told however short the training was: recordings of a few seconds are of tests.
+# Seconds that are reported however short the training was: recordings of a few seconds come from tests.
 _LEAST_S = 0.1
-# A second is told, or this share of the training so far where that is less.
+# A loss of one second is reported, or of this share of the training so far if that is less.
 _NOTABLE_S, _NOTABLE_SHARE = 1.0, 0.02
-# Of a long training a second is nothing; half a minute is told however long it is, so that who watches it learns of it.
+# In a long training a second is nothing. Half a minute is reported however long it is, so that users learn of it.
 _LONG_SHARE, _MOST_S = 0.005, 30.0
 
 

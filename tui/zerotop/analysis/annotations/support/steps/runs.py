@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.session.samples import Floats, Ints
 
-# Loader workers of a rank that are late together: where there are more, so many steps show no turns.
+# The most loader workers that are late together: these steps do not show the turns of more.
 MOST_TURNS = 16
 
 
