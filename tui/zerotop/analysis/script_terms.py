@@ -54,7 +54,7 @@ _NVME_FIX = '"offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}
 
 
 def read_terms(engine: Mapping[str, Any]) -> dict[str, str]:
-    """Return the terms for what an ``engine`` event describes; those of a hand-written DeepSpeed loop if it is empty."""
+    """Return the terms for the script of an ``engine`` event; if it is empty, those of a hand-written DeepSpeed loop."""
     is_loop, by_hand = engine.get("kind") == LOOP, engine.get("library") != TRAINER
     terms = {name: texts[by_hand] for name, texts in _TRAINER_TERMS.items()}
     terms |= {name: texts[is_loop] for name, texts in _DEEPSPEED_TERMS.items()}

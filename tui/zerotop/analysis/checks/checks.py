@@ -20,7 +20,7 @@ from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop_probe.recording import events
 
-# Rows of a setup that change what an iteration costs.
+# Rows of a setup that affect the iteration time.
 _SAME_WORK = (
     "model",
     "parameters",

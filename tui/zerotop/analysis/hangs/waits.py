@@ -41,7 +41,7 @@ class Wait(NamedTuple):
 
 
 _DISTRIBUTED = "torch/distributed/distributed_c10d.py"
-# What DDP and FSDP call when they are made: ranks compare their parameters, or copy those of the first one.
+# Functions that DDP and FSDP call when they are created: ranks compare their parameters, or copy those of the first one.
 _WRAPPING = "torch/distributed/utils.py"
 _WRAPPING_CALLS = re.compile(r"_verify_param_shape_across_processes|_sync_\w+")
 _COLLECTIVES = re.compile(

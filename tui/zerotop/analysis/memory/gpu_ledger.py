@@ -87,7 +87,7 @@ def read_ledgers(session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] 
 
 
 def read_ledger(session: Session, gpu_key: GpuKey, cursor_ns: int, holders: Sequence[Holder]) -> GpuLedger | None:
-    """Return the ledger of one GPU with these allocators on it; None if neither they nor NVML show it."""
+    """Return the ledger of one GPU with these allocators; None if neither they nor NVML show it."""
     if not holders and gpu_key not in _find_gpu_keys(session, cursor_ns, [gpu_key]):
         return None
     engines = [engine for engine in session.events_named("engine", cursor_ns) if engine.host == gpu_key[0]]
@@ -178,7 +178,7 @@ def _list_devices(engines: Sequence[Event], holders: Sequence[Holder]) -> list[d
 
 
 def _find_capacity(devices: Sequence[dict[str, Any]], reserved: int) -> int:
-    """Return a device's bytes as PyTorch gives them, else those that are reserved of it."""
+    """Return a device's bytes by PyTorch; else the bytes that are reserved on it."""
     return max([reserved, *(device.get("total_bytes") or 0 for device in devices)])
 
 

@@ -96,7 +96,7 @@ def read_host_ledgers(session: Session, cursor_ns: int) -> tuple[HostLedger, ...
 
 
 def read_host_ledger(session: Session, process: RankProcess, cursor_ns: int) -> HostLedger | None:
-    """Return one rank's ledger; None where it was not sampled."""
+    """Return one rank's ledger; None if it was not sampled."""
     sample = _find_last_sample(session, process, cursor_ns)
     if sample is None:
         return None

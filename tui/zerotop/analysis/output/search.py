@@ -25,8 +25,8 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 class OutputSearch:
     """Matches of a text in the output: the matching lines of each block.
 
-    A block is split into lines only if its bytes have the text. (Text that only appears because one line was written over
-    another is not found.)
+    A block is split into lines only if its bytes contain the text. Text that only appears because one line overwrites
+    another is not found.
     """
 
     def __init__(self, buffer: OutputBuffer, text: str, *, clock: Callable[[], float] = time.perf_counter) -> None:

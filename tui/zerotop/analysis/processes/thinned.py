@@ -11,7 +11,7 @@ from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Rows
 
 _NONE = np.empty((0, 2), np.int64)
-# What was deleted before a table was opened does not change; later deletions leave what was mapped.
+# Deletions before a table was opened do not change; later ones do not affect mapped files.
 _TIMES: WeakKeyDictionary[Source, Ints] = WeakKeyDictionary()  # by the table of folded steps
 
 

@@ -41,7 +41,7 @@ def describe_cost(cost: FindingCost, training_s: float, view: LiveView, units: B
 
 
 def _describe_hours(seconds: float, view: LiveView) -> str:
-    """Return ``, 0.05 GPU hours ($0.19)``; the whole job waits while one of its ranks does."""
+    """Return ``, 0.05 GPU hours ($0.19)``. The whole job waits when one of its ranks does."""
     price = view.job.price
     hours = seconds * len(view.gpus) / 3600
     text = f", {hours:,.2f} GPU hours" if hours >= 0.01 else ""

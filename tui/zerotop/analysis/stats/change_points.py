@@ -1,6 +1,6 @@
-"""Levels of a series, and where one changes for good.
+"""Levels of a series, and the points at which one changes permanently.
 
-A change rests on the values up to LEVEL_STEPS after it and those before: later values change nothing.
+A change depends on earlier values and on those up to LEVEL_STEPS after it. Later values do not affect it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Values that have to agree before a level counts. Steps vary by 10 % on a busy machine, single ones by much more.
+# The number of values that must agree before a level counts. Steps vary by 10 % on a busy machine, single ones by more.
 SETTLED_STEPS = 5
 # A value agrees when it is within this share of the median: the noise measured between equal steps is 10 %.
 AGREE_SHARE = 0.10
@@ -108,7 +108,7 @@ def _as_floats(values: NDArray[Any]) -> Floats:
 
 
 def _find_decidable_end(count: int) -> int:
-    """The end (excluded) of the indices at which ``count`` values are enough to tell whether a change begins."""
+    """Return the end (excluded) of the indices that ``count`` values are enough to judge as the begin of a change."""
     end = max(0, count - SHIFT_STEPS + 1)
     while end and end - 1 + _required_length(end - 1) > count:
         end -= 1
@@ -165,7 +165,7 @@ def _test_shifts(before: Floats, after: Floats) -> NDArray[np.bool_]:
 
 
 def _required_length(first: int) -> int:
-    """How many values a change has to last; never fewer for a later one, so that changes become known in order."""
+    """Return how many values a change has to last; never fewer for a later one, so changes become known in order."""
     return min(LEVEL_STEPS, max(SHIFT_STEPS, int(first * SHIFT_LENGTH_SHARE)))
 
 

@@ -21,7 +21,7 @@ CHARTS = (ALLOCATED, RESERVED, ITERATIONS, TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points with the same settings but one, in ascending order of that one."""
+    """Points with the same settings except one, in ascending order of that one."""
 
     settings: Mapping[str, Value]  # of what varies, without the horizontal axis
     points: tuple[Point, ...]  # with a measurement

@@ -87,7 +87,7 @@ def _sum_allocators(
         if (count := source.count_until(cursor_ns)) and not is_thinned_at(session, source, cursor_ns):
             held = by_rank.setdefault((key, source.rank), {})
             exit_ns = exits.reported_until(source)
-            # After a restart a rank holds what its last process does.
+            # After a restart, only the last process of a rank holds memory.
             for column in ("allocated_bytes", "reserved_bytes"):
                 held.pop(column, None)
                 if exit_ns is None or exit_ns > cursor_ns:

@@ -55,7 +55,7 @@ def is_left_running(session: Session, cursor_ns: int | None = None) -> bool:
 
 
 def count_losses(session: Session, cursor_ns: int | None = None) -> Losses:
-    """Count what ranks and samplers reported up to the cursor that they could not write; None is the end.
+    """Count the records that ranks and samplers could not write, by their reports up to the cursor; None is the end.
 
     On a full disk a rank's table ``probe`` stops growing too; its last event has the rest.
     """

@@ -101,12 +101,12 @@ class RecordingSource:
 
     @property
     def first_step_ns(self) -> int:
-        """When the first recorded step began, where a replay starts; ``begin_ns`` without one."""
+        """The begin of the first recorded step, where a replay starts; ``begin_ns`` if there is none."""
         return max(self._extent.first_step_ns, self.begin_ns)
 
     @property
     def end_ns(self) -> int:
-        """The latest moment that can be shown; while live that of the last refresh, up to which all is read."""
+        """The latest moment that can be shown; while live, that of the last refresh, up to which everything is read."""
         return self._extent.end_ns
 
     @property
@@ -131,7 +131,7 @@ class RecordingSource:
 
     @property
     def rank_steps(self) -> list[RankSteps]:
-        """The rank processes with their steps, in the order in which they made their engines."""
+        """The rank processes with their steps, in the order in which they created their engines."""
         return self._steps.rank_steps
 
     @property
@@ -188,7 +188,7 @@ class RecordingSource:
         )
 
     def search_findings(self) -> SearchResult:
-        """Look for findings in one more piece of what was read."""
+        """Search one more piece of the recording for findings."""
         return self._findings.search_piece()
 
     def output_lines(self, cursor_ns: int, most: int) -> tuple[str, ...]:
@@ -196,7 +196,7 @@ class RecordingSource:
         return self._older_transcript.read_tail(cursor_ns, most)
 
     def view_at(self, cursor_ns: int | None) -> LiveView:
-        """Return what was known at the cursor; None is the end, which for a live recording is the last refresh."""
+        """Return the values at the cursor; None is the end, which for a live recording is the last refresh."""
         view = self._last_view
         if view is None or not (self._is_end_view if cursor_ns is None else view.cursor_ns == cursor_ns):
             view = self._last_view = self._build_view(self.end_ns if cursor_ns is None else cursor_ns)
@@ -204,7 +204,7 @@ class RecordingSource:
         return view
 
     def iterations_on(self, rank: int, view: LiveView) -> Iterations:
-        """Return a view's iterations as one rank had them. Without new iterations it is the object returned before."""
+        """Return a view's iterations as one rank recorded them; without new ones, the same object as before."""
         return self._iterations.iterations_on(rank, len(view.iterations.step))
 
     def _build_view(self, cursor: int) -> LiveView:
@@ -286,6 +286,6 @@ class RecordingSource:
 
 
 def _shorten_command(command: Iterable[Any]) -> tuple[str, ...]:
-    """The command without the folder of its program, which says little and takes the line."""
+    """Return the command without the folder of its program, which says little and fills the line."""
     words = [str(word) for word in command]
     return tuple(word.rpartition("/")[2] if place == 0 else word for place, word in enumerate(words))

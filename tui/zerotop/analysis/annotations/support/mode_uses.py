@@ -18,7 +18,7 @@ NAMES = {ANOMALY: "anomaly mode", PROFILER: "PyTorch's profiler", CLEARING: "emp
 
 # A mode that was on for this many steps, and seconds, was not meant only for these.
 _LASTING = {ANOMALY: (10, 1.0), PROFILER: (50, 10.0)}
-# A line that empties the cache in at least this share of the steps counts as doing so in each. These numbers of calls, powers
+# A line that empties the cache in at least this share of the steps does so in each. These numbers of calls, powers
 # of two as in its events, show that it began, and that it lasts.
 _CLEARED_SHARE, _FIRST_CLEARINGS, _LASTING_CLEARINGS = 0.8, 4, 16
 
