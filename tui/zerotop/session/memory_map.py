@@ -83,7 +83,7 @@ def _map_memory(address: int | None, size: int, flags: int, descriptor: int, off
 class MappedFiles(NamedTuple):
     """Files mapped read-only, one after the other: unread pages cost nothing, and removed files stay readable.
 
-    Of the second and later ones the header is left out, see :mod:`zerotop_probe.recording.segments`.
+    The headers of all but the first are left out, see :mod:`zerotop_probe.recording.segments`.
     """
 
     names: tuple[str, ...]

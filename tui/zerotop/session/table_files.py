@@ -161,7 +161,7 @@ class Source:
         return self.array[: self.count_until(cursor_ns)]
 
     def between(self, begin_ns: int, end_ns: int, *, rows_before: int = 0, rows_after: int = 0) -> NDArray[Any]:
-        """Return the records after ``begin_ns`` and up to ``end_ns`` (unix time), and so many before and after those."""
+        """Return the records after ``begin_ns`` and up to ``end_ns`` (unix time), with this many before and after."""
         begin = max(0, self.count_until(begin_ns) - rows_before)
         return self.array[begin : self.count_until(end_ns) + rows_after]
 

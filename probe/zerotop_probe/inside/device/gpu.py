@@ -75,12 +75,12 @@ class RankDevice:
 
     @property
     def allocations(self) -> int | None:
-        """Blocks that the allocator has handed out so far, as last read; None where that is unknown."""
+        """The number of blocks that the allocator has handed out, as last read; None if unknown."""
         known = self._allocator.allocations if self._allocator is not None else UNKNOWN
         return known if known != UNKNOWN else None
 
     def start_tickers(self, stack: list[Span], meter: CostMeter) -> None:
-        """Start the threads that sample between boundaries and look for microscope requests.
+        """Start one thread that samples between boundaries, and one that looks for microscope requests.
 
         The second reads a file, for which it may have to wait.
         """
@@ -134,7 +134,7 @@ class RankDevice:
         return not (self._microscope.is_busy or (self._line_finder is not None and self._line_finder.is_looking))
 
     def end_counted_steps(self, time_ns: int, span: Span) -> None:
-        """Read the peak of several counted steps, of which ``span`` is the last one's end."""
+        """Read the peak of several counted steps; ``span`` is the end of the last one."""
         if self._allocator is not None:
             self._allocator.sample_edge(time_ns, span, END)
         self.end_step(span.step)

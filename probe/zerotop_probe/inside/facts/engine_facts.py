@@ -141,7 +141,7 @@ def _count_largest_layer(engine: Any) -> int:
 
 
 def read_devices(device: Any) -> list[dict[str, Any]]:
-    """Return the ``devices`` of the engine event: the GPU of that torch device, if it is one."""
+    """Return the ``devices`` of the engine event: the GPU behind that torch device, if it is a GPU."""
     import torch
 
     ordinal = find_ordinal(device)

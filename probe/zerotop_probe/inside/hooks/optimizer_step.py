@@ -1,7 +1,7 @@
-"""The parts of an optimizer step: which compute, which move data, and whether the update was skipped.
+"""The parts of an optimizer step: computing, moving data, and whether the update was skipped.
 
-DeepSpeed brackets the parts with its own timers, which do nothing unless wall-clock breakdown is on; a proxy replaces
-them. Torch's global optimizer hooks show the inner optimizer.
+DeepSpeed brackets the parts with its own timers, which do nothing unless wall-clock breakdown is on; a proxy replaces them.
+Torch's global optimizer hooks show the inner optimizer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 
-# Stage 3's method that copies updated parameters to where they are used.
+# Stage 3's method that copies updated parameters to the places where they are used.
 _REASSIGN_METHOD = "_reassign_or_swap_out_partitioned_parameters"
 
 

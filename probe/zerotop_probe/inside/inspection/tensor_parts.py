@@ -1,4 +1,4 @@
-"""Tensors that are made of others: sharded ones (DTensor), and those that torchao or bitsandbytes has quantized."""
+"""Tensors that consist of others: sharded ones (DTensor), and ones quantized by torchao or bitsandbytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts what torch.compile compiles while training runs, by TorchDynamo's own counters, where it is loaded."""
+"""Counts the compilations of torch.compile during training, from TorchDynamo's own counters, if it is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the probe has cost, and what else ran in the process: garbage collections and compilations."""
+"""Records of the probe's cost, and of other work in the process: garbage collections and compilations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CostRecords:
         return time_ns - self._last_ns >= _EVERY_NS
 
     def write(self, time_ns: int, lost_records: int, last_step: int | None) -> None:
-        """Record what there is; ``lost_records``: of the whole process, ``last_step``: the last finished one, if any."""
+        """Record the costs so far. ``lost_records``: of the whole process. ``last_step``: the last finished one, if any."""
         self._last_ns = time_ns
         meter = self._meter
         self._writer.write(time_ns, meter.total_ns, meter.boundaries, lost_records, meter.errors, meter.one_time_ns)

@@ -35,7 +35,7 @@ class Stack(NamedTuple):
 
 
 class StackReader:
-    """Reads stacks, and remembers the names of what it has seen."""
+    """Reads stacks, and remembers the names in them."""
 
     def __init__(self, paths: PathNames) -> None:
         self._paths = paths

@@ -15,13 +15,13 @@ UNSEEN = -2
 """The kind of a place in a counted step, whose phases are unknown."""
 DATA = PHASE_CODE["data"]
 
-# A place is slow once it lasts so many times as long as usual, and so much longer (ns).
+# A place is slow once it lasts this many times as long as usual, and longer by this time (ns).
 _SLOW_FACTOR = 1.5
 SLOW_NS = 20_000_000
 # A notable part of an iteration: a share, and nanoseconds.
 _NOTABLE_SHARE = 0.03
 _NOTABLE_NS = 2_000_000
-# Durations that show what is usual; fewer iterations than the second number show nothing yet.
+# Number of durations that show the usual one; fewer iterations than the second number show nothing yet.
 _REMEMBERED = 31
 _FEWEST = 3
 _FEWEST_ITERATIONS = 5

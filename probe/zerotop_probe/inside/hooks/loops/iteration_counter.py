@@ -1,4 +1,4 @@
-"""Which steps of a loop's optimizers end its iterations, also of those steps that were only counted."""
+"""Decides which steps of a loop's optimizers end its iterations, even if steps were only counted."""
 
 from __future__ import annotations
 

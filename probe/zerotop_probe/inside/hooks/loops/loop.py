@@ -1,4 +1,4 @@
-"""The loop that trains in one process: its models, its optimizers, and when it begins to be recorded."""
+"""The loop that trains in one process: its models, its optimizers, and the begin of its recording."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import SKIPPED
 
-# After so many iterations all models of a loop were called; other modules need not be seen any more.
+# After this many iterations all models of a loop have been called, and the search for others ends.
 _ARMED_ITERATIONS = 2
-# A compiled function calls no module. After so many backwards without a forward nobody searches again.
+# A compiled function calls no module. After this many backwards without a forward the search ends.
 _MAX_SEARCHES = 3
 # Of the inventories that are taken again and again until they are recorded.
 _MOMENTS = ("before_backward", "before_update", "after_update")
 
 
 class Loop(TrainingHooks):
-    """The loop of one process, if its training belongs to no DeepSpeed engine."""
+    """The loop of one process, unless a DeepSpeed engine does its training."""
 
     def __init__(self, probe: Probe, before_forward: BeforeHook, after_forward: AfterHook) -> None:
         super().__init__(probe)
