@@ -18,7 +18,7 @@ _IGNORED_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class JobResult(NamedTuple):
-    """How a job ended, and what its recording lacks."""
+    """How a job ended, and which parts of its recording are missing."""
 
     exit_code: int | None  # 128 + n after signal n; None if unknown
     signal: int  # the signal that ended it; 0 without one
@@ -30,7 +30,7 @@ class JobResult(NamedTuple):
 
 
 class CommandError(OSError):
-    """The command cannot be executed; the text is a sentence that says why and what to do."""
+    """The command cannot be executed; the text is a sentence with the reason and what to do."""
 
     def __str__(self) -> str:
         return str(self.strerror)

@@ -1,6 +1,6 @@
-"""Write what the ranks of this node put into shared memory to the session, five or ten times a second.
+"""Write the ranks' records from shared memory to the session, five or ten times a second.
 
-A thread of its own: a file system that stalls keeps only this thread waiting, while the ranks' rings fill.
+It is a separate thread: a stalled file system stops only this thread, while the ranks' rings fill.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ OnRecords = Callable[[str, list[bytes]], None]
 
 
 class RingDrainer:
-    """The files of one ring. Only whoever has claimed the ring may drain it."""
+    """The files of one ring. Only the process that has claimed the ring may drain it."""
 
     def __init__(self, ring: Ring, session: str, on_records: OnRecords | None = None) -> None:
         """``on_records`` gets what was written."""
@@ -176,7 +176,7 @@ class RingDrainer:
         return is_final or self._is_overdue(slot, time_ns)
 
     def _is_overdue(self, slot: int, time_ns: int) -> bool:
-        """Whether this slot has kept back those after it for too long."""
+        """Whether this slot has blocked the ones after it for too long."""
         if self._blocked_at != slot:
             self._blocked_at, self._blocked_ns = slot, time_ns
         return time_ns - self._blocked_ns > _ABANDONED_NS

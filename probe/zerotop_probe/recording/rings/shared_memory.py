@@ -247,7 +247,7 @@ class Ring:
         self._write_word(_GENERATION, generation)
 
     def note_pass(self, time_ns: int, error: int) -> None:
-        """Note that the ring was looked at, and the errno that kept its records from being written, 0 without one."""
+        """Note a look at the ring, and the errno that prevented writing its records, 0 if there was none."""
         self._write_word(_ERRNO, error)
         self._write_word(_DRAINED_AT_NS, time_ns)
 
