@@ -24,7 +24,7 @@ from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_b
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
 
-_SEQ_LENGTH, _MICRO_BATCH = 512, 1  # where neither the options nor a recording says them
+_SEQ_LENGTH, _MICRO_BATCH = 512, 1  # if neither the options nor a recording has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Subject:
     logits_bytes: int | None = None  # of each token's activations, the logits and their copies in the loss
     gpus: int | None = None  # on each node, where a recording says it
     nodes: int | None = None
-    tokens: int | None = None  # of a micro-batch on one GPU, where a recording says it
+    tokens: int | None = None  # of a micro-batch on one GPU, if a recording has it
     quantized: int = 0  # parameters whose bytes no formula gives: those of a recording are among its activations
 
 
@@ -65,7 +65,7 @@ def estimate(options: argparse.Namespace) -> int:
 
 
 def _choose_tokens(options: argparse.Namespace, subject: Subject) -> int:
-    """Return the tokens of a micro-batch on one GPU: as asked for, else those of the recording."""
+    """Return the tokens of a micro-batch on one GPU: from the options, else from the recording."""
     if options.seq_length is None and options.micro_batch is None and subject.tokens is not None:
         return subject.tokens
     return int((options.seq_length or _SEQ_LENGTH) * (options.micro_batch or _MICRO_BATCH))

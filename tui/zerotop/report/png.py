@@ -1,4 +1,4 @@
-"""One chart of a session or sweep as a PNG picture, drawn by matplotlib, which is needed for nothing else."""
+"""One chart of a session or sweep as a PNG picture. Drawn by matplotlib, which only this module uses."""
 
 from __future__ import annotations
 

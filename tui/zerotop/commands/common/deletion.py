@@ -1,4 +1,4 @@
-"""Deleting recordings of the state directory, one or those that are old or too many."""
+"""Deletion of recordings in the state directory: a single one, old ones, or the oldest beyond a total size."""
 
 from __future__ import annotations
 

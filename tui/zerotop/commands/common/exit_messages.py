@@ -1,4 +1,4 @@
-"""Messages after a job has ended: its result, and what its recording lacks."""
+"""Messages after a job has ended: its result, and the missing parts of its recording."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def describe_end(end: Ending) -> list[str]:
 
 
 def describe_losses(lost_records: int, lost_output_bytes: int) -> str:
-    """Return a sentence about what a recording lacks; "" if it is complete."""
+    """Return a sentence about missing parts of a recording; "" if it is complete."""
     from zerotop.analysis.views.job_exit import Losses  # imports NumPy, which other messages do not need
 
     return Losses(lost_records, lost_output_bytes).loss_sentence

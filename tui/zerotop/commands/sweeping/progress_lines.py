@@ -59,7 +59,7 @@ def _format_row(point: Point, result: Result, names: Sequence[str]) -> tuple[str
 
 
 def describe_cost(sweep: Sweep) -> str:
-    """Return the time of all jobs and what it cost: `` in 12:34, $6.28``; "" without a price."""
+    """Return the time of all jobs and its price: `` in 12:34, $6.28``; "" without a price."""
     plan = sweep.plan
     if plan.price_per_hour is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a running job's screen announces through the terminal to somebody who looks elsewhere: its end, and failures.
+"""Announcements of a running job's end and failures, through the terminal, for users who look elsewhere.
 
 The bell, and a notification by OSC 9, which iTerm2, WezTerm, kitty and Ghostty show and other terminals ignore.
 """

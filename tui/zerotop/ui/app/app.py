@@ -36,7 +36,7 @@ from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
 from zerotop.ui.widgets.textual_private import display_text
 
-LEFT_S = 120.0  # after a key somebody may look at what an old part of the recording shows
+LEFT_S = 120.0  # after a key somebody may be looking at an old part of the recording
 _REOPENING = "reopening"  # the mode in between
 _ANNOUNCEMENTS, _ON, _OFF = "announcements", "on", "off"
 _UNIT_NOTES = {
@@ -82,7 +82,7 @@ class ZerotopApp(NavigationApp):
         return is_left and isinstance(self.screen, MonitorScreen) and self.viewer.source.session.held_bytes > MUCH_HELD_BYTES
 
     async def reopen_recording(self) -> None:
-        """Open the recording anew, so that the file system can free what was deleted since; the place stays the same."""
+        """Open the recording again at the same place, so that the file system can free deleted records."""
         old, title = self.viewer, self.title
         try:
             source = await asyncio.to_thread(old.source.reopen)

@@ -1,4 +1,4 @@
-"""The app that starts with a list, such as that of recordings, and returns to it."""
+"""The app that starts with a list, such as the list of recordings, and returns to it."""
 
 from __future__ import annotations
 

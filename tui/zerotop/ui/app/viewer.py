@@ -14,10 +14,10 @@ from zerotop.ui.base.interfaces import Controller, Source
 
 
 class Viewer:
-    """Moves through time and knows the last frame. Knows no terminal, so that tests need none.
+    """Moves through time and holds the last frame. It needs no terminal, so tests need none either.
 
-    Belongs to the thread that answers keys. Of the source it asks only what any thread may ask; what reads the recording
-    is in ``builder``, for the thread that makes frames.
+    Belongs to the thread that answers keys. It only uses those parts of the source that any thread may use; ``builder``
+    reads the recording, in the thread that makes frames.
     """
 
     def __init__(self, source: Source, controller: Controller | None, clock: Callable[[], float]) -> None:
@@ -154,7 +154,7 @@ class Viewer:
             head.play(self.compute_cursor())
 
     def seek_steps(self, number: int) -> None:
-        """Go to where the step ``number`` after (or before) the shown one has just finished."""
+        """Go to the end of the step ``number`` steps after (or before) the shown one."""
         shown = self._last_frame.view.progress.step if self._last_frame is not None else None
         current = -1 if shown is None else shown
         self.go_to_step((current if self._target_step is None else self._target_step) + number)
@@ -207,7 +207,7 @@ class Viewer:
         self.playhead.pause(min(finding.known_ns, self.source.end_ns))
 
     def seek_finding(self, direction: int) -> bool:
-        """Go to the next finding (1) or the one before (-1). False where there is none."""
+        """Go to the next finding (1) or the previous one (-1). False if there is none."""
         known, cursor_ns = self.source.findings_at(None), self.compute_cursor()
         current = self._find_chosen_finding(cursor_ns)
         if current is not None and current in known:

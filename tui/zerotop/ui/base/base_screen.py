@@ -206,11 +206,11 @@ class MonitorScreen(Screen[None]):
     def request_redraw(
         self, change: Callable[[], Any] | None = None, deliver: Callable[[Any], object] | None = None
     ) -> None:
-        """Have the thread that makes frames call ``change`` and make another picture; ``deliver`` gets what it returned."""
+        """Call ``change`` in the frame worker's thread and make a new picture; ``deliver`` gets the result of ``change``."""
         self.post_message(RedrawRequested(change, deliver))
 
     def show_picture(self, picture: ScreenPicture) -> None:
-        """Show a picture, unless it was made for another state: then there will be another one."""
+        """Show a picture, unless it was made for an older state: then a newer one will follow."""
         if picture.state != self.state:
             return
         for panel in self._own_panels:
@@ -264,7 +264,7 @@ class MonitorScreen(Screen[None]):
             self._on_timer_update()
 
     def _layout_common_panels(self) -> None:
-        """Lay out a screen that is shown for the first time: what all screens have, before its own panels are drawn."""
+        """Lay out a screen that is shown for the first time: the panels common to all screens, before its own are drawn."""
         with self.app.batch_update():
             self._refresh_layout()
         self._layout_required = False
@@ -288,7 +288,7 @@ class MonitorScreen(Screen[None]):
         self.request_redraw()
 
     def action_zoom(self) -> None:
-        """Give the focused panel, or without focus the one the screen is most about, the room; or take it back."""
+        """Maximize the focused panel, or without focus the screen's main panel; or restore it."""
         focused = self.focused.id if self.focused is not None else None
         self.zoomed = "" if self.zoomed else focused or self.main_panel
 

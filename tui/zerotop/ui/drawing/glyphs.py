@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Part of a bar -> its character in TEXTURES and in ASCII, which cannot split a cell between two colours.
+# Part of a bar -> its character in TEXTURES and in ASCII, which cannot split a cell into two colours.
 _PARTS = {
     "memory-allocated": "█#",
     "memory-reserved": "▓=",

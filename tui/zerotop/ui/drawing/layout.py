@@ -160,7 +160,7 @@ def _min_output_rows(middle: int) -> int:
 
 
 def _layout_one_column(shape: PanelCounts, width: int, top: int, middle: int) -> dict[str, Box]:
-    """Place panels one under another, without the least important ones where room is short."""
+    """Place panels one below another, without the least important ones if room is short."""
     wants = {
         "memory": 1 + (shape.gpus or shape.ranks + shape.hosts),
         "iteration": 8,

@@ -69,7 +69,7 @@ def fit_height(rows: Sequence[Row], width: int, height: int, glyphs: Glyphs) -> 
 
 
 def align_ends(left: Row, right: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
-    """Place one row at the left edge and another at the right one; ``left`` is cut if both do not fit."""
+    """Place one row at the left edge and another at the right; ``left`` is cut if both do not fit."""
     room = width - row_width(right)
     if room < 0:
         return fit_row(right, width, glyphs, style)

@@ -66,7 +66,7 @@ def place_columns(columns: Sequence[Column[Item]], width: int, gap: int = 1) -> 
 
 
 def _read_heading(column: Column[Item]) -> str:
-    """Return the words of a column's heading; empty for one without words of its own."""
+    """Return the words of a column's heading; empty if it has none of its own."""
     if callable(column.heading) or isinstance(column.heading, str):
         return column.heading.strip() if isinstance(column.heading, str) else ""
     return "".join(text for text, style in column.heading if style == "heading").strip()
@@ -79,7 +79,7 @@ def _sum_widths(columns: Sequence[Column[Item]], gap: int) -> int:
 def draw_rule(title: Row, width: int, glyphs: Glyphs, placed: PlacedColumns[Item] | None = None) -> Row:
     """Draw a panel's first row: a line with the title, and the headings above their columns.
 
-    Where columns were left out, ``+total, job`` says which, or ``+2`` how many, in the first gap that is wide enough.
+    ``+total, job`` names columns that were left out, or ``+2`` counts them, in the first gap that is wide enough.
     """
     headings = _draw_headings(title, width, placed)
     left_out = placed.left_out if placed else ()

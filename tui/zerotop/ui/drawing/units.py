@@ -93,5 +93,5 @@ def giga_unit() -> Unit:
 
 
 def convert_sizes(sentence: str) -> str:
-    """Return a sentence with its sizes in the chosen units; one that is plain text as it is."""
+    """Return a sentence with its sizes in the chosen units; plain text is returned unchanged."""
     return sentence.render(_current_units.sizes[:3]) if isinstance(sentence, Text) else sentence

@@ -59,7 +59,7 @@ LANES = (
 
 
 def choose_lanes(fold: WaveformFold) -> list[Lane]:
-    """Return the lanes that have data, those that say most first."""
+    """Return the lanes that have data, the most important first."""
     lanes = [lane for lane in LANES if any(signal in fold.signals for signal, _, _ in lane.curves)]
     # Beside GPUs, host memory says little: it does not change within an iteration.
     return [lane for lane in lanes if lane.id != "resident" or "utilization" not in fold.signals]

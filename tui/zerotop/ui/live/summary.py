@@ -25,7 +25,7 @@ _NO_FINDINGS = "No finding has a cost in time or memory."
 
 
 class _Form(Enum):
-    """How much is said of what a finding cost in time."""
+    """How detailed the cost of a finding in time is described."""
 
     WHOLE = "about 5.40 s, 23 % of the training time"
     SHARE = "23 % of the training time"

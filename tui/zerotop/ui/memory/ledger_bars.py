@@ -1,4 +1,4 @@
-"""Ledgers as tall bars: every GPU as a whole, and beside them the chosen one's job now and at its peak, with its parts."""
+"""Ledgers as tall bars: every GPU as a whole, and the chosen GPU's job now and at its peak, with its parts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def measure_bars(view: MemoryView, room: int, *, host: bool) -> int:
 
 
 def draw_gpu_bars(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """Draw every GPU against its whole memory; at the right, on a scale of its own, the chosen one's job."""
+    """Draw every GPU against its whole memory, and at the right, on its own scale, the job on the chosen GPU."""
     left = _measure_overview(max(1, len(view.gpus)), width)
     first, end, _ = _choose_visible(*_list_names(view, host=False), left - AXIS_WIDTH)
     bars = [_build_gpu_bar(gpu, gpu is view.gpu) for gpu in view.gpus[first:end]]
