@@ -152,6 +152,6 @@ def enter_processes(processes: Iterable[Process], session: str, *, patience_s: f
     return call_probes(processes, folder, "enter", folder, patience_s=patience_s)
 
 
-def leave_processes(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
+def leave_processes(processes: Iterable[Process], session: str) -> list[Entry]:
     """Unload the probe from each of these ranks."""
-    return call_probes(processes, os.path.abspath(session), "leave", patience_s=patience_s)
+    return call_probes(processes, os.path.abspath(session), "leave")

@@ -27,6 +27,11 @@ def row_text(row: Iterable[Span]) -> str:
     return "".join([text for text, _ in row])
 
 
+def highlight_row(row: Row) -> Row:
+    """Highlight a row of a table that is under the cursor."""
+    return merge_spans((text, style if "/" in style else f"{style}/cursor-ground") for text, style in row)
+
+
 def merge_spans(spans: Iterable[Span]) -> Row:
     """Join neighbours of the same style and drop empty spans."""
     result: list[Span] = []

@@ -104,9 +104,7 @@ def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
         if state.reported_gap is None or not 1 / SPIKE_REPEAT_FACTOR < gap / state.reported_gap < SPIKE_REPEAT_FACTOR:
             state.reported_gap = gap
             if group.count_report(_KIND.name):
-                yield _build_finding(
-                    recording, group, lead.phased_steps[indices[at : at + SPIKE_STEPS]], gap, float(shares[at])
-                )
+                yield _build_finding(group, lead.phased_steps[indices[at : at + SPIKE_STEPS]], gap, float(shares[at]))
 
 
 def _measure_gaps(lead: Process, rows: Rows) -> Floats:
@@ -121,7 +119,7 @@ def _measure_gaps(lead: Process, rows: Rows) -> Floats:
     return np.where(on_cpu, rows["step_s"], 0.0)
 
 
-def _build_finding(recording: Evidence, group: Group, rows: Rows, gap: float, share: float) -> Annotation:
+def _build_finding(group: Group, rows: Rows, gap: float, share: float) -> Annotation:
     lead, known_ns = group.lead, int(rows["end_unix_ns"][-1])
     ranks = group.ranks_at(known_ns)
     evidence = {
