@@ -197,7 +197,6 @@ class Cost:
     lost_records: int
     errors: int
     records: int  # in the recording so far
-    records_per_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, mea
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.views.annotation_runner import Findings, SearchResult, has_ended
-from zerotop.analysis.views.cost_meter import CostMeter
 from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
 from zerotop.analysis.views.iterations import IterationTable
@@ -30,6 +29,7 @@ from zerotop.analysis.views.notices import describe_notices
 from zerotop.analysis.views.restarts import group_attempts
 from zerotop.analysis.views.rhythm import RhythmInference
 from zerotop.analysis.views.startup_status import describe_wait
+from zerotop.analysis.views.watching_cost import measure_cost
 from zerotop.session.output.transcript import Transcript
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
@@ -79,7 +79,6 @@ class RecordingSource:
         self._transcript, self._older_transcript = Transcript(session), Transcript(session)
         self._last_view: LiveView | None = None  # of what has been read,
         self._is_end_view = False  # and whether it is of the end
-        self._cost_meter = CostMeter(session)
         refreshed_ns = time.time_ns()
         self._steps.update()
         self._exits = read_exits(session)
@@ -224,7 +223,7 @@ class RecordingSource:
             hosts=read_hosts(self.session, cursor),
             ranks=ranks,
             iterations=self._iterations.first_iterations(count),
-            cost=self._cost_meter.measure(cursor, lost),
+            cost=measure_cost(self.session, cursor, lost),
             output=self._transcript.read_tail(cursor, _OUTPUT_LINES),
             inferred=self._rhythm.infer_at(cursor) if not count and job.state is State.RUNNING else None,
             history=self._histories.history_at(cursor, ranks, gpu_keys, gpu_by_allocator, self._exits),

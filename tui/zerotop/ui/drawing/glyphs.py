@@ -82,7 +82,6 @@ class Glyphs:
     thumb: str = "┃"  # the visible part on a scroll bar
     bullet: str = "·"
     degree: str = "°"
-    micro: str = "µ"
     prompt: str = "›"
     minus: str = "−"
     unsafe: str = "\ufffd"
@@ -138,7 +137,6 @@ ASCII = Glyphs(
     thumb="#",
     bullet=".",
     degree=" ",
-    micro="u",
     prompt=">",
     minus="-",
     unsafe="?",
