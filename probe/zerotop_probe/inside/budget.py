@@ -1,8 +1,8 @@
 """Decide how much of the next step to record, so that watching takes no more than a share of the training time.
 
-A step in full detail has readings of the device at the edges of its phases; one in light detail has the same phases and a
-single reading, at its end. Steps that are long enough for full detail always get it; of shorter ones as many as the budget
-allows. Where even light detail costs more than the budget, most steps are only counted: they have an end and no phases.
+A step in full detail has readings of the device at the edges of its phases. One in light detail has the same phases and a
+single reading, at its end. Steps that are long enough for full detail always get it; shorter ones get it as often as the
+budget allows. If even light detail costs more than the budget, most steps are only counted: they have an end and no phases.
 """
 
 from __future__ import annotations
@@ -106,11 +106,11 @@ class DetailBudget:
 
         Args:
             time_ns: the end of a step.
-            cost_ns: what the hooks have cost so far, without one-time costs.
-            threads_ns: what the probe's threads have cost, which is no cost of a step's detail.
+            cost_ns: the cost of the hooks so far, without one-time costs.
+            threads_ns: the cost of the probe's threads, which does not depend on a step's detail.
             next_step: number of the next step; None if it must have phases.
             steps: steps since the last call, if they were counted.
-            last_ns: duration of the last of several.
+            last_ns: the duration of the last of several steps.
         """
         elapsed_ns = time_ns - self._last_end_ns
         by_hooks_ns, by_threads_ns = cost_ns - self._last_cost_ns, threads_ns - self._last_threads_ns

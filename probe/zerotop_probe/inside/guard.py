@@ -70,7 +70,7 @@ class CostMeter:
 
     @property
     def threads_ns(self) -> int:
-        """What the probe's threads have cost so far."""
+        """The cost of the probe's threads so far."""
         return sum(self.thread_ns.values())
 
 

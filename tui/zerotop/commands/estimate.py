@@ -1,4 +1,4 @@
-"""``zerotop estimate``: what each stage and offload mode should need, before anything has run."""
+"""``zerotop estimate``: the memory that each stage and offload mode should need, before any run."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def write_page(title: str, content: Iterable[Content], charts: dict[str, Any] | None = None) -> str:
-    """Return a page. ``charts``: what report.js draws, as JSON values."""
+    """Return a page. ``charts``: the input of report.js, as JSON values."""
     head = element(
         "head",
         element("meta", charset="utf-8"),

@@ -28,7 +28,7 @@ _TICKS_PART, _REQUESTS_PART = 0.15, 0.05
 
 
 class MemoryListener(Protocol):
-    """What is told of the memory of steps and evaluations, and of the end of the recording."""
+    """Receives the memory of steps and evaluations, and the end of the recording."""
 
     @property
     def is_looking(self) -> bool: ...

@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 def find_place(container: Any, innermost: FrameType | None, paths: PathNames) -> Place | None:
-    """Return what holds a container; None if that is unknown. ``innermost``: the frame of the thread that trains."""
+    """Return the owner of a container; None if it is unknown. ``innermost``: the frame of the thread that trains."""
     values: list[Any] = [container]
     for level in range(_LEVELS):
         for value in values:

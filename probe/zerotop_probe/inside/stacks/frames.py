@@ -28,7 +28,7 @@ class Frame(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """A stack, innermost frame first, and the name of the C function called there; empty if it is none or unknown."""
+    """A stack, innermost frame first, and the C function called in it; "" if there is none or it is unknown."""
 
     frames: tuple[Frame, ...]
     call: str

@@ -69,7 +69,7 @@ _WEIGHT = 0.125
 
 
 class Place(NamedTuple):
-    """A phase in progress, a gap between phases, or a step with unknown phases; ``begin_ns`` tells it from others."""
+    """A phase in progress, a gap between phases, or a step with unknown phases, identified by ``begin_ns``."""
 
     key: PlaceKey
     begin_ns: int
@@ -136,7 +136,7 @@ class StackSampler:
         return self._choose_pause()
 
     def finish(self) -> None:
-        """Write what was sampled and not written yet; called when the recording ends."""
+        """Write the samples that are not written yet. Called when the recording ends."""
         for key in list(self._tallies):
             self._write(key, now())
 

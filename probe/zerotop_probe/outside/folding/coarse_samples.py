@@ -45,7 +45,7 @@ class CoarseTable:
     """The coarse samples of one sampler's table; ``end_ns`` is the time of the last one, None without any."""
 
     def __init__(self, fine: TableFiles, folder: str) -> None:
-        """Find what was folded before. Raise OSError, or ValueError for a damaged file."""
+        """Find the records that were folded before. Raise OSError, or ValueError for a damaged file."""
         self.table = fine.table
         self._path = os.path.join(folder, segments.make_name(f"{fine.stem}{COARSE_SUFFIX}", 0))
         self._header = {**fine.header, "period_ns": _PERIOD_NS}

@@ -30,7 +30,7 @@ class StepHistory:
     """The folded steps of a process, oldest first; ``end_ns`` is the end of the last one, None without any."""
 
     def __init__(self, spans: TableFiles, folder: str) -> None:
-        """Read what was folded before. Raise OSError."""
+        """Read the records that were folded before. Raise OSError."""
         self._path = os.path.join(folder, segments.make_name(FOLDED.name + spans.stem.removeprefix(SPANS.name), 0))
         header = {**spans.header, "table": FOLDED.name, "dtype": FOLDED.dtype}
         self._header_line = segments.pad_header(json.dumps(header).encode())

@@ -1,4 +1,4 @@
-"""The streams of a job's output in the holder: each is passed on and recorded, in a thread of its own."""
+"""The streams of a job's output in the holder: each is passed on and recorded, in its own thread."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class WatchedJob:
         return not self.root.is_alive()
 
     def take_stop_signal(self) -> int:
-        """Return 0: only a parent learns what has stopped a process."""
+        """Return 0: only a parent learns which signal has stopped a process."""
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Where the job's output goes: pipes and pseudo-terminals in place of the user's descriptors, read by the holder."""
+"""The targets of the job's output: pipes and pseudo-terminals, instead of the user's descriptors, read by the holder."""
 
 from __future__ import annotations
 

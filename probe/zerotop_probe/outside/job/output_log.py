@@ -47,7 +47,7 @@ class OutputLog:
             self._continue_segments(state[NUMBER] - 1)
 
     def _continue_segments(self, last: int) -> None:
-        """Take over the segments of an earlier holder, and go on in the last one."""
+        """Take over the segments of an earlier holder, and continue in the last one."""
         for number in range(last):
             with suppress(OSError):
                 size = sum(os.stat(self._make_path(number, suffix)).st_size for suffix in (".log", ".rec"))
@@ -65,7 +65,7 @@ class OutputLog:
         return os.path.join(self._folder, f"{self._stem}.{number}{suffix}" if number else f"{self._stem}{suffix}")
 
     def flush(self) -> None:
-        """Record what is held back: nothing here, an unfinished line in a ``RedactedLog``."""
+        """Record output that is held back: nothing here, an unfinished line in a ``RedactedLog``."""
 
     def append(self, stream: int, data: bytes) -> None:
         """Record ``data``, the next bytes of a stream (index into STREAMS)."""

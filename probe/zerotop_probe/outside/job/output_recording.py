@@ -224,7 +224,7 @@ class OutputRecording:
             pass
 
     def _await_answer(self, begin: bytes, seconds: float) -> bytes | None:
-        """Return the next message with this beginning, None if none arrives in time; note ended streams meanwhile."""
+        """Return the next message with this beginning, None if none arrives in time. Note ended streams while waiting."""
         deadline_s = time.monotonic() + seconds
         while self._socket is not None:
             waiting = select.poll()

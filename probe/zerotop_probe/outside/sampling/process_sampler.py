@@ -117,7 +117,7 @@ class ProcessReader:
         return (time_ns, *self._memory, *measured, pid, rank, *slow)
 
     def _update_memory(self, tick: int) -> bool:
-        """Read the memory, the number of threads and the state as far as due; return whether the process goes on."""
+        """Read the memory, the number of threads and the state if due; return whether the process still exists."""
         if tick % _TICKS_PER_STATUS:
             resident = self._read_resident()
             if resident and abs(resident - self._memory[0]) < _CHANGED_BYTES:

@@ -165,7 +165,7 @@ class RingCollector(threading.Thread):
         return [collected.describe_wait() for collected in list(self._rings.values())]
 
     def finish(self, timeout_s: float) -> None:
-        """Drain once more and stop; wait at most ``timeout_s``. Ranks that go on write to the session themselves."""
+        """Drain once more and stop; wait at most ``timeout_s``. Ranks that still run write to the session themselves."""
         self._is_closing.set()
         if self.ident is not None:
             self.join(timeout_s)

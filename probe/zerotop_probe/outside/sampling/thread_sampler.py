@@ -157,8 +157,8 @@ class ProcessThreads:
     def _read_thread(self, thread: ThreadCounters, now_ns: int) -> int:
         """Read one thread; return how much its waiting time has grown.
 
-        The kernel adds the time that a thread waited when it runs again: by at most what has passed since it ran last. A few
-        kernels add days, where the clocks of two cores differ.
+        When a thread runs again, the kernel adds the time that it waited, at most the time since it ran last. A few kernels
+        add days if the clocks of two cores differ.
         """
         thread.before_ns, thread.before_at_ns, thread.read_at_ns = thread.cpu_ns, thread.read_at_ns, now_ns
         waited, text = thread.wait_ns, thread.text

@@ -103,7 +103,7 @@ class Ring:
     """A mapped ring, for the rank that fills it or for whoever drains it."""
 
     def __init__(self, descriptor: int, path: str) -> None:
-        """Map an initialised ring and own its descriptor. Raise ValueError or OSError if it is none."""
+        """Map an initialised ring and own its descriptor. Raise ValueError or OSError if it is no ring."""
         self.descriptor = descriptor
         self.path = path
         size = os.fstat(descriptor).st_size
@@ -223,7 +223,7 @@ class Ring:
     # --- progress of draining -------------------------------------------------------------------------------
 
     def read_drained(self) -> tuple[int, int]:
-        """Return the number of slots whose records are written, in all laps, and the time of the last begin that is."""
+        """Return the number of slots whose records are written, in all laps, and the time of the last written begin."""
         while True:
             generation = self._read_word(_GENERATION)
             drained, begun_ns = _HOW_FAR.unpack_from(self.memory, _PROGRESS_AT + generation % 2 * _PROGRESS_BYTES)

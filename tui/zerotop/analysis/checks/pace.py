@@ -1,11 +1,11 @@
 """The pace of a recording and its noise, and whether another recording is slower.
 
-Two recordings of the same job differ by chance and by what else the machine did. Steps in which threads of a rank waited for
-a core are left out; where nearly all did, the waiting is. A difference counts beyond three things:
+Two recordings of the same job differ by chance and by other load on the machine. Steps in which threads of a rank waited for
+a core are left out; if nearly all waited, the waiting time is left out. A difference counts beyond three effects:
 
-- the spread: how much the medians of parts of a recording differ, since noise of neighbouring steps is alike;
+- the spread: how much the medians of parts of a recording differ, because the noise of neighbouring steps is similar;
 - crowding: cores that are busy for others slow down the cores beside them (shared caches, hyper-threads, clocks);
-- the luck of a process: equal runs on a CPU differ for reasons that no sample shows, such as where their pages lie.
+- the luck of a process: equal runs on a CPU differ for reasons that no sample shows, such as the placement of their pages.
 
 ``benchmarks/check_noise.py`` measures how often equal runs differ, and how often one that is slower by 3 % does.
 """

@@ -144,7 +144,7 @@ def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessE
 
 
 def _find_first_failed(session: Session, cursor_ns: int) -> RankProcess | None:
-    """Return the rank whose last phase an exception left first."""
+    """Return the rank whose last phase was the first to end by an exception."""
     failures: list[tuple[int, RankProcess]] = []
     for source in session.sources["spans"]:
         tail = source.until(cursor_ns)[-_TAIL:]

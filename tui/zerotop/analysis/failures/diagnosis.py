@@ -49,7 +49,7 @@ class FailureFinder:
 
 
 def find_failure(session: Session, cursor_ns: int) -> Failure | None:
-    """Return what had killed the job by the cursor."""
+    """Return the failure that had ended the job by the cursor."""
     if session.events_named("stop_sent", cursor_ns):
         return None
     failure = _diagnose_failure(session, cursor_ns)

@@ -115,7 +115,7 @@ def _has_survived(session: Session, error: Event, cursor_ns: int) -> bool | None
 
 
 def explain_at_error(session: Session, error: Event) -> PostMortem:
-    """Return what was known when a rank recorded an ``out_of_memory`` event."""
+    """Return the post-mortem as known when a rank recorded an ``out_of_memory`` event."""
     return _explain_error(session, error, error.unix_ns, None, None, survived=None, failures=1)
 
 

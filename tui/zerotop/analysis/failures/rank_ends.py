@@ -70,7 +70,7 @@ class PrintedEnds:
     stopped_ns: int | None  # when a launcher printed that it received a signal to end
 
     def find_report(self, process: RankProcess, local_rank: int | None, since_ns: int) -> LauncherReport | None:
-        """Return what the launcher printed about a process that began at ``since_ns``."""
+        """Return the launcher's report about a process that began at ``since_ns``."""
         reports = [one for one in self.reports if one.time_ns >= since_ns and _is_about(one, process, local_rank)]
         return next((one for one in reports if one.is_first), reports[0] if reports else None)
 
@@ -218,7 +218,7 @@ def _read_job_end(event: Event, launcher: str) -> LauncherReport | None:
 
 
 def _has_vanished(session: Session, process: RankProcess, since_ns: int, cursor_ns: int) -> bool:
-    """Return whether a process ended without having said so."""
+    """Return whether a process ended without a goodbye."""
     if any(event.unix_ns >= since_ns for event in session.process_events("goodbye", *process, cursor_ns)):
         return False
     gone = session.events_named("rank_gone", cursor_ns)

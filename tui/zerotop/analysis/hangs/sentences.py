@@ -1,4 +1,4 @@
-"""A job that stands still, in sentences."""
+"""Sentences about a job that stands still."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def describe_collectives(standstill: Standstill) -> str:
 
 
 def _list_launched(standstill: Standstill) -> list[str]:
-    """Return how many operations NCCL has launched for ranks whose Python does not run, and for the others."""
+    """Describe how many operations NCCL has launched for ranks whose Python does not run, and for the others."""
     ranks = {process.pid: process.rank for group in standstill.groups for process in group.processes}
     found = next((stacks.launched for group in standstill.groups for stacks in group.stacks if stacks.launched), ())
     counts: dict[tuple[str, int], list[int]] = {}

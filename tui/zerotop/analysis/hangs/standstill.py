@@ -36,10 +36,10 @@ class StackGroup:
 
     @property
     def awaits_others(self) -> bool:
-        """Whether other ranks keep them waiting: they have arrived.
+        """Whether the ranks have arrived and wait for others.
 
-        With NCCL a rank goes on after it has called a collective, until it waits for the GPU. One that waits for a GPU
-        with no collective left to do computes.
+        With NCCL a rank continues after calling a collective, until it waits for the GPU. A rank that waits for a GPU
+        without an unfinished collective computes.
         """
         if self.wait is None or self.pending is not None:
             return self.pending is not None
@@ -206,7 +206,7 @@ def _find_odd(groups: Sequence[StackGroup]) -> StackGroup | None:
 
 
 def _find_behind(groups: Sequence[StackGroup]) -> list[StackGroup]:
-    """Return the groups that have called the fewest collectives; none if all have called as many, or that is unknown."""
+    """Return the groups that have called the fewest collectives; none if all called the same number, or it is unknown."""
     called = [group.collectives.called for group in groups if group.collectives is not None]
     if len(called) < len(groups) or min(called) == max(called):
         return []

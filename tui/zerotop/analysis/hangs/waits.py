@@ -102,7 +102,7 @@ _WORK_CALLS = ("wait", "synchronize")
 
 
 def find_wait(stack: ThreadStack) -> Wait:
-    """Return what a thread waits for."""
+    """Return the kind of wait that a thread is in."""
     outermost_first = tuple(reversed(stack.frames))
     last_name = stack.call.rpartition(".")[2]
     if (name := _find_collective(outermost_first)) is not None:

@@ -7,9 +7,9 @@
                 + unexplained
 
 The device's part is NVML's, reserved and allocated are the allocators' own counters, the categories are inventories of
-tensors. They are read at different moments. Where NVML and an allocator disagree for that, the ledger is of the moment of
-the allocator's reading: the free memory then follows from the other rows, or is not shown at all. Tensors that an inventory
-counted and that are not allocated any more make a row below zero. No row is cut off to make a sum come out.
+tensors. They are read at different moments. If NVML and an allocator disagree because of that, the ledger shows the moment
+of the allocator's reading: the free memory then follows from the other rows, or is not shown at all. Tensors that an
+inventory counted but that are no longer allocated make a row below zero. No row is adjusted to make a sum fit.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 ::
 
     resident = parameters + gradients + master weights + optimizer state + buffers
-               + what PyTorch's pinned allocator holds beyond its tensors + rest
+               + the pinned allocator's memory beyond its tensors + rest
 
 PyTorch's pinned allocator rounds requests up to powers of two and keeps freed blocks for reuse. The rest is Python,
 libraries, mapped files, batches. Tensors that are counted but not resident (never written to, or swapped out) make a row

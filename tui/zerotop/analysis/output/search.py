@@ -1,4 +1,4 @@
-"""Searches the job's whole output within a time budget, so that keys are answered meanwhile."""
+"""Searches the job's whole output within a time budget, so that keys are answered during a search."""
 
 from __future__ import annotations
 

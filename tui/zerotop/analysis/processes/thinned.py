@@ -1,4 +1,4 @@
-"""Times of a rank whose records were deleted after folding: only the figures of their steps are known."""
+"""Times in which a rank's records were deleted after folding: only the figures of their steps are known."""
 
 from __future__ import annotations
 

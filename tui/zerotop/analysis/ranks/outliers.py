@@ -86,12 +86,12 @@ class Skew:
 
     @property
     def is_effect(self) -> bool:
-        """Whether the rank waits for others rather than they for it: ranks meet in that phase, and none is late."""
+        """Whether the rank waits for others, and not they for it: ranks meet in that phase, and none is late."""
         return not self.is_waited_for and self.longest_delay_s < _DELAY_SHARE * self.iteration_s
 
     @property
     def delays_others(self) -> bool:
-        """Whether the others wait for this rank, beyond what chance explains."""
+        """Whether the others wait for this rank longer than by chance."""
         return not self.is_alike and self.is_waited_for and self.iteration_share >= _DELAY_SHARE
 
 

@@ -16,12 +16,10 @@ from zerotop.analysis.reports.finding_costs import FindingCost
 
 
 def describe_cost(cost: FindingCost, training_s: float, view: LiveView, units: ByteUnits = BINARY) -> str:
-    """Return what a finding cost: ``60 s, 26 % of the training time, 0.05 GPU hours ($0.19) and 1.2 GiB of GPU memory``.
+    """Describe a finding's cost: ``60 s, 26 % of the training time, 0.05 GPU hours ($0.19) and 1.2 GiB of GPU memory``.
 
-    Args:
-        training_s: the seconds of all iterations, evaluations and checkpoints.
-        view: the job, for its GPUs and the price of an hour.
-
+    ``training_s``: the seconds of all iterations, evaluations and checkpoints. ``view``: the job, for its GPUs and the price
+    of an hour.
     """
     parts = []
     if cost.seconds is not None:

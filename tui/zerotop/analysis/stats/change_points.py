@@ -62,7 +62,7 @@ class ShiftFinder:
         self._is_settled = False
 
     def find_shifts(self, values: Values) -> Iterator[Shift]:
-        """Yield the changes in all values so far that were not yielded before, in order."""
+        """Yield the changes in all values so far that have not been yielded before, in order."""
         while self._find_level(values):
             shift = self._find_shift(values)
             if shift is None:
@@ -116,7 +116,10 @@ def _find_decidable_end(count: int) -> int:
 
 
 def _find_early_candidates(values: Values, start: int, begin: int, end: int) -> Ints:
-    """Indices that may pass the quick test of _is_shift(): the median before lies between the lowest and the highest."""
+    """Return indices that may pass the quick test of _is_shift().
+
+    The earlier median is not known yet: it is between the lowest and the highest earlier value.
+    """
     known = _as_floats(values[start : end - 1])
     lowest, highest = (reduce.accumulate(known)[begin - start - 1 :] for reduce in (np.minimum, np.maximum))
     after = np.lib.stride_tricks.sliding_window_view(_as_floats(values[begin : end + SHIFT_STEPS - 1]), SHIFT_STEPS)

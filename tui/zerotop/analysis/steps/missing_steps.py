@@ -49,7 +49,7 @@ def insert_missing_steps(rows: Rows, last_step: int, most: int = MOST_MISSING) -
 
 
 def erase_measures(rows: Rows) -> None:
-    """Erase what is wrong in the rows of steps that were not recorded completely."""
+    """Erase wrong values in the rows of steps that were not recorded completely."""
     unknown = ~find_recorded(rows)
     if unknown.any():
         for name in rows.dtype.names or ():

@@ -39,7 +39,7 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class OptionEstimate:
-    """One stage and offload mode. Bytes of one GPU, or of one node where that is said."""
+    """One stage and offload mode. Bytes of one GPU, or of one node if the field says so."""
 
     stage: int
     offload: str  # one of OFFLOAD_DEVICES
@@ -88,7 +88,7 @@ def estimate_all_rows(model: TrainedModel, hardware: Hardware) -> Sequence[Estim
 
 
 def build_setup(model: TrainedModel, hardware: Hardware, stage: int, offload: str) -> EngineSetup:
-    """Return what the formulas need for one option."""
+    """Return the input of the formulas for one option."""
     optimizer, parameters = OFFLOAD_DEVICES[offload]
     return EngineSetup(
         stage=stage,

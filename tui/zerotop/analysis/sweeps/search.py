@@ -1,9 +1,9 @@
 """The search for the largest value that fits, in few runs: along a line of memory over the value, else by halves.
 
-Before anything is measured the line is that of the formulas; a run that fits moves it, a second one replaces it. A run that
-fails tells two things. What was allocated and requested when memory ran out is less than the value needs: where the line
-says less still, it is wrong. What PyTorch reserved then in blocks too small for the request is missing to larger values in
-proportion, and is added to the line.
+Before the first measurement the line comes from the formulas. A run that fits moves it, a second one replaces it. A run that
+fails gives two numbers. The bytes that were allocated and requested when memory ran out are a lower bound for its value: if
+the line says less, it is wrong. The bytes that PyTorch had reserved in blocks too small for the request are missing to
+larger values in proportion, and are added to the line.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class LargestSearch:
 
     @property
     def fit(self) -> KneeFit | None:
-        """Memory over the value, as measured so far."""
+        """Memory over the value, from the measurements so far."""
         pairs = sorted(self._measured.items())
         return fit_knee(np.array([x for x, _ in pairs], np.float64), np.array([y for _, y in pairs], np.float64))
 

@@ -168,5 +168,5 @@ def find_outermost_end(sources: Iterable[Source]) -> int:
 
 
 def choose_phase_codes(seconds: Floats) -> NDArray[np.int16]:
-    """Return the longest phase of each column, -1 where none is known. ``seconds``: shape (..., phases, columns)."""
+    """Return the longest phase of each column, -1 if none is known. ``seconds``: shape (..., phases, columns)."""
     return np.where(seconds.sum(axis=-2) > 0, seconds.argmax(axis=-2), -1).astype(np.int16)

@@ -41,7 +41,7 @@ class Losses(NamedTuple):
 
 
 def read_ending(session: Session) -> Ending:
-    """Read how the job ended, and what samplers and ranks could not write."""
+    """Read how the job ended, and the losses that samplers and ranks reported."""
     ends = [event.facts for event in session.events_named(events.JOB_ENDED)]
     code = ends[-1].get("exit_code") if ends else None
     text = str(ends[-1].get("text") or UNSEEN_END) if ends else ""

@@ -199,7 +199,7 @@ def _read_used_bytes(session: Session, moment_ns: int) -> dict[GpuKey, int]:
 
 
 def _read_resident_bytes(session: Session, moment_ns: int, processes: Sequence[RankProcess]) -> dict[RankProcess, int]:
-    """Return the processes' last samples; 0 where there is none."""
+    """Return the processes' last samples; 0 if there are none."""
     resident = dict.fromkeys(processes, 0)
     for host, (_, tick) in ranks_and_hosts.find_last_ticks(session.sources["processes"], moment_ns).items():
         for pid, rank, size in tick[["pid", "rank", "rss_bytes"]].tolist():

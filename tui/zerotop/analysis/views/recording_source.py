@@ -144,7 +144,7 @@ class RecordingSource:
         return self._iterations.token_counts
 
     def refresh(self) -> bool:
-        """Read what was written since the last call. True when there was anything."""
+        """Read the records written since the last call. True if there were any."""
         refreshed_ns, was_live = time.time_ns(), self.is_live
         fresh = self.session.refresh()
         finished = self._steps.update()

@@ -140,7 +140,7 @@ class AlignedIterations:
 
 
 def align_iterations(source: Source, steps: Rows, indices: Ints) -> AlignedIterations | None:
-    """Align the chosen iterations of a rank process; None where there are none."""
+    """Align the chosen iterations of a rank process; None if there are none."""
     if not len(indices):
         return None
     rows = steps[indices]

@@ -46,7 +46,7 @@ def describe_rank_losses(path: str) -> list[str]:
 
 
 def describe_place(path: str | Path) -> str:
-    """Say where the recording is, or why there is none."""
+    """Return a sentence about the recording's place, or the reason why there is none."""
     if directory.has_recording(str(path)):
         return f"recorded in {path}"
     is_there = (Path(path) / directory.SESSION_FILE).is_file()

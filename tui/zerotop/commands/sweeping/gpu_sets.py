@@ -1,4 +1,4 @@
-"""The GPUs of this machine, shared out among the points of a sweep: each point runs on a set of its own."""
+"""The GPUs of this machine, divided among the points of a sweep: each point runs on its own set."""
 
 from __future__ import annotations
 

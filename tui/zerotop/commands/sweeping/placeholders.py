@@ -58,7 +58,7 @@ def _read_whole_word(word: str) -> str | None:
 
 
 def expand_command(command: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """Return the command with the values of a point in place of its placeholders."""
+    """Return the command with a point's values instead of placeholders."""
     words = []
     for word in command:
         expanded = _PLACEHOLDER.sub(lambda match: _expand(match, values), word)

@@ -69,7 +69,7 @@ def describe_cost(sweep: Sweep) -> str:
 
 
 def describe_end(sweep: Sweep, problem: str) -> str:
-    """Return a sentence about how far the sweep came, and how it goes on."""
+    """Return a sentence about the sweep's progress, and how to continue it."""
     total, done = len(sweep.points), len(sweep.finished)
     if done == total:
         failed = sum(point.result is not None and point.result.outcome == CRASHED for point in sweep.points)

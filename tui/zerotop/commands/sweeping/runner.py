@@ -1,4 +1,4 @@
-"""Running a sweep's points, as many at once as sets of GPUs allow, and writing the results after each."""
+"""Running a sweep's points, as many at once as there are sets of GPUs, and writing the results after each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SweepRunner(PointRunner):
         return [point for point in self.sweep.points if point.result is None]
 
     def estimate_left_s(self) -> float | None:
-        """Return the seconds that the rest should take at the pace so far; None before the first result."""
+        """Return the seconds that the remaining points should take at the current pace; None before the first result."""
         done = len(self.sweep.finished) - self._first_done
         return self.elapsed_s / done * len(self.waiting) if done else None
 

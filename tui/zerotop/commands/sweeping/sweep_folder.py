@@ -72,7 +72,7 @@ def reopen_sweep(path: Path, plan: Plan | None = None) -> Sweep:
 
 
 def _compare_key(plan: Plan) -> str:
-    """Return what must be equal for a sweep to go on."""
+    """Return the settings that must be equal for a sweep to continue."""
     return json.dumps(
         [{name: list(values) for name, values in plan.settings.items()}, plan.command, plan.model, plan.config]
     )

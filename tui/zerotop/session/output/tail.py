@@ -1,4 +1,4 @@
-"""The last output of a job, without reading what came before."""
+"""The last output of a job, read without the output before it."""
 
 from __future__ import annotations
 

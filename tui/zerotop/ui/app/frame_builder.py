@@ -1,4 +1,4 @@
-"""From a recording and what the user chose to a frame: the part of the viewer that reads the recording."""
+"""Makes a frame from a recording and the user's choices: the part of the viewer that reads the recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screen's state without the screen: a source, a playhead, and what the keys do to them."""
+"""The state of the screen without the screen: a source, a playhead, and the effects of keys on them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Viewer:
     # Frames
 
     def make_request(self) -> FrameRequest:
-        """Return what a frame of this moment depends on."""
+        """Return the request for a frame of this moment."""
         return FrameRequest(
             playhead=copy.copy(self.playhead),
             rank=self._rank,
@@ -62,7 +62,7 @@ class Viewer:
         return replace(frame, moment=build_cursor_state(self.source, self.playhead, frame.all_findings))
 
     def poll(self) -> bool:
-        """Read what is new at once; True when the screen would look different."""
+        """Read new records at once; True if the screen would look different."""
         fresh = self.source.refresh()
         return self.stop_at_end() or self.playhead.playing or (fresh and self.playhead.following)
 
@@ -174,7 +174,7 @@ class Viewer:
             self._target_step = step
 
     def seek_seconds(self, seconds: float) -> None:
-        """Move by seconds; playing goes on."""
+        """Move by seconds; playing continues."""
         self.go_to_ns(self.compute_cursor() + int(seconds * 1e9))
 
     def go_to_seconds(self, seconds: float) -> None:

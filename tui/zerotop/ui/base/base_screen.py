@@ -32,7 +32,7 @@ from zerotop.ui.widgets.textual_private import count_style_updates
 
 @dataclass(frozen=True, slots=True)
 class ScreenState:
-    """What a picture depends on besides the frame: the terminal's size in cells, and the id of the enlarged panel."""
+    """The other inputs of a picture besides the frame: the terminal's size in cells, and the id of the enlarged panel."""
 
     width: int
     height: int
@@ -55,9 +55,9 @@ class ScreenPicture:
 class MonitorScreen(Screen[None]):
     """A screen of the monitor: header, sentences, this screen's own panels, transport, tabs and keys.
 
-    The thread that makes frames calls :meth:`build_picture`, and hence ``layout_panels``, ``label_keys`` and the ``draw``
-    of the own panels: what they read and change belongs to that thread. Keys change it by ``request_redraw``. The app's
-    thread shows the pictures.
+    The thread that makes frames calls :meth:`build_picture`, and hence ``layout_panels``, ``label_keys`` and the ``draw`` of
+    the own panels: the data that they read and change belongs to that thread. Keys change it by ``request_redraw``. The
+    app's thread shows the pictures.
     """
 
     NAME: ClassVar[str]
@@ -164,7 +164,7 @@ class MonitorScreen(Screen[None]):
         return ScreenPicture(self.NAME, frame, state, boxes, rows, labels, self.find_next_work())
 
     def find_next_work(self) -> Callable[[], object] | None:
-        """Return the work that makes a better picture, to be called in this thread; None where none is better."""
+        """Return work that would improve the picture, to be called in this thread; None if there is none."""
         return self.long_work.finish_work if self.long_work is not None and self.long_work.is_busy else None
 
     def _layout_outline(self, frame: Frame, state: ScreenState) -> ScreenOutline:
@@ -230,7 +230,7 @@ class MonitorScreen(Screen[None]):
                 panel.repaint()
 
     def show_frame(self, frame: Frame) -> None:
-        """Show what all screens share."""
+        """Show the parts common to all screens."""
         self._place_panels(self._layout_outline(frame, self.state).boxes)
         self.frame = frame
 

@@ -59,7 +59,7 @@ class Source(Protocol):
         """The last finished step in the whole recording, None before the first one."""
 
     def refresh(self) -> bool:
-        """Read what was written since the last call. True when there was anything."""
+        """Read the records written since the last call. True if there were any."""
 
     def reopen(self) -> Source:
         """Return the recording, opened again, without records deleted since. Raise SessionError."""

@@ -33,7 +33,7 @@ _MARKS = {Severity.INFO: " ", Severity.WARNING: "!", Severity.ERROR: "!"}
 
 
 def _join_texts(linked: LinkedFinding) -> str:
-    """Return all that is said about a finding, in lower case, to search in."""
+    """Return all texts of a finding, in lower case, for the search."""
     finding = linked.finding
     texts = (findings.describe_finding(finding), findings.describe_details(finding), finding.advice, finding.fix)
     step = "" if finding.step is None else f"step {finding.step}"

@@ -84,7 +84,7 @@ def layout_live(room: Box, shape: PanelCounts) -> dict[str, Box]:
 
 
 def replace_with_summary(boxes: dict[str, Box], width: int, rows: int) -> dict[str, Box]:
-    """Return the places with a summary of up to ``rows`` rows in place of the figures of ranks and GPUs, which are gone."""
+    """Return the places with a summary of up to ``rows`` rows instead of the figures of ranks and GPUs."""
     if "cpu" not in boxes:
         return boxes
     kept = {name: box for name, box in boxes.items() if name not in ("cpu", "gpu")}

@@ -141,7 +141,7 @@ def _plot_steps(
 
 
 def _list_phases(iterations: Iterations, shown: slice) -> dict[str, Floats]:
-    """Return the seconds of each phase of the shown steps, in drawing order; what was not recorded is 0."""
+    """Return the seconds of each phase of the shown steps, in drawing order; 0 if not recorded."""
     zeros = np.zeros(len(iterations.step[shown]))
     seconds = {name: np.fmax(0.0, values[shown]) for name, values in iterations.phase_s.items()}
     with np.errstate(invalid="ignore"):  # of infinite times

@@ -1,4 +1,4 @@
-"""The summary of a job that has ended: findings that cost most, speed, peaks, and what watching cost."""
+"""The summary of a job that has ended: the costliest findings, speed, peaks, and the cost of watching."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _choose_visible(names: Sequence[str], chosen: int, room: int) -> tuple[int, 
 
 
 def find_rank(x: int, view: MemoryView, width: int, *, host: bool) -> int | None:
-    """Return the rank whose bar is at a column of the drawing, None where there is none."""
+    """Return the rank whose bar is at a column of the drawing, None if there is none."""
     index = _find_bar(x, view, width, host=host)
     if index is None:
         return None
@@ -110,7 +110,7 @@ def find_rank(x: int, view: MemoryView, width: int, *, host: bool) -> int | None
 
 
 def describe_bar(x: int, view: MemoryView, width: int, *, host: bool) -> str:
-    """Return ``GPU 2: 40.4 of 140 GiB`` for the bar at a column of the drawing; empty where there is none."""
+    """Return ``GPU 2: 40.4 of 140 GiB`` for the bar at a column of the drawing; "" if there is none."""
     index = _find_bar(x, view, width, host=host)
     if index is None:
         return ""

@@ -22,7 +22,7 @@ _MOST_RANKS = 24  # cells of the list of ranks
 
 
 def count_stack_rows(found: Stillness, width: int, glyphs: Glyphs, *, with_sentences: bool) -> int:
-    """Return how many rows all stacks would need; ``with_sentences``: and what is wrong, in words."""
+    """Return the rows that all stacks need; ``with_sentences``: and the sentences about the problem."""
     heads = len(_draw_sentences(found.standstill, width, glyphs)) if with_sentences else 0
     columns = _choose_columns(found.standstill, width)
     blocks = [2 + len(_list_lines(group)) for group in found.standstill.groups]

@@ -30,7 +30,7 @@ class SearchLine:
 
 
 def measure_progress(model: SweepModel, search: SearchProgress) -> float:
-    """Return how much of all searches is done, 0 to 1, as searches by halves go on."""
+    """Return the progress of all searches, 0 to 1, assuming searches by halves."""
     share = 0.0
     for line in _build_lines(model, search):
         values = len(model.sweep.plan.settings[search.searched])

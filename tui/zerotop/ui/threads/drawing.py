@@ -48,7 +48,7 @@ class TableLine:
 
 
 class ThreadRows(NamedTuple):
-    """The rows of the panel, and what they show."""
+    """The rows of the panel, and the threads in them."""
 
     rows: list[Row]
     top: int  # the first visible row of the table

@@ -41,7 +41,7 @@ class PictureBuilder:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the last picture lacks what could not be read in time."""
+        """Whether the last picture lacks parts that could not be read in time."""
         return self.last_picture is not None and not self.last_picture.timeline.is_complete
 
     def finish_work(self) -> None:

@@ -72,7 +72,10 @@ class IterationRule:
         return True
 
     def add_steps(self, number: int, steps: int, backwards: int) -> None:
-        """Add earlier steps of the only optimizer, the last of them after so many ``backwards``; each ended an iteration."""
+        """Add earlier steps of the only optimizer, each of which ended an iteration.
+
+        ``backwards``: the number of backwards before the last of these steps.
+        """
         self.step_counts[number] += steps
         self._last_backward[number] = backwards
 

@@ -86,7 +86,7 @@ class Loop(TrainingHooks):
         return known
 
     def is_trained(self, module: Any) -> bool:
-        """Return whether a module belongs to this loop, whose forwards are recorded."""
+        """Return whether a module belongs to this loop, so that its forwards are recorded."""
         is_recorded = self.probe.recorder is not None and not self.probe.engines.belongs_to_deepspeed
         return is_recorded and self.owns_parameters(module)
 
@@ -166,13 +166,13 @@ class Loop(TrainingHooks):
         return state.get_position(after_backward=after_backward) if state is not None else (0, 0, 0)
 
     def prepare_forward(self) -> None:
-        """Before a training forward: count tensors if the gradients of the last update may have been freed meanwhile."""
+        """Before a training forward: count tensors if the gradients of the last update may have been freed since then."""
         if self._expects_tensors:
             self._expects_tensors = False
             self.count_tensors("next_forward")
 
     def note_output(self, output: Any) -> None:
-        """Remember what a model returned in a training forward, until a backward has been recorded."""
+        """Remember the output of a model in a training forward, until a backward has been recorded."""
         state = self.probe.engines.loop
         if state is not None and "before_backward" not in state.recorded_inventories:
             self._guard.run(self._read_output, output)

@@ -77,7 +77,7 @@ class LoopHooks:
         self._is_installed = self._is_awake = False
 
     def begin_late(self) -> None:
-        """Expect a loop whose optimizer exists already."""
+        """Expect a loop whose optimizer already exists."""
         self._wake()
         self._loop.begin_late()
 

@@ -33,9 +33,9 @@ def find_program() -> str | None:
 
 
 def dump_stacks(program: str, pid: int) -> dict[str, Any] | None:
-    """Return the fields ``frames`` and ``stacks`` of an event; None if py-spy may not read the process, or takes too long.
+    """Return the fields ``frames`` and ``stacks`` of an event; None if py-spy may not read the process, or is too slow.
 
-    The process is paused meanwhile, usually for some 50 ms.
+    This pauses the process, usually for about 50 ms.
     """
     command = [program, "dump", "--native", "--json", "--pid", str(pid)]
     try:
@@ -86,7 +86,7 @@ def _find_script_folder(frames: list[dict[str, Any]]) -> str:
 
 
 def _shorten_name(function: str) -> str:
-    """Leave out what a long name of C++ has in brackets."""
+    """Leave out the parts in brackets of a long C++ name."""
     return function if len(function) <= _LONGEST_NAME else function.partition("<")[0].partition("(")[0][:_LONGEST_NAME]
 
 

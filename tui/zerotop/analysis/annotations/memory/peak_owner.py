@@ -1,4 +1,4 @@
-"""The phase with the highest allocation, which decides what would lower the peak. Reported again if the phase changes."""
+"""The phase with the highest allocation, where memory has to be saved. Reported again if the phase changes."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class _State:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each evaluation that reserves more memory than before; later ones use what is reserved."""
+    """Report each evaluation that reserves more memory than before; later ones use the same memory."""
     for group in recording.groups:
         state, lead = group.get_state(_State), group.lead
         new = lead.read_rare_phases("eval").skip(state.evaluations_read)

@@ -1,4 +1,4 @@
-"""A change in how long iterations take, and what may have caused it."""
+"""A change in the duration of iterations, and its possible cause."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Advice = tuple[str, str]
 
 
 class Cause(NamedTuple):
-    """What changed, as the end of a sentence, and what to do."""
+    """A change, as the end of a sentence, and advice."""
 
     text: str
     advice: str
@@ -56,7 +56,7 @@ class StepChange:
 
     @property
     def process(self) -> Process:
-        """The process whose steps they are."""
+        """The lead process, which made these steps."""
         return self.group.lead
 
     def read_samples(self, records: Records) -> tuple[Samples, Samples] | None:
@@ -71,7 +71,7 @@ class StepChange:
 
     @cached_property
     def phased(self) -> tuple[Rows, Rows]:
-        """The steps with phases before and after; empty where there are none."""
+        """The steps with phases before and after; empty if there are none."""
         before, after = (rows[has_phases(rows)] for rows in (self.before, self.after))
         if len(before) < _ENOUGH_STEPS:
             before = self.process.phased_steps_until(int(self.before["end_unix_ns"][-1]))[-_MOST_STEPS:]
@@ -81,7 +81,7 @@ class StepChange:
         return before, after
 
     def read_phased(self, process: Process) -> tuple[Rows, Rows]:
-        """Return the steps with phases of another rank before and after; empty where there are none."""
+        """Return the steps with phases of another rank before and after; empty if there are none."""
         rows = process.phased_steps_until(max(self.known_ns, int(self.after["end_unix_ns"][-1])))
         limits = (self.before["step"][0], self.before["step"][-1] + 1, self.after["step"][0], self.after["step"][-1] + 1)
         begin, middle, again, end = np.searchsorted(rows["step"], limits)

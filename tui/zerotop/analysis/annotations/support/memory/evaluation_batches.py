@@ -27,7 +27,7 @@ def is_batch_larger(shapes: Mapping[str, float]) -> bool:
 
 
 def describe_batches(shapes: Mapping[str, float]) -> dict[str, Any]:
-    """Return what BATCHES needs besides the shapes."""
+    """Return the values for BATCHES that are not shapes."""
     return {"only_rows": shapes.get("rows") if "sequence" not in shapes else None}
 
 
