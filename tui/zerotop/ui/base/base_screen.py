@@ -220,7 +220,7 @@ class MonitorScreen(Screen[None]):
         self.frame = picture.frame
 
     def show_time(self, frame: Frame) -> None:
-        """Show the moment of a frame whose picture is not there yet: header and transport, or all that screens share."""
+        """Show the moment of a frame whose picture is not ready: header and transport, or all common parts."""
         if self.frame is None:
             self.show_frame(frame)
             return

@@ -28,9 +28,10 @@ elements for an n x m matrix, and the same for each matrix of a parameter with m
 (transformers/optimization.py) keeps them in fp32 for 16-bit parameters, one more moment with ``beta1``, and a scalar with
 the parameter.
 
-bitsandbytes (bitsandbytes/optim/optimizer.py) keeps fp32. With 8 bits it keeps one byte an element, 4 bytes for each block of
-256, and two tables of 1 KiB, but fp32 in parameters of less than 4,096 elements. Paged state is not in PyTorch's allocator.
-torchao (torchao/optim) does the same with tables for each parameter, but not in parameters whose size is no multiple of 256.
+bitsandbytes (bitsandbytes/optim/optimizer.py) keeps fp32. With 8 bits it keeps one byte an element, 4 bytes for each block
+of 256, and two tables of 1 KiB, but fp32 in parameters of less than 4,096 elements. Paged state is not in PyTorch's
+allocator. torchao (torchao/optim) does the same with tables for each parameter, but not in parameters whose size is no
+multiple of 256.
 
 LBFGS keeps a history; for it and for unknown classes there is no formula.
 """
