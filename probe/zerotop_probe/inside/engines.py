@@ -74,7 +74,6 @@ class EngineRegistry:
         self.current: TrainingState | None = None
 
     def add(self, engine: Any) -> EngineState:
-        """Add a new engine."""
         state = self._state_by_id[id(engine)] = EngineState(engine, self.next_number)
         self.engine_count = max(self.engine_count, state.index + 1)
         self.loop = None

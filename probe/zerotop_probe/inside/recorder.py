@@ -282,5 +282,4 @@ class Recorder:
         self.files.close()
 
     def write_event(self, time_ns: int, event: str, **facts: Any) -> None:
-        """Record an event."""
         self.files.events.write(time_ns, event, **facts)

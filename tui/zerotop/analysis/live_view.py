@@ -52,8 +52,6 @@ class Job(Engine):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of the job."""
-
     step: int | None  # last finished optimizer step of the slowest rank, counted from 0
     total_steps: int | None
     skipped_steps: int

@@ -34,7 +34,6 @@ _DEFAULT_OPEN_CONFIG = 60
 
 
 def write_session_page(report: SessionReport) -> str:
-    """Return the page."""
     charts = build_charts(report)
     content = (
         _build_header(report),

@@ -29,8 +29,6 @@ class SessionError(Exception):
 
 
 class Writer(NamedTuple):
-    """The writer of a file."""
-
     role: str
     rank: int
     host: str

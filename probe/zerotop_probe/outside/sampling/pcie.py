@@ -49,7 +49,6 @@ class LinkCounter:
         self._last_ns = 0
 
     def is_due(self, half_tick: int) -> bool:
-        """Whether a read is due."""
         return half_tick >= self._due_tick
 
     def add_reading(self, raw: int, now_ns: int, half_tick: int, pace: ReadPace) -> None:

@@ -163,7 +163,6 @@ class ProcessReader:
         return rows
 
     def close(self) -> None:
-        """Close all descriptors."""
         self._budget.close(self._status_descriptor)
         self._budget.close(self._statm_descriptor)
         self.threads.close()
@@ -234,7 +233,6 @@ class ProcessSampler:
             self._readers[process].member = member
 
     def close(self) -> None:
-        """Close all files."""
         self.follow_members(())
         self._process_writer.close()
         self._thread_writer.close()

@@ -47,7 +47,6 @@ class DescriptorBudget:
         return descriptor
 
     def close(self, descriptor: int | None) -> None:
-        """Close a descriptor."""
         if descriptor is not None:
             os.close(descriptor)
             self._left += 1
@@ -123,7 +122,6 @@ class ProcessThreads:
         return len(self._thread_by_tid)
 
     def list_threads(self, now_ns: int) -> None:
-        """List the current threads."""
         try:
             present = {int(name) for name in os.listdir(self._folder)}
         except OSError:
@@ -221,7 +219,6 @@ class ProcessThreads:
         return heapq.nlargest(count, busy, key=lambda thread: thread.cores)
 
     def close(self) -> None:
-        """Close all descriptors."""
         for thread in self._thread_by_tid.values():
             self._budget.close(thread.descriptor)
         self._thread_by_tid.clear()

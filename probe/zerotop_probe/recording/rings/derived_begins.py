@@ -30,5 +30,4 @@ def derive_begins(begins: list[bytes], spans: list[bytes], phases: list[bytes], 
 
 
 def get_time(record: bytes) -> int:
-    """Return the time of a record of BEGINS."""
     return int.from_bytes(record[:_TIME_BYTES], "little", signed=True)

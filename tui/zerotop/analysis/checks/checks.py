@@ -43,8 +43,6 @@ _WAITING_SHARE = 0.01
 
 
 class Outcome(str, Enum):
-    """The outcome of a check."""
-
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"  # it could not be decided: the sentence says why
@@ -52,8 +50,6 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check."""
-
     name: str
     outcome: Outcome
     sentence: str

@@ -43,7 +43,6 @@ class RankEnd:
 
     @property
     def signal_name(self) -> str | None:
-        """The name of that signal."""
         number = self.signal_number
         return None if number is None else _SIGNAL_NAMES.get(number, f"signal {number}")
 

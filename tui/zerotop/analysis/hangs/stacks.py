@@ -17,8 +17,6 @@ SILENT = stack_names.SILENT
 
 
 class Frame(NamedTuple):
-    """One frame of a stack."""
-
     file: str
     line: int
     function: str
@@ -33,8 +31,6 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """The stack of one thread."""
-
     thread: str  # "" for the training thread
     call: str  # the C function that the innermost frame calls; "" without one
     frames: tuple[Frame, ...]  # innermost first

@@ -11,8 +11,6 @@ from zerotop.analysis.hangs.stacks import Frame, ThreadStack
 
 
 class WaitKind(Enum):
-    """Kinds of waiting."""
-
     COLLECTIVE = "collective"  # for other ranks
     BACKWARD = "backward"  # in PyTorch's backward, where DDP's and FSDP's collectives are awaited
     DEVICE = "device"  # for the GPU, whose kernels may wait for other ranks

@@ -43,7 +43,6 @@ class LineBlocks:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all blocks."""
         return sum(size * count for size, count in self.sizes)
 
     @property

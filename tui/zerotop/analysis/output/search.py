@@ -45,7 +45,6 @@ class OutputSearch:
 
     @property
     def searched_share(self) -> float:
-        """Share of the output that is searched."""
         return (len(self._matches) + 1) / (self._buffer.blocks.sealed_count + 1)
 
     @property

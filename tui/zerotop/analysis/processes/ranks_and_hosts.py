@@ -48,7 +48,6 @@ class Sample(NamedTuple):
 
     @property
     def process_key(self) -> ProcessKey:
-        """The process."""
         return self.host, self.row["pid"]
 
 

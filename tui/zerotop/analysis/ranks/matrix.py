@@ -70,12 +70,10 @@ class RankMatrix:
 
     @cached_property
     def rank_numbers(self) -> Ints:
-        """Rank of each row."""
         return np.array([process.source.rank for process in self.processes], np.int64)
 
     @cached_property
     def host_names(self) -> tuple[str, ...]:
-        """Host of each row."""
         return tuple(process.source.host for process in self.processes)
 
     @cached_property

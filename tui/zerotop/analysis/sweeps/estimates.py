@@ -18,8 +18,6 @@ _ADAM_STATE = 8  # bytes for each parameter
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The hardware of a job."""
-
     gpus: int = 1  # on each node
     nodes: int = 1
     gpu_bytes: int | None = None  # of one GPU

@@ -215,7 +215,6 @@ class TimelineBuilder:
         return steps[-1] if steps else None
 
     def get_rank_phases(self, rank: int) -> RankPhases:
-        """Return the phases of a rank."""
         return self._get_ribbon(rank)[0]
 
     def _get_ribbon(self, rank: int) -> tuple[RankPhases, ColumnCache]:

@@ -40,7 +40,6 @@ class Grid:
 
     @property
     def length_s(self) -> float:
-        """Length of the iteration."""
         return float(self.edges[-1])
 
     @property

@@ -48,7 +48,6 @@ def compute_idle_s(fold: WaveformFold, row: PhaseRow) -> float:
 
 
 def find_idle_time(fold: WaveformFold) -> IdleTime:
-    """Find the idle time of a fold."""
     used = compute_signal_mean(fold, "utilization", [(0.0, fold.iteration_s)])
     total_s = fold.iteration_s * (1 - used / 100)
     outer = [(compute_idle_s(fold, row), row) for row in fold.phases if row.depth == 0]

@@ -119,7 +119,6 @@ class ZerotopApp(NavigationApp):
             self.leave_recording(leaving)
 
     def leave_recording(self, leaving: Leaving) -> None:
-        """Leave the recording."""
         self.exit(leaving)
 
     def handle_shown_frame(self, frame: Frame) -> None:

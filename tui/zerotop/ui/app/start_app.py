@@ -69,7 +69,6 @@ class ListApp(ZerotopApp):
         self.leave_recording(Leaving.QUIT)
 
     def leave_recording(self, leaving: Leaving) -> None:
-        """Return to the list."""
         self.call_next(self._return_to_list)
 
     async def _return_to_list(self) -> None:

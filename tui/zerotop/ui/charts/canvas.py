@@ -52,7 +52,6 @@ class Canvas:
         return 2 * self.width
 
     def number_style(self, style: str) -> int:
-        """Return the number of a style."""
         if style not in self._style_numbers:
             self._style_numbers[style] = len(self._style_names)
             self._style_names.append(style)

@@ -52,7 +52,6 @@ def phase_word(phase: str, glyphs: Glyphs) -> str:
 
 
 def phase_style(phase: str) -> str:
-    """Return a phase's style."""
     return _PHASE_STYLES.get(phase, "phase-other")
 
 

@@ -23,7 +23,6 @@ def row_width(row: Collection[Span]) -> int:
 
 
 def row_text(row: Iterable[Span]) -> str:
-    """Return the text of a row."""
     return "".join([text for text, _ in row])
 
 

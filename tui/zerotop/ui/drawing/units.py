@@ -59,12 +59,10 @@ _current_units = DEFAULT_UNITS
 
 
 def get_units() -> UnitChoice:
-    """Return the current units."""
     return _current_units
 
 
 def set_units(choice: UnitChoice) -> None:
-    """Set the current units."""
     global _current_units
     _current_units = choice
 

@@ -188,7 +188,6 @@ class SweepModel:
 
     @property
     def price(self) -> HourlyPrice | None:
-        """The price of an hour."""
         return read_sweep_price(self.sweep)
 
     @property

@@ -55,7 +55,6 @@ class _Wait(NamedTuple):
 
     @property
     def rows(self) -> Rows:
-        """The steps."""
         return self.process.phased_steps[self.first : self.last + 1]
 
     def find_delay(self) -> Delay:

@@ -44,7 +44,6 @@ class Group(DetectorState):
         return [process for process in self.processes if process.host == host]
 
     def ranks_on(self, host: str) -> tuple[int, ...]:
-        """Return the ranks on a node."""
         return tuple(process.rank for process in self.processes_on(host))
 
     def is_memory_short(self, time_ns: int) -> bool:

@@ -33,7 +33,6 @@ class ActivationBytes:
 
     @property
     def total(self) -> int:
-        """Both."""
         return self.layers + self.logits
 
 

@@ -33,7 +33,6 @@ class BlockGroup:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all blocks."""
         return self.size * self.count
 
 

@@ -129,7 +129,6 @@ class Process(DetectorState):
 
     @property
     def device_bytes(self) -> int | None:
-        """The memory of its device."""
         sizes = [device.get("total_bytes") for device in self.engine.get("devices") or []]
         return next((int(size) for size in sizes if isinstance(size, int) and size > 0), None)
 
