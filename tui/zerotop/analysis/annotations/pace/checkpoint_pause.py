@@ -65,7 +65,9 @@ class _Pause(NamedTuple):
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report the first long pause of each attempt, later ones longer by SPIKE_SIMILAR_SHARE, and frequent pauses."""
     for group in recording.groups:
-        for (delay, kind, evidence, step), found in await_lines(group, _KIND.name, _find_pauses(group), _find_delay):
+        for (delay, kind, evidence, step), found in await_lines(
+            group, _KIND.name, _find_pauses(group), lambda pause: pause.delay
+        ):
             period = round(evidence.get("period", 1))
             values = line_values(found.line) | {"every": f"each {period} steps" if period > 1 else "each step"}
             yield kind.at(group, delay.begin_ns, delay.end_ns, evidence, known_ns=found.known_ns, step=step, **values)
@@ -108,7 +110,3 @@ def _find_often(group: Group, recent: list[_Save], before: Rows) -> Iterator[_Pa
 
 def _make_delay(group: Group, begin_ns: int, last: _Save) -> Delay:
     return Delay(group.lead, "checkpoint_save", begin_ns, last.end_ns, last.end_ns)
-
-
-def _find_delay(pause: _Pause) -> Delay:
-    return pause.delay

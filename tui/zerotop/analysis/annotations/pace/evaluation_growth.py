@@ -55,7 +55,7 @@ class _Growth(NamedTuple):
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report the first growth of each attempt."""
     for group in recording.groups:
-        for growth, found in await_lines(group, _KIND.name, _find_growth(group), _get_delay):
+        for growth, found in await_lines(group, _KIND.name, _find_growth(group), lambda growth: growth.delay):
             line, kind = found.line, _KIND
             if line is not None and is_cause(line, growth.delay) and not is_training(line.callees, "eval"):
                 kind = name_line(kind, line).with_changes(advice=_KIND.advice)
@@ -99,7 +99,3 @@ def _measure_rising(seconds: Floats) -> float:
     """Return the share of pairs in which the later value is higher."""
     rising = np.triu(seconds[None, :] > seconds[:, None], 1).sum()
     return float(rising / (len(seconds) * (len(seconds) - 1) / 2))
-
-
-def _get_delay(growth: _Growth) -> Delay:
-    return growth.delay
