@@ -216,8 +216,8 @@ TOTAL_STEPS = _declare_event(
     Field("source", str, "trainer or config"),
 )
 
-# Whose steps end an iteration of a loop: it ends when each optimizer that counts has stepped since the last one. Written
-# when that changes, and when a loop with several optimizers ends.
+# The optimizers whose steps end an iteration of a loop: it ends when each of them has stepped since the last one. Written
+# when they change, and when a loop with several optimizers ends.
 OPTIMIZERS = _declare_event(
     "optimizers",
     Field("engine", int, "as in the engine event"),
@@ -390,7 +390,7 @@ BUSY_THREAD = _declare_event(
     *_STACK_FIELDS,
 )
 
-# Which lists, dicts and the like have become longer while host memory grew, and where they are. Written once such growth has
+# Lists, dicts and other containers that became longer while host memory grew, and their owners. Written once such growth has
 # lasted some seconds, and rarely again. Values are never recorded.
 GROWING_CONTAINERS = _declare_event(
     "growing_containers",
@@ -423,7 +423,7 @@ GROWING_CONTAINERS = _declare_event(
     ),
 )
 
-# Which lines allocated blocks of device memory, by PyTorch's own history of a step or two. Written where memory creeps, once
+# The lines that allocated blocks of device memory, by PyTorch's own history of a step or two. Written if memory creeps, once
 # after the first steps, and after new peaks of steps and evaluations.
 MEMORY_LINES = _declare_event(
     "memory_lines",
@@ -637,8 +637,8 @@ RANK_GONE = _declare_event("rank_gone", *_RANK)
 # A signal stopped a rank process or launcher (SIGSTOP, or Ctrl-Z), as far as the sampler saw it at its ticks.
 RANK_STOPPED = _declare_event("rank_stopped", *_RANK)
 
-# Of a rank that has written nothing for long, or nothing yet: the stacks of its threads as py-spy saw them. Files of C code
-# have the line 0.
+# Stacks of the threads of a rank that has written nothing for long, or nothing yet, from py-spy. Files of C code have the
+# line 0.
 RANK_STACKS = _declare_event(
     "rank_stacks",
     *_RANK,
@@ -658,7 +658,7 @@ RANK_STACKS = _declare_event(
     *_STACK_FIELDS,
 )
 
-# The stack of a DataLoader worker as py-spy saw it while its rank waited for data: of up to three workers, at most once a
+# The stack of a DataLoader worker while its rank waited for data, from py-spy: of up to three workers, at most once a
 # minute on a node. ``pid`` is the rank's. Files of C code have the line 0.
 LOADER_STACKS = _declare_event(
     "loader_stacks", *_RANK, Field("worker", int, "process id of the worker", required=True), *_STACK_FIELDS
@@ -683,7 +683,7 @@ JOB_ENDED = _declare_event("job_ended", *_END)
 # A part of the sampler failed; the rest goes on.
 SAMPLER_ERROR = _declare_event("sampler_error", *_ERROR)
 
-# Records of a rank waited in shared memory, as the session's file system did not take them in time. None is lost by that.
+# Records of a rank waited in shared memory, because the session's file system was too slow. None is lost by that.
 RECORDS_LATE = _declare_event(
     "records_late",
     Field("rank", int, "global rank"),

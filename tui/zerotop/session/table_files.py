@@ -22,7 +22,7 @@ from zerotop_probe.recording.tables import FOLDED, TABLES
 _NEAR_ROWS = 64  # records before the end that are searched first,
 _SEARCH_FACTOR = 8  # then this many times as many, so that pages far back need not be loaded
 _MANY_ROWS = 10_000  # records that are not checked before they are needed,
-_TAIL_ROWS = 1024  # except for so many at the end
+_TAIL_ROWS = 1024  # except for this many at the end
 
 
 class Source:

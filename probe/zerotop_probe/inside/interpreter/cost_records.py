@@ -46,7 +46,7 @@ class CostRecords:
             self.write_more(time_ns, last_step)
 
     def _write_collections(self, time_ns: int, step: int) -> None:
-        # Not before the first step: what is loaded before it is collected once.
+        # Not before the first step: objects loaded before it are collected once.
         self._collector.start()
         if (done := self._collector.take_collections(time_ns)) is not None:
             facts = {"seconds": done.spent_ns / 1e9, "collections": done.collections}

@@ -140,7 +140,7 @@ class StackSampler:
         for key in list(self._tallies):
             self._write(key, now())
 
-    # --- what is unusual ------------------------------------------------------------------------------------
+    # --- unusual durations ----------------------------------------------------------------------------------
 
     def _find_place(self) -> Place | None:
         """Return where the training thread is; None before the first phase."""

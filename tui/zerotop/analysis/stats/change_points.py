@@ -23,7 +23,8 @@ AGREE_SHARE = 0.10
 LEVEL_STEPS = 20
 # Consecutive values that all have to be beyond the old level: one or two slow steps in a row are common on a busy machine.
 SHIFT_STEPS = 4
-# Long series have more tries for chance: of as many values as an eighth of those before, at most LEVEL_STEPS, this share.
+# In a long series, more changes occur by chance. So this share of the next values must agree: an eighth of the number of
+# values before, at most LEVEL_STEPS.
 SHIFT_LENGTH_SHARE = 1 / 8
 SHIFT_AGREE_SHARE = 0.9
 # A level changes by at least this share, and by this many times the median deviation of the values before: 4 of normal

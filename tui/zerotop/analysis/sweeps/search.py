@@ -23,7 +23,7 @@ from zerotop.session.sweeps import Value
 EXPANDABLE = "expandable_segments:True"
 """The allocator setting that avoids most fragmentation."""
 
-# A line through two points in the flat part would predict far too much: so many times the largest measured at most.
+# A line through two points in the flat part would predict far too much. The limit is this many times the largest measured.
 _FARTHEST = 4.0
 # A line that says less than this share of what a failed run had and requested is wrong.
 _AGREEMENT = 0.98
@@ -60,8 +60,8 @@ class LargestResult:
     allocated_bytes: int | None  # at the largest
     runs: int
     problem: str = ""  # why the search ended early
-    expected: float | None = None  # value at which memory is full, by what was measured so far
-    line: Line | None = None  # allocated memory, by what was measured so far
+    expected: float | None = None  # value at which memory is full, from the measurements so far
+    line: Line | None = None  # allocated memory, from the measurements so far
     limit_bytes: float | None = None  # memory that PyTorch can have on one GPU
     fragmented_bytes: int | None = None  # unused in blocks too small for the request, where that is why ``failing`` failed
 

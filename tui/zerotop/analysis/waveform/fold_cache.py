@@ -83,7 +83,7 @@ class WaveformCache:
         chosen = self._choose_iterations(lead, count, number)
         key = (*subject, len(chosen.indices), *chosen.indices[-1:].tolist())
         if key not in self._folds:
-            # A fold that does not depend on what was shown before takes longer.
+            # A fold that does not build on the last one takes longer.
             delays = RenewalDelays() if hurry else self._delays
             fold = partial(fold_iterations, self.session, ranks, rank, chosen, cursor_ns, delays)
             self._missing = _MissingFold(subject, key, fold)

@@ -35,7 +35,7 @@ _LOST = 0.75
 # The delay of NVML's updates is found from this many windows,
 _ENOUGH = 400
 _FULL_PERCENT = 100.0
-_COARSE = 64  # with so many bins,
+_COARSE = 64  # with this many bins,
 _LATE_NS = 20_000_000  # in steps of this,
 _BETTER = 0.85  # and used if it reduces the misfit at least to this share.
 

@@ -96,7 +96,7 @@ class ZerotopApp(NavigationApp):
         self.set_recording(OpenedRecording(source, old.controller, title))
         self.viewer.go_on_from(old)
         if self._announcer is not None:
-            self._announcer.source = source  # it has told of what it will find again
+            self._announcer.source = source  # so that it does not announce old news again
         del old
         await self.switch_mode(self.shown_name)
         await self.remove_mode(_REOPENING)

@@ -64,7 +64,7 @@ class Glyphs:
     clipped: str = "▲"
     marked: str = "▼"  # above a step with a finding
     mark: str = "◆"  # the same on a time line
-    earlier: str = "◂"  # before what is further left on a time line
+    earlier: str = "◂"  # points to something further left on a time line
     later: str = "▸"
     times: str = "×"
     arrow: str = "→"

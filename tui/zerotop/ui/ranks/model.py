@@ -140,8 +140,8 @@ class Ranking:
         self._skew: tuple[RankMatrix | None, Skew | None] = None, None  # of the last matrix
         self._picture_key: tuple[object, ...] = ()
         self._last_picture: RankPicture | None = None
-        self._lookup: tuple[Metric, RankMatrix] | None = None  # what is to be looked up
-        self._values_by_metric: dict[Metric, MatrixValues] = {}  # what was looked up last
+        self._lookup: tuple[Metric, RankMatrix] | None = None  # the values to look up
+        self._values_by_metric: dict[Metric, MatrixValues] = {}  # the values of the last lookups
 
     @property
     def recorded_metrics(self) -> list[Metric]:

@@ -40,7 +40,7 @@ _KIND = FindingKind(
 _OWN_SHARE, _NODE_SHARE = 0.5, 0.05
 # The part of it that is released again.
 _RELEASED_SHARE = 0.5
-# Samples after an evaluation that show what was released: half a second.
+# Number of samples after an evaluation that show the released memory: half a second.
 _AFTER = 5
 # A peak that is reported again.
 _HIGHER = 1.25

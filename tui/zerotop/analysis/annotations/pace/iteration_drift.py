@@ -50,7 +50,7 @@ _BY_PHASE = {
         "py-spy dump --pid {pid}",
     ),
 }
-# As with a shift, so much is visible.
+# A rise is visible from this share on, as with a shift.
 DRIFT_SHARE = 0.15
 # By chance, six blocks are in order once in 720 times. Each is higher by at least this share of an even rise.
 DRIFT_BLOCKS = 6

@@ -58,8 +58,8 @@ _FIRST_STEPS = 5
 # The time lost on average: seconds, and as a share of an iteration. If only few steps lose it, it is a pause.
 _LOST_S, _LOST_SHARE = 0.01, 0.10
 _LEAST_STEPS_SHARE = 0.4
-# Between the phases time grows at least so many times as much as within them: else all is slower, as where others use the
-# cores.
+# The time between the phases grows by at least this many times the growth within them. Otherwise everything is slower, for
+# example because other processes use the cores.
 _TIMES_AS_LONG = 2.0
 _LEAST_BETWEEN_S = 0.002
 _MORE_SAMPLES = 1 / 4

@@ -39,8 +39,8 @@ _SEEN = _KIND.with_changes(
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
 )
-# So many times the longest of the last iterations, and at least so many seconds: where the stacks of all ranks show that
-# they wait, and without stacks.
+# A silence is a hang after this many times the longest of the last iterations, and at least these seconds: if the stacks of
+# all ranks show that they wait, and without stacks.
 HANG_ITERATIONS = 10.0
 SEEN_SECONDS = 10.0
 HANG_SECONDS = 30.0

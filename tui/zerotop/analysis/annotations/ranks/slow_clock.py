@@ -33,8 +33,8 @@ _KIND = FindingKind(
 _LOWER = 0.9
 # An idle GPU lowers its clock by itself. Utilization (percent) is of the last 200 ms.
 _COMPUTING_PERCENT = 20.0
-# Each window of time lasts so long (ns), later ones longer by a share of the training before them, so that a long recording
-# has not many more. Two in a row must show the same rank. Each GPU must have so many samples in each.
+# Each window lasts this long (ns), later ones longer by a share of the training before them, so that a long recording has
+# few more. Two in a row must show the same rank. In each, every GPU must have this many samples.
 _WINDOW_NS, _LONGER, _SAMPLES = 5_000_000_000, 0.01, 5
 # Reasons for a lower clock that are no throttling.
 _REASONS = {0x02: "clocks that were set", 0x04: "the power limit", **THROTTLE_REASONS}

@@ -45,7 +45,7 @@ _WAITS = _COMPUTES.with_changes(
 # The share of an iteration by which it computes longer, or waits longer for a core. Clean ranks differ more in the latter.
 _SLOW_SHARE, _WAITING_SHARE = 0.08, 0.25
 # Each window has at least these steps and nanoseconds, and this many in a row must show the same rank. Later ones last at
-# least a share of the training before them, so that a long recording has not many more.
+# least a share of the training before them, so that a long recording has few more.
 _STEPS, _WINDOW_NS, _WINDOWS, _LONGER = 10, 2_000_000_000, 2, 0.01
 # The first steps load and allocate.
 _FIRST_STEPS = 5
