@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from zerotop_probe.recording.tables import COUNTED, PHASE_CODE, SPANS
 
-# This many last waits, without the longest, which may be the first of an epoch, must reach this average (ns), and this share of
-# their iterations as far as recorded: workers in step with each other deliver two batches at once.
+# This many last waits, without the longest, which may be the first of an epoch, must reach this average (ns), and this share
+# of their iterations as far as recorded: workers in step with each other deliver two batches at once.
 _WAITS = 7
 _LEAST_NS, _SHARE = 20_000_000, 0.2
 # If a rank's last wait is older than this (ns), it does something else.
