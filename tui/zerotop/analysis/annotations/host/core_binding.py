@@ -25,7 +25,7 @@ _SHARED = _KIND.with_changes(
 )
 _CROSSING = _KIND.with_changes(
     headline="{crossing:Ranks} {verb} bound to cores of several NUMA nodes",
-    details="One node has enough cores for a rank. Bound to several, some memory accesses are remote.",
+    details="One node has enough cores for a rank; with several, some memory accesses are remote.",
 )
 _IDLE = _KIND.with_changes(
     headline="No rank is bound to NUMA node {empty}: its cores and memory are idle",
