@@ -474,7 +474,6 @@ class Telling:
             lost_records=0,
             errors=0,
             records=records,
-            records_per_s=30.0 * (self.story.ranks + self.story.gpus),
         )
 
     def make_output(self, most: int = 200) -> tuple[str, ...]:

@@ -155,7 +155,6 @@ views = st.builds(
         lost_records=few,
         errors=few,
         records=sizes,
-        records_per_s=numbers,
     ),
     output=st.lists(st.text(max_size=40), max_size=5).map(tuple),
     history=make_history(),

@@ -40,7 +40,7 @@ ADVICE: list[tuple[str, str, tuple[str, ...], tuple[str, ...]]] = [
     ("z2-oom", "first_real_step", ('"offload_optimizer": {"device": "cpu"}',), ()),
     # Nor less host memory while the host has room.
     ("z2-offload", "first_real_step", ("in host memory",), ("nvme",)),
-    ("gpu-offload-4", "pinned_overhead", ("rounding to powers of two",), ("pin_memory",)),
+    ("gpu-offload-4", "pinned_overhead", ("rounding up to powers of two",), ("pin_memory",)),
     # The request is named by what it holds.
     ("z2-oom", "out_of_memory", ("as float32 logits over a vocabulary of 151,936 take",), ()),
     ("cpu-dead", "dead_rank", ("signal 9 (SIGKILL)", "dmesg"), ()),

@@ -33,7 +33,7 @@ def test_logits_and_their_copies_own_the_peak(tmp_path: Path) -> None:
     (finding,) = find_named(make_logits(tmp_path, [[BLOCK + 512, 3], [1 << 20, 90]]), "logits_peak")
     assert finding.headline == "Logits take 7.67 GiB of the memory peak of 19.50 GiB in backward"
     assert finding.details.startswith(
-        "When it begins, logits or copies of them take 3 blocks of 1.53 GiB with 8 x 1024 x 50,257 elements."
+        "When backward begins, logits or copies of them take 3 blocks of 1.53 GiB with 8 x 1024 x 50,257 elements."
     )
     assert finding.advice.startswith(
         "Lower the DataLoader's batch_size from 8 to 2 and accumulate over as many more micro-batches: that needs 5.75 GiB"

@@ -255,7 +255,7 @@ def test_in_a_container_the_jobs_own_processes_are_not_those_of_others(tmp_path:
     (ledger,) = read_checked_ledgers(session, 20).values()
     assert list_row_sizes(ledger)["before_the_job"] == 0.5
     assert (ledger.sum_bytes("outside_pytorch"), ledger.sum_bytes("other_processes")) == (gib_to_bytes(1.5), 0)
-    assert "what the device uses beyond its use" in ledger.notes[0]
+    assert "the device's use, less its use" in ledger.notes[0]
     assert not [one.name for one in find_annotations(session, second_to_unix_ns(28)) if one.name.startswith("others")]
 
 

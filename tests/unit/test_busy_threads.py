@@ -119,7 +119,7 @@ def test_a_thread_that_began_with_the_change_is_its_cause(tmp_path: Path, monkey
         "50 ms of it in the backward phase; at the same time thread dashboard began to use 0.6 cores at train.py:17 in"
         " refresh, and holds Python's lock meanwhile."
     )
-    assert "let dashboard do its work in a process of its own" in shift.advice
+    assert "move the work of dashboard to a separate process" in shift.advice
     assert shift.fix == "multiprocessing.Process(target=refresh, daemon=True).start()"
     assert all(found == whole for found in others)
 

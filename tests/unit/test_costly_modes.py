@@ -169,8 +169,8 @@ def test_an_emptied_cache_is_the_only_finding(tmp_path: Path, monkeypatch: pytes
     (finding,) = whole
     assert finding.headline == "The allocator's cache is emptied in each step: train.py:33"
     assert finding.details == (
-        "Iterations take 150 ms instead of 100 ms from step 40 on. torch.cuda.empty_cache() at train.py:33 in tidy takes"
-        " 20 ms itself, and the next step has to ask the driver anew for memory that PyTorch would have kept."
+        "Iterations take 150 ms instead of 100 ms from step 40 on. The call of torch.cuda.empty_cache() at train.py:33 in"
+        " tidy takes 20 ms, and the next step has to request from the driver the memory that PyTorch would have kept."
     )
     assert (finding.step, finding.severity.value, finding.cost) == (40, "warning", pytest.approx(1 / 3))
     assert all(found == whole for found in others)

@@ -183,7 +183,7 @@ def test_a_job_without_a_probe_is_recognized(tmp_path: Path) -> None:
     write_ranks(tmp_path, 2, 4)
     for file in tmp_path.glob("spans-*"):
         file.unlink()
-    assert "only watched from outside" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
+    assert "only watched from" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     assert "No rank trains yet" in describe_empty(read_recording(tmp_path), (), State.STARTING)
 
 

@@ -40,5 +40,5 @@ def test_quantized_parameters_are_told_apart(tmp_path: Path, capsys: pytest.Capt
     recording.write_records(tables.ALLOCATOR, rank, [make_reading(7, 5, 7, phase="step", edge="end", **peak)])
     assert main(["estimate", str(path), "--gpus", "1"]) == 0
     text = capsys.readouterr().out
-    assert "  among them 536.9 M quantized parameters, which have no formula: the states below are without them" in text
+    assert "  among them 536.9 M quantized parameters, which have no formula: the states below leave them out" in text
     assert "The optimizer's state is missing: its size is not known." in text

@@ -225,7 +225,7 @@ def test_a_container_hides_the_jobs_processes(tmp_path: Path) -> None:
 def test_a_container_and_no_look_from_before_the_job(tmp_path: Path) -> None:
     ledger = read_only_ledger(record_container(tmp_path, 3).open_session(), 5.5)
     assert list_row_sizes(ledger) == {"free": 72.5, "outside_pytorch": 3.5, "reserved_unallocated": 3, "unattributed": 1}
-    assert any("may be anybody's" in note for note in ledger.notes)
+    assert any("may belong to anybody" in note for note in ledger.notes)
 
 
 def test_no_nvml(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blo
             "gpu-lines-leak",
             "memory_creep",
             "memory_on_gpu.py:58 leaks 32.8 MiB a step on rank 0; full near step 2661",
-            "What stays was allocated at memory_on_gpu.py:58 in keep.",
+            "The leaked memory was allocated at memory_on_gpu.py:58 in keep.",
         ),
         (
             "gpu-lines-jump",
@@ -124,7 +124,7 @@ def test_the_line_of_a_leak(leak_finding: tuple[Path, Annotation]) -> None:
     (creep,) = find_named(session, "memory_creep")
     assert creep.headline.startswith("train.py:57 leaks 32.0 MiB a step on rank 0; full near step ")
     assert len(creep.headline) <= 80
-    assert "What stays was allocated at train.py:57 in keep." in creep.details
+    assert "The leaked memory was allocated at train.py:57 in keep." in creep.details
     assert "train.py:57" in creep.advice
     assert (creep.evidence, creep.known_ns) == (before.evidence, before.known_ns)
 

@@ -13,6 +13,6 @@ from zerotop.ui.drawing.rows import row_text
 @pytest.mark.parametrize("glyphs", [ASCII, BLOCKS], ids=["ascii", "blocks"])
 def test_use_beyond_the_limit_and_below_zero_is_drawn_at_the_ends(glyphs: Glyphs) -> None:
     used = (-(2**62), 0, 2**30, 2**62)  # as in a damaged recording
-    samples = tuple(HostMemory(second * 10**9, value, 2**30, False) for second, value in enumerate(used))
+    samples = tuple(HostMemory(second * 10**9, value, 2**30) for second, value in enumerate(used))
     low, top = glyphs.levels[1], glyphs.levels[-1]
     assert low + low + top + top in row_text(_draw_memory_strip(samples, 80, glyphs))

@@ -75,7 +75,7 @@ def test_a_job_whose_time_was_over(tmp_path: Path) -> None:
 
 def test_a_job_that_used_too_much_memory(tmp_path: Path) -> None:
     ((headline, _),) = find_cancelled(tmp_path, "srun: error: c4-n1: task 1: Out Of Memory")
-    assert headline == "Slurm ended processes: they used more memory than they may"
+    assert headline == "Slurm ended processes: they exceeded their memory limit"
 
 
 @pytest.mark.parametrize("output", [BY_HAND, "training done"])

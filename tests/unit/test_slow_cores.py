@@ -38,7 +38,7 @@ def read_pids(folder: Path) -> dict[int, int]:
 def test_a_rank_that_computes_more(tmp_path: Path) -> None:
     folder = recordings.as_directory(NAME, tmp_path)
     (slow,) = find_slow(folder)
-    assert slow.headline == "Rank 1 computes for 164 ms of an iteration, the others for 20 ms"
+    assert slow.headline == "Rank 1 computes for 164 ms in each iteration, the others for 20 ms"
     assert (slow.ranks, slow.step) == ((1,), 18)
     assert slow.fix == f"py-spy dump --pid {read_pids(folder)[1]}"
     session = Session.open(folder)
@@ -49,7 +49,7 @@ def test_a_rank_that_computes_more(tmp_path: Path) -> None:
 def test_the_iterations_that_became_longer_name_it() -> None:
     session = recordings.open_recording(NAME)
     shift = next(one for one in find_annotations(session, session.end_ns) if one.name == "iteration_shift")
-    assert "rank 1 computes for 151 ms of an iteration instead of 21 ms" in shift.details
+    assert "rank 1 computes for 151 ms in each iteration instead of 21 ms" in shift.details
 
 
 def test_a_rank_that_waits_for_a_core(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_rank_that_waits_for_a_core(tmp_path: Path) -> None:
 
     change_table(folder, "threads-*.rec", wait_instead)
     (slow,) = find_slow(folder)
-    assert slow.headline.startswith("Rank 1 waits for a core for ")
+    assert slow.headline.startswith("In each iteration rank 1 waits ")
     assert (slow.ranks, slow.fix) == ((1,), f"taskset -pc {pids[1]}")
     change_table(folder, "hosts-*.rec", take_cores)
     change_table(folder, "processes-*.rec", wait_for_cores)

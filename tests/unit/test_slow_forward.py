@@ -57,7 +57,7 @@ def test_slow_cores(tmp_path: Path) -> None:
     (slow,) = find_slow(folder)
     assert slow.ranks == (1,)
     assert slow.step == SINCE
-    assert slow.headline.startswith("Rank 1 computes slowly: 3")
+    assert slow.headline.startswith("Rank 1 computes slowly: its forward takes 3")
     assert slow.evidence["forward_s"] - slow.evidence["others_s"] == pytest.approx(LATE_NS / 1e9, abs=0.005)
     assert "measured on the host" in slow.details
     assert slow.fix.startswith("taskset -pc ")
@@ -76,7 +76,7 @@ def test_a_slow_gpu(tmp_path: Path) -> None:
     change_table(folder, "device_times", 2, slow_down)
     (slow,) = find_slow(folder)
     assert slow.ranks == (2,)
-    assert slow.headline == "Rank 2 computes slowly: 335 ms a forward, 35 ms on the others"
+    assert slow.headline == "Rank 2 computes slowly: its forward takes 335 ms, the others' 35 ms"
     assert "measured on the GPU" in slow.details
     assert slow.fix.startswith("nvidia-smi ")
 

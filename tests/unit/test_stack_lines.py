@@ -319,7 +319,7 @@ def test_data_that_is_late_at_regular_distances(
     findings = [one for one in find_annotations(session, session.end_ns) if one.name == "repeated_pause"]
     assert [one.fix for one in findings] == ([] if fix is None else [fix])
     for one in findings:
-        assert one.headline.startswith("Every 5 iterations data takes 400 ms to come (")
+        assert one.headline.startswith("Every 5 iterations the wait for data takes 400 ms (")
         assert one.step == 10
 
 

@@ -71,7 +71,7 @@ def test_the_rank_that_has_not_come_is_named(tmp_path: Path) -> None:
     assert stuck.known_ns == second_to_unix_ns(30)
     said = "Stuck at the start for 30 s: rank 1 is in sleep at train.py:40 in build_batch"
     assert stuck.headline == said
-    assert stuck.details == "Ranks 0 and 2 wait in all_reduce at train.py:90 in step. No rank has left its line since then."
+    assert stuck.details == "Ranks 0 and 2 wait in all_reduce at train.py:90 in step. No rank has moved on since then."
     assert (stuck.ranks, stuck.fix, stuck.severity) == ((1,), "train.py:40", Severity.ERROR)
 
 

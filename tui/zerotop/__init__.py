@@ -11,10 +11,10 @@ __all__ = ["open_session"]
 
 
 def open_session(name: str, price_per_hour: str | float | None = None) -> NotebookSession:
-    """Open a recording in a notebook or a script, by name, the start of one, or path.
+    """Open a recording in a notebook or a script, by its name, the start of its name, or its path.
 
-    In a notebook it displays its report; ``open_session("brisk-otter").table("steps")`` is a data frame.
-    Raises SessionError if there is no such recording, ValueError for a price that is none.
+    In a notebook it displays its report; ``open_session("brisk-otter").table("steps")`` is a data frame. Raises SessionError
+    if there is no such recording, ValueError for an invalid price.
     """
     from zerotop.report.notebook import NotebookSession
 

@@ -1,8 +1,8 @@
 """Decide how much of the next step to record, so that watching takes no more than a share of the training time.
 
-A step in full detail has readings of the device at the edges of its phases; one in light detail has the same phases and a
-single reading, at its end. Steps that are long enough for full detail always get it; of shorter ones as many as the budget
-allows. Where even light detail costs more than the budget, most steps are only counted: they have an end and no phases.
+A step in full detail has readings of the device at the edges of its phases. One in light detail has the same phases and a
+single reading, at its end. Steps that are long enough for full detail always get it; shorter ones get it as often as the
+budget allows. If even light detail costs more than the budget, most steps are only counted: they have an end and no phases.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from zerotop_probe.recording.directory import BUDGET_VARIABLE, DEFAULT_BUDGET
 _FIRST_STEPS = 20
 # Steps that are recorded in full after an evaluation or a checkpoint, if the budget allows.
 _STEPS_AFTER_PAUSE = 2
-# A step is unlike those before if it takes so many times as long, or as short.
+# A step is unlike those before if it is longer, or shorter, by this factor.
 _UNLIKE_FACTOR = 1.5
 # Weight of the last step in the usual duration and the usual costs.
 _WEIGHT = 0.125
-# A cost that is so many times the usual one was an interruption of the process.
+# A cost that is this many times the usual one was an interruption of the process.
 _MOST_TIMES = 4.0
-# What was saved or overspent in this time counts, not what was before.
+# Only savings and debts from this time count.
 _MEMORY_NS = 1_000_000_000
-# Even where light detail alone exceeds the budget, one step in each interval is recorded in full. The interval (ns) lies
-# between these limits, and is as long as needed for full steps to take no more than this part of the budget.
+# Even if light detail alone exceeds the budget, one step in each interval is recorded in full. The interval (ns) is between
+# these limits, and long enough for full steps to take no more than this part of the budget.
 _LONGEST_LIGHT_NS, _LONGEST_WITHOUT_FULL_NS, _FULL_PART = 2_000_000_000, 30_000_000_000, 0.1
-# Of counted steps, one in so many has phases. From 16 on it stays so even where that costs more than the budget, if the next
-# interval is longer than so long (ns).
+# Every n-th counted step has phases, with one of these n. From 16 on, n does not grow if the next interval would be longer
+# than this time (ns), even if the budget is exceeded.
 _INTERVALS = (2, 4, 8, 16, 32, 64, 128, 256)
 _SHORTEST_LAST, _LONGEST_UNSEEN_NS = 16, 2_000_000_000
 # After overspending, intervals are longer for a while: as if the budget were smaller, down to this part of it.
 _LEAST_PART = 0.25
 # Every 64 steps the steps with phases move by 5: a job may do something in every 16th step.
 _SHIFT, _SHIFT_EVERY = 5, 64
-# Steps from one evaluation or checkpoint after which steps have phases to the next.
+# Steps between two evaluations or checkpoints after which the next steps have phases.
 _STEPS_BETWEEN_WISHES = 16
-# Where counted steps become longer, so many of the next ones have phases, at most once in so long (ns): they show why.
+# If counted steps become longer, this many of the next ones have phases, to show why; at most once in this time (ns).
 _STEPS_AFTER_LONGER, _LONGER_EVERY_NS = 3, 2_000_000_000
 # The part of the budget that is left to the hooks, whatever the probe's threads have cost.
 _HOOKS_PART = 0.5
@@ -74,7 +74,7 @@ class DetailBudget:
         self._last_wish = -_STEPS_BETWEEN_WISHES
         self._last_end_ns = self._last_cost_ns = self._last_full_ns = 0
         self._last_threads_ns = self._last_longer_ns = 0
-        self._threads_share = 0.0  # what the probe's threads usually take of the training time
+        self._threads_share = 0.0  # the share of the training time that the probe's threads usually take
 
     @property
     def is_full(self) -> bool:
@@ -89,7 +89,7 @@ class DetailBudget:
 
     @property
     def like_ns(self) -> tuple[float, float]:
-        """The shortest and the longest duration that are not unlike those of the steps so far."""
+        """The shortest and the longest duration that count as similar to the steps so far."""
         return self._usual_ns / _UNLIKE_FACTOR, self._usual_ns * _UNLIKE_FACTOR
 
     def end_step(
@@ -106,11 +106,11 @@ class DetailBudget:
 
         Args:
             time_ns: the end of a step.
-            cost_ns: what the hooks have cost so far, without one-time costs.
-            threads_ns: what the probe's threads have cost, which is no cost of a step's detail.
+            cost_ns: the cost of the hooks so far, without one-time costs.
+            threads_ns: the cost of the probe's threads, which does not depend on a step's detail.
             next_step: number of the next step; None if it must have phases.
             steps: steps since the last call, if they were counted.
-            last_ns: duration of the last of several.
+            last_ns: the duration of the last of several steps.
         """
         elapsed_ns = time_ns - self._last_end_ns
         by_hooks_ns, by_threads_ns = cost_ns - self._last_cost_ns, threads_ns - self._last_threads_ns
@@ -191,7 +191,7 @@ class DetailBudget:
     def find_uncounted(self, step: int) -> int:
         """Return the number of the first step from ``step`` on that has phases.
 
-        All ranks choose the same steps, as they are compared; of ranks with different intervals those of the longer one.
+        All ranks choose the same steps, so that they can be compared; with different intervals, the longer one's steps.
         """
         while (step + step // _SHIFT_EVERY * _SHIFT) % self._interval:
             step += 1

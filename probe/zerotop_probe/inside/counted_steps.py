@@ -133,7 +133,7 @@ class CountedSteps:
         recorder.follow_detail(time_ns)
 
     def take_cost(self) -> None:
-        """Add what the hooks have cost in counted steps to the probe's cost."""
+        """Add the cost of the hooks in counted steps to the probe's cost."""
         self._meter.cost_ns += self._counting.cost_ns
         self._counting.cost_ns = 0
 

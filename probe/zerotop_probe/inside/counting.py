@@ -1,4 +1,4 @@
-"""Counted steps, whose end alone is recorded: most steps are counted where even light detail costs too much."""
+"""Counted steps, of which only the end is recorded: most steps are counted if even light detail costs too much."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zerotop_probe.inside.engines import LoopState
 
 
 class StepCounting:
-    """What the hooks of one process need to know in a counted step. They read it first, and most then do nothing.
+    """The state that the hooks of one process read in a counted step. They read it first, and most then do nothing.
 
     The recorder changes it at the ends of steps. Any thread may call :meth:`stop`.
     """

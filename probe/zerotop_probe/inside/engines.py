@@ -12,7 +12,7 @@ _LAST_INDEX = 255
 
 
 class TrainingState:
-    """State of one engine or loop: its number, its steps, and the backwards since the last of them."""
+    """State of one engine or loop: its number, its steps, and the backwards since the last step."""
 
     finished_steps: int
     """Optimizer steps done so far."""
@@ -74,7 +74,6 @@ class EngineRegistry:
         self.current: TrainingState | None = None
 
     def add(self, engine: Any) -> EngineState:
-        """Add a new engine."""
         state = self._state_by_id[id(engine)] = EngineState(engine, self.next_number)
         self.engine_count = max(self.engine_count, state.index + 1)
         self.loop = None
@@ -82,7 +81,7 @@ class EngineRegistry:
 
     @property
     def next_number(self) -> int:
-        """The number of the next engine: it takes over that of a loop before it, as readers follow number 0."""
+        """The number of the next engine. It takes over that of a loop before it, because readers follow number 0."""
         return self.loop.index if self.loop is not None else self.engine_count
 
     def add_loop(self) -> LoopState:

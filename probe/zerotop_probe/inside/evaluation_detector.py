@@ -1,7 +1,7 @@
 """Detect an evaluation in a hand-written loop, which calls no hook: by forwards that cannot train.
 
-The phase lasts from the first such forward to the last one before training resumes. Its end is therefore known only
-afterwards, and only the next forward shows whether a batch fetched meanwhile belongs to it.
+The phase lasts from the first such forward to the last one before training resumes. So its end is known only afterwards, and
+only the next forward shows whether a batch fetched before it belongs to the evaluation.
 """
 
 from __future__ import annotations

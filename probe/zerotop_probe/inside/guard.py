@@ -65,12 +65,12 @@ class CostMeter:
 
     @property
     def total_ns(self) -> int:
-        """What the training has felt so far, without one-time costs."""
+        """The time that the probe took from the training so far, without one-time costs."""
         return self.cost_ns + self.threads_ns
 
     @property
     def threads_ns(self) -> int:
-        """What the probe's threads have cost so far."""
+        """The cost of the probe's threads so far."""
         return sum(self.thread_ns.values())
 
 
@@ -96,7 +96,7 @@ class Guard:
             self._meter.cost_ns += now() - begin_ns
 
     def run_once(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """As :meth:`run`, for a one-time cost within a hook: it does not count as the hook's."""
+        """As :meth:`run`, for a one-time cost within a hook, which does not count as the hook's."""
         before_ns = self._meter.cost_ns
         result = self.run(function, *arguments)
         passed_ns, self._meter.cost_ns = self._meter.cost_ns - before_ns, before_ns

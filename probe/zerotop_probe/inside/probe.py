@@ -203,9 +203,9 @@ class Probe:
         return self._session if self.recorder is not None else ""
 
     def leave_process(self) -> None:
-        """Remove the probe from this process, which goes on. Call it while no phase is in progress.
+        """Remove the probe from this process, which continues. Call it while no phase is in progress.
 
-        The replaced peak counters stay: the probe has reset the allocator's, so that the job still needs the correction.
+        The replaced peak counters stay: the probe has reset the allocator's counters, so the job still needs the correction.
         """
         recorder, self.recorder = self.recorder, None
         self.counting.stop()

@@ -27,7 +27,7 @@ _PAUSES = frozenset(PHASE_CODE[name] for name in ("eval", "checkpoint_save", "ch
 _QUICK_PHASES = frozenset(PHASE_CODE[name] for name in ("data", "forward", "backward", "step"))
 _MOST_UNWRITTEN = 15
 _STEP_PHASE = PHASE_CODE["step"]
-# Outermost phases that are remembered: those of several iterations.
+# Number of outermost phases that are remembered: several iterations.
 _ENDED_SPANS = 64
 
 
@@ -63,7 +63,7 @@ class Recorder:
         self._meter = meter
         self._span_writer = files.open_table(tables.SPANS)
         self._begin_writer = files.open_table(tables.BEGINS)
-        # Who drains a ring also reads what is noted in it.
+        # The process that drains a ring also reads the notes in it.
         self._phases = files.phases if isinstance(files, RingFiles) else None
         self._unwritten: list[Span] = []  # and not yet recorded
         self._announced_ns = 0  # begin of the last phase with a record of it
@@ -79,7 +79,7 @@ class Recorder:
     ) -> Span:
         """Record the begin of a phase inside those in progress.
 
-        ``brief``: the phase is so short that its begin is not written and the device is not read.
+        ``brief``: the phase is too short to write its begin and to read the device.
         """
         if self._counting.is_on:
             self._counting.stop()
@@ -152,7 +152,7 @@ class Recorder:
                 self.device.end_span(time_ns, span)
             stack.pop()
             span.end_ns = time_ns
-            # What lies between phases of a step that began as a counted one is unknown.
+            # The time between phases is unknown in a step that began as a counted one.
             if not span.depth and (not self._counting.was_on or (span.flags | flags) & BOUNDARY):
                 self.ended.append(span)
         span.flags |= flags
@@ -251,7 +251,7 @@ class Recorder:
         self.follow_detail(time_ns)
 
     def follow_detail(self, time_ns: int) -> None:
-        """Record the next step in the detail that was chosen for it, and the cost so far if that is due."""
+        """Record the next step in the detail chosen for it, and the cost so far if it is due."""
         device = self.device
         self.is_quick = self._phases is not None and (device is None or not device.is_full)
         if self.costs.are_due(time_ns):
@@ -260,7 +260,7 @@ class Recorder:
                 self.containers.end_step(time_ns, self.last_step)
 
     def write_cost(self, time_ns: int) -> None:
-        """Record the probe's cost so far, the time of garbage collections, and what was compiled."""
+        """Record the probe's cost so far, the time of garbage collections, and compilations."""
         self.costs.write(time_ns, self.lost_records, self.last_step)
         self.files.poll(time_ns)
 
@@ -282,5 +282,4 @@ class Recorder:
         self.files.close()
 
     def write_event(self, time_ns: int, event: str, **facts: Any) -> None:
-        """Record an event."""
         self.files.events.write(time_ns, event, **facts)

@@ -45,7 +45,6 @@ class Ticker:
         self._thread = threading.Thread(target=self._run_task, name=f"{OWN_THREADS}ticker", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     def _run_task(self) -> None:

@@ -1,4 +1,4 @@
-"""``python -m zerotop_probe.outside [options] SESSION -- COMMAND``: the agent as a process of its own."""
+"""``python -m zerotop_probe.outside [options] SESSION -- COMMAND``: the agent as a separate process."""
 
 from __future__ import annotations
 

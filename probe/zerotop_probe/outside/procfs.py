@@ -105,7 +105,7 @@ def read_program(pid: int) -> str:
     """Return the program of a process and its script, without folders and arguments: ``python train.py``; "" if hidden."""
     program, *words = read_command_line(pid) or [""]
     options = list(itertools.takewhile(lambda word: word.startswith("-"), words))
-    # After -c comes code, which is nobody's business.
+    # After -c comes code, which is private.
     has_code = any(not option.startswith("--") and option.endswith("c") for option in options)
     script = "" if has_code else next(iter(words[len(options) :]), "")
     return " ".join(filter(None, map(os.path.basename, (program, script))))[:_LONGEST_PROGRAM]

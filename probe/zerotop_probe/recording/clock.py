@@ -1,4 +1,4 @@
-"""Clock pair, boot id, process start and host name: what relates times and processes of different files."""
+"""Clock pair, boot id, process start and host name, which relate the times and processes of different files."""
 
 from __future__ import annotations
 

@@ -49,14 +49,14 @@ _COMMAND = (
     Field("launcher", str, "kind of launcher (this and the following: attached and joined only)"),
     Field("age_s", float, "seconds that the job had been running"),
     Field("ranks", [_RANK], "the job's rank processes on this node"),
-    Field("text", str, "one sentence about what the recording lacks"),
+    Field("text", str, "one sentence about the missing parts of the recording"),
 )
 _LOSSES = (
     Field("lost", int, "records that could not be written"),
     Field("step", int, "the last finished optimizer step, recorded or not; null without one"),
 )
 _END = (
-    Field("exit_code", int, "128 + n after signal n; null if a sampler that had not started the command saw it end"),
+    Field("exit_code", int, "128 + n after signal n; null if the sampler that saw the end had not started the command"),
     Field("signal", str, "name of the signal that ended it; null without one"),
     Field("seconds", float, "duration of the recorded part of the job"),
     Field("oom_kills", int, "processes of the cgroup that the kernel killed for memory during the recording"),
@@ -130,7 +130,7 @@ ENGINE = _declare_event(
             Field("groups", int, "of parameters that are gathered together"),
             Field("largest_group", int, "elements of the largest of them"),
             Field("reshards", bool, "whether parameters are freed after the forward, and gathered again for the backward"),
-            Field("dtype", str, "in which it computes; null for the parameters' own"),
+            Field("dtype", str, "dtype of computation; null for the parameters' own"),
         ),
         "how FSDP shards a loop's models; null without",
     ),
@@ -180,7 +180,7 @@ ENGINE = _declare_event(
                             Field("state_bits", int, "of an element of state in bitsandbytes; null elsewhere"),
                         )
                     ],
-                    "what it updates, by kind; null of FSDP1's flat parameters, and if there are too many kinds",
+                    "its parameters, by kind; null for FSDP1's flat parameters, and if there are too many kinds",
                 ),
                 Field("settings", dict, "its defaults: numbers, truth values and words"),
             )
@@ -216,8 +216,8 @@ TOTAL_STEPS = _declare_event(
     Field("source", str, "trainer or config"),
 )
 
-# Whose steps end an iteration of a loop: it ends when each optimizer that counts has stepped since the last one. Written
-# when that changes, and when a loop with several optimizers ends.
+# The optimizers whose steps end an iteration of a loop: it ends when each of them has stepped since the last one. Written
+# when they change, and when a loop with several optimizers ends.
 OPTIMIZERS = _declare_event(
     "optimizers",
     Field("engine", int, "as in the engine event"),
@@ -261,8 +261,8 @@ TENSORS = _declare_event(
         " Of a loop init is before the first forward, and there are next_forward, after that update: zero_grad() may have"
         " freed gradients; and before_backward, the first",
     ),
-    Field("output_shape", [int], "of what the model returned, of its logits if it has some (before_backward only)"),
-    Field("output_item_bytes", int, "bytes of an element of that"),
+    Field("output_shape", [int], "of the model's output, of its logits if it has some (before_backward only)"),
+    Field("output_item_bytes", int, "bytes of an element of that output"),
     Field("host", _BYTES, "bytes in host memory, by category"),
     Field("host_pinned", _BYTES, "bytes in pinned host memory, by category"),
     Field("unread", int, "tensors whose storage could not be read"),
@@ -294,7 +294,7 @@ OUT_OF_MEMORY = _declare_event(
     Field("requested_bytes", int, "size of the failed allocation"),
     Field("limit_bytes", int, "capacity of the device, or less if the process is limited to a fraction"),
     Field("free_bytes", int, "free memory of the device"),
-    Field("phase", str, "innermost phase; empty outside of one"),
+    Field("phase", str, "innermost phase; empty between phases"),
     Field("step", int, "optimizer step"),
     Field("micro_step", int, "micro-step"),
     Field("rows", int, "rows of the last micro-batch"),
@@ -353,7 +353,7 @@ STACKS = _declare_event(
                 Field("name", str, "its function"),
             )
         ],
-        "of a silent rank: what PyTorch's flight recorder says, the group that was used last first",
+        "of a silent rank: the report of PyTorch's flight recorder, the last used group first",
     ),
     Field(
         "calls",
@@ -385,12 +385,12 @@ BUSY_THREAD = _declare_event(
     Field("busy_ns", int, "when it was first seen to be busy", required=True),
     Field("end_ns", int, "the last sample", required=True),
     Field("cores", float, "its processor time per wall time while it was sampled", required=True),
-    Field("lock_wait_s", float, "how long another thread then waited for Python's lock each time, on average"),
+    Field("lock_wait_s", float, "average time that another thread then waited for Python's lock"),
     Field("samples", int, "samples of its stack"),
     *_STACK_FIELDS,
 )
 
-# Which lists, dicts and the like have become longer while host memory grew, and where they are. Written once such growth has
+# Lists, dicts and other containers that became longer while host memory grew, and their owners. Written once such growth has
 # lasted some seconds, and rarely again. Values are never recorded.
 GROWING_CONTAINERS = _declare_event(
     "growing_containers",
@@ -398,7 +398,7 @@ GROWING_CONTAINERS = _declare_event(
     Field("last_step", int, "and when it ended", required=True),
     Field("begin_ns", int, "begin, CLOCK_MONOTONIC", required=True),
     Field("end_ns", int, "end, CLOCK_MONOTONIC", required=True),
-    Field("grown_bytes", int, "by which the rank's resident memory grew meanwhile"),
+    Field("grown_bytes", int, "growth of the rank's resident memory during the look"),
     Field("seconds", float, "time that it took from the training thread"),
     Field(
         "containers",
@@ -412,18 +412,18 @@ GROWING_CONTAINERS = _declare_event(
                 Field("levels", int, "0: it is the variable's value; 1: within that value, and so on"),
                 Field("kind", str, "its type: list, dict, set, deque, OrderedDict or defaultdict", required=True),
                 Field("length", int, "entries at the end", required=True),
-                Field("added", int, "entries more than at the begin", required=True),
-                Field("added_bytes", int, "estimate of the host memory that these hold"),
+                Field("added", int, "added entries", required=True),
+                Field("added_bytes", int, "estimate of the host memory that the added entries hold"),
                 Field("entry", str, "type of the newest entry"),
                 Field("keeps_graph", bool, "whether entries are tensors in host memory with the graph that computed them"),
             )
         ],
-        "those whose new entries hold a notable share of the growth, the largest first",
+        "containers whose new entries hold a notable share of the growth, the largest first",
         required=True,
     ),
 )
 
-# Which lines allocated blocks of device memory, by PyTorch's own history of a step or two. Written where memory creeps, once
+# The lines that allocated blocks of device memory, by PyTorch's own history of a step or two. Written if memory creeps, once
 # after the first steps, and after new peaks of steps and evaluations.
 MEMORY_LINES = _declare_event(
     "memory_lines",
@@ -434,7 +434,7 @@ MEMORY_LINES = _declare_event(
         " alive when it had allocated the most; evaluation: likewise of the first second of an evaluation",
         required=True,
     ),
-    Field("first_step", int, "first optimizer step that was looked at; that after the evaluation", required=True),
+    Field("first_step", int, "first optimizer step of the look; for an evaluation, the step after it", required=True),
     Field("steps", int, "number of steps; 0 for an evaluation"),
     Field("begin_ns", int, "begin, CLOCK_MONOTONIC", required=True),
     Field("end_ns", int, "end, CLOCK_MONOTONIC", required=True),
@@ -443,7 +443,7 @@ MEMORY_LINES = _declare_event(
     Field("seconds", float, "time that it took from the training thread"),
     Field("staying_bytes", int, "creep: in all blocks that stayed"),
     Field("peak_bytes", int, "peak and evaluation: requested bytes of all blocks"),
-    Field("before_bytes", int, "peak and evaluation: of blocks from before, whose stacks are unknown"),
+    Field("before_bytes", int, "peak and evaluation: bytes of older blocks, whose stacks are unknown"),
     _FRAMES,
     Field(
         "stacks",
@@ -465,8 +465,8 @@ MEMORY_LINES = _declare_event(
 GARBAGE = _declare_event(
     "garbage",
     Field("step", int, "optimizer step of the last collection"),
-    Field("begin_ns", int, "begin of the first collection that counts, CLOCK_MONOTONIC", required=True),
-    Field("seconds", float, "time in which the collector ran", required=True),
+    Field("begin_ns", int, "begin of the first of these collections, CLOCK_MONOTONIC", required=True),
+    Field("seconds", float, "total time of the collector", required=True),
     Field("collections", int, "how often"),
 )
 
@@ -474,7 +474,7 @@ GARBAGE = _declare_event(
 COMPILED = _declare_event(
     "compiled",
     Field("step", int, "the last finished optimizer step"),
-    Field("begin_ns", int, "when the counters were looked at before, CLOCK_MONOTONIC", required=True),
+    Field("begin_ns", int, "time of the previous look at the counters, CLOCK_MONOTONIC", required=True),
     Field("graphs", int, "graphs that were compiled since then", required=True),
     Field("seconds", float, "time that compiling took; null if this version of PyTorch does not count it"),
 )
@@ -483,10 +483,10 @@ COMPILED = _declare_event(
 DEBUG_MODE = _declare_event(
     "debug_mode",
     Field("mode", str, "anomaly: autograd's anomaly mode; profiler: PyTorch's profiler records", required=True),
-    Field("on", bool, "whether it is on since then, or in a part of each step", required=True),
-    Field("begin_ns", int, "since when at the earliest, CLOCK_MONOTONIC", required=True),
+    Field("on", bool, "whether it has been on since then, or in a part of each step", required=True),
+    Field("begin_ns", int, "the earliest time of the change, CLOCK_MONOTONIC", required=True),
     Field("step", int, "the last finished optimizer step"),
-    Field("file", str, "of the job's own code that switched it, relative to the script's folder; absent if unknown"),
+    Field("file", str, "file of the job's own code that switched it, relative to the script's folder; absent if unknown"),
     Field("line", int, "its line"),
     Field("function", str, "its function"),
 )
@@ -505,9 +505,9 @@ STREAM_WAITS = _declare_event(
 CACHE_CLEARED = _declare_event(
     "cache_cleared",
     Field("begin_ns", int, "begin of the first call, CLOCK_MONOTONIC", required=True),
-    Field("calls", int, "so far from this line", required=True),
-    Field("seconds", float, "that all of them took", required=True),
-    Field("file", str, "of the job's own code that called it, relative to the script's folder; absent if unknown"),
+    Field("calls", int, "calls from this line so far", required=True),
+    Field("seconds", float, "total duration of these calls", required=True),
+    Field("file", str, "file of the job's own code that called it, relative to the script's folder; absent if unknown"),
     Field("line", int, "its line"),
     Field("function", str, "its function"),
 )
@@ -647,12 +647,12 @@ RANK_GONE = _declare_event("rank_gone", *_RANK)
 # A signal stopped a rank process or launcher (SIGSTOP, or Ctrl-Z), as far as the sampler saw it at its ticks.
 RANK_STOPPED = _declare_event("rank_stopped", *_RANK)
 
-# Of a rank that has written nothing for long, or nothing yet: the stacks of its threads as py-spy saw them. Files of C code
-# have the line 0.
+# Stacks of the threads of a rank that has written nothing for long, or nothing yet, from py-spy. Files of C code have the
+# line 0.
 RANK_STACKS = _declare_event(
     "rank_stacks",
     *_RANK,
-    Field("idle_s", float, "for how long it had neither computed nor waited for a disk; only if it has written nothing yet"),
+    Field("idle_s", float, "how long it had neither computed nor waited for a disk; only if it has written nothing yet"),
     Field(
         "launched",
         [
@@ -663,12 +663,12 @@ RANK_STACKS = _declare_event(
                 Field("launched", int, "how many the rank has launched on its GPU"),
             )
         ],
-        "what NCCL says where ranks of a communicator have launched different numbers of operations",
+        "NCCL's report if ranks of a communicator have launched different numbers of operations",
     ),
     *_STACK_FIELDS,
 )
 
-# The stack of a DataLoader worker as py-spy saw it while its rank waited for data: of up to three workers, at most once a
+# The stack of a DataLoader worker while its rank waited for data, from py-spy: of up to three workers, at most once a
 # minute on a node. ``pid`` is the rank's. Files of C code have the line 0.
 LOADER_STACKS = _declare_event(
     "loader_stacks", *_RANK, Field("worker", int, "process id of the worker", required=True), *_STACK_FIELDS
@@ -693,7 +693,7 @@ JOB_ENDED = _declare_event("job_ended", *_END)
 # A part of the sampler failed; the rest goes on.
 SAMPLER_ERROR = _declare_event("sampler_error", *_ERROR)
 
-# Records of a rank waited in shared memory, as the session's file system did not take them in time. None is lost by that.
+# Records of a rank waited in shared memory, because the session's file system was too slow. None is lost by that.
 RECORDS_LATE = _declare_event(
     "records_late",
     Field("rank", int, "global rank"),

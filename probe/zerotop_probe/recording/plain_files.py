@@ -1,4 +1,4 @@
-"""Opening files of a folder in which somebody else may have planted links, pipes or devices."""
+"""Opening files in a folder where another user may have planted links, pipes or devices."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def open_plain_file(path: str) -> int:
 
 
 def is_trusted_owner(owner: int, folder: str) -> bool:
-    """Whether a user may ask this process for something by a file in a session's folder.
+    """Whether this process may follow a request from a user, made by a file in a session's folder.
 
-    These are the user of this process, root, and the user whose folder it is.
+    Trusted are the user of this process, root, and the owner of the folder.
     """
     try:
         return owner in (os.geteuid(), 0, os.stat(folder).st_uid)

@@ -23,7 +23,7 @@ __all__ = ["HIDDEN", "StreamRedactor", "is_secret_name", "redact_command", "reda
 
 HIDDEN = "<redacted>"
 
-# What a text contains, in small letters, if a name in it may be that of a secret.
+# A text contains one of these, in lower case, if it may contain the name of a secret.
 _NAME_HINTS = (
     *("token", "key", "pass", "pw", "psw", "secret", "cred", "auth", "cookie", "bearer", "sig", "sas", "jwt", "webhook"),
     *("otp", "mfa", "pin", "_pat", "-pat", "_code", "-code"),
@@ -57,7 +57,7 @@ _LOGIN_CALL = re.compile(
     r"(\blogin\((?:[^()\n]{0,199}\b(?:key|token)[ \t]*=)?[ \t]*\\?[\"'])(?!https?:)[^\"'\\<\s]{8,}(?=\\?[\"'])"
 )
 _NUMBER = re.compile(r"[-+]?[\d.,_]+(?:[eE][-+]?\d+)?\s*(?:[kKmMbBgGtT](?:i?B)?|%|/s|s)?")
-# Values that say nothing: switches, references to variables, and what is redacted already.
+# Harmless values: switches, references to variables, and values that are redacted already.
 _PLAIN_VALUE = re.compile(
     r"(?:true|false|yes|no|on|off|none|null|auto|default|required|bearer|basic|token|digest|negotiate|apikey"
     r"|\$.*|<.*>|\*+|[.\u2026]+)?",

@@ -1,9 +1,9 @@
-"""Formats of tokens that are secrets wherever they stand, and the names of values that are.
+"""Formats of tokens that are secrets anywhere in a text, and names of values that are secret.
 
 Formats are those of detect-secrets 1.5.0 (Yelp Inc., Apache License 2.0, plugins of the same names), which are maintained by
-many; gitleaks 8 (Zachary Rice, MIT License) for the services of machine learning that it lacks. detect-secrets itself cannot
-be a dependency: this package runs in every rank and uses the standard library only, detect-secrets brings PyYAML and
-requests, and it finds secrets in the source of programs, where command lines and configurations have other shapes.
+many, and of gitleaks 8 (Zachary Rice, MIT License) for machine-learning services that it lacks. detect-secrets itself cannot
+be a dependency: this package runs in every rank and uses the standard library only, while detect-secrets brings PyYAML and
+requests. It also searches the source of programs; command lines and configurations have other forms.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _PASSWORD_ENDINGS = ("password", "passwd", "sshpass", "userpw")  # also PGPASSWO
 _LAST_WORDS = _collect_words("otp totp jwt pat pw psw passkey cred webhook")
 _WHOLE_NAMES = _collect_words("authorization bearer cookie sig sas pin mfa")
 _SIGNERS = _collect_words("amz goog")  # of URLs
-# What follows those words where the value only says something about a secret.
+# Words after those, in names of values that only describe a secret.
 _ABOUT = _collect_words(
     """file path dir folder name id length len type kind size policy store manager field column env var variable url uri
     host min max count format provider scope expiry ttl required enabled version prefix suffix arn ref hint prompt"""

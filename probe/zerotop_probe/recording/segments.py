@@ -1,8 +1,8 @@
 """Segments: the files that a long table is divided into, so that old ones can be folded while it grows.
 
-The first file of a table is ``STEM.rec``, the next ones ``STEM.s000001.rec`` and so on. All begin with the same header
-line, padded to whole pages. All but the last contain records that fill whole pages too: a reader maps them one after the
-other and has one array.
+The first file of a table is ``STEM.rec``, the next ones are ``STEM.s000001.rec`` and so on. All begin with the same header
+line, padded to whole pages. The records of all but the last fill whole pages too, so that a reader can map the files one
+after the other as one array.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ FORMAT_MINOR = 5
 
 UNKNOWN = -1
 
-# How long a sample stands for the time after it: a process whose last sample is older is gone, or its sampler is.
+# How long a sample stands for the time after it. If the last one is older, the process or its sampler is gone.
 FRESH_NS = 3_000_000_000
 
 
@@ -40,7 +40,7 @@ _NUMPY = {"q": "<i8", "Q": "<u8", "i": "<i4", "I": "<u4", "H": "<u2", "B": "|u1"
 
 
 class Table(NamedTuple):
-    """A named list of fields. ``time_column`` is the time at which a record was written: no cursor before it shows it."""
+    """A named list of fields. ``time_column`` is the time at which a record was written: earlier cursors do not show it."""
 
     name: str
     time_column: str

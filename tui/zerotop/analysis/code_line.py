@@ -50,7 +50,7 @@ class CodeLine:
 
     @property
     def called(self) -> str:
-        """The function beneath it that a sentence names; empty without one."""
+        """The called function that a sentence names; empty if there is none."""
         return next((name for name in self.callees if "<locals>" not in name), self.callees[0]) if self.callees else ""
 
 
@@ -96,7 +96,7 @@ def _is_hook(frames: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def name_function(file: str, function: str) -> str:
-    """Return the full name of a library's function; those of torch without the module, as its users call them."""
+    """Return the full name of a library's function; for torch without the module, as users write it."""
     path = PurePosixPath(file)
     parts = [*path.parent.parts, path.stem]
     is_short = len(parts) > 1 and (parts[0] == "torch" or parts[-1] == "__init__") and parts[-1] not in _NAMED_MODULES

@@ -1,4 +1,4 @@
-"""What trains in a job, a DeepSpeed engine or a loop without one: which facts are read, and how a sentence describes it."""
+"""The engine that trains in a job, DeepSpeed's or a loop without one: its facts, and how sentences describe it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zerotop.analysis.formatting import format_count
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import events
 
-# Steps from the end among which those with phases are searched.
+# Number of last steps in which steps with phases are searched.
 _MOST_SEARCHED = 64
 DEVICE_NAMES = {"cpu": "CPU", "nvme": "NVMe"}
 _TEXTS = {
@@ -93,12 +93,12 @@ class Engine:
 
     @property
     def short_precision(self) -> str:
-        """Return the dtype in which it computes, or those of a frozen base and of what is trained."""
+        """Return the dtype of computation, or the dtypes of the frozen base and of the trained parameters."""
         return self.autocast or self.computes_in or self._base_text or self.dtype
 
     @property
     def precision_text(self) -> str:
-        """Return the dtype, and that in which it computes where it is another one: ``fp32, bf16 autocast``."""
+        """Return the dtype of the parameters, and that of computation if it differs: ``fp32, bf16 autocast``."""
         autocast = f"{self.autocast} autocast" if self.autocast and self.autocast != self.dtype else ""
         mixed = f"computes in {self.computes_in}" if self.computes_in and self.computes_in != self.dtype else ""
         return ", ".join(filter(None, (self._base_text or self.dtype, autocast, mixed)))
@@ -145,14 +145,14 @@ def add_library(engine: Mapping[str, Any], total_steps: Iterable[Event]) -> dict
 
 
 def keep_latest(engines: Iterable[Event]) -> list[Event]:
-    """Return the last event of each number: a DeepSpeed engine takes over that of a loop before it."""
+    """Return the last event of each number: a DeepSpeed engine takes over the number of a loop before it."""
     return list({event.facts.get("engine") or 0: event for event in engines}.values())
 
 
 def find_takeovers(engines: Iterable[Event]) -> dict[int, int]:
     """Return when a DeepSpeed engine took over the number of a loop (unix nanoseconds), by number.
 
-    ``engines``: the ``engine`` events of one process, in order. Older tensors are those of the loop, and gone.
+    ``engines``: the ``engine`` events of one process, in order. Inventories before that time are the loop's, and outdated.
     """
     loops: set[int] = set()
     takeovers: dict[int, int] = {}
@@ -177,9 +177,9 @@ def parse_engine(facts: Mapping[str, Any]) -> dict[str, Any]:
 def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, Any]:
     """Return micro-batch and accumulation of a loop that states neither, as in most of its last steps (STEP_DTYPE).
 
-    The last batch of an epoch may be smaller. Of several that are as frequent, the largest counts.
-    Empty where a library states them, before the first step, with several optimizers, each of which may have backwards of
-    its own, and where the micro-batches of a step differ.
+    The last batch of an epoch may be smaller. If several sizes are equally frequent, the largest counts. Empty if a library
+    states them, before the first step, with several optimizers, each of which may have its own backwards, and if the
+    micro-batches of a step differ.
     """
     known = steps[-_MOST_SEARCHED:]
     known = known[known["micro_steps"] > 0]
@@ -197,7 +197,7 @@ def measure_batch(engine: Mapping[str, Any], steps: NDArray[Any]) -> dict[str, A
 
 
 def _begins_with_forwards(steps: NDArray[Any]) -> bool:
-    """Whether the first step has rows of more forwards than the next one: it includes forwards before the training."""
+    """Whether the first step has more rows than the next one, because it includes forwards before the training."""
     if len(steps) < 2 or steps["step"][0] != 0:
         return False
     first, second = (int(rows) for rows in steps["rows"][:2])

@@ -88,11 +88,11 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 
 class Text(str):
-    """A sentence with sizes in GiB, and the template and values to render it again in other units.
+    """A sentence with sizes in GiB, and its template and values, to render it again in other units.
 
-    A placeholder is ``{name}`` or ``{name:format}``; a number may stand for the name. Formats: ``bytes``, ``size`` (bytes,
+    A placeholder is ``{name}`` or ``{name:format}``; a number may replace the name. Formats: ``bytes``, ``size`` (bytes,
     always two decimals in GiB), ``seconds``, ``percent`` (of a share), ``change`` (the same with a sign), ``ranks`` and
-    ``Ranks`` (for the start of a sentence), ``count NOUN``, and Python's. A part in brackets is left out where one of its
+    ``Ranks`` (for the start of a sentence), ``count NOUN``, and Python's. A part in brackets is left out if one of its
     values is None or missing; parts can be nested.
     """
 

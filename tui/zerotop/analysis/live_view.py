@@ -52,8 +52,6 @@ class Job(Engine):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of the job."""
-
     step: int | None  # last finished optimizer step of the slowest rank, counted from 0
     total_steps: int | None
     skipped_steps: int
@@ -197,7 +195,6 @@ class Cost:
     lost_records: int
     errors: int
     records: int  # in the recording so far
-    records_per_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from zerotop.analysis.engine import LOOP, TRAINER
 
 _EVALUATE_WITHOUT = (
-    "Evaluate under torch.no_grad(), and move outputs to the host at once: they then do not collect on the GPU."
+    "Evaluate under torch.no_grad(), and move outputs to the host at once: then they do not accumulate on the GPU."
 )
 # Each term with the Trainer, and in a hand-written loop. Names that end in "fix" can be copied.
 _TRAINER_TERMS = {
@@ -54,7 +54,7 @@ _NVME_FIX = '"offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}
 
 
 def read_terms(engine: Mapping[str, Any]) -> dict[str, str]:
-    """Return the terms for what an ``engine`` event describes; those of a hand-written DeepSpeed loop if it is empty."""
+    """Return the terms for the script of an ``engine`` event; if it is empty, those of a hand-written DeepSpeed loop."""
     is_loop, by_hand = engine.get("kind") == LOOP, engine.get("library") != TRAINER
     terms = {name: texts[by_hand] for name, texts in _TRAINER_TERMS.items()}
     terms |= {name: texts[is_loop] for name, texts in _DEEPSPEED_TERMS.items()}

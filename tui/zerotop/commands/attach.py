@@ -131,7 +131,7 @@ def _resume_detached(path: Path) -> bool:
 
 
 def _start_sampler(path: Path, *, new: bool = False) -> Callable[[], None]:
-    """Start a sampler, ``new`` or to replace one that died; return a function that waits for it."""
+    """Start a sampler, a ``new`` one or one that replaces a dead one; return a function that waits for it."""
     failure = "Cannot start the job's sampler" if new else "The job's sampler died and cannot be restarted"
     try:
         starting = daemon.spawn_watcher(str(path))

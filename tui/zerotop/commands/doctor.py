@@ -1,4 +1,4 @@
-"""``zerotop doctor``: check this machine's setup and how to fix what is missing."""
+"""``zerotop doctor``: check this machine's setup, with a fix for each problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``zerotop estimate``: what each stage and offload mode should need, before anything has run."""
+"""``zerotop estimate``: the memory that each stage and offload mode should need, before any run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zerotop.commands.job.training_machine import count_visible_gpus, read_gpu_b
 from zerotop.session import catalog, sweeps
 from zerotop.session.reader import Session, SessionError
 
-_SEQ_LENGTH, _MICRO_BATCH = 512, 1  # where neither the options nor a recording says them
+_SEQ_LENGTH, _MICRO_BATCH = 512, 1  # if neither the options nor a recording has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Subject:
     logits_bytes: int | None = None  # of each token's activations, the logits and their copies in the loss
     gpus: int | None = None  # on each node, where a recording says it
     nodes: int | None = None
-    tokens: int | None = None  # of a micro-batch on one GPU, where a recording says it
+    tokens: int | None = None  # of a micro-batch on one GPU, if a recording has it
     quantized: int = 0  # parameters whose bytes no formula gives: those of a recording are among its activations
 
 
@@ -65,7 +65,7 @@ def estimate(options: argparse.Namespace) -> int:
 
 
 def _choose_tokens(options: argparse.Namespace, subject: Subject) -> int:
-    """Return the tokens of a micro-batch on one GPU: as asked for, else those of the recording."""
+    """Return the tokens of a micro-batch on one GPU: from the options, else from the recording."""
     if options.seq_length is None and options.micro_batch is None and subject.tokens is not None:
         return subject.tokens
     return int((options.seq_length or _SEQ_LENGTH) * (options.micro_batch or _MICRO_BATCH))
@@ -110,7 +110,7 @@ def _read_session(path: Path) -> Subject:
     engine = read_first_engine(session)
     setup = parse_setup(engine)
     if setup is None:
-        raise Problem(f"{session.name} has no DeepSpeed engine or loop: nothing says how large its model is")
+        raise Problem(f"{session.name} has no DeepSpeed engine or loop, so the size of its model is unknown")
     measured = measure_point(session, 0)
     peak, tokens = measured["allocated_peak_bytes"], measured["micro_batch_tokens"]
     states = sum(compute_expected(setup).gpu.values())
@@ -172,7 +172,7 @@ def _describe_subject(subject: Subject, hardware: Hardware, tokens: int) -> list
             lines.append(f"  of these the logits: {each}, {format_bytes(subject.logits_bytes * tokens)} ({copies})")
         if subject.quantized:
             count = f"{subject.quantized / 1e6:,.1f} M quantized parameters"
-            lines.append(f"  among them {count}, which have no formula: the states below are without them")
+            lines.append(f"  among them {count}, which have no formula: the states below leave them out")
     else:
         lines.append("activations: not known, as the recording has no GPU or counts no tokens")
     return lines

@@ -54,7 +54,7 @@ def _build_json(linked: LinkedFinding, costs: Mapping[int, FindingCost]) -> dict
 
 
 def _format_finding(linked: LinkedFinding, begin_ns: int, cost: str) -> str:
-    """Return the finding's lines, further to the right than those of its cause."""
+    """Return the finding's lines, indented below its cause."""
     finding, cause, depth = linked
     margin = _INDENT * depth
     step = f"  from step {finding.step}" if finding.step is not None else ""

@@ -142,4 +142,4 @@ def _explain_certainty(result: LargestResult) -> str:
         return result.problem
     if result.largest is None:
         return f"{result.failing:,} does not fit either" if result.failing is not None else ""
-    return f"{result.failing:,} does not fit" if result.failing is not None else "no larger value was to be tried"
+    return f"{result.failing:,} does not fit" if result.failing is not None else "it is the largest value of the range"

@@ -42,7 +42,7 @@ _POLL_S = 0.2
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Run a sweep or go on with one. Return 0; 1 if points crashed or nothing can be written, 130 if it was interrupted."""
+    """Run or continue a sweep. Return 0; 1 if points crashed or nothing can be written, 130 if it was interrupted."""
     if options.resume:
         _check_resumed(options)
     if options.slurm and options.executor != "slurm":

@@ -1,4 +1,4 @@
-"""The demo's files: a training script, which imports nothing of zerotop, DeepSpeed configs and a recording."""
+"""The demo's files: a training script, which imports nothing from zerotop, DeepSpeed configs and a recording."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Chart = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line of a chart of samples: a value of ``Timeline.values``, in what unit and colour."""
+    """One line of a chart of samples: a value of ``Timeline.values``, its unit and its colour."""
 
     name: str
     value: str

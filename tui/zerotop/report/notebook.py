@@ -21,7 +21,7 @@ class NotebookSession:
     """One recording. As the last expression of a cell it shows its report; a running job's as it is then."""
 
     def __init__(self, name: str, price_per_hour: str | float | None = None) -> None:
-        """Raises SessionError if there is no such recording, ValueError for a price that is none."""
+        """Raises SessionError if there is no such recording, ValueError for an invalid price."""
         self.session = Session.open(catalog.find_session(name))
         self._price = HourlyPrice.parse(str(price_per_hour)) if price_per_hour is not None else None
 

@@ -16,7 +16,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def write_page(title: str, content: Iterable[Content], charts: dict[str, Any] | None = None) -> str:
-    """Return a page. ``charts``: what report.js draws, as JSON values."""
+    """Return a page. ``charts``: the input of report.js, as JSON values."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -40,7 +40,7 @@ def write_page(title: str, content: Iterable[Content], charts: dict[str, Any] | 
 
 
 def build_header(kind: str, name: str, verdict: Verdict, setup: str) -> Element:
-    """Return the top of a page: ``kind`` of report, what it is about, the verdict, and a line about the set-up."""
+    """Return the top of a page: the ``kind`` of report, its subject, the verdict, and a line about the set-up."""
     return element(
         "header",
         element("p", element("b", "zerotop"), f" {kind}", class_="brand"),

@@ -1,4 +1,4 @@
-"""One chart of a session or sweep as a PNG picture, drawn by matplotlib, which is needed for nothing else."""
+"""One chart of a session or sweep as a PNG picture. Drawn by matplotlib, which only this module uses."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from zerotop.ui.drawing.theme import LIGHT
 _SIZE_INCHES, _DOTS_PER_INCH = (12.0, 4.5), 150
 
 
-def draw_png(chart: Chart, title: str, marks: list[dict[str, Any]], rank: str | None = None) -> bytes:
-    """Return the picture of a chart of ``build_charts``, or of ``build_sweep_charts``.
-
-    Args:
-        rank: whose samples to draw [the first one's].
+def draw_png(chart: Chart, title: str, marks: list[dict[str, Any]]) -> bytes:
+    """Return the picture of a chart of ``build_charts``, with the samples of the first rank, or of ``build_sweep_charts``.
 
     Raises ImportError without matplotlib.
     """
@@ -26,7 +23,7 @@ def draw_png(chart: Chart, title: str, marks: list[dict[str, Any]], rank: str | 
 
     figure = Figure(_SIZE_INCHES, dpi=_DOTS_PER_INCH, layout="constrained", facecolor=LIGHT.background)
     axes = figure.add_subplot(facecolor=LIGHT.background)
-    x, series = _read_series(chart, rank)
+    x, series = _read_series(chart)
     lines = [one for one in series if chart["kind"] != "stack" or one.get("line")]
     parts = [one for one in series if one not in lines]
     if parts:
@@ -83,11 +80,10 @@ def _has_failures(chart: Chart) -> bool:
     return any(one["failed"] for one in chart["series"])
 
 
-def _read_series(chart: Chart, rank: str | None) -> tuple[Floats, list[dict[str, Any]]]:
+def _read_series(chart: Chart) -> tuple[Floats, list[dict[str, Any]]]:
     if "x" in chart:
         return np.array(chart["x"], np.float64), chart["series"]
-    ranks = chart["ranks"]
-    series = ranks[rank] if rank in ranks else next(iter(ranks.values()))
+    series = next(iter(chart["ranks"].values()))
     count = len(series[0]["values"])
     return chart["x0"] + (np.arange(count) + 1) * chart["dx"], series
 

@@ -34,7 +34,6 @@ _DEFAULT_OPEN_CONFIG = 60
 
 
 def write_session_page(report: SessionReport) -> str:
-    """Return the page."""
     charts = build_charts(report)
     content = (
         _build_header(report),
@@ -171,13 +170,13 @@ def _build_finding(number: int, cost: FindingCost, training_s: float, report: Se
 
 
 def _build_cause(cause: Annotation, report: SessionReport) -> Element:
-    """Return the sentence about a finding that explains another one, with a link to it."""
+    """Return a sentence that names the explaining finding, with a link to it."""
     number = next(number for number, other in enumerate(report.findings, 1) if other.finding is cause)
     return element("p", "Because of ", element("a", f"finding {number}", href=f"#finding-{number}"), f": {cause.headline}.")
 
 
 def _build_advice(finding: Annotation) -> Element:
-    """Return what to do, and what to copy: the script adds a button."""
+    """Return the advice and the text to copy; the script adds a button."""
     fix = element("code", finding.fix, class_="fix") if finding.fix else None
     return element(
         "div", element("p", element("b", "What to do: "), finding.advice) if finding.advice else None, fix, class_="advice"

@@ -29,8 +29,6 @@ class SessionError(Exception):
 
 
 class Writer(NamedTuple):
-    """The writer of a file."""
-
     role: str
     rank: int
     host: str
@@ -54,7 +52,7 @@ def parse_integer(value: Any, limit: int = MAX_NUMBER) -> int:
 
 @dataclass
 class Clocks:
-    """Offsets from CLOCK_MONOTONIC to unix time, one for each boot, even if the wall clock was set meanwhile."""
+    """Offsets from CLOCK_MONOTONIC to unix time, one for each boot, even if the wall clock was set during it."""
 
     offsets: dict[str, int] = field(default_factory=dict)
 

@@ -1,9 +1,9 @@
 """Keep this process alive when a mapped file is cut short while it is read.
 
-The kernel answers an access to a page that the file no longer has with SIGBUS, which ends a process, and no check beforehand
-is safe: the file can shrink right after it. Reading copies instead of mapping would be safe but takes the memory of all
-records: 480 MB for ten million spans, of which mapping keeps nothing. So the signal is handled: the lost pages are replaced
-by pages of zeros, and the access is repeated. The reader notices at its next refresh that the file is shorter.
+The kernel answers an access to a page beyond the end of the file with SIGBUS, which ends a process. No check beforehand is
+safe, because the file can shrink right after it. Reading instead of mapping would be safe, but would copy all records to
+memory: 480 MB for ten million spans. So the signal is handled: the lost pages are replaced by pages of zeros, and the access
+is repeated. The reader notices at its next refresh that the file is shorter.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Mapping:
     """Mapped memory behind an array, unmapped with the last array that uses it."""
 
     def __init__(self, size: int) -> None:
-        """Reserve addresses; what is not mapped with :meth:`map_range` reads as zeros."""
+        """Reserve addresses. Parts that are not mapped with :meth:`map_range` read as zeros."""
         self._size = size
         self._address = _map_memory(None, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         guard_mapping(self._address, size)
@@ -83,7 +83,7 @@ def _map_memory(address: int | None, size: int, flags: int, descriptor: int, off
 class MappedFiles(NamedTuple):
     """Files mapped read-only, one after the other: unread pages cost nothing, and removed files stay readable.
 
-    Of the second and later ones the header is left out, see :mod:`zerotop_probe.recording.segments`.
+    The headers of all but the first are left out, see :mod:`zerotop_probe.recording.segments`.
     """
 
     names: tuple[str, ...]

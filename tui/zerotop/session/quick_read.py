@@ -1,4 +1,4 @@
-"""Read only as much of a recording as a summary line needs: no output, no CPU samples, the spans of one rank."""
+"""Read only the part of a recording that a summary line needs: no output, no CPU samples, the spans of one rank."""
 
 from __future__ import annotations
 

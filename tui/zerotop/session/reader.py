@@ -37,7 +37,7 @@ _BEGINNINGS, _ENDS = (events.JOB_STARTED, events.ATTACHED), (events.JOB_ENDED, e
 _MAX_TRIES = 5
 
 _CONTROL_EVENTS = "events-control-"
-# Tables of one kind by one process, which begins another one each time that a probe is injected into it again.
+# Tables of one kind by one process, which begins a new one each time that the probe is injected into it again.
 _MOST_OF_PROCESS = 200
 
 
@@ -92,16 +92,16 @@ class Session:
 
     @property
     def is_incomplete(self) -> bool:
-        """Whether files were folded and removed while it was opened: what replaces them may not have been read."""
+        """Whether files were folded and removed while it was opened: their replacements may not have been read."""
         return self._misses_files or any(source.is_incomplete for source in chain.from_iterable(self.sources.values()))
 
     def refresh(self) -> bool:
-        """Read what was written since the last call. Return whether there was anything.
+        """Read the records written since the last call. Return whether there were any.
 
-        Raise SessionError if a file has lost records that were read: what was computed from them cannot be taken back.
+        Raise SessionError if a file has lost records that were read before, because results from them cannot be undone.
         """
         new = self._find_files()
-        # Events first: who reads that a process is gone then has its last records too.
+        # Events first: a reader that knows that a process is gone then also has its last records.
         fresh: list[Event] = []
         for file in self._event_files:
             try:
@@ -162,7 +162,7 @@ class Session:
 
     @property
     def damaged_records(self) -> int:
-        """Number of records that were skipped, of those that were read so far."""
+        """Number of skipped records among those read so far."""
         return sum(source.damaged_records for source in chain.from_iterable(self.sources.values()))
 
     @property

@@ -28,7 +28,7 @@ _MAX_VALUE = 1 << 62
 
 
 class RecordCheck:
-    """Finds the damaged records of one table's file, which are passed in their order."""
+    """Finds the damaged records of one table's file; records are passed in order."""
 
     def __init__(self, table: Table, created_ns: int) -> None:
         """``created_ns``: when the file was created, on the clock of its records."""
@@ -91,7 +91,7 @@ class RecordCheck:
             behind, ahead = _find_unordered(times[kept], self._newest_ns)
             if not behind.any():
                 break
-            # One record from the future makes all later ones late: the fewer ones are the damaged ones.
+            # One record from the future makes all later ones late: the minority is damaged.
             damaged[kept[ahead if 0 < ahead.sum() < behind.sum() else behind]] = True
         else:
             kept = np.flatnonzero(~damaged)

@@ -1,4 +1,4 @@
-"""Samples over time: the records of a window, by process or GPU, and what their values come to in bins and windows.
+"""Samples over time: the records of a window, by process or GPU, and their values in bins and windows.
 
 Times are unix nanoseconds. A window holds the samples after its begin and up to its end.
 """
@@ -27,7 +27,6 @@ class Samples(NamedTuple):
     rows: Rows
 
     def select(self, chosen: NDArray[np.bool_]) -> Samples:
-        """Return the chosen ones."""
         return Samples(self.times[chosen], self.rows.compress(chosen))  # five times faster than by index
 
 
@@ -36,7 +35,7 @@ def iter_samples(
 ) -> Iterator[Samples]:
     """Yield the samples of each source in a window; with ``key``, only those in which that column has ``value``.
 
-    ``rows_before``: how many records before the window to look at too.
+    ``rows_before``: how many earlier records to include.
     """
     for source in sources:
         rows = source.between(begin_ns, end_ns, rows_before=rows_before)

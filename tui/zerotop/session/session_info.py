@@ -1,4 +1,4 @@
-"""Reading session.json: what the session is, its clock, and what was recorded of its command."""
+"""Reading session.json: the session's identity, its clock, and the recorded facts about its command."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _MAX_HEADER_BYTES = 1 << 20
 _MAX_SPARSE_BYTES = 1 << 28
 _MIN_OCCUPIED_SHARE = 1 / 64
 _BLOCK_BYTES = 512  # the unit of st_blocks
-# A segment is compared with its mapping once in so many calls that change nothing.
+# A segment is compared with its mapping once in this many calls that change nothing.
 _CALLS_PER_CHECK = 8
 
 

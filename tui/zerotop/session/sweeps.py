@@ -1,4 +1,4 @@
-"""A sweep's folder: one job for each combination of settings, and what was measured in each.
+"""A sweep's folder: one job for each combination of settings, and its measurements.
 
 ::
 
@@ -9,8 +9,8 @@
     SWEEP/configs/0007.json the DeepSpeed configuration of point 7
 
 Columns of the table, in order: ``point`` (its number from 0), one for each setting of the plan (``stage``,
-``seq_length``, ..., and the user's own), then the fields of :class:`Result`, then ``cost`` where the plan has a price. A
-point that has not run yet has no row. Sizes are bytes, times seconds; what was not measured is empty.
+``seq_length``, ..., and the user's own), then the fields of :class:`Result`, then ``cost`` if the plan has a price. A
+point that has not run yet has no row. Sizes are bytes, times seconds; missing measurements are empty.
 
 :func:`read_sweep` reads a folder, :func:`write_sweep` writes one, :func:`build_table` returns the table.
 """
@@ -83,7 +83,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a sweep runs; with it an interrupted sweep goes on."""
+    """The settings and command of a sweep; an interrupted sweep continues with it."""
 
     settings: Mapping[str, Sequence[Value]]  # all values of each setting, in the order of the table's columns
     command: Sequence[str] = ()  # of the user, with {placeholders}; empty for the demo's training script

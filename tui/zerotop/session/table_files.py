@@ -22,7 +22,7 @@ from zerotop_probe.recording.tables import FOLDED, TABLES
 _NEAR_ROWS = 64  # records before the end that are searched first,
 _SEARCH_FACTOR = 8  # then this many times as many, so that pages far back need not be loaded
 _MANY_ROWS = 10_000  # records that are not checked before they are needed,
-_TAIL_ROWS = 1024  # except for so many at the end
+_TAIL_ROWS = 1024  # except for this many at the end
 
 
 class Source:
@@ -161,7 +161,7 @@ class Source:
         return self.array[: self.count_until(cursor_ns)]
 
     def between(self, begin_ns: int, end_ns: int, *, rows_before: int = 0, rows_after: int = 0) -> NDArray[Any]:
-        """Return the records after ``begin_ns`` and up to ``end_ns`` (unix time), and so many before and after those."""
+        """Return the records after ``begin_ns`` and up to ``end_ns`` (unix time), with this many before and after."""
         begin = max(0, self.count_until(begin_ns) - rows_before)
         return self.array[begin : self.count_until(end_ns) + rows_after]
 

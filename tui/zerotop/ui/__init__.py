@@ -1,1 +1,1 @@
-"""The terminal program: draws what analysis says about (recording, cursor), holds no truth of its own."""
+"""The terminal program: draws the results of the analysis for (recording, cursor), and stores no facts of its own."""

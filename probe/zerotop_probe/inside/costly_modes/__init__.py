@@ -1,1 +1,1 @@
-"""Modes that slow each step down: those for debugging, and a cache that is emptied in each step."""
+"""Modes that slow down each step: debugging modes, and a cache that is emptied in each step."""

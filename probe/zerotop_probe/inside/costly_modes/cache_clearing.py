@@ -14,7 +14,7 @@ from zerotop_probe.recording import events
 # What torch.cuda.empty_cache() and torch.accelerator.empty_cache() call. torch.compile knows these two themselves, and would
 # break its graph at a wrapper of them.
 _MODULE, _FUNCTIONS = "torch._C", ("_cuda_emptyCache", "_accelerator_emptyCache")
-# Lines that are told apart; a library may call it from many.
+# The most lines that are distinguished; a library may call it from many.
 _MOST_LINES = 16
 
 

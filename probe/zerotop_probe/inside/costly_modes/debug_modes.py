@@ -33,9 +33,9 @@ class ModeChange(NamedTuple):
 
 
 class DebugModes:
-    """Looks at flags of PyTorch when asked, which takes a tenth of a microsecond, and notes who switches anomaly mode.
+    """Reads PyTorch's mode flags, which takes a tenth of a microsecond, and notes the line that switches anomaly mode.
 
-    A mode that a script switches on for a part of each step counts as on.
+    A mode that a script switches on for part of each step counts as on.
     """
 
     def __init__(self, meter: CostMeter) -> None:
@@ -76,7 +76,7 @@ class DebugModes:
                 self._place = self._own_lines.find_place(sys._getframe())
 
     def write_changes(self, time_ns: int, step: int) -> None:
-        """Record what has changed since the last look; ``step`` is the last finished one. Never raises."""
+        """Record the changes since the last look; ``step`` is the last finished one. Never raises."""
         self._guard.run(self._write_new, time_ns, step)
 
     def _write_new(self, time_ns: int, step: int) -> None:

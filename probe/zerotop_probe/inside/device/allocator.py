@@ -114,7 +114,7 @@ class AllocatorSampler:
             self._step_peak = counters[1]
 
     def take_memory(self) -> StepMemory | None:
-        """Return what was counted since the last call; None if nothing was read since."""
+        """Return the values counted since the last call; None if nothing was read since."""
         stats, peak = self._last_stats, self._step_peak
         self._last_stats, self._step_peak = {}, UNKNOWN
         if not stats:

@@ -36,9 +36,9 @@ def bind_public(cuda: Any) -> CudaCalls:
 
 
 def bind_directly(cuda: Any, binding: Any, device: int) -> CudaCalls | None:
-    """Return the functions of ``torch._C`` behind them; None if this torch lacks one.
+    """Return the functions of ``torch._C`` behind ``torch.cuda``'s events; None if this torch lacks one.
 
-    ``torch.cuda`` checks each time whether CUDA was initialized and makes a new object for the current stream, which takes
+    ``torch.cuda`` checks each time whether CUDA was initialized, and creates a new object for the current stream. This takes
     most of the 70 us that an event costs in a real loop.
     """
     names = ("_cuda_isCurrentStreamCapturing", "_cuda_getDevice", "_cuda_getCurrentStream")

@@ -29,7 +29,7 @@ _TICKS_PART, _REQUESTS_PART = 0.15, 0.05
 
 
 class MemoryListener(Protocol):
-    """What is told of the memory of steps and evaluations, and of the end of the recording."""
+    """Receives the memory of steps and evaluations, and the end of the recording."""
 
     @property
     def is_looking(self) -> bool: ...
@@ -78,12 +78,12 @@ class RankDevice:
 
     @property
     def allocations(self) -> int | None:
-        """Blocks that the allocator has handed out so far, as last read; None where that is unknown."""
+        """The number of blocks that the allocator has handed out, as last read; None if unknown."""
         known = self._allocator.allocations if self._allocator is not None else UNKNOWN
         return known if known != UNKNOWN else None
 
     def start_tickers(self, stack: list[Span], meter: CostMeter) -> None:
-        """Start the threads that sample between boundaries and look for microscope requests.
+        """Start one thread that samples between boundaries, and one that looks for microscope requests.
 
         The second reads a file, for which it may have to wait.
         """
@@ -140,7 +140,7 @@ class RankDevice:
         return not (self._microscope.is_busy or any(one is not None and one.is_looking for one in lookers))
 
     def end_counted_steps(self, time_ns: int, span: Span) -> None:
-        """Read the peak of several counted steps, of which ``span`` is the last one's end."""
+        """Read the peak of several counted steps; ``span`` is the end of the last one."""
         if self._allocator is not None:
             self._allocator.sample_edge(time_ns, span, END)
         self.end_step(span.step)

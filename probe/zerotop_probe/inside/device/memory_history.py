@@ -1,7 +1,7 @@
 """PyTorch's own history of a device's allocations, which the probe switches on for a few steps.
 
-The history may belong to the job: it is never switched on or off while the job uses it, and it is left to the job if the job
-switches it on meanwhile.
+The history may belong to the job: the probe never switches it on or off while the job uses it, and leaves it to the job if
+the job switches it on in the meantime.
 """
 
 from __future__ import annotations

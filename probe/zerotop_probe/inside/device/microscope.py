@@ -173,7 +173,6 @@ class Microscope:
             self._guard.run(self.history.stop, False)
 
     def close(self) -> None:
-        """Close the file."""
         if self._writer is not None:
             self._writer.close()
 

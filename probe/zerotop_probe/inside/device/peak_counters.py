@@ -1,8 +1,8 @@
-"""Reset the allocator's peak counters at every boundary without changing what the job reads.
+"""Reset the allocator's peak counters at every boundary without changing the values that the job reads.
 
-PyTorch keeps one peak for each counter. To measure the peak of a phase, it must be reset at the edges of the phase; yet the
+PyTorch keeps one peak for each counter. To measure the peak of a phase, it must be reset at the edges of the phase. Yet the
 job must read the same values through torch.cuda, torch.accelerator or DeepSpeed's ``see_memory_usage`` as without the probe.
-All of them look up functions of ``torch._C`` by name at each call, and those functions are replaced here. A reader in C++
+All of these look up functions of ``torch._C`` by name at each call, and those functions are replaced here. A reader in C++
 would see the reset peaks; PyTorch has none.
 """
 
@@ -113,7 +113,7 @@ class PeakCounters:
 _get_peak = itemgetter("peak")
 
 
-# The names of the counters with and without pools, by all names: one entry, for those of this torch.
+# The names of this torch's counters, with and without pools: one entry, whose key is all names.
 _names_by_keys: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
 
 

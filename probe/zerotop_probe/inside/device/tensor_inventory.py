@@ -64,7 +64,7 @@ class Inventory:
     def add(self, tensor: Any, category: str, owner: int | None = None) -> None:
         """Claim the storages of a tensor for a category, unless the tensor is None or has none.
 
-        ``owner``: the place in ``optimizers`` of the one whose state it is.
+        ``owner``: the index in ``optimizers`` of the optimizer that owns the state.
         """
         if tensor is None:
             return

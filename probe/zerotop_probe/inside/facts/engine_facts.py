@@ -49,7 +49,7 @@ def write_tensors(
 ) -> None:
     """Record the ``tensors`` event of that moment, once, with ``more`` facts.
 
-    ``build`` makes the inventory of what is on ``device``.
+    ``build`` makes the inventory of tensors on ``device``.
     """
     if probe.recorder is None or when in state.recorded_inventories:
         return
@@ -135,13 +135,13 @@ def _count_parameters(engine: Any) -> dict[str, int]:
 
 
 def _count_largest_layer(engine: Any) -> int:
-    """Return the elements of the module with the largest parameters of its own, as in DeepSpeed's stage 3 estimates."""
+    """Return the elements of the module that owns the largest parameters, as in DeepSpeed's stage 3 estimates."""
     layers = ([*module.parameters(recurse=False)] for module in engine.module.modules())
     return max(sum(int(getattr(weight, "ds_numel", None) or weight.numel()) for weight in layer) for layer in layers)
 
 
 def read_devices(device: Any) -> list[dict[str, Any]]:
-    """Return the ``devices`` of the engine event: the GPU of that torch device, if it is one."""
+    """Return the ``devices`` of the engine event: the GPU behind that torch device, if it is a GPU."""
     import torch
 
     ordinal = find_ordinal(device)

@@ -184,7 +184,7 @@ def _count_quantized(parts: _LoopParts) -> int:
 
 
 def _read_autocast(parts: _LoopParts) -> str | None:
-    """Return the dtype of autocast: the library's, or what is in effect around this call of the model."""
+    """Return the dtype of autocast: the library's setting, or the one in effect around this call of the model."""
     torch, device = sys.modules["torch"], find_device(parts.modules, parts.optimizers)
     library = parts.library.find_mixed_precision()
     if library is not None or device is None or not torch.is_autocast_enabled(device.type):

@@ -1,1 +1,1 @@
-"""Which variable keeps what makes host memory grow: a look at all lists and dicts, twice. Standard library only."""
+"""Find the variable that makes host memory grow, by looking at all lists and dicts twice. Standard library only."""

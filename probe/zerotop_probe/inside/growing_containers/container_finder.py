@@ -1,7 +1,7 @@
-"""Look by itself which containers grow while host memory does, and record where they are.
+"""Find the containers that grow while host memory does, and record where they are.
 
-All of it runs on the training thread, after a step: while all objects are listed nothing can be freed, so nothing may run
-that would free a tensor meanwhile.
+All of it runs on the training thread, after a step. While all objects are listed nothing can be freed, so no code may run
+that would free a tensor.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ContainerFinder:
         return self._guard.is_on and self._watch.is_due(time_ns)
 
     def end_step(self, time_ns: int, step: int) -> None:
-        """Read the resident memory after a step, and look if it grows. The time of a look counts as a one-time cost."""
+        """Read the resident memory after a step, and start a look if it grows. A look counts as a one-time cost."""
         try:
             self._follow(HostReading(time_ns, step, read_resident_bytes()))
         except Exception as error:
@@ -94,7 +94,7 @@ class ContainerFinder:
             self._write_event(now(), events.GROWING_CONTAINERS, containers=containers, **facts)
 
     def _note_cost(self, since_ns: int) -> int:
-        """Count the time since the begin of this part of a look, which is part of a hook's time, as a one-time cost."""
+        """Count the time of this part of a look, which is part of a hook's time, as a one-time cost."""
         spent_ns = now() - since_ns
         self._meter.move_to_one_time(spent_ns)
         return spent_ns

@@ -40,7 +40,7 @@ def measure_lengths() -> dict[int, int]:
 
 
 def find_growing(before: Mapping[int, int], least: int) -> list[Growth]:
-    """Return the containers to which at least so many entries were added, those first whose new entries hold the most."""
+    """Return the containers with at least this many new entries, largest content of new entries first."""
     growing = []
     for one in _list_containers():
         added = len(one) - before.get(id(one), len(one))
@@ -75,7 +75,7 @@ def _read_newest(container: Any, count: int) -> list[Any]:
 def _measure_entries(entries: list[Any]) -> tuple[float, bool]:
     """Return about how much host memory entries hold, and whether one is a tensor that keeps its graph.
 
-    What two of them hold counts once; of long lists within them some entries stand for all.
+    Objects in two of them count once. In long nested lists, some entries stand for all.
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     tensors = (getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None))

@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple
 
 # Time between two readings at first (ns), and at most: it doubles while memory grows too slowly to show. Memory grows if the
-# last readings, each higher than the one before, differ by so many bytes and this share.
+# last readings, each higher than the one before, differ by these bytes and this share.
 _EVERY_NS, _LONGEST_NS = 1_000_000_000, 64_000_000_000
 _READINGS = 5
 _GROWN_BYTES = 96 << 20
@@ -19,7 +19,7 @@ _LOOK_BYTES = 24 << 20
 _GIVE_UP_NS = 120_000_000_000
 # Time between two looks (ns).
 _PAUSE_NS = 600_000_000_000
-# What a look costs until one has shown it (ns). Looks may take this part of the budget, of which some time is advanced.
+# The assumed cost of the first look (ns). Looks may take this part of the budget, of which some time is advanced.
 _LOOK_NS = 200_000_000
 _BUDGET_PART = 0.5
 _ADVANCE_NS = 180_000_000_000
@@ -80,7 +80,7 @@ class HostWatch:
         self._looked_ns = time_ns
 
     def end_look(self, cost_ns: int) -> None:
-        """Note what a look has cost: the next one will probably cost as much."""
+        """Note the cost of a look: the next one will probably cost the same."""
         self._probable_ns = cost_ns
         self._spent_ns += cost_ns
 

@@ -14,7 +14,7 @@ from zerotop_probe.inside.stacks.paths import PathNames
 LOCAL, GLOBAL, ATTRIBUTE = "local", "global", "attribute"
 """Where a name belongs: to a function, a module or a class."""
 
-# Containers within containers are named by the outermost one, over so many levels.
+# Nested containers are named by the outermost one, over at most this many levels.
 _LEVELS = 3
 _LONGEST_NAME = 60
 # Objects of a level that are followed further, and dicts whose owner is searched: each search visits all objects.
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 def find_place(container: Any, innermost: FrameType | None, paths: PathNames) -> Place | None:
-    """Return what holds a container; None if that is unknown. ``innermost``: the frame of the thread that trains."""
+    """Return the owner of a container; None if it is unknown. ``innermost``: the frame of the thread that trains."""
     values: list[Any] = [container]
     for level in range(_LEVELS):
         for value in values:

@@ -1,4 +1,4 @@
-"""The checkpoint phase: the functions with which scripts and libraries save, apart from those of DeepSpeed's engine."""
+"""The checkpoint phase: hooks on the functions with which scripts and libraries save. DeepSpeed's engine has its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CheckpointHooks(TrainingHooks):
     """Hooks on the functions that save."""
 
     def install_hooks(self) -> None:
-        """Wrap those functions whose modules are imported, unless they are wrapped already."""
+        """Wrap the saving functions of the imported modules, unless they are wrapped already."""
         for module_name, class_name, method in _METHODS:
             owner = getattr(sys.modules.get(module_name), class_name, None)
             if owner is not None:

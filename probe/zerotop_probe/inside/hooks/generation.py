@@ -1,4 +1,4 @@
-"""The generate phase: text that a transformers model writes, in reinforcement learning before it trains on it.
+"""The generate phase: text that a transformers model writes, for example for reinforcement learning.
 
 It calls the model once for each token. These forwards are not recorded one by one.
 """

@@ -5,24 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from zerotop_probe.inside.guard import now, wrap_method
+from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
 from zerotop_probe.inside.inspection import batch_shape
-from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import EVAL
 
 
-class TrainerHooks:
+class TrainerHooks(TrainingHooks):
     """Hooks on ``transformers.Trainer`` in one process."""
-
-    def __init__(self, probe: Probe) -> None:
-        self._probe = probe
 
     def install_hooks(self, module: Any) -> None:
         """Wrap the methods of ``module``, which is ``transformers.trainer``."""
         meter = self._probe.meter
         for name in ("evaluation_loop", "prediction_loop"):
-            wrap_method(module.Trainer, name, self._begin_evaluation, self._end_span, meter)
+            wrap_method(module.Trainer, name, self._begin_evaluation, self.end_span, meter)
         wrap_method(module.CallbackHandler, "on_train_begin", self._read_total_steps, self._write_total_steps, meter)
 
     def _begin_evaluation(self, time_ns: int, trainer: Any, args: Any, kwargs: Any) -> Span | None:
@@ -36,7 +33,7 @@ class TrainerHooks:
             return None
         # Trainers of other libraries override prediction_step; each class is wrapped at its first evaluation.
         for kind in type(trainer).__mro__:
-            wrap_method(kind, "prediction_step", self._begin_prediction, self._end_span, probe.meter)
+            wrap_method(kind, "prediction_step", self._begin_prediction, self.end_span, probe.meter)
         return recorder.begin_span(time_ns, "eval", probe.engines.get_position())
 
     def _begin_prediction(self, time_ns: int, trainer: Any, args: Any, kwargs: Any) -> Span | None:
@@ -49,10 +46,6 @@ class TrainerHooks:
         recorder.last_forward = span
         span.flags = EVAL
         return span
-
-    def _end_span(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
-        if self._probe.recorder is not None:
-            self._probe.recorder.end_span(span, time_ns, flags)
 
     def _read_total_steps(self, time_ns: int, handler: Any, args: Any, kwargs: Any) -> int | None:
         arguments = kwargs.get("args", args[0] if args else None)

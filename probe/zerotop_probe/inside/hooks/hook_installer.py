@@ -26,7 +26,7 @@ _loop_hooks = LoopHooks(PROBE, lambda: _install_loaded_modules())
 
 
 def install_hooks(module: Any) -> None:
-    """Install the hooks of one of the modules above, after it was executed. Never raises."""
+    """Install the hooks for one of the modules above after its execution. Never raises."""
     Guard(f"install in {module.__name__}", PROBE.meter).run(_install_module, module)
 
 

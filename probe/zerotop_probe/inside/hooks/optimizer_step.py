@@ -1,7 +1,7 @@
-"""The parts of an optimizer step: which compute, which move data, and whether the update was skipped.
+"""The parts of an optimizer step: computing, moving data, and whether the update was skipped.
 
-DeepSpeed brackets the parts with its own timers, which do nothing unless wall-clock breakdown is on; a proxy replaces
-them. Torch's global optimizer hooks show the inner optimizer.
+DeepSpeed brackets the parts with its own timers, which do nothing unless wall-clock breakdown is on; a proxy replaces them.
+Torch's global optimizer hooks show the inner optimizer.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from zerotop_probe.inside.engines import EngineState
 from zerotop_probe.inside.facts.engine_facts import record_tensors
 from zerotop_probe.inside.guard import Guard, now, on_removal, wrap_method
 from zerotop_probe.inside.hooks.timer_proxy import WatchedTimers
+from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 
-# Stage 3's method that copies updated parameters to where they are used.
+# Stage 3's method that copies updated parameters to the places where they are used.
 _REASSIGN_METHOD = "_reassign_or_swap_out_partitioned_parameters"
 
 
@@ -34,11 +35,11 @@ class _Update(NamedTuple):
     loss_scale: float | None
 
 
-class UpdateHooks:
+class UpdateHooks(TrainingHooks):
     """Hooks on the parts of ``step()`` of the engines of one process."""
 
     def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+        super().__init__(probe)
         self._update: _Update | None = None
         self._inner_span: Span | None = None
         self._move_span: Span | None = None
@@ -102,10 +103,10 @@ class UpdateHooks:
             on_removal(functools.partial(_restore_timers, weakref.ref(optimizer), timers))
         meter, optimizer_class = self._probe.meter, type(optimizer)
         if optimizer_class.__name__ == "BF16_Optimizer":
-            wrap_method(optimizer_class, "update_lp_params", self._make_part_hook("allgather"), self._end_part, meter)
+            wrap_method(optimizer_class, "update_lp_params", self._make_part_hook("allgather"), self.end_span, meter)
         if state.offloads_optimizer:
-            wrap_method(optimizer_class, "_wait_for_offload_copies", self._begin_wait, self._end_part, meter)
-            wrap_method(optimizer_class, _REASSIGN_METHOD, self._begin_move, self._end_part, meter)
+            wrap_method(optimizer_class, "_wait_for_offload_copies", self._begin_wait, self.end_span, meter)
+            wrap_method(optimizer_class, _REASSIGN_METHOD, self._begin_move, self.end_span, meter)
 
     def _begin_wait(self, time_ns: int, optimizer: Any, args: Any, kwargs: Any) -> Span | None:
         return self._begin_part(time_ns, optimizer, "grads_to_cpu") if optimizer._pending_offload_events else None
@@ -125,10 +126,6 @@ class UpdateHooks:
             return None
         position = update.state.get_position(after_backward=True)
         return recorder.begin_span(time_ns, phase, position, loose=loose, brief=not update.state.offloads_optimizer)
-
-    def _end_part(self, span: Span, time_ns: int, flags: int, result: Any) -> None:
-        if self._probe.recorder is not None:
-            self._probe.recorder.end_span(span, time_ns, flags)
 
     def _make_watchers(self, optimizer: Any, state: EngineState) -> dict[str, tuple[Any, Any]]:
         """Return the functions to call when a timer starts and stops, by DeepSpeed's name of the timer."""
@@ -152,7 +149,7 @@ class UpdateHooks:
 
         def stop_span() -> None:
             if spans:
-                self._end_part(spans.pop(), now(), 0, None)
+                self.end_span(spans.pop(), now(), 0, None)
 
         return start_span, stop_span
 
@@ -165,7 +162,7 @@ class UpdateHooks:
         self._expects_copy = False
         span, self._move_span = self._move_span, None
         if span is not None:
-            self._end_part(span, now(), 0, None)
+            self.end_span(span, now(), 0, None)
 
     def _listen_to_optimizers(self) -> None:
         if self._is_listening:
@@ -209,7 +206,7 @@ class UpdateHooks:
         inner, self._inner_span = self._inner_span, None
         if inner is None:
             return
-        self._end_part(inner, time_ns, 0, None)
+        self.end_span(inner, time_ns, 0, None)
         if self._expects_copy and self._update is not None and self._probe.recorder is not None:
             position = self._update.state.get_position(after_backward=True)
             self._move_span = self._probe.recorder.begin_span(time_ns, "params_to_gpu", position, loose=True)

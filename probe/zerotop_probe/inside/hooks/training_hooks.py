@@ -1,4 +1,4 @@
-"""What the hooks on DeepSpeed's engines and those on other loops share."""
+"""The base class of hooks on DeepSpeed's engines, other loops and the Trainer."""
 
 from __future__ import annotations
 

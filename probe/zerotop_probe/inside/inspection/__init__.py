@@ -1,1 +1,1 @@
-"""Reads from the objects of the job: batch sizes, shards, quantized tensors, the library, identity. Knows no probe."""
+"""Reads from the job's objects: batch sizes, shards, quantized tensors, library, identity. Does not use the probe."""

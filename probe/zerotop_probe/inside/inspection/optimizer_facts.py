@@ -1,4 +1,4 @@
-"""Read what an optimizer updates, and the settings that decide how much state it keeps."""
+"""Read the parameters that an optimizer updates, and the settings that decide the size of its state."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def _read_state_bits(optimizer: Any) -> tuple[int | None, dict[int, int]]:
     bits = getattr(getattr(optimizer, "args", None), "optim_bits", None)
     if not isinstance(bits, int):
         return None, {}
-    # What register_module_override() was told, as the Trainer does for embeddings.
+    # Overrides by register_module_override(), which the Trainer calls for embeddings.
     overrides = getattr(getattr(optimizer, "mng", None), "module_weight_config_triple", ())
     return bits, {id(getattr(module, name, None)): config.get("optim_bits", bits) for module, name, config in overrides}

@@ -1,4 +1,4 @@
-"""Tensors that are made of others: sharded ones (DTensor), and those that torchao or bitsandbytes has quantized."""
+"""Tensors that consist of others: sharded ones (DTensor), and ones quantized by torchao or bitsandbytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INT8_PARTS = ("CB", "SCB")
 
 
 def list_parts(tensor: Any) -> list[Any] | None:
-    """Return the tensors that a tensor without storage of its own is made of; None for any other."""
+    """Return the inner tensors of a tensor that has no storage itself; None for any other."""
     if not hasattr(tensor, "__tensor_flatten__"):
         return None
     parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])

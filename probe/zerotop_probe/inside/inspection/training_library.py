@@ -10,7 +10,7 @@ _MIXED_PRECISIONS = ("bf16", "fp16", "fp8")
 
 
 class TrainingLibrary:
-    """Settings of the library; None where there is none, or it has no such setting."""
+    """Settings of the library; None if there is no library, or it has no such setting."""
 
     def __init__(self) -> None:
         self.planned_steps: int | None = None

@@ -1,1 +1,1 @@
-"""What else runs in the rank's interpreter and costs it time: garbage collections, compilations, the probe. How it exits."""
+"""Other costs in the rank's interpreter: garbage collections, compilations, the probe. Also how it exits."""

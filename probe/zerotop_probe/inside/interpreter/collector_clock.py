@@ -39,7 +39,6 @@ class CollectorClock:
             gc.callbacks.append(self._on_collection)
 
     def stop(self) -> None:
-        """Stop listening."""
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
 

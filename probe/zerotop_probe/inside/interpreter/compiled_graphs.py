@@ -1,4 +1,4 @@
-"""Counts what torch.compile compiles while training runs, by TorchDynamo's own counters, where it is loaded."""
+"""Counts the compilations of torch.compile during training, from TorchDynamo's own counters, if it is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CompilationCounter:
         self._graphs, self._seconds = 0, 0.0
 
     def take_graphs(self, time_ns: int) -> CompiledGraphs | None:
-        """Return what was compiled since the last look; None for nothing."""
+        """Return the compilations since the last look; None if there were none."""
         dynamo = sys.modules.get("torch._dynamo.utils")
         begin_ns, self._looked_ns = self._looked_ns, time_ns
         stats: Mapping[str, int] = getattr(dynamo, "counters", {}).get("stats", {})

@@ -1,4 +1,4 @@
-"""What the probe has cost, and what else ran in the process: garbage collections and compilations."""
+"""Records of the probe's cost, and of other work in the process: garbage collections and compilations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CostRecords:
         return time_ns - self._last_ns >= _EVERY_NS
 
     def write(self, time_ns: int, lost_records: int, last_step: int | None) -> None:
-        """Record what there is; ``lost_records``: of the whole process, ``last_step``: the last finished one, if any."""
+        """Record the costs so far. ``lost_records``: of the whole process. ``last_step``: the last finished one, if any."""
         self._last_ns = time_ns
         meter = self._meter
         self._writer.write(time_ns, meter.total_ns, meter.boundaries, lost_records, meter.errors, meter.one_time_ns)
@@ -46,7 +46,7 @@ class CostRecords:
             self.write_more(time_ns, last_step)
 
     def _write_collections(self, time_ns: int, step: int) -> None:
-        # Not before the first step: what is loaded before it is collected once.
+        # Not before the first step: objects loaded before it are collected once.
         self._collector.start()
         if (done := self._collector.take_collections(time_ns)) is not None:
             facts = {"seconds": done.spent_ns / 1e9, "collections": done.collections}

@@ -1,1 +1,1 @@
-"""Which lines allocate device memory: a look at a step when memory creeps or has a new peak. Standard library only."""
+"""The lines that allocate device memory: a look at a step when memory creeps or has a new peak. Standard library only."""

@@ -1,8 +1,8 @@
-"""Name the lines that allocated the blocks which stay after a step, or which were alive at its peak.
+"""Name the lines that allocated the blocks that stay after a step, or that were alive at its peak.
 
 From PyTorch's history of one or two steps. A block stays if a step has allocated it and the next one has not freed it;
-those that replace older blocks of their size do not count. Blocks that backward allocates have no Python stack: PyTorch
-computes it in threads of its own.
+blocks that replace older ones of their size do not count. Blocks that backward allocates have no Python stack: PyTorch
+allocates them in its own threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from zerotop_probe.inside.stacks.tally import format_stacks
 Entry = dict[str, Any]
 """One entry of PyTorch's history: action, addr, size, time_us and frames."""
 
-# Blocks that are looked at, the largest; of the groups of equal ones the largest are recorded, if they matter.
+# The largest blocks are examined. Equal ones form groups, of which the largest are recorded, if they matter.
 _MOST_BLOCKS = 1000
 _MOST_GROUPS = 16
 _LEAST_SHARE = 0.01

@@ -26,9 +26,9 @@ NAME = "memory lines"
 
 # Entries of the history that are kept: of longer steps only their last part is looked at.
 _MOST_ENTRIES = 30_000
-# A look at an evaluation ends after so many seconds, as the batches of an evaluation are alike.
+# A look at an evaluation ends after this many seconds, because the batches of an evaluation are alike.
 _EVALUATION_S = 1.0
-# A look at steps is given up if they have not ended after so many seconds, or so many times the usual time.
+# A look at steps is given up if they have not ended after this many seconds, or this many times the usual time.
 _GIVE_UP_S, _GIVE_UP_FACTOR = 30.0, 4
 
 

@@ -1,8 +1,8 @@
-"""Decide whether the microscope looks by itself: memory creeps, or steps or evaluations have a new peak.
+"""Decide when the microscope looks at a step by itself: memory creeps, or steps or evaluations have a new peak.
 
-It looks while memory has grown in each of the last steps, and once steps need clearly more than those that it looked at
-before; the first time is once the first steps are done. An evaluation is looked at if the one before it had such a peak.
-What a look will cost is known beforehand, by the number of allocations, and must fit into what the budget has left.
+It looks when memory has grown in each of the last steps, and when steps need clearly more memory than those that it looked
+at before; for the first time after the first steps. It looks at an evaluation if the one before it had a new peak. The cost
+of a look is estimated from the number of allocations, and must fit into the rest of the budget.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from zerotop_probe.inside.device.allocator import StepMemory
 CREEP, PEAK, EVALUATION = "creep", "peak", "evaluation"
 """Why the microscope looks."""
 
-# Memory creeps if it is larger after each of so many steps, and has grown by so many bytes.
+# Memory creeps if it is larger after each of this many steps, and has grown by this many bytes.
 _CREEP_STEPS = 6
 _CREEP_BYTES = 16 << 20
-# A new peak is higher than those seen before by this share and so many bytes, in each of so many steps.
+# A new peak is higher than those seen before by this share and these bytes, in each of this many steps.
 _PEAK_SHARE = 0.05
 _PEAK_BYTES = 64 << 20
 _PEAK_STEPS = 2
@@ -30,7 +30,7 @@ _LOOK_STEPS = {CREEP: 2, PEAK: 1}
 
 # What a look costs by itself, and for each allocation until a look has shown it, and at least (ns).
 _LOOK_NS, _ALLOCATION_NS, _LEAST_ALLOCATION_NS = 10_000_000, 25_000, 10_000
-# Of an evaluation, of which a look sees only the begin.
+# The same for an evaluation, of which a look sees only the begin.
 _MOST_ALLOCATIONS = 15_000
 # The part of the budget that is the microscope's own, and the time for which it is advanced (ns).
 _BUDGET_PART = 0.25
@@ -60,9 +60,9 @@ class MemoryWatch:
         self._peak_pause_ns = _PEAK_PAUSE_NS // 2
 
     def judge_step(self, step: int, time_ns: int, memory: StepMemory, cost_ns: int) -> str:
-        """Return why to look at the steps after ``step``, which has just ended; empty if there is no reason.
+        """Return the reason to look at the steps after ``step``, which has just ended; "" if there is none.
 
-        Steps may be left out. ``cost_ns``: what the whole probe has cost so far.
+        Steps may be left out. ``cost_ns``: the cost of the whole probe so far.
         """
         self._begin_ns = self._begin_ns or time_ns
         self._learn(step, memory)

@@ -1,9 +1,9 @@
-"""A C version of the probe's work in counted steps. In a real loop the probe's Python code is in none of the processor's
-caches, and loading it costs more than the work itself.
+"""A C version of the probe's work in counted steps, which costs less than the same work in Python.
 
-``counted_steps`` is the compiled module. It is None where there was no compiler when zerotop was installed, where another
-Python or machine loads the probe, and with ``PYTHONZEROTOP_NATIVE=0``: then Python code does the same. Nothing else belongs
-here.
+In a real loop the probe's Python code is in none of the processor's caches, and loading it costs more than the work itself.
+
+``counted_steps`` is the compiled module. It is None if there was no compiler when zerotop was installed, if another Python
+or machine loads the probe, and with ``PYTHONZEROTOP_NATIVE=0``: then Python code does the same. Nothing else belongs here.
 """
 
 from __future__ import annotations

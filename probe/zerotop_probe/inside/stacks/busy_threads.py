@@ -1,7 +1,7 @@
 """Find Python threads of the job that begin to use a core: they and the training thread take turns with Python's lock.
 
-While none does, a look at their processor time every 0.7 s is all. A thread that began to is sampled for a second: at which
-lines it is, and how long the sampler itself waits for Python's lock meanwhile.
+While there are none, their processor time is read every 0.7 s, and nothing else. A thread that begins to compute is sampled
+for a second: the lines where it is, and how long the sampler itself waits for Python's lock.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _read_cpu(tid: int) -> int:
 
 
 def _read_core_wait() -> int:
-    """Return for how long (ns) this thread was runnable and had no core so far; 0 where the kernel does not count it."""
+    """Return how long (ns) this thread has been runnable without a core; 0 if the kernel does not count it."""
     try:
         with open(_SCHEDULING, "rb") as file:
             return int(file.read().split()[1])

@@ -1,6 +1,6 @@
-"""Ask PyTorch's flight recorder which collectives a rank has called, and which one has not ended.
+"""Read from PyTorch's flight recorder which collectives a rank has called, and which one has not ended.
 
-It counts the collectives of each process group: ranks that hang have called different ones, or not as many.
+It counts the collectives of each process group: ranks that hang have called different ones, or different numbers of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NONE = -1
 
 
 def read_collectives() -> list[dict[str, Any]]:
-    """Return one entry for each process group, see the event ``stacks``; none where PyTorch keeps no such record."""
+    """Return one entry for each process group, see the event ``stacks``; none if PyTorch has no flight recorder."""
     distributed = sys.modules.get("torch.distributed")
     module = getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None)
     if distributed is None or module is None or not distributed.is_initialized():
@@ -40,7 +40,7 @@ def read_collectives() -> list[dict[str, Any]]:
 def read_calls(paths: PathNames) -> list[dict[str, Any]]:
     """Return the last collectives of each process group with the lines that called them, see the event ``stacks``.
 
-    The first time it takes PyTorch seconds to name the lines, in which other threads go on.
+    The first call takes PyTorch seconds to name the lines; other threads continue.
     """
     module = getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None)
     found: list[dict[str, Any]] = []

@@ -28,14 +28,14 @@ class Frame(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """A stack, innermost frame first, and the name of the C function called there; empty if it is none or unknown."""
+    """A stack, innermost frame first, and the C function called in it; "" if there is none or it is unknown."""
 
     frames: tuple[Frame, ...]
     call: str
 
 
 class StackReader:
-    """Reads stacks, and remembers the names of what it has seen."""
+    """Reads stacks, and remembers the names in them."""
 
     def __init__(self, paths: PathNames) -> None:
         self._paths = paths

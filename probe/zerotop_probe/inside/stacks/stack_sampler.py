@@ -1,11 +1,13 @@
 """Sample the training thread's stack while the rank is slow, waits for data, or is silent.
 
-While all is well the sampler only looks, a few times a second at most, which phase is in progress and how long the last
-ones took. It samples where
+Otherwise the sampler only looks, a few times a second at most, at the phase in progress and the durations of the last ones.
+It samples if
 
-- the present phase, or gap between phases, has lasted clearly longer than usual (``slow``);
+- the current phase, or gap between phases, has lasted clearly longer than usual (``slow``);
+
 - the gaps or the data loading usually take a notable share of each iteration (``share``): some samples, then rarely more;
-- the rank has been silent for long (``silent``): the stacks of all threads, ever more rarely.
+
+- the rank has been silent for long (``silent``): the stacks of all threads, with growing pauses.
 """
 
 from __future__ import annotations
@@ -37,17 +39,17 @@ _LEARN_EVERY_NS = 1_000_000_000
 # Seconds between samples, at first and in places that last for long.
 _SAMPLE_S, _LATER_SAMPLE_S, _SILENT_SAMPLE_S = 0.02, 0.1, 1.0
 _LATER_NS = 2_000_000_000
-# For so long (ns) after something was slow the sampler looks more often: the next step may be slow in the same way, and a
-# few samples that all fall late in it would name the line after the slow one.
+# For this time (ns) after a slow place the sampler looks more often: the next step may be slow in the same way, and a few
+# samples that all fall late in it would name the line after the slow one.
 _LATELY_NS = 1_000_000_000
 
-# Samples of a place that takes a notable share of iterations, the same once it takes so many times as much, and some more
-# after each interval (ns).
+# Samples of a place that takes a notable share of iterations: at first, again when its share grows by this factor, and some
+# more after each interval (ns).
 _SHARE_SAMPLES, _MORE_SAMPLES = 100, 20
 _GROWN = 1.5
 _MORE_EVERY_NS = 600_000_000_000
 
-# A rank is silent if nothing begins or ends for SILENT_NS, and for so many iterations.
+# A rank is silent if nothing begins or ends for SILENT_NS, and for this many iterations.
 _SILENT_ITERATIONS = 5.0
 # While the usual duration is unknown, as in the first step.
 _FIRST_SILENT_NS = 10_000_000_000
@@ -57,17 +59,17 @@ _FIRST_SILENT_NS = 10_000_000_000
 _WRITE_EVERY_NS = 2_000_000_000
 _MOST_EVENTS = 30
 _ONE_MORE_EVERY_NS = 30_000_000_000
-# The sampler may take this part of the budget, and save up what it may take in this time (ns).
+# The sampler may take this part of the budget, and save up at most the budget of this time (ns).
 _BUDGET_PART = 0.5
 _SAVED_NS = 20_000_000_000
-# A look takes less than a millisecond. One that took longer than this (ns), and so many times as long as usual, was
-# interrupted, as by a garbage collection: paying for that would keep the sampler away for minutes.
+# A look takes less than a millisecond. One that took longer than this (ns), and this many times the usual time, was
+# interrupted, for example by a garbage collection: paying for that would stop the sampler for minutes.
 _LONGEST_LOOK_COST_NS, _INTERRUPTED_TIMES = 5_000_000, 4.0
 _WEIGHT = 0.125
 
 
 class Place(NamedTuple):
-    """A phase in progress, a gap between phases, or a step with unknown phases; ``begin_ns`` tells it from others."""
+    """A phase in progress, a gap between phases, or a step with unknown phases, identified by ``begin_ns``."""
 
     key: PlaceKey
     begin_ns: int
@@ -99,7 +101,7 @@ class StackSampler:
         self._written_ns: dict[tuple[str, str], int] = {}
         self._events_left: float = _MOST_EVENTS
         self._samples_left = {GAP: 0, DATA: 0, UNSEEN: 0}
-        self._sampled_parts = {GAP: 0.0, DATA: 0.0}  # what they took of an iteration when they were sampled
+        self._sampled_parts = {GAP: 0.0, DATA: 0.0}  # their share of an iteration when they were sampled
         self._slow_ns = 0  # when something was last slow
         self._share = _BUDGET_PART * read_budget()
         self._credit_ns = self._share * _SAVED_NS / 2
@@ -134,11 +136,11 @@ class StackSampler:
         return self._choose_pause()
 
     def finish(self) -> None:
-        """Write what was sampled and not written yet; called when the recording ends."""
+        """Write the samples that are not written yet. Called when the recording ends."""
         for key in list(self._tallies):
             self._write(key, now())
 
-    # --- what is unusual ------------------------------------------------------------------------------------
+    # --- unusual durations ----------------------------------------------------------------------------------
 
     def _find_place(self) -> Place | None:
         """Return where the training thread is; None before the first phase."""
@@ -202,12 +204,12 @@ class StackSampler:
         return pause_s * (0.5 + self._spread)
 
     def _wants_shares(self) -> bool:
-        """Whether to sample what usually takes a notable share; half of the savings are kept for what is unusual."""
+        """Whether to sample places that usually take a notable share; half of the savings are kept for unusual ones."""
         is_wanted = any(self._samples_left[kind] for kind in self._usual.notable)
         return is_wanted and self._credit_ns > self._share * _SAVED_NS / 4
 
     def _save_up(self, time_ns: int) -> None:
-        """Add to what may be spent the budget of the time that has passed, less what the sampler has cost meanwhile."""
+        """Add the budget of the time that has passed to the savings, minus the sampler's cost in it."""
         elapsed_ns, self._saved_up_ns = time_ns - self._saved_up_ns, time_ns
         spent_ns = self._meter.thread_ns.get(NAME, 0)
         longest_ns = max(_LONGEST_LOOK_COST_NS, _INTERRUPTED_TIMES * self._usual_cost_ns)
@@ -240,10 +242,11 @@ class StackSampler:
     # --- events ---------------------------------------------------------------------------------------------
 
     def _write_due(self, place: Place, time_ns: int) -> None:
-        """Write what was sampled in places that are over, and now and then while they last.
+        """Write the samples of places that are over, and from time to time those of places that last.
 
-        The first event of a place does not wait for the others, and then each waits as long: where computing is slow all the
-        time, as on cores that others use, it would leave no event for the place that really changes.
+        The first event of a place is written without waiting for others; after that each place waits equally long.
+        Otherwise, if all computing is slow because others use the cores, no event would be left for the place that really
+        changes.
         """
         for key in sorted(self._tallies, key=lambda key: self._written_ns.get(key, 0)):
             tally, (where, why) = self._tallies[key], key

@@ -1,4 +1,4 @@
-"""Counts of the stacks that were sampled in one place, as an event says them."""
+"""Counts of the stacks sampled in one place, in the form of an event."""
 
 from __future__ import annotations
 

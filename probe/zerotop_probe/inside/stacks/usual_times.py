@@ -15,13 +15,13 @@ UNSEEN = -2
 """The kind of a place in a counted step, whose phases are unknown."""
 DATA = PHASE_CODE["data"]
 
-# A place is slow once it lasts so many times as long as usual, and so much longer (ns).
+# A place is slow once it lasts this many times as long as usual, and longer by this time (ns).
 _SLOW_FACTOR = 1.5
 SLOW_NS = 20_000_000
 # A notable part of an iteration: a share, and nanoseconds.
 _NOTABLE_SHARE = 0.03
 _NOTABLE_NS = 2_000_000
-# Durations that show what is usual; fewer iterations than the second number show nothing yet.
+# Number of durations that show the usual one; fewer iterations than the second number show nothing yet.
 _REMEMBERED = 31
 _FEWEST = 3
 _FEWEST_ITERATIONS = 5
@@ -53,7 +53,7 @@ class UsualTimes:
         """What ``GAP`` and ``DATA`` have taken of the last few iterations (ns), as far as it is a notable share."""
 
     def learn(self, ended: Sequence[Span], *, is_complete: bool) -> None:
-        """Add the outermost phases that ended since the last call; ``is_complete``: none is missing before them."""
+        """Add the outermost phases that ended since the last call; ``is_complete``: there are none missing before them."""
         if not is_complete:
             self._previous, self._iteration_begin_ns = None, 0
         for span in ended:
@@ -82,12 +82,12 @@ class UsualTimes:
             self.notable = {kind: part for kind, part in last.items() if part >= least_ns}
 
     def learn_counted(self, passed_ns: int, steps: int) -> None:
-        """Add steps that took so long together: their duration is known although the phases of most are not."""
+        """Add steps by their total duration, which is known although most of their phases are not."""
         if steps > 0:
             self._iterations.extend([passed_ns // steps] * min(steps, _REMEMBERED))
 
     def _follow_counted(self, span: Span) -> None:
-        """Begin an iteration after a counted step, whose end alone is known."""
+        """Begin an iteration after a counted step, of which only the end is known."""
         self._previous = span
         if span.engine == 0:
             self._iteration_begin_ns = span.end_ns

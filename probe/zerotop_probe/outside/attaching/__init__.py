@@ -1,1 +1,1 @@
-"""Finding jobs that zerotop did not start, and entering their ranks while they run."""
+"""Find jobs that zerotop did not start, and enter their ranks while they run."""

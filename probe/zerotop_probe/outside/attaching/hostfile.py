@@ -20,7 +20,7 @@ _MAX_BYTES = 1 << 20
 
 
 class NoHosts(ValueError):
-    """There are no valid node names; the text is a sentence that says why and what to do."""
+    """There are no valid node names; the text is a sentence with the reason and what to do."""
 
 
 def parse_names(text: str) -> list[str]:

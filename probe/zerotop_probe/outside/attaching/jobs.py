@@ -59,7 +59,7 @@ class FoundJob:
 
     @property
     def script_path(self) -> str:
-        """The script on its first rank's command line as written there, or a kernel's notebook; "" if there is none."""
+        """The script as written on its first rank's command line, or a kernel's notebook; "" if there is none."""
         if self.launcher == kernels.JUPYTER:
             return kernels.find_notebook(self.ranks[0].environment)
         arguments = procfs.read_command_line(self.ranks[0].process.pid) if self.ranks else list(self.command)
@@ -77,7 +77,7 @@ def find_jobs() -> list[FoundJob]:
 def find_job(pid: int) -> FoundJob | None:
     """Return the job of a process, which may be a rank, a launcher or a worker.
 
-    Any other Python process is a job of its own. None if there is no such process, or it does not run Python.
+    Any other Python process counts as a job by itself. None if there is no such process, or it does not run Python.
     """
     process = Process.from_pid(pid)
     if process is None:
@@ -93,7 +93,7 @@ def find_job(pid: int) -> FoundJob | None:
 
 
 def find_kernel_jobs() -> list[FoundJob]:
-    """Return the Jupyter kernels that hold a GPU, or PyTorch where there is none, as jobs, the youngest first."""
+    """Return the Jupyter kernels that hold a GPU, or without GPUs those with PyTorch, as jobs, the youngest first."""
     found = (process for pid in kernels.find_kernels() if (process := Process.from_pid(pid)) is not None)
     return sorted(map(_make_single, found), key=lambda job: job.age_s)
 

@@ -17,7 +17,7 @@ from zerotop_probe.outside.procfs import Process
 _POLL_S = 0.005
 # A rank that takes longer to answer is in a long C call, or hangs.
 PATIENCE_S = 5.0
-# A rank that is importing, which compiles DeepSpeed's operators at times, is asked ever more rarely for so long.
+# How long a rank that is importing, which may compile DeepSpeed's operators, is asked again, ever more rarely.
 _IMPORT_S = 60.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 2.0
 
@@ -29,7 +29,7 @@ _SILENT = "it did not answer, because it cannot write to {folder}. Choose anothe
 _IMPORTING = "it is importing modules and cannot be entered meanwhile. Try again when it trains"
 _EARLY = "it has not imported PyTorch yet. Try again when it trains"
 _IDLE_KERNEL = "it is an idle Jupyter kernel, waiting for the next cell"
-_LEAVING = "it leaves another recording at the end of its step. Try again then"
+_LEAVING = "it is leaving another recording at the end of its step. Try again then"
 _NOT_NOW = {"early": _EARLY, "importing": _IMPORTING}  # by the probe's reply
 _ELSEWHERE = "it is already recorded in {folder}. End that with zerotop detach {quoted}"
 
@@ -152,6 +152,6 @@ def enter_processes(processes: Iterable[Process], session: str, *, patience_s: f
     return call_probes(processes, folder, "enter", folder, patience_s=patience_s)
 
 
-def leave_processes(processes: Iterable[Process], session: str, *, patience_s: float = PATIENCE_S) -> list[Entry]:
+def leave_processes(processes: Iterable[Process], session: str) -> list[Entry]:
     """Unload the probe from each of these ranks."""
-    return call_probes(processes, os.path.abspath(session), "leave", patience_s=patience_s)
+    return call_probes(processes, os.path.abspath(session), "leave")

@@ -42,7 +42,7 @@ _USE_RUN = "Start the job with zerotop run."
 
 
 class CannotEnter(Exception):
-    """This process cannot be entered; the text is a sentence that says why and what to do."""
+    """This process cannot be entered; the text is a sentence with the reason and what to do."""
 
 
 class MemoryRegion(NamedTuple):

@@ -73,14 +73,14 @@ def _discard_session(session: str, *, keep_folder: bool) -> None:
 
 
 def note_attached(session: str, job: FoundJob) -> None:
-    """Record that the job is recorded from now on, and what is missing."""
+    """Record that the recording of the job begins now, and which data is missing."""
     _note_job(session, events.ATTACHED, job)
 
 
 def note_joined(session: str, job: FoundJob, *, ahead_ns: int = 0) -> None:
     """Record that this node joins a job whose recording began on another node.
 
-    ``ahead_ns``: how far this node's clock is ahead of that node's; readers correct this node's times by it.
+    ``ahead_ns``: how far this node's clock is ahead of the other's; readers correct this node's times by it.
     """
     pair = clock.read_clock_pair()
     aligned = {"clock": {**pair, "unix_ns": pair["unix_ns"] - ahead_ns}, "aligned": True}

@@ -60,7 +60,7 @@ class NoSsh(OSError):
 
 @dataclass(frozen=True)
 class Answer:
-    """A node's answer, or why there is none."""
+    """A node's answer, or the reason why there is none."""
 
     name: str  # as passed to ssh
     why_not: str = ""  # why the request failed; "" if it succeeded

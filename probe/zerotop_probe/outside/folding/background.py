@@ -1,4 +1,4 @@
-"""Folding now and then while a job is recorded, in a process of its own at the lowest priority."""
+"""Folding from time to time while a job is recorded, in a separate process with the lowest priority."""
 
 from __future__ import annotations
 

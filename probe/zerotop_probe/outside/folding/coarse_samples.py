@@ -1,6 +1,6 @@
-"""Coarse samples: one record a minute, or a longer period, for each process, GPU and thread, in place of ten a second.
+"""Coarse samples: one record a minute, or a longer period, for each process, GPU and thread, instead of ten a second.
 
-They are a table of their own beside the fine one of the same sampler.
+They are a separate table beside the fine one of the same sampler.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _LOWEST = {"memory_available_bytes"}
 
 
 class CoarseTable:
-    """The coarse samples of one sampler's table; ``end_ns`` is the time until which there are any, None without."""
+    """The coarse samples of one sampler's table; ``end_ns`` is the time of the last one, None without any."""
 
     def __init__(self, fine: TableFiles, folder: str) -> None:
-        """Find what was folded before. Raise OSError, or ValueError for a damaged file."""
+        """Find the records that were folded before. Raise OSError, or ValueError for a damaged file."""
         self.table = fine.table
         self._path = os.path.join(folder, segments.make_name(f"{fine.stem}{COARSE_SUFFIX}", 0))
         self._header = {**fine.header, "period_ns": _PERIOD_NS}
@@ -87,7 +87,8 @@ class CoarseTable:
 def fold_periods(records: Iterable[Record], table: Table, period_ns: int) -> list[Record]:
     """Return one record for each period and subject, oldest first.
 
-    All of a period have the time of its last sample, and a nanosecond: they are a tick of their own beside fine samples.
+    All records of a period have the time of its last sample plus a nanosecond, so that they are a separate tick beside fine
+    samples.
     """
     return [folded for ticks in _split_periods(records, period_ns) for folded in _fold_period(ticks, table)]
 

@@ -21,7 +21,7 @@ from zerotop_probe.recording.tables import FOLDED, FOLDED_TABLES, GPU_PROCESSES,
 # Shares of a session's size. The rest is for the job's output and for events.
 # More steps than these would take longer than a second to open: a million and a quarter of all ranks.
 _DETAIL_SHARE, _STEPS_SHARE, _COARSE_SHARE = 0.75, 0.06, 0.05
-# Of the detail: for recent time, and for notable steps before. The rest is for what is written until the next time.
+# Shares of the size: for recent detail, and for earlier notable steps. The rest is for records until the next folding.
 _RECENT_SHARE, _NOTABLE_SHARE = 0.65, 0.20
 # A file of steps that is too large is merged until it has this share of its limit, half of it in single steps.
 _MERGED_SHARE = 0.5
@@ -115,7 +115,7 @@ class _NodeFolder:
         return self._histories[process]
 
     def _find_forced_end(self, now_ns: int) -> int:
-        """Return the time until which detail must go so that the newest fits, 0 if all does."""
+        """Return the time until which detail must be deleted so that the newest fits; 0 if everything fits."""
         left = self._detail_bytes * _RECENT_SHARE - sum(one.segments[-1].bytes for one in self._by_stem.values())
         recent_ns = now_ns - self._limits.full_detail_ns
         closed = (segment for one in self._by_stem.values() for segment in one.closed_segments)
@@ -148,9 +148,9 @@ class _NodeFolder:
         return min([until_ns, *(end_ns for end_ns in ends if until_ns - end_ns < _LONGEST_STEP_NS)])
 
     def _find_spare_end(self, table: TableFiles, until_ns: int) -> int:
-        """Return the time until which a table's records may go if there are too many.
+        """Return the time until which a table's records may be deleted if there are too many.
 
-        That is the end of the rank's last step; the step in progress loses records only if it has taken very long.
+        That is the end of the rank's last step. The step in progress loses records only if it has taken very long.
         """
         history = self._histories.get(table.stem.removeprefix(table.table.name))
         end_ns = None if history is None else history.end_ns
@@ -159,7 +159,7 @@ class _NodeFolder:
     def _delete_folded(self, table: TableFiles, before_ns: int | None, until_ns: int) -> None:
         """Delete the segments that became folded: those that end after ``before_ns`` and until ``until_ns``.
 
-        Those of notable steps stay, and those from earlier times have stayed for this reason.
+        Segments of notable steps stay, and for this reason earlier ones have stayed too.
         """
         for segment in list(table.closed_segments):
             is_new = before_ns is None or segment.last_ns > before_ns

@@ -26,7 +26,7 @@ class Series(NamedTuple):
     values: list[int]
 
     def find_highest(self, step: FoldedStep) -> int:
-        """Return the highest value in a step; without any the last one before, if it is fresh, else UNKNOWN."""
+        """Return the highest value in a step; if there is none, a fresh last value before it, else UNKNOWN."""
         first, end = bisect_right(self.times, step.previous_ns), bisect_right(self.times, step.end_ns)
         if first < end:
             return max(self.values[first:end])

@@ -36,7 +36,7 @@ _NOT_TRAINING = (_LOAD, PHASE_CODE["init"])
 
 @dataclass
 class FoldedStep:
-    """The sums of one step; ``previous_ns`` is the end of the step before, or the begin of the first one."""
+    """The sums of one step; ``previous_ns`` is the end of the step before, or the begin of the first step."""
 
     step: int
     begin_ns: int

@@ -17,7 +17,7 @@ from zerotop_probe.recording.tables import FOLDED, SPANS, UNKNOWN
 
 # The first steps differ from all others: their detail is kept.
 _FIRST_STEPS = 50
-# A step is compared with so many before it, and notable if its duration or memory differs by such a factor.
+# A step is compared with this many before it, and is notable if its duration or memory differs by this factor.
 _STEPS_BEFORE = 32
 _DURATION_FACTOR, _PEAK_FACTOR = 1.5, 1.01
 
@@ -30,7 +30,7 @@ class StepHistory:
     """The folded steps of a process, oldest first; ``end_ns`` is the end of the last one, None without any."""
 
     def __init__(self, spans: TableFiles, folder: str) -> None:
-        """Read what was folded before. Raise OSError."""
+        """Read the records that were folded before. Raise OSError."""
         self._path = os.path.join(folder, segments.make_name(FOLDED.name + spans.stem.removeprefix(SPANS.name), 0))
         header = {**spans.header, "table": FOLDED.name, "dtype": FOLDED.dtype}
         self._header_line = segments.pad_header(json.dumps(header).encode())
@@ -74,7 +74,7 @@ class StepHistory:
         self.end_ns = steps[-1].end_ns
 
     def is_notable(self, begin_ns: int, end_ns: int) -> bool:
-        """Whether a step that overlaps this time differs from those before it, so that its detail is worth keeping."""
+        """Whether a step that overlaps this time differs from those before it, so that its detail should be kept."""
         first = bisect_left(range(len(self)), begin_ns, key=self._get_end)
         last = bisect_right(range(len(self)), end_ns, key=self._get_end)
         # The step in which the time ends, and one more on both sides.
@@ -117,7 +117,7 @@ def _make_record(step: FoldedStep, bytes_of: tuple[int, ...]) -> Record:
 
 
 def _is_unlike_before(record: Record, before: Sequence[Record]) -> bool:
-    """Whether a step is unlike those before it; one of a block is, so that detail kept of its steps stays."""
+    """Whether a step differs from those before it. A block differs if one of its steps does, so that its detail stays."""
     fields = {name: record[index] for name, index in _FIELD.items()}
     if fields["steps"] > 1 or fields["skipped_steps"] or fields["eval_ns"] or fields["checkpoint_ns"]:
         return True

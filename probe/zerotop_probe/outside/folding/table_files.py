@@ -45,7 +45,6 @@ class TableFiles:
         return dict(self.header["writer"])
 
     def get_time(self, record: Record) -> int:
-        """Return the time of a record."""
         return int(record[self._time])
 
     def add_segment(self, path: str, number: int) -> None:

@@ -87,7 +87,7 @@ def run_in_foreground(
 
 
 def _list_inherited_descriptors() -> list[int]:
-    """Return the descriptors besides the standard ones that our caller passes on to the job."""
+    """Return the caller's descriptors, besides the standard ones, that the job inherits."""
     numbers = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
     inherited = []
     for number in numbers:
@@ -165,7 +165,7 @@ def prepare_watch(session: str, root: Process) -> Callable[[], JobResult]:
 def _resume_output(session: str, root: Process, facts: JobFacts) -> OutputRecording:
     """Return the recording of a running job's output, by its living holder or by a new one.
 
-    A holder that passes output on also decides when the job's reader is gone: beside it there must be no other reader.
+    A holder that passes output on also notices when the job's reader is gone, so there must be no other reader beside it.
     """
     holder = find_holder(facts.pipes.values())
     outlets = adopt_outlets(root, facts.pipes) if holder is None or not facts.passes_on else []

@@ -158,8 +158,8 @@ class Agent:
     def _is_over(self) -> bool:
         """Whether the job has ended, or the agent was asked to leave it.
 
-        A job has ended with its root and its ranks, which may outlive a launcher. A job that we attached to is also left
-        when its recording was deleted, since nobody could ask us to leave any more.
+        A job has ended when its root and its ranks have, because ranks may outlive a launcher. The agent also leaves an
+        attached job when its recording was deleted, because nobody could ask it to leave any more.
         """
         if self._has_left or (self._attached and _is_gone(self._session)):
             self._has_left = True
@@ -196,7 +196,7 @@ class Agent:
         self._node.finish_sampling()
         left = self._count_ranks() if self._has_left else 0
         text = self._note_end() if self._ended_ns is not None else ""
-        # A paused terminal or slow reader may take any time. The holder stays, for what is left when we go.
+        # A paused terminal or slow reader may take any time. The holder stays for the rest when we leave.
         while not is_finished and not self._output.is_stuck():
             is_finished = self._await_output()
         lost_records, lost_bytes = self._node.lost_records, self._output.lost_bytes

@@ -1,4 +1,4 @@
-"""The streams of a job's output in the holder: each is passed on and recorded, in a thread of its own."""
+"""The streams of a job's output in the holder: each is passed on and recorded, in its own thread."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Stream:
 
 
 class FileStream:
-    """A file on disk that the job writes to: what is added to it is recorded."""
+    """A file on disk that the job writes to: data added to it is recorded."""
 
     def __init__(self, number: int, name: int, source: int, begin: int, log: OutputLog, state: memoryview[int]) -> None:
         """``begin``: the offset at which the job begins to write."""

@@ -18,7 +18,7 @@ _IGNORED_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class JobResult(NamedTuple):
-    """How a job ended, and what its recording lacks."""
+    """How a job ended, and which parts of its recording are missing."""
 
     exit_code: int | None  # 128 + n after signal n; None if unknown
     signal: int  # the signal that ended it; 0 without one
@@ -30,7 +30,7 @@ class JobResult(NamedTuple):
 
 
 class CommandError(OSError):
-    """The command cannot be executed; the text is a sentence that says why and what to do."""
+    """The command cannot be executed; the text is a sentence with the reason and what to do."""
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -153,7 +153,7 @@ class WatchedJob:
         return not self.root.is_alive()
 
     def take_stop_signal(self) -> int:
-        """Return 0: only a parent learns what has stopped a process."""
+        """Return 0: only a parent learns which signal has stopped a process."""
         return 0
 
 

@@ -81,10 +81,10 @@ def read_facts(session: str) -> JobFacts:
 
 @dataclass(frozen=True)
 class _Author:
-    """The user who owns a file of events, and what that user may tell us.
+    """The user who owns a file of events, and the claims of that user that are trusted.
 
-    Our own processes can be signalled because a file says that they belong to a job: in a folder where others may write, it
-    is only believed of files that are ours or root's. Root believes other users about their own processes.
+    A file may say that processes belong to a job, and ours can be signalled because of it. In a folder where others may
+    write, only files of this user or of root are trusted. Root trusts other users about their own processes.
     """
 
     user: int

@@ -1,8 +1,8 @@
-"""Which signals of the agent reach the job: each one once, by whatever way it came.
+"""Which signals of the agent reach the job: each exactly once, whichever way it came.
 
 In the foreground the job is in the agent's process group, so signals from the terminal and signals to the whole group reach
-it by themselves. Signals to the agent alone are meant for the job and are passed on. The holder is the witness: it is in the
-same group and does nothing with signals, so a signal that also reached the holder was not meant for the agent alone.
+it by themselves. Signals to the agent alone are meant for the job and are passed on. The holder tells them apart: it is in
+the same group and ignores signals, so a signal that also reached the holder was not for the agent alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the job's output goes: pipes and pseudo-terminals in place of the user's descriptors, read by the holder."""
+"""The targets of the job's output: pipes and pseudo-terminals, instead of the user's descriptors, read by the holder."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ class Outlet:
 
 
 def open_outlets(closed: Sequence[int] = ()) -> tuple[list[Outlet], list[int | None]]:
-    """Return outlets for our standard output and error, and which descriptors the job gets (None: it stays closed).
+    """Return outlets for our standard output and error, and the job's descriptors (None: it stays closed).
 
-    ``closed``: those that were closed when we were started. One file, terminal or pipe for both makes one outlet, so that
-    their order is kept. Raises OSError.
+    ``closed``: those that were closed when we were started. If both are the same file, terminal or pipe, they share one
+    outlet, so that their order is kept. Raises OSError.
     """
     kinds = ["" if number in closed else _find_kind(number) for number in (1, 2)]
     if kinds[0] and kinds[1] and _is_same_file(1, 2):

@@ -108,7 +108,7 @@ def _take_signal(number: int) -> bool:
 
 
 def _close_others(used: set[int]) -> None:
-    """Close what the caller of zerotop has passed on to the job: its other end waits for the job to close it."""
+    """Close descriptors that zerotop's caller passed on to the job: their other end waits for the job to close them."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in used:
             with suppress(OSError):

@@ -19,7 +19,7 @@ _RETRY_S = 1.0
 # A record of ``recording.tables.OUTPUT``.
 _RECORD = struct.Struct("<qqiHH")
 _FIRST_BYTE = b'"first_byte": 0'
-# Places of the numbers in the state, which a later holder of the same job continues.
+# Positions of the numbers in the state, which a later holder of the same job continues.
 POSITION, LOST, REASON, NUMBER, RECORDED = 0, 1, 2, 3, 4
 STATE_BYTES = 64
 
@@ -47,7 +47,7 @@ class OutputLog:
             self._continue_segments(state[NUMBER] - 1)
 
     def _continue_segments(self, last: int) -> None:
-        """Take over the segments of an earlier holder, and go on in the last one."""
+        """Take over the segments of an earlier holder, and continue in the last one."""
         for number in range(last):
             with suppress(OSError):
                 size = sum(os.stat(self._make_path(number, suffix)).st_size for suffix in (".log", ".rec"))
@@ -65,7 +65,7 @@ class OutputLog:
         return os.path.join(self._folder, f"{self._stem}.{number}{suffix}" if number else f"{self._stem}{suffix}")
 
     def flush(self) -> None:
-        """Record what is held back: nothing here, an unfinished line in a ``RedactedLog``."""
+        """Record output that is held back: nothing here, an unfinished line in a ``RedactedLog``."""
 
     def append(self, stream: int, data: bytes) -> None:
         """Record ``data``, the next bytes of a stream (index into STREAMS)."""
@@ -78,13 +78,13 @@ class OutputLog:
     def append_from(self, stream: int, pipe: int, size: int) -> None:
         """Record the next ``size`` bytes of a stream, which are in a pipe.
 
-        The kernel copies what fits into the segment; reading and writing it took a third longer.
+        The kernel copies as much as fits into the segment; reading and writing took a third longer.
         """
         with self._lock:
             while size and self._can_splice and self._log is not None and size < self._count_room():
                 try:
                     moved = os.splice(pipe, self._log, size, offset_dst=self._log_size)
-                except OSError:  # not every file system can; of other errors, writing says which
+                except OSError:  # not every file system can; for other errors, writing raises the right one
                     self._can_splice = False
                     break
                 size -= moved
@@ -109,7 +109,7 @@ class OutputLog:
         return min(len(data), room)
 
     def _record(self, stream: int, data: bytes) -> None:
-        # Tried twice: a new file may have room where this one has not, as under a limit of the file size.
+        # Tried twice: a new file may have room when this one does not, for example under a limit of the file size.
         failures = 0
         while data and failures < 2:
             written = self._write(stream, data)
@@ -147,7 +147,7 @@ class OutputLog:
         return written
 
     def _give_up_segment(self, error: OSError) -> None:
-        """Note an error and close the segment: what is recorded next may have a gap before it, which its header says."""
+        """Note an error and close the segment. The next one may have a gap before it, which its header states."""
         self._note_error(error)
         self._close_segment()
 

@@ -114,7 +114,7 @@ class OutputRecording:
         streams = [self._outlets[number].describe() if number in self._outlets else "" for number in range(self._count)]
         numbers = [str(self._limit), str(self._redaction)]
         texts = [str(agent), str(self._state_file), self._folder, self._stem, self._header, *numbers, *streams]
-        # Without site packages and variables for Python, which may be anything.
+        # Without site packages and Python's variables, which may have any content.
         command = [sys.executable, "-I", "-S", "-c", BOOT_CODE.format(module=_MODULE), SOURCE_ROOT, *texts]
         null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
         return os.posix_spawn(
@@ -128,7 +128,7 @@ class OutputRecording:
         )
 
     def note_job(self, job: Process) -> None:
-        """Tell the holder which process the job is, and close our copies of what the job writes to."""
+        """Tell the holder which process is the job, and close our copies of the job's output descriptors."""
         self._send(b"job %d %d" % job)
         self._close_writers()
 
@@ -224,7 +224,7 @@ class OutputRecording:
             pass
 
     def _await_answer(self, begin: bytes, seconds: float) -> bytes | None:
-        """Return the next message with this beginning, None if none arrives in time; note ended streams meanwhile."""
+        """Return the next message with this beginning, None if none arrives in time. Note ended streams while waiting."""
         deadline_s = time.monotonic() + seconds
         while self._socket is not None:
             waiting = select.poll()
@@ -244,9 +244,9 @@ class OutputRecording:
         return None
 
     def _note_end(self, message: bytes) -> None:
-        """Close our copies of a stream: only then a job whose reader is gone gets SIGPIPE, and our reader an end of file.
+        """Close our copies of a stream. Only then a job whose reader is gone gets SIGPIPE, and our reader an end of file.
 
-        The job's own descriptor stays until there is a job: the reader may be gone before.
+        The job's own descriptor stays open until there is a job: the reader may be gone before.
         """
         _, number, error = message.split(b" ", 2)
         outlet = self._outlets.pop(int(number), None)

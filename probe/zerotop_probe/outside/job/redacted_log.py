@@ -1,4 +1,4 @@
-"""An output log in which apparent secrets are replaced. What the user's terminal or pipe shows stays as it is."""
+"""An output log in which apparent secrets are replaced. The output on the user's terminal or pipe is unchanged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from zerotop_probe.outside.job.output_log import OutputLog
 from zerotop_probe.recording.redact import StreamRedactor
 
-# An unfinished line, such as a prompt or a progress bar, is recorded after so many seconds without more of it.
+# An unfinished line, such as a prompt or a progress bar, is recorded after this many seconds without more of it.
 _SILENCE_S = 0.2
 
 

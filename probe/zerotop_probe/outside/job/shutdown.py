@@ -25,8 +25,8 @@ _KILL_AGAIN_S = 0.5
 def find_job_processes(root: Process, session: str, ranks: Iterable[Process] = ()) -> list[Process]:
     """Return all living processes of a job except the caller.
 
-    These are the root, ``ranks``, their descendants, and processes of this user whose environment names the session, which
-    finds ranks whose launcher has died.
+    These are the root, ``ranks``, their descendants, and processes of this user whose environment names the session. The
+    latter include ranks whose launcher has died.
     """
     pids = dict.fromkeys(find_family(root.pid) if root.is_alive() else ())
     for rank in ranks:

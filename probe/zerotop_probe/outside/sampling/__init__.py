@@ -1,1 +1,1 @@
-"""Samplers of a node: GPUs (NVML), processes and threads (/proc), host. They write tables, and have old records folded."""
+"""Samplers of a node: GPUs (NVML), processes and threads (/proc), host. They write tables and start folding."""

@@ -87,7 +87,7 @@ def _find_mounted(controller: str, path: str) -> str | None:
         left, _, right = line.partition(" - ")
         kind, _, options = right.partition(" ")
         fields = left.split()
-        if len(fields) < 5 or not options.split():  # truncated: the table is longer than what was read
+        if len(fields) < 5 or not options.split():  # truncated: only a part of the table was read
             continue
         root, mount = fields[3:5]
         if kind != ("cgroup" if controller else "cgroup2"):

@@ -68,7 +68,7 @@ class GpuSampler:
         self._on_seen(discovery)
 
     def _set_pace(self) -> None:
-        """Choose how often the byte counters are read, by what a read costs on this machine."""
+        """Choose how often the byte counters are read, from the cost of a read on this machine."""
         costs_s = [
             cost_s for device in list(self._devices) if (cost_s := self._query_device(device, device.measure_read_cost))
         ]

@@ -109,5 +109,4 @@ class HostSampler:
         return math.nan if before is None else (now[1] - before[1]) / max(now[0] - before[0], 1)
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()

@@ -44,9 +44,9 @@ class LoaderWorkers:
         self._before_ns = 0
 
     def measure_use(self, now_ns: int) -> LoaderUse:
-        """Return what the workers did since the call before.
+        """Return the workers' use of cores since the last call.
 
-        Unknown where the kernel does not list children, or PyTorch does not name its workers.
+        Unknown if the kernel does not list children, or PyTorch does not name its workers.
         """
         if not self._is_supported:
             return LoaderUse()
@@ -67,6 +67,6 @@ class LoaderWorkers:
         if not both or elapsed_ns <= 0:
             return LoaderUse(len(counters))
         ran_ns = sum(now.cpu_ns - then.cpu_ns for now, then in both)
-        # A worker waits for one core at a time; a few kernels add days where the clocks of two cores differ.
+        # A worker waits for one core at a time. A few kernels add days if the clocks of two cores differ.
         waited_ns = sum(min(now.wait_ns - then.wait_ns, elapsed_ns) for now, then in both)
         return LoaderUse(len(counters), ran_ns / elapsed_ns, waited_ns / elapsed_ns, float(blocked))

@@ -53,7 +53,6 @@ class LinkCounter:
         self._flowed_ns = 0  # when bytes flowed last, or the first reading
 
     def is_due(self, half_tick: int) -> bool:
-        """Whether a read is due."""
         return half_tick >= self._due_tick
 
     def add_reading(self, raw: int, now_ns: int, half_tick: int, pace: ReadPace) -> None:

@@ -120,7 +120,7 @@ class ProcessReader:
         return (time_ns, *self._memory, *measured, pid, rank, *slow)
 
     def _update_memory(self, tick: int) -> bool:
-        """Read the memory, the number of threads and the state as far as due; return whether the process goes on."""
+        """Read the memory, the number of threads and the state if due; return whether the process still exists."""
         if tick % _TICKS_PER_STATUS:
             resident = self._read_resident()
             if resident and abs(resident - self._memory[0]) < _CHANGED_BYTES:
@@ -166,7 +166,6 @@ class ProcessReader:
         return rows
 
     def close(self) -> None:
-        """Close all descriptors."""
         self._budget.close(self._status_descriptor)
         self._budget.close(self._statm_descriptor)
         self.threads.close()
@@ -241,7 +240,6 @@ class ProcessSampler:
             self._readers[process].member = member
 
     def close(self) -> None:
-        """Close all files."""
         self.follow_members(())
         self._process_writer.close()
         self._thread_writer.close()

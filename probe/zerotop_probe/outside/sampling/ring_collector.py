@@ -1,6 +1,6 @@
-"""Write what the ranks of this node put into shared memory to the session, five or ten times a second.
+"""Write the ranks' records from shared memory to the session, five or ten times a second.
 
-A thread of its own: a file system that stalls keeps only this thread waiting, while the ranks' rings fill.
+It is a separate thread: a stalled file system stops only this thread, while the ranks' rings fill.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class RingCollector(threading.Thread):
         return [collected.describe_wait() for collected in list(self._rings.values())]
 
     def finish(self, timeout_s: float) -> None:
-        """Drain once more and stop; wait at most ``timeout_s``. Ranks that go on write to the session themselves."""
+        """Drain once more and stop; wait at most ``timeout_s``. Ranks that still run write to the session themselves."""
         self._is_closing.set()
         if self.ident is not None:
             self.join(timeout_s)

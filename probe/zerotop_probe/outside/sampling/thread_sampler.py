@@ -47,7 +47,6 @@ class DescriptorBudget:
         return descriptor
 
     def close(self, descriptor: int | None) -> None:
-        """Close a descriptor."""
         if descriptor is not None:
             os.close(descriptor)
             self._left += 1
@@ -123,7 +122,6 @@ class ProcessThreads:
         return len(self._thread_by_tid)
 
     def list_threads(self, now_ns: int) -> None:
-        """List the current threads."""
         try:
             present = {int(name) for name in os.listdir(self._folder)}
         except OSError:
@@ -157,8 +155,8 @@ class ProcessThreads:
     def _read_thread(self, thread: ThreadCounters, now_ns: int) -> int:
         """Read one thread; return how much its waiting time has grown.
 
-        The kernel adds the time that a thread waited when it runs again: by at most what has passed since it ran last. A few
-        kernels add days, where the clocks of two cores differ.
+        When a thread runs again, the kernel adds the time that it waited, at most the time since it ran last. A few kernels
+        add days if the clocks of two cores differ.
         """
         thread.before_ns, thread.before_at_ns, thread.read_at_ns = thread.cpu_ns, thread.read_at_ns, now_ns
         waited, text = thread.wait_ns, thread.text
@@ -221,7 +219,6 @@ class ProcessThreads:
         return heapq.nlargest(count, busy, key=lambda thread: thread.cores)
 
     def close(self) -> None:
-        """Close all descriptors."""
         for thread in self._thread_by_tid.values():
             self._budget.close(thread.descriptor)
         self._thread_by_tid.clear()

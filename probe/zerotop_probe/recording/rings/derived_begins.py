@@ -1,8 +1,8 @@
-"""The begins of phases for which a rank writes no records.
+"""The begins of phases that a rank does not record itself.
 
-In a short step a rank only notes the begin of a phase in its ring's header, and makes the records of all spans when the step
-ends. The session has a begin for each span all the same: those of phases in progress come from the header, the others from
-the spans.
+In a short step a rank only notes the begin of a phase in its ring's header, and writes the records of all spans when the
+step ends. The session still has a begin for each span: those of phases in progress come from the header, the others from the
+spans.
 """
 
 from __future__ import annotations
@@ -30,5 +30,4 @@ def derive_begins(begins: list[bytes], spans: list[bytes], phases: list[bytes], 
 
 
 def get_time(record: bytes) -> int:
-    """Return the time of a record of BEGINS."""
     return int.from_bytes(record[:_TIME_BYTES], "little", signed=True)

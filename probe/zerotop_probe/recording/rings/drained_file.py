@@ -98,7 +98,7 @@ class DrainedFile:
             return self._header.startswith(file.read(len(self._header) + 1))
 
     def _measure_files(self) -> FileProgress:
-        """Return how far the files are written, which may be further than the ring says."""
+        """Return how far the files are written, possibly further than the ring says."""
         found = self.progress
         size = self._read_size(found)
         while self._segment_bytes and size >= self._segment_bytes:
@@ -142,7 +142,6 @@ class DrainedFile:
             raise
 
     def close(self) -> None:
-        """Close the file."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with contextlib.suppress(OSError):

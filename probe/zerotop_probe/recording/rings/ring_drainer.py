@@ -1,7 +1,7 @@
 """Write the records of a ring to the files of its session.
 
-A pass appends records to the files first and then notes in the ring how far it came. Whoever goes on after a crash between
-the two finds more bytes in a file than the ring says, and leaves out as many of the same records: none is lost or doubled.
+A pass appends records to the files first and then notes in the ring how far it came. After a crash between the two, the next
+process finds more bytes in a file than the ring says, and skips that many of the same records: none is lost or doubled.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ OnRecords = Callable[[str, list[bytes]], None]
 
 
 class RingDrainer:
-    """The files of one ring. Only whoever has claimed the ring may drain it."""
+    """The files of one ring. Only the process that has claimed the ring may drain it."""
 
     def __init__(self, ring: Ring, session: str, on_records: OnRecords | None = None) -> None:
-        """``on_records`` gets what was written."""
+        """``on_records`` receives the written records."""
         self.ring = ring
         self._session = session
         self._on_records = on_records
@@ -176,7 +176,7 @@ class RingDrainer:
         return is_final or self._is_overdue(slot, time_ns)
 
     def _is_overdue(self, slot: int, time_ns: int) -> bool:
-        """Whether this slot has kept back those after it for too long."""
+        """Whether this slot has blocked the ones after it for too long."""
         if self._blocked_at != slot:
             self._blocked_at, self._blocked_ns = slot, time_ns
         return time_ns - self._blocked_ns > _ABANDONED_NS

@@ -58,7 +58,7 @@ class RingFiles:
         self.ring.note_pass(time.monotonic_ns(), 0)
         self._identity = identity
         self._declared = 1
-        # A counter whose next number a thread gets without a lock: a signal handler of the job may write, too.
+        # A counter that needs no lock, because a signal handler of the job may write too.
         self.take_slot = itertools.count().__next__
         # The last slot taken, and the first ones that tables and events may not take.
         self.position = 0
@@ -81,7 +81,7 @@ class RingFiles:
 
     @property
     def layout(self) -> tuple[int, int, int, int]:
-        """The ring's bytes, its number of slots, the bytes of each, and where the first one is."""
+        """The ring's bytes, its number of slots, the bytes of each, and the position of the first one."""
         return len(self.ring.memory), self.ring.slots, SLOT.size, SLOTS_AT
 
     def extend(self) -> bool:
@@ -128,7 +128,7 @@ class RingFiles:
 
 
 class RingTable:
-    """A writer of one table. Never raises; ``lost`` counts records for which there was no room, ``last_error`` says why."""
+    """A writer of one table. Never raises; ``lost`` counts records without room, ``last_error`` is the reason."""
 
     __slots__ = ("_files", "_memory", "_pack_into", "_slots", "_take_slot", "index", "last_error", "lost")
 

@@ -103,7 +103,7 @@ class Ring:
     """A mapped ring, for the rank that fills it or for whoever drains it."""
 
     def __init__(self, descriptor: int, path: str) -> None:
-        """Map an initialised ring and own its descriptor. Raise ValueError or OSError if it is none."""
+        """Map an initialised ring and own its descriptor. Raise ValueError or OSError if it is no ring."""
         self.descriptor = descriptor
         self.path = path
         size = os.fstat(descriptor).st_size
@@ -223,7 +223,7 @@ class Ring:
     # --- progress of draining -------------------------------------------------------------------------------
 
     def read_drained(self) -> tuple[int, int]:
-        """Return the number of slots whose records are written, in all laps, and the time of the last begin that is."""
+        """Return the number of slots whose records are written, in all laps, and the time of the last written begin."""
         while True:
             generation = self._read_word(_GENERATION)
             drained, begun_ns = _HOW_FAR.unpack_from(self.memory, _PROGRESS_AT + generation % 2 * _PROGRESS_BYTES)
@@ -247,7 +247,7 @@ class Ring:
         self._write_word(_GENERATION, generation)
 
     def note_pass(self, time_ns: int, error: int) -> None:
-        """Note that the ring was looked at, and the errno that kept its records from being written, 0 without one."""
+        """Note a look at the ring, and the errno that prevented writing its records, 0 if there was none."""
         self._write_word(_ERRNO, error)
         self._write_word(_DRAINED_AT_NS, time_ns)
 

@@ -63,7 +63,7 @@ class Annotator(_Annotator):
 
 
 def find_annotations(session: Session, cursor_ns: int) -> tuple[Annotation, ...]:
-    """Return what was known at the cursor (unix nanoseconds), in the order in which it became known."""
+    """Return the findings known at the cursor (unix nanoseconds), in the order in which they became known."""
     annotator = Annotator(session)
     annotator.update(cursor_ns)
     return annotator.findings_at(cursor_ns)

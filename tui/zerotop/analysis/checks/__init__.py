@@ -1,1 +1,1 @@
-"""Judging a recording in CI: bounds from a budget file, findings that must not occur, and the pace against a baseline."""
+"""Checks of a recording in CI: limits from a budget file, forbidden findings, and the pace against a baseline."""

@@ -1,4 +1,4 @@
-"""The budget file of ``zerotop check``: what it may hold, and sentences about what it must not."""
+"""The budget file of ``zerotop check``: its keys, and error messages about invalid ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read_budget(path: Path) -> Budget:
 
 
 def parse_budget(content: Mapping[str, Any]) -> Budget:
-    """Check a budget's content. Raises ValueError with a sentence that says which keys exist."""
+    """Check a budget's content. Raises ValueError with a sentence that names the valid keys."""
     values: dict[str, Any] = {}
     for name, value in content.items():
         if name in _SECTIONS and isinstance(value, dict):

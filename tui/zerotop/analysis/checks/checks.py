@@ -20,7 +20,7 @@ from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
 from zerotop.analysis.steps.token_counts import estimate_tokens
 from zerotop_probe.recording import events
 
-# Rows of a setup that change what an iteration costs.
+# Rows of a setup that affect the iteration time.
 _SAME_WORK = (
     "model",
     "parameters",
@@ -43,8 +43,6 @@ _WAITING_SHARE = 0.01
 
 
 class Outcome(str, Enum):
-    """The outcome of a check."""
-
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"  # it could not be decided: the sentence says why
@@ -52,8 +50,6 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check."""
-
     name: str
     outcome: Outcome
     sentence: str

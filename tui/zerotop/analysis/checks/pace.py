@@ -1,11 +1,11 @@
 """The pace of a recording and its noise, and whether another recording is slower.
 
-Two recordings of the same job differ by chance and by what else the machine did. Steps in which threads of a rank waited for
-a core are left out; where nearly all did, the waiting is. A difference counts beyond three things:
+Two recordings of the same job differ by chance and by other load on the machine. Steps in which threads of a rank waited for
+a core are left out; if nearly all waited, the waiting time is left out. A difference counts beyond three effects:
 
-- the spread: how much the medians of parts of a recording differ, since noise of neighbouring steps is alike;
+- the spread: how much the medians of parts of a recording differ, because the noise of neighbouring steps is similar;
 - crowding: cores that are busy for others slow down the cores beside them (shared caches, hyper-threads, clocks);
-- the luck of a process: equal runs on a CPU differ for reasons that no sample shows, such as where their pages lie.
+- the luck of a process: equal runs on a CPU differ for reasons that no sample shows, such as the placement of their pages.
 
 ``benchmarks/check_noise.py`` measures how often equal runs differ, and how often one that is slower by 3 % does.
 """
@@ -25,15 +25,15 @@ from zerotop.session.samples import Ints, Rows
 MIN_STEPS = 20
 """A pace of fewer steps cannot be compared."""
 
-# Parts of a recording whose medians are compared, each of so many steps at least.
+# Number of parts of a recording whose medians are compared, and the least steps of each.
 _PARTS, _PART_STEPS = 8, 5
 # A core whose neighbours are all busy loses up to this share of its speed.
 _CROWDED_LOSS = 0.5
 # Equal runs whose time is spent computing on a CPU, on a virtual machine, differed by up to this share.
 _PROCESS_LUCK = 0.06
-# Steps with less waiting than this are quiet. If they are few, so many of those with the least waiting are taken.
+# Steps with less waiting than this are quiet. If there are few, this many steps with the least waiting are taken.
 _QUIET_SHARE, _QUIET_STEPS_SHARE = 0.01, 0.2
-# Samples tell only roughly how long a single step waited: what is left out may be wrong by this share.
+# Samples show only roughly how long a single step waited: the time left out may be wrong by this share.
 _WAITING_ERROR = 0.2
 
 
@@ -70,18 +70,19 @@ def measure_pace(source: RecordingSource, warmup_steps: int) -> Pace | None:
 
 
 def compare_paces(pace: Pace, baseline: Pace) -> tuple[float, float]:
-    """Return the share by which it is slower than the baseline without waiting, and the share that noise explains.
+    """Return the share by which the recording is slower than the baseline, and the share that noise explains.
 
-    What hindered the baseline only makes this recording look faster, so that it explains nothing.
+    Both times are without waiting for cores. Disturbances of the baseline only make this recording look faster, so they
+    explain nothing.
     """
     slower = pace.unhindered_s / baseline.unhindered_s - 1
     return slower, pace.hindrance + math.hypot(pace.spread, baseline.spread)
 
 
 def _measure_spread(seconds: Floats) -> float:
-    """Return by how much medians of parts deviate from the whole's, as a share, except one.
+    """Return the share by which medians of parts deviate from the whole's, leaving out the worst part.
 
-    One part may be disturbed, such as the first by what starts with the job: the median of the whole does not notice.
+    One part may be disturbed, for example by the start of the job, without an effect on the median of the whole.
     """
     parts = np.array_split(seconds, min(_PARTS, max(2, len(seconds) // _PART_STEPS)))
     medians = np.array([np.median(part) for part in parts])

@@ -40,9 +40,9 @@ _DEFAULT_ADVICE = "Check its last output and dmesg. {saving_limits} how much is 
 
 
 def build_signal_failure(session: Session, cursor_ns: int, process_exit: ProcessExit, end: RankEnd | None) -> Failure:
-    """Return the failure of a job whose rank vanished, or whose command a signal ended.
+    """Return the failure of a job whose rank vanished, or whose command was ended by a signal.
 
-    ``end``: how the first rank ended, where its launcher or a sampler saw that.
+    ``end``: how the first rank ended, if its launcher or a sampler saw it.
     """
     host, at_ns, rank, pid = process_exit[:4]
     if end is not None:
@@ -77,14 +77,14 @@ def build_signal_failure(session: Session, cursor_ns: int, process_exit: Process
 
 
 def _find_signal(process_exit: ProcessExit, end: RankEnd | None) -> str | None:
-    """Return the signal that ended the rank or the job; what the launcher printed decides whether one did."""
+    """Return the signal that ended the rank or the job. The launcher's message decides whether there was one."""
     if end is None or end.report is None:
         return process_exit.signal_name
     return end.signal_name or process_exit.signal or find_signal_name(end.report.exit_code)
 
 
 def _read_last_place(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> tuple[tuple[LastSpan, ...], str]:
-    """Return the last phases of a process, and in words the one that it vanished in or after."""
+    """Return the last phases of a process, and a description of the phase in or after which it vanished."""
     spans = read_last_spans(session, process, at_ns, cursor_ns)
     begins = find_table(session, "begins", process, at_ns)
     begun = begins.until(at_ns) if begins is not None else None
@@ -144,7 +144,7 @@ def build_error_failure(session: Session, cursor_ns: int, process_exit: ProcessE
 
 
 def _find_first_failed(session: Session, cursor_ns: int) -> RankProcess | None:
-    """Return the rank whose last phase an exception left first."""
+    """Return the rank whose last phase was the first to end by an exception."""
     failures: list[tuple[int, RankProcess]] = []
     for source in session.sources["spans"]:
         tail = source.until(cursor_ns)[-_TAIL:]

@@ -1,7 +1,7 @@
 """Why a job died: the failure that ended it, with its place, cause, numbers and one setting that would help.
 
-A job dies for lack of memory (``out_of_memory``), of a signal, or of an error of its own (``crashes``). A job that somebody
-stopped and one that ended well did not die.
+A job may die for lack of memory (``out_of_memory``), by a signal, or by an error of its own (``crashes``). A job that
+somebody stopped, or that ended well, did not die.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class FailureFinder:
         self._cached: dict[tuple[int, ...], Failure | None] = {}
 
     def failure_at(self, cursor_ns: int) -> Failure | None:
-        """Return what had killed the job by then; None while it lives, and where it ended well."""
+        """Return the failure that had ended the job by then; None while it runs, or if it ended well."""
         session = self._session
         has_ended = any(session.events_named(name, cursor_ns) for name in _END_EVENTS)
         if not has_ended and not count_oom_kills(session, cursor_ns):
             return None
-        # Spans show how long a rank survived an error, output what was printed.
+        # Spans show how long a rank survived an error, and output shows its messages.
         events = bisect_right(session.events, cursor_ns, key=lambda event: event.unix_ns)
         written = (source.count_until(cursor_ns) for name in ("output", "spans") for source in session.sources[name])
         key = (events, *written)
@@ -49,7 +49,7 @@ class FailureFinder:
 
 
 def find_failure(session: Session, cursor_ns: int) -> Failure | None:
-    """Return what had killed the job by the cursor."""
+    """Return the failure that had ended the job by the cursor."""
     if session.events_named("stop_sent", cursor_ns):
         return None
     failure = _diagnose_failure(session, cursor_ns)
@@ -76,7 +76,7 @@ def _diagnose_failure(session: Session, cursor_ns: int) -> Failure | None:
 
 
 def _is_still_working(session: Session, at_ns: int, cursor_ns: int) -> bool:
-    """Return whether a rank works: the job was started again, or the killed process was none of its ranks.
+    """Return whether a rank works, because the job was started again or the killed process was none of its ranks.
 
     Ranks that wait for a dead one finish the phase they are in and begin no other.
     """
@@ -150,7 +150,7 @@ def _collect_figures(session: Session, post_mortem: PostMortem) -> tuple[ByteFig
 def _measure_activations(session: Session, post_mortem: PostMortem) -> int | None:
     if post_mortem.unix_ns is None or post_mortem.device is None or post_mortem.allocated_bytes is None:
         return None
-    # The error is recorded after the allocator's last reading: what was allocated in between is the step's.
+    # The error is recorded after the allocator's last reading: allocations in between belong to the step.
     for ledger in read_ledgers(session, post_mortem.unix_ns, [(post_mortem.host, post_mortem.device)]):
         activations = ledger.sum_bytes(ACTIVATIONS)
         if activations and len(ledger.ranks) == 1:

@@ -32,7 +32,7 @@ class Failure:
     why: str  # sentence or two that follow from the figures
     numbers: tuple[ByteFigure, ...]
     advice: str  # sentence
-    setting: str  # what the advice is to change, by its exact name; "" where it names none
+    setting: str  # exact name of the setting that the advice changes; "" if there is none
     spans: tuple[LastSpan, ...]  # the rank's last phases, oldest first
     host_memory: tuple[HostMemory, ...]  # the last seconds before, oldest first
     last_words: str  # the error as printed; "" where the output has none

@@ -74,9 +74,9 @@ def is_memory_short(samples: Sequence[HostMemory]) -> bool:
 
 
 def read_last_spans(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> tuple[LastSpan, ...]:
-    """Return the phases that had ended at a moment, and those in progress then that have failed by the cursor.
+    """Return the phases that had ended at a moment, and the phases in progress then that have failed by the cursor.
 
-    In a counted step a phase is recorded only when it fails, and has no duration.
+    In a counted step a phase is recorded only if it fails, and has no duration.
     """
     source = find_table(session, "spans", process, at_ns)
     if source is None:
@@ -160,7 +160,7 @@ def _measure_batches(spans: Any) -> Any:
 
 
 def find_last_batch(session: Session, process: RankProcess, cursor_ns: int) -> dict[str, int]:
-    """Return rows, sequence and tokens of the last micro-batch whose size was recorded; unknown ones are missing."""
+    """Return rows, sequence and tokens of the last micro-batch of known size; unknown values are left out."""
     rows = _read_spans(session, process, cursor_ns)[-_TAIL:]
     rows = rows[rows["rows"] >= 0]
     return _read_batch(rows[-1], 0) if len(rows) else {}

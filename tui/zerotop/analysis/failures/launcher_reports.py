@@ -23,13 +23,13 @@ class LauncherReport(NamedTuple):
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether it does not say which rank it is about."""
+        """Whether the report does not name its rank."""
         return self.rank is None and self.local_rank is None and self.pid is None
 
 
 TORCHRUN, DEEPSPEED, SLURM = "torchrun", "DeepSpeed's launcher", "srun"
 
-# The command is that of the last rank, whichever has ended.
+# The command is always that of the last rank, even if another one has ended.
 _DEEPSPEED = re.compile(r"\[launch\.py:\d+:\w+\] \[.*\] exits with return code = (?P<code>-?\d+)")
 _TORCHRUN_LOG = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\) of binary"
@@ -41,7 +41,7 @@ _SRUN = re.compile(r"srun: error: \S+: task (?P<task>\d+): (?P<end>.+)")
 _SRUN_MEMORY = "Out Of Memory"  # killed for that
 _SRUN_CODE = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS_BY_WORDS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
-# A launcher that was told to end, with its ranks.
+# Messages of a launcher that was asked to end, with its ranks.
 _STOPPED = re.compile(
     r"Received \w+ death signal, shutting down workers|SignalException: Process \d+ got signal: \d+"
     r"|Main process received SIG\w+, exiting|\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT"
@@ -49,7 +49,7 @@ _STOPPED = re.compile(
 
 
 def find_stop(lines: Sequence[PrintedLine]) -> int | None:
-    """Return when a launcher first printed that a signal told it to end (unix time); None if none did."""
+    """Return when a launcher first printed that it received a signal to end (unix time); None if none did."""
     return next((time_ns for time_ns, text in lines if _STOPPED.search(text)), None)
 
 
@@ -59,7 +59,7 @@ def parse_reports(lines: Sequence[PrintedLine]) -> list[LauncherReport]:
 
 
 def _parse_lines(lines: Sequence[PrintedLine]) -> Iterator[LauncherReport]:
-    """Reports of one line. DeepSpeed's launcher prints only the first rank's, and not which one it is."""
+    """Parse reports of one line. DeepSpeed's launcher prints only one, for the first rank, without its number."""
     has_task = False
     for time_ns, text in lines:
         if (match := _DEEPSPEED.search(text)) is not None:

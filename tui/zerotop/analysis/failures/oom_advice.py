@@ -58,7 +58,7 @@ def _advise_at_start(engine: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def advise_keeping_less(engine: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return what makes the model states smaller; None where the stage is unknown, or nothing is left to do."""
+    """Return advice that makes the model states smaller; None if the stage is unknown, or nothing is left to do."""
     stage = engine.get("zero_stage")
     if not isinstance(stage, int):
         return None

@@ -18,7 +18,7 @@ class MemoryFigures:
 
     kind: str  # a kind of oom_log_parser: "cuda", "cuda_driver", "nccl", "cublas", "host" or "killed"
     requested_bytes: int | None = None
-    limit_bytes: int | None = None  # what the process may use of the device, or of host memory
+    limit_bytes: int | None = None  # the part of the device, or of host memory, that the process may use
     free_bytes: int | None = None
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None

@@ -1,8 +1,8 @@
 """The post-mortem of a job that ran out of memory, on a GPU or on the host.
 
-Three witnesses: the rank, which records the allocator's figures before the exception leaves PyTorch; the job's output, with
-what PyTorch, NCCL, cuBLAS or the launcher printed; and the sampler, which records signals, the kernel's count of kills and
-the last seconds of host memory.
+There are three sources: the rank, which records the allocator's figures before the exception leaves PyTorch; the job's
+output, with messages of PyTorch, NCCL, cuBLAS or the launcher; and the sampler, which records signals, the kernel's count of
+kills and the last seconds of host memory.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class PostMortem(MemoryFigures):
     text: str  # the error as printed; "" where the output has none
     cause: str  # one sentence or two that follow from the figures
     advice: str  # one sentence
-    setting: str  # what the advice is to change, by its exact name
+    setting: str  # exact name of the setting that the advice changes
     confidence: float  # 0 to 1: how sure the cause is; the figures are measured
 
 
 def find_post_mortem(session: Session, cursor_ns: int) -> PostMortem | None:
-    """Return the failure that ended the job, else the last one up to the cursor; None without any."""
+    """Return the failure that ended the job, else the last one up to the cursor; None if there is none."""
     errors = session.events_named(OUT_OF_MEMORY, cursor_ns)
     job_exit = find_first_exit(session, cursor_ns)
     if job_exit is not None and not job_exit.is_final:
@@ -99,7 +99,7 @@ def find_post_mortem(session: Session, cursor_ns: int) -> PostMortem | None:
 def _explain_recorded(
     session: Session, cursor_ns: int, errors: Sequence[Event], text: ErrorText | None, job_exit: ProcessExit | None
 ) -> PostMortem:
-    """The rank: the error that it did not survive if there is one, else the last."""
+    """Explain an error from the rank's own record: the one that it did not survive, else the last one."""
     fates = [(error, _has_survived(session, error, cursor_ns)) for error in errors]
     error, survived = next((fate for fate in fates if fate[1] is False), fates[-1])
     own_text = text if text is not None and text.kind == CUDA and survived is not True else None
@@ -115,7 +115,7 @@ def _has_survived(session: Session, error: Event, cursor_ns: int) -> bool | None
 
 
 def explain_at_error(session: Session, error: Event) -> PostMortem:
-    """Return what was known when a rank recorded an ``out_of_memory`` event."""
+    """Return the post-mortem as known when a rank recorded an ``out_of_memory`` event."""
     return _explain_error(session, error, error.unix_ns, None, None, survived=None, failures=1)
 
 

@@ -1,4 +1,4 @@
-"""The rank that failed first, and how it ended: from the launcher's words, tracebacks, and processes that vanished.
+"""The rank that failed first, and how it ended: from launchers' messages, tracebacks, and processes that vanished.
 
 Ranks that fail after the first one fail because of it: they lose their connections to it, or the launcher ends them.
 """
@@ -23,7 +23,7 @@ from zerotop.session.reader import Event, Session, Source
 _LAUNCHER_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 # A traceback that was printed longer before the end was survived.
 _LAST_WORDS_NS = 60 * 10**9
-# The sampler looks for ended ranks now and then: those that one look has found are reported within this time, in any order.
+# The sampler looks for ended ranks now and then. It reports the ranks of one look within this time, in any order.
 ONE_LOOK_NS = 50_000_000
 _SIGNAL_NAMES = {int(one): one.name for one in signal.Signals}
 
@@ -43,7 +43,6 @@ class RankEnd:
 
     @property
     def signal_name(self) -> str | None:
-        """The name of that signal."""
         number = self.signal_number
         return None if number is None else _SIGNAL_NAMES.get(number, f"signal {number}")
 
@@ -67,10 +66,10 @@ class PrintedEnds:
 
     reports: tuple[LauncherReport, ...]
     tracebacks: tuple[Traceback, ...]
-    stopped_ns: int | None  # when a launcher printed that a signal told it to end
+    stopped_ns: int | None  # when a launcher printed that it received a signal to end
 
     def find_report(self, process: RankProcess, local_rank: int | None, since_ns: int) -> LauncherReport | None:
-        """Return what the launcher printed about a process that began at ``since_ns``."""
+        """Return the launcher's report about a process that began at ``since_ns``."""
         reports = [one for one in self.reports if one.time_ns >= since_ns and _is_about(one, process, local_rank)]
         return next((one for one in reports if one.is_first), reports[0] if reports else None)
 
@@ -79,7 +78,7 @@ class PrintedEnds:
     ) -> Traceback | None:
         """Return the last exception that a process printed at or after ``since_ns``.
 
-        ``with_unmarked``: it is the one that printed tracebacks without a rank.
+        ``with_unmarked``: tracebacks without a rank are its own.
         """
         printed = [one for one in self.tracebacks if one.time_ns >= since_ns]
         own = [one for one in printed if one.rank == process.rank]
@@ -107,9 +106,9 @@ def read_printed_ends(session: Session, cursor_ns: int) -> PrintedEnds:
 
 
 def find_ends(session: Session, sources: Sequence[Source], cursor_ns: int) -> list[RankEnd]:
-    """Return how the ranks of one attempt ended up to the cursor; the first failure comes first, and good ends are left out.
+    """Return how the ranks of one attempt ended up to the cursor, the first failure first; normal ends are left out.
 
-    ``sources``: a table that each of its processes writes.
+    ``sources``: for each process, a table that it writes.
     """
     exits = read_exits_until(session, cursor_ns)
     if all(exits.find_exit(source) is None for source in sources):
@@ -171,7 +170,7 @@ def _find_last_record(session: Session, source: Source, cursor_ns: int) -> int:
 
 
 def _merge_looks(ended: Sequence[_Ended]) -> None:
-    """Let ranks of a node that the sampler missed in one look have ended at one moment."""
+    """Set the same time for all ranks of a node that the sampler missed in the same look."""
     look_ns: dict[str, int] = {}
     exits = [(one.exit_ns, one) for one in ended if one.exit_ns is not None and one.has_vanished]
     for exit_ns, one in sorted(exits, key=lambda item: item[0]):
@@ -208,7 +207,7 @@ def _read_local_rank(session: Session, process: RankProcess, cursor_ns: int) -> 
 
 
 def _read_job_end(event: Event, launcher: str) -> LauncherReport | None:
-    """Return the end of the only rank, which is that of the job."""
+    """Return the end of the only rank, which is also that of the job."""
     code, name = event.facts.get("exit_code"), event.facts.get("signal")
     ended = ProcessExit(event.host, event.unix_ns, signal=name, exit_code=code, launcher=launcher)
     number = signal.Signals.__members__.get(ended.signal_name or "")
@@ -218,7 +217,7 @@ def _read_job_end(event: Event, launcher: str) -> LauncherReport | None:
 
 
 def _has_vanished(session: Session, process: RankProcess, since_ns: int, cursor_ns: int) -> bool:
-    """Return whether a process ended without having said so."""
+    """Return whether a process ended without a goodbye."""
     if any(event.unix_ns >= since_ns for event in session.process_events("goodbye", *process, cursor_ns)):
         return False
     gone = session.events_named("rank_gone", cursor_ns)

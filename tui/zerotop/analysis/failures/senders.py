@@ -1,6 +1,6 @@
-"""Who ended processes of a job, by what schedulers and launchers print of it: Slurm, torchrun, DeepSpeed's launcher.
+"""The sender of a signal that ended processes, from messages of Slurm, torchrun and DeepSpeed's launcher.
 
-The kernel tells nobody else who sent SIGKILL. A process sees the sender of other signals only in a handler of its own.
+The kernel does not report who sent SIGKILL. For other signals, a process sees the sender only in a handler of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Sender(NamedTuple):
     time_ns: int  # unix time of the line
     name: str  # in words
     reason: Reason
-    pid: int | None = None  # the process that it ended; None for all of them, or where it does not say
+    pid: int | None = None  # the process that it ended; None for all of them, or if unknown
     job: str | None = None  # the scheduler's number
 
 
@@ -54,7 +54,7 @@ _DEEPSPEED = re.compile(r"\[launch\.py:\d+:sigkill_handler\] Killing subprocess 
 
 
 def find_senders(lines: Sequence[PrintedLine]) -> Iterator[Sender]:
-    """Yield what one stream of output says of who ended processes, in its order."""
+    """Yield the messages in one stream of output about who ended processes, in order."""
     for time_ns, text in lines:
         if (match := _CANCELLED.search(text)) is not None:
             yield Sender(time_ns, "Slurm", _WHY.get(match["why"] or "", Reason.CANCELLED), job=match["job"])

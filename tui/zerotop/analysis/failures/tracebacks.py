@@ -55,7 +55,7 @@ class Traceback:
 
     @property
     def is_lost_peer(self) -> bool:
-        """Whether the rank failed because another one had: it could not communicate."""
+        """Whether the rank failed because another one had failed before, and it could not communicate."""
         return self.error in _LOST_PEER_TYPES or _LOST_PEER.search(self.message) is not None
 
     @property
@@ -86,8 +86,8 @@ class _Reading:
 def parse_tracebacks(lines: Sequence[PrintedLine]) -> Iterator[Traceback]:
     """Yield the tracebacks in one stream of output, by their ends.
 
-    Lines of several ranks may be mixed, as long as their prefixes differ. Of exceptions that led to another one, each is
-    yielded. The exception of a data loader's worker takes the place of the one that passed it on.
+    Lines of several ranks may be mixed, as long as their prefixes differ. In a chain of exceptions each one is yielded. The
+    exception of a data loader's worker replaces the one that passed it on.
     """
     readings: dict[str, _Reading] = {}
     for number, (time_ns, text) in enumerate(lines):

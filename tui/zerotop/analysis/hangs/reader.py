@@ -14,7 +14,7 @@ from zerotop.analysis.processes.alive_ranks import RankProcess, find_latest, fin
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording import events
 
-# A rank's Python does not run if it has written no stacks so long after the first one has.
+# A rank's Python does not run if it has written no stacks this long after the first rank.
 _NO_STACKS_NS = 8 * 10**9
 
 

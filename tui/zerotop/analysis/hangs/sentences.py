@@ -1,4 +1,4 @@
-"""A job that stands still, in sentences."""
+"""Sentences about a job that stands still."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def describe_group(group: StackGroup) -> str:
 
 
 def describe_odd(standstill: Standstill, width: int) -> str:
-    """Return in a few words what is different, as ``rank 1 is in time.sleep at train.py:71 in build_batch``.
+    """Describe the odd group briefly, as ``rank 1 is in time.sleep at train.py:71 in build_batch``.
 
-    In ``width`` characters at most: the function, and then the line, are left out where they do not fit.
+    The text has at most ``width`` characters: if it is too long, the function is left out, and then the line.
     """
     group, difference = standstill.odd, standstill.difference
     if difference is not None:
@@ -67,7 +67,7 @@ def describe_collectives(standstill: Standstill) -> str:
 
 
 def _list_launched(standstill: Standstill) -> list[str]:
-    """Return how many operations NCCL has launched for ranks whose Python does not run, and for the others."""
+    """Describe how many operations NCCL has launched for ranks whose Python does not run, and for the others."""
     ranks = {process.pid: process.rank for group in standstill.groups for process in group.processes}
     found = next((stacks.launched for group in standstill.groups for stacks in group.stacks if stacks.launched), ())
     counts: dict[tuple[str, int], list[int]] = {}
@@ -78,7 +78,7 @@ def _list_launched(standstill: Standstill) -> list[str]:
 
 
 def write_advice(standstill: Standstill) -> str:
-    """Return in one sentence what to look at."""
+    """Return one sentence of advice on where to look."""
     odd = standstill.odd
     if all(group.activity == "init_process_group" for group in standstill.groups):
         return "A rank has not arrived: check that all nodes have started, with the same address."

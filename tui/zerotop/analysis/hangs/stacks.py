@@ -17,8 +17,6 @@ SILENT = stack_names.SILENT
 
 
 class Frame(NamedTuple):
-    """One frame of a stack."""
-
     file: str
     line: int
     function: str
@@ -33,8 +31,6 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """The stack of one thread."""
-
     thread: str  # "" for the training thread
     call: str  # the C function that the innermost frame calls; "" without one
     frames: tuple[Frame, ...]  # innermost first
@@ -46,7 +42,7 @@ class ThreadStack:
 
 
 class Collectives(NamedTuple):
-    """What a rank has called in one process group, as PyTorch's flight recorder says."""
+    """The collectives that a rank has called in one process group, from PyTorch's flight recorder."""
 
     group: str
     called: int  # collectives so far
@@ -106,7 +102,7 @@ def read_silent_stacks(session: Session, process: RankProcess, begin_ns: int, en
 
 
 def _compare_with_last(stacks: RankStacks, last: RankStacks | None) -> RankStacks:
-    """Return the stacks with what they say together with those before."""
+    """Return the stacks, with facts that follow from a comparison with the stacks before them."""
     if last is None or stacks.allocations is None or stacks.allocations != last.allocations:
         return stacks
     return replace(stacks, is_device_still=stacks.training == last.training)

@@ -1,4 +1,4 @@
-"""The ranks of a job that stands still, grouped by where they stand, and which of them the others wait for."""
+"""The ranks of a job that stands still, grouped by their place in the code, and the group that the others wait for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zerotop.analysis.processes.alive_ranks import RankProcess
 
 @dataclass(frozen=True, slots=True)
 class StackGroup:
-    """Ranks that stand in the same place. Without stacks, ranks that ended or whose Python did not run."""
+    """Ranks in the same place of the code. Without stacks, ranks that ended or whose Python did not run."""
 
     processes: tuple[RankProcess, ...]
     stacks: tuple[RankStacks, ...]  # of each of them; () without
@@ -36,10 +36,10 @@ class StackGroup:
 
     @property
     def awaits_others(self) -> bool:
-        """Whether other ranks keep them waiting: they have arrived.
+        """Whether the ranks have arrived and wait for others.
 
-        With NCCL a rank goes on after it has called a collective, until it waits for the GPU. One that waits for a GPU
-        with no collective left to do computes.
+        With NCCL a rank continues after calling a collective, until it waits for the GPU. A rank that waits for a GPU
+        without an unfinished collective computes.
         """
         if self.wait is None or self.pending is not None:
             return self.pending is not None
@@ -75,11 +75,11 @@ class Difference(NamedTuple):
     """The first known collective of a process group that differs between ranks."""
 
     number: int
-    calls: tuple[tuple[StackGroup, Call], ...]  # what each group of ranks has called, those that are in the minority first
+    calls: tuple[tuple[StackGroup, Call], ...]  # the calls of each group of ranks, the smallest group first
 
     @property
     def odd(self) -> StackGroup | None:
-        """The ranks that have called something else than the others; None where that cannot be told."""
+        """The ranks that called something else than the others; None if they cannot be told apart."""
         ranks = _count_ranks(self.calls)
         (first, call), *others = self.calls
         is_alone = all(other.name != call.name for _, other in others)
@@ -91,7 +91,7 @@ class Standstill:
     """A job in which no phase begins or ends."""
 
     groups: tuple[StackGroup, ...]  # the odd one first, then by size
-    odd: StackGroup | None  # the one that the others wait for; None if they do not differ, or that cannot be told
+    odd: StackGroup | None  # the group that the others wait for; None if they do not differ, or if it is unknown
     difference: Difference | None = None  # None if the ranks have called the same collectives, or if that is unknown
 
     @property
@@ -116,7 +116,7 @@ def group_ranks(
 
 
 def _find_difference(groups: Sequence[StackGroup], shared: str | None) -> Difference | None:
-    """Return the first number at which ranks that all wait in a collective have called different ones."""
+    """Return the first number at which ranks, all waiting in a collective, have called different collectives."""
     if len(groups) < 2 or not all(group.awaits_others for group in groups):
         return None
     known = [
@@ -128,7 +128,7 @@ def _find_difference(groups: Sequence[StackGroup], shared: str | None) -> Differ
         called = [(group, calls[number]) for group, calls in known]
         if len({call.name for _, call in called}) > 1:
             ranks = _count_ranks(called)
-            # Of as many ranks those that have called more: the others do not know of the collective.
+            # Of two groups of equal size, the one that has called more: the others do not know of the collective.
             return Difference(number, tuple(sorted(called, key=lambda one: (ranks[one[1].name], -_count_called(one[0])))))
     return None
 
@@ -190,8 +190,8 @@ def _build_group(
 def _find_odd(groups: Sequence[StackGroup]) -> StackGroup | None:
     """Return the group that the others wait for.
 
-    Those that have called fewer collectives are behind. Ranks in a collective wait for those that are not in it. If all of
-    them are in one, but not in the same, the fewest ranks are taken to be wrong.
+    Ranks that have called fewer collectives are behind. Ranks in a collective wait for those that are not in it. If all are
+    in collectives, but in different ones, the smallest group is assumed to be wrong.
     """
     if len(groups) < 2:
         return None
@@ -206,7 +206,7 @@ def _find_odd(groups: Sequence[StackGroup]) -> StackGroup | None:
 
 
 def _find_behind(groups: Sequence[StackGroup]) -> list[StackGroup]:
-    """Return the groups that have called the fewest collectives; none if all have called as many, or that is unknown."""
+    """Return the groups that have called the fewest collectives; none if all called the same number, or it is unknown."""
     called = [group.collectives.called for group in groups if group.collectives is not None]
     if len(called) < len(groups) or min(called) == max(called):
         return []
@@ -214,5 +214,5 @@ def _find_behind(groups: Sequence[StackGroup]) -> list[StackGroup]:
 
 
 def _rank_suspicion(group: StackGroup) -> tuple[bool, bool, int]:
-    """Order groups: ended ranks first, then those whose Python does not run, then the smallest."""
+    """Return a sort key: ended ranks first, then those whose Python does not run, then the smallest group."""
     return group.end is None, group.wait is not None, len(group.ranks)

@@ -11,7 +11,7 @@ from zerotop.analysis.processes.alive_ranks import RankProcess
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 
-# The stacks of a rank that stands still are at least so far apart: one that loads or compiles may be in one line for long.
+# The least time between two stacks of a stuck rank: a rank that loads or compiles may be in one line for long.
 _APART_NS = 10 * 10**9
 
 

@@ -11,8 +11,6 @@ from zerotop.analysis.hangs.stacks import Frame, ThreadStack
 
 
 class WaitKind(Enum):
-    """Kinds of waiting."""
-
     COLLECTIVE = "collective"  # for other ranks
     BACKWARD = "backward"  # in PyTorch's backward, where DDP's and FSDP's collectives are awaited
     DEVICE = "device"  # for the GPU, whose kernels may wait for other ranks
@@ -41,7 +39,7 @@ class Wait(NamedTuple):
 
 
 _DISTRIBUTED = "torch/distributed/distributed_c10d.py"
-# What DDP and FSDP call when they are made: ranks compare their parameters, or copy those of the first one.
+# Functions that DDP and FSDP call when they are created: ranks compare their parameters, or copy those of the first one.
 _WRAPPING = "torch/distributed/utils.py"
 _WRAPPING_CALLS = re.compile(r"_verify_param_shape_across_processes|_sync_\w+")
 _COLLECTIVES = re.compile(
@@ -102,7 +100,7 @@ _WORK_CALLS = ("wait", "synchronize")
 
 
 def find_wait(stack: ThreadStack) -> Wait:
-    """Return what a thread waits for."""
+    """Return the kind of wait that a thread is in."""
     outermost_first = tuple(reversed(stack.frames))
     last_name = stack.call.rpartition(".")[2]
     if (name := _find_collective(outermost_first)) is not None:

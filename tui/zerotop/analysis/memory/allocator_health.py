@@ -37,7 +37,7 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Fragmentation:
-    """The allocator when it reserved the most: exact peaks of one window, and inactive_split_bytes at the window's end."""
+    """The allocator when it reserved the most: the window's exact peaks, and inactive_split_bytes at its end."""
 
     unix_ns: int
     step: int

@@ -24,7 +24,7 @@ class AllocatorSettings:
     variable: str  # the variable it was read from; "" where none is set, and PyTorch's defaults apply
     text: str  # as it was set
     values: dict[str, str]
-    caching: bool  # False where PyTorch was told not to cache freed memory
+    caching: bool  # False if PyTorch's caching of freed memory is switched off
     notes: tuple[str, ...]  # sentences about variables that are set and ignored
 
     @property

@@ -43,7 +43,6 @@ class LineBlocks:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all blocks."""
         return sum(size * count for size, count in self.sizes)
 
     @property
@@ -144,7 +143,7 @@ def _find_phases(session: Session, event: Event, times_ns: Sequence[int]) -> lis
 
 
 def _find_line(frames: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> CodeLine | None:
-    """Return the job's own line, or a library's where no own one is known, and the library's call beneath it."""
+    """Return the job's own line, or else a library's, and the library function that it calls."""
     stack = [frames[number] for number in numbers if 0 <= number < len(frames)]
     if not stack or not all(frame["file"].isprintable() and frame["function"].isprintable() for frame in stack):
         return None

@@ -54,7 +54,7 @@ def read_holder(session: Session, source: Source, cursor_ns: int) -> Holder:
 
 def read_gpu_by_allocator(session: Session, cursor_ns: int) -> dict[int, GpuKey]:
     """Return the GPU of each allocator table, by the table's index in ``session.sources["allocator"]``."""
-    # A new table without records names no GPU yet, so that what is computed must not be kept.
+    # A new table without records names no GPU yet, so the result must not be cached.
     tables, begun = session.sources["allocator"], _STARTED_TABLES.get(session, 0)
     while begun < len(tables) and len(tables[begun].array):
         begun += 1
@@ -74,7 +74,7 @@ def _compute_gpu_by_allocator(session: Session, cursor_ns: int) -> dict[int, Gpu
 
 
 def find_engine_gpus(session: Session, cursor_ns: int, allocator: str | None = None) -> dict[ProcessKey, GpuKey]:
-    """Return the GPU that each process names for its engine; with ``allocator`` only processes with that kind of one."""
+    """Return the GPU that each process names for its engine, or only those of processes with this ``allocator``."""
     nodes, engines = (session.events_named(name, cursor_ns) for name in ("node", "engine"))
     wanted = {(event.host, event.pid) for event in engines if allocator in (None, event.facts.get("allocator"))}
     located = ranks_and_hosts.locate_engines(nodes, engines) if wanted else []

@@ -7,9 +7,9 @@
                 + unexplained
 
 The device's part is NVML's, reserved and allocated are the allocators' own counters, the categories are inventories of
-tensors. They are read at different moments. Where NVML and an allocator disagree for that, the ledger is of the moment of
-the allocator's reading: the free memory then follows from the other rows, or is not shown at all. Tensors that an inventory
-counted and that are not allocated any more make a row below zero. No row is cut off to make a sum come out.
+tensors. They are read at different moments. If NVML and an allocator disagree because of that, the ledger shows the moment
+of the allocator's reading: the free memory then follows from the other rows, or is not shown at all. Tensors that an
+inventory counted but that are no longer allocated make a row below zero. No row is adjusted to make a sum fit.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _NO_COUNTERS_NOTE = (
 )
 _PROBE_REMOVED_NOTE = "The probe was removed from {who}: the division of this job's memory since then is not known."
 _HIDDEN_NOTE = (
-    "NVML does not show this job's processes, as in a container: the job's memory is what the device uses beyond its use"
-    " when the recording began."
+    "NVML does not show this job's processes, as in a container: the job's memory is the device's use, less its use when"
+    " the recording began."
 )
 _HIDDEN_LATE_NOTE = (
     "NVML does not show this job's processes, as in a container, and the recording began after they did: memory outside"
-    " PyTorch may be anybody's."
+    " PyTorch may belong to anybody."
 )
 _NO_NVML_NOTE = "NVML was not available: only PyTorch's part of the device is known."
 _RELEASED_NOTE = (
@@ -87,7 +87,7 @@ def read_ledgers(session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] 
 
 
 def read_ledger(session: Session, gpu_key: GpuKey, cursor_ns: int, holders: Sequence[Holder]) -> GpuLedger | None:
-    """Return the ledger of one GPU with these allocators on it; None if neither they nor NVML show it."""
+    """Return the ledger of one GPU with these allocators; None if neither they nor NVML show it."""
     if not holders and gpu_key not in _find_gpu_keys(session, cursor_ns, [gpu_key]):
         return None
     engines = [engine for engine in session.events_named("engine", cursor_ns) if engine.host == gpu_key[0]]
@@ -178,7 +178,7 @@ def _list_devices(engines: Sequence[Event], holders: Sequence[Holder]) -> list[d
 
 
 def _find_capacity(devices: Sequence[dict[str, Any]], reserved: int) -> int:
-    """Return a device's bytes as PyTorch gives them, else those that are reserved of it."""
+    """Return a device's bytes by PyTorch; else the bytes that are reserved on it."""
     return max([reserved, *(device.get("total_bytes") or 0 for device in devices)])
 
 

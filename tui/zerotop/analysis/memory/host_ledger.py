@@ -3,7 +3,7 @@
 ::
 
     resident = parameters + gradients + master weights + optimizer state + buffers
-               + what PyTorch's pinned allocator holds beyond its tensors + rest
+               + the pinned allocator's memory beyond its tensors + rest
 
 PyTorch's pinned allocator rounds requests up to powers of two and keeps freed blocks for reuse. The rest is Python,
 libraries, mapped files, batches. Tensors that are counted but not resident (never written to, or swapped out) make a row
@@ -96,7 +96,7 @@ def read_host_ledgers(session: Session, cursor_ns: int) -> tuple[HostLedger, ...
 
 
 def read_host_ledger(session: Session, process: RankProcess, cursor_ns: int) -> HostLedger | None:
-    """Return one rank's ledger; None where it was not sampled."""
+    """Return one rank's ledger; None if it was not sampled."""
     sample = _find_last_sample(session, process, cursor_ns)
     if sample is None:
         return None

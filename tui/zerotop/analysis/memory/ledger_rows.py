@@ -36,8 +36,6 @@ CORRECTIONS = (APART, FREED)
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One row of a ledger."""
-
     key: str  # a key of LABELS
     bytes: int  # below zero only where the key is one of CORRECTIONS
     basis: str  # the source of the figure, in a few words

@@ -87,7 +87,7 @@ def build_gpu_lines(now: GpuLedger, peak: GpuLedger | None, differences: Sequenc
 def _build_line(
     key: str, now: GpuLedger, peak: GpuLedger | None, difference: Difference | None, row: LedgerRow | None
 ) -> MemoryLine | None:
-    """Return a row's line; None where there is nothing now, at the peak and expected. UNEXPLAINED always has one."""
+    """Return a row's line; None if it is zero now, at the peak and as expected. UNEXPLAINED always has one."""
     size, at_peak = now.sum_bytes(key), peak.sum_bytes(key) if peak is not None else None
     expected = difference.expected_bytes if difference is not None else None
     if not size and not at_peak and not (row is not None and (expected or key == UNEXPLAINED)):
@@ -98,7 +98,7 @@ def _build_line(
 
 
 def _explain_absence(difference: Difference | None, basis: str) -> str:
-    """Return why bytes are missing: gradients live until the update, and an optimizer makes its state in its first one."""
+    """Return why bytes are missing: gradients exist until the update, optimizer state from the first update on."""
     if difference is None or 2 * difference.measured_bytes >= (difference.expected_bytes or 0):
         return ""
     if difference.note:

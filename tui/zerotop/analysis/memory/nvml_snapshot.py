@@ -1,7 +1,7 @@
 """One GPU as NVML saw it, matched with the figures of PyTorch's allocators on it.
 
-NVML and the allocators are read at different moments. Figures that need both, as a process's memory outside PyTorch, are
-taken from a moment around which the allocators' figures did not change, so that they are exact.
+NVML and the allocators are read at different moments. Figures that need both, such as a process's memory outside PyTorch,
+are taken at a moment around which the allocators' figures did not change, so that they are exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 _MOST_READINGS = 16
 # Records to look back through for a GPU's last one: the last ticks.
 _TAIL = 64
-# Allocators are read ten times a second: after so long a figure is outdated.
+# Allocators are read ten times a second: a figure older than this is outdated.
 _OUTDATED_NS = 400_000_000
 
 
@@ -125,9 +125,9 @@ def _measure_outside(
 
 
 def _find_unchanged_times(readings: Source, gpu: int, time_ns: int, cursor_ns: int) -> list[int]:
-    """Return the times of a device's readings from one on, latest first, while its figure stayed the same.
+    """Return the times of a device's readings from one on, latest first, while its figure was unchanged.
 
-    Processes hold what they held then: the sampler lists them again only when the device's figure changes.
+    The figures of processes also hold for these times: the sampler lists them again only when the device's figure changes.
     """
     since = readings.between(time_ns - 1, cursor_ns)
     rows = since[since["gpu"] == gpu]

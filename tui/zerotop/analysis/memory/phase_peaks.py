@@ -1,8 +1,9 @@
 """The highest allocation of each phase, and the phase that owns the peak, from the exact peaks of the allocator's windows.
 
-A window lasts from one reading at a phase's edge to the next. It belongs to a phase if no other outermost phase lies in it;
-in very short steps, of which only the ends are read, it may hold several, and belongs to none. The first window holds all
-before the first reading: mostly engine initialization; of a rank that was attached to while it ran, its life until then.
+A window lasts from one reading at a phase's edge to the next. It belongs to a phase if it contains no other outermost phase.
+In very short steps, which are read only at their ends, a window may contain several phases, and belongs to none. The first
+window covers everything before the first reading: mostly engine initialization, or, for a rank that was entered while it
+ran, its life until then.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class PhasePeak:
 
     @property
     def is_in_step(self) -> bool:
-        """Whether the peak lies in its step, not before it."""
+        """Whether the peak is within its step, not before it."""
         return self.phase not in ("init", BEFORE)
 
     @property
@@ -189,7 +190,7 @@ def _find_owners(session: Session, source: Source, begin: int, end: int) -> NDAr
 
 
 def _find_window_starts(source: Source, begin: int, end: int) -> Ints:
-    """Return when each window began: at the last reading at an edge before; the first one just before its reading."""
+    """Return when each window began: at the last reading at an earlier edge; the first one just before its reading."""
     low = max(0, begin - _BLOCK)
     rows = source.array[low:end]
     times: Ints = rows["time_ns"].astype(np.int64)
@@ -229,7 +230,7 @@ class _OutermostPhases:
 
 
 def _is_among(values: Ints, known: Ints) -> NDArray[np.bool_]:
-    """Return which values are in ``known``, which is sorted; several times as fast as ``np.isin`` for times."""
+    """Return which values are in ``known``, which is sorted. Several times as fast as ``np.isin`` for times."""
     if not len(known):
         return np.zeros(len(values), np.bool_)
     found: NDArray[np.bool_] = known[np.minimum(known.searchsorted(values), len(known) - 1)] == values

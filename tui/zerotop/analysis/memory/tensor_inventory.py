@@ -1,9 +1,9 @@
 """The inventory of a rank's tensors that applies at a cursor: its bytes by category.
 
-A rank takes inventories when its engine is made, before its first forward, before its first update, and after its first real
-one. Between two of them only gradients come and go: they live from the end of a step's first backward to the end of its
-update. In a loop without DeepSpeed they live until zero_grad(): another inventory, at the forward after that update, shows
-whether it was called by then. One more, before the first backward, has the parameters that FSDP has gathered.
+A rank takes inventories when its engine is created, before its first forward, before its first update, and after its first
+real update. Between two of them only gradients come and go: they exist from the end of a step's first backward to the end of
+its update. In a loop without DeepSpeed they exist until zero_grad(): another inventory, at the forward after that update,
+shows whether it was called by then. One more, before the first backward, has the parameters that FSDP has gathered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Searches the job's whole output within a time budget, so that keys are answered meanwhile."""
+"""Searches the job's whole output within a time budget, so that keys are answered during a search."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,15 +25,14 @@ def compile_pattern(text: str) -> re.Pattern[str]:
 class OutputSearch:
     """Matches of a text in the output: the matching lines of each block.
 
-    A block is split into lines only if its bytes have the text. (Text that only appears because one line was written over
-    another is not found.)
+    A block is split into lines only if its bytes contain the text. Text that only appears because one line overwrites
+    another is not found.
     """
 
-    def __init__(self, buffer: OutputBuffer, text: str, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, buffer: OutputBuffer, text: str) -> None:
         self.text = text
         self.pattern = compile_pattern(text)
         self._buffer = buffer
-        self._clock = clock
         self._matches: dict[int, Sequence[int]] = {}  # of searched blocks that are final
         self._open_matches: tuple[object, Sequence[int]] = (None, [])
         self._next_block = 0  # all blocks before it are searched
@@ -46,7 +45,6 @@ class OutputSearch:
 
     @property
     def searched_share(self) -> float:
-        """Share of the output that is searched."""
         return (len(self._matches) + 1) / (self._buffer.blocks.sealed_count + 1)
 
     @property
@@ -56,8 +54,8 @@ class OutputSearch:
 
     def continue_search(self, budget_s: float) -> bool:
         """Search for about ``budget_s`` seconds; return whether all is searched."""
-        until = self._clock() + budget_s
-        while not self.is_done and self._clock() < until:
+        until = time.perf_counter() + budget_s
+        while not self.is_done and time.perf_counter() < until:
             while self._next_block in self._matches:
                 self._next_block += 1
             self._find_in_block(self._next_block)
@@ -67,7 +65,7 @@ class OutputSearch:
         self, position: LinePosition, direction: int, budget_s: float
     ) -> tuple[LinePosition | None, LinePosition | None]:
         """Return (the next match in a direction, None; or None, the position to continue from when time is up)."""
-        until = self._clock() + budget_s
+        until = time.perf_counter() + budget_s
         block, line = position
         while 0 <= block <= self._buffer.blocks.sealed_count:
             lines = self._find_in_block(block)
@@ -80,7 +78,7 @@ class OutputSearch:
                 if at >= 0:
                     return LinePosition(block, lines[at]), None
             block, line = block + direction, 0 if direction > 0 else 1 << 60
-            if self._clock() >= until and 0 <= block <= self._buffer.blocks.sealed_count:
+            if time.perf_counter() >= until and 0 <= block <= self._buffer.blocks.sealed_count:
                 return None, LinePosition(block, line)
         return None, None
 

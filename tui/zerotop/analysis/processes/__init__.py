@@ -1,1 +1,1 @@
-"""Rank processes and hosts at a cursor: which exist, are alive, in which phase, on which GPU. Steps are in ``steps``."""
+"""Rank processes and hosts at a cursor: which exist and are alive, their phase and GPU. Steps are in ``steps``."""

@@ -1,7 +1,7 @@
 """Maps a process's device ordinals to the GPUs of its node.
 
-A process numbers the devices in ``CUDA_VISIBLE_DEVICES``, in that order; NVML numbers all GPUs of a node, and the sampler
-adds the instances of those that are divided by MIG. UUIDs match them.
+A process numbers the devices in ``CUDA_VISIBLE_DEVICES``, in that order. NVML numbers all GPUs of a node, and the sampler
+adds the instances of GPUs divided by MIG. UUIDs match them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ class HostMemory:
     unix_ns: int
     used_bytes: int
     limit_bytes: int
-    is_confined: bool  # whether use and limit are the control group's
 
 
 def read_host_memory(row: Any, unix_ns: int) -> HostMemory:
@@ -25,7 +24,7 @@ def read_host_memory(row: Any, unix_ns: int) -> HostMemory:
     total, limit = int(row["memory_total_bytes"]), int(row["cgroup_limit_bytes"])
     is_confined = _is_confined(total, limit)
     used = int(row["cgroup_used_bytes"]) if is_confined else total - int(row["memory_available_bytes"])
-    return HostMemory(unix_ns, max(0, used), limit if is_confined else total, is_confined)
+    return HostMemory(unix_ns, max(0, used), limit if is_confined else total)
 
 
 def measure_used_bytes(rows: Rows) -> Ints:

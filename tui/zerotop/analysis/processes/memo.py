@@ -17,7 +17,7 @@ class CursorMemo(Generic[Value]):
     """The last value for each session, recomputed when other events or files are visible at the cursor."""
 
     def __init__(self, tables: Iterable[str]) -> None:
-        """``tables``: the tables whose files the values depend on."""
+        """``tables``: the values depend on the files of these tables."""
         self._tables = tuple(tables)
         self._created_ns: WeakKeyDictionary[Session, tuple[int, list[int]]] = WeakKeyDictionary()
         self._values: WeakKeyDictionary[Session, tuple[MemoKey, Value]] = WeakKeyDictionary()

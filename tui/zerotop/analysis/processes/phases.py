@@ -72,7 +72,7 @@ def find_open_phases(begins: Source, spans: Source | None, cursor_ns: int) -> li
 
 
 def _find_latest_begins(begins: NDArray[Any]) -> list[OpenPhase]:
-    """Return the last begin, the last one before it of lower depth, and so on to depth 0."""
+    """Return the last begin, the last one of lower depth before it, and so on down to depth 0."""
     columns = (begins[column].tolist() for column in OpenPhase._fields)
     chain: list[OpenPhase] = []
     for phase in map(OpenPhase._make, reversed(list(zip(*columns, strict=True)))):
@@ -98,12 +98,10 @@ def find_innermost(begins: Source, spans: Source | None, moments: Ints, cursor_n
 def vote_phases(
     begins: Source | None, spans: Source | None, bins: range, bin_ns: int, votes: int, cursor_ns: int, exit_ns: int | None
 ) -> NDArray[np.intp]:
-    """Return the phase that a rank was in for most of each bin, as known at the cursor; see NOT_YET, OTHER and UNSEEN.
+    """Return the phase in which a rank was for most of each bin, as known at the cursor; see NOT_YET, OTHER and UNSEEN.
 
-    Args:
-        bins: numbers of the bins; bin 0 begins at the epoch.
-        votes: moments in each bin at which the phase is looked up.
-        exit_ns: when the rank exited, after which its phase is NOT_YET.
+    ``bins``: numbers of the bins; bin 0 begins at the epoch. ``votes``: moments in each bin at which the phase is read.
+    ``exit_ns``: when the rank exited; after that its phase is NOT_YET.
     """
     if begins is None or not bins:
         return np.full(len(bins), NOT_YET, np.intp)

@@ -120,15 +120,15 @@ class ProcessExit(NamedTuple):
 
 
 def read_launcher(session: Session, cursor_ns: int | None = None) -> str:
-    """Return the launcher that the job's command names, else the one that its ranks name; "" for none."""
+    """Return the launcher in the job's command, else the launcher that its ranks name; "" for none."""
     said = (event.facts.get("launcher") for event in session.events_named("hello", cursor_ns)[:1])
     return str(session.info.get("launcher") or next(said, None) or "")
 
 
 def find_signal_name(exit_code: int, launcher: str = "") -> str | None:
-    """Return the signal behind an exit code: 128 + n as shells report it, or 256 - n where DeepSpeed's launcher does.
+    """Return the signal behind an exit code: 128 + n by shells, or 256 - n by DeepSpeed's launcher.
 
-    That launcher exits with a rank's negative code. Many programs exit with -1, which arrives as 255: that is no signal.
+    That launcher exits with a rank's negative code. Many programs exit with -1, which arrives as 255 and is no signal.
     """
     is_negative = launcher == "deepspeed" and 256 - 64 <= exit_code < 255
     number = exit_code - 128 if 128 < exit_code <= 128 + 64 else 256 - exit_code if is_negative else 0

@@ -48,7 +48,6 @@ class Sample(NamedTuple):
 
     @property
     def process_key(self) -> ProcessKey:
-        """The process."""
         return self.host, self.row["pid"]
 
 
@@ -61,7 +60,7 @@ def unpack_records(records: NDArray[Any]) -> list[Values]:
 def read_ranks(session: Session, cursor_ns: int, peaks: Peaks, exits: ProcessExits, *, ended: bool) -> tuple[Rank, ...]:
     """Return the rank processes last sampled, by rank; after the job's end their last state, not alive.
 
-    Processes whose probe has left have no phase.
+    Processes from which the probe was removed have no phase.
     """
     samples: list[Sample] = []
     highest: dict[ProcessKey, int] = {}

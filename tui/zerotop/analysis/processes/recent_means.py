@@ -1,6 +1,6 @@
 """Means over one short window before a cursor: processes, threads and hosts are averaged over the same time.
 
-The window ends with the host's last sample, as hosts are sampled less often than processes: so their figures add up.
+The window ends with the host's last sample, because hosts are sampled less often than processes. So their figures add up.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _Highest = Mapping[int, tuple[int, ...]]
 
 
 class Peaks:
-    """Running maxima of columns. After one pass, a cursor anywhere reads a block, and an advancing one only new records."""
+    """Running maxima of columns. After one pass, any cursor reads one block, and an advancing one only new records."""
 
     def __init__(self) -> None:
         self._block_peaks: dict[tuple[Source, tuple[str, ...]], list[_Highest]] = {}
@@ -47,7 +47,7 @@ def _raise_peaks(highest: _Highest, rows: NDArray[Any], columns: tuple[str, ...]
         for key, *values in zip(rows[by].tolist(), *(rows[name].tolist() for name in columns), strict=True):
             raised[key] = _find_higher(raised.get(key), tuple(values))
         return raised
-    # Copied, since what follows reads each column several times, and its records fill more than the processor's cache.
+    # Copied, because the code below reads each column several times, and its records exceed the processor's cache.
     keys, *values = (np.ascontiguousarray(rows[name]) for name in (by, *columns))
     raised = dict(highest)
     for key, own in _find_places(keys):

@@ -1,4 +1,4 @@
-"""Times of a rank whose records were deleted after folding: only the figures of their steps are known."""
+"""Times in which a rank's records were deleted after folding: only the figures of their steps are known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Ints, Rows
 
 _NONE = np.empty((0, 2), np.int64)
-# What was deleted before a table was opened does not change; later deletions leave what was mapped.
+# Deletions before a table was opened do not change; later ones do not affect mapped files.
 _TIMES: WeakKeyDictionary[Source, Ints] = WeakKeyDictionary()  # by the table of folded steps
 
 

@@ -1,1 +1,1 @@
-"""Comparing ranks and their threads: the matrix, outliers, affinity. Finding rank processes is in ``processes``."""
+"""Comparison of ranks and their threads: the matrix, outliers, affinity. Finding rank processes is in ``processes``."""

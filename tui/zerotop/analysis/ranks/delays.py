@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from zerotop.analysis.annotations import Annotation
 
-# Findings about what one rank does in each iteration from some step on.
+# Findings about a single rank that concern each iteration from some step on.
 _KINDS = ("straggler", "data_stall", "slow_forward", "slow_cores", "slow_gpu", "slow_clock", "throttled")
 
 
@@ -36,7 +36,7 @@ class Hang(NamedTuple):
 
 
 def find_hang(findings: Sequence[Annotation], ranks: int, last_step_ns: int) -> Hang | None:
-    """Return the last time in which a job of ``ranks`` ranks stood still; None without any.
+    """Return the last time in which a job of ``ranks`` ranks stood still; None if there was none.
 
     ``last_step_ns``: when its last step ended (unix time).
     """

@@ -23,7 +23,7 @@ from zerotop.session.samples import Ints
 Matrix = NDArray[np.floating[Any]]  # ranks x steps, NaN where nothing is known
 RECENT_STEPS = 64  # steps at most that a rank's figures are medians of
 _SKIPPING_RUN = 3  # steps that fp16 skips one after the other, before which figures do not look back
-_FEWEST_DELAYED = 5  # steps since a rank began to delay the others, from which on figures are of them alone
+_FEWEST_DELAYED = 5  # steps since a rank began to delay the others; figures then cover only these
 
 
 class Metric(Enum):
@@ -56,8 +56,8 @@ class RankMatrix:
     counted: NDArray[np.bool_]  # ranks x steps: only the end was recorded
     skipped: NDArray[np.bool_]  # of each step: fp16 overflowed, and a rank made no update
     times: dict[Metric, Matrix]
-    recent_count: int = 0  # number of the newest steps, which figures are medians of: those that belong together
-    is_delayed: bool = False  # they are those since a rank began to delay the others
+    recent_count: int = 0  # number of newest steps that belong together; figures are their medians
+    is_delayed: bool = False  # they are the steps since a rank began to delay the others
 
     @property
     def recent_steps(self) -> Ints:
@@ -70,12 +70,10 @@ class RankMatrix:
 
     @cached_property
     def rank_numbers(self) -> Ints:
-        """Rank of each row."""
         return np.array([process.source.rank for process in self.processes], np.int64)
 
     @cached_property
     def host_names(self) -> tuple[str, ...]:
-        """Host of each row."""
         return tuple(process.source.host for process in self.processes)
 
     @cached_property
@@ -114,10 +112,9 @@ class RankMatrices:
     ) -> RankMatrix:
         """Return the matrix of the last ``columns`` steps.
 
-        Args:
-            processes: all rank processes of the session, oldest first.
-            meets_in_forward: ranks wait for each other in the forward too (ZeRO-3), not only from the backward on.
-            delays: known at the cursor. Where one lasts, figures are of the steps since it began.
+        ``processes``: all rank processes of the session, oldest first. ``meets_in_forward``: ranks wait for each other in
+        the forward too (ZeRO-3), not only from the backward on. ``delays``: those known at the cursor. While one lasts,
+        figures cover the steps since it began.
         """
         attempt = find_attempt(processes, cursor_ns)
         counts = tuple(_count_until(process, cursor_ns) for process in attempt)
@@ -146,9 +143,9 @@ def _count_delayed(matrix: RankMatrix, delay: Delay) -> int:
 
 
 def _count_after_skipping(skipped: NDArray[np.bool_]) -> int:
-    """Return the number of steps since fp16 stopped to skip them, one after the other; of all where it still does.
+    """Return the number of steps since fp16 stopped skipping them one after the other; of all if it still does.
 
-    Steps without the optimizer are not to be mixed with those that train. A lone skipped step matters to no median.
+    Steps without the optimizer must not be mixed with others. A single skipped step does not matter to a median.
     """
     if len(skipped) < _SKIPPING_RUN:
         return len(skipped)

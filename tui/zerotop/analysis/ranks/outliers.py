@@ -12,19 +12,19 @@ from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix, compute_me
 Ints = NDArray[np.intp]
 
 ALIKE_SHARE = 0.03  # of an iteration or a sampled value: ranks that differ by less are alike
-_ONSET_SHARE = 0.9  # of the steps since a difference began in which it is there
-WARNING_SHARE = 0.1  # of an iteration: differences from which on are a warning
-_DELAY_SHARE = 0.05  # of an iteration: a rank that others wait for so long is shown first
+_ONSET_SHARE = 0.9  # share of the steps since a difference began that show it
+WARNING_SHARE = 0.1  # of an iteration: larger differences are a warning
+_DELAY_SHARE = 0.05  # of an iteration: a rank for which others wait this long is shown first
 _MIN_LAG_S = 0.001  # smaller differences are noise of the clocks
-# Phases without communication show causes; in the others ranks wait for each other, which shows effects too.
+# Phases without communication show causes. In the others ranks wait for each other, so they show effects too.
 _ALONE_METRICS = (Metric.DATA, Metric.OTHER, Metric.FORWARD)
 MEETING_METRICS = (Metric.BACKWARD, Metric.STEP)
 
 
 def compute_deviations(values: Matrix, scale: float) -> Matrix:
-    """Return each rank's mean distance from the median rank, (ranks,); 0 below ALIKE_SHARE of ``scale``.
+    """Return each rank's mean distance from the median rank, shape (ranks,); 0 below ALIKE_SHARE of ``scale``.
 
-    Steps above and below the median cancel out; a small constant distance counts as much as a rare large one.
+    Steps above and below the median cancel out. A small constant distance counts as much as a large rare one.
     """
     if not values.size:
         return np.zeros(len(values), np.float32)
@@ -38,7 +38,7 @@ def compute_deviations(values: Matrix, scale: float) -> Matrix:
 
 
 def order_outliers(deviation: Matrix) -> Ints:
-    """Return rows by deviation, largest first; alike ones stay in order of rank, so that rows do not jump."""
+    """Return rows by deviation, largest first. Similar ones stay in order of rank, so that rows do not jump."""
     return np.argsort(-deviation, kind="stable")
 
 
@@ -55,7 +55,7 @@ class Skew:
     """The largest difference between ranks in the time of a phase; medians of the steps since it began."""
 
     steps: int  # since it began, of the recent ones
-    since_step: int | None  # the step in which it began; None where it was there as far as figures look back
+    since_step: int | None  # the step in which it began; None if it is as old as the figures
     ranks: int
     metric: Metric
     row: int  # of the rank in the matrix
@@ -81,17 +81,17 @@ class Skew:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether ranks do not communicate in that phase, so that others wait for this one later."""
+        """Whether ranks do not communicate in that phase, so that the others wait for this rank later."""
         return self.metric in _ALONE_METRICS
 
     @property
     def is_effect(self) -> bool:
-        """Whether the rank waits for others rather than they for it: ranks meet in that phase, and none is late."""
+        """Whether the rank waits for others, and not they for it: ranks meet in that phase, and none is late."""
         return not self.is_waited_for and self.longest_delay_s < _DELAY_SHARE * self.iteration_s
 
     @property
     def delays_others(self) -> bool:
-        """Whether the others wait for this rank, beyond what chance explains."""
+        """Whether the others wait for this rank longer than by chance."""
         return not self.is_alike and self.is_waited_for and self.iteration_share >= _DELAY_SHARE
 
 
@@ -136,7 +136,7 @@ def _measure_since(matrix: RankMatrix, metric: Metric, row: int, onset: int) -> 
 
 
 def _find_onset(lag: Matrix, least: float) -> int:
-    """Return the step from which on nearly all lag by ``least``; 0 where there is no such step."""
+    """Return the step from which on nearly all lag by ``least``; 0 if there is no such step."""
     late = np.nan_to_num(lag, nan=np.inf) >= least  # an unknown step ends nothing
     share = np.cumsum(late[::-1])[::-1] / np.arange(len(late), 0, -1)
     found = np.flatnonzero(late & (share >= _ONSET_SHARE))

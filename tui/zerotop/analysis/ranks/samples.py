@@ -17,7 +17,7 @@ from zerotop.session.samples import Ints, Samples, Windows, iter_samples, split_
 from zerotop_probe.recording.tables import FRESH_NS, UNKNOWN
 
 METRIC_TABLES = {Metric.PEAK: "allocator", Metric.FREE: "gpus", Metric.CORES: "processes"}
-# Read so far around the steps, for a sample before the first and after the last.
+# Read this much before and after the steps, for a sample before the first and after the last.
 _AROUND_NS = 3_000_000_000
 # The newest steps: their samples may not all be written yet.
 _FRESH_STEPS = 4

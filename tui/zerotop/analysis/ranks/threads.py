@@ -21,7 +21,7 @@ from zerotop.session.samples import iter_samples, merge_columns
 
 _NUMBERED = re.compile(r"^(.*?)[-_:#/]?\d+$")
 MAIN_NAME = "main thread"
-_EDGE_NS = 1_100_000_000  # a tick so much before the window may be where it begins
+_EDGE_NS = 1_100_000_000  # the window may begin with a tick this much earlier
 _THREAD_COLUMNS = ("tid", "cores_used", "wait_ns", "processor", "name")
 _VOTES_PER_CELL = 8  # moments in a cell at which the rank's phase is looked up
 
@@ -140,7 +140,7 @@ class ThreadTable:
             phases=self._vote_phases(rank, cells, cell_ns, cursor_ns),
             time_s=samples_ns / 1e9,
             cores_used=used,
-            # A sample in which threads are born counts the time that they waited before.
+            # In the sample in which a thread starts, the time that it waited before counts too.
             runnable=np.fmin(used + np.fmax(0.0, samples["waiting_cores"].astype(np.float64)), rank.thread_count),
             rest_cores=max(0.0, rank.cores_used - sum(thread.cores_used for thread in threads)),
             rest_threads=max(0, rank.thread_count - named),
@@ -220,7 +220,7 @@ def _fill_gaps(history: Floats, max_cells: int) -> Floats:
 
 
 def _measure_waiting(wait_ns: NDArray[Any], times: NDArray[np.int64]) -> float:
-    """Return the share of the time between these records in which a thread waited for a core; NaN where unknown."""
+    """Return the share of the time between these records in which a thread waited for a core; NaN if unknown."""
     passed = int(times[-1] - times[0]) if len(times) else 0
     return max(0.0, int(wait_ns[-1]) - int(wait_ns[0])) / passed if passed else float("nan")
 
@@ -252,7 +252,7 @@ def _find_last_quarter(thread: Thread) -> int:
     return int(4 * ran[-1] // len(thread.cores_history)) if len(ran) else 0
 
 
-# Share of a host's cores that its ranks use where their threads are too many.
+# Share of a host's cores that its ranks use if they have too many threads.
 _OWN_SHARE = 0.6
 
 

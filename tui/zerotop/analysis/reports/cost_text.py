@@ -16,12 +16,10 @@ from zerotop.analysis.reports.finding_costs import FindingCost
 
 
 def describe_cost(cost: FindingCost, training_s: float, view: LiveView, units: ByteUnits = BINARY) -> str:
-    """Return what a finding cost: ``60 s, 26 % of the training time, 0.05 GPU hours ($0.19) and 1.2 GiB of GPU memory``.
+    """Describe a finding's cost: ``60 s, 26 % of the training time, 0.05 GPU hours ($0.19) and 1.2 GiB of GPU memory``.
 
-    Args:
-        training_s: the seconds of all iterations, evaluations and checkpoints.
-        view: the job, for its GPUs and the price of an hour.
-
+    ``training_s``: the seconds of all iterations, evaluations and checkpoints. ``view``: the job, for its GPUs and the price
+    of an hour.
     """
     parts = []
     if cost.seconds is not None:
@@ -41,7 +39,7 @@ def describe_cost(cost: FindingCost, training_s: float, view: LiveView, units: B
 
 
 def _describe_hours(seconds: float, view: LiveView) -> str:
-    """Return ``, 0.05 GPU hours ($0.19)``; the whole job waits while one of its ranks does."""
+    """Return ``, 0.05 GPU hours ($0.19)``. The whole job waits when one of its ranks does."""
     price = view.job.price
     hours = seconds * len(view.gpus) / 3600
     text = f", {hours:,.2f} GPU hours" if hours >= 0.01 else ""

@@ -213,7 +213,7 @@ def _build_objects(items: Sequence[Any], columns: Columns, text: TextFilter) -> 
 
 
 def _clean_text(value: str | bytes) -> str:
-    """Replace what cannot be written as UTF-8."""
+    """Replace characters that cannot be written as UTF-8."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return value.encode(errors="replace").decode()

@@ -1,8 +1,8 @@
-"""What findings cost in seconds and bytes, and findings ranked by it.
+"""The cost of findings in seconds and bytes, and findings ranked by it.
 
-Seconds are those that training lost to the cause: the share of an iteration that the finding says, over the iterations that
-it concerns, which is an estimate; where iterations became longer, what each took more than those before. Bytes are what the
-cause holds at its most, on one GPU or on one node. A finding that only explains costs nothing.
+Seconds are the training time lost to the cause, an estimate: the finding's share of an iteration, times the iterations that
+it concerns. If iterations became longer, it is the time added to each. Bytes are the most that the cause held, on one GPU or
+on one node. A finding that only explains costs nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _GPU_BYTES_BETWEEN = {
 
 @dataclass(frozen=True, slots=True)
 class FindingCost:
-    """One event, which may be a finding on each of several ranks, and what it cost."""
+    """One event, which may be a finding on each of several ranks, and its cost."""
 
     finding: Annotation  # on the rank where it cost most
     ranks: tuple[int, ...]  # all that are concerned, in order
@@ -52,7 +52,7 @@ class FindingCost:
     bytes: int | None  # the same
     on_host: bool = False  # whether the bytes are host memory
     cause: Annotation | None = None  # the finding that explains it
-    unfinished_s: float = 0.0  # of the seconds, those in a step that never ended
+    unfinished_s: float = 0.0  # seconds in a step that never ended
 
     @property
     def seconds_text(self) -> str:
@@ -65,11 +65,10 @@ class FindingCost:
 
 
 def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> tuple[FindingCost, ...]:
-    """Return the findings, the costliest first: failures, then warnings, then explanations; each after its cause.
+    """Return the findings, the costliest first: failures, warnings, explanations; each after its cause.
 
-    Args:
-        steps: the steps of the job on their slowest ranks (STEP_DTYPE).
-        end_ns: unix time at which the job or the recording ended.
+    ``steps``: the steps of the job on their slowest ranks (STEP_DTYPE). ``end_ns``: unix time at which the job or the
+    recording ended.
     """
     total_s = measure_training_s(steps) or 1.0
     events: dict[tuple[str, int | None], list[FindingCost]] = {}
@@ -80,7 +79,7 @@ def rank_findings(findings: Sequence[Annotation], steps: Rows, end_ns: int) -> t
     def score_cost(cost: FindingCost) -> tuple[bool, bool, float]:
         kind = cost.finding.severity
         share = (cost.seconds or 0.0) / total_s
-        # Time is what a job is paid for by the hour: memory decides between findings that cost little time.
+        # A job is paid for by the hour, so time counts first. Memory decides between findings that cost little time.
         memory = (cost.bytes or 0) / largest + (cost.finding.name in GROWING)
         return kind is not Severity.ERROR, kind is Severity.INFO, -share - 0.01 * memory
 
@@ -96,11 +95,11 @@ def measure_training_s(steps: Rows) -> float:
 
 
 def _drop_repetitions(findings: Sequence[Annotation]) -> Iterable[Annotation]:
-    """Leave out findings of an event that another finding says more about: one event counts once."""
+    """Leave out findings of an event about which another finding says more: one event counts once."""
     ended, begun = _SKIPPING
     ended_ranks = {finding.ranks for finding in findings if finding.name == ended}
     for finding, cause, _ in link_findings(findings):
-        # That iterations became slower costs what its cause costs.
+        # A finding that iterations became slower costs the same as its cause.
         is_same = finding.name == "iteration_shift" and cause is not None and cause.cost > 0
         if not is_same and not (finding.name == begun and finding.ranks in ended_ranks):
             yield finding
@@ -145,7 +144,7 @@ def _compute_seconds(finding: Annotation, findings: Sequence[Annotation], steps:
     if name in GROWING:  # its cost is what it puts at risk
         return 0.0
     later = _select_steps(finding, findings, steps)
-    if name in _LONGER and finding.cost:  # those that took no longer than before lost nothing
+    if name in _LONGER and finding.cost:  # iterations that took no longer than before lost nothing
         before, after = finding.evidence["before_s"], finding.evidence["after_s"]
         lost = np.clip(later["iteration_s"] - before, 0.0, after - before)
         return float(np.nansum(lost * later["steps"]))

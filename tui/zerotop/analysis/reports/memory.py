@@ -40,10 +40,10 @@ _ALL = 1 << 30
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """The view of the lowest rank with all GPUs and hosts, and what that view lacks of the other ranks."""
+    """The view of the lowest rank with all GPUs and hosts, and the parts about other ranks that it lacks."""
 
     session: str
-    step: int | None  # the step at whose end it is; None for another moment
+    step: int | None  # the step that ends at this moment; None for another moment
     notices: tuple[str, ...]  # sentences about the recording
     view: MemoryView
     engine: Engine  # the lowest rank's first engine that trains

@@ -133,7 +133,7 @@ KnownOverviews = dict[str, tuple[Stamp, Overview]]
 
 
 def read_overview(path: Path) -> Overview:
-    """Summarize one recording; the overview of a damaged one states the problem."""
+    """Summarize one recording; if it is damaged, the overview states the problem."""
     try:
         return build_overview(open_glimpse(path))
     except SessionError as error:

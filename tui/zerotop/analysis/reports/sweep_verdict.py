@@ -22,7 +22,7 @@ _WORDS = {
 }
 # Fitted lines in the verdict; the others are described below the charts only.
 _MOST_LINES = 1
-# The most series for which the verdict says what fits.
+# The most series for which the verdict names the values that fit.
 _MOST_SERIES = 4
 
 

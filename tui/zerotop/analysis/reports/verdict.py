@@ -1,4 +1,4 @@
-"""The verdict on a recording: how the job ended, how fast it was, how full the GPUs were, and what cost most."""
+"""The verdict on a recording: how the job ended, its speed, how full the GPUs were, and its costliest finding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from zerotop.session.samples import Ints, Rows
 
 # Findings that cost less of the training time are not worth a line at the top.
 _LEAST_SHARE = 0.01
-# Nor is memory that others hold, while so much of the device was never used.
+# Memory that others hold does not matter either while much of the device was never used.
 _FULL_SHARE = 0.7
 
 
@@ -53,7 +53,7 @@ class Verdict:
 
 
 def build_verdict(source: RecordingSource, findings: Sequence[FindingCost], failure: Failure | None = None) -> Verdict:
-    """Judge a recording at its end. ``failure``: what ended the job."""
+    """Judge a recording at its end. ``failure``: the failure that ended the job."""
     view = source.view_at(None)
     headline, outcome = _describe_end(view, failure)
     costly = _find_costly(source, findings, failed=failure is not None)

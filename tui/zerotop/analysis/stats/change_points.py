@@ -1,6 +1,6 @@
-"""Levels of a series, and where one changes for good.
+"""Levels of a series, and the points at which one changes permanently.
 
-A change rests on the values up to LEVEL_STEPS after it and those before: later values change nothing.
+A change depends on earlier values and on those up to LEVEL_STEPS after it. Later values do not affect it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-# Values that have to agree before a level counts. Steps vary by 10 % on a busy machine, single ones by much more.
+# The number of values that must agree before a level counts. Steps vary by 10 % on a busy machine, single ones by more.
 SETTLED_STEPS = 5
 # A value agrees when it is within this share of the median: the noise measured between equal steps is 10 %.
 AGREE_SHARE = 0.10
@@ -23,7 +23,8 @@ AGREE_SHARE = 0.10
 LEVEL_STEPS = 20
 # Consecutive values that all have to be beyond the old level: one or two slow steps in a row are common on a busy machine.
 SHIFT_STEPS = 4
-# Long series have more tries for chance: of as many values as an eighth of those before, at most LEVEL_STEPS, this share.
+# In a long series, more changes occur by chance. So this share of the next values must agree: an eighth of the number of
+# values before, at most LEVEL_STEPS.
 SHIFT_LENGTH_SHARE = 1 / 8
 SHIFT_AGREE_SHARE = 0.9
 # A level changes by at least this share, and by this many times the median deviation of the values before: 4 of normal
@@ -62,7 +63,7 @@ class ShiftFinder:
         self._is_settled = False
 
     def find_shifts(self, values: Values) -> Iterator[Shift]:
-        """Yield the changes in all values so far that were not yielded before, in order."""
+        """Yield the changes in all values so far that have not been yielded before, in order."""
         while self._find_level(values):
             shift = self._find_shift(values)
             if shift is None:
@@ -108,7 +109,7 @@ def _as_floats(values: NDArray[Any]) -> Floats:
 
 
 def _find_decidable_end(count: int) -> int:
-    """The end (excluded) of the indices at which ``count`` values are enough to tell whether a change begins."""
+    """Return the end (excluded) of the indices that ``count`` values are enough to judge as the begin of a change."""
     end = max(0, count - SHIFT_STEPS + 1)
     while end and end - 1 + _required_length(end - 1) > count:
         end -= 1
@@ -116,7 +117,10 @@ def _find_decidable_end(count: int) -> int:
 
 
 def _find_early_candidates(values: Values, start: int, begin: int, end: int) -> Ints:
-    """Indices that may pass the quick test of _is_shift(): the median before lies between the lowest and the highest."""
+    """Return indices that may pass the quick test of _is_shift().
+
+    The earlier median is not known yet: it is between the lowest and the highest earlier value.
+    """
     known = _as_floats(values[start : end - 1])
     lowest, highest = (reduce.accumulate(known)[begin - start - 1 :] for reduce in (np.minimum, np.maximum))
     after = np.lib.stride_tricks.sliding_window_view(_as_floats(values[begin : end + SHIFT_STEPS - 1]), SHIFT_STEPS)
@@ -165,7 +169,7 @@ def _test_shifts(before: Floats, after: Floats) -> NDArray[np.bool_]:
 
 
 def _required_length(first: int) -> int:
-    """How many values a change has to last; never fewer for a later one, so that changes become known in order."""
+    """Return how many values a change has to last; never fewer for a later one, so changes become known in order."""
     return min(LEVEL_STEPS, max(SHIFT_STEPS, int(first * SHIFT_LENGTH_SHARE)))
 
 

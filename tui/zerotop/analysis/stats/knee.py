@@ -36,7 +36,7 @@ class KneeFit:
         return value
 
     def solve(self, y: float) -> float | None:
-        """Return the ``x`` at which the line reaches ``y``; None where it does not rise or starts above."""
+        """Return the ``x`` at which the line reaches ``y``; None if it does not rise or starts above."""
         if self.slope <= 0:
             return None
         x = (y - self.intercept) / self.slope

@@ -8,6 +8,6 @@ from zerotop.session.samples import Floats
 
 
 def compute_known_median(values: Floats) -> float:
-    """Return the median of the values that are not NaN; NaN where there is none."""
+    """Return the median of the values that are not NaN; NaN if there are none."""
     known = values[~np.isnan(values)]
     return float(np.median(known)) if len(known) else float("nan")

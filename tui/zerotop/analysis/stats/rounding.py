@@ -1,4 +1,4 @@
-"""Round counts that grow, so that a chart which they size is rarely rescaled."""
+"""Rounding of growing counts that size a chart, so that it is rarely rescaled."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A steady rise in a growing series: each block is higher than the one before, by about as much each time.
+"""A steady rise in a growing series: each block is higher than the one before by about the same amount.
 
-Blocks of all sizes that are doublings of TREND_BLOCK are compared, so that a rise is found whatever its pace, at a cost
-that does not depend on the length of the series. A rise rests on its blocks and those before.
+Blocks of all sizes that are doublings of TREND_BLOCK are compared. So a rise of any pace is found, at a cost that does not
+depend on the length of the series. A rise depends on its blocks and those before.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 # Values of the smallest blocks (their median counts: no single value does).
 TREND_BLOCK = 8
-# The rise is so many times what neighbouring blocks differ by anyway (median deviation; 6 are 4 standard deviations).
+# The rise is at least this many median differences of neighbouring blocks (6 are 4 standard deviations).
 TREND_SPREADS = 6.0
 # A rise that continues is reported again when it is higher by this factor.
 TREND_REPEAT_FACTOR = 1.5
-# Neighbouring blocks from which the noise is measured.
+# The number of neighbouring blocks that show the noise.
 _NOISE_BLOCKS = 64
 
 

@@ -1,4 +1,4 @@
-"""Steps from records of the table FOLDED: the steps whose spans and samples were deleted, singly or in blocks."""
+"""Steps from records of the table FOLDED: steps whose spans and samples were deleted, singly or in blocks."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ class Gap(NamedTuple):
 
     @property
     def step_count(self) -> int:
-        """Number of steps."""
         return self.last_step - self.first_step + 1
 
     @property

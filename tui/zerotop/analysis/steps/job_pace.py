@@ -13,9 +13,9 @@ from zerotop.session.samples import Floats, Ints, Rows
 
 
 def find_usual(iteration_s: Floats, skipped: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which iterations tell how long one takes: the recorded ones with an update, or all if none had one.
+    """Return the iterations that show the usual time: the recorded ones with an update, or all if none had one.
 
-    Without the optimizer a skipped step can be several times shorter than those that train.
+    Without the optimizer a skipped step can be several times shorter than a real one.
     """
     recorded: NDArray[np.bool_] = ~np.isnan(iteration_s)
     updating: NDArray[np.bool_] = recorded & ~skipped

@@ -1,8 +1,8 @@
 """Steps that were not recorded, for example because the disk was full.
 
-The table of steps has a row for each of them, so that steps of all ranks stay aligned. Such a row has a number and the
-begin and end of the whole gap; ``iteration_s`` and every other time is NaN, every count and size UNKNOWN. So has a step of
-which some spans were lost, as its times are too short, and the first one after a gap, whose begin is not known.
+The table of steps has a row for each of them, so that the steps of all ranks stay aligned. Such a row has a number, and the
+begin and end of the whole gap; ``iteration_s`` and every other time is NaN, every count and size UNKNOWN. The same holds for
+a step that lost some spans, because its times are too short, and for the first step after a gap, whose begin is unknown.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ def find_recorded(rows: Rows) -> NDArray[np.bool_]:
 
 
 def insert_missing_steps(rows: Rows, last_step: int, most: int = MOST_MISSING) -> Rows:
-    """Return consecutive steps of a process with rows for the numbers that are missing.
+    """Return consecutive steps of a process, with rows for the missing numbers.
 
-    Numbers also jump when a checkpoint is loaded; those steps were never made.
-
-    Args:
-        last_step: the number of the step before the first row.
-        most: so many rows are inserted at most; the first step after a longer gap has no time either.
+    Numbers also jump when a checkpoint is loaded; the steps in between were never made. ``last_step``: the number of the
+    step before the first row. ``most``: the largest number of inserted rows; the first step after a longer gap has no time
+    either.
     """
     missing = np.diff(rows["step"], prepend=last_step) - rows["steps"]
     missing[(missing < 0) | (rows["checkpoint_s"] > 0) & find_recorded(rows)] = 0
@@ -51,7 +49,7 @@ def insert_missing_steps(rows: Rows, last_step: int, most: int = MOST_MISSING) -
 
 
 def erase_measures(rows: Rows) -> None:
-    """Erase what is wrong in the rows of steps that were not recorded completely."""
+    """Erase wrong values in the rows of steps that were not recorded completely."""
     unknown = ~find_recorded(rows)
     if unknown.any():
         for name in rows.dtype.names or ():

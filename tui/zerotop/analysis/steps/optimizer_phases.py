@@ -1,9 +1,9 @@
 """The parts of ``step()``: moving gradients and parameters, computing, gathering, and GPU idle time.
 
-Times are the device's where recorded, else the host's, which misses kernels that are only launched. The two are not mixed:
-of a rank with a GPU, updates in light detail are left out, and of all ranks those of counted steps. The GPU is idle while
-the optimizer computes on the CPU, and between parts where transfers both ways are recorded (stage 3 does some transfers
-outside any part). Where the GPU computes the update, gaps between its kernels are unknown.
+Times are the device's if recorded, else the host's, which miss kernels that are only launched. The two are not mixed: on a
+rank with a GPU, updates in light detail are left out, and on all ranks those of counted steps. The GPU is idle while the
+optimizer computes on the CPU, and between parts if transfers both ways are recorded (stage 3 does some transfers outside any
+part). If the GPU computes the update, gaps between its kernels are unknown.
 """
 
 from __future__ import annotations

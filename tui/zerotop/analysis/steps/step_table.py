@@ -47,7 +47,7 @@ class RankSteps:
     """The steps of one rank process, which its :class:`StepTable` extends."""
 
     def __init__(self, spans: Source, folded: Rows) -> None:
-        """``folded``: records of the steps whose spans need not be read any more."""
+        """``folded``: records of steps whose spans need not be read any more."""
         self.source = spans
         self.used_spans = 0  # spans read so far
         self.open_sums = np.zeros(len(SUM_COLUMNS))  # of the step in progress
@@ -64,7 +64,7 @@ class RankSteps:
 
     @property
     def step_rows(self) -> Rows:
-        """All finished steps so far, oldest first, with those that were not recorded."""
+        """All finished steps so far, oldest first, including steps that were not recorded."""
         return self._rows.rows
 
     @property
@@ -74,7 +74,7 @@ class RankSteps:
 
     @property
     def phased_steps(self) -> Rows:
-        """All finished steps whose phases were recorded completely, oldest first: those that were not only counted."""
+        """All finished steps whose phases were recorded completely, oldest first, without counted ones."""
         return self._phased.select(self.step_rows)
 
     def reserve_steps(self, count: int) -> None:

@@ -11,7 +11,7 @@ from zerotop.session.samples import Ints, Rows
 def estimate_tokens(rows: Rows, tokens: Ints) -> float:
     """Return the tokens of all steps recorded among some steps (STEP_DTYPE), each with ``tokens``.
 
-    A counted step, whose tokens are unknown, is taken to have as many as the others have on average.
+    A counted step, whose tokens are unknown, counts with the average of the others.
     """
     weights = rows["steps"] * find_recorded(rows)
     known = weights[tokens > 0].sum()

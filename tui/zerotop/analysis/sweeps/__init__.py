@@ -1,1 +1,1 @@
-"""Sweeps: which points a matrix of settings has, what each measured, and the line through their memory."""
+"""Sweeps: the points of a matrix of settings, their measurements, and the line through their memory."""

@@ -18,8 +18,6 @@ _ADAM_STATE = 8  # bytes for each parameter
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The hardware of a job."""
-
     gpus: int = 1  # on each node
     nodes: int = 1
     gpu_bytes: int | None = None  # of one GPU
@@ -39,7 +37,7 @@ class TrainedModel:
 
 @dataclass(frozen=True, slots=True)
 class OptionEstimate:
-    """One stage and offload mode. Bytes of one GPU, or of one node where that is said."""
+    """One stage and offload mode. Bytes of one GPU, or of one node if the field says so."""
 
     stage: int
     offload: str  # one of OFFLOAD_DEVICES
@@ -88,7 +86,7 @@ def estimate_all_rows(model: TrainedModel, hardware: Hardware) -> Sequence[Estim
 
 
 def build_setup(model: TrainedModel, hardware: Hardware, stage: int, offload: str) -> EngineSetup:
-    """Return what the formulas need for one option."""
+    """Return the input of the formulas for one option."""
     optimizer, parameters = OFFLOAD_DEVICES[offload]
     return EngineSetup(
         stage=stage,

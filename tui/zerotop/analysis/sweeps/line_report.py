@@ -106,7 +106,7 @@ def _describe_comparison(report: LineReport) -> Sequence[str]:
     if report.counted_bytes is not None and report.line.measurement == ALLOCATED:
         ratio = report.line.fit.slope / report.counted_bytes
         sentences.append(
-            f"By the model's own layers and the loss's copies of the logits it is {report.counted_bytes / 1e3:,.1f} kB:"
-            f" a is {ratio:.2f} times that."
+            f"Counting the model's own layers and the loss's copies of the logits gives {report.counted_bytes / 1e3:,.1f}"
+            f" kB: a is {ratio:.2f} times that."
         )
     return sentences

@@ -1,9 +1,9 @@
 """The search for the largest value that fits, in few runs: along a line of memory over the value, else by halves.
 
-Before anything is measured the line is that of the formulas; a run that fits moves it, a second one replaces it. A run that
-fails tells two things. What was allocated and requested when memory ran out is less than the value needs: where the line
-says less still, it is wrong. What PyTorch reserved then in blocks too small for the request is missing to larger values in
-proportion, and is added to the line.
+Before the first measurement the line comes from the formulas. A run that fits moves it, a second one replaces it. A run that
+fails gives two numbers. The bytes that were allocated and requested when memory ran out are a lower bound for its value: if
+the line says less, it is wrong. The bytes that PyTorch had reserved in blocks too small for the request are missing to
+larger values in proportion, and are added to the line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zerotop.session.sweeps import Value
 EXPANDABLE = "expandable_segments:True"
 """The allocator setting that avoids most fragmentation."""
 
-# A line through two points in the flat part would predict far too much: so many times the largest measured at most.
+# A line through two points in the flat part would predict far too much. The limit is this many times the largest measured.
 _FARTHEST = 4.0
 # A line that says less than this share of what a failed run had and requested is wrong.
 _AGREEMENT = 0.98
@@ -60,8 +60,8 @@ class LargestResult:
     allocated_bytes: int | None  # at the largest
     runs: int
     problem: str = ""  # why the search ended early
-    expected: float | None = None  # value at which memory is full, by what was measured so far
-    line: Line | None = None  # allocated memory, by what was measured so far
+    expected: float | None = None  # value at which memory is full, from the measurements so far
+    line: Line | None = None  # allocated memory, from the measurements so far
     limit_bytes: float | None = None  # memory that PyTorch can have on one GPU
     fragmented_bytes: int | None = None  # unused in blocks too small for the request, where that is why ``failing`` failed
 
@@ -113,7 +113,7 @@ class LargestSearch:
 
     @property
     def fit(self) -> KneeFit | None:
-        """Memory over the value, as measured so far."""
+        """Memory over the value, from the measurements so far."""
         pairs = sorted(self._measured.items())
         return fit_knee(np.array([x for x, _ in pairs], np.float64), np.array([y for _, y in pairs], np.float64))
 

@@ -21,7 +21,7 @@ CHARTS = (ALLOCATED, RESERVED, ITERATIONS, TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points with the same settings but one, in ascending order of that one."""
+    """Points with the same settings except one, in ascending order of that one."""
 
     settings: Mapping[str, Value]  # of what varies, without the horizontal axis
     points: tuple[Point, ...]  # with a measurement
@@ -43,7 +43,7 @@ class MemoryLine:
 
 
 def choose_axis(plan: Plan) -> str:
-    """Return the setting of the horizontal axis: what varies, the sequence length or batch first; "" without settings."""
+    """Return the setting of the horizontal axis: one that varies, sequence length or batch first; "" without settings."""
     numeric = [name for name in plan.varied if all(isinstance(value, int) for value in plan.settings[name])]
     preferred = [name for name in (SEQ_LENGTH, MICRO_BATCH, *numeric, *plan.varied, *plan.settings) if name in plan.settings]
     return next((name for name in preferred if name in plan.varied), preferred[0] if preferred else "")

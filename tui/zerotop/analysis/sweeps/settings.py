@@ -142,6 +142,6 @@ _LIMIT_SENTENCES = {
 
 
 def describe_settings(plan: Plan, settings: Mapping[str, Value]) -> str:
-    """Return the values of what varies, or of all settings if nothing does: ``stage 3, seq-length 512``."""
+    """Return the settings that vary, or all if none does: ``stage 3, seq-length 512``."""
     shown = plan.varied or list(settings)
     return ", ".join(f"{name.replace('_', '-')} {settings[name]}" for name in shown if name in settings)

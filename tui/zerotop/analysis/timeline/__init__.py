@@ -1,1 +1,1 @@
-"""Columns of the Timeline screen: phases, metrics and steps over a window of time. Folding iterations is in ``waveform``."""
+"""Columns of the Timeline screen: phases, metrics and steps over a time window. Folding iterations is in ``waveform``."""

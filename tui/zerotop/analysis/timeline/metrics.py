@@ -1,4 +1,4 @@
-"""Values of one GPU, one rank and its host that samplers and allocators recorded, in columns of time."""
+"""Values of one GPU, one rank and its host, from samplers and allocators, in columns of time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from zerotop_probe.recording.tables import UNKNOWN
 _COUNTER_READ_NS = 550_000_000
 FOREVER_NS = 1 << 62
 _S = 1_000_000_000
-# (shortest column, base): columns at least so long, and multiples of the base, are merged from columns of the base.
+# (shortest column, base): columns of at least this length that are multiples of the base are merged from base columns.
 _BASES = ((60 * _S, 10 * _S), (2 * _S, _S))
 # Where most samples were thinned out, more time holds few enough records to read at once.
 LONGEST_BASE_NS = 600 * _S
@@ -64,7 +64,7 @@ class SampleColumns(SeriesColumns):
 
 
 class HostTableColumns(SampleColumns):
-    """Values that the samplers of a host wrote to one table, of one GPU or of the whole host."""
+    """Values that the samplers of a host wrote to one table, for one GPU or for the whole host."""
 
     table: ClassVar[str]
 
@@ -84,7 +84,7 @@ class HostTableColumns(SampleColumns):
 
     @abstractmethod
     def _make_series(self, times: Ints, rows: Rows, longest_ns: int) -> Iterable[LaneSeries]:
-        """Return the series that the samples of one table make; each stands for ``longest_ns`` before it at most."""
+        """Return the series of the samples of one table; each stands for the time before it, at most ``longest_ns``."""
 
 
 class GpuColumns(HostTableColumns):
@@ -170,7 +170,7 @@ class AllocatorColumns(SampleColumns):
             yield LaneSeries(2, sum_series(peaks))
 
     def _end_before_gaps(self, source: Source, times: Ints, values: list[Floats]) -> tuple[Ints, list[Floats]]:
-        """Add an unknown value where samples were deleted, so that the one before does not stand for them."""
+        """Add an unknown value where samples were deleted, so that the previous one does not stand for them."""
         gaps = find_thinned_times(self._session, source)[:, 0]
         gaps = gaps[(times[0] < gaps) & (gaps < times[-1])]
         places = times.searchsorted(gaps)

@@ -25,7 +25,7 @@ from zerotop_probe.recording.tables import PHASE_CODE, PHASES
 
 # Spans per column, averaged over the recording, above which finished steps are used.
 MANY_SPANS = 48
-# A span that begins in a window is among the first so many that end after it, or its begin is recorded.
+# A span that begins in a window is among this many that end after it first, or its begin is recorded.
 _LATER = 64
 _SETTLED_NS = 500_000_000
 _EVAL = PHASE_CODE["eval"]
@@ -155,7 +155,7 @@ def _measure_innermost(begins: Source, spans: Source | None, edges: Ints) -> Flo
 def find_outermost_end(sources: Iterable[Source]) -> int:
     """Return the unix time up to which phases are final: an open outermost phase may still write nested ones.
 
-    Spans are written in order of their ends; some time is left for a restarted rank.
+    Spans are written in order of their ends. Some time is left for a restarted rank.
     """
     latest_ns = 0
     for source in sources:
@@ -168,5 +168,5 @@ def find_outermost_end(sources: Iterable[Source]) -> int:
 
 
 def choose_phase_codes(seconds: Floats) -> NDArray[np.int16]:
-    """Return the longest phase of each column, -1 where none is known. ``seconds``: shape (..., phases, columns)."""
+    """Return the longest phase of each column, -1 if none is known. ``seconds``: shape (..., phases, columns)."""
     return np.where(seconds.sum(axis=-2) > 0, seconds.argmax(axis=-2), -1).astype(np.int16)

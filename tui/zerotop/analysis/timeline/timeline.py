@@ -1,7 +1,7 @@
 """The timeline: a window of time in columns, for one rank, its GPU and its host.
 
-Short columns are computed from records, long ones from cached shorter ones. Maxima are exact however long the columns are:
-no spike is lost.
+Short columns are computed from records, long ones from cached shorter ones. Maxima are exact for columns of any length: no
+spike is lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LONG_WINDOW_NS = 300_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """``columns`` columns of ``column_ns`` each from the one numbered ``first`` on; column 0 begins with the session."""
+    """A time window of ``columns`` columns, ``column_ns`` each, from number ``first`` on; 0 begins with the session."""
 
     first: int
     column_ns: int
@@ -130,7 +130,7 @@ class TimelineBuilder:
         return max((0, *(int(source.array["cores"][-1]) for source in tables if len(source.array))))
 
     def find_gpu_key(self, rank: int, host: str) -> GpuKey | None:
-        """Return the GPU of a rank's allocator; without one, the first GPU sampled on its host."""
+        """Return the GPU of a rank's allocator; if it has none, the first GPU sampled on its host."""
         gpu_by_allocator = self._locate_allocators()
         for index, source in reversed(list(enumerate(self._session.sources["allocator"]))):
             if source.rank == rank and index in gpu_by_allocator:
@@ -215,7 +215,6 @@ class TimelineBuilder:
         return steps[-1] if steps else None
 
     def get_rank_phases(self, rank: int) -> RankPhases:
-        """Return the phases of a rank."""
         return self._get_ribbon(rank)[0]
 
     def _get_ribbon(self, rank: int) -> tuple[RankPhases, ColumnCache]:

@@ -42,8 +42,8 @@ class ColumnSource(Protocol):
 class _CachedBlock:
     table: Floats
     record_count: int  # of the source when the block was read
-    columns_read: int  # the first so many are read,
-    columns_final: int  # and the first so many will not change
+    columns_read: int  # this many are read, from the first on,
+    columns_final: int  # and this many will not change
 
 
 class ColumnCache:

@@ -19,7 +19,7 @@ class Edges:
 
 
 def build_edges(spans: Rows) -> Edges:
-    """Return the edges of spans (SPANS): every slice lies within the one around it, and none is empty.
+    """Return the edges of spans (SPANS): every slice is within the one around it, and none is empty.
 
     Spans of one depth that overlap are cut at the begin of the later one, and inner ones at the end of the outer one.
     """
@@ -55,7 +55,7 @@ def _cut_overlaps(spans: Rows, depth: int) -> _Slices:
 
 
 def _cut_at_parent(inner: _Slices, outer: _Slices) -> _Slices:
-    """Cut slices at the end of the outer one in which they begin; those outside of all stay as they are."""
+    """Cut slices at the end of the outer slice in which they begin; slices without an outer one are unchanged."""
     if not len(outer.begins):
         return inner
     index = np.searchsorted(outer.begins, inner.begins, "right") - 1

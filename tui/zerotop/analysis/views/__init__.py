@@ -1,1 +1,1 @@
-"""What the screens show at a cursor, live and in replay. Opens no files; draws nothing."""
+"""The values that screens show at a cursor, live and in replay. Opens no files; draws nothing."""

@@ -11,12 +11,12 @@ from zerotop.analysis.views.job_exit import is_left_running
 from zerotop.session.reader import Session
 
 _MIN_PAUSE_S = 1.5  # between two searches: a finding is on screen within this, a search and a frame
-_PAUSE_FACTOR = 20  # pauses last so many times as long as searches, which then stay below 5 % of a core,
-_MAX_PAUSE_S = 15.0  # but no longer than this, where there was very much to search
+_PAUSE_FACTOR = 20  # pauses last this many times as long as searches, which then use less than 5 % of a core,
+_MAX_PAUSE_S = 15.0  # but no longer than this after a very long search
 
 
 def list_findings(session: Session) -> tuple[Annotation, ...]:
-    """Return all findings of a recording; those of a job that has ended advise what can be done in the next run."""
+    """Return all findings of a recording. If its job has ended, their advice is for the next run."""
     findings = find_annotations(session, session.end_ns)
     return tuple(finding.for_next_run for finding in findings) if has_ended(session) else findings
 
@@ -51,7 +51,7 @@ class Findings:
         self._until_ns: int | None = None  # and where it ends; None: it is over
 
     def search_piece(self) -> SearchResult:
-        """Search one piece of the recording, if it has grown and the last search is long enough ago."""
+        """Search one piece of the recording, if it has grown and the last search was long enough ago."""
         begin = self._clock()
         if self._annotator is None:
             self._annotator = Annotator(self._session)

@@ -80,14 +80,14 @@ def _build_gpu(
 def _sum_allocators(
     session: Session, cursor_ns: int, gpu_by_allocator: dict[int, GpuKey], peaks: Peaks, exits: ProcessExits
 ) -> dict[GpuKey, dict[str, int]]:
-    """Sum over ranks what PyTorch's allocators on each GPU hold, unless exited, and held at most, by column."""
+    """Sum over ranks the memory that PyTorch's allocators hold on each GPU, unless exited, and its maximum, by column."""
     by_rank: dict[tuple[GpuKey, int], dict[str, int]] = {}
     tables = [(session.sources["allocator"][place], key) for place, key in gpu_by_allocator.items()]
     for source, key in sorted(tables, key=lambda table: table[0].created_ns):
         if (count := source.count_until(cursor_ns)) and not is_thinned_at(session, source, cursor_ns):
             held = by_rank.setdefault((key, source.rank), {})
             exit_ns = exits.reported_until(source)
-            # After a restart a rank holds what its last process does.
+            # After a restart, only the last process of a rank holds memory.
             for column in ("allocated_bytes", "reserved_bytes"):
                 held.pop(column, None)
                 if exit_ns is None or exit_ns > cursor_ns:

@@ -204,7 +204,7 @@ class Histories:
     def _add_allocator(
         source: Source, sums: Table, begin: int, end: int, exit_ns: int | None, thinned: NDArray[np.bool_]
     ) -> None:
-        """Add what one rank holds: the highest sample of each piece, or the last one before it, until the rank exits.
+        """Add one rank's memory: the highest sample of each piece, or the last one before it, until the rank exits.
 
         ``thinned``: pieces whose samples were deleted.
         """

@@ -93,7 +93,7 @@ class IterationTable:
         return self._last_iterations[1]
 
     def iterations_on(self, rank: int, count: int) -> Iterations:
-        """Return the first ``count`` iterations as on one rank, where it recorded them; the same object as the last time."""
+        """Return the first ``count`` iterations as recorded on one rank; the same object as the last time."""
         if rank != self._rank:
             self._rank, self._rank_rows, self._last_on_rank = rank, GrowingArray(STEP_DTYPE), None
         if count > len(self._rank_rows):

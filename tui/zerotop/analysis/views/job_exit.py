@@ -41,7 +41,7 @@ class Losses(NamedTuple):
 
 
 def read_ending(session: Session) -> Ending:
-    """Read how the job ended, and what samplers and ranks could not write."""
+    """Read how the job ended, and the losses that samplers and ranks reported."""
     ends = [event.facts for event in session.events_named(events.JOB_ENDED)]
     code = ends[-1].get("exit_code") if ends else None
     text = str(ends[-1].get("text") or UNSEEN_END) if ends else ""
@@ -55,7 +55,7 @@ def is_left_running(session: Session, cursor_ns: int | None = None) -> bool:
 
 
 def count_losses(session: Session, cursor_ns: int | None = None) -> Losses:
-    """Count what ranks and samplers reported up to the cursor that they could not write; None is the end.
+    """Count the records that ranks and samplers could not write, by their reports up to the cursor; None is the end.
 
     On a full disk a rank's table ``probe`` stops growing too; its last event has the rest.
     """

@@ -15,9 +15,9 @@ from zerotop_probe.recording.tables import PHASE_CODE
 
 # More optimizers than these are not named.
 _MOST_NAMED = 4
-_TRAINED_NOTHING = "No rank trained: none made a DeepSpeed engine, or called backward() and stepped an optimizer of PyTorch."
-# An optimizer that has not stepped after so many backwards is worth a word; accumulation over more is rare. They are looked
-# for among the first records.
+_TRAINED_NOTHING = "No rank trained: none created a DeepSpeed engine, or called backward() and stepped a PyTorch optimizer."
+# An optimizer that has not stepped after this many backwards is worth a notice; accumulation over more is rare. These are
+# searched in the first records.
 _MANY_BACKWARDS, _FIRST_SPANS = 100, 2000
 _BACKWARD, _STEP = PHASE_CODE["backward"], PHASE_CODE["step"]
 _NO_OPTIMIZER = "This loop has no optimizer of PyTorch: its forwards and backwards are shown, but no steps."

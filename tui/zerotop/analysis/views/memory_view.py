@@ -53,7 +53,7 @@ class MemoryView:
     """All that the screen shows. Bytes, unix nanoseconds."""
 
     cursor_ns: int
-    moment_ns: int  # of the ledgers: the cursor, or earlier where the ranks had exited by then
+    moment_ns: int  # of the ledgers: the cursor, or an earlier time if the ranks had exited by then
     rank: int | None  # the chosen one; None before any rank
     gpus: tuple[GpuLedger, ...]  # by host and index: all, or the outstanding ones
     hidden_gpus: int  # how many others there are
@@ -105,7 +105,7 @@ class MemoryViewBuilder:
 
     def view_at(self, cursor_ns: int, rank: int | None = None, most: int = MOST_SHOWN) -> MemoryView:
         """Return the view at the cursor with ``rank`` chosen, or the first rank where there is no such rank."""
-        # A cursor stands still only where all records up to it have been read.
+        # A result for a cursor is final only if all records up to it have been read.
         key = (cursor_ns, rank, most, len(self._session.events))
         if self._last is None or self._last[0] != key:
             self._last = key, self._build_view(cursor_ns, rank, most)
@@ -199,7 +199,7 @@ def _read_used_bytes(session: Session, moment_ns: int) -> dict[GpuKey, int]:
 
 
 def _read_resident_bytes(session: Session, moment_ns: int, processes: Sequence[RankProcess]) -> dict[RankProcess, int]:
-    """Return the processes' last samples; 0 where there is none."""
+    """Return the processes' last samples; 0 if there are none."""
     resident = dict.fromkeys(processes, 0)
     for host, (_, tick) in ranks_and_hosts.find_last_ticks(session.sources["processes"], moment_ns).items():
         for pid, rank, size in tick[["pid", "rank", "rss_bytes"]].tolist():
@@ -209,7 +209,7 @@ def _read_resident_bytes(session: Session, moment_ns: int, processes: Sequence[R
 
 
 def _choose_outstanding(amounts: Mapping[Item, int], chosen: Item | None, most: int) -> list[Item]:
-    """Return all items if they are few; else the chosen one, that with the least and those with the most, in their order."""
+    """Return all items if they are few; else the chosen one, the lowest one and the highest ones, in their order."""
     order = list(amounts)
     if len(order) <= most:
         return order

@@ -1,4 +1,4 @@
-"""Notices about a recording: what is missing from it, and why."""
+"""Notices about a recording: which parts are missing, and why."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def describe_notices(session: Session, cursor_ns: int, losses: Losses, processes
     if session.held_bytes > MUCH_HELD_BYTES:
         held = format_bytes(session.held_bytes)
         notices.append(
-            f"This screen keeps {held} of deleted detail on the disk. Follow the end of the recording, and it is freed soon."
+            f"This screen keeps {held} of deleted detail on the disk. Go to the end of the recording, and it is freed soon."
         )
     for event in (*session.events_named("probe_error", cursor_ns), *session.events_named("sampler_error", cursor_ns)):
         notices.append(f"Recording is partial: {event.facts.get('where')}: {event.facts.get('error')}")
@@ -54,7 +54,7 @@ def _describe_uncounted(session: Session, cursor_ns: int) -> list[str]:
 
 
 def _describe_unknown_sharding(session: Session, cursor_ns: int) -> list[str]:
-    """Return a sentence if the ranks' version of PyTorch keeps what FSDP shards where the probe does not look."""
+    """Return a sentence if the probe does not know how the ranks' version of PyTorch keeps FSDP's shards."""
     if not any("sharding" in (e.facts.get("unread") or {}) for e in session.events_named(events.ENGINE, cursor_ns)):
         return []
     versions = {str(e.facts.get("torch")) for e in session.events_named(events.HELLO, cursor_ns)}
@@ -63,7 +63,7 @@ def _describe_unknown_sharding(session: Session, cursor_ns: int) -> list[str]:
 
 
 def describe_thinning(session: Session, cursor_ns: int) -> list[str]:
-    """Return a sentence for each way in which the records of old steps are no longer complete, read off one rank."""
+    """Return a sentence for each way in which the records of old steps are incomplete, judged by one rank."""
     tables = [source for source in session.sources["folded"] if source.count_until(cursor_ns)]
     folded = min(tables, key=lambda source: (source.rank, -source.created_ns), default=None)
     spans = session.find_sibling("spans", folded) if folded is not None else None
@@ -122,11 +122,11 @@ def _describe_late(session: Session, cursor_ns: int) -> list[str]:
     ranks = sorted({event.facts["rank"] for event in late if event.facts.get("rank") is not None})
     seconds, why = longest.facts["seconds"], longest.facts.get("why")
     whose = format_ranks(ranks) if ranks else "a rank"
-    return [f"Records of {whose} were written up to {seconds:.0f} s late, and none was lost by that: {why}."]
+    return [f"Records of {whose} were written up to {seconds:.0f} s late, but none were lost: {why}."]
 
 
 def _describe_not_reached(session: Session, cursor_ns: int) -> list[str]:
-    """Describe the nodes whose latest event says that they could not be reached."""
+    """Describe the nodes whose latest event reports that they could not be reached."""
     reports = [*session.events_named("not_reached", cursor_ns), *session.events_named("reached", cursor_ns)]
     last = {str(event.facts.get("name")): event for event in sorted(reports, key=lambda event: event.unix_ns)}
     missing = [(name, event.facts.get("why")) for name, event in last.items() if event.name == "not_reached"]

@@ -21,7 +21,6 @@ from zerotop.analysis.steps.job_pace import measure_iteration, measure_mean, mea
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.analysis.views.annotation_runner import Findings, SearchResult, has_ended
-from zerotop.analysis.views.cost_meter import CostMeter
 from zerotop.analysis.views.gpus import read_gpus
 from zerotop.analysis.views.history import Histories
 from zerotop.analysis.views.iterations import IterationTable
@@ -30,6 +29,7 @@ from zerotop.analysis.views.notices import describe_notices
 from zerotop.analysis.views.restarts import group_attempts
 from zerotop.analysis.views.rhythm import RhythmInference
 from zerotop.analysis.views.startup_status import describe_wait
+from zerotop.analysis.views.watching_cost import measure_cost
 from zerotop.session.output.transcript import Transcript
 from zerotop.session.reader import Session
 from zerotop.session.samples import Rows
@@ -79,7 +79,6 @@ class RecordingSource:
         self._transcript, self._older_transcript = Transcript(session), Transcript(session)
         self._last_view: LiveView | None = None  # of what has been read,
         self._is_end_view = False  # and whether it is of the end
-        self._cost_meter = CostMeter(session)
         refreshed_ns = time.time_ns()
         self._steps.update()
         self._exits = read_exits(session)
@@ -101,12 +100,12 @@ class RecordingSource:
 
     @property
     def first_step_ns(self) -> int:
-        """When the first recorded step began, where a replay starts; ``begin_ns`` without one."""
+        """The begin of the first recorded step, where a replay starts; ``begin_ns`` if there is none."""
         return max(self._extent.first_step_ns, self.begin_ns)
 
     @property
     def end_ns(self) -> int:
-        """The latest moment that can be shown; while live that of the last refresh, up to which all is read."""
+        """The latest moment that can be shown; while live, that of the last refresh, up to which everything is read."""
         return self._extent.end_ns
 
     @property
@@ -131,7 +130,7 @@ class RecordingSource:
 
     @property
     def rank_steps(self) -> list[RankSteps]:
-        """The rank processes with their steps, in the order in which they made their engines."""
+        """The rank processes with their steps, in the order in which they created their engines."""
         return self._steps.rank_steps
 
     @property
@@ -145,7 +144,7 @@ class RecordingSource:
         return self._iterations.token_counts
 
     def refresh(self) -> bool:
-        """Read what was written since the last call. True when there was anything."""
+        """Read the records written since the last call. True if there were any."""
         refreshed_ns, was_live = time.time_ns(), self.is_live
         fresh = self.session.refresh()
         finished = self._steps.update()
@@ -188,7 +187,7 @@ class RecordingSource:
         )
 
     def search_findings(self) -> SearchResult:
-        """Look for findings in one more piece of what was read."""
+        """Search one more piece of the recording for findings."""
         return self._findings.search_piece()
 
     def output_lines(self, cursor_ns: int, most: int) -> tuple[str, ...]:
@@ -196,7 +195,7 @@ class RecordingSource:
         return self._older_transcript.read_tail(cursor_ns, most)
 
     def view_at(self, cursor_ns: int | None) -> LiveView:
-        """Return what was known at the cursor; None is the end, which for a live recording is the last refresh."""
+        """Return the values at the cursor; None is the end, which for a live recording is the last refresh."""
         view = self._last_view
         if view is None or not (self._is_end_view if cursor_ns is None else view.cursor_ns == cursor_ns):
             view = self._last_view = self._build_view(self.end_ns if cursor_ns is None else cursor_ns)
@@ -204,7 +203,7 @@ class RecordingSource:
         return view
 
     def iterations_on(self, rank: int, view: LiveView) -> Iterations:
-        """Return a view's iterations as one rank had them. Without new iterations it is the object returned before."""
+        """Return a view's iterations as one rank recorded them; without new ones, the same object as before."""
         return self._iterations.iterations_on(rank, len(view.iterations.step))
 
     def _build_view(self, cursor: int) -> LiveView:
@@ -224,7 +223,7 @@ class RecordingSource:
             hosts=read_hosts(self.session, cursor),
             ranks=ranks,
             iterations=self._iterations.first_iterations(count),
-            cost=self._cost_meter.measure(cursor, lost),
+            cost=measure_cost(self.session, cursor, lost),
             output=self._transcript.read_tail(cursor, _OUTPUT_LINES),
             inferred=self._rhythm.infer_at(cursor) if not count and job.state is State.RUNNING else None,
             history=self._histories.history_at(cursor, ranks, gpu_keys, gpu_by_allocator, self._exits),
@@ -286,6 +285,6 @@ class RecordingSource:
 
 
 def _shorten_command(command: Iterable[Any]) -> tuple[str, ...]:
-    """The command without the folder of its program, which says little and takes the line."""
+    """Return the command without the folder of its program, which says little and fills the line."""
     words = [str(word) for word in command]
     return tuple(word.rpartition("/")[2] if place == 0 else word for place, word in enumerate(words))

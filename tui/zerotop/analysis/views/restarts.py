@@ -21,7 +21,7 @@ class AttemptMember:
 
     rows: Rows
     gone_ns: int | None  # unix time of its exit; None while it may go on
-    missed_steps: int = 0  # steps of the others before its first one, for example where it was entered later
+    missed_steps: int = 0  # steps of the others before its first one, for example if it was entered later
 
     @property
     def step_count(self) -> int:

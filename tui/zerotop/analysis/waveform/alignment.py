@@ -20,9 +20,9 @@ from zerotop_probe.recording.tables import EVAL, PHASE_CODE
 
 # Most iterations folded by default, and searched for the last change of level.
 MOST_ITERATIONS = 1000
-# Skipped or updated iterations are folded: whichever most of the last ones are.
+# Either skipped or updated iterations are folded: the kind of most of the last ones.
 _LATEST = 3
-# Iterations longer than so many medians are left out: the first ones compile, others pause for unrecorded reasons.
+# Iterations longer than this many medians are left out: the first ones compile, others pause for unrecorded reasons.
 _LONG = 1.5
 # Share of the iterations that must have the same phases; otherwise only outermost phases are compared.
 _ALIKE = 0.7
@@ -140,7 +140,7 @@ class AlignedIterations:
 
 
 def align_iterations(source: Source, steps: Rows, indices: Ints) -> AlignedIterations | None:
-    """Align the chosen iterations of a rank process; None where there are none."""
+    """Align the chosen iterations of a rank process; None if there are none."""
     if not len(indices):
         return None
     rows = steps[indices]

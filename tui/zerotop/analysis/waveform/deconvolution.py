@@ -40,7 +40,6 @@ class Grid:
 
     @property
     def length_s(self) -> float:
-        """Length of the iteration."""
         return float(self.edges[-1])
 
     @property
@@ -108,7 +107,7 @@ def make_flat_curve(values: Floats) -> Curve:
     return Curve(*ends, float(np.median(np.abs(values - mean))))
 
 
-def measure_misfit(grid: Grid, begins: Floats, lengths: Floats, values: Floats, *, most: float = np.inf) -> float:
+def measure_misfit(grid: Grid, begins: Floats, lengths: Floats, values: Floats) -> float:
     """Measure how badly the best curve fits, to compare shifts of the windows: its residuals, and its changes within
     phases, where none are expected. 0 without samples.
     """
@@ -116,7 +115,7 @@ def measure_misfit(grid: Grid, begins: Floats, lengths: Floats, values: Floats, 
         return 0.0
     groups = _SampleGroups(_compute_shares(grid, begins, lengths), values, np.ones(len(values)))
     scale = max(float(np.ptp(values)), 1e-12)
-    curve = _fit_curve(grid, groups, groups.counts, _USUAL_ERROR**2, most)
+    curve = _fit_curve(grid, groups, groups.counts, _USUAL_ERROR**2, np.inf)
     missed = (groups.counts * (groups.compute_residuals(curve) / (_USUAL_ERROR * scale)) ** 2).sum()
     changes = (np.roll(curve, -1) - curve) / scale / np.where(grid.breaks, _JUMP, _CHANGE)
     return float((missed + (changes**2).sum()) / len(values))

@@ -111,7 +111,7 @@ def fold_iterations(
 
 
 def choose_leader(ranks: Sequence[RankSteps], rank: int | None) -> RankSteps:
-    """Return the process of the rank, or the first one: iterations are chosen from its steps."""
+    """Return the rank's process, or the first one; iterations are chosen from its steps."""
     return next((process for process in ranks if process.source.rank == rank), ranks[0])
 
 

@@ -20,9 +20,9 @@ from zerotop.session.reader import Session
 SIZES = (3, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 _MOST_FOLDS = 32
-# A fold of more iterations may lack the last ones, about one in so many, so that not each step changes it.
+# A fold of more iterations may lack the last ones, about one in this many, so that not each step changes it.
 _GRAINS = 32
-# While a job runs, rest at least so many seconds between folds, and spend at most this share of the time on them.
+# While a job runs, rest at least this many seconds between folds, and spend at most this share of the time on them.
 _REST_S, _SHARE = 1.0, 0.03
 
 
@@ -33,7 +33,7 @@ class _MissingFold(NamedTuple):
 
 
 class WaveformCache:
-    """Folds of one session; the last ones are cached for a cursor that moves to and fro."""
+    """Folds of one session. The last ones are cached, for a cursor that moves back and forth."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class WaveformCache:
         chosen = self._choose_iterations(lead, count, number)
         key = (*subject, len(chosen.indices), *chosen.indices[-1:].tolist())
         if key not in self._folds:
-            # A fold that does not depend on what was shown before takes longer.
+            # A fold that does not build on the last one takes longer.
             delays = RenewalDelays() if hurry else self._delays
             fold = partial(fold_iterations, self.session, ranks, rank, chosen, cursor_ns, delays)
             self._missing = _MissingFold(subject, key, fold)
@@ -112,7 +112,7 @@ class WaveformCache:
         return self._folds[key]
 
     def _choose_iterations(self, lead: RankSteps, count: int, number: int | None) -> ChosenIterations:
-        """Choose among the first ``count`` steps; of many without the very last ones, so that few steps change a fold."""
+        """Choose among the first ``count`` steps, leaving out the last ones of many, so that few steps change a fold."""
         chosen = choose_iterations(lead.step_rows[:count], number)
         grain = 1 << max(0, (len(chosen.indices) // _GRAINS).bit_length() - 1)
         return choose_iterations(lead.step_rows[: count - count % grain], number) if count % grain else chosen

@@ -14,7 +14,7 @@ Intervals = Sequence[tuple[float, float]]
 
 # GPUs wait for the optimizer if they idle for at least this share of its phase,
 _WAITS = 0.5
-# and it uses so many times the cores of forward and backward.
+# and it uses at least this many times the cores of forward and backward.
 _MORE_CORES = 2.0
 _WORK = ("forward", "backward")
 
@@ -40,7 +40,7 @@ def compute_signal_mean(fold: WaveformFold, signal: str, intervals: Intervals) -
 
 
 def compute_idle_s(fold: WaveformFold, row: PhaseRow) -> float:
-    """Return the seconds of a phase in which no kernel runs; NaN where GPUs were not sampled or not resolved."""
+    """Return the seconds of a phase in which no kernel ran; NaN if GPUs were not sampled or not resolved."""
     if "utilization" not in fold.signals or not fold.signals["utilization"].resolved:
         return math.nan
     used = compute_signal_mean(fold, "utilization", row.intervals)
@@ -48,7 +48,6 @@ def compute_idle_s(fold: WaveformFold, row: PhaseRow) -> float:
 
 
 def find_idle_time(fold: WaveformFold) -> IdleTime:
-    """Find the idle time of a fold."""
     used = compute_signal_mean(fold, "utilization", [(0.0, fold.iteration_s)])
     total_s = fold.iteration_s * (1 - used / 100)
     outer = [(compute_idle_s(fold, row), row) for row in fold.phases if row.depth == 0]

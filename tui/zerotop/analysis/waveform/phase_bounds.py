@@ -35,7 +35,7 @@ class PhaseRow:
 def build_phase_rows(
     session: Session, parts: Sequence[AlignedIterations], stretches: Sequence[PhaseStretch], iteration_s: float
 ) -> tuple[PhaseRow, ...]:
-    """Return the phases by begin, each followed by its nested ones, and last OTHER: the time between phases."""
+    """Return the phases by begin, each followed by its nested ones; the last is OTHER, the time between phases."""
     device = [_read_device_seconds(session, part) for part in parts]
     kinds: dict[tuple[int, ...], list[int]] = {}
     above: list[int] = []

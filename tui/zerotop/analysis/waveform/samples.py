@@ -43,7 +43,6 @@ class SampleWindows(NamedTuple):
     moments: bool = False  # values are readings at ``ends_ns``
 
     def select(self, chosen: NDArray[np.intp] | NDArray[np.bool_] | slice) -> SampleWindows:
-        """Return the chosen windows."""
         begins_ns, ends_ns, values = self.begins_ns[chosen], self.ends_ns[chosen], self.values[chosen]
         return self._replace(begins_ns=begins_ns, ends_ns=ends_ns, values=values)
 

@@ -32,10 +32,10 @@ _MOST_SAMPLES = 20_000
 _BLIND = 1.4
 # as does one whose windows may be earlier by more than this share of an iteration.
 _LOST = 0.75
-# The delay of NVML's updates is found from so many windows,
+# The delay of NVML's updates is found from this many windows,
 _ENOUGH = 400
 _FULL_PERCENT = 100.0
-_COARSE = 64  # with so many bins,
+_COARSE = 64  # with this many bins,
 _LATE_NS = 20_000_000  # in steps of this,
 _BETTER = 0.85  # and used if it reduces the misfit at least to this share.
 

@@ -1,1 +1,1 @@
-"""Shared by the commands: session lookup, errors, exit messages and text output."""
+"""Code that the commands share: session lookup, errors, exit messages and text output."""

@@ -1,4 +1,4 @@
-"""Deleting recordings of the state directory, one or those that are old or too many."""
+"""Deletion of recordings in the state directory: a single one, old ones, or the oldest beyond a total size."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def choose_prunable(
     """Return the recordings to delete, oldest change first; never one whose job runs.
 
     Args:
-        max_age_s: those that did not change for longer.
-        max_bytes: the oldest ones, until all others together are no larger.
-        ended: all.
+        max_age_s: delete those that did not change for longer.
+        max_bytes: delete the oldest, until the others together are no larger.
+        ended: delete all.
     """
     by_age = sorted(recordings, key=lambda recording: recording.stamp.changed_ns)
     total = sum(recording.stamp.bytes for recording in by_age)

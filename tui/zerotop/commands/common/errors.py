@@ -17,7 +17,7 @@ class Problem(Exception):
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception's text without Python's ``[Errno 13]``; of limits that are too low also which ones."""
+    """Return an exception's text without Python's ``[Errno 13]``; for a limit that is too low, with its name."""
     if isinstance(error, MemoryError):
         return "There is too little memory. Raise the limit (ulimit -v), or end other programs"
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
@@ -28,7 +28,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def _describe_folder(error: OSError) -> str:
-    """Return which folder is missing, if that is why a file could not be opened or made."""
+    """Return a sentence about a missing folder, if it is the reason why a file could not be opened or created."""
     folder = os.path.dirname(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else ""
     is_missing = error.errno == errno.ENOENT and folder and not os.path.isdir(folder)
     return f". There is no folder {folder}: make it first, or choose another one" if is_missing else ""

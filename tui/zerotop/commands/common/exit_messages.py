@@ -1,4 +1,4 @@
-"""Messages after a job has ended: its result, and what its recording lacks."""
+"""Messages after a job has ended: its result, and the missing parts of its recording."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def describe_end(end: Ending) -> list[str]:
 
 
 def describe_losses(lost_records: int, lost_output_bytes: int) -> str:
-    """Return a sentence about what a recording lacks; "" if it is complete."""
+    """Return a sentence about missing parts of a recording; "" if it is complete."""
     from zerotop.analysis.views.job_exit import Losses  # imports NumPy, which other messages do not need
 
     return Losses(lost_records, lost_output_bytes).loss_sentence
@@ -46,7 +46,7 @@ def describe_rank_losses(path: str) -> list[str]:
 
 
 def describe_place(path: str | Path) -> str:
-    """Say where the recording is, or why there is none."""
+    """Return a sentence about the recording's place, or the reason why there is none."""
     if directory.has_recording(str(path)):
         return f"recorded in {path}"
     is_there = (Path(path) / directory.SESSION_FILE).is_file()

@@ -1,4 +1,4 @@
-"""Opening a recording for a command that prints from it, and saying what could not be read."""
+"""Opening a recording for a command that prints from it, with warnings about unreadable parts."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def build_sweep_page(path: Path, price: HourlyPrice | None = None) -> bytes:
 
 
 def draw_chart(session: Session, name: str | None) -> bytes:
-    """Return a chart of a recording as PNG; None: its first one. Raises Problem for a chart that it does not have."""
+    """Return a chart of a recording as PNG; None: its first one. Raises Problem for an unknown chart."""
     drawn = build_charts(read_session_report(session))
     if not drawn["charts"]:
         raise Problem(f"{session.name} has nothing to draw: no step and no sample was recorded")
@@ -43,7 +43,7 @@ def draw_chart(session: Session, name: str | None) -> bytes:
 
 
 def draw_sweep_chart(path: Path, name: str | None) -> bytes:
-    """Return a chart of a sweep as PNG; None: its first one. Raises Problem for a chart that it does not have."""
+    """Return a chart of a sweep as PNG; None: its first one. Raises Problem for an unknown chart."""
     sweep = read_sweep(path)
     charts = build_sweep_charts(sweep)
     if not charts:

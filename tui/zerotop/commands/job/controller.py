@@ -38,7 +38,7 @@ class JobController:
 
     @property
     def stop_description(self) -> str:
-        """A sentence about what :meth:`stop_job` does."""
+        """A sentence about the effect of :meth:`stop_job`."""
         facts = job_control.read_facts(self._session)
         if facts.joined:
             first_node = Session.open(self._path).info.get("host") or "the node that attached first"

@@ -65,7 +65,7 @@ def describe_worst_finding(session: str) -> list[str]:
 
 
 def describe_cost(session: str) -> list[str]:
-    """Return a sentence about what the job cost; none if the recording cannot be read."""
+    """Return a sentence about the cost of the job; none if the recording cannot be read."""
     from zerotop.analysis.views.recording_source import RecordingSource
     from zerotop.session.reader import Session, SessionError
 

@@ -71,7 +71,9 @@ class UserLibrary:
         live = [job_control.read_facts(str(recording.path)) for recording in self.recordings if recording.is_live]
         recorded = {process for facts in live for process in (facts.job, *facts.ranks)}
         self.running_jobs = tuple(
-            _make_job(job) for job in self._job_finder() if not _is_recorded(job) and not recorded & _collect_processes(job)
+            _make_job(job)
+            for job in self._job_finder()
+            if not _is_recorded(job) and not recorded & {job.root, *(rank.process for rank in job.ranks)}
         )
 
     def open(self, item: LibraryItem) -> OpenedRecording:
@@ -130,10 +132,6 @@ def _refuse_errors() -> Iterator[None]:
         yield
     except (Problem, SessionError, OSError) as error:
         raise RefusedError(describe_error(error)) from error
-
-
-def _collect_processes(job: FoundJob) -> set[object]:
-    return {job.root, *(rank.process for rank in job.ranks)}
 
 
 def _is_recorded(job: FoundJob) -> bool:

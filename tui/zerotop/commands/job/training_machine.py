@@ -18,7 +18,7 @@ _REQUIRED_PACKAGES = ("torch", "deepspeed", "transformers", "datasets", "acceler
 
 
 def check_packages(what: str) -> None:
-    """Raise Problem if a package is missing that ``what`` needs to train."""
+    """Raise Problem if a package is missing that ``what`` needs for training."""
     missing = [name for name in _REQUIRED_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise Problem(f"{what} needs {', '.join(missing)} to train: pip install 'zerotop[train]'")

@@ -1,4 +1,4 @@
-"""Options of the command line: types that parse their values, and those that several commands share.
+"""Options of the command line: types that parse their values, and options that several commands share.
 
-What a command does with them is in its own module.
+The commands themselves are in other modules.
 """

@@ -15,7 +15,7 @@ _FILES = ("FILE", "DIR", "PATH", "BUDGET")
 
 
 def print_completions(parser: argparse.ArgumentParser) -> None:
-    """Print what may come next on the command line that the shell passes in its environment, and end the program."""
+    """Print the possible continuations of the command line in the shell's environment, and end the program."""
     _choose_completers(parser)
     argcomplete.autocomplete(parser, always_complete_options="long")
 

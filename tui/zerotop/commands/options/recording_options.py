@@ -1,4 +1,4 @@
-"""The commands about recordings, but for those that pass one on."""
+"""The options of commands about recordings, except those that send one to somebody."""
 
 from __future__ import annotations
 

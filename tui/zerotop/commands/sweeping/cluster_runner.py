@@ -1,7 +1,7 @@
 """Running a sweep's points as jobs of a cluster, through submitit: one array of jobs, each with one point.
 
-The sweep's folder must be on a file system that the nodes share. A job runs its point to the result, further attempts
-included; this process waits, and writes the results.
+The sweep's folder must be on a file system that the nodes share. A job runs its point until it has a result, further
+attempts included; this process waits, and writes the results.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _describe_lost_job(job: Any, state: str) -> Result:
 
 
 def _read_result(job: Any) -> Result:
-    """Return a job's result; one that its node or Slurm ended has crashed."""
+    """Return a job's result; if its node or Slurm ended it, it has crashed."""
     error = job.exception()
     if error is None:
         result: Result = job.result()

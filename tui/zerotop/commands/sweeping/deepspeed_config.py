@@ -1,4 +1,4 @@
-"""The DeepSpeed configuration of one point: a ready or the user's own one, with the point's stage, offload and batch."""
+"""The DeepSpeed configuration of one point: a ready one or the user's, with the point's stage, offload and batch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _OFFLOAD_KEYS = ("offload_optimizer", "offload_param")
 def build_config(
     base: Mapping[str, Any], settings: Mapping[str, Value], *, dtype: str, nvme_path: str, has_batch: bool
 ) -> dict[str, Any]:
-    """Return the configuration for some settings; those that are not given stay as in ``base``.
+    """Return the configuration for some settings; settings that are not given stay as in ``base``.
 
     An empty ``base`` stands for the ready config of the stage, offload mode and data type, in which the Hugging Face Trainer
-    fills in what is "auto". ``has_batch``: whether to set batch sizes.
+    fills in "auto" values. ``has_batch``: whether to set batch sizes.
     """
     config = _change_config(base, settings) if base else _read_ready_config(settings, dtype)
     for key in _OFFLOAD_KEYS:
@@ -49,7 +49,7 @@ def _change_config(base: Mapping[str, Any], settings: Mapping[str, Value]) -> di
 
 
 def _read_ready_config(settings: Mapping[str, Value], dtype: str) -> dict[str, Any]:
-    """Not all of them exist for fp16: the others take its section from one that does."""
+    """Read a ready config. Not all exist for fp16: the others take its section from one that does."""
     stage, offload = settings.get(STAGE, 2), str(settings.get(OFFLOAD, "none"))
     mode = "" if offload == "none" else f"_{offload}" if offload.startswith("nvme") else f"_offload_{offload}"
     config: dict[str, Any] = json.loads(find_config(f"zero{stage}{mode}_bf16").read_text())

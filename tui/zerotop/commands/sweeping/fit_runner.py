@@ -1,6 +1,6 @@
 """``zerotop fit``: for each series the largest sequence length or micro-batch that fits, with few real runs.
 
-A search that was interrupted begins anew and takes the results that are there, which lead it to the same place.
+A search that was interrupted starts again with the existing results, which lead it to the same point.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FitRunner(PointRunner):
         self._slope = fit.slope if fit is not None and fit.slope > 0 else self._slope
 
     def _try_value(self, search: LargestSearch, result: LargestResult, value: int) -> LargestResult:
-        """Run one value; return what is known then."""
+        """Run one value; return the updated result of the series."""
         tried = self._run({**result.settings, self.searched: value})
         if tried.outcome == OUT_OF_MEMORY:
             shortage = None if tried.needed_bytes is None else Shortage(tried.needed_bytes, tried.unusable_bytes or 0.0)
@@ -114,7 +114,7 @@ class FitRunner(PointRunner):
         return replace(result, largest=value, allocated_bytes=tried.allocated_peak_bytes) if is_largest else result
 
     def _run(self, settings: Mapping[str, Value]) -> Result:
-        """Run one value unless its result is there; its attempts count as runs."""
+        """Run one value unless it has a result; its attempts count as runs."""
         known = self._known.get(self._make_key(settings))
         if known is not None:
             self.runs += known.attempts
@@ -162,7 +162,7 @@ class FitRunner(PointRunner):
 
 
 def _add_knowledge(result: LargestResult, search: LargestSearch) -> LargestResult:
-    """Return a result with what the search knows by the runs so far."""
+    """Return a result with the search's predictions from the runs so far."""
     return replace(
         result,
         is_final=search.is_over,

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, shared out among the points of a sweep: each point runs on a set of its own."""
+"""The GPUs of this machine, divided among the points of a sweep: each point runs on its own set."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class GpuSets:
         return () if len(taken) == self.count else tuple(taken)
 
     def _count_needed(self, point: Point) -> int:
-        """Return the GPUs that a point keeps from others: all, if it says nothing or depends on what the host does."""
+        """Return the number of GPUs that a point occupies: all, if it is unknown or the point uses the host heavily."""
         section = self._plan.config.get("zero_optimization", {})
         offloads = point.settings.get(OFFLOAD, _NO_OFFLOAD) != _NO_OFFLOAD or "offload" in str(section)
         is_open = bool(self._plan.command) and (GPUS not in point.settings or self._has_deepspeed_launcher())
         return self.count if offloads or is_open else min(int(point.settings.get(GPUS, 1)), self.count)
 
     def _has_deepspeed_launcher(self) -> bool:
-        """Return whether DeepSpeed chooses the GPUs: with ``--num_gpus`` it ignores which of them it may use."""
+        """Return whether DeepSpeed's launcher chooses the GPUs: with ``--num_gpus`` it ignores CUDA_VISIBLE_DEVICES."""
         return any("deepspeed" in word.rpartition("/")[2] for word in self._plan.command[:3])

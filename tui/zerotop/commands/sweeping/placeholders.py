@@ -1,8 +1,8 @@
 """The user's command with placeholders: ``{seq_length}``, ``{deepspeed}``, ``{gradient_checkpointing?--recompute}``.
 
-``{NAME}`` is replaced by the setting's value, ``{NAME?TEXT}`` by TEXT where the setting is on and by nothing elsewhere; a
-word of which nothing is left is dropped. ``{deepspeed}`` is the path of the DeepSpeed configuration that is written for each
-point, ``{steps}`` the number of optimizer steps, ``{port}`` a free port. Other braces stay as they are.
+``{NAME}`` is replaced by the setting's value, ``{NAME?TEXT}`` by TEXT if the setting is on, else by nothing. A word that
+becomes empty is dropped. ``{deepspeed}`` is the path of the DeepSpeed configuration that is written for each point,
+``{steps}`` the number of optimizer steps, ``{port}`` a free port. Other braces are unchanged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _read_whole_word(word: str) -> str | None:
 
 
 def expand_command(command: Sequence[str], values: Mapping[str, object]) -> list[str]:
-    """Return the command with the values of a point in place of its placeholders."""
+    """Return the command with a point's values instead of placeholders."""
     words = []
     for word in command:
         expanded = _PLACEHOLDER.sub(lambda match: _expand(match, values), word)

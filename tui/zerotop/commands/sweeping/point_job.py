@@ -36,9 +36,9 @@ class PointJob:
 
 
 def prepare_job(folder: Path, plan: Plan, point: Point, gpus: Sequence[str] = ()) -> PointJob:
-    """Write the point's DeepSpeed configuration where it needs one, and return its job. Raises OSError.
+    """Write the point's DeepSpeed configuration if it needs one, and return its job. Raises OSError.
 
-    ``gpus`` are those that it may see; empty for all.
+    ``gpus``: the GPUs that it may see; empty for all.
     """
     port = find_free_port()
     environment: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}

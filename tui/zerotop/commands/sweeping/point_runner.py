@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,8 +25,7 @@ class Refused(Exception):
 class PointRunner(ABC):
     """Points in progress. One thread calls :meth:`run`; any thread may read the attributes and call :meth:`stop`."""
 
-    def __init__(self, sweep: Sweep, *, on_change: Callable[[], None] = lambda: None) -> None:
-        """``on_change`` is called after each result and when an attempt begins, in any thread."""
+    def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
         self.attempts: Mapping[int, Attempt] = {}  # by point, of those that run now; replaced, never changed
         self.begun_s = time.time()
@@ -35,7 +34,6 @@ class PointRunner(ABC):
         self.is_over = False
         self._ended_s = 0.0
         self._changing = threading.Lock()
-        self._on_change = on_change
         self._stopping = threading.Event()
 
     @property
@@ -79,7 +77,6 @@ class PointRunner(ABC):
             self.attempts = {}
             self._ended_s = time.time()
             self.is_over = True
-            self._on_change()
 
     @abstractmethod
     def _run_points(self) -> None:
@@ -89,7 +86,6 @@ class PointRunner(ABC):
         """Note that an attempt has begun."""
         with self._changing:
             self.attempts = {**self.attempts, attempt.point: attempt}
-        self._on_change()
 
     def forget_attempt(self, number: int) -> None:
         """Note that no attempt of a point runs any more."""

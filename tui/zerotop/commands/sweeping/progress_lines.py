@@ -59,7 +59,7 @@ def _format_row(point: Point, result: Result, names: Sequence[str]) -> tuple[str
 
 
 def describe_cost(sweep: Sweep) -> str:
-    """Return the time of all jobs and what it cost: `` in 12:34, $6.28``; "" without a price."""
+    """Return the time of all jobs and its price: `` in 12:34, $6.28``; "" without a price."""
     plan = sweep.plan
     if plan.price_per_hour is None:
         return ""
@@ -69,7 +69,7 @@ def describe_cost(sweep: Sweep) -> str:
 
 
 def describe_end(sweep: Sweep, problem: str) -> str:
-    """Return a sentence about how far the sweep came, and how it goes on."""
+    """Return a sentence about the sweep's progress, and how to continue it."""
     total, done = len(sweep.points), len(sweep.finished)
     if done == total:
         failed = sum(point.result is not None and point.result.outcome == CRASHED for point in sweep.points)

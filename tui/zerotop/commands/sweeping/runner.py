@@ -1,8 +1,8 @@
-"""Running a sweep's points, as many at once as sets of GPUs allow, and writing the results after each."""
+"""Running a sweep's points, as many at once as there are sets of GPUs, and writing the results after each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
@@ -17,9 +17,9 @@ _POLL_S = 0.2
 class SweepRunner(PointRunner):
     """A sweep in progress."""
 
-    def __init__(self, sweep: Sweep, *, gpus: Sequence[str] = (), on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, sweep: Sweep, *, gpus: Sequence[str] = ()) -> None:
         """``gpus`` are shared among points; without any, one point runs at a time."""
-        super().__init__(sweep, on_change=on_change)
+        super().__init__(sweep)
         self._gpu_sets = GpuSets(sweep.plan, gpus)
         self._first_done = sum(point.result is not None for point in sweep.points)
 
@@ -29,7 +29,7 @@ class SweepRunner(PointRunner):
         return [point for point in self.sweep.points if point.result is None]
 
     def estimate_left_s(self) -> float | None:
-        """Return the seconds that the rest should take at the pace so far; None before the first result."""
+        """Return the seconds that the remaining points should take at the current pace; None before the first result."""
         done = len(self.sweep.finished) - self._first_done
         return self.elapsed_s / done * len(self.waiting) if done else None
 
@@ -70,4 +70,3 @@ class SweepRunner(PointRunner):
         sweep = self.sweep.with_result(number, result)
         write_sweep(sweep)
         self.sweep = sweep
-        self._on_change()

@@ -29,7 +29,7 @@ _TIMEOUT_S = 30.0
 
 
 def read_ended_jobs(job_ids: Iterable[str]) -> dict[str, str]:
-    """Return the states of those jobs that are over, such as CANCELLED, TIMEOUT or NODE_FAIL; none if Slurm does not answer.
+    """Return the states of jobs that have ended, such as CANCELLED or TIMEOUT; none if Slurm does not answer.
 
     An id is that of a job, or of a job of an array: ``13_0``.
     """

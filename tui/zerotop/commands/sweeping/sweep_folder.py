@@ -20,7 +20,7 @@ _LOCK_FILE = ".lock"
 
 
 def make_folder(output: str | None, plan: Plan) -> Path:
-    """Return the folder for a plan, which exists then. Raises Problem if it holds something else."""
+    """Create the folder of a plan and return it. Raises Problem if it holds something else."""
     if not output:
         return _make_default_folder(plan)
     folder = Path(output).absolute()
@@ -61,7 +61,7 @@ def _choose_default_path(plan: Plan) -> Path:
 
 
 def reopen_sweep(path: Path, plan: Plan | None = None) -> Sweep:
-    """Return the sweep of a folder, to go on with it. Raises Problem if it is not that of the plan, or cannot go on."""
+    """Return a folder's sweep to continue it. Raises Problem if its plan differs, or it cannot continue."""
     opened = sweeps.read_sweep(path)
     if plan is not None and _compare_key(plan) != _compare_key(opened.plan):
         raise Problem(f"{path} holds another sweep, with other settings. Choose another folder with -o DIR")
@@ -72,7 +72,7 @@ def reopen_sweep(path: Path, plan: Plan | None = None) -> Sweep:
 
 
 def _compare_key(plan: Plan) -> str:
-    """Return what must be equal for a sweep to go on."""
+    """Return the settings that must be equal for a sweep to continue."""
     return json.dumps(
         [{name: list(values) for name, values in plan.settings.items()}, plan.command, plan.model, plan.config]
     )
@@ -94,7 +94,7 @@ def lock_folder(path: Path) -> Iterator[None]:
 
 @contextmanager
 def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Let the signals that end a program stop the sweep with its job, except those that its starter wants ignored."""
+    """Let the usual termination signals stop the sweep with its job, except those that the caller ignores."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
     for number in handled:

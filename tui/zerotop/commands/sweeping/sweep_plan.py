@@ -69,7 +69,6 @@ def has_settings(options: argparse.Namespace) -> bool:
 
 
 def set_price(plan: Plan, price: HourlyPrice) -> Plan:
-    """Return the plan with a price."""
     return replace(plan, price_per_hour=price.amount, currency=(price.before, price.after))
 
 

@@ -27,7 +27,7 @@ class RequestGuard:
 
     @property
     def one_time_token(self) -> str:
-        """A token for one visit. Other users see a browser's command line, and there it is useless after that visit."""
+        """A token for one visit. Other users can see a browser's command line, but it is useless after that visit."""
         return self._one_time_token
 
     @web.middleware

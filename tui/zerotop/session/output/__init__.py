@@ -1,1 +1,1 @@
-"""The job's output: its lines as a terminal shows them, and what is missing from it."""
+"""The job's output: its lines as a terminal shows them, and its missing parts."""

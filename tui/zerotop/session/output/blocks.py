@@ -31,7 +31,7 @@ class OutputLines:
     """Lines by the time at which they were finished. All fields have the same length."""
 
     texts: tuple[str, ...]
-    times_ns: Ints  # unix time at which each was finished; that of the last bytes of an unfinished line
+    times_ns: Ints  # unix time at which each was finished; for an unfinished line, that of its last bytes
     streams: Ints  # index into STREAMS
 
 

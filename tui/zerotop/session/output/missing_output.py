@@ -1,4 +1,4 @@
-"""Output that is missing from a recording: the middle of a long one, or what a full disk did not take."""
+"""Output that is missing from a recording: the middle of a long one, or the part that did not fit on a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last output of a job, without reading what came before."""
+"""The last output of a job, read without the output before it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from zerotop.session.output.missing_output import group_segments
 from zerotop.session.output.transcript import read_lines
 from zerotop.session.reader import Session, Source
 
+# Enough for the messages of schedulers and launchers and a few tracebacks.
+_READ_BYTES = 1 << 18
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
@@ -21,15 +23,15 @@ class PrintedLine(NamedTuple):
     text: str
 
 
-def read_last_lines(session: Session, cursor_ns: int, size: int = 1 << 18) -> list[list[PrintedLine]]:
-    """Return the finished lines in about the last ``size`` bytes of each stream up to the cursor, one list a stream."""
+def read_last_lines(session: Session, cursor_ns: int) -> list[list[PrintedLine]]:
+    """Return the finished lines in about the last ``_READ_BYTES`` of each stream up to the cursor, one list a stream."""
     streams = []
     for source in session.sources["output"]:
         count = source.count_until(cursor_ns)
         if not count:
             continue
         ends = source.array["offset"][:count] + source.array["length"][:count]
-        begin = int(np.searchsorted(ends, ends[-1] - size, "right"))
+        begin = int(np.searchsorted(ends, ends[-1] - _READ_BYTES, "right"))
         for code in np.unique(source.array["stream"][begin:count]).tolist():
             lines, times_ns = read_lines(source, code, begin, count)
             streams.append([_clean_line(line, time_ns) for line, time_ns in zip(lines, times_ns, strict=False)])

@@ -22,8 +22,8 @@ _FAR_FUTURE_NS = 1 << 63
 class Transcript:
     """A reader of output that continues while the cursor moves forward, and starts again when it moves back.
 
-    Each recorded stream has a terminal of its own, so that a progress bar on one does not mix with lines of another. Lines
-    are sorted by the time at which they were finished, unfinished ones last.
+    Each recorded stream has its own terminal, so that a progress bar on one does not mix with lines of another. Lines are
+    sorted by the time at which they were finished, unfinished ones last.
     """
 
     def __init__(self, session: Session) -> None:

@@ -1,1 +1,1 @@
-"""Recordings as one file: packing, and unpacking what may be damaged or hostile."""
+"""Recordings as one file: packing, and unpacking of files that may be damaged or hostile."""

@@ -44,7 +44,7 @@ _CONTENTS_FILE = "packed.json"
 _ZIP_MAGIC = b"PK\x03\x04"
 # Higher levels take ten times as long and save a few percent.
 _ZSTD_LEVEL = 12
-# A recording may unpack to so many times its size, and to so much in any case. Real ones unpack to 3 to 7 times their size.
+# A recording may unpack to this many times its size, and to these bytes in any case. Real ones unpack to 3 to 7 times.
 _MAX_RATIO = 50
 _FREE_BYTES = 192 << 20
 _PAGE_BYTES = 1 << 10  # that a page costs beside its content

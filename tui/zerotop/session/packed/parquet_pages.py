@@ -1,4 +1,4 @@
-"""Add up what the pages of a Parquet file unpack to, before a library unpacks them.
+"""Compute the unpacked size of a Parquet file's pages before a library unpacks them.
 
 A page of a few kilobytes may declare two gigabytes, which Polars would allocate. The layout is that of parquet.thrift in the
 Parquet format's specification, written in Thrift's compact protocol.

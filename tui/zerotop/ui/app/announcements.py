@@ -1,4 +1,4 @@
-"""What a running job's screen announces through the terminal to somebody who looks elsewhere: its end, and failures.
+"""Announcements of a running job's end and failures, through the terminal, for users who look elsewhere.
 
 The bell, and a notification by OSC 9, which iTerm2, WezTerm, kitty and Ghostty show and other terminals ignore.
 """
@@ -25,7 +25,7 @@ class Announcer:
         self._known: set[tuple[str, int]] | None = None  # errors that were there before; None before the first frame
 
     def find_news(self, frame: Frame) -> str:
-        """Return a sentence about what happened since the last frame; "" if nothing did, and for a job that is over."""
+        """Return a sentence about news since the last frame; "" if there are none, and for a job that is over."""
         is_live = self.source.is_live
         errors = {(one.name, one.known_ns): one.headline for one in frame.all_findings if one.severity is Severity.ERROR}
         fresh = [headline for key, headline in errors.items() if self._known is not None and key not in self._known]

@@ -36,7 +36,7 @@ from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.theme import DARK_NAME, LIGHT_NAME
 from zerotop.ui.widgets.textual_private import display_text
 
-LEFT_S = 120.0  # after a key somebody may look at what an old part of the recording shows
+LEFT_S = 120.0  # after a key somebody may be looking at an old part of the recording
 _REOPENING = "reopening"  # the mode in between
 _ANNOUNCEMENTS, _ON, _OFF = "announcements", "on", "off"
 _UNIT_NOTES = {
@@ -82,7 +82,7 @@ class ZerotopApp(NavigationApp):
         return is_left and isinstance(self.screen, MonitorScreen) and self.viewer.source.session.held_bytes > MUCH_HELD_BYTES
 
     async def reopen_recording(self) -> None:
-        """Open the recording anew, so that the file system can free what was deleted since; the place stays the same."""
+        """Open the recording again at the same place, so that the file system can free deleted records."""
         old, title = self.viewer, self.title
         try:
             source = await asyncio.to_thread(old.source.reopen)
@@ -96,7 +96,7 @@ class ZerotopApp(NavigationApp):
         self.set_recording(OpenedRecording(source, old.controller, title))
         self.viewer.go_on_from(old)
         if self._announcer is not None:
-            self._announcer.source = source  # it has told of what it will find again
+            self._announcer.source = source  # so that it does not announce old news again
         del old
         await self.switch_mode(self.shown_name)
         await self.remove_mode(_REOPENING)
@@ -119,7 +119,6 @@ class ZerotopApp(NavigationApp):
             self.leave_recording(leaving)
 
     def leave_recording(self, leaving: Leaving) -> None:
-        """Leave the recording."""
         self.exit(leaving)
 
     def handle_shown_frame(self, frame: Frame) -> None:

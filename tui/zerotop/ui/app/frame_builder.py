@@ -1,4 +1,4 @@
-"""From a recording and what the user chose to a frame: the part of the viewer that reads the recording."""
+"""Makes a frame from a recording and the user's choices: the part of the viewer that reads the recording."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FrameBuilder:
         findings = tuple(finding for finding in known if finding.known_ns <= view.cursor_ns)
         rank = find_shown_rank(view, request.rank)
         delays = list_delays(findings, len(view.ranks))
-        # All columns of the chart are of one rank: where ranks wait for one another, which one is slowest is chance.
+        # All columns of the chart are of one rank: if ranks wait for one another, the slowest one changes by chance.
         split = delays[-1].rank if delays and request.rank is None else rank
         if split is not None and len(view.ranks) > 1:
             view = replace(view, iterations=source.iterations_on(split, view))
@@ -103,7 +103,7 @@ def build_cursor_state(source: Source, head: Playhead, findings: tuple[Annotatio
 
 
 def find_shown_rank(view: LiveView, chosen: int | None) -> int | None:
-    """Return the chosen rank, or the first one where there is no such rank."""
+    """Return the chosen rank, or the first one if there is no such rank."""
     ranks = [rank.rank for rank in view.ranks]
     # Without samples of processes the ranks are unknown, and any choice stands.
     return chosen if chosen in ranks or not ranks else min(ranks)

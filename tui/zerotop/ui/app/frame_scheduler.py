@@ -53,7 +53,7 @@ class _PollResult(NamedTuple):
 
 
 class FrameScheduler:
-    """Gives the worker its jobs, and shows what it delivers. All methods run in the UI thread, unless they say otherwise."""
+    """Submits jobs to the worker and shows their results. All methods run in the UI thread unless they say otherwise."""
 
     def __init__(self, host: FrameHost) -> None:
         self._host = host

@@ -1,4 +1,4 @@
-"""The thread that reads a recording and makes pictures of it, so that keys are answered meanwhile."""
+"""The thread that reads a recording and makes pictures of it, while the app's thread answers keys."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class _Job(NamedTuple):
 
 
 class FrameWorker:
-    """Runs jobs one after the other on a thread of its own, and their results in the thread that submits them.
+    """Runs jobs one by one on its own thread, and handles their results in the thread that submits them.
 
-    The app's thread alone calls the methods. A job with a slot replaces a waiting one of the same slot, so that the
-    newest request wins. Everything that reads the recording belongs to the jobs; they return values that never change.
+    Only the app's thread calls the methods. A job with a slot replaces a waiting one of the same slot, so that the newest
+    request wins. Only jobs read the recording; they return immutable values.
     """
 
     def __init__(
         self, call_app: Callable[[Callable[[], None]], object], handle_error: Callable[[BaseException], bool]
     ) -> None:
-        """``call_app`` runs a function in the app's thread; what the function raises must end the app.
+        """``call_app`` runs a function in the app's thread; an exception in that function must end the app.
 
         ``handle_error`` is called there with the error of a job; unless it returns True the error is raised.
         """

@@ -32,17 +32,14 @@ class Playhead:
         self._anchor_s = self._clock()
 
     def pause(self, cursor_ns: int) -> None:
-        """Pause at a cursor."""
         self.playing = False
         self.seek(cursor_ns)
 
     def play(self, cursor_ns: int) -> None:
-        """Play from a cursor."""
         self.seek(cursor_ns)
         self.playing = True
 
     def follow_end(self) -> None:
-        """Follow the end."""
         self.following = True
         self.playing = False
 

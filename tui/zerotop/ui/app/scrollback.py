@@ -40,7 +40,7 @@ class Scrollback:
             self._lines_back, self._seek_count = 0, seek_count
 
     def make_pane(self, newest: tuple[str, ...]) -> Pane:
-        """Return the lines to show, where ``newest`` are the last ones at the cursor."""
+        """Return the lines to show; ``newest`` are the last ones at the cursor."""
         if not self._lines_back:
             return Pane(newest, seek_count=self._seek_count)
         return Pane(

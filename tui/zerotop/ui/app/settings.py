@@ -24,7 +24,7 @@ class UserSettings:
         return self._values.get(name, default)
 
     def set(self, name: str, value: str) -> None:
-        """Change a setting, in the file too, and keep what another run has set there meanwhile."""
+        """Change a setting, also in the file, where it keeps changes by other processes."""
         if self._values.get(name) == value:
             return
         if self._path is None:

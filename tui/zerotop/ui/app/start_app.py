@@ -1,4 +1,4 @@
-"""The app that starts with a list, such as that of recordings, and returns to it."""
+"""The app that starts with a list, such as the list of recordings, and returns to it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,6 @@ class ListApp(ZerotopApp):
         self.leave_recording(Leaving.QUIT)
 
     def leave_recording(self, leaving: Leaving) -> None:
-        """Return to the list."""
         self.call_next(self._return_to_list)
 
     async def _return_to_list(self) -> None:

@@ -1,4 +1,4 @@
-"""The screen's state without the screen: a source, a playhead, and what the keys do to them."""
+"""The state of the screen without the screen: a source, a playhead, and the effects of keys on them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from zerotop.ui.base.interfaces import Controller, Source
 
 
 class Viewer:
-    """Moves through time and knows the last frame. Knows no terminal, so that tests need none.
+    """Moves through time and holds the last frame. It needs no terminal, so tests need none either.
 
-    Belongs to the thread that answers keys. Of the source it asks only what any thread may ask; what reads the recording
-    is in ``builder``, for the thread that makes frames.
+    Belongs to the thread that answers keys. It only uses those parts of the source that any thread may use; ``builder``
+    reads the recording, in the thread that makes frames.
     """
 
     def __init__(self, source: Source, controller: Controller | None, clock: Callable[[], float]) -> None:
@@ -37,7 +37,7 @@ class Viewer:
     # Frames
 
     def make_request(self) -> FrameRequest:
-        """Return what a frame of this moment depends on."""
+        """Return the request for a frame of this moment."""
         return FrameRequest(
             playhead=copy.copy(self.playhead),
             rank=self._rank,
@@ -62,7 +62,7 @@ class Viewer:
         return replace(frame, moment=build_cursor_state(self.source, self.playhead, frame.all_findings))
 
     def poll(self) -> bool:
-        """Read what is new at once; True when the screen would look different."""
+        """Read new records at once; True if the screen would look different."""
         fresh = self.source.refresh()
         return self.stop_at_end() or self.playhead.playing or (fresh and self.playhead.following)
 
@@ -154,7 +154,7 @@ class Viewer:
             head.play(self.compute_cursor())
 
     def seek_steps(self, number: int) -> None:
-        """Go to where the step ``number`` after (or before) the shown one has just finished."""
+        """Go to the end of the step ``number`` steps after (or before) the shown one."""
         shown = self._last_frame.view.progress.step if self._last_frame is not None else None
         current = -1 if shown is None else shown
         self.go_to_step((current if self._target_step is None else self._target_step) + number)
@@ -174,7 +174,7 @@ class Viewer:
             self._target_step = step
 
     def seek_seconds(self, seconds: float) -> None:
-        """Move by seconds; playing goes on."""
+        """Move by seconds; playing continues."""
         self.go_to_ns(self.compute_cursor() + int(seconds * 1e9))
 
     def go_to_seconds(self, seconds: float) -> None:
@@ -207,7 +207,7 @@ class Viewer:
         self.playhead.pause(min(finding.known_ns, self.source.end_ns))
 
     def seek_finding(self, direction: int) -> bool:
-        """Go to the next finding (1) or the one before (-1). False where there is none."""
+        """Go to the next finding (1) or the previous one (-1). False if there is none."""
         known, cursor_ns = self.source.findings_at(None), self.compute_cursor()
         current = self._find_chosen_finding(cursor_ns)
         if current is not None and current in known:

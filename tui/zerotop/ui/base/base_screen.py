@@ -32,7 +32,7 @@ from zerotop.ui.widgets.textual_private import count_style_updates
 
 @dataclass(frozen=True, slots=True)
 class ScreenState:
-    """What a picture depends on besides the frame: the terminal's size in cells, and the id of the enlarged panel."""
+    """The other inputs of a picture besides the frame: the terminal's size in cells, and the id of the enlarged panel."""
 
     width: int
     height: int
@@ -55,9 +55,9 @@ class ScreenPicture:
 class MonitorScreen(Screen[None]):
     """A screen of the monitor: header, sentences, this screen's own panels, transport, tabs and keys.
 
-    The thread that makes frames calls :meth:`build_picture`, and hence ``layout_panels``, ``label_keys`` and the ``draw``
-    of the own panels: what they read and change belongs to that thread. Keys change it by ``request_redraw``. The app's
-    thread shows the pictures.
+    The thread that makes frames calls :meth:`build_picture`, and hence ``layout_panels``, ``label_keys`` and the ``draw`` of
+    the own panels: the data that they read and change belongs to that thread. Keys change it by ``request_redraw``. The
+    app's thread shows the pictures.
     """
 
     NAME: ClassVar[str]
@@ -164,7 +164,7 @@ class MonitorScreen(Screen[None]):
         return ScreenPicture(self.NAME, frame, state, boxes, rows, labels, self.find_next_work())
 
     def find_next_work(self) -> Callable[[], object] | None:
-        """Return the work that makes a better picture, to be called in this thread; None where none is better."""
+        """Return work that would improve the picture, to be called in this thread; None if there is none."""
         return self.long_work.finish_work if self.long_work is not None and self.long_work.is_busy else None
 
     def _layout_outline(self, frame: Frame, state: ScreenState) -> ScreenOutline:
@@ -206,11 +206,11 @@ class MonitorScreen(Screen[None]):
     def request_redraw(
         self, change: Callable[[], Any] | None = None, deliver: Callable[[Any], object] | None = None
     ) -> None:
-        """Have the thread that makes frames call ``change`` and make another picture; ``deliver`` gets what it returned."""
+        """Call ``change`` in the frame worker's thread and make a new picture; ``deliver`` gets the result of ``change``."""
         self.post_message(RedrawRequested(change, deliver))
 
     def show_picture(self, picture: ScreenPicture) -> None:
-        """Show a picture, unless it was made for another state: then there will be another one."""
+        """Show a picture, unless it was made for an older state: then a newer one will follow."""
         if picture.state != self.state:
             return
         for panel in self._own_panels:
@@ -220,7 +220,7 @@ class MonitorScreen(Screen[None]):
         self.frame = picture.frame
 
     def show_time(self, frame: Frame) -> None:
-        """Show the moment of a frame whose picture is not there yet: header and transport, or all that screens share."""
+        """Show the moment of a frame whose picture is not ready: header and transport, or all common parts."""
         if self.frame is None:
             self.show_frame(frame)
             return
@@ -230,7 +230,7 @@ class MonitorScreen(Screen[None]):
                 panel.repaint()
 
     def show_frame(self, frame: Frame) -> None:
-        """Show what all screens share."""
+        """Show the parts common to all screens."""
         self._place_panels(self._layout_outline(frame, self.state).boxes)
         self.frame = frame
 
@@ -264,7 +264,7 @@ class MonitorScreen(Screen[None]):
             self._on_timer_update()
 
     def _layout_common_panels(self) -> None:
-        """Lay out a screen that is shown for the first time: what all screens have, before its own panels are drawn."""
+        """Lay out a screen that is shown for the first time: the panels common to all screens, before its own are drawn."""
         with self.app.batch_update():
             self._refresh_layout()
         self._layout_required = False
@@ -288,7 +288,7 @@ class MonitorScreen(Screen[None]):
         self.request_redraw()
 
     def action_zoom(self) -> None:
-        """Give the focused panel, or without focus the one the screen is most about, the room; or take it back."""
+        """Maximize the focused panel, or without focus the screen's main panel; or restore it."""
         focused = self.focused.id if self.focused is not None else None
         self.zoomed = "" if self.zoomed else focused or self.main_panel
 

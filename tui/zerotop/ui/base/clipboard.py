@@ -14,7 +14,7 @@ from zerotop.ui.base.frame_widget import RowWidget
 
 @runtime_checkable
 class Copyable(Protocol):
-    """A panel that copies all of its numbers as tab-separated text with a heading, rather than what it shows."""
+    """A panel that copies all of its numbers as tab-separated text with a heading, not only the visible ones."""
 
     def copy_text(self) -> str:
         """Return the text for the clipboard."""

@@ -60,15 +60,15 @@ def describe_details(finding: Annotation) -> str:
 
 
 def describe_advice(finding: Annotation) -> str:
-    """Return what to do about it and what to copy."""
+    """Return the advice and the text to copy."""
     advice, fix = convert_sizes(finding.advice), convert_sizes(finding.fix)
     return f"{advice.removesuffix('.')}: {fix}" if advice and fix else advice or fix
 
 
 def choose_finding(findings: Sequence[Annotation], cursor_ns: int) -> Annotation | None:
-    """Return the finding under the header: the most severe one, of those the one that costs most, else the last one.
+    """Return the finding for the line under the header: the most severe one, then the costliest, then the latest.
 
-    A cause comes before what it explains, unless that is more severe.
+    A cause takes precedence over its effects, unless an effect is more severe.
     """
     shown = [
         finding
@@ -82,9 +82,9 @@ def choose_finding(findings: Sequence[Annotation], cursor_ns: int) -> Annotation
 
 
 def order_by_cost(findings: Sequence[LinkedFinding]) -> tuple[LinkedFinding, ...]:
-    """Return findings in order of their causes with what matters most first: by severity, then by cost.
+    """Return findings by severity, then by cost, each one after its cause.
 
-    What explains each other stays together, and stands where the most severe of it would.
+    Findings that explain each other stay together, at the place of the most severe of them.
     """
     groups: list[list[LinkedFinding]] = []
     for linked in findings:

@@ -131,9 +131,9 @@ class RowWidget(Widget):
         return strip
 
     def _find_style(self, name: str) -> Style:
-        """Return the style of a name in app.tcss; ``a/b`` puts the colour of ``a`` on that of ``b``.
+        """Return the style of a name in app.tcss; ``a/b`` is the colour of ``a`` on that of ``b``.
 
-        A ``word`` takes the widget's background colour on grounds on which that can be read better.
+        A ``word`` takes the widget's background colour if that is easier to read on ``b``.
         """
         style = self._styles_by_name.get(name)
         if style is None:

@@ -17,7 +17,7 @@ from zerotop.session.samples import Ints, Rows
 class Source(Protocol):
     """One recording, live or not. Times are unix nanoseconds.
 
-    One thread at a time owns it: it refreshes it, makes views and reads the session. Any thread may ask for ``is_live``,
+    One thread at a time owns it: it refreshes it, makes views and reads the session. Any thread may read ``is_live``,
     ``begin_ns``, ``first_step_ns``, ``end_ns``, ``last_step``, ``find_step_end`` and ``findings_at``, which are as of the
     last refresh.
     """
@@ -48,7 +48,7 @@ class Source(Protocol):
 
     @property
     def first_step_ns(self) -> int:
-        """When the first recorded step began, where a replay starts; ``begin_ns`` without one."""
+        """The begin of the first recorded step, where a replay starts; ``begin_ns`` if there is none."""
 
     @property
     def end_ns(self) -> int:
@@ -59,7 +59,7 @@ class Source(Protocol):
         """The last finished step in the whole recording, None before the first one."""
 
     def refresh(self) -> bool:
-        """Read what was written since the last call. True when there was anything."""
+        """Read the records written since the last call. True if there were any."""
 
     def reopen(self) -> Source:
         """Return the recording, opened again, without records deleted since. Raise SessionError."""
@@ -68,13 +68,13 @@ class Source(Protocol):
         """Let go of the recording's files; nothing is read any more."""
 
     def search_findings(self) -> SearchResult:
-        """Look for findings in one more piece of what was read."""
+        """Search one more piece of the recording for findings."""
 
     def view_at(self, cursor_ns: int | None) -> LiveView:
-        """Return what is known at the cursor; None is the end, which for a live recording is the last refresh."""
+        """Return the values at the cursor; None is the end, which for a live recording is the last refresh."""
 
     def iterations_on(self, rank: int, view: LiveView) -> Iterations:
-        """Return a view's iterations as one rank had them. Without new iterations it is the object returned before."""
+        """Return a view's iterations as one rank recorded them; without new ones, the same object as before."""
 
     def findings_at(self, cursor_ns: int | None) -> tuple[Annotation, ...]:
         """Return the findings known at the cursor, in the order in which they became known; None is the end."""

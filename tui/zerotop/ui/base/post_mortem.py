@@ -1,4 +1,4 @@
-"""Why the job failed: what happened, where, why, the numbers, the last seconds, and the setting most likely to help."""
+"""The post-mortem of a failed job: what happened, where, why, the numbers, the last seconds, and the likely fix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def count_post_mortem_rows(failure: Failure, cursor_ns: int, width: int, most: i
 def draw_post_mortem(
     failure: Failure, cursor_ns: int, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
 ) -> list[Row]:
-    """Draw what happened and what would help; with more room also why, then numbers, then the last seconds."""
+    """Draw the failure and the likely fix; with more room also the reason, then numbers, then the last seconds."""
     rows = _draw_rows(failure, cursor_ns, width, height, glyphs, focused=focused)[:height]
     return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
@@ -62,7 +62,7 @@ def _join_columns(sentences: Sequence[Row], numbers: Sequence[Row], width: int, 
 
 
 def _draw_sentences(failure: Failure, width: int, most: int, glyphs: Glyphs) -> list[Row]:
-    """Draw what happened, where, why and what to do; the reason is cut if it does not fit."""
+    """Draw sentences about the failure, its place, its reason and the fix; the reason is cut if it does not fit."""
     what: list[Row] = [
         ((line, "alert"),) for line in wrap_text(sanitize(convert_sizes(failure.what), glyphs), width, 2, glyphs)
     ]

@@ -52,7 +52,6 @@ class Canvas:
         return 2 * self.width
 
     def number_style(self, style: str) -> int:
-        """Return the number of a style."""
         if style not in self._style_numbers:
             self._style_numbers[style] = len(self._style_names)
             self._style_names.append(style)
@@ -101,8 +100,8 @@ class Canvas:
         """Return the number of the style whose colour fills most of each cell."""
         return choose_visible(self.characters[cells], self.fore[cells], self.back[cells])
 
-    def to_rows(self, base: str = "text") -> list[Row]:
-        """Return ``height`` rows of exactly ``width`` cells. ``base`` is the style of empty cells."""
+    def to_rows(self) -> list[Row]:
+        """Return ``height`` rows of exactly ``width`` cells."""
         if not self.width or not self.height:
             return [()] * self.height
         fore = np.where(self.characters == SPACE, 0, self.fore)
@@ -112,16 +111,16 @@ class Canvas:
         np.not_equal(keys[:, 1:], keys[:, :-1], out=changes[:, 1:])
         begins = changes.ravel().nonzero()[0]
         text = self.characters.astype("<u4", copy=False).tobytes().decode("utf-32-le")
-        starts, names = begins.tolist(), self._name_spans(keys.ravel()[begins].tolist(), base)
+        starts, names = begins.tolist(), self._name_spans(keys.ravel()[begins].tolist())
         spans = [(text[begin:end], name) for begin, end, name in zip(starts, [*starts[1:], len(text)], names, strict=True)]
         counts = [0, *changes.sum(axis=1).cumsum().tolist()]
         return [tuple(spans[begin:end]) for begin, end in pairwise(counts)]
 
-    def _name_spans(self, keys: list[int], base: str) -> list[str]:
+    def _name_spans(self, keys: list[int]) -> list[str]:
         names: dict[int, str] = {}
         for key in set(keys):
             fore, back = divmod(key, len(self._style_names))
-            name = self._style_names[fore] or base
+            name = self._style_names[fore] or "text"
             names[key] = f"{name}/{self._style_names[back]}" if back else name
         return [names[key] for key in keys]
 

@@ -47,7 +47,7 @@ class Scale:
         return {height - n * (self.count_plot_rows(height) // number): n * self.distance for n in range(1, number + 1)}
 
     def count_plot_rows(self, height: int) -> int:
-        """Return how many of ``height`` rows lie below the uppermost tick: as many as make all ticks equally far apart."""
+        """Return how many of ``height`` rows are below the uppermost tick, so that all ticks are equally far apart."""
         number = round(self.top / self.distance)
         return height - height % number if height >= number else height
 

@@ -16,7 +16,7 @@ GROUND_STYLE = "strip"
 
 
 def find_pieces(length: int, width: int) -> Ints:
-    """Return how many pieces of time before the last one each column shows: one each, or fewer that fill the width."""
+    """Return how many pieces before the last one each column shows: one each, or fewer pieces stretched to the width."""
     return np.arange(width - 1, -1, -1) * min(length, width) // max(1, width)
 
 

@@ -100,7 +100,7 @@ def _format_factor(measure: Measure, place: int, glyphs: Glyphs) -> str:
 
 
 def format_values(measure: Measure) -> list[str]:
-    """Format the values, all in one unit; a time that is far shorter than the others in its own."""
+    """Format the values in one unit; a time that is far shorter than the others in a unit of its own."""
     numbers = [value for value in measure.values if isinstance(value, int | float)]
     largest = max(map(abs, numbers), default=0.0)
     return [MISSING if value is None else _format_value(value, measure.unit, largest) for value in measure.values]

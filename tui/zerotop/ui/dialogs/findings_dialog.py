@@ -33,7 +33,7 @@ _MARKS = {Severity.INFO: " ", Severity.WARNING: "!", Severity.ERROR: "!"}
 
 
 def _join_texts(linked: LinkedFinding) -> str:
-    """Return all that is said about a finding, in lower case, to search in."""
+    """Return all texts of a finding, in lower case, for the search."""
     finding = linked.finding
     texts = (findings.describe_finding(finding), findings.describe_details(finding), finding.advice, finding.fix)
     step = "" if finding.step is None else f"step {finding.step}"
@@ -44,7 +44,7 @@ def _join_texts(linked: LinkedFinding) -> str:
 class FindingsDialog(Dialog[Annotation]):
     """Returns the finding to go to, or None. Findings after the cursor are listed too, muted.
 
-    A finding that another one explains is listed under that one.
+    A finding is listed below the one that explains it.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -93,7 +93,7 @@ class FindingsDialog(Dialog[Annotation]):
         self._show_detail()
 
     def _show_border(self) -> None:
-        """Say in which order the findings are, and which keys work."""
+        """Show the order of the findings, and the keys."""
         if self.all_findings and self.is_mounted:
             box = self.query_one("#box")
             box.border_title = f"{self.heading} {'by severity and cost' if self.is_by_cost else 'in order of time'}"
@@ -163,7 +163,7 @@ class FindingsDialog(Dialog[Annotation]):
         self.notify(f"Copied, if this terminal lets programs copy: {fix}" if fix else "This finding has nothing to copy.")
 
     def _format_line(self, linked: LinkedFinding) -> Text:
-        """Return a line with time, step and as much of the headline as fits; that of an effect stands further right."""
+        """Return a line with time, step and as much of the headline as fits, indented below its cause."""
         finding = linked.finding
         muted = finding.known_ns > self.cursor_ns
         colour = self._find_colour("muted" if muted else findings.choose_style(finding))

@@ -85,7 +85,7 @@ class LeaveDialog(Dialog[Leaving]):
         self.run_worker(self._send_stop())
 
     async def _send_stop(self) -> None:
-        """Send the request on a thread: unreachable nodes answer late. Leaving meanwhile does not cancel it."""
+        """Send the request on a thread, because unreachable nodes answer late. Leaving does not cancel it."""
         try:
             problem = await asyncio.to_thread(self.controller.stop_job)
         except OSError as error:

@@ -16,7 +16,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 
 
 class StopDialog(YesNoDialog):
-    """Returns whether to stop. The first choice goes on."""
+    """Returns whether to stop. The first choice is to continue."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("s,y", "choose(True)", "stop.yes", "Stop", "Stop the running point and all others"),

@@ -26,7 +26,7 @@ _GLOBAL_PREFIXES = ("app.", "time.", "job.")
 
 
 def build_help(about: str, bindings: Iterable[Binding], terms: Iterable[tuple[str, str]], glyphs: Glyphs) -> Group:
-    """Build a screen's help: its keys, the keys that work everywhere, then what it shows and its terms."""
+    """Build a screen's help: its keys, the keys that work everywhere, then its description and terms."""
     listed = list(bindings)
     own = [binding for binding in listed if not (binding.id or "").startswith(_GLOBAL_PREFIXES)]
     common = [binding for binding in listed if binding not in own]

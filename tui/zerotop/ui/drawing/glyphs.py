@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Part of a bar -> its character in TEXTURES and in ASCII, which cannot split a cell between two colours.
+# Part of a bar -> its character in TEXTURES and in ASCII, which cannot split a cell into two colours.
 _PARTS = {
     "memory-allocated": "█#",
     "memory-reserved": "▓=",
@@ -64,7 +64,7 @@ class Glyphs:
     clipped: str = "▲"
     marked: str = "▼"  # above a step with a finding
     mark: str = "◆"  # the same on a time line
-    earlier: str = "◂"  # before what is further left on a time line
+    earlier: str = "◂"  # points to something further left on a time line
     later: str = "▸"
     times: str = "×"
     arrow: str = "→"
@@ -82,7 +82,6 @@ class Glyphs:
     thumb: str = "┃"  # the visible part on a scroll bar
     bullet: str = "·"
     degree: str = "°"
-    micro: str = "µ"
     prompt: str = "›"
     minus: str = "−"
     unsafe: str = "\ufffd"
@@ -138,7 +137,6 @@ ASCII = Glyphs(
     thumb="#",
     bullet=".",
     degree=" ",
-    micro="u",
     prompt=">",
     minus="-",
     unsafe="?",

@@ -15,7 +15,7 @@ from zerotop.ui.drawing.text import sanitize
 # Drawing order, from the bottom of a column up.
 ITERATION_PHASES = ("data", "forward", "backward", "step", "other", "unknown")
 
-# Cores, and share of the hosts', that other processes use at least where that is worth a word.
+# Worth mentioning: other processes use at least these cores, and this share of the hosts' cores.
 _MIN_OTHER_CORES, _MIN_OTHER_SHARE = 0.5, 0.03
 _PHASE_WORDS = {
     "": "starting",
@@ -52,7 +52,6 @@ def phase_word(phase: str, glyphs: Glyphs) -> str:
 
 
 def phase_style(phase: str) -> str:
-    """Return a phase's style."""
     return _PHASE_STYLES.get(phase, "phase-other")
 
 

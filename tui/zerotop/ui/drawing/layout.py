@@ -84,7 +84,7 @@ def layout_live(room: Box, shape: PanelCounts) -> dict[str, Box]:
 
 
 def replace_with_summary(boxes: dict[str, Box], width: int, rows: int) -> dict[str, Box]:
-    """Return the places with a summary of up to ``rows`` rows in place of the figures of ranks and GPUs, which are gone."""
+    """Return the places with a summary of up to ``rows`` rows instead of the figures of ranks and GPUs."""
     if "cpu" not in boxes:
         return boxes
     kept = {name: box for name, box in boxes.items() if name not in ("cpu", "gpu")}
@@ -160,7 +160,7 @@ def _min_output_rows(middle: int) -> int:
 
 
 def _layout_one_column(shape: PanelCounts, width: int, top: int, middle: int) -> dict[str, Box]:
-    """Place panels one under another, without the least important ones where room is short."""
+    """Place panels one below another, without the least important ones if room is short."""
     wants = {
         "memory": 1 + (shape.gpus or shape.ranks + shape.hosts),
         "iteration": 8,

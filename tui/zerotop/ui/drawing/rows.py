@@ -23,8 +23,12 @@ def row_width(row: Collection[Span]) -> int:
 
 
 def row_text(row: Iterable[Span]) -> str:
-    """Return the text of a row."""
     return "".join([text for text, _ in row])
+
+
+def highlight_row(row: Row) -> Row:
+    """Highlight a row of a table that is under the cursor."""
+    return merge_spans((text, style if "/" in style else f"{style}/cursor-ground") for text, style in row)
 
 
 def merge_spans(spans: Iterable[Span]) -> Row:
@@ -69,7 +73,7 @@ def fit_height(rows: Sequence[Row], width: int, height: int, glyphs: Glyphs) -> 
 
 
 def align_ends(left: Row, right: Row, width: int, glyphs: Glyphs, style: str = "text") -> Row:
-    """Place one row at the left edge and another at the right one; ``left`` is cut if both do not fit."""
+    """Place one row at the left edge and another at the right; ``left`` is cut if both do not fit."""
     room = width - row_width(right)
     if room < 0:
         return fit_row(right, width, glyphs, style)

@@ -48,38 +48,38 @@ class PlacedColumns(Generic[Item]):
         return merge_spans(spans)
 
 
-def place_columns(columns: Sequence[Column[Item]], width: int, gap: int = 1) -> PlacedColumns[Item]:
+def place_columns(columns: Sequence[Column[Item]], width: int) -> PlacedColumns[Item]:
     """Choose the columns that fit in ``width`` and share the spare width among the growing ones."""
     chosen = list(columns)
-    while _sum_widths(chosen, gap) > width and any(column.importance < 9 for column in chosen):
+    while _sum_widths(chosen) > width and any(column.importance < 9 for column in chosen):
         chosen.remove(min(chosen, key=lambda column: column.importance))
-    spare = max(0, width - _sum_widths(chosen, gap))
+    spare = max(0, width - _sum_widths(chosen))
     growing = sum(column.grows for column in chosen)
     placed: list[tuple[Column[Item], int, int]] = []
     begin = 0
     for column in chosen:
         size = column.width + (spare // growing if column.grows else 0)
         placed.append((column, begin, size))
-        begin += size + gap
+        begin += size + 1
     dropped = [_read_heading(column) for column in columns if column not in chosen]
     return PlacedColumns(tuple(placed), tuple(dict.fromkeys(text for text in dropped if text)))
 
 
 def _read_heading(column: Column[Item]) -> str:
-    """Return the words of a column's heading; empty for one without words of its own."""
+    """Return the words of a column's heading; empty if it has none of its own."""
     if callable(column.heading) or isinstance(column.heading, str):
         return column.heading.strip() if isinstance(column.heading, str) else ""
     return "".join(text for text, style in column.heading if style == "heading").strip()
 
 
-def _sum_widths(columns: Sequence[Column[Item]], gap: int) -> int:
-    return sum(column.width for column in columns) + gap * (len(columns) - 1)
+def _sum_widths(columns: Sequence[Column[Item]]) -> int:
+    return sum(column.width for column in columns) + len(columns) - 1
 
 
 def draw_rule(title: Row, width: int, glyphs: Glyphs, placed: PlacedColumns[Item] | None = None) -> Row:
     """Draw a panel's first row: a line with the title, and the headings above their columns.
 
-    Where columns were left out, ``+total, job`` says which, or ``+2`` how many, in the first gap that is wide enough.
+    ``+total, job`` names columns that were left out, or ``+2`` counts them, in the first gap that is wide enough.
     """
     headings = _draw_headings(title, width, placed)
     left_out = placed.left_out if placed else ()

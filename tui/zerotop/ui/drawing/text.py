@@ -39,7 +39,6 @@ def is_narrow(text: str) -> bool:
 
 
 def cell_width(text: str) -> int:
-    """Return the number of cells of a text."""
     return len(text) if text.isascii() else cell_len(text)
 
 

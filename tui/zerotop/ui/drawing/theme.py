@@ -183,7 +183,7 @@ STYLES = (
 
 
 def choose_readable(ground: Color | None, style: Style) -> Color | None:
-    """Return that colour of a style, its own or its background's, which has the higher contrast on ``ground``."""
+    """Return the style's own or its background's colour, whichever has the higher contrast on ``ground``."""
     choices = [color for color in (style.color, style.bgcolor) if color is not None]
     return max(choices, key=lambda color: _compute_contrast(color, ground), default=None) if ground is not None else None
 

@@ -59,12 +59,10 @@ _current_units = DEFAULT_UNITS
 
 
 def get_units() -> UnitChoice:
-    """Return the current units."""
     return _current_units
 
 
 def set_units(choice: UnitChoice) -> None:
-    """Set the current units."""
     global _current_units
     _current_units = choice
 
@@ -93,5 +91,5 @@ def giga_unit() -> Unit:
 
 
 def convert_sizes(sentence: str) -> str:
-    """Return a sentence with its sizes in the chosen units; one that is plain text as it is."""
+    """Return a sentence with its sizes in the chosen units; plain text is returned unchanged."""
     return sentence.render(_current_units.sizes[:3]) if isinstance(sentence, Text) else sentence

@@ -119,7 +119,7 @@ def _measure_gutter(width: int) -> int:
 
 
 def _compute_end_s(shown: ShownWaveform) -> float:
-    """Return where the picture ends: in the next iteration, or at the end of the pinned one."""
+    """Return the end of the picture: within the next iteration, or at the end of the pinned one."""
     pinned_s = shown.pinned.iteration_s if shown.pinned is not None else 0.0
     return max(shown.fold.iteration_s * (1 + _NEXT_SHARE), pinned_s)
 
@@ -185,7 +185,7 @@ def _draw_ribbon(
     *,
     pinned_text: str = "",
 ) -> Row:
-    """Draw the phases of one depth, with their names if they fit; after the iteration the next one, or the pinned text."""
+    """Draw the phases of one depth, with their names if they fit, then those of the next iteration or the pinned text."""
     canvas = Canvas(width - gutter, 1, glyphs)
     stretches = [stretch for stretch in fold.stretches if stretch.depth == depth]
     indices = find_stretches(stretches, depth, fold.iteration_s, end_s, canvas.dot_columns)

@@ -25,7 +25,7 @@ _REASONS = {
 
 
 def describe_bottleneck(fold: WaveformFold, glyphs: Glyphs) -> tuple[str, str]:
-    """Return what takes the time, and its style: ``GPUs idle 1.70 s of 2.67 s while 62 cores run the optimizer``."""
+    """Return a description of the bottleneck and its style: ``GPUs idle 1.70 s of 2.67 s while 62 cores run ...``."""
     idle = find_idle_time(fold)
     if math.isnan(idle.total_s):
         return _describe_cores(fold, glyphs), "value"

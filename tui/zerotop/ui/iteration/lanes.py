@@ -59,7 +59,7 @@ LANES = (
 
 
 def choose_lanes(fold: WaveformFold) -> list[Lane]:
-    """Return the lanes that have data, those that say most first."""
+    """Return the lanes that have data, the most important first."""
     lanes = [lane for lane in LANES if any(signal in fold.signals for signal, _, _ in lane.curves)]
     # Beside GPUs, host memory says little: it does not change within an iteration.
     return [lane for lane in lanes if lane.id != "resident" or "utilization" not in fold.signals]
@@ -86,7 +86,7 @@ def draw_lane(
         axis = Scale(axis.unit, 1.0, fold.host_cores / 2, float(fold.host_cores), height)
     paint_tints(canvas, fold.stretches, fold.iteration_s, end_s)
     if len(shown) == 1:
-        _paint_spread(canvas, shown[0][0], fold.iteration_s, end_s, axis.highest)
+        _paint_spread(canvas, shown[0][0], end_s, axis.highest)
     plot_grid(canvas, axis)
     canvas.plot_cursor(find_border(fold.iteration_s, end_s, canvas.width), BORDER_STYLE)
     for signal in before:
@@ -160,7 +160,7 @@ def _paint_curve(
     plot_line(canvas, values.min(axis=1), values.max(axis=1), style, top=top, letter=letter)
 
 
-def _paint_spread(canvas: Canvas, signal: Signal, length_s: float, end_s: float, top: float) -> None:
+def _paint_spread(canvas: Canvas, signal: Signal, end_s: float, top: float) -> None:
     low = _resample_signal(signal, signal.low, end_s, canvas.width).min(axis=1)
     high = _resample_signal(signal, signal.high, end_s, canvas.width).max(axis=1)
     # A band thinner than an eighth of a cell would only hide the phases.

@@ -83,7 +83,7 @@ class FoldModel:
         return self._last_shown
 
     def _describe_delay(self, frame: Frame, fold: WaveformFold) -> str:
-        """Say which rank the others wait for, and in which phase: the mean over ranks hides it."""
+        """Name the rank that the others wait for, and its phase: the mean over ranks hides it."""
         if fold.rank is not None or fold.world < 2:
             return ""
         delays = list_delays(frame.findings, fold.world)

@@ -85,14 +85,11 @@ class WaveformPanel(_FoldPanel):
         return draw_waveform(shown, width, height, self.glyphs, self.folding.scales, focused=self.has_focus)
 
     def copy_text(self) -> str:
-        """Return the curves."""
         shown = self.folding.find_shown(self.frame) if self.frame is not None else None
         return waveform_text(shown.fold) if shown is not None else ""
 
 
 class PhaseTable(_FoldPanel):
-    """The phases as a table."""
-
     def draw_fold(self, shown: ShownWaveform, width: int, height: int) -> list[Row]:
         return draw_phases(shown.fold, shown.pinned, width, height, self.glyphs, focused=self.has_focus)
 

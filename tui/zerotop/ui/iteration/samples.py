@@ -1,4 +1,4 @@
-"""The samples behind a folded iteration: how many of each sensor, of what length, and where they peak."""
+"""The samples behind a folded iteration: their number and length for each sensor, and their peaks."""
 
 from __future__ import annotations
 

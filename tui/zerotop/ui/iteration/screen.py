@@ -38,7 +38,7 @@ _COUNT = in_footer(7, "iterations", label_index=1)
 
 
 class IterationScreen(MonitorScreen):
-    """Shows why an iteration takes so long, and what idles meanwhile."""
+    """Shows why an iteration takes its time, and what idles during it."""
 
     NAME = "iteration"
     TITLE = "Iteration"

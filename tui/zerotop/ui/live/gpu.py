@@ -39,7 +39,6 @@ def choose_shown_gpus(view: LiveView, height: int) -> tuple[list[Gpu], list[Gpu]
 
 
 def place_gpu_columns(view: LiveView, width: int, rows_per_gpu: int, glyphs: Glyphs) -> PlacedColumns[Gpu]:
-    """Place the columns."""
     return place_columns(_build_gpu_columns(view, width, rows_per_gpu, glyphs), width)
 
 

@@ -100,9 +100,9 @@ def _draw_chart(
 
 
 def _choose_step_width(total: int | None, count: int, room: int) -> int:
-    """Return the cells for each step: more than one only where the whole run fits, so that it is rescaled seldom.
+    """Return the cells for each step: more than one only if the whole run fits, so that it is rarely rescaled.
 
-    ``total``: the planned steps; where unknown, somewhat more than the ``count`` that there are.
+    ``total``: the planned steps; if unknown, somewhat more than the ``count`` so far.
     """
     planned = total or next((steps for steps in _PLANNED_STEPS if steps >= count), room)
     return max(1, min(_MAX_STEP_WIDTH, room // planned))
@@ -141,7 +141,7 @@ def _plot_steps(
 
 
 def _list_phases(iterations: Iterations, shown: slice) -> dict[str, Floats]:
-    """Return the seconds of each phase of the shown steps, in drawing order; what was not recorded is 0."""
+    """Return the seconds of each phase of the shown steps, in drawing order; 0 if not recorded."""
     zeros = np.zeros(len(iterations.step[shown]))
     seconds = {name: np.fmax(0.0, values[shown]) for name, values in iterations.phase_s.items()}
     with np.errstate(invalid="ignore"):  # of infinite times
@@ -181,7 +181,7 @@ def _draw_legend(view: LiveView, pointed: int | None, scale: Scale, width: int, 
 
 
 def _find_last(iterations: Iterations) -> int:
-    """Return the place of the last step, if possible one whose phases are known and that is not far from the end."""
+    """Return the index of the last step, if possible one with known phases that is close to the end."""
     last = len(iterations.step) - 1
     unknown = iterations.phase_s.get("unknown")
     known = np.flatnonzero(unknown[-_FAR_STEPS:] == 0) if unknown is not None else np.empty(0, np.intp)

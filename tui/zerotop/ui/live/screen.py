@@ -19,7 +19,7 @@ from zerotop.ui.live.summary import MOST_ROWS, count_summary_rows
 
 
 class LiveScreen(MonitorScreen):
-    """Shows whether the job is healthy, and what it is doing."""
+    """Shows whether the job is healthy, and its current activity."""
 
     NAME = "live"
     TITLE = "Live"

@@ -1,4 +1,4 @@
-"""The summary of a job that has ended: findings that cost most, speed, peaks, and what watching cost."""
+"""The summary of a job that has ended: the costliest findings, speed, peaks, and the cost of watching."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_FINDINGS = "No finding has a cost in time or memory."
 
 
 class _Form(Enum):
-    """How much is said of what a finding cost in time."""
+    """How detailed the cost of a finding in time is described."""
 
     WHOLE = "about 5.40 s, 23 % of the training time"
     SHARE = "23 % of the training time"

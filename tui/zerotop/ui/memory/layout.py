@@ -38,7 +38,7 @@ def layout_memory(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
 
 
 def layout_below_alone(room: Box, view: MemoryView, *, host: bool) -> dict[str, Box]:
-    """Place the panels that are usually below the ledger in its place: side by side, or one below the other."""
+    """Place the panels below the ledger in its place: side by side, or one below the other."""
     if host or _is_only_watched(view) or room.width >= _TWO_BELOW_WIDTH:
         return _layout_below(room, view, host=host)
     phases = 1 + (len(view.peaks.phases) if view.peaks is not None else 1)
@@ -55,7 +55,7 @@ def name_below(view: MemoryView, host: bool) -> str:
 
 
 def _count_rows_below(view: MemoryView, height: int, *, host: bool) -> int:
-    """Return the rows below the ledger: half of all for a chart, else what the tables need."""
+    """Return the rows below the ledger: half of all for a chart, else as many as the tables need."""
     if not host and _is_only_watched(view):
         return height
     if host or view.trace is not None or not view.gpus:

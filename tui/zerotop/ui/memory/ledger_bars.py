@@ -1,4 +1,4 @@
-"""Ledgers as tall bars: every GPU as a whole, and beside them the chosen one's job now and at its peak, with its parts."""
+"""Ledgers as tall bars: every GPU as a whole, and the chosen GPU's job now and at its peak, with its parts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def measure_bars(view: MemoryView, room: int, *, host: bool) -> int:
 
 
 def draw_gpu_bars(view: MemoryView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
-    """Draw every GPU against its whole memory; at the right, on a scale of its own, the chosen one's job."""
+    """Draw every GPU against its whole memory, and at the right, on its own scale, the job on the chosen GPU."""
     left = _measure_overview(max(1, len(view.gpus)), width)
     first, end, _ = _choose_visible(*_list_names(view, host=False), left - AXIS_WIDTH)
     bars = [_build_gpu_bar(gpu, gpu is view.gpu) for gpu in view.gpus[first:end]]
@@ -102,7 +102,7 @@ def _choose_visible(names: Sequence[str], chosen: int, room: int) -> tuple[int, 
 
 
 def find_rank(x: int, view: MemoryView, width: int, *, host: bool) -> int | None:
-    """Return the rank whose bar is at a column of the drawing, None where there is none."""
+    """Return the rank whose bar is at a column of the drawing, None if there is none."""
     index = _find_bar(x, view, width, host=host)
     if index is None:
         return None
@@ -110,7 +110,7 @@ def find_rank(x: int, view: MemoryView, width: int, *, host: bool) -> int | None
 
 
 def describe_bar(x: int, view: MemoryView, width: int, *, host: bool) -> str:
-    """Return ``GPU 2: 40.4 of 140 GiB`` for the bar at a column of the drawing; empty where there is none."""
+    """Return ``GPU 2: 40.4 of 140 GiB`` for the bar at a column of the drawing; "" if there is none."""
     index = _find_bar(x, view, width, host=host)
     if index is None:
         return ""

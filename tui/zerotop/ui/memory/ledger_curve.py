@@ -36,7 +36,7 @@ REQUESTED_HINT = "Requested: the step after the current one is traced, and shown
 def draw_curve(
     trace: AllocationTrace | None, hint: str, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
 ) -> list[Row]:
-    """Draw the last trace and the largest blocks at its peak; without a trace ``hint`` says how to get one."""
+    """Draw the last trace and the largest blocks at its peak; without a trace, ``hint`` explains how to get one."""
     if trace is None or not len(trace.times_ns):
         text = hint or (trace.refused if trace is not None else "")
         rows = [draw_rule(panel_title("Microscope", focused), width, glyphs)]

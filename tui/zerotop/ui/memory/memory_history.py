@@ -22,7 +22,7 @@ Layers = tuple[tuple[str, Floats], ...]  # style, bytes of this layer alone in e
 
 
 def draw_history(view: LiveView, name: str, gpu: Gpu | None, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """Draw the chart with its axes, of a GPU or of the host memory of all ranks. ``name`` says whose memory it is."""
+    """Draw the chart with its axes, for a GPU or the host memory of all ranks. ``name``: the owner in the title."""
     history: GpuHistory | History | None = view.history
     least = sum(rank.rss_peak_bytes for rank in view.ranks)
     if gpu is not None:

@@ -37,7 +37,7 @@ def can_request_trace(frame: Frame, view: MemoryView) -> bool:
 
 
 def describe_hint(frame: Frame, view: MemoryView) -> str:
-    """Return a sentence about the trace: that one is awaited, or how to get the first one."""
+    """Return a sentence about the trace: it is being awaited, or how to get the first one."""
     if view.rank is not None and view.health is None:
         return NO_GPU_HINT
     if (

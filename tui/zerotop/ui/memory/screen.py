@@ -194,7 +194,7 @@ def _draw_history(
 
 
 class MemoryScreen(MonitorScreen):
-    """Shows what the memory is used for."""
+    """Shows the purpose of each part of the memory."""
 
     NAME = "memory"
     TITLE = "Memory"
@@ -242,7 +242,7 @@ class MemoryScreen(MonitorScreen):
         return labels | {"memory.host": "" if not view.gpus else "GPU" if is_host else "host"}
 
     def action_below(self) -> None:
-        """Show the panels that are left out in place of the ledger, or the ledger again."""
+        """Show the panels that are left out instead of the ledger, or the ledger again."""
         if not self._lacks_room:
             self.notify("All panels are shown: there is room for them.", timeout=3)
         self.request_redraw(self._switch_below)

@@ -127,13 +127,9 @@ def _draw_line(
         lead: list[Span] = [(glyphs.play if marked and not rows else " ", "accent")]
         lead.append((time.rjust(columns.time - 1) + " " if columns.time else "", "muted"))
         lead.append((step.rjust(columns.step - 1) + " " if columns.step else "", "label"))
-        lead.append((_stream_mark(line, glyphs), "stderr"))
+        lead.append((glyphs.line if line.stream == _STDERR else " ", "stderr"))
         rows.append(merge_spans([*lead, *part]))
     return rows
-
-
-def _stream_mark(line: OutputLine, glyphs: Glyphs) -> str:
-    return glyphs.line if line.stream == _STDERR else " "
 
 
 def _draw_text(

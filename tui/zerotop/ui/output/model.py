@@ -118,7 +118,6 @@ class OutputView:
         self.typed_text = None
 
     def clear_search(self) -> None:
-        """End the search."""
         self._set_search("")
 
     def request_match(self, direction: int) -> None:

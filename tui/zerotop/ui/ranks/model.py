@@ -68,7 +68,7 @@ class RankPicture:
     metric: Metric
     values: Matrix
     deviation: Matrix  # of each row, 0 where it is like the others
-    oddness: Matrix  # what the order is by: the deviation, of an iteration's time that of how long others wait too
+    oddness: Matrix  # the sort keys: deviations; for iteration time also that of the time that others wait
     order: NDArray[np.intp]
     by_number: bool
     chosen: int | None  # a row; None where there is none
@@ -117,7 +117,7 @@ class RankPicture:
         return metric not in METRIC_TABLES or metric is self.metric or len(self.matrix.processes) <= _MANY_RANKS
 
     def find_neighbor(self, number: int, rank: int | None) -> int | None:
-        """Return the rank ``number`` places after ``rank``, else after the chosen one, in the order that is shown."""
+        """Return the rank ``number`` places after ``rank``, or after the chosen one, in the displayed order."""
         if not len(self.order):
             return None
         ranks = self.matrix.rank_numbers[self.order]
@@ -140,8 +140,8 @@ class Ranking:
         self._skew: tuple[RankMatrix | None, Skew | None] = None, None  # of the last matrix
         self._picture_key: tuple[object, ...] = ()
         self._last_picture: RankPicture | None = None
-        self._lookup: tuple[Metric, RankMatrix] | None = None  # what is to be looked up
-        self._values_by_metric: dict[Metric, MatrixValues] = {}  # what was looked up last
+        self._lookup: tuple[Metric, RankMatrix] | None = None  # the values to look up
+        self._values_by_metric: dict[Metric, MatrixValues] = {}  # the values of the last lookups
 
     @property
     def recorded_metrics(self) -> list[Metric]:
@@ -268,7 +268,7 @@ def _find_hang(frame: Frame, matrix: RankMatrix) -> Hang | None:
 def _choose_row(
     matrix: RankMatrix, frame: Frame, skew: Skew | None, hang: Hang | None, order: NDArray[np.intp]
 ) -> int | None:
-    """Return the row to compare: of the rank that the user chose, else of the one that the sentence is about."""
+    """Return the row to compare: that of the rank chosen by the user, else of the rank in the sentence."""
     if not len(order):
         return None
     awaited = hang.ranks[0] if hang is not None and hang.ranks and not frame.is_rank_chosen else None
@@ -288,8 +288,8 @@ def describe_empty(session: Session, processes: Sequence[RankSteps], state: Stat
     is_outside = not session.events_named("job_started") or bool(session.events_named("rank_silent"))
     if is_outside and state is not State.STARTING and any(len(source.array) for source in session.sources["processes"]):
         return (
-            "No rank's steps are recorded here: the job's processes are only watched from outside. Started with zerotop run,"
-            " or entered by zerotop attach, each rank says what it does."
+            "No steps are recorded: the job is only watched from outside. To compare its ranks, start it with zerotop run,"
+            " or inject the probe with zerotop attach --enter."
         )
     if state.is_over:
         return "No rank trained: there is nothing to compare."

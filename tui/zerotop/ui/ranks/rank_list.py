@@ -40,7 +40,7 @@ def draw_ranks(
 
 
 def _draw_title(view: LiveView, first: int, shown: int, placed: PlacedColumns[Rank], width: int, glyphs: Glyphs) -> Row:
-    """Draw the headings, the cores in use, and which ranks are shown where there is no room for all."""
+    """Draw the headings, the cores in use, and the range of shown ranks if there is no room for all."""
     count, is_wide = len(view.ranks), width >= _WIDE
     part = f" {first + 1}-{min(count, first + shown)} of {count}" if count > shown else ""
     used = format_cores_used(view, width if is_wide else 0) if width >= 60 and (is_wide or not part) else ""

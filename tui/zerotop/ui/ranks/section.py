@@ -156,7 +156,7 @@ class Section:
         return label, ((self.glyphs.to_plain(value), "warn" if deviates else "value" if is_chosen else "muted"),)
 
     def _choose_line(self, row: int) -> tuple[int, bool]:
-        """Return the line that a row names, and whether it is the chosen rank's: of two lines that one, else the upper."""
+        """Return the line for a row, and whether it is the chosen rank's: of two lines that one, else the upper."""
         first = self.plan.find_line(row)
         last = first if self.plan.tall else min(first + 1, len(self.plan.lines) - 1)
         for index in range(first, last + 1):

@@ -1,4 +1,4 @@
-"""The stacks of ranks that stand still: a block for each place, the one that the others wait for first."""
+"""The stacks of ranks that stand still: a block for each place, first the one that the others wait for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_RANKS = 24  # cells of the list of ranks
 
 
 def count_stack_rows(found: Stillness, width: int, glyphs: Glyphs, *, with_sentences: bool) -> int:
-    """Return how many rows all stacks would need; ``with_sentences``: and what is wrong, in words."""
+    """Return the rows that all stacks need; ``with_sentences``: and the sentences about the problem."""
     heads = len(_draw_sentences(found.standstill, width, glyphs)) if with_sentences else 0
     columns = _choose_columns(found.standstill, width)
     blocks = [2 + len(_list_lines(group)) for group in found.standstill.groups]
@@ -40,7 +40,7 @@ def draw_stacks(
     with_sentences: bool,
     focused: bool = False,
 ) -> list[Row]:
-    """Draw the stacks, or where space is short the job's own lines; ``with_sentences``: after what is wrong, in words."""
+    """Draw the stacks, or if space is short the job's own lines; ``with_sentences``: below sentences about the problem."""
     age_s = max(0.0, (cursor_ns - found.since_ns) / 1e9)
     title: Row = (*panel_title("Stacks", focused), (f"  nothing has moved for {format_rough_time(age_s)}", "muted"))
     rows = [draw_rule(title, width, glyphs)]
@@ -98,7 +98,7 @@ def _draw_blocks(groups: Sequence[StackGroup], standstill: Standstill, width: in
 
 
 def _draw_block(group: StackGroup, width: int, height: int, glyphs: Glyphs, *, is_odd: bool) -> list[Row]:
-    """Draw the ranks and what they do, then frames; the job's own lines are kept where not all of them fit."""
+    """Draw the ranks and their activity, then frames; if not all fit, the job's own lines are kept."""
     count = format_count(len(group.ranks), "rank")
     numbers = fit_text(_format_ranks(group.ranks), _MOST_RANKS, glyphs, at_words=False)
     style = "alert" if is_odd else "warn" if not group.awaits_others else "title"

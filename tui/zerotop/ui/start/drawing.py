@@ -12,7 +12,7 @@ from zerotop.analysis.reports.recording_summary import OUT_OF_GPU_MEMORY, OUT_OF
 from zerotop.ui.base.start_interfaces import LibraryItem, RunningJob
 from zerotop.ui.drawing.formatting import format_duration, format_grouped, format_number, format_rough_time
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, align_ends, fit_row, merge_spans, row_text, row_width
+from zerotop.ui.drawing.rows import Row, align_ends, fit_row, highlight_row, row_text, row_width
 from zerotop.ui.drawing.table import PlacedColumns, draw_rule, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.start.columns import ListLine, build_columns, build_few_columns, describe_state, format_offload
@@ -36,7 +36,7 @@ def draw_list(lines: Sequence[ListLine], title: Row, width: int, height: int, gl
     for line in lines[: height - 1]:
         damaged = bool(line.overview.problem)
         row = _draw_damaged(line, placed, width, glyphs) if damaged else placed.draw_row(line, width, glyphs)
-        rows.append(_highlight_row(row) if line.is_chosen and glyphs.smooth else row)
+        rows.append(highlight_row(row) if line.is_chosen and glyphs.smooth else row)
     return [*rows, *(fit_row((), width, glyphs) for _ in range(height - len(rows)))]
 
 
@@ -62,11 +62,6 @@ def _draw_damaged(line: ListLine, placed: PlacedColumns[ListLine], width: int, g
     begin = sum(size + 1 for _, _, size in first.columns)
     sentence = fit_text(sanitize(line.overview.problem, glyphs), max(0, width - begin), glyphs)
     return fit_row((*first.draw_row(line, begin, glyphs), (sentence, "muted")), width, glyphs)
-
-
-def _highlight_row(row: Row) -> Row:
-    """Highlight the row under the cursor."""
-    return merge_spans((text, style if "/" in style else f"{style}/cursor-ground") for text, style in row)
 
 
 def draw_detail(item: LibraryItem | None, width: int, glyphs: Glyphs) -> list[Row]:

@@ -80,7 +80,6 @@ class StartModel:
 
     @property
     def cursor_row(self) -> int:
-        """The row of the cursor."""
         return self._cursor_row
 
     @property
@@ -110,11 +109,9 @@ class StartModel:
             self.move_cursor(1)
 
     def clear_marks(self) -> None:
-        """Remove all marks."""
         self._marked_keys.clear()
 
     def is_marked(self, item: LibraryItem) -> bool:
-        """Whether an item is marked."""
         return make_key(item) in self._marked_keys
 
     def set_filter(self, text: str) -> None:

@@ -84,7 +84,7 @@ class StartSheet(Scrollable, KeyRow):
 
 
 def label_keys(model: StartModel) -> dict[str, str]:
-    """Return the footer's labels: what needs a row or a recording is left out without one."""
+    """Return the footer's labels; keys that need a row or a recording are left out without one."""
     recording, rows = ("start.export", "start.pack", "start.delete"), ("start.open", "start.mark", "start.compare")
     hidden = () if isinstance(model.chosen_item, Recording) else recording if model.rows else (*rows, *recording)
     return {"app.leave": "quit", **dict.fromkeys(hidden, "")}

@@ -1,4 +1,4 @@
-"""The start screen: recordings and running jobs, and what can be done with them."""
+"""The start screen: recordings and running jobs, and actions on them."""
 
 from __future__ import annotations
 

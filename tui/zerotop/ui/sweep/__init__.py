@@ -1,1 +1,1 @@
-"""The Sweep screen: a table that fills in, and charts of what its points measured."""
+"""The Sweep screen: a table that fills in, and charts of the measurements of its points."""

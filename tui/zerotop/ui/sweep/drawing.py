@@ -1,4 +1,4 @@
-"""The whole screen: progress, table, charts, and what the lines say."""
+"""The whole screen: progress, table, charts, and sentences about the fitted lines."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _DOT_SPACING = 3  # dot columns
 
 
 def find_limit(model: SweepModel) -> float | None:
-    """Return the bytes that PyTorch can have on one GPU; None where no search knows."""
+    """Return the bytes that PyTorch can have on one GPU; None if no search knows."""
     results = model.search.results if model.search is not None else ()
     return next((one.limit_bytes for one in reversed(results) if one.limit_bytes is not None), None)
 

@@ -17,7 +17,7 @@ from zerotop.analysis.sweeps.series import TOKENS, Series, build_series, choose_
 from zerotop.session.sweeps import Sweep, Value
 from zerotop.ui.base.start_interfaces import OpenedRecording
 
-# Of a search, values up to so many times the largest that fits are on the axis.
+# For a search, the axis has values up to this many times the largest that fits.
 _FARTHEST = 2.0
 
 SERIES_STYLES = tuple(f"series-{number}" for number in (1, 2, 4, 0, 3, 5))
@@ -159,7 +159,7 @@ class SweepModel:
         return values[begin:end] or values
 
     def _list_values(self) -> Sequence[Value]:
-        """Return all values of the axis; of a search those that it tried, and none far above what fits."""
+        """Return all values of the axis; for a search, those that it tried, and none far above the largest that fits."""
         values = list(self.sweep.plan.settings[self.axis])
         if self.search is not None:
             most = _FARTHEST * max((one.largest for one in self.search.results if one.largest is not None), default=math.inf)
@@ -182,13 +182,12 @@ class SweepModel:
 
     @property
     def charts(self) -> tuple[str, ...]:
-        """The measurements with a chart: of a search memory and tokens per second, which it is about."""
+        """The measurements with a chart; for a search only memory and tokens per second."""
         charts = list_charts(self.sweep)
         return charts if self.search is None else (charts[0], TOKENS)
 
     @property
     def price(self) -> HourlyPrice | None:
-        """The price of an hour."""
         return read_sweep_price(self.sweep)
 
     @property
@@ -212,7 +211,7 @@ class SweepModel:
             self._derived_from = sweep
 
     def find_style(self, settings: Mapping[str, Value]) -> str:
-        """Return the style of the series to which settings belong; "muted" for one that has not run."""
+        """Return the style of the series that the settings belong to; "muted" for one that has not run."""
         for number, series in enumerate(self.series):
             if all(settings[name] == value for name, value in series.settings.items()):
                 return SERIES_STYLES[number % len(SERIES_STYLES)]

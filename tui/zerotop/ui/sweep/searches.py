@@ -30,7 +30,7 @@ class SearchLine:
 
 
 def measure_progress(model: SweepModel, search: SearchProgress) -> float:
-    """Return how much of all searches is done, 0 to 1, as searches by halves go on."""
+    """Return the progress of all searches, 0 to 1, assuming searches by halves."""
     share = 0.0
     for line in _build_lines(model, search):
         values = len(model.sweep.plan.settings[search.searched])
@@ -45,7 +45,7 @@ def count_rows(search: SearchProgress) -> int:
 
 
 def draw_searches(model: SweepModel, search: SearchProgress, width: int, height: int, glyphs: Glyphs) -> list[Row]:
-    """Draw headings and a row for each series; the latest ones where there is no room for all."""
+    """Draw headings and a row for each series; the latest ones if there is no room for all."""
     lines = _build_lines(model, search)
     placed = place_columns(_build_columns(model, search, glyphs), width)
     title = _name_title(search)

@@ -10,7 +10,7 @@ from zerotop.analysis.sweeps.series import ALLOCATED
 from zerotop.session.sweeps import CRASHED, HUNG, OK, OUT_OF_MEMORY, SKIPPED, Point, Result
 from zerotop.ui.drawing.formatting import MISSING, format_clock, format_number, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs
-from zerotop.ui.drawing.rows import Row, fit_row, merge_spans, row_width
+from zerotop.ui.drawing.rows import Row, fit_row, highlight_row, row_width
 from zerotop.ui.drawing.table import Column, draw_rule, place_columns
 from zerotop.ui.drawing.text import fit_text, sanitize
 from zerotop.ui.drawing.units import giga_unit
@@ -54,12 +54,8 @@ def draw_table(model: SweepModel, width: int, height: int, glyphs: Glyphs) -> li
     drawn = [draw_rule(title if first > row_width(title) else (), width, glyphs, placed)]
     for line in lines:
         row = placed.draw_row(line, width, glyphs)
-        drawn.append(_highlight_row(row) if line.is_chosen and glyphs.smooth else row)
+        drawn.append(highlight_row(row) if line.is_chosen and glyphs.smooth else row)
     return [*drawn, *(fit_row((), width, glyphs) for _ in range(height - len(drawn)))]
-
-
-def _highlight_row(row: Row) -> Row:
-    return merge_spans((text, style if "/" in style else f"{style}/cursor-ground") for text, style in row)
 
 
 def _build_columns(model: SweepModel, glyphs: Glyphs) -> list[Column[PointLine]]:

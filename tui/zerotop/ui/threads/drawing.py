@@ -48,7 +48,7 @@ class TableLine:
 
 
 class ThreadRows(NamedTuple):
-    """The rows of the panel, and what they show."""
+    """The rows of the panel, and the threads in them."""
 
     rows: list[Row]
     top: int  # the first visible row of the table
@@ -196,8 +196,8 @@ def draw_threads(
 ) -> ThreadRows:
     """Draw the panel. The first visible row of the table is ``top``, or the last possible one.
 
-    ``nodes`` is the number of NUMA nodes of the host. ``opened`` are the names whose threads are shown one by one;
-    None: as many as fit.
+    ``nodes`` is the number of NUMA nodes of the host. ``opened`` are the names whose threads are listed; None: as many as
+    fit.
     """
     width, height = size
     if height <= 0 or width <= 0:

@@ -198,7 +198,7 @@ def _draw_marks(picture: Picture, canvas: Canvas, width: int) -> Row:
 
 
 def _write_hidden_headline(mark: Mark, picture: Picture, room: int, canvas: Canvas) -> None:
-    """Write which finding the header shows, with an arrow to it: its cause may be too slow to be seen in the window."""
+    """Name the header's finding, with an arrow to it: its cause may be too slow to be visible in the window."""
     glyphs, is_before = canvas.glyphs, mark.at_ns < picture.begin
     step = f"step {mark.finding.step}: " if mark.finding.step is not None else ""
     arrow = glyphs.earlier if is_before else glyphs.later

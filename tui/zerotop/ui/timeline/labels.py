@@ -121,7 +121,7 @@ def format_duration(nanoseconds: float) -> str:
 def draw_last_row(picture: Picture, width: int, glyphs: Glyphs) -> Row:
     """Draw the range's figures; without a range, the phases' colours and the missing data."""
     if picture.summary is not None:
-        return fit_row(join_rows(choose_items(_draw_figures(picture, picture.summary, glyphs), width, 2), 2), width, glyphs)
+        return fit_row(join_rows(choose_items(_draw_figures(picture.summary, glyphs), width, 2), 2), width, glyphs)
     colours = _draw_colours(picture, glyphs)
     missing: list[tuple[int, Row]] = [(1, ((glyphs.to_plain(sentence), "muted"),)) for sentence in picture.missing_notes]
     return fit_row(join_rows(choose_items([*colours, *missing], width, 2), 2), width, glyphs)
@@ -147,7 +147,7 @@ def _name_style(style: str) -> str:
     return "outside" if name == "other" else name
 
 
-def _draw_figures(picture: Picture, summary: RangeSummary, glyphs: Glyphs) -> list[tuple[int, Row]]:
+def _draw_figures(summary: RangeSummary, glyphs: Glyphs) -> list[tuple[int, Row]]:
     """Return (importance, figure) for the range."""
     length = summary.end_ns - summary.begin_ns
     steps = format_count(summary.steps, "step")

@@ -72,7 +72,7 @@ def _build_utilization(picture: Picture, height: int) -> Chart:
 
 
 def _build_mean_layers(mean: Floats, peak: Floats, axis: Scale, style: str = "load") -> Layers:
-    """Return the mean as an area, and above it a fainter one up to the highest value, so that short spikes stay visible."""
+    """Return the mean as an area, and a fainter one above it up to the highest value, so that short spikes stay visible."""
     mean, peak = (np.minimum(_replace_missing(values), axis.highest) for values in (mean, peak))
     return [(style, mean), ("load-free", peak - mean)]
 

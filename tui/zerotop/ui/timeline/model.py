@@ -41,7 +41,7 @@ class PictureBuilder:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the last picture lacks what could not be read in time."""
+        """Whether the last picture lacks parts that could not be read in time."""
         return self.last_picture is not None and not self.last_picture.timeline.is_complete
 
     def finish_work(self) -> None:
@@ -163,7 +163,7 @@ _NO_ENGINE, _NO_PROBE = "phases (before the training)", "phases (no probe in any
 
 
 def _describe_missing(recorded: Collection[str], phases: str) -> tuple[str, ...]:
-    """Say which lanes are missing and why. ``phases`` says so for phases, "" if they are there."""
+    """Describe which lanes are missing and why. ``phases`` does so for phases, "" if they are there."""
     missing = [phases] if phases else []
     if "utilization" not in recorded:
         missing.append("GPU")

@@ -32,7 +32,7 @@ class Picture:
     ranks: tuple[int, ...]  # of the ribbons, from top to bottom
     other_ranks: int  # ranks whose ribbons do not fit
     cursor: int
-    pointed: int  # the moment whose values are shown: under the mouse, else the cursor
+    pointed: int  # the moment of the displayed values: under the mouse, else the cursor
     marks: tuple[Mark, ...]
     steps: tuple[tuple[int, int], ...]  # (begin, number) in the window
     pointed_step: int | None  # the step in progress then
@@ -70,7 +70,7 @@ class Picture:
         return (moment - self.begin) // self.cell_ns
 
     def find_mark(self, cell: int) -> Mark | None:
-        """Return the mark at a cell of the row of marks, or the one whose words are there."""
+        """Return the mark at a cell of the row of marks, or the mark whose words are there."""
         before = [mark for mark in self.marks if 0 <= self.find_cell(mark.at_ns) <= cell]
         return max(before, key=lambda mark: mark.at_ns, default=self.hidden_headline)
 

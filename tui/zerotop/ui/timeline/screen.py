@@ -124,13 +124,13 @@ class TimelineLanes(FrameWidget, can_focus=True):
         """Return the numbers of the window, or of the selected range."""
         return window_text(self.pictures.last_picture) if self.pictures.last_picture is not None else ""
 
-    def _find_moment(self, x: int, share: float = 0.5) -> int | None:
-        """Return the time of a column of the panel; None beside the charts."""
+    def _find_moment(self, x: int) -> int | None:
+        """Return the time in the middle of a column of the panel; None beside the charts."""
         picture = self.pictures.last_picture
         cell = x - chart_begin(self.size.width)
         if picture is None or not -1 <= cell <= picture.cell_count:
             return None
-        return max(0, picture.begin + int((max(0, min(picture.cell_count - 1, cell)) + share) * picture.cell_ns))
+        return max(0, picture.begin + int((max(0, min(picture.cell_count - 1, cell)) + 0.5) * picture.cell_ns))
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         self._pressed_ns = self._find_moment(event.x)

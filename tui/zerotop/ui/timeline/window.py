@@ -147,7 +147,6 @@ class TimelineView:
         self._is_detached = True
 
     def return_to_cursor(self) -> None:
-        """Return to the cursor."""
         self._is_detached = False
 
     @property
@@ -174,12 +173,10 @@ class TimelineView:
         self._range_begin, self._range_end = min(one, other), max(one, other)
 
     def clear_range(self) -> None:
-        """Clear the range."""
         self._range_begin = self._range_end = None
 
     @property
     def has_range(self) -> bool:
-        """Whether there is a range."""
         return self._range_begin is not None or self._range_end is not None
 
     def get_range(self) -> tuple[int, int] | None:

@@ -1,8 +1,9 @@
 """Write changed cells straight to the terminal.
 
-For any change Textual's compositor renders every visible widget and writes a changed row from its widget's left edge on: a
-quarter of the cost of a live frame, and most of its bytes. It keeps doing so for everything else, and whenever something may
-cover a panel or a layout is pending. It renders the same rows, so it does not matter who wrote them.
+For any change Textual's compositor renders every visible widget and writes a changed row from its widget's left edge on.
+That takes a quarter of the cost of a live frame, and makes most of its bytes. The compositor still does so for everything
+else, and whenever something may cover a panel or a layout is pending. Both write the same rows, so it does not matter which
+of them did.
 """
 
 from __future__ import annotations

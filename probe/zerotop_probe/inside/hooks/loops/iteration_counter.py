@@ -1,4 +1,4 @@
-"""Which steps of a loop's optimizers end its iterations, also of those steps that were only counted."""
+"""Decides which steps of a loop's optimizers end its iterations, even if steps were only counted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class IterationCounter:
         return self._rule.finish_step(number, self._loop.backward_total)
 
     def take_counts(self) -> None:
-        """Learn what was counted."""
+        """Add the updates and backwards of counted steps."""
         counting, loop = self._counting, self._loop
         if counting.updates:
             seen = loop.backward_total + counting.seen_backwards

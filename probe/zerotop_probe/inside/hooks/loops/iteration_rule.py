@@ -2,9 +2,9 @@
 
 With one optimizer every step does. With several, an iteration is a round: it ends when each of them has stepped since the
 last one, however often. An optimizer that lags behind the others does not count until it steps without them; otherwise one
-that a script makes and never uses would keep the first iteration open for ever. One that has stepped before another was made
-is not waited for until it steps again: it may be alive although its loop has ended, as in a notebook. Several steps of one
-optimizer without a backward in between are one update.
+that a script creates and never uses would keep the first iteration open forever. If an optimizer has stepped before another
+one was created, the rule does not wait for it until it steps again: its loop may have ended while it is still alive, as in a
+notebook. Several steps of one optimizer without a backward in between are one update.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class IterationRule:
         self.step_counts: dict[int, int] = {}
         self.counting: set[int] = set()
         self._stepped: set[int] = set()
-        self._older: set[int] = set()  # those that have not stepped since another was made
+        self._older: set[int] = set()  # optimizers that have not stepped since another one was created
         self._missed: dict[int, int] = {}
         self._patience: dict[int, int] = {}
         self._last_backward: dict[int, int] = {}
@@ -72,12 +72,15 @@ class IterationRule:
         return True
 
     def add_steps(self, number: int, steps: int, backwards: int) -> None:
-        """Add earlier steps of the only optimizer, the last of them after so many ``backwards``; each ended an iteration."""
+        """Add earlier steps of the only optimizer, each of which ended an iteration.
+
+        ``backwards``: the number of backwards before the last of these steps.
+        """
         self.step_counts[number] += steps
         self._last_backward[number] = backwards
 
     def _choose_counting(self, number: int) -> None:
-        """Stop waiting for optimizers that lag behind; follow the one that steps if nobody else does."""
+        """Stop waiting for optimizers that lag behind; follow the one that steps if no other does."""
         self.counting -= {other for other in self.counting if self._missed[other] >= self._patience[other]}
         if not self.counting:
             self.counting = {number}

@@ -1,4 +1,4 @@
-"""PyTorch Lightning, whose Trainer evaluates in a loop of its own, and knows accumulation and planned steps."""
+"""Hooks into PyTorch Lightning, whose Trainer has its own evaluation loop, and knows accumulation and planned steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop that trains in one process: its models, its optimizers, and when it begins to be recorded."""
+"""The loop that trains in one process: its models, its optimizers, and the begin of its recording."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from zerotop_probe.inside.span import Span
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import SKIPPED
 
-# After so many iterations all models of a loop were called; other modules need not be seen any more.
+# After this many iterations all models of a loop have been called, and the search for others ends.
 _ARMED_ITERATIONS = 2
-# A compiled function calls no module. After so many backwards without a forward nobody searches again.
+# A compiled function calls no module. After this many backwards without a forward the search ends.
 _MAX_SEARCHES = 3
 # Of the inventories that are taken again and again until they are recorded.
 _MOMENTS = ("before_backward", "before_update", "after_update")
 
 
 class Loop(TrainingHooks):
-    """The loop of one process, if its training belongs to no DeepSpeed engine."""
+    """The loop of one process, unless a DeepSpeed engine does its training."""
 
     def __init__(self, probe: Probe, before_forward: BeforeHook, after_forward: AfterHook) -> None:
         super().__init__(probe)
@@ -86,7 +86,7 @@ class Loop(TrainingHooks):
         return known
 
     def is_trained(self, module: Any) -> bool:
-        """Return whether a module belongs to this loop, whose forwards are recorded."""
+        """Return whether a module belongs to this loop, so that its forwards are recorded."""
         is_recorded = self.probe.recorder is not None and not self.probe.engines.belongs_to_deepspeed
         return is_recorded and self.owns_parameters(module)
 
@@ -166,13 +166,13 @@ class Loop(TrainingHooks):
         return state.get_position(after_backward=after_backward) if state is not None else (0, 0, 0)
 
     def prepare_forward(self) -> None:
-        """Before a training forward: count tensors if the gradients of the last update may have been freed meanwhile."""
+        """Before a training forward: count tensors if the gradients of the last update may have been freed since then."""
         if self._expects_tensors:
             self._expects_tensors = False
             self.count_tensors("next_forward")
 
     def note_output(self, output: Any) -> None:
-        """Remember what a model returned in a training forward, until a backward has been recorded."""
+        """Remember the output of a model in a training forward, until a backward has been recorded."""
         state = self.probe.engines.loop
         if state is not None and "before_backward" not in state.recorded_inventories:
             self._guard.run(self._read_output, output)

@@ -77,12 +77,12 @@ class LoopHooks:
         self._is_installed = self._is_awake = False
 
     def begin_late(self) -> None:
-        """Expect a loop whose optimizer exists already."""
+        """Expect a loop whose optimizer already exists."""
         self._wake()
         self._loop.begin_late()
 
     def _replace_backward(self) -> None:
-        """Wrap the function in which ``backward()`` and ``autograd.grad()`` end, under both of its names."""
+        """Wrap the function behind ``backward()`` and ``autograd.grad()``, under both of its names."""
         for owner in (sys.modules["torch.autograd"], sys.modules.get("torch.autograd.graph")):
             original = getattr(owner, _BACKWARD_FUNCTION, None)
             if original is None:
@@ -217,7 +217,7 @@ class LoopHooks:
             self._loop.note_output(result)
 
     def _classify_forward(self, recorder: Recorder, span: Span) -> None:
-        """Find out at its end what a quick forward was: now all that takes part is in the processor's caches."""
+        """Classify a quick forward at its end, when all objects involved are in the processor's caches."""
         if self._is_grad_enabled():
             self._unproven_forward = False
             if recorder.last_forward is span:
@@ -295,5 +295,5 @@ class LoopHooks:
 
 
 def _is_training(module: Any) -> bool:
-    """Return whether a module, or the one that DistributedDataParallel wraps in it, is in training mode."""
+    """Return whether a module is in training mode, or the module inside DistributedDataParallel."""
     return bool(module.training or getattr(getattr(module, "module", None), "training", False))

@@ -1,7 +1,7 @@
-"""The loss scale of a ``GradScaler``, computed without reading it: on a GPU that would wait for the device.
+"""The loss scale of a ``GradScaler``, computed without reading it: on a GPU a read would wait for the device.
 
-The rule is the one that PyTorch documents for ``update()``: multiply by the backoff factor after a skipped step, by the
-growth factor after ``growth_interval`` steps in a row that were not skipped.
+The rule is PyTorch's, documented for ``update()``: multiply by the backoff factor after a skipped step, by the growth factor
+after ``growth_interval`` steps in a row that were not skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class LossScale:
-    """The scale of one scaler. ``value`` is None once it cannot be known."""
+    """The scale of one scaler. ``value`` is None if it can no longer be known."""
 
     def __init__(self, scaler: Any, *, is_new: bool) -> None:
         """``is_new``: the scaler has not been updated yet. Otherwise its scale is unknown until somebody sets it."""

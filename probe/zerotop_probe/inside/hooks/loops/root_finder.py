@@ -1,9 +1,9 @@
 """Find the modules whose calls are a loop's forwards, and hook only those.
 
-``module.compile()`` stores what to call instead of the module in its attribute ``_compiled_call_impl``, which every call of
-a module looks up and torch.compile never sees. While the finder is armed, for the first steps, that attribute of the base
-class shows it the outermost call of a module with parameters: a root. From then on only the root has such an attribute.
-Nothing of it is copied or pickled, no graph changes, and other modules cost nothing.
+``module.compile()`` stores the compiled call in the module's attribute ``_compiled_call_impl``, which every call of a module
+looks up and torch.compile never sees. While the finder is armed, for the first steps, that attribute of the base class shows
+it the outermost call of a module with parameters: a root. From then on only the root has such an attribute. It is neither
+copied nor pickled, no graph changes, and other modules cost nothing.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RootCall:
 
 
 def _make_root_call(module: Any, finder: RootFinder) -> RootCall:
-    """Return what stands in ``module._compiled_call_impl``; where there is C code, it makes the calls in counted steps."""
+    """Return the value for ``module._compiled_call_impl``. If there is C code, it makes the calls in counted steps."""
     code = native.counted_steps
     if code is None or not isinstance(finder.counting, code.StepCounting):
         return RootCall(module, finder)

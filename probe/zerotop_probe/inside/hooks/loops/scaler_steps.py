@@ -29,7 +29,7 @@ class _ScaledStep(NamedTuple):
 
 
 class ScalerHooks:
-    """Hooks on the loss scalers of one process, which call the optimizers of ``steps``."""
+    """Hooks on the loss scalers of one process, which call the optimizers in ``steps``."""
 
     def __init__(self, steps: OptimizerStepHooks) -> None:
         self._steps = steps
@@ -41,7 +41,7 @@ class ScalerHooks:
         self._overflow: tuple[int, float | None] | None = None
 
     def install_hooks(self) -> None:
-        """Wrap the methods of PyTorch's loss scalers; that of FSDP1 has some of its own."""
+        """Wrap the methods of PyTorch's loss scalers, including those that FSDP1's scaler overrides."""
         meter = self._probe.meter
         for module_name, class_name in _SCALERS:
             scaler_class = getattr(sys.modules.get(module_name), class_name, None)

@@ -40,8 +40,8 @@ class StepInProgress:
     def was_left(self, calls: int) -> bool:
         """Return whether an exception has ended this step, which has a closure, if ``calls`` new ones are in progress.
 
-        PyTorch does not tell its hooks. What the closure calls looks the same as what follows the exception, except for the
-        calls in progress.
+        PyTorch does not report that to its hooks. Calls by the closure look the same as calls after the exception, except
+        for the number of calls in progress.
         """
         return self.can_find_calls and count_calls(self.owner) < self.depth + calls
 

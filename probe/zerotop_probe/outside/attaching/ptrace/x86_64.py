@@ -25,8 +25,6 @@ class _Registers(Registers):
 
 
 class X8664(Machine):
-    """x86-64."""
-
     name = "x86_64"
     register_type = _Registers
     syscall_code = b"\x0f\x05"

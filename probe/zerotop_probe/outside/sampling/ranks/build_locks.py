@@ -31,8 +31,8 @@ def find_extensions_folder(environment: Mapping[str, str]) -> Path:
 def find_stale_locks(folder: Path) -> list[Path]:
     """Return the locks in ``folder`` whose builds were killed.
 
-    A build keeps its lock file open (torch.utils.file_baton). One on another machine cannot be seen from here and is
-    considered dead after half an hour.
+    A build keeps its lock file open (torch.utils.file_baton). A build on another machine cannot be seen from here, and
+    counts as dead after half an hour.
     """
     locks = {lock: status for lock in folder.glob("**/lock") if (status := _stat_path(lock))}
     held = _find_open_files() if locks else set()

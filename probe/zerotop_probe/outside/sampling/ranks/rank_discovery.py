@@ -76,7 +76,7 @@ class RankFinder:
         self._silent: set[Process] = set()
         self._compiled: set[str] = set()  # extensions that were reported; "" for one whose name is not known
         self._locks = LockWatcher()
-        # A program may have ended before anyone can ask what it was.
+        # A program may have ended before its name can be read.
         command = procfs.read_command_line(root.pid) or read_session_info(session).get("command") or []
         self._is_root_python = silent_ranks.is_python(command)
         self._known_pids: set[int] = set()  # of all ranks so far
@@ -182,7 +182,7 @@ class RankFinder:
                     self._write_event(events.BUILD_LOCKED, path=str(lock))
 
     def _find_orphans(self) -> list[int]:
-        """Return the processes of the job that have outlived its root, without what a rank has left.
+        """Return the processes of the job that have outlived its root, without those that a rank has left.
 
         They have the session in their environment. Their descendants may be among them.
         """
@@ -194,9 +194,9 @@ class RankFinder:
         return orphans
 
     def _may_lead_to_ranks(self, pid: int) -> bool:
-        """Whether a process that has outlived the root is a launcher, or trains with PyTorch or may soon import it.
+        """Whether a process that has outlived the root is a launcher, or trains with PyTorch, or may soon import it.
 
-        What a Python program leaves behind are its helpers; only what a shell script leaves may be the training itself.
+        A Python program only leaves helpers behind; a shell script may leave the training itself.
         """
         arguments = procfs.read_command_line(pid)
         if find_launcher(arguments):
@@ -207,9 +207,9 @@ class RankFinder:
         return is_early or _has_imported_torch(pid)
 
     def _find_compiling(self, children: Mapping[int, Sequence[int]]) -> tuple[Rank | None, str]:
-        """Return a rank that compiles operators, and their extension's name, "" if that is not known.
+        """Return a rank that compiles operators, and the name of its extension, "" if unknown.
 
-        This may take minutes in which nothing else seems to happen.
+        This may take minutes without any other activity.
         """
         compiling: Rank | None = None
         for rank in self.rank_by_pid.values():

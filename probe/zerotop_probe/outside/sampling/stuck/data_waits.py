@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 from zerotop_probe.recording.tables import COUNTED, PHASE_CODE, SPANS
 
-# So many last waits without the longest, which may be the first of an epoch, must be so long on average (ns), and take such
-# a share of what is recorded of their iterations: workers in step with each other deliver two batches at once.
+# This many last waits, without the longest, which may be the first of an epoch, must reach this average (ns), and this share
+# of their iterations as far as recorded: workers in step with each other deliver two batches at once.
 _WAITS = 7
 _LEAST_NS, _SHARE = 20_000_000, 0.2
-# A rank whose last wait is older (ns) does something else.
+# If a rank's last wait is older than this (ns), it does something else.
 _OLDEST_NS = 20_000_000_000
 _DATA = PHASE_CODE["data"]
 _NAMES = [field.name for field in SPANS.fields]

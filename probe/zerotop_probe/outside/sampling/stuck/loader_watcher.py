@@ -1,4 +1,4 @@
-"""Have py-spy read what DataLoader workers do while their rank waits for data: once a minute at most, on one node."""
+"""Let py-spy read the stacks of DataLoader workers while their rank waits for data: at most once a minute on a node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zerotop_probe.outside.sampling.loader_workers import list_workers
 from zerotop_probe.outside.sampling.stuck import py_spy
 
 _PERIOD_S = 1.0
-# A rank waits if it did in so many looks in a row.
+# A rank waits if it did in this many looks in a row.
 _LOOKS = 2
 _PAUSE_S, _LONGEST_PAUSE_S = 60.0, 960.0
 _MOST_WORKERS = 3

@@ -1,8 +1,8 @@
-"""Ask NCCL how many operations each rank has launched, also where a rank's Python does not run.
+"""Ask NCCL how many operations each rank has launched, even if a rank's Python does not run.
 
-From version 2.24 on, NCCL answers such questions in each process, by a thread of its own (RAS: reliability, availability and
-serviceability), at a port of the node. It lists ranks only where they have launched different numbers of operations. The
-format is that of ``ncclras -v``.
+From version 2.24 on, a thread of NCCL in each process answers such questions at a port of the node (RAS: reliability,
+availability and serviceability). It lists ranks only if they have launched different numbers of operations. The format is
+that of ``ncclras -v``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SINGLE = re.compile(
 
 
 def read_launched(pids: Collection[int], environment: Mapping[str, str] = os.environ) -> list[dict[str, Any]]:
-    """Return what NCCL says of communicators with one of these processes: an entry for each rank that it lists.
+    """Return NCCL's report on communicators with one of these processes: an entry for each rank that it lists.
 
-    Empty if nothing answers, or if ranks have launched as many operations.
+    Empty if nothing answers, or if all ranks have launched the same number of operations.
     """
     host, _, port = environment.get(_ADDRESS_VARIABLE, _DEFAULT_ADDRESS).rpartition(":")
     try:

@@ -13,7 +13,7 @@ _TIMEOUT_S = 10.0
 _MOST_THREADS, _MOST_FRAMES, _LONGEST_NAME = 24, 40, 80
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _PYTHON = f"{os.sep}lib{os.sep}python"
-# The functions of the probe on a rank's stack are not what it does.
+# The probe's own functions on a rank's stack do not count.
 _PROBE = os.path.join(os.path.abspath(__file__).rpartition(f"{os.sep}outside{os.sep}")[0], "")
 
 
@@ -33,9 +33,9 @@ def find_program() -> str | None:
 
 
 def dump_stacks(program: str, pid: int) -> dict[str, Any] | None:
-    """Return the fields ``frames`` and ``stacks`` of an event; None if py-spy may not read the process, or takes too long.
+    """Return the fields ``frames`` and ``stacks`` of an event; None if py-spy may not read the process, or is too slow.
 
-    The process is paused meanwhile, usually for some 50 ms.
+    This pauses the process, usually for about 50 ms.
     """
     command = [program, "dump", "--native", "--json", "--pid", str(pid)]
     try:
@@ -46,7 +46,7 @@ def dump_stacks(program: str, pid: int) -> dict[str, Any] | None:
 
 
 def read_dump(threads: list[dict[str, Any]], pid: int) -> dict[str, Any] | None:
-    """Return those fields for what ``py-spy dump --json`` has printed; None without the main thread's Python frames."""
+    """Parse the output of ``py-spy dump --json`` into these fields; None without the main thread's Python frames."""
     main = [thread for thread in threads if thread["os_thread_id"] == pid]
     others = [thread for thread in threads if thread["os_thread_id"] != pid]
     if not main or not any(_is_python(frame) for frame in main[0]["frames"]):
@@ -70,7 +70,7 @@ def _is_python(frame: dict[str, Any]) -> bool:
 
 
 def _choose_frames(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the frames without those of the interpreter's own start, and without functions whose names are unknown."""
+    """Return the frames without those of the interpreter's start-up and those of unknown functions."""
     last = max((number for number, frame in enumerate(frames) if _is_python(frame)), default=-1)
     return [frame for frame in frames[: last + 1] if _says_what_it_does(frame)][:_MOST_FRAMES]
 
@@ -86,7 +86,7 @@ def _find_script_folder(frames: list[dict[str, Any]]) -> str:
 
 
 def _shorten_name(function: str) -> str:
-    """Leave out what a long name of C++ has in brackets."""
+    """Leave out the parts in brackets of a long C++ name."""
     return function if len(function) <= _LONGEST_NAME else function.partition("<")[0].partition("(")[0][:_LONGEST_NAME]
 
 

@@ -11,7 +11,7 @@ from zerotop_probe.outside import procfs
 _IDLE_S, _LONGEST_PAUSE_S = 15.0, 600.0
 # One that computes is due at these times: it may wait for others in a busy loop.
 _BUSY_S = (60.0, 120.0, 240.0)
-# Cores that a rank and its children use, from which on it computes.
+# A rank computes if it and its children use this many cores.
 _BUSY_CORES = 0.05
 _WAITS_FOR_DISK = "D"
 
@@ -62,7 +62,7 @@ class _Start:
 
 
 class StartWatch:
-    """Tells when to look at which rank. Call it every few seconds: it reads the processor time of all processes below."""
+    """Decides when to look at which rank. Call it every few seconds: it reads the processor time of all child processes."""
 
     def __init__(self) -> None:
         self._starts: dict[int, _Start] = {}

@@ -17,7 +17,7 @@ from zerotop_probe.outside.sampling.stuck import nccl_ras, py_spy
 from zerotop_probe.outside.sampling.stuck.start_watch import Found, StartWatch
 
 _PERIOD_S, _START_PERIOD_S = 1.0, 5.0
-# A rank is quiet after this time, or after so many times its longest recent gap between records, as in long steps.
+# A rank is quiet after this time, or after this many times its longest recent gap between records, as in long steps.
 _QUIET_S, _USUAL_GAPS = 10.0, 3.0
 _REMEMBERED_GAPS = 20
 # It is read again when it has been quiet for twice as long.
@@ -96,7 +96,7 @@ class StuckRankWatcher(threading.Thread):
             self._next_s = time.monotonic() + _START_PERIOD_S
 
     def _check_starts(self, program: str) -> None:
-        """Read those that have not reported yet, and may never do so."""
+        """Read the stacks of processes that have not reported yet, and may never report."""
         found = [one for one in self._list_silent() if self._is_running(one.pid)]
         for due in self._starts.find_due(found, time.monotonic()):
             stacks = py_spy.dump_stacks(program, due.found.pid)

@@ -25,7 +25,7 @@ _SHARED = _KIND.with_changes(
 )
 _CROSSING = _KIND.with_changes(
     headline="{crossing:Ranks} {verb} bound to cores of several NUMA nodes",
-    details="One node has enough cores for a rank: some memory accesses are remote now.",
+    details="One node has enough cores for a rank; with several, some memory accesses are remote.",
 )
 _IDLE = _KIND.with_changes(
     headline="No rank is bound to NUMA node {empty}: its cores and memory are idle",
@@ -52,7 +52,7 @@ def _check_host(recording: Evidence, group: Group, host: str) -> Annotation | No
     known_ns = max(int(process.steps["end_unix_ns"][0]) for process in processes)
     bound = {process.rank: cpus for process in processes if (cpus := _find_cpus(recording, process, known_ns))}
     cores, nodes = recording.count_cores(host), _find_numa_nodes(recording, host)
-    # A rank that may run on all cores is not bound.
+    # A rank is not bound if it may run on all cores.
     if cores is None or len(bound) < len(processes) or any(len(cpus) >= cores for cpus in bound.values()):
         return None
     used = {cpu for cpus in bound.values() for cpu in cpus}

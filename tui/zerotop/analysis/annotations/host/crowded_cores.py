@@ -42,7 +42,7 @@ _STARTED = _KIND.with_changes(
 # Runnable threads of all ranks per core of the host, over this long in all; 1 is full use.
 CROWDED_LOAD = 1.5
 CROWDED_SECONDS = 1.0
-# Share of the cores that the ranks use then: where other processes use them, the ranks do not have too many threads.
+# Share of the cores that the ranks use then. If other processes use them, the ranks do not have too many threads.
 CROWDED_RANKS_SHARE = 0.6
 
 # Ticks further apart than this (ns) are not joined: the sampler was stopped.
@@ -71,7 +71,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
 
 
 def _check_host(group: Group, host: str, cores: int, state: _State) -> Annotation | None:
-    """Read on until the node was crowded for long enough in all."""
+    """Read on until the node's cores have been crowded for long enough in total."""
     begin_ns = int(group.lead.steps["begin_unix_ns"][0])
     state.last_ns = state.last_ns or begin_ns
     processes = group.processes_on(host)
@@ -135,7 +135,7 @@ def _find_started(lead: Process, begin_ns: int, ticks: list[int]) -> tuple[Start
 
 
 def _find_phase(lead: Process, ticks: Ints) -> str | None:
-    """The phase that a rank was in at most of these times; None if it is unknown."""
+    """The phase in which a rank was at most of these times; None if it is unknown."""
     begun = lead.begins.read_window(int(ticks[0]) - _LOOK_BACK_NS, int(ticks[-1]))
     last = np.searchsorted(begun.times, ticks, "right") - 1
     last = last[last >= 0]

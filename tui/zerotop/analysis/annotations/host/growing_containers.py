@@ -1,4 +1,4 @@
-"""Which variable or attribute keeps what makes a rank's host memory grow, as its probe has seen it."""
+"""The variable or attribute that makes a rank's host memory grow, as its probe has found it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zerotop_probe.recording.directory import STACKS_SETTING
 _DETAILS = " From step {from_step} to {to_step} {container} grew from {before:,.0f} to {length:,.0f} entries{graph}."
 
 
-# A finding waits so long for the probe's look (ns), which takes some steps and fits into its budget.
+# How long a finding waits for the probe's look (ns), which takes some steps and must fit into the budget.
 _PATIENCE_NS = 10_000_000_000
 
 
@@ -44,7 +44,7 @@ class FoundContainer(NamedTuple):
 
 
 def await_container(process: Process, begin_ns: int, known_ns: int) -> FoundContainer | None:
-    """Return the container that has grown most since ``begin_ns``; None while its event may still be written."""
+    """Return the container that has grown most since ``begin_ns``; None while the probe may still write its event."""
     deadline_ns = known_ns
     if process.recording.session.info.get(STACKS_SETTING) is True:
         deadline_ns = find_deadline(process, known_ns, _PATIENCE_NS)

@@ -35,10 +35,10 @@ _KIND = FindingKind(
 )
 # A rise by at least this share of the memory before it.
 HOST_GROWTH_SHARE = 0.02
-# Memory hardly varies, so four blocks are enough; a cache that fills grows less and less.
+# Memory hardly varies, so four blocks are enough. A cache that fills up grows more and more slowly.
 HOST_GROWTH_BLOCKS = 4
 HOST_GROWTH_EVENNESS = 0.8
-# Rises that differ by less have one cause.
+# Rises that differ by less than this share have the same cause.
 _ALIKE = 2.0
 
 
@@ -52,7 +52,7 @@ class _Reported:
     slopes: dict[int, float] = field(default_factory=dict)
 
     def has_slope(self, rank: int, slope: float) -> bool:
-        """Whether a rank's memory was reported to grow about as fast: it goes on."""
+        """Whether a finding already says that a rank's memory grows about as fast."""
         return self.slopes.get(rank, 0.0) / _ALIKE < slope < self.slopes.get(rank, 0.0) * _ALIKE
 
 
@@ -60,7 +60,10 @@ _new_trend_finder = partial(TrendFinder, HOST_GROWTH_BLOCKS, HOST_GROWTH_EVENNES
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report each rise, again if it becomes steeper, once for ranks that rise alike; not that of the first real step."""
+    """Report each rise, and again if it becomes steeper.
+
+    Ranks whose memory rises alike share one finding. The rise in the first real step is left out.
+    """
     for group in recording.groups:
         fresh: list[tuple[Process, Rise, list[int]]] = []
         found = [(process, rise) for process in group.processes for rise in _find_rises(process)]

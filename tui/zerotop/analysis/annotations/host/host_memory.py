@@ -1,6 +1,6 @@
-"""Host memory runs short: it, or the control group's limit, is nearly all in use; or pages move to swap.
+"""Host memory runs short, of the node or of the job's control group, or pages move to swap.
 
-Read from the node's samples. A control group is charged for file cache too, so there the ranks must use much of it.
+Read from the node's samples. A control group is also charged for file cache, so there the ranks must use much of it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SWAPPING = FindingKind(
     advice="Use less host memory: {less_host_memory}.",
     fix="{less_host_memory_fix}",
 )
-# Share of the limit of host memory from which on the kernel may soon kill, and for how long (seconds).
+# The kernel may soon kill a rank if this share of the memory limit is in use for this long (seconds).
 HOST_FULL_SHARE = 0.92
 HOST_FULL_SECONDS = 1.0
 # Share of a control group's limit that the ranks use: the rest may be file cache, which is reclaimed.
 HOST_FULL_RANKS_SHARE = 0.5
-# Swap that was taken since the job began: a few pages always are.
+# Swap used since the job began. A few pages always are.
 SWAP_BYTES = 512 * MIB
 
 
@@ -94,7 +94,7 @@ def _check_full(group: Group, host: str, state: _State, samples: Samples) -> Ann
 
 def _check_swap(group: Group, host: str, state: _State, samples: Samples) -> Annotation | None:
     swapped = samples.rows["swap_used_bytes"]
-    # Pages that were swapped before may return meanwhile.
+    # Older pages may return from swap at the same time.
     lowest = np.minimum.accumulate(swapped if state.lowest_swap is None else np.minimum(swapped, state.lowest_swap))
     state.lowest_swap = int(lowest[-1])
     over = np.flatnonzero((lowest >= 0) & (swapped - lowest >= SWAP_BYTES))

@@ -1,7 +1,7 @@
 """An optimizer on the CPU takes more host memory per parameter than it needs: pinned buffers are rounded up.
 
-16 bytes are needed: master weights, gradients and Adam's two moments, 4 each. Read from the inventory after the first
-update.
+It needs 16 bytes per parameter: 4 each for master weight, gradient and Adam's two moments. Read from the inventory after the
+first update.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _KIND = FindingKind(
     headline="The CPU optimizer takes {bytes_per_parameter:.1f} bytes of host memory per parameter, not {ideal}",
     details=(
         "It holds {used:bytes} on each rank, where {needed:bytes} would do[. Of {pinned_bytes:bytes} pinned, {spare:bytes}"
-        " are rounding to powers of two, or kept for reuse]."
+        " come from rounding up to powers of two, or are kept for reuse]."
     ),
     advice="Turn pinning off; copies become slower.",
     fix='"offload_optimizer": {"device": "cpu", "pin_memory": false}',
 )
-# From this PyTorch on pinned buffers beyond a size can be left as they are.
+# The first PyTorch that can leave large pinned buffers at their requested size.
 _UNROUNDED_SINCE = (2, 13)
 _UNROUNDED = "Pin without rounding sizes up: copies stay as fast."
 _UNROUNDED_FIX = "export {variable}=pinned_max_round_threshold_mb:64"
-# Bytes of each parameter that are needed, and how much more is worth a finding: both the share and the bytes.
+# Bytes needed for each parameter, and the excess that is worth a finding: both the share and the bytes.
 IDEAL_BYTES = 16
 PINNED_SHARE = 0.15
 PINNED_BYTES = 1 * GIB

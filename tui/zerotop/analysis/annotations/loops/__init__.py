@@ -1,1 +1,1 @@
-"""Findings about what PyTorch keeps in loops without DeepSpeed: logits, gathered parameters, gradient buckets."""
+"""Findings about PyTorch's memory in loops without DeepSpeed: logits, gathered parameters, gradient buckets."""

@@ -20,7 +20,7 @@ _KIND = FindingKind(
     advice="{bucket_advice}",
     fix="{bucket_fix}",
 )
-# Of the peak: below it the freed memory would not be noticed.
+# The least share of the peak: freeing less would hardly be noticed.
 _LEAST_SHARE = 0.05
 
 

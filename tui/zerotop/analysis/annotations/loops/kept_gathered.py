@@ -26,7 +26,7 @@ _SETTINGS = {
     "FSDP": "sharding_strategy=ShardingStrategy.FULL_SHARD",
     "FSDP2": "fully_shard(layer, reshard_after_forward=True)",
 }
-# Of the peak: below it the freed memory would not be noticed.
+# The least share of the peak: freeing less would hardly be noticed.
 _LEAST_SHARE = 0.05
 
 

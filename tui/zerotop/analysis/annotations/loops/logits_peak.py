@@ -29,7 +29,7 @@ _KIND = FindingKind(
     confidence=0.95,
     headline="Logits take {logits_bytes:bytes} of the memory peak of {backward_peak_bytes:bytes} in backward",
     details=(
-        "When it begins, logits or copies of them take {blocks:count block} of {block_bytes:bytes} with {rows:.0f} x"
+        "When backward begins, logits or copies of them take {blocks:count block} of {block_bytes:bytes} with {rows:.0f} x"
         " {tokens:.0f} x {vocabulary:,.0f} elements[, allocated at {lines}]. The backward of the loss adds two"
         " more.{default} Gradient checkpointing does not free them."
     ),
@@ -42,7 +42,7 @@ _KIND = FindingKind(
 _ONE_ROW_ADVICE = "Compute the loss with a fused linear cross entropy, as in Liger Kernel: it never holds all logits."
 _DEFAULT = " 8 rows are the Trainer's default."
 _DEFAULT_ROWS = 8
-# Of the peak, from which on logits are its main part: no other tensors of a transformer are as large.
+# The share of the peak from which logits are its main part: no other tensors of a transformer are as large.
 _OWNER_SHARE = 0.25
 _LEAST_BYTES = 64 << 20
 _MOST_LINES = 3
@@ -90,7 +90,7 @@ def _find_logits(group: Group, peaks: SettledPeaks, look: FoundLook) -> Iterator
         return
     rows, tokens, vocabulary = inventory["output_shape"]
     largest = max(blocks.size for blocks in found)
-    # The backward of log-softmax and cross entropy makes two of their size: the gradients of its output and its input.
+    # The backward of log-softmax and cross entropy allocates two more of this size: the gradients of its output and input.
     logits = sum(blocks.total_bytes for blocks in found) + 2 * largest
     if largest < _LEAST_BYTES or logits < _OWNER_SHARE * peaks.highest_bytes:
         return

@@ -1,4 +1,4 @@
-"""The results of the forward that are kept for the backward are most of its peak, by the layers that made them."""
+"""Activations, which the forward saves for the backward, are most of its peak; grouped by the layers that made them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KIND = FindingKind(
 _CHECKPOINTING_ADVICE = "To lower the peak, lower {batch_size}: gradient checkpointing is on already."
 _FROZEN = " Frozen weights need neither gradients nor optimizer state, but as many activations as others."
 _NAMES = {"hidden": "the model's width", "intermediate": "the width of its MLPs", "attention": "attention matrices"}
-# Of the peak: what the activations without logits are at least, and what a group of blocks is that is named.
+# The least share of the peak of the activations without logits, and of a group of blocks that is named.
 _LEAST_SHARE = 0.4
 _NAMED_SHARE = 0.03
 _MOST_NAMED = 2
@@ -61,9 +61,9 @@ def _find_activations(group: Group, peaks: SettledPeaks) -> Iterator[Annotation]
 
 
 def _compute_copies(engine: Mapping[str, Any]) -> int:
-    """Return the bytes of weights that autocast keeps in 16 bits until its context ends, if layers cast all of them.
+    """Return the bytes of 16-bit weight copies that autocast caches until its context ends, if layers cast all weights.
 
-    It keeps trained weights in float32 only: ``cache_enabled`` of https://docs.pytorch.org/docs/stable/amp.html.
+    Only copies of trained float32 weights are cached: ``cache_enabled`` of https://docs.pytorch.org/docs/stable/amp.html.
     """
     casts = engine.get("autocast") in ("bf16", "fp16") and engine.get("dtype") == "fp32"
     return 2 * (engine.get("trainable_parameters") or 0) if casts and not engine.get("sharding") else 0

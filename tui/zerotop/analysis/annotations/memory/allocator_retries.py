@@ -1,4 +1,4 @@
-"""PyTorch's allocator had to flush its cache to get memory: slow, and the last thing before an error."""
+"""PyTorch's allocator had to flush its cache to get memory: this is slow, and often precedes an out-of-memory error."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _State:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report each rank's first retry, and then each tenfold."""
+    """Report each rank's first retry, and again when their number is ten times as high."""
     for process in recording.processes:
         samples, state = process.read_new(process.allocator, _KIND.name), process.get_state(_State)
         if not len(samples):
@@ -65,7 +65,7 @@ def _build_finding(process: Process, samples: Samples, index: int, last: tuple[i
     }
     kind, step = _EXPANDABLE if process.has_expandable_segments else _KIND, int(row["step"]) if row["step"] >= 0 else None
     phase = PHASES[row["phase"]] if row["phase"] < len(PHASES) else "a phase"
-    # How often by then: the Memory screen counts on.
+    # The count up to then; the Memory screen keeps counting.
     is_first = row["retries"] == 1
     so_often, by = ("for the first time", "in") if is_first else (format_count(int(row["retries"]), "time"), "by")
     return kind.at(process, begin_ns, int(samples.times[index]), evidence, step=step, phase=phase, so_often=so_often, by=by)

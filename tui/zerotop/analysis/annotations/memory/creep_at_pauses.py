@@ -29,12 +29,12 @@ _EVALUATIONS = _CHECKPOINTS.with_changes(
     advice="Keep nothing of the evaluation alive: del its outputs, or keep numbers (.item(), .cpu()) instead of tensors."
 )
 _KINDS = {"checkpoint_save": (_CHECKPOINTS, "checkpoint"), "eval": (_EVALUATIONS, "evaluation")}
-# Checkpoints or evaluations with each of which it grows.
+# Checkpoints or evaluations in a row with growth.
 CREEP_PAUSES = 4
 
 
 class Pause(NamedTuple):
-    """The index of the first step with phases after a pause, and the bytes after the step before and after it."""
+    """The index of the first step with phases after a pause, and the allocated bytes before and after that pause."""
 
     step_index: int
     before: int

@@ -1,6 +1,6 @@
-"""DeepSpeed's estimate for this stage and offload, beside what the GPU had to hold, and which part differs most.
+"""DeepSpeed's estimate for this stage and offload, the measured peak of the GPU, and the part that differs most.
 
-Read from the ledger at the highest peak, once PLATEAU_STEPS real steps after the first one have shown it.
+Read from the ledger at the highest peak, after PLATEAU_STEPS real steps have followed the first one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _KIND = FindingKind(
     details=(
         "Most of the difference is {most}: {difference:bytes} {direction}. At the peak, {place}[{entered}]: model states"
         " {model_bytes:bytes}, activations and temporaries {activations_bytes:bytes}, reserved but unallocated"
-        " {reserved_bytes:bytes}, context, NCCL and cuBLAS {context_bytes:bytes}. The estimate is of model states, for stage"
-        " {stage} with {options}."
+        " {reserved_bytes:bytes}, context, NCCL and cuBLAS {context_bytes:bytes}. The estimate covers model states only, for"
+        " stage {stage} with {options}."
     ),
 )
-# The estimator is about these; the other rows are in none of its formulas.
+# The estimator covers these. Its formulas contain none of the other rows.
 _MODEL_STATES = ("parameters", "gradients", "master_weights", "optimizer_state", "buffers")
 _STATES, _ACTIVATIONS, _RESERVED, _CONTEXT = (
     "model states",
@@ -50,7 +50,7 @@ _ADVICE = {
     _STATES: ("Plan by this peak: the estimate assumes 16-bit training with Adam, and fp32 gradients that stay.", ""),
     _ACTIVATIONS: ("Plan by this peak, not by the estimate. Recomputing activations lowers it.", "{recompute_fix}"),
     _RESERVED: (
-        "Start with expandable segments: less memory is then reserved without use.",
+        "Start with expandable segments: less reserved memory then stays unused.",
         "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     ),
     _CONTEXT: ("Plan by this peak: CUDA's context and NCCL's buffers are the same for every batch.", ""),
@@ -61,7 +61,7 @@ _INIT_ADVICE = (
     " to fit first.",
     "with deepspeed.zero.Init():",
 )
-# Measured less estimated, at least both; less is allocation granularity and a batch's variation.
+# Least difference from the estimate, both limits. Smaller ones come from allocation granularity and varying batches.
 GAP_BYTES = 1 * GIB
 GAP_SHARE = 0.10
 

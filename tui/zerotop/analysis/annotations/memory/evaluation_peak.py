@@ -1,4 +1,4 @@
-"""The line that allocates the memory of an evaluation, where an evaluation needs more than training does."""
+"""The line that allocates most of an evaluation's memory, if the evaluation needs more than training does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KIND = FindingKind(
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt: the first look of the lead at an evaluation that names a line."""
+    """Report once for each attempt: the lead's first look at an evaluation that names a line."""
     for group in recording.groups:
         if _KIND.name in group.reported:
             continue

@@ -1,6 +1,6 @@
-"""The first step in which the optimizer really updates: its state appears, on the GPU or on the host.
+"""The first step that updates parameters: the optimizer's state appears, on the GPU or on the host.
 
-Read from the inventories of tensors that the probe takes around the first update, and the steps.
+Read from the steps, and from the inventories of tensors that the probe takes around the first update.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _STAGE_0 = "Each rank holds a full copy: ZeRO stage 1 divides it among the ranks
 _ON_GPU = "Judge whether a batch fits only after this step.", '"offload_optimizer": {"device": "cpu"}'
 _REPLICATED = "Judge whether a batch fits only after this step. Each rank holds a full copy: FSDP divides it among them."
 _PLACES = {"device": "on each rank's GPU", "host": "in host memory"}
-# State worth a finding, where it takes less of the GPU or the host.
+# Bytes of state that are worth a finding even if they are a smaller share of the GPU or host.
 STATE_BYTES = 1 * GIB
 STATE_SHARE = 0.05
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report at most once for each attempt; where fp16 skipped the first steps, the end of that is the finding."""
+    """Report at most once for each attempt. If fp16 skipped the first steps, ``skipped_steps`` reports their end instead."""
     for group in recording.groups:
         steps, skipped = group.lead.steps, count_skipped_first(group.lead)
         if group.lead.events_named("entered"):
@@ -106,7 +106,7 @@ def _is_notable(process: Process, state: dict[str, int], time_ns: int) -> bool:
 
 
 def _measure_host_growth(group: Group, begin_ns: int, end_ns: int) -> float | None:
-    """By how much the lead's resident memory grew in the step; None if it was not sampled."""
+    """Return the growth of the lead's resident memory in the step; None if it was not sampled."""
     samples = group.lead.host_samples
     before, after = samples.read_last(begin_ns), samples.read_window(begin_ns, end_ns)
     if before is None or not len(after):

@@ -1,4 +1,4 @@
-"""A device is nearly full of memory that PyTorch has reserved and does not use even at its peak."""
+"""A device is nearly full of memory that PyTorch has reserved but does not use, even at its peak."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXPANDABLE = _KIND.with_changes(
     advice="Pad batches to one sequence length, so that freed blocks fit again.",
     fix="",
 )
-# Share of the reserved memory that is not allocated at the peak, and reserved share of the device, that are worth a finding.
+# Worth a finding: this unallocated share of the reserved memory at the peak, and this reserved share of the device.
 FRAGMENTED_SHARE = 0.25
 NEARLY_FULL_SHARE = 0.80
 

@@ -1,4 +1,4 @@
-"""Device memory that is still allocated after a step grows from step to step: something keeps tensors."""
+"""Allocated device memory grows from step to step, because something keeps tensors alive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KIND = FindingKind(
     confidence=0.9,
     headline="GPU memory grows {bytes_per_step:bytes} a step on {concerned:ranks}[; full near step {last_step:.0f}]",
     details=(
-        "After each of {steps:.0f} steps more was still allocated than after the one before: {grown_bytes:bytes} in all,"
+        "Each of {steps:.0f} steps left more memory allocated than the one before: {grown_bytes:bytes} in all,"
         " {held_bytes:bytes} now."
     ),
     advice="Keep numbers instead of tensors where losses or outputs are collected.",
@@ -35,16 +35,16 @@ _KIND = FindingKind(
 _LINE_KIND = _KIND.with_changes(
     confidence=0.95,
     headline="{place} leaks {bytes_per_step:bytes} a step on {concerned:ranks}[; full near step {last_step:.0f}]",
-    details=f"{_KIND.details} What stays was allocated at {{line}}.",
+    details=f"{_KIND.details} The leaked memory was allocated at {{line}}.",
     advice="Keep numbers, or copies on the host, instead of what {place} allocates; del what is no longer needed.",
 )
-_NO_LINE_KIND = _KIND.with_changes(details=f"{_KIND.details} What stays was allocated by {{where}}.")
-# The part of what stays that a line must have allocated.
+_NO_LINE_KIND = _KIND.with_changes(details=f"{_KIND.details} The leaked memory was allocated by {{where}}.")
+# The part of the leaked memory that a line must have allocated.
 _LINE_SHARE = 0.5
-# A finding waits so long for its line (ns), and no longer than this part of the time that is left.
+# How long a finding waits for its line (ns), and at most which part of the time that is left.
 _LOOK_NS = 30_000_000_000
 _PATIENCE_SHARE = 0.1
-# Steps in a row in which it grows; leaks that matter do so in each.
+# Steps in a row with growth. A leak that matters grows in every step.
 CREEP_STEPS = 12
 # Where most steps are only counted: readings in a row that are higher than any before, and how many steps they span.
 _SPARSE_RECORDS, _SPARSE_SPAN = 5, 2 * CREEP_STEPS
@@ -54,9 +54,9 @@ _EVEN_RISES, _EVEN_FACTOR, _EVEN_SPAN = 3, 1.1, CREEP_STEPS
 
 
 class _Stretch(NamedTuple):
-    """Steps of a process after which its memory was read, more each time.
+    """Consecutive readings of a process's memory, each higher than the one before.
 
-    ``held``: bytes after the step before and after each.
+    ``held``: bytes after the step before the first one, and after each step.
     """
 
     process: Process
@@ -123,7 +123,7 @@ class _State:
 
 
 class _Readings:
-    """The steps of a process after which its memory was read: their indices, and the bytes that they left."""
+    """The readings of a process's memory at the ends of steps: the indices of the steps, and bytes."""
 
     def __init__(self) -> None:
         self._searched = 0
@@ -142,7 +142,7 @@ class _Readings:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report each stretch of growth, when it has CREEP_STEPS steps and CREEP_BYTES; ranks that grow alike together."""
+    """Report each stretch of growth that has reached CREEP_STEPS steps and CREEP_BYTES, once for ranks that grow alike."""
     for group in recording.groups:
         for creep, found in await_each(group, _KIND.name, _find_creeps(group), partial(_await_look, group)):
             yield _build_finding(creep, found)
@@ -160,7 +160,7 @@ def _find_creeps(group: Group) -> Iterator[_Creep]:
 
 
 def _await_look(group: Group, creep: _Creep) -> FoundLook | None:
-    """Return the look at what stays, of the first rank that has one; None while one may come."""
+    """Return the look at the leaked blocks from the first rank that has one; None while one may still come."""
     stretch = creep.stretch
     patience_ns = int(min(_LOOK_NS, _PATIENCE_SHARE * stretch.left_ns))
     found = [
@@ -189,7 +189,7 @@ def _read_stretches(process: Process) -> list[_Stretch]:
 
 
 def _grows_alike(process: Process, stretch: _Stretch) -> bool:
-    """Whether a rank's memory grew in the same steps, as far as it had finished them, by about as much a step."""
+    """Whether a rank's memory grew by about as much a step in the same steps, as far as it has finished them."""
     if process is stretch.process:
         return True
     rows, held = process.get_state(_Readings).select(process, 0)
@@ -201,7 +201,7 @@ def _grows_alike(process: Process, stretch: _Stretch) -> bool:
 
 
 def _find_stretches(steps: Ints, held: Ints, state: _State) -> Iterator[tuple[int, int]]:
-    """From the step before a stretch to the step (included) that makes it long enough to report."""
+    """Yield, as indices of readings, the last one before each stretch, and the one that makes it long enough to report."""
     indices = np.arange(len(held))
     before = np.concatenate([[state.held_bytes], held[:-1]])
     grows = (before >= 0) & (held > before)
@@ -245,13 +245,13 @@ def _build_finding(creep: _Creep, found: FoundLook) -> Annotation:
         "last_step": creep.stretch.last_step,
     }
     kind, values = _choose_kind(found.look)
-    # It ends the job, and what was trained since the last checkpoint is lost.
+    # A full device ends the job, and the training since the last checkpoint is lost.
     steps, known_ns = process.steps[begin : end + 1], found.known_ns
     return kind.at_steps(process, steps, evidence, known_ns=known_ns, ranks=ranks, concerned=ranks, cost=1.0, **values)
 
 
 def _choose_kind(look: Look | None) -> tuple[FindingKind, dict[str, str]]:
-    """Return the kind of finding, and what its templates need beside the evidence."""
+    """Return the kind of finding, and the values of its templates that are not evidence."""
     blocks = look.blocks[0] if look is not None and look.blocks else None
     if look is None or blocks is None or blocks.total_bytes < _LINE_SHARE * look.whole_bytes:
         return _KIND, {}

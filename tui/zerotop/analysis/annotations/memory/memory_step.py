@@ -1,4 +1,4 @@
-"""Training steps need more device memory than before, for good."""
+"""From some step on, training steps permanently need more device memory."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _AFTER_PAUSE = _KIND.with_changes(confidence=0.5)
 
 
 class _Step(NamedTuple):
-    """Steps before and after their memory has become more."""
+    """Steps before and after the rise of their memory."""
 
     before: Rows
     after: Rows
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each higher plateau, except that of the first real step, which has a finding of its own."""
+    """Report each higher plateau. That of the first real step has a finding of its own."""
     for group in recording.groups:
         for step, found in await_each(group, _KIND.name, _find_steps(group), partial(_await_look, group.lead)):
             yield _build_finding(group, step, found)
@@ -60,7 +60,7 @@ def _find_steps(group: Group) -> Iterator[_Step]:
 
 
 def _grows_on(before: Rows, after: Rows) -> bool:
-    """Whether memory grows from step to step by so much that a few counted steps in between look like a jump."""
+    """Whether memory grows steadily, so that a few counted steps between two readings only look like a jump."""
     peaks, steps = after["allocated_peak_bytes"], after["step"]
     slope = float(peaks[-1] - peaks[0]) / max(1, int(steps[-1] - steps[0]))
     jump = float(peaks[0] - np.median(before["allocated_peak_bytes"]))
@@ -74,7 +74,7 @@ def _await_look(lead: Process, step: _Step) -> FoundLook | None:
 
 
 def _name_line(group: Group, begin_ns: int, look: Look | None) -> Text | None:
-    """Return where the step from ``begin_ns`` on allocates more than before; None where that is unknown."""
+    """Return the line that allocates more than before in the step that begins at ``begin_ns``; None if it is unknown."""
     if look is None:
         return None
     earlier = [one for one in read_looks(group.lead, PEAK) if one.end_ns <= begin_ns]
@@ -107,7 +107,7 @@ def _build_finding(group: Group, step: _Step, found: FoundLook) -> Annotation:
 
 
 def _select_between(lead: Process, before: Rows, after: Rows) -> Rows:
-    """Return the first step after the change with the counted ones before it, in which it may have begun."""
+    """Return the first step after the change and the counted steps before it: the change began in one of these."""
     steps = lead.steps
     low, high = np.searchsorted(steps["end_unix_ns"], (before["end_unix_ns"][-1], after["end_unix_ns"][0]), "right")
     between: Rows = steps[low:high]

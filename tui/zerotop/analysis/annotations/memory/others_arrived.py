@@ -1,4 +1,4 @@
-"""A process that is not the job's takes memory of its GPU while it trains, or is left over from an earlier attempt."""
+"""A process of another job takes memory of a rank's GPU during training, or one of an earlier attempt still holds some."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LEFT_OVER = _KIND.with_changes(
 
 
 class _Other(NamedTuple):
-    """Memory of a process that is not the job's, when it was first seen."""
+    """Memory of a process that does not belong to the job, and when it was first seen."""
 
     time_ns: int
     host: str

@@ -1,4 +1,4 @@
-"""Another process holds memory on a GPU of the job from before the job."""
+"""Another process held memory on a GPU of the job before the job started."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KIND = FindingKind(
 
 
 class _Other(NamedTuple):
-    """Memory of a rank's GPU that was in use before the job."""
+    """Memory in use on a rank's GPU before the job started."""
 
     time_ns: int
     rank: int
@@ -37,7 +37,7 @@ class _Other(NamedTuple):
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report, for each attempt and node, what was in use before any rank had created its engine, after the first step."""
+    """Report once for each attempt and node, after the first step, the memory in use before any rank created its engine."""
     created = recording.find_first_creations()
     for group in recording.groups:
         if _KIND.name not in group.reported and all(len(process.steps) for process in group.processes):
@@ -82,7 +82,7 @@ def _find_other(process: Process, gpu_key: GpuKey, created_ns: int) -> _Other | 
     if not len(samples) or not len(allocator):
         return None
     used, total = int(samples.rows["used_bytes"][0]), int(samples.rows["total_bytes"][0])
-    # Ranks may have created their context before the engine: only a sampler that is older than they are can tell.
+    # Ranks may have created their context before the engine: only a sampler that started before the ranks can tell.
     events = [event.unix_ns for event in process.recording.events_named("rank_found") if event.host == gpu_key[0]]
     if int(samples.times[0]) >= min([*events, created_ns]) or used < OTHERS_BYTES:
         return None

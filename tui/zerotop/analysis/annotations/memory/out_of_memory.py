@@ -1,6 +1,7 @@
-"""PyTorch ran out of device memory: which rank asked for how much, and why it was not available.
+"""PyTorch ran out of device memory: the rank, the size of its request, and the reason for the failure.
 
-Cause and advice are those of the post-mortem (``zerotop.analysis.failures.out_of_memory``) as it was known at the error.
+Cause and advice are those of the post-mortem (``zerotop.analysis.failures.out_of_memory``), as known at the time of the
+error.
 """
 
 from __future__ import annotations

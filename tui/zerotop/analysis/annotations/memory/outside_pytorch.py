@@ -1,6 +1,6 @@
 """The job holds more of its GPU outside PyTorch than CUDA's context, NCCL and cuBLAS take.
 
-Read from NVML's figure for the process less its allocator's reserved bytes at a moment when these did not change.
+This is NVML's figure for the process minus the allocator's reserved bytes, at a moment when neither changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KIND = FindingKind(
 )
 # About twice the most that context, NCCL and cuBLAS took on the recorded GPUs.
 OUTSIDE_BYTES = 4 * GIB
-# Steps after which it is checked first; then after twice as many each time.
+# Steps before the first check; then twice as many each time.
 _FIRST_CHECK = 4
 
 

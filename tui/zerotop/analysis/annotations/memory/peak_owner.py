@@ -1,4 +1,4 @@
-"""Which phase has the highest allocation, and so what would lower it; reported again when another phase takes over."""
+"""The phase with the highest allocation, where memory has to be saved. Reported again if the phase changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KIND = FindingKind(
 _SMALLER_BATCH = "To lower the peak, lower {batch_size}: gradient checkpointing is on already.", ""
 # Phases' peaks are equal within this share.
 PEAK_SHARE = 0.02
-# Of the peak, from which on the states that are always allocated count, and not the activations.
+# The share of the peak from which permanent states are its main part, and not the activations.
 _STATES_SHARE = 0.7
 
 
@@ -56,7 +56,7 @@ class _Owner(NamedTuple):
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report the first owner of each attempt, and each other one after it, once PLATEAU_STEPS real steps in full agree."""
+    """Report the first owner of each attempt, and each later one, after PLATEAU_STEPS real steps in full detail agree."""
     for group in recording.groups:
         for owner, found in await_each(group, _KIND.name, _find_changes(group), partial(_await_look, group.lead)):
             yield _build_finding(group, owner, found)
@@ -99,7 +99,7 @@ def _check_owner(group: Group, state: _State) -> Iterator[_Owner]:
 
 
 def _find_owners(peaks: Ints) -> Ints:
-    """The part with the highest peak of each step; -1 where two are equal or one is unknown."""
+    """Return the index of the part with the highest peak in each step; -1 if two are equal or one is unknown."""
     ordered = np.sort(peaks, axis=1)
     is_clear = (ordered[:, 0] >= 0) & (ordered[:, -1] - ordered[:, -2] > PEAK_SHARE * ordered[:, -1])
     return np.where(is_clear, np.argmax(peaks, axis=1), -1).astype(np.int64)

@@ -1,6 +1,6 @@
-"""Evaluation needs more host memory than training did, and gives it back: where it is short, the kernel kills then.
+"""Evaluation needs more host memory than training did, and releases it: if memory is short, the kernel kills a rank then.
 
-Read from the resident memory that samplers saw. What stays afterwards was loaded once, and is not counted.
+Read from the sampled resident memory. Memory that stays in use afterwards was loaded once, and is not counted.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _KIND = FindingKind(
     ),
     advice="Keep fewer outputs in the evaluation, or evaluate in smaller batches.",
 )
-# Added to the most that the rank had in use before: share of that, or of the node's memory, beside HOST_GROWTH_BYTES.
+# Memory added to the rank's previous maximum, as a share of it or of the node's memory, beside HOST_GROWTH_BYTES.
 _OWN_SHARE, _NODE_SHARE = 0.5, 0.05
 # The part of it that is released again.
 _RELEASED_SHARE = 0.5
-# Samples after an evaluation that show what was released: half a second.
+# Number of samples after an evaluation that show the released memory: half a second.
 _AFTER = 5
 # A peak that is reported again.
 _HIGHER = 1.25
@@ -69,7 +69,7 @@ class _State:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report an evaluation with larger batches, or the second one that needs more; again if one needs more still."""
+    """Report an evaluation with larger batches, or the second one that needs more; again if a later one needs still more."""
     for group in recording.groups:
         state = group.get_state(_State)
         for peak in _read_peaks(group.lead, state):
@@ -84,7 +84,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _read_peaks(lead: Process, state: _State) -> Iterator[_Peak]:
-    """Yield each new evaluation once it is known what stays of it."""
+    """Yield each new evaluation as soon as the memory left after it is known."""
     spans = lead.read_rare_phases("eval").skip(state.evaluations_read)
     for begin_ns, end_ns, span in zip(lead.compute_begins(spans).tolist(), spans.times.tolist(), spans.rows, strict=True):
         after = lead.host_samples.read_window(end_ns, lead.recording.cursor_ns)
@@ -100,7 +100,7 @@ def _read_peaks(lead: Process, state: _State) -> Iterator[_Peak]:
 
 
 def _find_highest(process: Process, begin_ns: int, end_ns: int) -> tuple[int, int]:
-    """Return the most resident memory in a window of time, and when that was."""
+    """Return the highest resident memory in a time window, and its time."""
     samples = process.host_samples.read_window(begin_ns, end_ns)
     if not len(samples):
         return 0, end_ns
@@ -109,7 +109,7 @@ def _find_highest(process: Process, begin_ns: int, end_ns: int) -> tuple[int, in
 
 
 def _is_notable(lead: Process, peak: _Peak) -> bool:
-    """Whether it needed notably more than training had in use before, and released it."""
+    """Whether the evaluation needed notably more than training had in use before, and released it."""
     memory = read_memory(lead.recording, lead.host, peak.highest_ns)
     share = _OWN_SHARE * peak.before
     least = max(HOST_GROWTH_BYTES, share if memory is None else min(share, _NODE_SHARE * memory.limit_bytes))

@@ -1,4 +1,4 @@
-"""Evaluation holds more memory than training did, and how much of it stays.
+"""Evaluation holds more memory than training did, and part of it stays reserved.
 
 Read from the allocator at the begin and the end of each evaluation, and the shapes of its micro-batches.
 """
@@ -37,7 +37,7 @@ _KIND = FindingKind(
     fix="{eval_outputs_fix}",
 )
 _TENSORS_ADVICE, _TENSORS_FIX = "{eval_tensors}", "{eval_tensors_fix}"
-# Share of the reserved memory by which evaluation has to raise it, beside JUMP_BYTES.
+# Share by which evaluation has to raise the reserved memory, beside JUMP_BYTES.
 JUMP_SHARE = 0.05
 # Share of a device at which the next allocation may fail: the largest single ones of the recorded runs took 3 %.
 EDGE_SHARE = 0.95
@@ -62,7 +62,7 @@ class _State:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each evaluation that reserves more memory than before; later ones use what is reserved."""
+    """Report each evaluation that reserves more memory than before; later ones use the same memory."""
     for group in recording.groups:
         state, lead = group.get_state(_State), group.lead
         new = lead.read_rare_phases("eval").skip(state.evaluations_read)
@@ -77,7 +77,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _measure_memory(lead: Process, begin_ns: int, end_ns: int, state: _State) -> dict[str, float] | None:
-    """The allocator's bytes before and after; None if evaluation did not raise them, or they are unknown."""
+    """Return the allocator's bytes before and after; None if evaluation did not raise them, or they are unknown."""
     state.read_samples(lead, begin_ns)
     before, reserved_before, training_peak = lead.allocator.read_last(begin_ns), state.reserved_peak, state.training_peak
     during = state.read_samples(lead, end_ns)
@@ -102,7 +102,7 @@ def _measure_memory(lead: Process, begin_ns: int, end_ns: int, state: _State) ->
 
 
 def _measure_left_bytes(lead: Process, before: int, during: Samples) -> int:
-    """Bytes of tensors that evaluation left alive, without the parameters that stage 3 keeps gathered for a while."""
+    """Return the bytes of tensors that evaluation left alive, without parameters that stage 3 still keeps gathered."""
     left = int(during.rows["allocated_bytes"][-1]) - before
     parameters = lead.engine.get("parameters")
     gathered = 2 * parameters if lead.engine.get("zero_stage") == 3 and isinstance(parameters, int) else 0

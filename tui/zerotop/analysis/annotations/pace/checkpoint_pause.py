@@ -26,9 +26,9 @@ _OFTEN = _KIND.with_changes(
     headline="Checkpoints take {share:percent} of the time: one after {every}[: {place}]",
     details="{saves:count checkpoint} since step {step} took {pause_s:seconds}[, saved at {line}].",
 )
-# So many checkpoints in a row that take such a share of the time are too many.
+# Checkpoints are too frequent if this many in a row take this share of the time.
 OFTEN_SAVES, OFTEN_SHARE = 8, 0.10
-# A pause longer than so many seconds and than so many iterations is worth a finding.
+# A pause is worth a finding if it is longer than these seconds and these iterations.
 PAUSE_SECONDS = 1.0
 PAUSE_ITERATIONS = 2.0
 
@@ -54,7 +54,7 @@ class _Save(NamedTuple):
 
 
 class _Pause(NamedTuple):
-    """What to report: one long checkpoint, or many of them."""
+    """The pauses that a finding reports: one long checkpoint, or many of them."""
 
     delay: Delay
     kind: FindingKind
@@ -63,9 +63,11 @@ class _Pause(NamedTuple):
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report the first long pause of each attempt, later ones that are longer by SPIKE_SIMILAR_SHARE, and frequent ones."""
+    """Report the first long pause of each attempt, later ones longer by SPIKE_SIMILAR_SHARE, and frequent pauses."""
     for group in recording.groups:
-        for (delay, kind, evidence, step), found in await_lines(group, _KIND.name, _find_pauses(group), _find_delay):
+        for (delay, kind, evidence, step), found in await_lines(
+            group, _KIND.name, _find_pauses(group), lambda pause: pause.delay
+        ):
             period = round(evidence.get("period", 1))
             values = line_values(found.line) | {"every": f"each {period} steps" if period > 1 else "each step"}
             yield kind.at(group, delay.begin_ns, delay.end_ns, evidence, known_ns=found.known_ns, step=step, **values)
@@ -108,7 +110,3 @@ def _find_often(group: Group, recent: list[_Save], before: Rows) -> Iterator[_Pa
 
 def _make_delay(group: Group, begin_ns: int, last: _Save) -> Delay:
     return Delay(group.lead, "checkpoint_save", begin_ns, last.end_ns, last.end_ns)
-
-
-def _find_delay(pause: _Pause) -> Delay:
-    return pause.delay

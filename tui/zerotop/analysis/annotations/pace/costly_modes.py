@@ -1,4 +1,4 @@
-"""A mode stays on that slows down each step: anomaly mode, PyTorch's profiler, a cache that is emptied in each step."""
+"""A mode that slows down each step stays on: anomaly mode, PyTorch's profiler, a cache that is emptied in each step."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _CLEARING = FindingKind(
     confidence=0.95,
     headline="The allocator's cache is emptied in each step[: {place}]",
     details="[Iterations take {after_s:seconds} instead of {before_s:seconds} from step {step} on. ]"
-    "torch.cuda.empty_cache()[ at {line}] takes {call_s:seconds} itself, and the next step has to ask the driver anew for"
-    " memory that PyTorch would have kept.",
+    "The call of torch.cuda.empty_cache()[ at {line}] takes {call_s:seconds}, and the next step has to request from the"
+    " driver the memory that PyTorch would have kept.",
     advice="Take the call out of the loop. Against fragmentation, use expandable segments.",
     fix="export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
 )
 _KINDS = {ANOMALY: _ANOMALY, PROFILER: _PROFILER, CLEARING: _CLEARING}
-# Iterations that became longer by less have other reasons.
+# A smaller rise of the iteration time has other reasons.
 _COST_SHARE = 0.05
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each mode once for each attempt, when it has been on for long."""
+    """Report each mode once for each attempt, when it has been on for long enough."""
     for group in recording.groups:
         found: dict[str, tuple[int, Process, ModeUse]] = {}
         for process in group.processes:
@@ -98,7 +98,7 @@ def _compare_medians(prefix: str, before: Rows, after: Rows, column: str) -> dic
 
 
 def _compare_phases(process: Process, use: ModeUse, known_ns: int) -> dict[str, float]:
-    """Compare the nearest steps with phases: others may only have been counted."""
+    """Compare the phases of the nearest steps before and after that have phases."""
     before = process.phased_steps_until(use.begin_ns)[-SETTLED_STEPS:]
     after = process.phased_steps_until(known_ns)
     after = after[np.searchsorted(after["begin_unix_ns"], use.begin_ns) :]

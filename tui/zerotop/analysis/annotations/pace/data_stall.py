@@ -29,22 +29,22 @@ _KIND = FindingKind(
     fix="{workers_fix}",
 )
 
-# Where the other ranks have their data, and wait for this one.
+# If the other ranks have their data, and wait for this one.
 _ONE_RANK_HEADLINE = "Rank {rank} waits for data for {share:percent} of each {iteration_s:seconds} iteration"
-# So many steps are enough where others were counted between them.
+# Steps that are enough if counted ones are between them.
 _SPARSE_STEPS = 3
-# The share of an iteration that must be added to the waiting at once.
+# The share of an iteration by which waiting must rise at once.
 _RISE_SHARE = 0.10
-# Where much is slow, samples are written late: for the line a finding waits this long (ns).
+# How long a finding waits for its line (ns): on a slow machine samples are written late.
 _PATIENCE_NS = 30_000_000_000
 
 _TURNS = f"{_KIND.name} in turns"
-# So many older steps are looked at with the new ones.
+# Older steps that are examined together with the new ones.
 _OVERLAPS = {_KIND.name: SETTLED_STEPS - 1, _TURNS: SETTLED_STEPS * MOST_TURNS - 1}
 
 
 class _Wait(NamedTuple):
-    """Steps with phases in which a process waited, by their indexes, and when they were known (unix nanoseconds)."""
+    """Steps in which a process waited for data, as indices of steps with phases, and the time at which they were known."""
 
     first: int
     last: int
@@ -55,7 +55,6 @@ class _Wait(NamedTuple):
 
     @property
     def rows(self) -> Rows:
-        """The steps."""
         return self.process.phased_steps[self.first : self.last + 1]
 
     def find_delay(self) -> Delay:
@@ -66,7 +65,7 @@ class _Wait(NamedTuple):
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report once for each attempt, where a rank waits long in SETTLED_STEPS steps or turns, or begins to wait for good."""
+    """Report once for each attempt: a rank waits long in SETTLED_STEPS steps or turns, or begins to wait for good."""
     for group in recording.groups:
         for wait, found in await_lines(group, _KIND.name, _find_waits(group), _Wait.find_delay):
             if _KIND.name not in group.reported and (found.line is not None or not wait.is_rise):
@@ -93,7 +92,7 @@ def _list_waits(process: Process) -> Iterator[_Wait]:
 
 
 def _list_new(process: Process, key: str, find: Callable[[Rows], slice | None]) -> Iterator[_Wait]:
-    """Yield the first steps that are found among the new ones with phases, if there are any."""
+    """Yield the first waiting steps among the new ones with phases."""
     window = process.next_steps(len(process.phased_steps), key, _OVERLAPS[key])
     run = find(process.phased_steps[window]) if window is not None else None
     if window is not None and run is not None:
@@ -102,13 +101,13 @@ def _list_new(process: Process, key: str, find: Callable[[Rows], slice | None]) 
 
 
 def _find_first_wait(steps: Rows) -> slice | None:
-    """Return steps in a row that all waited."""
+    """Return the first steps in a row that all waited."""
     is_waiting = (steps["data_s"] >= STALL_SECONDS) & (steps["data_s"] >= STALL_SHARE * steps["iteration_s"])
     return find_settled_run(is_waiting, steps["step"], _SPARSE_STEPS)
 
 
 def _find_turns(steps: Rows) -> slice | None:
-    """Return steps of which every n-th waits: n loader workers are late together, and then have n batches."""
+    """Return steps of which every n-th waits, as when n loader workers finish late together and then deliver n batches."""
     waited_s = np.where(steps["data_s"] >= STALL_SECONDS, steps["data_s"], 0.0)  # false for NaN
     return find_turns(steps["step"], waited_s, np.nan_to_num(steps["iteration_s"]), STALL_SHARE)
 
@@ -116,7 +115,7 @@ def _find_turns(steps: Rows) -> slice | None:
 def _find_rise(process: Process) -> tuple[int, int] | None:
     """Return the first steps after which a rank waits notably longer than before, although its iterations vary."""
     steps = process.phased_steps
-    # The noise in less than a stall is no change.
+    # Noise below the length of a stall is no change.
     waited = StepValues(steps, lambda rows: np.maximum(rows["data_s"], STALL_SECONDS))
     for shift in process.get_state(ShiftFinder, f"{_KIND.name} rise").find_shifts(waited):
         before, after = (steps[rows] for rows in (shift.before, slice(shift.first, shift.last + 1)))
@@ -149,7 +148,7 @@ def _build_finding(group: Group, wait: _Wait, found: FoundLine) -> Annotation:
 
 
 def _find_begin(wait: _Wait, known_ns: int) -> Rows:
-    """Return the steps from the one with which the waiting began, which may only have been counted."""
+    """Return the steps from the first that waited, which may only have been counted."""
     process, rows = wait.process, wait.rows
     steps, first = process.steps_until(known_ns), int(rows["step"][0])
     before = int(process.phased_steps["step"][wait.first - 1]) if wait.first else first - 1
@@ -158,7 +157,7 @@ def _find_begin(wait: _Wait, known_ns: int) -> Rows:
 
 
 def _find_waiting(group: Group, wait: _Wait) -> tuple[int, ...]:
-    """The ranks that waited in most of the steps since then that they had finished."""
+    """Return the ranks that waited in most of the steps that they have finished since then."""
     ranks = []
     for process in group.processes:
         steps = process.phased_steps_until(wait.known_ns)[-max(2 * SETTLED_STEPS, wait.last - wait.first + 1) :]

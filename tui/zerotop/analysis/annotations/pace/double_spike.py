@@ -1,7 +1,7 @@
-"""The GPU works at an iteration's beginning and end, and idles in the middle while the CPU runs the optimizer.
+"""The GPU works at the begin and end of an iteration, and idles in the middle while the CPU runs the optimizer.
 
-Read from the probe's spans: the ``step`` of an optimizer on the CPU, in which the GPU sends gradients, waits, and receives
-parameters. Cores, threads and bytes are the samplers'.
+Read from the probe's spans: in ``step`` of an optimizer on the CPU, the GPU sends gradients, waits, and receives parameters.
+Cores, threads and bytes come from the samplers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _TICK_NS = 100_000_000
 
 
 class CpuUse(NamedTuple):
-    """A rank's process while the CPU optimizer runs."""
+    """The cores and threads of a rank's process while the CPU optimizer runs."""
 
     cores: float
     threads: int  # runnable
@@ -104,13 +104,11 @@ def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
         if state.reported_gap is None or not 1 / SPIKE_REPEAT_FACTOR < gap / state.reported_gap < SPIKE_REPEAT_FACTOR:
             state.reported_gap = gap
             if group.count_report(_KIND.name):
-                yield _build_finding(
-                    recording, group, lead.phased_steps[indices[at : at + SPIKE_STEPS]], gap, float(shares[at])
-                )
+                yield _build_finding(group, lead.phased_steps[indices[at : at + SPIKE_STEPS]], gap, float(shares[at]))
 
 
 def _measure_gaps(lead: Process, rows: Rows) -> Floats:
-    """Seconds of each step in which the GPU only copies: all of ``step`` if its optimizer ran on the CPU, else 0."""
+    """Return the seconds of each step in which the GPU only copies: ``step`` if its optimizer is on the CPU, else 0."""
     if lead.engine.get("offload_optimizer") in ("cpu", "nvme"):
         return np.asarray(rows["step_s"], np.float64)
     optimizer = lead.read_phases(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]), "cpu_optimizer")
@@ -121,7 +119,7 @@ def _measure_gaps(lead: Process, rows: Rows) -> Floats:
     return np.where(on_cpu, rows["step_s"], 0.0)
 
 
-def _build_finding(recording: Evidence, group: Group, rows: Rows, gap: float, share: float) -> Annotation:
+def _build_finding(group: Group, rows: Rows, gap: float, share: float) -> Annotation:
     lead, known_ns = group.lead, int(rows["end_unix_ns"][-1])
     ranks = group.ranks_at(known_ns)
     evidence = {
@@ -151,7 +149,7 @@ def _build_finding(recording: Evidence, group: Group, rows: Rows, gap: float, sh
 
 
 def _measure_work(group: Group, rows: Rows) -> dict[str, float]:
-    """Cores and threads of each rank while the optimizer ran in these steps; empty if nothing was sampled."""
+    """Return the cores and threads of each rank while the optimizer ran in these steps; empty if nothing was sampled."""
     known_ns = int(rows["end_unix_ns"][-1])
     uses = [
         use
@@ -167,7 +165,7 @@ def _measure_work(group: Group, rows: Rows) -> dict[str, float]:
 
 
 def _measure_cpu_use(lead: Process, process: Process, rows: Rows) -> CpuUse | None:
-    """The median of the ticks within the optimizer's time; the busiest tick if the optimizer is shorter than a tick."""
+    """Return the median of the ticks within the optimizer's time, or the busiest tick if it is shorter than a tick."""
     bounds = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
     spans = lead.read_phases(*bounds, "cpu_optimizer")
     spans = spans if len(spans) else lead.read_phases(*bounds, "step")
@@ -188,7 +186,7 @@ def _measure_cpu_use(lead: Process, process: Process, rows: Rows) -> CpuUse | No
 
 
 def _measure_traffic(lead: Process, rows: Rows) -> dict[str, float]:
-    """Bytes that an iteration must copy each way, and bytes over PCIe by the GPU's counters, which may miss some."""
+    """Return the bytes that an iteration must copy each way, and PCIe bytes by the GPU's counters, which may miss some."""
     traffic: dict[str, float] = {}
     parameters = lead.engine.get("trainable_parameters")
     shared_by = lead.engine.get("data_parallel") or 1
@@ -205,7 +203,7 @@ def _measure_traffic(lead: Process, rows: Rows) -> dict[str, float]:
 
 
 def _measure_room(group: Group, known_ns: int) -> dict[str, float]:
-    """What the optimizer would need on the GPU, and what was always free there."""
+    """Return the bytes that the optimizer would need on the GPU, and the bytes that were always free there."""
     room: dict[str, float] = {}
     lead, state = group.lead, group.get_state(_State)
     parameters, shared_by = lead.engine.get("trainable_parameters"), lead.engine.get("data_parallel") or 1
@@ -226,7 +224,7 @@ def _measure_room(group: Group, known_ns: int) -> dict[str, float]:
 
 
 def _estimate_without_offload(lead: Process) -> dict[str, float]:
-    """What each GPU would hold more without offload by ZeRO's formulas; empty if they do not apply."""
+    """Return the additional bytes on each GPU without offload, by ZeRO's formulas; empty if they do not apply."""
     setup = parse_setup(lead.engine)
     if setup is None or setup.offload_optimizer == "none":
         return {}

@@ -1,4 +1,4 @@
-"""Each evaluation takes longer than the one before, as where outputs or metrics are collected and never cleared."""
+"""Each evaluation takes longer than the one before, for example because outputs or metrics are never cleared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KIND = FindingKind(
         "{evaluations:count evaluation} since step {step} took {share:percent} of the time[, the last ones mostly at"
         " {line}]. Iterations took {iteration_s:seconds} throughout."
     ),
-    advice="Clear what evaluations collect, such as outputs and metrics: each one may look at those of all before it.",
+    advice="Clear what evaluations collect, such as outputs and metrics: each one may go through those of all earlier ones.",
 )
 # Evaluations that show growth, the share of their pairs in which the later one took longer, and how much longer the last
 # took than the first, in seconds, and as a factor: also beyond what iterations became slower by.
@@ -32,7 +32,7 @@ _GROWN_S, _TIMES_AS_LONG = 0.1, 1.5
 _LEAST_SHARE = 0.05
 
 
-# After so many more evaluations the last ones are examined again, as a share: the work stays in proportion to the recording.
+# The last evaluations are examined again after this share of more ones, so that the work grows linearly with the recording.
 _MOST, _MORE = 24, 1 / 8
 
 
@@ -55,7 +55,7 @@ class _Growth(NamedTuple):
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report the first growth of each attempt."""
     for group in recording.groups:
-        for growth, found in await_lines(group, _KIND.name, _find_growth(group), _get_delay):
+        for growth, found in await_lines(group, _KIND.name, _find_growth(group), lambda growth: growth.delay):
             line, kind = found.line, _KIND
             if line is not None and is_cause(line, growth.delay) and not is_training(line.callees, "eval"):
                 kind = name_line(kind, line).with_changes(advice=_KIND.advice)
@@ -96,10 +96,6 @@ def _check_evaluations(group: Group, steps: Rows, indexes: list[int]) -> Iterato
 
 
 def _measure_rising(seconds: Floats) -> float:
-    """Return the share of pairs in which the later value is the higher one."""
+    """Return the share of pairs in which the later value is higher."""
     rising = np.triu(seconds[None, :] > seconds[:, None], 1).sum()
     return float(rising / (len(seconds) * (len(seconds) - 1) / 2))
-
-
-def _get_delay(growth: _Growth) -> Delay:
-    return growth.delay

@@ -1,4 +1,4 @@
-"""Iterations slowly become longer: by how much each, in which phase, and what else grew meanwhile."""
+"""Iterations slowly become longer: by how much, in which phase, and what else grew at the same time."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ _BY_PHASE = {
         "py-spy dump --pid {pid}",
     ),
 }
-# As with a shift, so much is visible.
+# A rise is visible from this share on, as with a shift.
 DRIFT_SHARE = 0.15
-# Six blocks in a row are in order by chance once in 720 times. Each is higher by this share of an even rise.
+# By chance, six blocks are in order once in 720 times. Each is higher by at least this share of an even rise.
 DRIFT_BLOCKS = 6
 DRIFT_EVENNESS = 0.2
 
@@ -60,7 +60,7 @@ _new_trend_finder = partial(TrendFinder, DRIFT_BLOCKS, DRIFT_EVENNESS)
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each rise by DRIFT_SHARE, again if it goes on for long."""
+    """Report each rise by DRIFT_SHARE, and again if it continues for long."""
     for group in recording.groups:
         values = group.lead.steps["iteration_s"]
         rises = group.lead.get_state(_new_trend_finder).find_rises(values, SETTLED_STEPS, share=DRIFT_SHARE)
@@ -73,14 +73,14 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 
 
 def _is_drift(drift: _Drift, values: Floats) -> bool:
-    """Whether it is no change of level, and not the load of other processes either."""
+    """Whether a rise is neither a change of level nor the load of other processes."""
     if _find_batch_step(drift) is not None:
         return True
     return _is_gradual(values, drift.rise) and not (find_drift_cause(drift.change) is None and is_by_others(drift.change))
 
 
 def _is_gradual(values: Floats, rise: Rise) -> bool:
-    """Whether iterations rose along a line, perhaps after a level, rather than in one step: that is a change of level."""
+    """Whether iterations rose along a line, perhaps after a level part, and not in one jump, which is a change of level."""
     points = _compute_points(values[rise.begin : rise.end], rise.block_length)
     places = np.arange(len(points), dtype=np.float64)
     lines = (_measure_misfit(points, np.maximum(0.0, places - knee)) for knee in places[:-2])
@@ -95,7 +95,7 @@ def _measure_misfit(points: Floats, shape: Floats) -> float:
 
 
 def _compute_points(values: Floats, block_length: int) -> Floats:
-    """Return medians of some steps, so that no single one counts, and that a long rise is few points."""
+    """Return medians of groups of steps: no single step counts, and a long rise is only a few points."""
     return np.asarray(np.median(values.reshape(-1, _count_steps(block_length)), axis=1))
 
 
@@ -141,7 +141,7 @@ def _find_batch_step(drift: _Drift) -> int | None:
 
 
 def _find_onset(drift: _Drift) -> int:
-    """Return the index of the step with which the rise begins: before it, iterations may have taken an even time."""
+    """Return the index of the step with which the rise begins, as iterations may have been even before it."""
     rows, length = drift.rows, drift.rise.block_length
     most = len(rows) - 2 * length
     sized = _find_batch_step(drift)

@@ -1,4 +1,4 @@
-"""Iterations begin to take another time for good: in which phase, and what else changed at that moment."""
+"""Iteration time changes permanently: the phase that changed, and what else changed at that moment."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ _KIND = FindingKind(
     fix="{breakdown_fix}",
 )
 _UNPHASED_DETAILS = "The phases of these steps were not recorded[; {cause}[: {cause_line}]]."
-# Changes that begin within so many steps of each other are one.
+# Changes that begin within this many steps of each other are the same.
 _SAME_STEPS = 3
-# What a change may show in besides the iterations.
+# Values that may show a change, besides the iteration time.
 _BETWEEN_PHASES, _SIZE = " between phases", " size"
-# In so many steps at most iterations become shorter by themselves.
+# The most steps after which iterations become shorter by themselves.
 _WARM_UP_STEPS = 10
-# A cause of less confidence gives way to a line that takes the time.
+# A cause with less confidence gives way to a line that takes the time.
 CERTAIN = 0.85
 _LINE_HEADLINE = "Iterations take {after_s:seconds} instead of {before_s:seconds} from step {step} on"
 _BETWEEN = _KIND.with_changes(
@@ -65,7 +65,7 @@ _BETWEEN = _KIND.with_changes(
 
 
 class _Known(NamedTuple):
-    """The first step of a change, and when it was known."""
+    """The first step of a change, and when the change was known."""
 
     step: int
     known_ns: int
@@ -108,7 +108,7 @@ class _Shift(NamedTuple):
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each change of level of the iterations, and those that show only in what causes them."""
+    """Report each change of level of the iterations, including changes that show only in their cause."""
     for group in recording.groups:
         reported = group.get_state(list[_Known], f"{_KIND.name} by cause")
         steps = group.get_state(list[_Known], f"{_KIND.name} steps")
@@ -141,7 +141,7 @@ def _find_shifts(group: Group) -> Iterator[_Shift]:
 
 
 def _list_costly_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
-    """Yield each change of the iterations once it has cost or saved a notable time."""
+    """Yield each change of the iteration time once it has cost or saved a notable time."""
     steps = group.lead.steps
     for change, known_ns in await_notable(group, _KIND.name, steps, _list_changes(group), _measure_level):
         if not _is_warm_up(change) and group.count_report(_KIND.name):
@@ -165,7 +165,7 @@ def _is_by_probe(change: StepChange) -> bool:
 
 
 def _is_warm_up(change: StepChange) -> bool:
-    """Whether iterations became shorter after the first ones, which allocate, compile and load what the others have."""
+    """Whether iterations became shorter only after the first ones, which also allocate, compile and load."""
     before, after = _compute_medians(change)
     return after < before and int(change.after["step"][0]) <= _WARM_UP_STEPS
 
@@ -175,9 +175,9 @@ def _measure_level(change: StepChange) -> Level:
 
 
 def _list_hidden_changes(group: Group) -> Iterator[tuple[StepChange, str]]:
-    """Yield each change of what may change the iterations, with what showed it, where they do not show it.
+    """Yield changes of a cause, such as the time between phases, that the iteration time itself does not show.
 
-    Where the phases vary much, as where others use the cores, a change may only show in its cause.
+    If the phases vary much, for example because other processes use the cores, a change may only show in its cause.
     """
     rows, steps = group.lead.phased_steps, group.get_state(list[_Known], f"{_KIND.name} steps")
     for change in _find_changes(group, _BETWEEN_PHASES, rows, _list_notable_between(rows)):
@@ -196,15 +196,15 @@ def _find_changes(group: Group, key: str, steps: Rows, values: Values) -> Iterat
 
 
 def _is_near(change: StepChange, others: list[_Known], known_ns: int) -> bool:
-    """Whether a change begins near one that was known by then; it may have begun in a counted step before its first step."""
+    """Whether a change begins near one already known. It may have begun in a counted step before its first step."""
     first, last = int(change.before["step"][-1]) + 1 - _SAME_STEPS, int(change.after["step"][0]) + _SAME_STEPS
     return any(first <= other.step <= last for other in others if other.known_ns <= known_ns)
 
 
 def _list_notable_between(steps: Rows) -> Values:
-    """Return the seconds of each step between its phases where they are a notable part of the first iterations.
+    """Return the seconds of each step between its phases, at least a notable part of the first iterations.
 
-    Less counts as just that much, so that the noise in it is no change. Empty before there are enough steps.
+    Smaller values are raised to that part, so that their noise is no change. Empty before there are enough steps.
     """
     if len(steps) < LEVEL_STEPS:
         return np.empty(0)
@@ -225,7 +225,7 @@ def _is_notable(change: StepChange) -> bool:
 
 
 def _explain_change(change: StepChange, found_in: str = "") -> Iterator[_Shift]:
-    """Yield the change with its cause, unless another finding is about it."""
+    """Yield the change with its cause, unless it has another finding."""
     cause = find_cause(change)
     if not (cause.has_own_finding if cause is not None else is_by_others(change)):
         before, after = _compute_medians(change)
@@ -235,7 +235,7 @@ def _explain_change(change: StepChange, found_in: str = "") -> Iterator[_Shift]:
 
 
 def _find_begin(shift: _Shift, known_ns: int) -> Rows:
-    """Return the steps from the one with which the change began: only counted steps may lie before one that shows it."""
+    """Return the steps from the one with which the change began: counted steps may precede the first one that shows it."""
     before, after = shift.change.before, shift.change.after
     if not shift.found_in:
         return after
@@ -256,7 +256,7 @@ def _is_line_named(shift: _Shift, line: StackLine | None) -> bool:
 
 
 def _is_explained(shift: _Shift, line: StackLine | None) -> bool:
-    """Whether a change that the iterations do not show is known to be one."""
+    """Whether a cause is known for a change that the iteration times do not show."""
     has_certain_cause = shift.is_worse and shift.cause is not None and not shift.is_uncertain
     return shift.found_in == _SIZE or has_certain_cause or _is_line_named(shift, line)
 

@@ -1,4 +1,4 @@
-"""Now and then an iteration pauses, each time in the same line of the job's own code, or for its data: a cleanup, a log."""
+"""Every few iterations training pauses, in the same line of the job's own code or for its data: a cleanup, a log."""
 
 from __future__ import annotations
 
@@ -39,35 +39,35 @@ _KIND = FindingKind(
         " {iteration_s:seconds}."
     ),
 )
-# In a data loader no line of the job's own takes the time.
+# In a data loader, no line of the job's own code takes the time.
 _LOADING = _KIND.with_changes(
-    headline="Every {period:.0f} iterations data takes {pause_s:seconds} to come ({share:percent} of the time)",
+    headline="Every {period:.0f} iterations the wait for data takes {pause_s:seconds} ({share:percent} of the time)",
     details="{pauses:count pause} since step {step}; other iterations take {iteration_s:seconds}.",
-    advice="See what is read in those iterations that the others do not read.",
+    advice="See what those iterations read that the others do not.",
 )
 _STARTING = _LOADING.with_changes(
     advice="A new DataLoader starts new workers: create it once, and let it keep them.",
     fix="persistent_workers=True",
 )
 _LOADER = "", 0  # in place of a line
-# Pauses that show a line, and what they take of the time since the first.
+# Pauses that show a line, and their share of the time since the first one.
 _FEWEST_PAUSES = 3
 PAUSE_SHARE = 0.05
-# A pause is so much longer than what the place usually takes: seconds, as a share of an iteration, and of that usual time.
+# How much longer a pause is than the usual time of its place: in seconds, as a share of an iteration, as a factor.
 _LONGER_SECONDS, _LONGER_SHARE, _LONGER_TIMES = 0.02, 0.25, 3.0
-# After so many more pauses at a line they are measured again, as a share: the work stays in proportion to the recording.
+# The pauses at a line are measured again after this share of more ones, so that the work grows linearly.
 _MORE_PAUSES = 1 / 8
 # Steps since the first pause, if some are counted: before that it may be a change for good.
 _FEWEST_COUNTED = 20
 # Steps that show how long phases usually are.
 _USUAL_STEPS = 50
-# So many pauses in exactly every n-th iteration are no chance, whatever else runs on the machine.
+# This many pauses in exactly every n-th iteration are no coincidence, whatever else runs on the machine.
 _REGULAR_PAUSES = 4
-# If more of the iterations are so long, they have become slower.
+# If a larger share of the iterations is this long, they are slower and do not pause.
 _MOST_ITERATIONS = 0.4
 
 
-# The column of each place; empty for what lies between the phases.
+# The column of each place; empty for the gaps between phases.
 _COLUMNS = {BETWEEN: "", UNSEEN: "", "data": "data_s", "forward": "forward_s"}
 
 
@@ -78,7 +78,7 @@ class _State:
 
 
 class _Pauses:
-    """Pauses at a line that is not reported yet."""
+    """Pauses at a line that has not been reported."""
 
     def __init__(self, begin_ns: int) -> None:
         self.begin_ns = begin_ns  # of the first one
@@ -87,7 +87,7 @@ class _Pauses:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each line once for each attempt, of whichever rank."""
+    """Report each line once for each attempt, on whichever rank."""
     for group in recording.groups:
         state = group.get_state(_State, _KIND.name)
         for process in group.processes:
@@ -125,9 +125,9 @@ def _check_event(group: Group, process: Process, state: _State, event: Event) ->
 def _measure_pauses(
     process: Process, rows: Rows, line: StackLine | None, known_ns: int, column: str, *, is_one_of_several: bool
 ) -> Annotation | None:
-    """Return a finding about the pauses in ``rows``, if they are any.
+    """Return a finding about the pauses in ``rows``; None if they are too few or too short.
 
-    ``column``: the seconds of the phase with the pauses; empty for what lies between the phases. Without a line they must be
+    ``column``: the seconds of the phase with the pauses, or "" for the gaps between phases. Without a line they must be
     regular.
     """
     between = _estimate_seconds(process, rows, known_ns, column)
@@ -162,7 +162,10 @@ def _choose_loading(process: Process, rows: Rows) -> FindingKind:
 
 
 def _estimate_seconds(process: Process, rows: Rows, known_ns: int, column: str) -> Floats | None:
-    """Return the seconds of each step in a phase, or outside all; of counted steps the rest is taken to last as usual."""
+    """Return the seconds of each step in a phase, or outside all phases.
+
+    For a counted step, the other phases are assumed to take their usual time.
+    """
     seconds = _read_seconds(rows, column)
     counted = np.isnan(seconds)
     if counted.any():
@@ -178,7 +181,7 @@ def _read_seconds(rows: Rows, column: str) -> Floats:
 
 
 def _may_be_load(process: Process, rows: Rows, line: StackLine) -> bool:
-    """Whether others use the cores: any line may then wait for one, and the unknown phases of counted steps take longer."""
+    """Whether other processes use the cores, which delays any line and the unknown phases of counted steps."""
     load = measure_load(process.recording, process.host, int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
     if load is None:
         return False

@@ -1,7 +1,7 @@
 """fp16 skips steps until the loss scale fits; time and memory change when skipping ends.
 
-Three findings: that nothing has been updated yet, while it is so; what changed when it ended; and that later steps are all
-skipped, which no loss scale explains.
+Three findings: nothing has been updated yet; the changes when skipping ended; and all later steps are skipped, which no loss
+scale explains.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STUCK = _SKIPPING.with_changes(
         "{skipped_steps:count step} in a row overflowed[, while the loss scale fell from {loss_scale_first:.0f} to"
         " {loss_scale_now:.0f}], after steps that did not."
     ),
-    advice="A loss or gradient is infinite or NaN, which no loss scale mends: look for it in the first of these steps.",
+    advice="A loss or gradient is infinite or NaN, which no loss scale cures: look for it in the first of these steps.",
     fix="torch.autograd.set_detect_anomaly(True)",
 )
 _ENDED = FindingKind(
@@ -60,11 +60,11 @@ _ENDED = FindingKind(
     advice=_SKIPPING.advice,
     fix=_SKIPPING.fix,
 )
-# Real steps that show the time after skipping has ended; the first real one is not typical and left out.
+# Real steps that show the time after skipping has ended. The first real one is not typical, and is left out.
 REAL_STEPS = 2
-# Steps from the first real one on among which enough others have to be real too.
+# Number of steps from the first real one on, of which enough others have to be real too.
 _SEARCH_STEPS = 1000
-# A growing loss scale makes one step overflow, or a few; these divide it by a thousand.
+# A growing loss scale makes one or a few steps overflow; this many divide it by a thousand.
 _STUCK_STEPS = 10
 
 
@@ -112,7 +112,7 @@ def _build_skipping_finding(group: Group, rows: Rows) -> Annotation:
 
 
 def _with_advice(kind: FindingKind, config: object, fitting: float | None) -> FindingKind:
-    """Name the power of DeepSpeed's loss scale; which one fits is known only once a step was not skipped."""
+    """Add advice with a power for DeepSpeed's loss scale; a fitting one is known only after a step that was not skipped."""
     fp16 = config.get("fp16") if isinstance(config, dict) else None
     power = fp16.get("initial_scale_power") if isinstance(fp16, dict) else None
     if not isinstance(power, int):

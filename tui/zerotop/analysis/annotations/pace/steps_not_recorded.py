@@ -1,6 +1,6 @@
-"""Steps that ranks made are missing or incomplete in the recording, for example because its disk was full.
+"""Steps of some ranks are missing or incomplete in the recording, for example because its disk was full.
 
-A gap is known when the process has recorded a step after it or has ended: by then the others have mostly gone on too.
+A gap is known when the process has recorded a step after it or has ended. By then most other ranks have continued too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KIND = FindingKind(
     advice="Free space where the recording is, or record elsewhere.",
     fix="zerotop run --session DIR",
 )
-# So many gaps of an attempt are reported; a disk may be full again and again.
+# The most gaps of an attempt that are reported: a disk may be full again and again.
 MOST_GAPS = 20
 # Ranks lose about the same steps.
 SIMILAR_STEPS = 2
@@ -41,7 +41,7 @@ class _GroupState:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each gap once, for all ranks that are known to have it."""
+    """Report each gap once, for all ranks known to have it."""
     for group in recording.groups:
         state = group.get_state(_GroupState)
         found = [(known_ns, gap, process) for process in group.processes for known_ns, gap in _find_new(recording, process)]

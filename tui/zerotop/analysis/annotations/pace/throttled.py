@@ -1,4 +1,4 @@
-"""A GPU lowers its clocks while it trains because of heat, or of power that the machine cannot supply.
+"""A GPU lowers its clocks during training because of heat, or because the machine cannot supply enough power.
 
 Read from NVML's throttle reasons. The card's own power limit is not counted: large jobs run at it.
 """
@@ -50,7 +50,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
             continue
         times = samples.times[indices]
         continues = np.diff(times, prepend=state.last_ns) <= _PAUSE_NS
-        # Index of the sample at which each run begins; 0 stands for one that goes on from before.
+        # Index of the sample at which each run begins; 0 stands for one that began earlier.
         begins = np.maximum.accumulate(np.where(continues, 0, np.arange(1, len(times) + 1)))
         since = np.where(begins > 0, times[begins - 1], state.since_ns)
         found = np.flatnonzero(times - since >= THROTTLED_SECONDS * 1e9)

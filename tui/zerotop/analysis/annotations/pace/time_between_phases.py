@@ -1,4 +1,4 @@
-"""A notable share of each iteration goes, from the first steps on, into a line of the job's own code between the phases."""
+"""From the first steps on, a notable share of each iteration is spent in a line of the job's code between the phases."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FEWEST_SAMPLES = 10
 _BUSY_PERCENT = 90.0
 
 
-# After so many more samples they are examined again, as a share: the work stays in proportion to the recording.
+# The samples are examined again after this share of more ones, so that the work grows linearly with the recording.
 _MORE_SAMPLES = 1 / 8
 
 
@@ -62,7 +62,7 @@ class _State:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt if all ranks spend time there; a rank that is the only one is a straggler."""
+    """Report once for each attempt if all ranks spend time there. If only one rank does, it is a straggler."""
     for group in recording.groups:
         lead, state = group.lead, group.get_state(_State, _KIND.name)
         for event in read_new_stacks(lead, state.events_read, (BETWEEN, UNSEEN), SHARE):

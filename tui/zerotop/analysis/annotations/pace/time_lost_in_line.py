@@ -1,9 +1,10 @@
 """From some step on, most iterations lose time in one line between the phases, however much they vary for other reasons.
 
-Iterations that vary, as where others use the cores or where only some of them are slow, show no change of level. The samples
-of the stack do: they are taken where a place lasts clearly longer than usual, and name the same line again and again.
+Iterations that vary, because other processes use the cores or because only some are slow, show no change of level. The stack
+samples do: they are taken whenever a place lasts clearly longer than usual, and name the same line each time.
 
-Findings that name the line already are not repeated. Their detectors run before this one: they run in the order of names.
+Findings that already name the line are not repeated. Their detectors run before this one, because detectors run in the order
+of their names.
 """
 
 from __future__ import annotations
@@ -41,24 +42,24 @@ _KIND = FindingKind(
     confidence=0.85,
     headline="{added_s:seconds} of each {iteration_s:seconds} iteration are lost from step {step} on",
     details=(
-        "Between the phases[ of {concerned:ranks}] {between_s:seconds} pass on average instead of {before_s:seconds}, most"
-        " of it at {line}, in {steps_share:percent} of the steps that were looked at."
+        "The time between the phases[ of {concerned:ranks}] is {between_s:seconds} on average instead of"
+        " {before_s:seconds}. Most of it is spent at {line}, in {steps_share:percent} of the sampled steps."
     ),
 )
 # Samples that show a line: the seconds that they stand for, and the steps from the first to the last of them.
 _SAMPLED_S, _SAMPLED_STEPS = 1.0, 15
-# Its share of the samples between the phases since then.
+# The line's share of the samples between the phases since then.
 _LINE_SHARE = 0.6
 # Steps with phases before it and after it that are compared.
 _FEWEST_STEPS = 8
 _MOST_STEPS = 50
-# The first steps prepare what later ones have.
+# The first steps load and allocate.
 _FIRST_STEPS = 5
-# The time lost on average: seconds, and as a share of an iteration. If fewer steps lose it, these are pauses.
+# The time lost on average: seconds, and as a share of an iteration. If only few steps lose it, it is a pause.
 _LOST_S, _LOST_SHARE = 0.01, 0.10
 _LEAST_STEPS_SHARE = 0.4
-# Between the phases time grows at least so many times as much as within them: else all is slower, as where others use the
-# cores.
+# The time between the phases grows by at least this many times the growth within them. Otherwise everything is slower, for
+# example because other processes use the cores.
 _TIMES_AS_LONG = 2.0
 _LEAST_BETWEEN_S = 0.002
 _MORE_SAMPLES = 1 / 4
@@ -71,7 +72,7 @@ class _State:
 
 
 class _Sampled:
-    """Samples of a line that is not reported yet."""
+    """Samples of a line that has not been reported."""
 
     def __init__(self, begin_ns: int, step: int) -> None:
         self.begin_ns, self.step = begin_ns, step  # of the first one
@@ -112,7 +113,7 @@ def _check_event(group: Group, process: Process, state: _State, event: Event) ->
 
 
 def _measure_loss(group: Group, process: Process, sampled: _Sampled, line: StackLine, known_ns: int) -> Annotation | None:
-    """Return a finding about what iterations have lost at a line since its first sample, if it is notable."""
+    """Return a finding about the time lost at a line since its first sample, if it is notable."""
     if not is_cause(line, Delay(process, BETWEEN, sampled.begin_ns, known_ns, known_ns)):
         return None
     before, after = _split_steps(process, sampled.step, known_ns)
@@ -141,14 +142,14 @@ def _measure_loss(group: Group, process: Process, sampled: _Sampled, line: Stack
 
 
 def _split_steps(process: Process, step: int, known_ns: int) -> tuple[Rows, Rows]:
-    """Return steps with phases before a step and from it on."""
+    """Return the steps with phases before a step, and those from it on."""
     rows = process.phased_steps_until(known_ns)
     first = int(np.searchsorted(rows["step"], step))
     return rows[_FIRST_STEPS:first][-_MOST_STEPS:], rows[first:][:_MOST_STEPS]
 
 
 def _measure_added(process: Process, step: int, known_ns: int) -> float:
-    """Return the seconds that a step of a rank spends longer between the phases from a step on."""
+    """Return the seconds by which a rank's time between the phases rose, per step, from a step on."""
     before, after = _split_steps(process, step, known_ns)
     if not len(before) or not len(after):
         return 0.0

@@ -1,7 +1,7 @@
-"""The double spike of an optimizer on the CPU without a probe: GPUs idle whenever the ranks' cores are busy, in turn.
+"""The double spike of an optimizer on the CPU, without a probe: GPUs idle whenever the ranks' cores are busy.
 
 Read from NVML's utilization, an average over the last 200 ms, and the ranks' processor time. Iterations shorter than a
-second cannot be seen in them.
+second do not show in these.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _KIND = FindingKind(
     confidence=0.7,
     headline="The GPUs idle {share:percent} of every {iteration_s:seconds} while {cores_used:.0f} cores are busy",
     details=(
-        "They idle {gap_s:seconds} while {processes:count process} use the cores[ of {host_cores:.0f}], otherwise"
-        " {cores_else:.0f}. That is the pattern of an optimizer on the CPU, seen from outside."
+        "They idle {gap_s:seconds} while {processes:count process} keep {cores_used:.0f}[ of {host_cores:.0f}] cores"
+        " busy; otherwise {cores_else:.0f} are busy. That is the pattern of an optimizer on the CPU, seen from outside."
     ),
     advice="Keep the optimizer on the GPU if that fits, or accumulate more micro-batches.",
     fix='"offload_optimizer": {"device": "none"}',
@@ -34,7 +34,7 @@ UNPROBED_CORES = 3.0
 # Utilization (percent) of a GPU that idles, and of one that works.
 UNPROBED_IDLE_PERCENT = 20.0
 UNPROBED_BUSY_PERCENT = 50.0
-# Ticks (100 ms) until NVML's average covers a stretch alone.
+# Ticks (100 ms) until NVML's average covers only the current stretch.
 UNPROBED_TICKS = 3
 # Memory of a GPU in use: more than a context.
 UNPROBED_MEMORY_BYTES = 1 * GIB
@@ -59,7 +59,7 @@ class _State:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report at most once for each node, from the time before a rank on it reported its phases."""
+    """Report at most once for each node, using the time before a rank on it reported its phases."""
     created = recording.find_first_creations()
     for host in recording.sampled_hosts:
         if (_KIND.name, host) not in recording.reported:
@@ -94,7 +94,7 @@ def _check_host(recording: Evidence, host: str, until_ns: int | None) -> Annotat
 
 
 def _measure_utilization(gpus: Samples, times: Ints, state: _State) -> Floats:
-    """The mean of the GPUs in use at each time, from the last sample before it."""
+    """Return the mean utilization of the GPUs in use at each time, from the last sample before it."""
     if len(gpus):
         gpus = gpus.select_rows(gpus.rows["used_bytes"] >= UNPROBED_MEMORY_BYTES)
     if not len(gpus):
@@ -115,7 +115,7 @@ def _close_stretch(state: _State, *, is_busy: bool) -> None:
 
 
 def _find_cycle(stretches: list[Stretch]) -> list[Stretch] | None:
-    """The last stretches, if SPIKE_STEPS gaps of the GPUs and the work between them are similar."""
+    """Return the last stretches if they are SPIKE_STEPS similar gaps of the GPUs with similar work between them."""
     last = stretches[1 - 2 * SPIKE_STEPS :]
     gaps, works = last[::2], last[1::2]
     if len(last) < 2 * SPIKE_STEPS - 1 or not gaps[0].is_busy:

@@ -1,4 +1,4 @@
-"""A rank's process ended before its time: a signal killed it, an exception ended it, or it vanished."""
+"""A rank's process ended too early: a signal killed it, an exception ended it, or it vanished."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ _EXITED = _KIND.with_changes(
 )
 _CRASH_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _STOP_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
-# Launchers print within this time after a rank's end how it ended.
+# Within this time after a rank's end, launchers print how it ended.
 _LAUNCHER_NS = 5 * 10**9
-# A rank that runs out of memory and does not survive that ends within this time.
+# A rank that dies of an out-of-memory error ends within this time.
 _LAST_MEMORY_NS = 60 * 10**9
-# A rank that was not sampled for so long had ended.
+# A rank that was not sampled for this long had ended.
 _SAMPLED_NS = 200_000_000
 _LONGEST_PLACE = 40
 _LONGEST_TEXT = 240
@@ -93,7 +93,7 @@ class _State:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report the first one of each attempt: the others fail with it. None if the job was stopped."""
+    """Report the first rank that died in each attempt: the others fail because of it. None if the job was being stopped."""
     for group in recording.groups:
         state = group.get_state(_State)
         for end_ns in [] if state.has_reported else _list_ends(recording, group):
@@ -121,14 +121,14 @@ def _get_key(event: Event) -> tuple[str, int]:
 
 
 def _find_known(recording: Evidence, group: Group, end_ns: int) -> int | None:
-    """Return when the end of a process became known; None while it may still become known."""
+    """Return when the end of a process became known; None while that is open."""
     begin_ns = group.lead.source.created_ns
     job_ends = [event.unix_ns for event in recording.events_named(events.JOB_ENDED) if event.unix_ns >= begin_ns]
     limits = [end_ns + _LAUNCHER_NS, *(max(end_ns, job_end_ns) for job_end_ns in job_ends)]
     until_ns = min(*limits, recording.cursor_ns)
     reports = read_printed_ends(recording.session, until_ns).reports
     times = [one.time_ns for one in reports if one.is_first and one.time_ns >= begin_ns]
-    # Ranks that ended with it are then known too: which of them was the first decides.
+    # Other ranks that ended at the same time are known by then too: the first of them counts.
     known_ns = min([*limits, *(max(end_ns, time_ns) + ONE_LOOK_NS for time_ns in times)])
     return known_ns if known_ns <= recording.cursor_ns else None
 
@@ -144,7 +144,7 @@ def _check_ends(recording: Evidence, group: Group, known_ns: int) -> Annotation 
 
 
 def _is_expected(recording: Evidence, group: Group, end: RankEnd, known_ns: int) -> bool:
-    """Whether the job was being stopped, or lack of memory that is reported itself ended the rank."""
+    """Whether the job was being stopped, or a reported lack of memory ended the rank."""
     stops = [event.unix_ns for event in recording.events_named(events.STOP_SENT)]
     # A launcher whose rank has died ends with that rank's exit code: a signal that ends the launcher was sent to it.
     stops += [
@@ -174,10 +174,10 @@ def _has_run_out_of_memory(group: Group, end: RankEnd, known_ns: int) -> bool:
 
 
 def _was_taken_down(recording: Evidence, group: Group, end: RankEnd) -> bool:
-    """Whether another rank had ended in good order before this one vanished."""
+    """Whether another rank had ended normally before this one vanished."""
     gone = recording.events_named(events.RANK_GONE)
     time_ns = next((event.unix_ns for event in gone if _get_key(event) == (end.process.host, end.process.pid)), 0)
-    # A rank that others wait for ends within moments of the first one: its goodbye says nothing then.
+    # If others wait for a rank, it ends within moments of the first one, and its goodbye means nothing.
     ended = [event.unix_ns for process in group.processes for event in process.events_named(events.GOODBYE)]
     return any(goodbye < time_ns and any(goodbye <= event.unix_ns < time_ns for event in gone) for goodbye in ended)
 
@@ -218,7 +218,7 @@ def _build_finding(
 
 
 def _find_early_end(group: Group, end: RankEnd, ended_ns: int) -> dict[str, Any] | None:
-    """Return which rank had ended in good order before this one lost its connection; None if that was not the reason."""
+    """Return the rank whose normal end cost this one its connection; None if there was none."""
     if end.traceback is None or not end.traceback.is_lost_peer:
         return None
     for other in group.processes:
@@ -236,7 +236,7 @@ def _find_end(recording: Evidence, process: Process) -> int:
 
 
 def _measure_growth(process: Process, ended_ns: int) -> int | None:
-    """Return by how much its resident memory grew after its last step; None if not by much."""
+    """Return the growth of its resident memory after its last step; None if it was small."""
     steps, last = process.steps_until(ended_ns), process.host_samples.read_last(ended_ns)
     before = process.host_samples.read_last(int(steps["end_unix_ns"][-1])) if len(steps) else None
     grown = int(last["rss_bytes"]) - int(before["rss_bytes"]) if before is not None else 0
@@ -244,7 +244,7 @@ def _measure_growth(process: Process, ended_ns: int) -> int | None:
 
 
 def _find_scheduler(recording: Evidence, ended_ns: int, known_ns: int) -> str | None:
-    """Return the scheduler that printed around a rank's end that the job used too much memory."""
+    """Return the scheduler that reported too much memory use around the time of a rank's end."""
     senders = chain.from_iterable(map(find_senders, read_last_lines(recording.session, known_ns)))
     times = range(ended_ns - _LAST_MEMORY_NS, known_ns + 1)
     return next((one.name for one in senders if one.reason is Reason.MEMORY and one.time_ns in times), None)
@@ -275,7 +275,7 @@ def _describe_exception(end: RankEnd) -> dict[str, Any]:
 
 
 def _count_kills(recording: Evidence, process: Process, ended_ns: int, known_ns: int) -> int | None:
-    """How many processes the kernel killed for lack of memory from three seconds before on; None if that is unknown."""
+    """Count the processes that the kernel killed for lack of memory since three seconds before; None if unknown."""
     begin_ns = ended_ns - 3 * 10**9
     samples = recording.get_records("hosts", process.host).read_window(begin_ns, known_ns)
     seen = process.host_samples.read_window(begin_ns, ended_ns).times

@@ -1,4 +1,4 @@
-"""No phase begins or ends on any rank for far longer than an iteration takes: one hangs, and the others wait for it."""
+"""No phase begins or ends on any rank for far longer than an iteration takes: one rank hangs, and the others wait for it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _SEEN = _KIND.with_changes(
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
 )
-# So many times the longest of the last iterations, and at least so many seconds: where the stacks of all ranks show that
-# they wait, and without stacks.
+# A silence is a hang after this many times the longest of the last iterations, and at least these seconds: if the stacks of
+# all ranks show that they wait, and without stacks.
 HANG_ITERATIONS = 10.0
 SEEN_SECONDS = 10.0
 HANG_SECONDS = 30.0
-# A GPU that works on what was launched so long ago hangs: nothing was allocated since.
+# A GPU hangs if it works for this long and nothing is allocated on it.
 DEVICE_SECONDS = 15.0
-# Saving, loading, compiling and computing count as a hang after so long.
+# Saving, loading, compiling and computing count as a hang after this long.
 LONGEST_WORK_SECONDS = 600.0
 # Longest text in the headline beside the duration.
 _ODD_WIDTH = 80 - len("No progress for 600 s: ")
@@ -57,14 +57,14 @@ _SILENT_PHASES = ("init", "checkpoint_save", "checkpoint_load")
 _UNKNOWN_PHASE = "an unknown phase"
 # Events of a rank that ends, and of one whose probe is removed.
 _LAST_EVENTS = ("goodbye", "left")
-# Records of other ranks and nodes may be read so much later.
+# Records of other ranks and nodes may be read this much later.
 _LATE_NS = 3 * 10**9
-# A phase in progress began at most so long before the last sign of life.
+# A phase in progress began at most this long before the last sign of life.
 _LOOK_BACK_NS = 3600 * 10**9
 
 
 class _Last(NamedTuple):
-    """The phase that a process has begun last, and when (unix nanoseconds)."""
+    """The last phase that a process has begun, and when (unix nanoseconds)."""
 
     begin_ns: int
     phase: str
@@ -78,7 +78,7 @@ class _State:
 
 @dataclass(frozen=True)
 class _Silence:
-    """A time in which no phase began or ended on any rank of an attempt."""
+    """A period in which no phase began or ended on any rank of an attempt."""
 
     since_ns: int
     until_ns: int  # the next sign of life, or the cursor
@@ -86,12 +86,12 @@ class _Silence:
     longest_s: float
 
     def limit_ns(self, seconds: float) -> int:
-        """Return when it has lasted ``seconds``, or longer where iterations are long."""
+        """Return when the silence has lasted ``seconds``, or longer if iterations are long."""
         return self.since_ns + int(max(seconds, HANG_ITERATIONS * self.longest_s) * 1e9)
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
-    """Report each silence of an attempt when it has lasted long enough, whether or not it ends."""
+    """Report each silence of an attempt when it has lasted long enough, even if it ends later."""
     for group in recording.groups:
         if len(group.lead.steps):
             state = group.get_state(_State)
@@ -117,7 +117,7 @@ def _find_silences(recording: Evidence, group: Group, state: _State) -> Iterator
 
 
 def _check_silence(recording: Evidence, group: Group, silence: _Silence, state: _State) -> Annotation | None:
-    """Return the finding about a silence, as soon as one of the times at which ranks have written stacks shows it."""
+    """Return the finding about a silence at the first time, of those at which ranks have written stacks, that shows it."""
     last = [_find_last(process, silence.since_ns) for process in group.processes]
     if any(one.phase in _SILENT_PHASES for one in last):
         return None
@@ -153,14 +153,14 @@ def _find_last(process: Process, since_ns: int) -> _Last:
 
 
 def _list_times(silence: _Silence, written_ns: list[int], end_ns: int) -> list[int]:
-    """Return when a silence is examined: where ranks have written stacks, at the limits, and after long work."""
+    """Return the times at which a silence is examined: when ranks wrote stacks, at the limits, and after long work."""
     first_ns = silence.limit_ns(SEEN_SECONDS)
     limits = first_ns, silence.limit_ns(HANG_SECONDS), silence.limit_ns(LONGEST_WORK_SECONDS)
     return sorted(time_ns for time_ns in {*limits, *written_ns} if first_ns <= time_ns <= end_ns)
 
 
 def _is_hang(group: Group, standstill: Standstill, since_ns: int, time_ns: int) -> bool:
-    """Whether the ranks that the others wait for do nothing that merely takes long."""
+    """Whether the ranks that the others wait for are stuck, and not doing work that merely takes long."""
     groups = standstill.groups
     late = [standstill.odd] if standstill.odd is not None else [one for one in groups if not one.awaits_others]
     if not late and all(one.awaits_device for one in groups):
@@ -182,7 +182,7 @@ def _is_working(group: Group, stacks: StackGroup, since_ns: int, time_ns: int) -
 
 def _is_busy(process: Process, since_ns: int, time_ns: int) -> bool:
     rows = process.host_samples.read_window(since_ns, time_ns).rows
-    # Where others take the cores, a rank that computes waits for one. NaN on kernels that do not measure it.
+    # If others take the cores, a rank that computes waits for one. NaN on kernels that do not measure it.
     wanted = rows["cores_used"] + np.nan_to_num(rows["waiting_cores"])
     return len(rows) > 0 and float(wanted.mean()) >= BUSY_CORES
 
@@ -197,7 +197,7 @@ def _is_explained(recording: Evidence, group: Group, since_ns: int, until_ns: in
 
 
 def _find_end(recording: Evidence, group: Group) -> int:
-    """When the first rank that ended in good order, the last rank, or the job ended or reported nothing more."""
+    """Return when the first rank ended normally, or the last rank or the job ended or stopped reporting."""
     created_ns = group.lead.source.created_ns
     ends = [event.unix_ns for event in recording.events_named("job_ended") if event.unix_ns > created_ns]
     if all(process.key in recording.gone_ns for process in group.processes):
@@ -219,7 +219,7 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
     place = shown.place if difference is None else difference.calls[0][1].place or shown.place
     line = place.partition(" in ")[0]
     said = describe_odd(standstill, _ODD_WIDTH)
-    # Of a single group the headline says all, unless it is too long.
+    # For a single group the headline says everything, unless it is too long.
     is_only = len(standstill.groups) == 1
     told = [one for one in standstill.groups if (one is not odd and not is_only) or one.place not in said]
     return _SEEN.at(
@@ -238,7 +238,7 @@ def _build_seen(group: Group, silence: _Silence, known_ns: int, standstill: Stan
 
 
 def _build_unseen(group: Group, last: list[_Last], silence: _Silence, known_ns: int) -> Annotation:
-    """``last``: the phase of each process that is in progress."""
+    """Build a finding without stacks. ``last``: the phase of each process that is in progress."""
     reached: Ints = np.array([one.begin_ns for one in last])
     slowest = int(np.argmin(reached))
     behind_s = float(np.median(reached) - reached[slowest]) / 1e9

@@ -1,6 +1,6 @@
-"""A scheduler ended the job: its time was over, it used too much memory, or its nodes were needed or failed.
+"""A scheduler ended the job: it reached its time limit, used too much memory, or lost its nodes.
 
-Read from what Slurm prints. A job that somebody cancels by hand needs no finding.
+Read from Slurm's messages. A job that somebody cancels by hand needs no finding.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _KIND = FindingKind(
     severity=Severity.ERROR,
     confidence=0.95,
     headline="",
-    details="What was trained since the last checkpoint is lost.",
+    details="The training since the last checkpoint is lost.",
 )
 _KINDS = {
     Reason.TIME: _KIND.with_changes(
         headline="{name} ended job {job}: its time limit was reached",
-        advice="Ask for more time, and let Slurm send a signal before the end, at which the script saves a checkpoint.",
+        advice="Ask for more time, and let Slurm send a signal before the end, so that the script can save a checkpoint.",
         fix="#SBATCH --time=HH:MM:SS --signal=B:USR1@300",
     ),
     Reason.PREEMPTED: _KIND.with_changes(
@@ -38,7 +38,7 @@ _KINDS = {
         fix="#SBATCH --requeue --exclude=NODE",
     ),
     Reason.MEMORY: _KIND.with_changes(
-        headline="{name} ended processes[ of job {job}]: they used more memory than they may",
+        headline="{name} ended processes[ of job {job}]: they exceeded their memory limit",
         advice="Ask for more memory, or use less host memory: {less_host_memory}.",
         fix="#SBATCH --mem=0",
     ),

@@ -17,19 +17,19 @@ _KIND = FindingKind(
     confidence=1.0,
     headline="A signal stopped {concerned:ranks} for {stopped_s:seconds}",
     details=(
-        "SIGSTOP, or Ctrl-Z in a terminal: the iteration took that much longer, and says nothing about training. Schedulers"
-        " that suspend jobs send SIGSTOP too."
+        "It was SIGSTOP, or Ctrl-Z in a terminal; schedulers that suspend jobs send SIGSTOP too. The iteration took that"
+        " much longer, which says nothing about the training."
     ),
 )
 _STILL = _KIND.with_changes(
     headline="A signal has stopped {concerned:ranks}, and training waits",
-    details="SIGSTOP, or Ctrl-Z in a terminal.",
+    details="It was SIGSTOP, or Ctrl-Z in a terminal.",
     advice="Let it continue.",
     fix="kill -CONT {pid}",
 )
 # Shorter stops cost little.
 STOPPED_SECONDS = 1.0
-# A rank that has been stopped for so long may have been forgotten.
+# A rank that has been stopped for this long may have been forgotten.
 STILL_SECONDS = 10.0
 # Ranks that were stopped within this time were stopped together.
 _TOGETHER_NS = 2 * 10**9
@@ -44,7 +44,7 @@ class _State:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report a stop when it ends, and while it lasts when it is long; of ranks that were stopped together only once."""
+    """Report a stop when it ends, and earlier if it lasts long; only once for ranks that were stopped together."""
     if not recording.events_named(events.RANK_STOPPED):
         return
     for group in recording.groups:
@@ -94,7 +94,7 @@ def _find_together(state: _State, since_ns: int) -> list[int]:
 
 
 def _is_new(group: Group, what: str, since_ns: int) -> bool:
-    """Whether no rank that was stopped at about the same time was reported so."""
+    """Whether no rank that was stopped at about the same time has been reported in this way."""
     reported: list[int] = group.get_state(list, f"{_KIND.name} {what}")
     if reported and abs(reported[-1] - since_ns) <= _TOGETHER_NS:
         return False

@@ -1,7 +1,7 @@
-"""The GPU of one rank runs at a lower clock than those of the others, which wait for it where ranks exchange tensors.
+"""The GPU of one rank runs at a lower clock than the others, whose ranks wait for it when they exchange tensors.
 
-Under ZeRO-3 and FSDP that wait is spread over all phases of all ranks, and the times of phases do not show who is slow. The
-clocks do: those of a job's GPUs differ by less than 1 % while they compute, also where some wait in NCCL's kernels.
+Under ZeRO-3 and FSDP this wait is spread over all phases of all ranks, so the times of phases do not show the slow rank. The
+clocks do: while they compute, the GPUs of a job differ by less than 1 %, even if some wait in NCCL's kernels.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _KIND = FindingKind(
     confidence=0.8,
     headline="The GPU of rank {rank} runs at {sm_clock_mhz:.0f} MHz, those of the others at {others_clock_mhz:.0f}",
     details=(
-        "Each iteration ends on all ranks when the slowest has finished: what is limited by the clock takes up to"
+        "In each iteration all ranks wait for the slowest one. Work that the clock limits takes up to"
         " {slower_share:percent} longer.[ NVML's reason: {names}.]"
     ),
     advice="See what limits the clocks of this GPU: power, heat, or a clock that was set.",
     fix="nvidia-smi -q -d CLOCK,PERFORMANCE -i {gpu}",
 )
-# GPUs of one kind that compute the same stay within a few percent of each other, also at their power limit.
+# The clocks of equal GPUs with equal work stay within a few percent of each other, even at their power limit.
 _LOWER = 0.9
 # An idle GPU lowers its clock by itself. Utilization (percent) is of the last 200 ms.
 _COMPUTING_PERCENT = 20.0
-# Each window of time lasts so long (ns), later ones longer by a share of the training before them, so that a long recording
-# has not many more. Two in a row must show the same rank. Each GPU must have so many samples in each.
+# Each window lasts this long (ns), later ones longer by a share of the training before them, so that a long recording has
+# few more. Two in a row must show the same rank. In each, every GPU must have this many samples.
 _WINDOW_NS, _LONGER, _SAMPLES = 5_000_000_000, 0.01, 5
-# Other reasons for a lower clock than those that slow a GPU down against its will.
+# Reasons for a lower clock that are no throttling.
 _REASONS = {0x02: "clocks that were set", 0x04: "the power limit", **THROTTLE_REASONS}
-# Samples of both sides come at the same time; they are written a little later (ns).
+# Samples of all GPUs are taken at the same time, and written a little later (ns).
 _LATE_NS = 1_000_000_000
 
 
@@ -93,7 +93,7 @@ def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
 
 
 def _measure_clock(process: Process, begin_ns: int, end_ns: int) -> float:
-    """Return the median clock of a rank's GPU while it computed; NaN where that is too short."""
+    """Return the median clock of a rank's GPU while it computed; NaN if it computed too briefly."""
     samples = process.gpu_samples.read_window(begin_ns, end_ns)
     if not len(samples):
         return float("nan")
@@ -103,7 +103,7 @@ def _measure_clock(process: Process, begin_ns: int, end_ns: int) -> float:
 
 
 def _find_slow(clocks: Floats) -> int:
-    """Return the index of the one clock that is far below all others; -1 if there is none, or one is unknown."""
+    """Return the index of the clock that is far below all others; -1 if there is none, or one is unknown."""
     slowest, second = np.partition(clocks, 1)[:2].tolist()
     # Unknown clocks are NaN, which compares false.
     is_slow = not np.isnan(clocks).any() and slowest < _LOWER * second

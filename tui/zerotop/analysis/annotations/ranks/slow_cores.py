@@ -1,8 +1,8 @@
-"""A rank on a CPU holds the others up within forward and backward, where they wait for it to share parameters.
+"""A rank on a CPU holds up the others within forward and backward, where they wait for it to share parameters.
 
-Under ZeRO-3 and FSDP ranks gather parameters in each of these phases, so that all ranks' phases become longer alike. What
-differs is the training thread: that of the slow rank computes, or waits for a core, while the others' wait in a collective
-of gloo, which needs no processor. Not seen: a rank that sleeps or waits for a disk there.
+Under ZeRO-3 and FSDP ranks gather parameters in each of these phases, so the phases of all ranks become longer alike. Only
+the training threads differ: that of the slow rank computes or waits for a core, while the others wait in a gloo collective,
+which needs no processor. A rank that sleeps or waits for a disk there is not seen.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ _COMPUTES = FindingKind(
     name="slow_cores",
     severity=Severity.WARNING,
     confidence=0.85,
-    headline="Rank {rank} computes for {slow_s:seconds} of an iteration, the others for {others_s:seconds}",
+    headline="Rank {rank} computes for {slow_s:seconds} in each iteration, the others for {others_s:seconds}",
     details=(
-        "That is the processor time of its training thread, for batches of the same size. The others wait for it in"
+        "This is the processor time of the training threads, for batches of the same size. The others wait for it in"
         " forward and backward, where ranks gather parameters: an iteration takes {iteration_s:seconds}."
     ),
     advice="See what only this rank computes in forward and backward; if nothing, its cores are slower.",
     fix="py-spy dump --pid {pid}",
 )
 _WAITS = _COMPUTES.with_changes(
-    headline="Rank {rank} waits for a core for {slow_s:seconds} of an iteration, the others for {others_s:seconds}",
+    headline="In each iteration rank {rank} waits {slow_s:seconds} for a core, the others {others_s:seconds}",
     details=(
-        "Other cores of the node are free meanwhile. The other ranks wait for it in forward and backward, where they gather"
+        "Meanwhile other cores of the node are free. The other ranks wait for it in forward and backward, where they gather"
         " parameters: an iteration takes {iteration_s:seconds}."
     ),
     advice="See what else runs on its cores, and bind each rank to cores of its own.",
     fix="taskset -pc {pid}",
 )
-# By so much of an iteration it computes longer, or waits longer for a core: the latter differs more among clean ranks.
+# The share of an iteration by which it computes longer, or waits longer for a core. Clean ranks differ more in the latter.
 _SLOW_SHARE, _WAITING_SHARE = 0.08, 0.25
-# Each window has so many steps and nanoseconds at least, and so many in a row must show the same rank. Later ones last at
-# least a share of the training before them, so that a long recording has not many more.
+# Each window has at least these steps and nanoseconds, and this many in a row must show the same rank. Later ones last at
+# least a share of the training before them, so that a long recording has few more.
 _STEPS, _WINDOW_NS, _WINDOWS, _LONGER = 10, 2_000_000_000, 2, 0.01
-# The first steps load and allocate what the others have.
+# The first steps load and allocate.
 _FIRST_STEPS = 5
 # Ranks that wait for each other have iterations of the same length, and batches of the same size, up to this share.
 _SAME = 0.05
 
 
 class _Slow(NamedTuple):
-    """Who was slow in a window of steps, by how much, in seconds of an iteration; ``rank`` is an index, -1 for nobody."""
+    """The rank that was slow in a window of steps, as an index (-1: none), and by how many seconds an iteration."""
 
     rank: int
     waits: bool = False
@@ -100,7 +100,7 @@ def _check_group(group: Group) -> Iterator[Annotation]:
 
 
 def _find_window(rows: list[Rows], first: int, count: int) -> slice | None:
-    """Return the next steps that all ranks have finished and that are enough for a window."""
+    """Return the next window: enough steps that all ranks have finished."""
     last = first + _STEPS - 1
     if last >= count:
         return None
@@ -126,7 +126,7 @@ def _find_slow(group: Group, rows: list[Rows]) -> _Slow:
     computed, waited = (np.array([use[part] for use in known]) / count for part in (0, 1))
     longer, index = max(own) - min(own), int(np.argmax(computed))
     others, slow = np.sort(computed)[-2:].tolist()
-    # Where others use the cores it waits for one besides, and an iteration takes longer than what the ranks do in it.
+    # If others use the cores, the rank also waits for one, and an iteration takes longer than the work of the ranks in it.
     least = max(BETWEEN_SECONDS, _SLOW_SHARE * (iteration - waited[index]))
     if slow >= SLOW_TIMES * others and slow - others - longer >= least:
         return _Slow(index, False, slow, others, iteration)
@@ -137,7 +137,7 @@ def _find_slow(group: Group, rows: list[Rows]) -> _Slow:
 
 
 def _have_same(rows: list[Rows]) -> bool:
-    """Whether ranks had as much to do, in the same time."""
+    """Whether ranks had the same amount of work in the same time."""
     sizes = np.array([float(get_batch_sizes(one[~one["counted"]]).sum()) for one in rows])
     counts = np.array([max(1, np.count_nonzero(~one["counted"])) for one in rows])
     lengths = np.array([float(np.nanmedian(one["iteration_s"])) for one in rows])
@@ -145,7 +145,7 @@ def _have_same(rows: list[Rows]) -> bool:
 
 
 def _lacks_cores(group: Group, begin_ns: int, end_ns: int) -> bool:
-    """Whether other processes use the cores of a node, which takes them from its ranks by chance."""
+    """Whether other processes use the cores of a node, which takes them from its ranks at random."""
     loads = [measure_load(group.lead.recording, host, begin_ns, end_ns) for host in group.hosts]
     return any(load is None or load.is_starved or load.is_disturbed for load in loads)
 
@@ -164,7 +164,7 @@ def _build_finding(group: Group, windows: list[tuple[slice, _Slow]], known_ns: i
 
 
 def _find_onset(group: Group, window: slice, slow: _Slow) -> int:
-    """Return the index of the step with which it began: in the first window that shows it, or in the one before."""
+    """Return the index of the first slow step: in the first window that shows it, or in the one before."""
     begin = max(0, window.start - _STEPS)
     most = slow.slow_s - slow.others_s
     late = np.clip([_measure_lateness(group, index, slow) for index in range(begin, window.stop)], 0.0, most)
@@ -174,7 +174,7 @@ def _find_onset(group: Group, window: slice, slow: _Slow) -> int:
 
 
 def _measure_lateness(group: Group, index: int, slow: _Slow) -> float:
-    """Return by how many seconds the rank computed, or waited for a core, longer than any other in a step."""
+    """Return the seconds per step by which the rank computed, or waited for a core, longer than any other rank."""
     rows = [process.aligned_steps[index] for process in group.processes]
     uses = [
         measure_thread_use(process, int(row["begin_unix_ns"]), int(row["end_unix_ns"]))

@@ -1,8 +1,9 @@
-"""A rank computes more slowly than the others, which wait for it in collectives: a slow GPU or slow cores.
+"""A rank computes more slowly than the others, which wait for it in collectives: its GPU or its cores are slow.
 
-Waiting hides it in backward and step. It shows in the forward, where no rank gathers parameters (ZeRO up to stage 2, DDP):
-by the GPU's own time where there is one. A forward may begin with a broadcast, in which ranks wait for one that is late for
-another reason. So what a rank does before its forward counts too: of a rank that waits, both together are not longer.
+Waiting hides the difference in backward and step. It shows in the forward if no rank gathers parameters there (ZeRO up to
+stage 2, DDP), measured on the GPU if there is one. A forward may begin with a broadcast, in which ranks wait for one that is
+late for another reason. So the time before the forward counts too: in a rank that only waits, the sum of both is no longer
+than in the others.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _KIND = FindingKind(
     name="slow_forward",
     severity=Severity.WARNING,
     confidence=0.85,
-    headline="Rank {rank} computes slowly: {forward_s:seconds} a forward, {others_s:seconds} on the others",
+    headline="Rank {rank} computes slowly: its forward takes {forward_s:seconds}, the others' {others_s:seconds}",
     details=(
-        "That is for batches of the same size, {clock}. The others wait for it: an iteration takes"
+        "Both are {clock}, for batches of the same size. The others wait for it: an iteration takes"
         " {iteration_s:seconds}[. The SM clock of its GPU is {sm_clock_mhz:.0f} MHz, that of the others"
         " {others_clock_mhz:.0f}][. Its threads wait for {waiting_cores:.1f} cores, those of the others for"
         " {others_waiting:.1f}]."
@@ -39,27 +40,27 @@ _KIND = FindingKind(
 _ON_CPU = _KIND.with_changes(
     advice="Compare other processes and the binding to cores with those of the other ranks.", fix="taskset -pc {pid}"
 )
-# Its forward takes so many times that of the second slowest rank; clean runs on one node stay below 1.2.
+# Its forward takes this many times that of the second slowest rank; clean runs on one node stay below 1.2.
 SLOW_TIMES = 1.3
-# By so much of an iteration it is late: in forward alone, while backward, which is longer, loses as much again.
+# The share of an iteration that it loses in forward alone. Backward, which is longer, loses at least as much.
 SLOW_SHARE = 0.08
 # Steps in a row that show it.
 SLOW_STEPS = 10
-# Batches of ranks that have the same to do differ by less, in tokens or rows.
+# Ranks with the same work have batches that differ by less than this, in tokens or rows.
 _SAME_SIZE = 0.02
 # A clock below this share of the others', and cores waited for beyond theirs, may be the reason.
 _LOWER_CLOCK, _WAITING_CORES = 0.95, 0.2
 
 
 class _Forwards(NamedTuple):
-    """Steps of a rank in order, the seconds of their forwards, and when these were known (unix nanoseconds)."""
+    """The forwards of a rank's steps in order: their seconds, and when these were known (unix nanoseconds)."""
 
     steps: Ints
     seconds: Floats
     known_ns: Ints
 
     def select(self, which: NDArray[Any]) -> _Forwards:
-        """Return some of them, by a mask or indices."""
+        """Return the entries that a mask or indices select."""
         return _Forwards(self.steps[which], self.seconds[which], self.known_ns[which])
 
 
@@ -76,14 +77,14 @@ class _State:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt: the first rank that was the slowest in SLOW_STEPS steps in a row."""
+    """Report once for each attempt: the first rank that was slowest in SLOW_STEPS steps in a row."""
     for group in recording.groups:
         if len(group.processes) > 1 and _KIND.name not in group.reported and _computes_alone(group):
             yield from _check_group(group)
 
 
 def _computes_alone(group: Group) -> bool:
-    """Whether ranks have all parameters in the forward."""
+    """Whether ranks hold all parameters in the forward, and need no others."""
     engine = group.engine
     stage = engine.get("zero_stage")
     return stage in (0, 1, 2) if stage is not None else engine.get("parallelism") == "DDP"
@@ -125,7 +126,7 @@ def _read_forwards(process: Process) -> _Forwards:
 
 
 def _read_device_forwards(process: Process, state: _State) -> _Forwards:
-    """Return the device times of whole steps; those of a step are written one after the other, also after its end."""
+    """Return the device times of whole steps. Those of one step are written one by one, some after its end."""
     samples = process.read_new(process.device_times, _KIND.name)
     if not len(samples):
         return _NONE
@@ -153,7 +154,7 @@ def _measure_iterations(rows: Sequence[Rows]) -> Floats:
 
 
 def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Ints, Ints]:
-    """Return the index of the process that was slow in each step (-1 for none), and the two longest forwards (ns)."""
+    """Return the index of the slow process in each step (-1: none), and the two longest forwards (ns)."""
     rows = [_select_rows(process, steps) for process in group.processes]
     sizes, total = (
         np.stack([get_batch_sizes(one) for one in rows]),
@@ -165,7 +166,7 @@ def _find_slowest(group: Group, steps: Ints, forward: Floats) -> tuple[Ints, Int
     is_slow = (first >= SLOW_TIMES * second) & (first - second >= least)
     is_slow &= (np.argmax(total, axis=0) == index) & (total_first - total_second >= least)
     is_slow &= sizes.max(axis=0) - sizes.min(axis=0) <= _SAME_SIZE * sizes.max(axis=0)
-    # Of a step that was not recorded the forwards are NaN.
+    # The forwards of a step that was not recorded are NaN.
     first_ns, second_ns = ((np.nan_to_num(one) * 1e9).astype(np.int64) for one in (first, second))
     return np.where(is_slow, index, -1), first_ns, second_ns
 
@@ -190,7 +191,7 @@ def _build_finding(group: Group, examined: NDArray[np.int64]) -> Annotation:
 
 
 def _compare_machine(process: Process, others: list[Process], window: tuple[int, int]) -> dict[str, float]:
-    """Return the clocks of GPUs and the cores that threads wait for, where they differ so that they may be the reason."""
+    """Return the GPU clocks and the cores that threads wait for, if they differ enough to be the reason."""
     clocks = [_measure_samples(one.gpu_samples, "sm_clock_mhz", window) for one in (process, *others)]
     waits = [_measure_samples(one.host_samples, "waiting_cores", window) for one in (process, *others)]
     clock, others_clock = clocks[0], float(np.median(clocks[1:]))

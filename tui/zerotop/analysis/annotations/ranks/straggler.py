@@ -1,7 +1,7 @@
 """One rank's own work takes longer, and the others wait for it where ranks synchronize.
 
-A rank's own work is data and the time between phases, not the phases in which ranks wait for each other. It is known of the
-steps whose phases all ranks have recorded; counted steps between them are left out.
+Own work is data and the time between phases, not the phases in which ranks wait for each other. It is known for steps whose
+phases all ranks have recorded; counted steps between these are left out.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _DATA = _KIND.with_changes(
     details=_KIND.details.replace(
         "Its own work between the phases takes that much longer", "It waits that much longer for data"
     ),
-    advice="Raise {worker_count}, and give each rank as much data of similar length.",
+    advice="Raise {worker_count}, and give each rank the same amount of data, of similar length.",
     fix="{workers_fix}",
 )
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt: the first rank that was the last one in SETTLED_STEPS steps with phases in a row."""
+    """Report once for each attempt: the first rank that was last in SETTLED_STEPS steps with phases in a row."""
     for group in recording.groups:
         for late, found in await_lines(group, _KIND.name, _find_late(group), partial(_find_delay, group)):
             # A rank that waits for its GPU there, as for the value of a loss, may wait for another rank.
@@ -95,7 +95,7 @@ def _find_counted(group: Group, window: slice) -> NDArray[np.bool_]:
 
 
 def _measure_lateness(group: Group, indices: Ints) -> tuple[Ints, Floats]:
-    """The index of the process that the others waited for in each step, -1 for none, and for how long (seconds)."""
+    """Return the index of the process that the others waited for in each step (-1: none), and the seconds."""
     own = np.stack([compute_own_seconds(process.aligned_steps[indices]) for process in group.processes])
     late = own.max(axis=0) - np.partition(own, -2, axis=0)[-2]
     is_late = (late >= STALL_SECONDS) & (late >= STRAGGLER_SHARE * _measure_iterations(group, indices))
@@ -138,7 +138,7 @@ def _build_finding(group: Group, index: int, steps: Ints, late: float, found: Fo
 
 
 def _find_begin(group: Group, process: Process, indices: Ints, known_ns: int) -> Rows:
-    """Return a process's steps from the one with which the delay began, which some ranks may only have counted."""
+    """Return a process's steps from the begin of the delay, some of which ranks may only have counted."""
     first, last = (int(process.aligned_steps["step"][index]) for index in indices[[0, -1]])
     known = np.flatnonzero(~_find_counted(group, slice(0, int(indices[0]))))
     before = int(process.aligned_steps["step"][known[-1]]) if len(known) else first - 1

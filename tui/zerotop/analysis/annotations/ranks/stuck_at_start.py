@@ -1,4 +1,4 @@
-"""A job stands still before its first step: a rank that never came, a lock, a loader that gives no data."""
+"""A job stands still before its first step: a rank is missing, a lock is held, or a loader delivers no data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KIND = FindingKind(
     severity=Severity.ERROR,
     confidence=0.8,
     headline="Stuck at the start for {silent_s:seconds}: {odd}",
-    details="[{groups} ]No rank has left its line since then.",
+    details="[{groups} ]No rank has moved on since then.",
     advice="{advice} The Ranks screen shows all stacks.",
     fix="[{line}]",
 )
@@ -33,7 +33,7 @@ _ODD_WIDTH = 80 - len("Stuck at the start for 600 s: ")
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once where all ranks stood before the first step, unless one of them did what merely takes long."""
+    """Report once if all ranks stood still before the first step, unless one of them does work that merely takes long."""
     state = recording.get_state(_State, _KIND.name)
     if state.is_over:
         return
@@ -61,9 +61,10 @@ class _State:
 
 
 def _is_stuck(recording: Evidence, start: Start, time_ns: int) -> bool:
-    """Whether no rank does what merely takes long, as far as that can be told.
+    """Whether no rank does work that merely takes long, as far as stacks show.
 
-    Ranks that wait for others may do so in a busy loop. If all of them are in the same collective, they may copy a model.
+    Ranks that wait for others may do so in a busy loop. If all of them are in the same collective, they may be copying a
+    model.
     """
     groups = start.standstill.groups
     late = [group for group in groups if not group.awaits_others]
@@ -74,7 +75,7 @@ def _is_stuck(recording: Evidence, start: Start, time_ns: int) -> bool:
 
 
 def _is_working(recording: Evidence, group: StackGroup, start: Start, time_ns: int) -> bool:
-    """Whether a rank loads, compiles, asks a server or computes."""
+    """Whether a rank loads, compiles, waits for a server or computes."""
     if group.wait is not None and group.wait.kind in LONG_WORK:
         return True
     for process in group.processes:

@@ -1,1 +1,1 @@
-"""Shared by detectors: findings, evidence, shared thresholds. Contains no detector."""
+"""Code that detectors share: findings, evidence and thresholds. Contains no detector."""

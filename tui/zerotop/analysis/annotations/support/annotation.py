@@ -27,9 +27,9 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Annotation:
-    """One finding. It never changes: what becomes known later is another finding.
+    """One finding. It never changes: facts that become known later make another finding.
 
-    Times are unix nanoseconds. Its four texts are Text where a FindingKind made it: they can be rendered in other units.
+    Times are unix nanoseconds. Its four texts are Text if a FindingKind made it, and can then be rendered in other units.
     """
 
     name: str  # for example "double_spike"
@@ -50,7 +50,7 @@ class Annotation:
 
     @cached_property
     def for_next_run(self) -> Annotation:
-        """The finding as it reads once its job has ended: without a fix that needs a live process."""
+        """Return the finding for a job that has ended: without a fix that needs a live process."""
         advice, fix = advise_next_run(self.name, self.advice, self.fix)
         if (advice, fix) == (self.advice, self.fix):
             return self
@@ -71,7 +71,7 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class FindingKind:
-    """What all findings of a kind have in common. The texts are templates of Text, see :class:`Annotation`."""
+    """The properties that all findings of a kind share. The texts are templates of Text, see :class:`Annotation`."""
 
     name: str
     severity: Severity

@@ -11,7 +11,7 @@ from zerotop.session.reader import Session
 
 Detector = Callable[[Evidence], Iterable[Annotation | None]]
 
-# Phases of all ranks that are examined together: a few milliseconds of work.
+# Number of phases, of all ranks, that are examined at once: a few milliseconds of work.
 _PIECE = 16384
 
 _FindingKey = tuple[str, int, int, int | None, tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""A recording up to a cursor, as detectors read it. Nothing recorded later can be reached from here."""
+"""A recording up to a cursor, as detectors read it. Later records cannot be reached from here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Evidence", "Floats", "Group", "Ints", "Process", "Records", "Rows", 
 
 
 class Group(DetectorState):
-    """The processes of one attempt of the job, by rank. The first one leads: steps of all ranks are read off it."""
+    """The processes of one attempt of the job, by rank. The first is the lead: it stands for the steps of all ranks."""
 
     def __init__(self, processes: list[Process]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Group(DetectorState):
 
     @property
     def engine(self) -> dict[str, Any]:
-        """The facts of the lead's engine or loop; empty before it has reported them."""
+        """The facts about the lead's engine or loop; empty before it has reported them."""
         return self.lead.engine
 
     @property
@@ -44,11 +44,10 @@ class Group(DetectorState):
         return [process for process in self.processes if process.host == host]
 
     def ranks_on(self, host: str) -> tuple[int, ...]:
-        """Return the ranks on a node."""
         return tuple(process.rank for process in self.processes_on(host))
 
     def is_memory_short(self, time_ns: int) -> bool:
-        """Whether a device of the ranks was filled to USED_SHARE or more so far; true where that is unknown."""
+        """Whether a device of the ranks was ever filled to USED_SHARE; true if that is unknown."""
         for process in self.processes:
             reserved = int(process.steps_until(time_ns)["reserved_peak_bytes"].max(initial=-1))
             if not process.device_bytes or reserved < 0 or reserved >= USED_SHARE * process.device_bytes:

@@ -24,20 +24,20 @@ def read_memory(recording: SessionIndex, host: str, time_ns: int) -> HostMemory 
 
 
 def is_host_short(process: Process, time_ns: int) -> bool:
-    """Whether the memory of a rank's node is filled to USED_SHARE or more; true where that is unknown."""
+    """Whether the memory of a rank's node is filled to USED_SHARE; true if that is unknown."""
     memory = read_memory(process.recording, process.host, time_ns)
     return memory is None or memory.used_bytes >= USED_SHARE * memory.limit_bytes
 
 
 def count_workers(processes: Sequence[Process], begin_ns: int, end_ns: int) -> int:
-    """Return the DataLoader workers of ranks in a window of time, as far as they were counted."""
+    """Return the number of DataLoader workers of ranks in a time window, as far as they were counted."""
     samples = [one.host_samples.read_window(begin_ns, end_ns).rows for one in processes]
     counts = [read_column(rows, "loader_workers") for rows in samples]
     return sum(max(0, int(np.nan_to_num(count, nan=-1).max())) for count in counts if len(count))
 
 
 class CoreLoad(NamedTuple):
-    """Cores of a node on average: numbers of one interval, or arrays of many, with NaN where the load is unknown."""
+    """The average load of a node's cores: numbers for one interval, or arrays for many, with NaN if unknown."""
 
     ranks: Any  # used by the job's ranks
     waiting: Any  # that runnable threads of the ranks waited for
@@ -46,17 +46,17 @@ class CoreLoad(NamedTuple):
 
     @property
     def is_starved(self) -> Any:
-        """Whether ranks wait for much of the node because other processes use the cores."""
+        """Whether ranks wait for a notable share of the node's cores because other processes use them."""
         return self._is_taken & (self.waiting >= TAKEN_SHARE * self.cores)
 
     @property
     def is_disturbed(self) -> Any:
-        """Whether ranks wait for much of what they want because other processes use the cores."""
+        """Whether ranks wait for a notable share of the cores that they want because other processes use them."""
         return self._is_taken & self.lacks_cores
 
     @property
     def lacks_cores(self) -> Any:
-        """Whether ranks wait for much of what they want."""
+        """Whether ranks wait for a notable share of the cores that they want."""
         return self.waiting >= TAKEN_SHARE * self.wanted
 
     @property
@@ -98,7 +98,7 @@ def measure_loads(recording: SessionIndex, host: str, edges: Ints, cores_used: F
     indices = np.searchsorted(sampled.times, edges, "right")
     ticks = np.concatenate([[0], np.cumsum(np.diff(sampled.times, prepend=-1) != 0)])[indices]
     count = np.diff(ticks)
-    # More than all cores: the job may use some of the machine's only, and the load of the others on those is unknown.
+    # More than all cores: the job may use only some of the machine's, and the load of others on those is unknown.
     is_known = (count > 0) & (cores_used <= 1.1 * cores)
     count = np.where(is_known, count, np.nan)
     columns = (np.nan_to_num(sampled.rows[name]).astype(np.float64) for name in ("cores_used", "waiting_cores"))

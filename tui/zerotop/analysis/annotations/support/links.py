@@ -1,6 +1,6 @@
-"""Which findings explain others: a rank that waits for its data is why it delays the other ranks.
+"""Links between findings, where one explains another: a rank delays the others because it waits for its data.
 
-A finding is linked to another one only where their ranks agree, and their steps or numbers.
+A finding is linked to another only if their ranks agree, and their steps or numbers.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import NamedTuple
 from zerotop.analysis.annotations.support.annotation import Annotation, Severity
 from zerotop.analysis.formatting import Text
 
-# Changes that begin within so many steps of each other are one change.
+# Changes that begin within this many steps of each other are one change.
 _SAME_CHANGE_STEPS = 3
-# A rank that ends takes the others along within this time.
+# Within this time, the end of a rank makes the others fail.
 _TOGETHER_NS = 60 * 10**9
-# Findings about what goes on after they were found; what they name was measured again where it is a cause.
+# Findings about a state that continues. If it is a cause, it was measured again later.
 _LASTING = ("others_arrived", "swapping", "host_growth")
 
 
 class LinkedFinding(NamedTuple):
-    """A finding, the one that explains it, and how many explain each other above it."""
+    """A finding, the finding that explains it, and the number of explanations above it."""
 
     finding: Annotation
     cause: Annotation | None = None
@@ -28,7 +28,7 @@ class LinkedFinding(NamedTuple):
 
 
 class _Link(NamedTuple):
-    """Findings of a kind that explain those of another kind, where ``agrees(effect, cause)``."""
+    """One kind of finding explains another where ``agrees(effect, cause)``."""
 
     effect: str
     cause: str
@@ -37,7 +37,7 @@ class _Link(NamedTuple):
 
 
 def drop_repeats(findings: Sequence[Annotation]) -> tuple[Annotation, ...]:
-    """Return the findings, in their order, without those that say of the same steps what an earlier one has said."""
+    """Return the findings, in order, without those that repeat an earlier one about the same steps."""
     by_name = _index_by_name(findings)
     return tuple(
         effect
@@ -52,7 +52,7 @@ def drop_repeats(findings: Sequence[Annotation]) -> tuple[Annotation, ...]:
 
 
 def find_causes(findings: Sequence[Annotation]) -> dict[int, int]:
-    """Map the index of each finding that another one explains to the index of that one, the latest of several."""
+    """Map the index of each explained finding to the index of its explanation, the latest of several."""
     by_name, causes = _index_by_name(findings), {}
     for index, effect in enumerate(findings):
         candidates = (at for link in _list_links(effect) for at in _select_agreeing(effect, link, findings, by_name))
@@ -69,7 +69,7 @@ def _index_by_name(findings: Sequence[Annotation]) -> dict[str, list[int]]:
 
 
 def link_findings(findings: Sequence[Annotation]) -> tuple[LinkedFinding, ...]:
-    """Return the findings, in their order, with those that explain them."""
+    """Return the findings, in order, each with the finding that explains it."""
     causes = find_causes(findings)
 
     def find_path(index: int) -> list[int]:
@@ -82,7 +82,7 @@ def link_findings(findings: Sequence[Annotation]) -> tuple[LinkedFinding, ...]:
 
 
 def order_by_cause(findings: Sequence[Annotation]) -> tuple[LinkedFinding, ...]:
-    """Return the findings, each one after the finding that explains it; otherwise their order is kept."""
+    """Return the findings with each one after its explanation, otherwise in their order."""
     causes, linked = find_causes(findings), link_findings(findings)
     effects: dict[int, list[int]] = {}
     for effect, cause in causes.items():
@@ -91,7 +91,7 @@ def order_by_cause(findings: Sequence[Annotation]) -> tuple[LinkedFinding, ...]:
     def list_from(index: int) -> list[int]:
         return [index, *(below for effect in effects.get(index, ()) for below in list_from(effect))]
 
-    # What explains each other stands where the first of it would.
+    # Findings that explain each other are placed where the first of them would be.
     groups = sorted((list_from(index) for index in range(len(findings)) if index not in causes), key=min)
     return tuple(linked[index] for group in groups for index in group)
 
@@ -112,7 +112,7 @@ def _select_agreeing(
 
 
 def _is_simultaneous(effect: Annotation, cause: Annotation) -> bool:
-    """Whether both were there at the same time."""
+    """Whether both findings hold at the same time."""
     return cause.begin_ns <= effect.end_ns and (effect.begin_ns <= cause.end_ns or cause.name in _LASTING)
 
 
@@ -134,7 +134,7 @@ def _waits_for_data(effect: Annotation, cause: Annotation) -> bool:
 
 
 def _explains_shift(effect: Annotation, cause: Annotation) -> bool:
-    """Whether iterations became slower by what another finding says about the same steps."""
+    """Whether a finding about the same steps explains why iterations became slower."""
     is_slower = effect.evidence["after_s"] > effect.evidence["before_s"]
     return is_slower and effect.severity is not Severity.INFO and _begins_together(effect, cause)
 
@@ -146,13 +146,13 @@ def _waits_as_long(effect: Annotation, cause: Annotation) -> bool:
 
 
 def _names_same_line(effect: Annotation, cause: Annotation) -> bool:
-    """Whether iterations became longer at a line that another finding has named for the same steps."""
+    """Whether iterations became longer at a line that another finding names for the same steps."""
     lines = [one.headline.values.get("place") for one in (effect, cause) if isinstance(one.headline, Text)]
     return len(lines) == 2 and lines[0] is not None and lines[0] == lines[1] and _explains_shift(effect, cause)
 
 
 def _grew_with_leak(effect: Annotation, cause: Annotation) -> bool:
-    """Whether the peak of steps grew by what a leak kept since it began."""
+    """Whether the peak of steps grew by the memory that a leak had kept since it began."""
     if effect.step is None or cause.step is None or effect.step < cause.step:
         return False
     grown = effect.evidence["after_bytes"] - effect.evidence["before_bytes"]
@@ -160,7 +160,7 @@ def _grew_with_leak(effect: Annotation, cause: Annotation) -> bool:
 
 
 def _grew_by_missing(effect: Annotation, cause: Annotation) -> bool:
-    """Whether memory that grows took as much as was missing when the device was full."""
+    """Whether growing memory took as many bytes as were missing when the device was full."""
     if effect.step is None or cause.step is None or not _begins_before(effect, cause):
         return False
     return cause.evidence.get("bytes_per_step", 0.0) * (effect.step - cause.step) >= _measure_missing(effect)
@@ -176,7 +176,7 @@ def _others_took_missing(effect: Annotation, cause: Annotation) -> bool:
 
 
 def _measure_missing(effect: Annotation) -> float:
-    """Return by how many bytes an allocation did not fit; infinite if that was not recorded."""
+    """Return the bytes that were missing for a failed allocation; infinite if that was not recorded."""
     requested, free = (effect.evidence.get(name) for name in ("requested_bytes", "free_bytes"))
     return requested - free if requested is not None and free is not None and requested > free else float("inf")
 
@@ -186,12 +186,12 @@ def _was_killed_for_memory(effect: Annotation, cause: Annotation) -> bool:
 
 
 def _took_down(effect: Annotation, cause: Annotation) -> bool:
-    """Whether a rank ended in the step, and soon after the time, at which another one ran out of memory."""
+    """Whether a rank ended in the same step as another rank's out-of-memory error, soon after it."""
     return effect.step == cause.step and 0 <= effect.begin_ns - cause.begin_ns <= _TOGETHER_NS
 
 
 def _is_held_up(effect: Annotation, cause: Annotation) -> bool:
-    """Whether ranks stand still since another one has failed."""
+    """Whether ranks stand still because another one has failed."""
     return effect.begin_ns - _TOGETHER_NS <= cause.begin_ns <= effect.known_ns
 
 
@@ -220,7 +220,7 @@ _LINKS = (
     _Link("dead_rank", "out_of_memory", _took_down, shares_ranks=False),
     _Link("hung_ranks", "dead_rank", _is_held_up),
 )
-# What the cause, known before, has said already; all else is linked.
+# Only findings that repeat their earlier cause are dropped; all others are linked.
 _REPEATS = (
     _Link("iteration_shift", "time_lost_in_line", _names_same_line),
     _Link("memory_step", "memory_creep", _grew_with_leak),

@@ -1,4 +1,4 @@
-"""When a rank had modes on that slow it down: autograd's anomaly mode, PyTorch's profiler, a cache emptied in each step."""
+"""The times in which a rank had modes on that slow it down: anomaly mode, the profiler, an emptied allocator cache."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ANOMALY, PROFILER, CLEARING = "anomaly", "profiler", "clearing"
 NAMES = {ANOMALY: "anomaly mode", PROFILER: "PyTorch's profiler", CLEARING: "emptying the allocator's cache in each step"}
 """How sentences name each mode."""
 
-# A mode that was on for so many steps, and so many seconds, was not only meant for these.
+# A mode that was on for this many steps, and seconds, was not meant only for these.
 _LASTING = {ANOMALY: (10, 1.0), PROFILER: (50, 10.0)}
-# A line that empties the cache in at least this share of the steps does so in each. So many calls, powers of two as those of
-# its events, show that it began, and that it lasts.
+# A line that empties the cache in at least this share of the steps does so in each. These numbers of calls, powers
+# of two as in its events, show that it began, and that it lasts.
 _CLEARED_SHARE, _FIRST_CLEARINGS, _LASTING_CLEARINGS = 0.8, 4, 16
 
 
 class ModeUse(NamedTuple):
-    """A time in which a mode was on, in unix nanoseconds."""
+    """A period in which a mode was on, in unix nanoseconds."""
 
     mode: str
     begin_ns: int
@@ -36,7 +36,7 @@ class ModeUse(NamedTuple):
     lasting_ns: int | None = None  # likewise: when it was known to last
 
     def find_lasting(self, process: Process) -> int | None:
-        """Return when it was on for long enough to be told; None while it was not, or if it was switched off before."""
+        """Return when a mode had been on long enough to report; None if it was not, or was switched off before."""
         if self.mode == CLEARING:
             return self.lasting_ns
         (fewest, seconds), ends = _LASTING[self.mode], process.steps["end_unix_ns"]
@@ -48,7 +48,7 @@ class ModeUse(NamedTuple):
 
 
 def list_uses(process: Process) -> list[ModeUse]:
-    """Return the times in which modes were on, by their begins."""
+    """Return the periods in which modes were on, by their begins."""
     uses: dict[str, list[ModeUse]] = {ANOMALY: [], PROFILER: [], CLEARING: list(_list_clearings(process))}
     for event in process.events_named(events.DEBUG_MODE):
         facts = event.facts

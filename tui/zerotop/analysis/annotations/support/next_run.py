@@ -1,4 +1,4 @@
-"""What a finding advises once its job has ended: what can be done in the next run, where its fix needs a live process."""
+"""Advice of a finding once its job has ended: what to do in the next run, if the fix needs a live process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class _Advice(NamedTuple):
-    """What to do in the next run. The advice is None where that of the finding holds for the next run too."""
+    """Advice for the next run. ``advice`` is None if that of the finding still applies."""
 
     advice: str | None
     fix: str
@@ -14,7 +14,7 @@ class _Advice(NamedTuple):
 
 _RECORD_STACKS = _Advice(None, "py-spy record --subprocesses -o stacks.svg -- COMMAND")
 _SEE_STACKS = _Advice(
-    "Record the next run with py-spy installed: should it stand still too, the Ranks screen shows the line of each rank.",
+    "Record the next run with py-spy installed: if it hangs too, the Ranks screen shows the line of each rank.",
     "pip install py-spy",
 )
 _CHOOSE_GPU = _Advice(
@@ -36,7 +36,7 @@ _BY_FIX = (
 
 
 def advise_next_run(name: str, advice: str, fix: str) -> tuple[str, str]:
-    """Return advice and fix (templates) of a finding for the next run; its own ones where they need no live process."""
+    """Return advice and fix (templates) for the next run; unchanged if they need no live process."""
     for finding, begin, later in _BY_FIX:
         if finding in ("", name) and fix.startswith(begin):
             return advice if later.advice is None else later.advice, later.fix

@@ -1,4 +1,4 @@
-"""Threads that a rank starts in mid-run, for example by ``torch.set_num_threads()``; no environment variable prevents it."""
+"""Threads that a rank starts during the run, for example by ``torch.set_num_threads()``: no environment variable helps."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import numpy as np
 from zerotop.analysis.annotations.support.evidence import Process
 from zerotop.analysis.annotations.support.records.record_window import Samples
 
-# More threads by this many, and at least this part of those that wait for a core: loaders and loggers start a few.
+# The least number of new threads, also as a share of those that wait for a core: loaders and loggers start a few.
 _FEWEST, _WAITING_SHARE = 2, 0.5
 
-ADVICE = "The script starts them in mid-run, for example by torch.set_num_threads(): give it as many as the rank has cores."
+ADVICE = "The script starts them in mid-run, for example by torch.set_num_threads(): set it to the rank's number of cores."
 
 
 class StartedThreads(NamedTuple):
-    """The threads of a rank before and after."""
+    """The number of a rank's threads before and after."""
 
     before: int
     after: int
 
     def find_begin(self, samples: Samples) -> int:
-        """Return when there were more first (unix nanoseconds)."""
+        """Return when the number of threads first rose (unix nanoseconds)."""
         is_more = samples.rows["thread_count"] > (self.before + self.after) / 2
         return int(samples.times[int(np.argmax(is_more))])
 
@@ -33,7 +33,7 @@ class StartedThreads(NamedTuple):
 
 
 def find_started_threads(before: Samples, after: Samples) -> StartedThreads | None:
-    """Return the threads that a rank started between samples of it; None if those that wait for cores were there before."""
+    """Return the threads that a rank started between samples; None if the waiting threads existed before."""
     if not len(before) or not len(after):
         return None
     usual, now = (int(np.median(part.rows["thread_count"])) for part in (before, after))

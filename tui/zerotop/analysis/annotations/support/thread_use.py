@@ -1,7 +1,7 @@
-"""How much of a time a rank's training thread computed, and how much it waited for a core.
+"""The time in which a rank's training thread computed, and in which it waited for a core.
 
-While it waits for other ranks in a collective of gloo it does neither, so that both tell a slow rank from those that wait
-for it, also where collectives lie within the forward.
+While the thread waits for other ranks in a gloo collective, it does neither. So both times tell a slow rank from those that
+wait for it, even if the collectives are within the forward.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Group, Process, Samples
 
-# Threads are sampled each half second, and a few samples may be late: the samples nearest to a time are within this (ns).
+# The longest distance (ns) from a time to its nearest samples: one each half second, a few of which may be late.
 SAMPLED_NS = 1_500_000_000
-# A slow rank computes so many times as long as the second longest: clean ones differ by up to 1.25 where others take cores.
+# A slow rank computes this many times as long as the second: clean ones differ by up to 1.25 if others take cores.
 SLOW_TIMES = 1.3
 
 
 class ThreadUse(NamedTuple):
-    """Seconds of a time in which a thread computed, and in which it could have but had no core."""
+    """The seconds in which a thread computed, and in which it was ready to run but had no core."""
 
     computed: float
     waited: float
@@ -37,10 +37,10 @@ def gathers_parameters(group: Group) -> bool:
 
 
 def measure_thread_use(process: Process, begin_ns: int, end_ns: int, *, known_ns: int | None = None) -> ThreadUse | None:
-    """Return what a process's first thread did from ``begin_ns`` to ``end_ns`` (unix nanoseconds).
+    """Return the use of a process's first thread from ``begin_ns`` to ``end_ns`` (unix nanoseconds).
 
-    With ``known_ns`` from samples up to then, for as much of the time as they cover, scaled to all of it. None where it was
-    not sampled so long: the sampler leaves out threads that hardly run.
+    With ``known_ns`` only samples up to then are used, and scaled from the time that they cover to the whole time. None if
+    it was not sampled long enough: the sampler leaves out threads that hardly run.
     """
     last_ns = end_ns + SAMPLED_NS if known_ns is None else min(known_ns, end_ns + SAMPLED_NS)
     begin, end = (_read_near(process, edge_ns, last_ns) for edge_ns in (begin_ns, end_ns))
@@ -57,7 +57,7 @@ def measure_thread_use(process: Process, begin_ns: int, end_ns: int, *, known_ns
 
 
 def _read_near(process: Process, time_ns: int, last_ns: int) -> Samples:
-    """Return the samples of the first thread around a time and up to ``last_ns``."""
+    """Return the samples of the first thread around a time, and up to ``last_ns``."""
     records = process.recording.get_records("threads", process.host, "tid", process.source.pid)
     return records.read_window(time_ns - SAMPLED_NS, min(time_ns + SAMPLED_NS, last_ns))
 

@@ -1,4 +1,4 @@
-"""Thresholds that several modules use, each with its unit and its reason. Others are beside their detector."""
+"""Thresholds that several modules use, each with its unit and its reason. The others are beside their detector."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STALL_SHARE = 0.20
 # How much longer than the second longest a straggling rank's own work takes, as a share of the iteration.
 STRAGGLER_SHARE = 0.15
 
-# A condition is there when most samples show it, and was not when few did.
+# A condition holds when most samples show it, and did not when few did.
 MOST_SHARE, FEW_SHARE = 0.5, 0.1
 
 # --- optimizer on the CPU ------------------------------------------------------------------------------------------------
@@ -30,17 +30,17 @@ SPIKE_SIMILAR_SHARE = 0.30
 
 # --- memory --------------------------------------------------------------------------------------------------------------
 
-# A change of memory that is larger than a cuBLAS workspace or two.
+# A change of memory larger than one or two cuBLAS workspaces.
 JUMP_BYTES = 256 * MIB
 # Steps that show a plateau.
 PLATEAU_STEPS = 3
-# Growth in all that is larger than buffers that are allocated once.
+# Total growth larger than buffers that are allocated once.
 CREEP_BYTES = 64 * MIB
 # Another process's memory on a GPU of the job: more than the context of an idle process (0.5 GiB).
 OTHERS_BYTES = 1 * GIB
-# Share of a device from which on its memory may become short: where less was ever used, nothing has to be saved.
+# Share of a device from which its memory may become short. If less was ever used, nothing has to be saved.
 USED_SHARE = 0.7
-# Resident memory that grows by this much in a rise is no cache that fills.
+# A rise of resident memory by this much is no cache that fills up.
 HOST_GROWTH_BYTES = 256 * MIB
 
 # --- cores ---------------------------------------------------------------------------------------------------------------
@@ -58,5 +58,5 @@ THROTTLE_REASONS = {
     0x80: "hardware power brake",
 }
 SLOWED_MASK = sum(THROTTLE_REASONS)
-# Cores that a rank uses, or waits for, from which on it computes: waiting for a lock, a read or time.sleep takes none.
+# A rank computes if it uses, or waits for, this many cores: waiting for a lock, a read or time.sleep takes none.
 BUSY_CORES = 0.2

@@ -1,1 +1,1 @@
-"""The memory that a setting should need: published formulas, and DeepSpeed's own estimates."""
+"""The memory that a configuration should need: published formulas, and DeepSpeed's own estimates."""

@@ -33,7 +33,6 @@ class ActivationBytes:
 
     @property
     def total(self) -> int:
-        """Both."""
         return self.layers + self.logits
 
 
@@ -52,11 +51,11 @@ class ModelShape:
     def count_activations(self, *, recompute: bool = False) -> ActivationBytes:
         """Return the bytes for each token of a micro-batch at the peak, when the loss's backward begins, in 16 bits.
 
-        The layers keep what :func:`_count_kept_gated` counts, or by the rule of thumb for an unknown family; with full
-        recomputation 2 h each, their inputs. The logits of v words are three fp32 tensors then, 12 v: cross-entropy casts
-        the model's 16-bit logits, its backward keeps their log_softmax (4 v), and makes the gradient of that (4 v) and of
-        the logits (4 v). A script that keeps the model's output until then has 2 v more, fused losses (Liger) have less.
-        Measured for Qwen2 0.5 B in ZeRO-3 on H100 and H200: 3,207.4 kB a token, where this says 3,208.0.
+        The layers save the bytes of :func:`_count_kept_gated`, or by the rule of thumb for an unknown family; with full
+        recomputation only their inputs, 2 h each. The logits of v words then are three fp32 tensors, 12 v: cross-entropy
+        casts the model's 16-bit logits, its backward holds their log_softmax (4 v), and allocates the gradient of that (4 v)
+        and of the logits (4 v). A script that keeps the model's output until then has 2 v more; fused losses (Liger) have
+        less. Measured for Qwen2 0.5 B in ZeRO-3 on H100 and H200: 3,207.4 kB a token; computed: 3,208.0.
         """
         kept = self.kept or KeptBytes(layer=34 * self.hidden, ends=5 * self.hidden)
         each = 2 * self.hidden if recompute else kept.layer
@@ -119,12 +118,12 @@ def _count_gated(
 
 
 def _count_kept_gated(config: Mapping[str, Any], kind: str, hidden: int, heads: int) -> KeptBytes | None:
-    """Return what autograd saves of Transformers' layers with attention that keeps no s x s matrices.
+    """Return the bytes that autograd saves of a Transformers layer whose attention keeps no s x s matrices.
 
-    In bytes for each element, from the operations of ``modeling_llama.py``: a norm its input in fp32 (4) and what it
-    multiplies with its weight (2); a linear layer its input (2); attention the rotated queries and keys, the values and its
-    result (2 each) and a sum of exponentials for each head (4); the gated MLP gate, activated gate, up and product (2 each).
-    A test compares it with what autograd saves: to 2 %, of Phi-3, which packs its projections, to 15 %.
+    In bytes for each element, from the operations of ``modeling_llama.py``. A norm saves its input in fp32 (4) and the
+    factor of its weight (2); a linear layer its input (2); attention the rotated queries and keys, the values and its result
+    (2 each) and a sum of exponentials for each head (4); the gated MLP gate, activated gate, up and product (2 each). A test
+    compares the sum with what autograd saves: they agree to 2 %; for Phi-3, which packs its projections, to 15 %.
     """
     inner = _read(config, "intermediate_size")
     if inner is None:
@@ -139,7 +138,7 @@ def _count_kept_gated(config: Mapping[str, Any], kind: str, hidden: int, heads: 
 
 
 def _count_kept_gpt2(config: Mapping[str, Any], hidden: int, heads: int) -> KeptBytes:
-    """Return the same for GPT-2, whose GELU is made of operations that keep five tensors of the MLP's inner size."""
+    """Return the same for GPT-2, whose GELU consists of operations that save five tensors of the MLP's inner size."""
     inner = _read(config, "n_inner") or 4 * hidden
     return KeptBytes(layer=20 * hidden + 10 * inner + 4 * heads, ends=4 * hidden)
 

@@ -23,15 +23,17 @@ Adafactor                      rows and columns; 1 of a vector          step
 Scalars are in host memory, and with the parameter if ``capturable`` or ``fused``. Classes of that name elsewhere keep the
 same moments, but their scalars are numbers of Python.
 
-Adafactor ("Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", arXiv:1804.04235) keeps of an n x m matrix n + m
-elements, and so for each matrix of a parameter with more dimensions. That of transformers (transformers/optimization.py)
-keeps them in fp32 for 16-bit parameters, a moment more with ``beta1``, and a scalar with the parameter.
+Adafactor ("Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", arXiv:1804.04235) keeps n + m
+elements for an n x m matrix, and the same for each matrix of a parameter with more dimensions. That of transformers
+(transformers/optimization.py) keeps them in fp32 for 16-bit parameters, one more moment with ``beta1``, and a scalar with
+the parameter.
 
-bitsandbytes (bitsandbytes/optim/optimizer.py) keeps fp32, or with 8 bits a byte an element, 4 for each block of 256, and two
-tables of 1 KiB; fp32 in parameters of less than 4,096 elements. Paged state is not in PyTorch's allocator. torchao
-(torchao/optim) does the same with tables for each parameter, but not in parameters whose size is no multiple of 256.
+bitsandbytes (bitsandbytes/optim/optimizer.py) keeps fp32. With 8 bits it keeps one byte an element, 4 bytes for each block
+of 256, and two tables of 1 KiB, but fp32 in parameters of less than 4,096 elements. Paged state is not in PyTorch's
+allocator. torchao (torchao/optim) does the same with tables for each parameter, but not in parameters whose size is no
+multiple of 256.
 
-LBFGS keeps what its history needs; for it and for unknown classes there is no formula.
+LBFGS keeps a history; for it and for unknown classes there is no formula.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ def compute_state_bytes(
     """Return the state of a loop's optimizers, as the ``engine`` event describes them; None without a formula.
 
     Args:
-        bytes_each: of a parameter, where the recording does not say what it updates.
+        bytes_each: of a parameter, if the recording does not have the updated parameters.
         is_sharded: whether ranks share parameters, of which only the number of elements is then of use.
     """
     moments = scalars = host_scalars = 0

@@ -169,7 +169,7 @@ def _multiply_known(size: int | None, count: int) -> int | None:
 
 
 def compute_expected(setup: EngineSetup) -> ExpectedBytes:
-    """Return what the formulas say one rank holds on its GPU, in host memory and on NVMe."""
+    """Return the expected bytes of one rank on its GPU, in host memory and on NVMe."""
     expected = ExpectedBytes({}, {}, {})
     kept = setup.trainable if setup.is_loop or setup.frozen_bytes is not None else setup.parameters
     weights = _compute_share(setup.bytes_each * kept, setup, 3)
@@ -201,7 +201,7 @@ def compute_expected(setup: EngineSetup) -> ExpectedBytes:
 
 
 def sum_expected(setups: Iterable[EngineSetup]) -> ExpectedBytes | None:
-    """Return the sum over all engines of one process; None without engines. A category unknown of one is unknown."""
+    """Return the sum over all engines of one process; None without engines. A category that one engine lacks is unknown."""
     parts = [compute_expected(setup) for setup in setups]
     if not parts:
         return None
@@ -243,9 +243,9 @@ def compare_ledger(ledger: GpuLedger | HostLedger, expected: ExpectedBytes) -> t
 
 
 def estimate_job(setup: EngineSetup, *, nodes: int = 1) -> tuple[Estimate, ...]:
-    """Return DeepSpeed's estimates for all options, none for a loop; those of stage 3 need the largest layer's size.
+    """Return DeepSpeed's estimates for all options, none for a loop. Stage 3 needs the size of the largest layer.
 
-    ``nodes``: how many were sampled, which may be none.
+    ``nodes``: how many were sampled, possibly none.
     """
     if setup.is_loop:
         return ()

@@ -47,7 +47,7 @@ def bind(
     *,
     priority: bool = False,
 ) -> Binding:
-    """Return a binding with all that help, palette and footer need. ``footer``: its entry or importance, if it has one."""
+    """Return a binding with everything that help, palette and footer need. ``footer``: its entry or importance, if any."""
     group = in_footer(footer) if isinstance(footer, int) else footer
     return Binding(key, action, description, id=id, tooltip=tooltip, group=group, priority=priority)
 
@@ -94,7 +94,7 @@ def label_common_keys(moment: CursorState, finding_count: int) -> dict[str, str]
 
 
 def _list_bindings(kind: type[DOMNode]) -> list[Binding]:
-    """The bindings of a class, then those of its base classes."""
+    """Return the bindings of a class, then those of its base classes."""
     declared = (binding for base in kind.__mro__ for binding in vars(base).get("BINDINGS", ()))
     return [binding for binding in declared if isinstance(binding, Binding)]
 

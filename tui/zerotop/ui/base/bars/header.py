@@ -25,7 +25,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, align_ends, choose_items, fit_height, fit_row, join_rows, row_width
 from zerotop.ui.drawing.text import fit_text, sanitize
 
-_WHOLE_WORDS_WIDTH = 108  # cells of the first row from which on the batch is described in whole words
+_WHOLE_WORDS_WIDTH = 108  # cells of the first row from which the batch is described in whole words
 
 
 class Notice(NamedTuple):

@@ -1,1 +1,1 @@
-"""What made steps slower: the part of the iteration that changed, and what changed with it. Contains no detector."""
+"""Causes of slower steps: the part of the iteration that changed, and what else changed then. Contains no detector."""

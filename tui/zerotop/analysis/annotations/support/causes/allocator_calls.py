@@ -10,7 +10,7 @@ from zerotop.analysis.annotations.support.lines.known_calls import EMPTY_CACHE
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.annotations.support.thresholds import FEW_SHARE, MOST_SHARE
 
-# Calls in a step that settled training does not make, and those that it hardly notices.
+# More calls in a step than settled training makes, and so few that it hardly notices them.
 _MANY, _FEW = 1.0, 0.1
 # Bytes of reserved memory returned to the driver at once: more than a segment or two.
 _CLEARED_BYTES = 64 << 20
@@ -24,7 +24,7 @@ _CLEARING: Advice = (
 
 
 def _count_calls(change: StepChange, column: str) -> tuple[float, float] | None:
-    """Return the calls in each step before and after; None where they are not recorded."""
+    """Return the calls in each step before and after; None if they were not recorded."""
     samples = change.read_samples(change.process.allocator)
     if samples is None:
         return None
@@ -43,7 +43,7 @@ def _count_in(samples: Samples, column: str, steps: int) -> float | None:
 
 
 def check_cache_clearing(change: StepChange) -> Cause | None:
-    """Return the cause that the script empties the cache in each step, so that the next asks the driver again."""
+    """Return the cause that the script empties the cache in each step, so that the next step asks the driver again."""
     if not _is_returned(change) and not _falls_each_step(change):
         return None
     calls = _count_calls(change, "device_allocs")
@@ -53,7 +53,7 @@ def check_cache_clearing(change: StepChange) -> Cause | None:
 
 
 def _is_returned(change: StepChange) -> bool:
-    """Whether each step began to call cudaFree: without lack of memory only a cache that is emptied does so."""
+    """Whether each step began to call cudaFree. Unless memory is short, only an emptied cache causes that."""
     frees = _count_calls(change, "device_frees")
     return frees is not None and frees[0] <= _FEW and frees[1] >= _MANY
 

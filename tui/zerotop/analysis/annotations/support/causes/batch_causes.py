@@ -1,4 +1,4 @@
-"""Batches that had another size when iterations began to take another time, on the lead rank or on another one."""
+"""Batches whose size changed when the iteration time did, on the lead rank or on another one."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from zerotop.analysis.annotations.support.evidence import Rows
 _LENGTH: Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
 _ROWS: Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
 _MICRO_STEPS: Advice = ("Accumulate over as many micro-batches as in the steps before.", "")
-# A micro-batch whose rows change by less is the same.
+# A micro-batch counts as unchanged if its rows change by less.
 _SAME_SHARE = 0.1
 
 
 def check_batch(change: StepChange) -> Cause | None:
-    """Return the cause that batches changed their size: in tokens where the model takes tokens, else in rows."""
+    """Return the cause that the batch size changed: in tokens if the model takes tokens, else in rows."""
     return _compare_batches(change, change.phased, "a rank")
 
 
 def check_other_batches(change: StepChange) -> Cause | None:
-    """Another rank's batches have another size, and the lead waits for it."""
+    """Return the cause that another rank's batch size changed, and the lead waits for it."""
     for process in change.group.processes:
         if process is not change.process:
             cause = _compare_batches(change, change.read_phased(process), f"rank {process.rank}")
@@ -64,7 +64,7 @@ def _is_same_size(growth: tuple[float, float], count: tuple[float, float]) -> bo
 
 
 def find_batch_step(change: StepChange, cause: Cause) -> int | None:
-    """Return the step from which on batches have another size, where that is the cause; None where they vary or grow."""
+    """Return the step at which the batch size changed, if that is the cause; None if sizes vary or grow."""
     process = cause.culprit or change.process
     parts = change.phased if process is change.process else change.read_phased(process)
     if cause.advice not in (_LENGTH[0], _ROWS[0], _MICRO_STEPS[0]) or not all(len(part) for part in parts):
@@ -80,6 +80,6 @@ def find_batch_step(change: StepChange, cause: Cause) -> int | None:
 
 
 def _compute_growth(parts: tuple[Rows, Rows], column: str) -> tuple[float, float] | None:
-    """Return a figure of the batches before and after; None if it is not known."""
+    """Return a figure of the batches before and after; None if it is unknown."""
     before, after = (float(np.median(rows[column])) if len(rows) else 0.0 for rows in parts)
     return (before, after) if before > 0 and after > 0 else None

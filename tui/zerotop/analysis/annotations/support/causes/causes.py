@@ -34,7 +34,7 @@ from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop_probe.recording import events
 
-# Earlier evaluations or checkpoints that are looked at.
+# The number of earlier evaluations or checkpoints that are compared.
 _EARLIER = 5
 
 _BREAKDOWN: Advice = ("{breakdown}", "{breakdown_fix}")
@@ -44,7 +44,7 @@ _RETRY: Advice = (
 )
 _LATE_ADVICE = "See what only that rank does between the phases: do it less often, or in a thread of its own."
 _COLLECTOR: Advice = (
-    "Call gc.freeze() once model and data are loaded: the collector then looks only at what was made since.",
+    "Call gc.freeze() once model and data are loaded: the collector then visits only objects that were made later.",
     "gc.collect(); gc.freeze()",
 )
 _COMPILING: Advice = (
@@ -55,12 +55,12 @@ _GROWTH: Advice = ("Look for a list that grows with each step and that each step
 
 
 def find_cause(change: StepChange) -> Cause | None:
-    """Return the most certain cause of a sudden change that was recorded."""
+    """Return the most certain recorded cause of a sudden change."""
     return next((cause for check in _CHECKS if (cause := check(change)) is not None), None)
 
 
 def find_drift_cause(change: StepChange) -> Cause | None:
-    """Return the most certain cause of a slow change that was recorded."""
+    """Return the most certain recorded cause of a slow change."""
     return next((cause for check in _DRIFT_CHECKS if (cause := check(change)) is not None), None)
 
 
@@ -98,9 +98,9 @@ def _check_retries(change: StepChange) -> Cause | None:
 
 
 def _check_collector(change: StepChange) -> Cause | None:
-    """The garbage collector accounts for at least half of the time by which iterations became longer.
+    """Garbage collection accounts for at least half of the added iteration time.
 
-    A collection that pauses a few of them does not make the others longer.
+    A collection that pauses only a few iterations does not make the others longer.
     """
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     before, after = (measure_collecting(change.process, rows) for rows in (change.before, change.after))
@@ -112,7 +112,7 @@ def _check_collector(change: StepChange) -> Cause | None:
 
 
 def _check_compiling(change: StepChange) -> Cause | None:
-    """torch.compile accounts for at least half of the difference: it began to compile in the steps, or had finished."""
+    """torch.compile accounts for at least half of the difference: it began to compile in the steps, or finished."""
     if not change.process.events_named(events.COMPILED):
         return None
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
@@ -132,7 +132,7 @@ def _check_late_rank(change: StepChange) -> Cause | None:
     """Another rank's own work takes longer, and the lead waits for it where ranks synchronize."""
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     known_ns, delays = max(change.known_ns, int(change.after["end_unix_ns"][-1])), []
-    # Where most steps are only counted, ranks may have too few phases of the same steps for the finding of stragglers.
+    # If most steps are only counted, ranks may have too few phases of the same steps for the straggler finding.
     seen = needed = min(SETTLED_STEPS, len(change.after))
     if not all(len(part) for part in change.phased):
         return None
@@ -155,7 +155,7 @@ def _check_late_rank(change: StepChange) -> Cause | None:
 
 
 def _check_growth(change: StepChange) -> Cause | None:
-    """Resident memory grew by as much as a list may hold that each step iterates over."""
+    """Resident memory grew by the size of a list that each step may iterate over."""
     before, after = int(change.before["host_rss_bytes"].min()), int(change.after["host_rss_bytes"].max())
     if before <= 0 or after - before < HOST_GROWTH_BYTES:
         return None
@@ -164,7 +164,7 @@ def _check_growth(change: StepChange) -> Cause | None:
 
 
 def _check_interruption(change: StepChange) -> Cause | None:
-    """An evaluation or a checkpoint came just before. Where others use the cores that is a coincidence as likely as not."""
+    """An evaluation or a checkpoint came just before. If other processes use the cores, that may well be a coincidence."""
     if any(load is not None and load.is_disturbed for load in host_causes.measure_change_loads(change)):
         return None
     for column, name in (("checkpoint_s", "a checkpoint was saved"), ("eval_s", "an evaluation was run")):
@@ -174,7 +174,7 @@ def _check_interruption(change: StepChange) -> Cause | None:
 
 
 def _changed_pace_before(change: StepChange, column: str) -> bool:
-    """Whether iterations took another time after each earlier interruption of a kind, too; true without earlier ones."""
+    """Whether the pace also changed after each earlier interruption of the kind; true if there was none."""
     steps = change.process.steps[: np.searchsorted(change.process.steps["step"], change.after["step"][0])]
     change_s = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     for index in np.flatnonzero(steps[column] > 0)[-_EARLIER:].tolist():

@@ -1,4 +1,4 @@
-"""What changed on the GPUs of the ranks when iterations began to take another time: clocks, and other processes."""
+"""Changes on the ranks' GPUs at the moment when the iteration time changed: clocks, and other processes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from zerotop.analysis.formatting import format_percent
 from zerotop_probe.recording import events
 
 _POWER_CAP = 0x04
-# A clock that falls by less varies as usual.
+# A smaller drop of the clock is usual variation.
 _CLOCK_SHARE = 0.05
-# Another process computes on a GPU from this share of its time on (percent): an idle one is measured as 0 or 1.
+# Another process computes on a GPU if it uses this share of its time (percent): an idle one is measured as 0 or 1.
 _COMPUTING_PERCENT = 5.0
-# How much processes compute is sampled once a second, over that second: a finding waits so long for it (ns).
+# How long a finding waits for a sample of the processes' GPU use (ns), which is taken once a second.
 _SAMPLED_NS = 1_000_000_000
 USE_NS = 2 * _SAMPLED_NS + 200_000_000
 
@@ -55,15 +55,16 @@ def check_slower_clock(change: StepChange) -> Cause | None:
 
 
 def awaits_use(change: StepChange) -> bool:
-    """Whether a sample after the change will say how much other processes compute on the ranks' GPUs."""
+    """Whether a sample after the change will show how much other processes compute on the ranks' GPUs."""
     return any(_measures_use(process) and _find_others(change, process) for process in change.group.processes)
 
 
 def check_neighbours(change: StepChange) -> Cause | None:
-    """Another process on a rank's GPU computes there, or may: whatever waits for the GPU takes longer then.
+    """Return the cause that another process may compute on a rank's GPU, which delays everything that waits for the GPU.
 
-    Usually the phases do. Where the time between them grew, as where a batch is copied to the GPU there, the other process
-    must have begun to compute: one that computed before may use more of the GPU just because the job uses less.
+    Usually these are the phases. If the time between them grew, for example because a batch is copied to the GPU there, the
+    other process must have begun to compute: one that computed before may get more of the GPU just because the job uses
+    less.
     """
     before, after = change.measure_own()
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
@@ -80,7 +81,7 @@ def check_neighbours(change: StepChange) -> Cause | None:
 
 
 def _find_others(change: StepChange, process: Process) -> list[int]:
-    """Return the processes on a rank's GPU that are not the job's; none where the job's cannot be told from others."""
+    """Return the foreign processes on a rank's GPU; none if they cannot be told from the job's own."""
     rows = _read_uses(process, int(change.after["begin_unix_ns"][0]) - USE_NS, int(change.after["end_unix_ns"][-1])).rows
     if not len(rows):
         return []
@@ -93,7 +94,7 @@ def _find_others(change: StepChange, process: Process) -> list[int]:
 
 
 def _measures_use(process: Process) -> bool:
-    """Whether this recording says how much processes compute: older ones do not."""
+    """Whether this recording contains how much processes compute on GPUs; older ones do not."""
     sources = process.recording.session.sources["gpu_processes"]
     return any("sm_percent" in (source.array.dtype.names or ()) for source in sources)
 
@@ -104,13 +105,13 @@ def _read_uses(process: Process, begin_ns: int, end_ns: int) -> Samples:
 
 
 def _describe_other(change: StepChange, process: Process, pid: int, must_begin: bool) -> Cause | None:
-    """Return what another process on a rank's GPU does there; None if it is known not to compute more than before.
+    """Describe what another process does on a rank's GPU; None if it is known not to compute more than before.
 
-    ``must_begin``: None too unless it is known to compute now and not to have computed before.
+    ``must_begin``: also None unless it is known to compute now and not to have computed before.
     """
     _, gpu = process.gpu_key or ("", -1)
     changed_ns = int(change.after["begin_unix_ns"][0])
-    # A sample is of the second before it, and there may be none in a few short steps.
+    # A sample covers the second before it, and a few short steps may contain none.
     parts = (
         _read_uses(process, min(int(change.before["begin_unix_ns"][0]), changed_ns - USE_NS), changed_ns),
         _read_uses(process, changed_ns + _SAMPLED_NS, change.known_ns),

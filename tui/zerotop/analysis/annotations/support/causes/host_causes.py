@@ -1,4 +1,4 @@
-"""What changed on the node of the lead rank when iterations began to take another time: cores, paging, clocks."""
+"""Changes on the lead rank's node at the moment when the iteration time changed: cores, paging, clocks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from zerotop.analysis.formatting import Text
 
 # Major page faults of a rank in a second: each waits for the disk for 0.1 ms at the least. A few always occur.
 _FAULTS_PER_S, _FEW_FAULTS_PER_S = 100.0, 10.0
-# Others that begin to use this share of the cores are what slows ranks down that then wait for some.
+# If others begin to use this share of the cores, they are the reason why ranks wait for cores.
 _MOST_TAKEN_SHARE = 0.5
-# Ranks that get at most this share of the cores they had are slowed by it, whatever others used before.
+# Ranks that get at most this share of their earlier cores are slowed by it, whatever others used before.
 _LESS_SHARE = 1 / 3
-# Ranks that get so many times fewer cores than before may be slowed by it, if iterations take about as many times as long.
+# Ranks with fewer cores by this factor may be slowed by it, if iterations become longer by about the same factor.
 _FEWER_TIMES, _ABOUT_TIMES = 1.25, 1.3
-# A core's clock that falls by less varies as usual.
+# A smaller drop of the clock is usual variation.
 _CORE_CLOCK_SHARE = 0.15
-# Where ranks wait for cores, and get as many as before, iterations vary by up to this factor.
+# If ranks wait for cores, and get as many as before, iterations vary by up to this factor.
 _MOST_NOISE = 2.0
-# A node's cores are sampled twice a second: so long (ns) are a few samples.
+# The time of a few samples of a node's cores (ns), which are taken twice a second.
 _SAMPLED_NS = 1_700_000_000
-# With too few cores work takes at most so many times as long; work that takes less than these seconds is not counted on.
+# Too few cores make work longer by at most this factor. Work that takes less than these seconds counts as that long.
 _MOST_STRETCH, _SHORT_S = 5.0, 0.001
 
 _CORES: Advice = ("Give each rank cores of its own, and as many threads as it has cores.", "{own_cores_fix}")
@@ -53,7 +53,7 @@ def check_crowding(change: StepChange) -> Cause | None:
 
 
 def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad | None]:
-    """Return the load of the lead's node before and after; of short steps those around count, too."""
+    """Return the load of the lead's node before and after. If steps are short, samples around them count too."""
     recording, host, changed_ns = change.process.recording, change.process.host, int(change.after["begin_unix_ns"][0])
     before_ns = min(int(change.before["begin_unix_ns"][0]), int(change.before["end_unix_ns"][-1]) - _SAMPLED_NS)
     after_ns = max(int(change.after["end_unix_ns"][-1]), min(change.known_ns, changed_ns + _SAMPLED_NS))
@@ -62,7 +62,7 @@ def measure_change_loads(change: StepChange) -> tuple[CoreLoad | None, CoreLoad 
 
 
 def is_by_others(change: StepChange) -> bool:
-    """Whether other processes, which use the cores, may be the reason: the phases that compute vary then."""
+    """Whether other processes on the cores may be the reason, because the phases that compute vary then."""
     before, after = (float(np.median(rows["iteration_s"])) for rows in (change.before, change.after))
     own_before, own_after = change.measure_own()
     is_own = (own_after - own_before) / (after - before) > 0.5  # false where it is unknown, which is NaN
@@ -71,7 +71,7 @@ def is_by_others(change: StepChange) -> bool:
 
 
 def may_be_noise(before_s: float, after_s: float, loads: Sequence[CoreLoad], longest_s: float = 0.0) -> bool:
-    """Whether iterations may take another time only because others use the cores.
+    """Whether the change of the iteration time may only come from other processes on the cores.
 
     ``loads``: before and after. ``longest_s``: the longest iteration before.
     """
@@ -81,7 +81,7 @@ def may_be_noise(before_s: float, after_s: float, loads: Sequence[CoreLoad], lon
         return True
     fewer = loads[0].ranks / max(loads[-1].ranks, 1e-6)
     slower, fewer = (after_s / before_s, fewer) if after_s > before_s else (before_s / after_s, 1 / max(fewer, 1e-6))
-    # Where ranks get a sixth of the cores that they want, an iteration may take as long as without others, or six times.
+    # If ranks get a sixth of the cores that they want, an iteration may take up to six times as long as without others.
     stretch = max(load.wanted / max(load.ranks, 1e-6) for load in loads)
     return bool(slower <= max(_MOST_NOISE * max(1.0, fewer), stretch))
 
@@ -96,7 +96,7 @@ def check_others(change: StepChange) -> Cause | None:
     if after.is_starved and risen >= TAKEN_SHARE:
         text = used
     elif after.is_starved and after.ranks <= _LESS_SHARE * before.ranks and after.others >= before.others:
-        # More processes share the cores that others had before.
+        # More processes share the cores.
         text = f"{fewer}, as other processes used {after.others:.1f}"
     elif after.is_disturbed and not before.is_disturbed and risen > 0 and _is_explained_by_cores(change, before, after):
         text = f"{fewer}, as other processes used {after.others:.1f} of {after.cores} instead of {before.others:.1f}"
@@ -108,14 +108,14 @@ def check_others(change: StepChange) -> Cause | None:
 
 
 def _is_explained_by_cores(change: StepChange, before: CoreLoad, after: CoreLoad) -> bool:
-    """Whether iterations became about as many times longer as the ranks got fewer cores."""
+    """Whether iterations became longer by about the factor by which the ranks got fewer cores."""
     slower = float(np.median(change.after["iteration_s"]) / np.median(change.before["iteration_s"]))
     fewer = before.ranks / max(after.ranks, 1e-6)
     return bool(fewer >= _FEWER_TIMES and 1 / _ABOUT_TIMES <= slower / fewer <= _ABOUT_TIMES)
 
 
 def check_paging(change: StepChange) -> Cause | None:
-    """The lead began to wait for pages that had moved to swap, or that are read from a file."""
+    """The lead began to wait for pages from swap or from a file."""
     samples = change.read_samples(change.process.host_samples)
     if samples is None:
         return None
@@ -131,9 +131,9 @@ def check_paging(change: StepChange) -> Cause | None:
 
 
 def _is_new_work(change: StepChange) -> bool:
-    """Whether most of the change is work outside the phases that compute which was not there before.
+    """Whether most of the change is new work outside the phases that compute.
 
-    Too few cores make what there is take some times as long, and no new work.
+    Too few cores stretch the existing work by some factor, but add none.
     """
     before, after = change.measure_own()  # a comparison with NaN, for unknown, is false
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
@@ -141,7 +141,7 @@ def _is_new_work(change: StepChange) -> bool:
 
 
 def _measure_rate(part: Samples, column: str) -> float:
-    """Return by how much a counter grew in a second; NaN if that is unknown."""
+    """Return the growth of a counter per second; NaN if it is unknown."""
     values = read_column(part.rows, column)
     is_known = values >= 0
     values, times = values[is_known], part.times[is_known]

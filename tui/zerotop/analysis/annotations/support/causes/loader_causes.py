@@ -1,4 +1,4 @@
-"""Why a rank waits for its data: what its DataLoader workers do meanwhile."""
+"""Why a rank waits for its data: the activity of its DataLoader workers."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from zerotop_probe.recording import events
 
 # Shares of the workers: that wait for the disk at a moment, that wait for a core, that compute.
 _BLOCKED_SHARE, _WAITING_SHARE, _BUSY_SHARE = 0.5, 0.25, 0.75
-# Of workers that hardly run, less computes or waits for a core.
+# Below this share of computing and waiting for a core, workers hardly run.
 _AWAKE_SHARE = 0.5
 
-_DISK: Advice = ("Read from a faster disk, or keep what is read in memory: more workers would wait too.", "")
+_DISK: Advice = ("Read from a faster disk, or keep the data in memory: more workers would wait too.", "")
 _CORES: Advice = ("Give the job more cores, or start fewer workers: its workers wait for cores.", "")
 _MORE_CORES: Advice = ("Give the job more cores: its only worker waits for one.", "")
 _ASLEEP: Advice = (
-    "See what the workers wait for: more of them help where each waits for its own file or server, but not where all"
-    " wait for one lock.",
+    "See what the workers wait for. More workers help if each waits for its own file or server, but not if all wait"
+    " for one lock.",
     "py-spy dump --pid $(pgrep -P {pid} | head -1)",
 )
 _ASLEEP_AT: Advice = (
-    "See what the workers wait for at {location}: more of them help where each waits for its own file or server, but not"
-    " where all wait for one lock.",
+    "See what the workers wait for at {location}. More workers help if each waits for its own file or server, but not if"
+    " all wait for one lock.",
     "",
 )
-_LOCKED: Advice = ("Let each worker read at {location} without that lock: more workers would wait for it, too.", "")
+_LOCKED: Advice = ("Let each worker read at {location} without that lock: more workers would wait for it too.", "")
 _LOCKS = {(name,) for name in ("flock", "lockf", "fcntl_lock", "acquire", "sem_wait", "sem_clockwait", "do_futex_wait")}
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
 
 class LoaderCause(NamedTuple):
-    """What the workers do, as a clause, and what helps; no advice where more workers help."""
+    """The activity of the workers, as a clause, and advice; empty if more workers help."""
 
     text: Text
     advice: Advice | None = None
 
 
 def find_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine | None:
-    """Return the line of the job's own code at which most workers were seen in a time window; None if that is unknown."""
+    """Return the line of the job's code at which most workers were seen in a time window; None if it is unknown."""
     found = [
         (own, event.facts.get("pid") == process.source.pid)
         for event in process.recording.events_named(events.LOADER_STACKS)
@@ -53,13 +53,13 @@ def find_worker_line(process: Process, begin_ns: int, end_ns: int) -> CodeLine |
         for stack in event.facts["stacks"]
         if (own := _find_worker_frame(event.facts["frames"], stack)) is not None
     ]
-    # Only one rank of a node is looked at in a minute.
+    # Only one rank of a node is examined each minute.
     lines = [CodeLine(*own[:4]) for own, is_own in found if is_own] or [CodeLine(*own[:4]) for own, _ in found]
     return max(lines, key=lines.count, default=None)
 
 
 def _find_worker_frame(frames: Sequence[Mapping[str, Any]], stack: Mapping[str, Any]) -> OwnFrame | None:
-    """Return the own frame beneath the worker's loop: further out are those of the rank that has forked the worker."""
+    """Return the job's own frame inside the worker's loop. Frames further out are those of the rank that forked it."""
     inner = list(stack["frames"])
     for index, number in enumerate(inner):
         if 0 <= number < len(frames) and frames[number]["file"].endswith(_WORKER_LOOP):
@@ -70,7 +70,7 @@ def _find_worker_frame(frames: Sequence[Mapping[str, Any]], stack: Mapping[str, 
 
 
 def find_loader_cause(process: Process, begin_ns: int, end_ns: int) -> LoaderCause | None:
-    """Return what the workers of a rank did in a time window; None if that is unknown."""
+    """Return the activity of a rank's workers in a time window; None if it is unknown."""
     cause = _measure_workers(process, begin_ns, end_ns)
     line = find_worker_line(process, begin_ns, end_ns) if cause is not None else None
     if cause is None or line is None:

@@ -1,4 +1,4 @@
-"""A mode for debugging that was switched on or off when iterations began to take another time."""
+"""A debugging mode that was switched on or off when the iteration time changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zerotop.analysis.annotations.support.mode_uses import NAMES, list_uses
 
 
 def check_modes(change: StepChange) -> Cause | None:
-    """A mode that lasts has a finding of its own, and one that does not needs none."""
+    """Return the cause that a mode was switched on or off. It has a finding of its own if it lasts."""
     before, after = change.before, change.after
     is_slower = np.median(after["iteration_s"]) > np.median(before["iteration_s"])
     # Steps between the two were only counted, or the first one began without the mode.

@@ -1,4 +1,4 @@
-"""A rank on a CPU that began to hold the others up within forward and backward."""
+"""A rank on a CPU that began to hold up the others within forward and backward."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_slow_cores(change: StepChange) -> Cause | None:
             culprit = change.group.processes[index]
             values = {"before": float(uses[0, index, part]), "after": float(uses[1, index, part])}
             text = Text(
-                f"rank {culprit.rank} {verb} {{after:seconds}} of an iteration instead of {{before:seconds}}", values
+                f"rank {culprit.rank} {verb} {{after:seconds}} in each iteration instead of {{before:seconds}}", values
             )
             fix = advice[1].replace("{slow_pid}", str(culprit.source.pid))
             return Cause(text, advice[0], fix, 0.85, finding="slow_cores", culprit=culprit)
@@ -51,12 +51,12 @@ def check_slow_cores(change: StepChange) -> Cause | None:
 
 
 def _is_by_others(change: StepChange) -> bool:
-    """Whether other processes use the cores, which takes them from ranks by chance; true where that is unknown."""
+    """Whether other processes use the cores, which takes them from ranks at random; true if that is unknown."""
     return any(load is None or load.is_starved or load.is_disturbed for load in measure_change_loads(change))
 
 
 def _measure_use(change: StepChange, process: Process, rows: Rows) -> tuple[float, float]:
-    """Return the seconds of an iteration in which a rank computed, and waited for a core; NaN where unknown."""
+    """Return the seconds of an iteration in which a rank computed, and in which it waited for a core; NaN if unknown."""
     window = int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1])
     use = measure_thread_use(process, *window, known_ns=change.known_ns)
     count = count_iterations(rows)

@@ -1,4 +1,4 @@
-"""A change in how long iterations take, and what may have caused it."""
+"""A change in the duration of iterations, and its possible cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
 
 _BETWEEN = "between the phases (data, forward, backward, step)"
 
-# So many steps with phases show what a change is made of.
+# The least and the most steps with phases that show the parts of a change.
 _ENOUGH_STEPS, _MOST_STEPS = 3, 5
 
 # Advice and fix: templates of Text.
@@ -27,7 +27,7 @@ Advice = tuple[str, str]
 
 
 class Cause(NamedTuple):
-    """What changed, as the end of a sentence, and what to do."""
+    """A change, as the end of a sentence, and advice."""
 
     text: str
     advice: str
@@ -45,7 +45,7 @@ class Cause(NamedTuple):
 class StepChange:
     """Steps of a group's lead before and after a change.
 
-    Of short steps most may only be counted: what a change is made of is then read off the nearest steps with phases.
+    If steps are short, most may only be counted. The parts of the change are then read from the nearest steps with phases.
     """
 
     group: Group
@@ -56,11 +56,11 @@ class StepChange:
 
     @property
     def process(self) -> Process:
-        """The process whose steps they are."""
+        """The lead process, which made these steps."""
         return self.group.lead
 
     def read_samples(self, records: Records) -> tuple[Samples, Samples] | None:
-        """Return the records before and after; None if there are none in one of them. They are read once."""
+        """Return the records before and after; None if either is empty. They are read once."""
         if records not in self._samples:
             before, after = (
                 records.read_window(int(rows["begin_unix_ns"][0]), int(rows["end_unix_ns"][-1]))
@@ -71,7 +71,7 @@ class StepChange:
 
     @cached_property
     def phased(self) -> tuple[Rows, Rows]:
-        """The steps with phases before and after; empty where there are none."""
+        """The steps with phases before and after; empty if there are none."""
         before, after = (rows[has_phases(rows)] for rows in (self.before, self.after))
         if len(before) < _ENOUGH_STEPS:
             before = self.process.phased_steps_until(int(self.before["end_unix_ns"][-1]))[-_MOST_STEPS:]
@@ -81,7 +81,7 @@ class StepChange:
         return before, after
 
     def read_phased(self, process: Process) -> tuple[Rows, Rows]:
-        """Return the steps with phases of another rank before and after; empty where there are none."""
+        """Return the steps with phases of another rank before and after; empty if there are none."""
         rows = process.phased_steps_until(max(self.known_ns, int(self.after["end_unix_ns"][-1])))
         limits = (self.before["step"][0], self.before["step"][-1] + 1, self.after["step"][0], self.after["step"][-1] + 1)
         begin, middle, again, end = np.searchsorted(rows["step"], limits)
@@ -91,14 +91,14 @@ class StepChange:
 
     @property
     def lacks_phases(self) -> bool:
-        """Whether steps with phases after it would say more."""
+        """Whether more steps with phases after the change would help to explain it."""
         return len(self.phased[1]) < _ENOUGH_STEPS
 
     def measure_parts(self) -> dict[str, float]:
-        """Return by how much each phase changed, in seconds, and the time between the phases as ``other_s``.
+        """Return the change of each phase in seconds, and that of the time between phases as ``other_s``.
 
-        These are medians, each of its own, and do not add up: where single steps vary much, a rest would be made of noise.
-        Empty where they are unknown.
+        Each is a difference of medians, and they do not add up: if single steps vary much, a remainder would be noise. Empty
+        if they are unknown.
         """
         before, after = self.phased
         if not len(before) or not len(after):
@@ -107,7 +107,7 @@ class StepChange:
         return {**changes, "other_s": float(np.median(measure_between(after)) - np.median(measure_between(before)))}
 
     def measure_own(self) -> tuple[float, float]:
-        """Return the median of :func:`compute_own_seconds` before and after; NaN where it is unknown."""
+        """Return the median of :func:`compute_own_seconds` before and after; NaN if it is unknown."""
         before, after = (compute_known_median(compute_own_seconds(rows)) for rows in self.phased)
         return before, after
 
@@ -118,30 +118,30 @@ def name_part(column: str) -> str:
 
 
 def count_iterations(rows: Rows) -> int:
-    """Return how many iterations there are from the first of these steps to the last, also those that are left out."""
+    """Return the number of iterations from the first to the last of these steps, omitted ones included."""
     return int(rows["step"][-1]) - int(rows["step"][0]) + int(rows["steps"][0])
 
 
 def match_steps(rows: Rows, steps: Rows) -> slice:
-    """Return where the steps of a rank lie that another one has in ``steps``."""
+    """Return the slice of ``rows`` from the first to the last of ``steps``."""
     low, high = np.searchsorted(rows["step"], (steps["step"][0], steps["step"][-1] + 1))
     return slice(int(low), int(high))
 
 
 def measure_distance(rows: Rows) -> dict[str, float]:
-    """Return ``steps_apart``, the usual distance of steps between which others were counted; empty if there are none."""
+    """Return ``steps_apart``, the usual distance between steps if others between them were only counted; else nothing."""
     distance = float(np.median(np.diff(rows["step"]))) if len(rows) > 1 else 1.0
     return {"steps_apart": distance} if distance > 1 else {}
 
 
 def compute_own_seconds(rows: Rows) -> Floats:
-    """Return the seconds of each step outside the phases in which ranks wait for each other: data, and between phases."""
+    """Return the seconds of each step in which ranks do not wait for each other: data, and between phases."""
     shared = rows["forward_s"] + rows["backward_s"] + rows["step_s"]
     return np.asarray(rows["iteration_s"] - shared, np.float64)
 
 
 def measure_collecting(process: Process, steps: Rows) -> float:
-    """Return the seconds for each iteration in which Python's garbage collector ran, of steps that follow each other."""
+    """Return the seconds per iteration of Python's garbage collector, for consecutive steps."""
     return _spread_over(process, events.GARBAGE, "seconds", steps) / count_iterations(steps)
 
 
@@ -153,13 +153,13 @@ class Compiled(NamedTuple):
 
 
 def measure_compiling(process: Process, steps: Rows) -> Compiled:
-    """Return what was compiled in steps that follow each other."""
+    """Return the compilations in consecutive steps."""
     graphs, seconds = (_spread_over(process, events.COMPILED, name, steps) for name in ("graphs", "seconds"))
     return Compiled(round(graphs), seconds / count_iterations(steps))
 
 
 def _spread_over(process: Process, name: str, field: str, steps: Rows) -> float:
-    """Return the part of what events report that falls into steps; each is taken as spread evenly over its time."""
+    """Return the part of events' totals that falls into steps; each total is spread evenly over its time."""
     begin_ns, end_ns = int(steps["begin_unix_ns"][0]), int(steps["end_unix_ns"][-1])
     offset_ns, total = process.source.offset_ns, 0.0
     for event in select_events(process.events_named(name), begin_ns, process.recording.cursor_ns):
@@ -173,6 +173,6 @@ def _spread_over(process: Process, name: str, field: str, steps: Rows) -> float:
 
 
 def get_batch_sizes(rows: Rows) -> Ints:
-    """Return the tokens of each step, or its rows where the model takes no tokens; 0 where neither is known."""
+    """Return the tokens of each step, or its rows if the model takes no tokens; 0 if neither is known."""
     sizes: Ints = np.where(rows["tokens"] > 0, rows["tokens"], np.maximum(rows["rows"], 0)).astype(np.int64)
     return sizes

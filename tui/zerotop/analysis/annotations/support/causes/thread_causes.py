@@ -1,4 +1,4 @@
-"""Another Python thread of a rank that began to compute when iterations began to take longer."""
+"""Another Python thread of a rank that began to compute when iterations became longer."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from zerotop.analysis.code_line import CodeLine, find_own
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
-# Python gives its lock to a waiting thread after 5 ms: who waits longer than this on average (seconds) often finds it taken.
+# Python hands over its lock after 5 ms. A thread that waits longer than this on average (seconds) often finds it taken.
 _LOCK_WAIT_S = 0.0002
 # The training thread waits at most while the other one runs: that must be this part of the time that was lost. A thread that
 # waits for a core may hold the lock meanwhile.
 _EXPLAINED_SHARE = 1 / 3
-# A thread may have computed for so long (ns) before it was last seen to be idle, and a change be found so many steps off.
+# Tolerances: how long (ns) a thread may have computed while still seen idle, and by how many steps a change may be off.
 _UNSEEN_NS, _STEPS_OFF = 100_000_000, 2
 
 _ADVICE = (
-    "Python runs one thread at a time: let {thread} do its work in a process of its own, or less often, while the training"
-    " thread needs the lock."
+    "Python runs one thread at a time: move the work of {thread} to a separate process, or do it less often while the"
+    " training thread needs the lock."
 )
 
 
 class BusyThread(NamedTuple):
-    """A thread that began to compute, in unix nanoseconds; ``line`` is the one at which it was most."""
+    """A thread that began to compute, in unix nanoseconds; ``line`` is where it spent the most time."""
 
     name: str
     begin_ns: int
@@ -38,13 +38,13 @@ class BusyThread(NamedTuple):
     target: str  # the job's own function that the thread runs, if it is one of a module
 
     def describe(self, whose: str) -> str:
-        """Return it as the end of a sentence."""
+        """Return the end of a sentence about the thread."""
         place = f" at {self.line.text}" if self.line is not None else ""
         return f"thread {self.name}{whose} began to use {self.cores:.1f} cores{place}, and holds Python's lock meanwhile"
 
 
 def awaits_threads(change: StepChange) -> bool:
-    """Whether the probe may still be looking which thread began to compute."""
+    """Whether the probe may still be searching for the thread that began to compute."""
     is_slower = np.median(change.after["iteration_s"]) > np.median(change.before["iteration_s"])
     return bool(is_slower) and any(
         event.facts.get("watches_threads")
@@ -55,7 +55,7 @@ def awaits_threads(change: StepChange) -> bool:
 
 def check_threads(change: StepChange) -> Cause | None:
     """A thread began to compute in the iterations that became longer."""
-    # Steps between the two may have been only counted.
+    # Steps in between may only have been counted.
     earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]), int(change.after["end_unix_ns"][0])
     off_ns = _UNSEEN_NS + round(_STEPS_OFF * 1e9 * float(np.median(change.after["iteration_s"])))
     return _find_cause(change, earliest_ns - off_ns, latest_ns + off_ns)
@@ -84,7 +84,7 @@ def _find_cause(change: StepChange, earliest_ns: int, latest_ns: int) -> Cause |
 
 
 def _list_threads(process: Process, known_ns: int) -> Iterator[BusyThread]:
-    """Yield the threads that hold Python's lock, by what was written until ``known_ns``."""
+    """Yield the threads that hold Python's lock, from events written until ``known_ns``."""
     offset_ns = process.source.offset_ns
     for event in process.events_named(events.BUSY_THREAD):
         facts = event.facts
@@ -96,7 +96,7 @@ def _list_threads(process: Process, known_ns: int) -> Iterator[BusyThread]:
 
 
 def _find_line(event: Event) -> CodeLine | None:
-    """Return the line of the function that most samples have, of the job's own code where that is known."""
+    """Return the line of the function in the job's own code that has the most samples."""
     seconds: dict[CodeLine, float] = {}
     for stack in event.facts["stacks"]:
         own = find_own(event.facts["frames"], stack)
@@ -114,7 +114,7 @@ def _find_line(event: Event) -> CodeLine | None:
 
 
 def _find_target(facts: Any) -> str:
-    """Return the outermost of the job's own functions if a script can name it, else nothing."""
+    """Return the name of the outermost function in the job's own code, or "" if it is no plain name."""
     frames = facts["frames"]
     for stack in facts["stacks"]:
         own = [frames[number] for number in stack["frames"] if 0 <= number < len(frames) and frames[number].get("own")]

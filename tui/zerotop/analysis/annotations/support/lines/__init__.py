@@ -1,1 +1,1 @@
-"""The line of the job's own code that a finding names: found in sampled stacks, and what its calls are known to do."""
+"""The line of the job's own code that a finding names, from sampled stacks, and advice about the calls in it."""

@@ -1,4 +1,4 @@
-"""Calls that take time for a known reason, by the names of the functions beneath a line of the job's code."""
+"""Calls that take time for a known reason, recognized by the functions called from a line of the job's code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class KnownCall(NamedTuple):
-    """What to do about a call; templates of Text."""
+    """Advice about a call, as templates of Text."""
 
     names: tuple[str, ...]  # full names of functions, names of methods, or modules that end in a dot
     advice: str
@@ -30,15 +30,15 @@ COMPILE = KnownCall(
         "torch._inductor.compile_fx_inner",
         "torch._inductor.GraphLowering.compile_to_module",
     ),
-    "What torch.compile assumes at {location} changes, most often a shape: let it compile for all shapes, or pad batches to"
-    " a few lengths. With TORCH_LOGS=recompiles it prints what has changed.",
+    "An assumption of torch.compile at {location} keeps changing, most often a shape: let it compile for all shapes, or pad"
+    " batches to a few lengths. TORCH_LOGS=recompiles makes it print each change.",
     "torch.compile(..., dynamic=True)",
     title="torch.compile, which compiles again",
 )
 
 _CALLS = (
     COMPILE,
-    KnownCall(("time.sleep",), "Remove the pause at {location}, or wait in a thread of its own."),
+    KnownCall(("time.sleep",), "Remove the pause at {location}, or wait in another thread."),
     KnownCall(
         ("gc.collect",),
         "Call gc.collect() at {location} rarely or not at all: it looks at every object, and Python collects by itself.",
@@ -58,12 +58,12 @@ _CALLS = (
     ),
     KnownCall(
         ("acquire", "__enter__", "threading.Condition.__enter__"),
-        "Another thread holds the lock that {location} waits for: let it hold the lock for less time.",
+        "Another thread holds the lock that {location} waits for: make it hold the lock for less time.",
         is_direct=True,
     ),
     KnownCall(
         ("torch.save", "os.fsync", "posix.fsync"),
-        "Write at {location} less often, or in a thread of its own.",
+        "Write at {location} less often, or in a separate thread.",
     ),
     KnownCall(
         (
@@ -80,18 +80,18 @@ _CALLS = (
             "torch.load",
             "mmap.mmap",
         ),
-        "Read ahead what {location} needs, in the workers of a DataLoader or in a thread of its own.",
+        "Prefetch the data for {location}, in the workers of a DataLoader or in a separate thread.",
         "{workers_fix}",
     ),
     KnownCall(
         ("subprocess.", "socket.", "ssl.", "http.", "urllib.", "urllib3.", "requests."),
-        "Do what {location} does in a thread of its own: training waits for it.",
+        "Move the work of {location} to a separate thread: training waits for it.",
     ),
 )
 
 
 def find_known_call(callees: Sequence[str]) -> KnownCall | None:
-    """Return the known call among the functions beneath a line, the outermost first."""
+    """Return the first known call among the functions called from a line, outermost first."""
     for depth, name in enumerate(callees):
         for known in _CALLS:
             if not (known.is_direct and depth) and any(

@@ -1,4 +1,4 @@
-"""Findings that name the line at which the time goes, where it is known."""
+"""Add to findings the line that takes the time, if it is known."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ M = TypeVar("M")
 PLACES = {"data_s": "data", "forward_s": "forward", "backward_s": "backward", "step_s": "step", "other_s": BETWEEN}
 """The place of stacks for each column of steps, and for the rest of the iteration."""
 
-_ADVICE = "See what {location} does in each iteration, and do it less often; what only waits can have a thread of its own."
+_ADVICE = "See what {location} does in each iteration, and do it less often; if it only waits, move it to a separate thread."
 
 _NAMED_LINES = "named lines"
 
 
 class Delay(NamedTuple):
-    """Where a rank lost time: a place of stacks, empty if that does not matter, and a window of time in unix nanoseconds."""
+    """A rank's lost time: the place of its stacks, "" if that does not matter, and a time window in unix nanoseconds."""
 
     process: Process
     where: str
@@ -37,21 +37,21 @@ class Delay(NamedTuple):
     slow_until_ns: int = 0  # until when samples of unusual slowness count, too: what has become slow stays so for a while
 
     def await_line(self) -> FoundLine | None:
-        """Return the line of this time; None while it may still become known."""
+        """Return the line of this delay; None while stacks may still come."""
         return await_line(*self)
 
 
 def await_lines(
     state: DetectorState, key: str, fresh: Iterable[T], find_delay: Callable[[T], Delay]
 ) -> Iterator[tuple[T, FoundLine]]:
-    """Yield what was found earlier or now with the line of its delay, once that is known or will not become known."""
+    """Yield findings with the line of their delay, as soon as the line is known or will remain unknown."""
     return await_each(state, key, fresh, lambda one: find_delay(one).await_line())
 
 
 def await_each(
     state: DetectorState, key: str, fresh: Iterable[T], find_more: Callable[[T], M | None]
 ) -> Iterator[tuple[T, M]]:
-    """Yield what was found earlier or now with what ``find_more`` returns for it, once that is not None."""
+    """Yield findings with the result of ``find_more``, as soon as that is not None."""
     held: list[T] = state.get_state(list, f"{key} held")
     waiting: list[T] = []
     for one in [*held, *fresh]:
@@ -64,7 +64,7 @@ def await_each(
 
 
 def is_cause(line: StackLine, delay: Delay) -> bool:
-    """Whether the line itself takes the time, and does not wait there for a GPU that computes."""
+    """Whether the line itself takes the time, instead of waiting for a GPU that computes."""
     known = line.known_call
     if not delay.process.is_on_gpu:
         return True
@@ -74,7 +74,7 @@ def is_cause(line: StackLine, delay: Delay) -> bool:
 
 
 def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -> FindingKind:
-    """Return the kind with the line in its headline, and with advice about it. The templates need :func:`line_values`."""
+    """Return the kind with the line in its headline, and advice about the line. The templates need :func:`line_values`."""
     known = line.known_call
     return kind.with_changes(
         headline=f"{kind.headline}: {{place}}" if in_headline else kind.headline,
@@ -84,25 +84,25 @@ def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -
 
 
 def note_named_line(group: DetectorState, line: StackLine, known_ns: int) -> None:
-    """Note that a finding names a line from ``known_ns`` on (unix nanoseconds), for those that would only repeat it."""
+    """Note that a finding names a line from ``known_ns`` on (unix nanoseconds), so that no other finding repeats it."""
     named: dict[str, int] = group.get_state(dict, _NAMED_LINES)
     named[line.location] = min(known_ns, named.get(line.location, known_ns))
 
 
 def is_named(group: DetectorState, line: StackLine, known_ns: int) -> bool:
-    """Whether a finding that was known at a time names the line."""
+    """Whether a finding known at that time names the line."""
     named: dict[str, int] = group.get_state(dict, _NAMED_LINES)
     return line.location in named and named[line.location] <= known_ns
 
 
 def line_values(line: StackLine | None) -> dict[str, Any]:
-    """Return what templates need of a line: ``place`` for a headline, ``line`` and ``location`` for sentences."""
+    """Return the template values of a line: ``place`` for a headline, ``line`` and ``location`` for sentences."""
     if line is None:
         return {"place": None, "line": None, "location": None}
     return {"place": line.place, "line": line.text, "location": line.location}
 
 
 def measure_between(rows: Rows) -> Floats:
-    """Return the seconds of each step that were spent in no phase."""
+    """Return the seconds of each step outside all phases."""
     phases = rows["data_s"] + rows["forward_s"] + rows["backward_s"] + rows["step_s"]
     return np.asarray(rows["iteration_s"] - phases, np.float64)

@@ -1,4 +1,4 @@
-"""The line of the job's own code at which a rank spent its time, by the stacks that its probe has sampled."""
+"""The line of the job's own code at which a rank spent its time, from the stacks that its probe sampled."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PHASE_FILES = (
 
 # The smallest share of the samples with which a line explains a delay.
 _LINE_SHARE = 0.3
-# Samples are written a moment after they were taken: a finding waits so long for them (ns).
+# How long a finding waits for samples (ns), which are written a moment after they were taken.
 PATIENCE_NS = 3_000_000_000
 _LAST_EVENTS = ("goodbye", "left")
 
@@ -56,12 +56,12 @@ class StackLine(CodeLine):
 
     @property
     def known_call(self) -> KnownCall | None:
-        """What the line calls, if that is known to take time."""
+        """The known call in the line, if there is one."""
         return find_known_call(self.callees)
 
     @property
     def called(self) -> str:
-        """The function beneath it that takes the time, with the one through which it is called."""
+        """The function called from the line that takes the time, and the function through which it is called."""
         known, first = self.known_call, super(StackLine, self).called
         if known is None or known.title:
             return first if known is None else known.title
@@ -89,11 +89,11 @@ def find_line(
     callee: str = "",
     slow_until_ns: int = 0,
 ) -> StackLine | None:
-    """Return the line at which a rank was most in a place within a window of time, by what was written until ``known_ns``.
+    """Return the line at which a rank was sampled most in a time window, from events written until ``known_ns``.
 
-    ``where`` is an outermost phase or ``BETWEEN``, ``why`` one of the reasons for samples, by default each. With
-    ``callee`` only stacks count that contain this function beneath the line. Samples of unusual slowness count until
-    ``slow_until_ns``, also after the window.
+    ``where`` is an outermost phase or ``BETWEEN``, ``why`` a reason for samples, by default any. With ``callee`` only stacks
+    count in which the line calls this function. Samples of unusual slowness count until ``slow_until_ns``, even after the
+    window.
     """
     total = 0.0
     seconds: dict[tuple[str, int, str], float] = {}
@@ -119,19 +119,19 @@ def find_line(
 
 
 def _takes_time(process: Process, found: OwnFrame, where: str) -> bool:
-    """Whether a line is one that could be left out: neither the training itself nor a wait for it."""
+    """Whether the line does extra work: it is neither part of the training nor a wait for it."""
     is_beside = found.is_hook or not is_training(found.callees, where)
     return is_beside and not _awaits_no_gpu(process, found.callees)
 
 
 def _awaits_no_gpu(process: Process, callees: Sequence[str]) -> bool:
-    """Whether functions only take time where a GPU computes, and there is none: they let Python's lock go."""
+    """Whether the functions wait for a GPU, but there is none. They then only show because they release Python's lock."""
     known = find_known_call(callees)
     return known is not None and known.waits_for_gpu and not process.is_on_gpu
 
 
 def read_new_stacks(process: Process, counts: dict[Source, int], places: Container[str], why: str) -> list[Event]:
-    """Return the events with stacks of these places that are new, and update ``counts``: how many are read, by source."""
+    """Return the new events with stacks of these places, and update ``counts``, the number of events read by source."""
     found = process.events_named(events.STACKS)
     fresh = found[counts.get(process.source, 0) :]
     counts[process.source] = len(found)
@@ -139,9 +139,9 @@ def read_new_stacks(process: Process, counts: dict[Source, int], places: Contain
 
 
 def select_stacks(event: Event, where: str) -> Iterator[tuple[Mapping[str, Any], OwnFrame | None]]:
-    """Yield an event's stacks that are in a place, with their frame of the job's own code.
+    """Yield an event's stacks in a place, with their frame of the job's own code.
 
-    Whether a stack of a counted step is between the phases is seen from its functions.
+    For a counted step, the functions of a stack show whether it is between the phases.
     """
     frames = event.facts["frames"]
     for stack in event.facts["stacks"]:
@@ -187,9 +187,10 @@ def await_line(
 def _select_events(
     process: Process, where: str, begin_ns: int, end_ns: int, until_ns: int, slow_until_ns: int
 ) -> Iterator[Event]:
-    """Yield the events with samples of a window of time, of slowness until ``slow_until_ns``, written until ``until_ns``.
+    """Yield the events with samples from a time window, written until ``until_ns``.
 
-    Samples of counted steps may be between the phases, too: see :func:`select_stacks`.
+    Samples of slowness count until ``slow_until_ns``. Samples of counted steps may be between the phases too, see
+    :func:`select_stacks`.
     """
     offset_ns = process.source.offset_ns
     for event in select_events(process.events_named(events.STACKS), begin_ns, until_ns):
@@ -197,7 +198,7 @@ def _select_events(
         is_there = facts["where"] == where or (where == BETWEEN and facts["where"] == UNSEEN)
         if is_there and facts["why"] != stack_names.SILENT:
             last_ns = max(end_ns, slow_until_ns) if facts["why"] == SLOW else end_ns
-            # What usually takes time says nothing of a window that began meanwhile.
+            # Samples of usual slowness say nothing about a window that began later.
             shown_ns = facts["begin_ns" if facts["why"] == SHARE else "end_ns"]
             is_before, is_after = shown_ns + offset_ns <= begin_ns, facts["begin_ns"] + offset_ns >= last_ns
             if not (is_before or is_after):
@@ -205,7 +206,7 @@ def _select_events(
 
 
 def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
-    """Return until when to wait for what the process may still write: its end, the recording's, or that of patience."""
+    """Return when to stop waiting for the process's events: its end, the recording's end, or the end of patience."""
     ends = [event.unix_ns for name in _LAST_EVENTS for event in process.events_named(name)]
     for event in process.recording.events_named(events.RANK_GONE):
         if (event.host, event.facts.get("pid")) == process.key:
@@ -217,7 +218,7 @@ def find_deadline(process: Process, known_ns: int, patience_ns: int) -> int:
 
 
 def is_training(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
-    """Whether functions beneath a line are the training itself there, which takes the time that it takes."""
+    """Whether functions called from a line are part of the training, whose time needs no explanation."""
     if find_known_call(callees) is not None or (callees and callees[0].startswith(_ACCESS)):
         return False
     is_computing = where in _COMPUTING
@@ -231,7 +232,10 @@ def is_training(callees: Sequence[str], where: str = _COMPUTING[0]) -> bool:
 
 
 def _choose_line(seconds: dict[tuple[str, int, str], float], total: float) -> tuple[tuple[str, int, str], float]:
-    """Return the line that took most, and its seconds; where no line took much, those of the function that did."""
+    """Return the line that took the most time, and its seconds.
+
+    If no single line took much, it is the first line of the function that took most, with the seconds of that function.
+    """
     line = max(seconds, key=lambda key: seconds[key])
     if seconds[line] >= _LINE_SHARE * total:
         return line, seconds[line]

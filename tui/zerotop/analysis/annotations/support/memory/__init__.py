@@ -1,1 +1,1 @@
-"""What device memory was used for: the largest allocated blocks, the phases of peaks. Contains no detector."""
+"""What device memory was used for: the largest allocated blocks, the peaks of phases. Contains no detector."""

@@ -1,8 +1,8 @@
-"""Blocks of PyTorch's allocator when a loop's first backward begins, recognized by the size of what may be in them.
+"""Blocks of PyTorch's allocator at a loop's first backward, recognized by their size.
 
-The probe records the sizes that hold the most (``unclaimed_groups``) without what belongs to models and optimizers. A tensor
-of rows x tokens x width elements is recognized if a width of the model, as its configuration states it, and 2 or 4 bytes an
-element explain the size.
+The probe records the sizes that hold the most (``unclaimed_groups``), without blocks of models and optimizers. A block is
+recognized as a tensor of rows x tokens x width elements if a width from the model's configuration, and 2 or 4 bytes an
+element, explain its size.
 """
 
 from __future__ import annotations
@@ -33,25 +33,24 @@ class BlockGroup:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all blocks."""
         return self.size * self.count
 
 
 def find_first_backward(process: Process) -> Mapping[str, Any]:
-    """Return the facts of the inventory before the first backward; empty without one."""
+    """Return the facts of the inventory before the first backward; empty if there is none."""
     events = (event.facts for event in process.events_named("tensors") if event.facts.get("when") == BEFORE_BACKWARD)
     return next(events, {})
 
 
 def read_groups(engine: Mapping[str, Any], inventory: Mapping[str, Any]) -> list[BlockGroup]:
-    """Return the blocks by size, those that hold the most first; empty unless the model returned rows x tokens x width."""
+    """Return the blocks by size, largest total first; empty unless the model returned rows x tokens x width."""
     shapes = _list_shapes(engine, inventory)
     groups = (group for group in inventory.get("unclaimed_groups") or () if len(group) == 2)
     return [_recognize_blocks(size, count, shapes) for size, count in groups] if shapes else []
 
 
 def recognize_block(engine: Mapping[str, Any], inventory: Mapping[str, Any], size: int) -> BlockGroup:
-    """Return a block of a size as a group of one."""
+    """Return a block of this size as a group of one."""
     return _recognize_blocks(size, 1, _list_shapes(engine, inventory))
 
 

@@ -1,4 +1,4 @@
-"""The micro-batches of an evaluation beside those of the training before it."""
+"""The micro-batches of an evaluation, and of the training before it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _LARGER = 1.05
 
 
 def is_batch_larger(shapes: Mapping[str, float]) -> bool:
-    """Whether the evaluation's micro-batches are larger than those of training, as far as that is known."""
+    """Whether the evaluation's micro-batches are larger than those of training, as far as is known."""
     return shapes.get("tokens_ratio", shapes.get("rows_ratio", 0.0)) > _LARGER
 
 
 def describe_batches(shapes: Mapping[str, float]) -> dict[str, Any]:
-    """Return what BATCHES needs besides the shapes."""
+    """Return the values for BATCHES that are not shapes."""
     return {"only_rows": shapes.get("rows") if "sequence" not in shapes else None}
 
 
 def measure_batches(process: Process, begin_ns: int, end_ns: int) -> dict[str, float]:
-    """Micro-batches of the evaluation and of the training before it; empty if they are unknown."""
+    """Return the micro-batches of the evaluation and of the training before it; empty if they are unknown."""
     forwards = process.read_phases(begin_ns, end_ns, "forward")
     before = process.phased_steps_until(begin_ns)[-10:]
     if not len(forwards) or not len(before):

@@ -1,4 +1,4 @@
-"""Looks of the probe at the lines that allocate memory, for findings that wait for them."""
+"""The probe's looks at the lines that allocate memory, and how findings wait for them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from zerotop.analysis.memory.block_lines import Look, read_look
 from zerotop_probe.recording import events
 from zerotop_probe.recording.directory import STACKS_SETTING
 
-# A look must fit into the probe's budget first: a finding waits so long for one (ns).
+# How long a finding waits for a look (ns), which has to fit into the probe's budget.
 _PATIENCE_NS = 10_000_000_000
-# The part of what has grown, or of a peak, from which on a line is named: backward allocates as much again, without lines.
+# The least share of the growth, or of a peak, of a line that is named. Backward allocates as much again, without lines.
 _NOTABLE_SHARE = 0.1
 # A column of the allocator's table that is as old as the looks.
 _AS_OLD_AS_LOOKS = "device_allocs"
@@ -37,7 +37,10 @@ def read_looks(process: Process, why: str) -> Iterator[Look]:
 def await_look(
     process: Process, why: str, fits: Callable[[Look], bool], known_ns: int, patience_ns: int = _PATIENCE_NS
 ) -> FoundLook | None:
-    """Return the first look that fits, for a finding that is known without it at ``known_ns``; None while one may come."""
+    """Return the first suitable look for a finding; None while one may still come.
+
+    ``known_ns``: when the finding is known without it.
+    """
     deadline_ns = find_deadline(process, known_ns, patience_ns)
     for look in read_looks(process, why):
         if fits(look) and look.known_ns <= deadline_ns:
@@ -55,14 +58,14 @@ def _may_look(process: Process) -> bool:
 
 
 class Growth(NamedTuple):
-    """A line, and how much more its blocks hold than in an earlier look."""
+    """A line, and the bytes by which its blocks have grown since an earlier look."""
 
     line: CodeLine
     grown_bytes: int
 
 
 def find_growth(look: Look, before: Look | None) -> Growth | None:
-    """Return the line whose blocks have grown most since an earlier look, or hold the most; None without a notable one."""
+    """Return the line whose blocks have grown most since an earlier look, or hold the most; None if none is notable."""
     last = _sum_by_place(before) if before is not None else {}
     grown = {place: size - last.get(place, 0) for place, size in _sum_by_place(look).items()}
     whole = look.whole_bytes - (before.whole_bytes if before is not None else look.before_bytes)

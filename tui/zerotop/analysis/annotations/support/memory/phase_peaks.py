@@ -1,4 +1,4 @@
-"""The highest allocation of each phase in each step, where the allocator's peaks were reset at each phase."""
+"""The highest allocation of each phase in each step, if the allocator's peaks were reset at each phase."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _PART_BY_PHASE = {
     "optimizer": "step",
     "allgather": "step",
 }
-# Steps in which one in full detail must be found.
+# One of this many steps must be in full detail.
 _MOST_SEARCHED = 256
 # The part of each phase, -1 for none; the last entry stands for unknown newer phases.
 _PART_CODES = np.array([PARTS.index(_PART_BY_PHASE[name]) if name in _PART_BY_PHASE else -1 for name in PHASES] + [-1])
 
 
 def read_phase_peaks(process: Process, steps: Rows) -> Ints:
-    """Return bytes by step and part (steps, PARTS) of steps in order; -1 where not sampled, as in light detail."""
+    """Return peaks in bytes, shape (steps, PARTS), of consecutive steps; -1 if not sampled, as in light detail."""
     peaks = np.full((len(steps), len(PARTS)), -1, np.int64)
     if not process.has_exact_peaks or not len(steps):
         return peaks
@@ -39,7 +39,7 @@ def read_phase_peaks(process: Process, steps: Rows) -> Ints:
         return peaks
     part = _PART_CODES[np.minimum(samples.rows["phase"], len(PHASES))]
     step = np.searchsorted(steps["end_unix_ns"], samples.times, "left")
-    # Not counted: samples at a begin, which are about the time before; forwards of an evaluation; damaged times.
+    # Not counted: samples at the begin of a phase, which cover the time before; forwards of an evaluation; damaged times.
     inside = (part >= 0) & (samples.rows["edge"] != BEGIN) & ~_is_evaluating(process, samples.times) & (step < len(steps))
     # Between these steps others may have been counted.
     inside[inside] &= ~steps["light"][step[inside]] & (samples.times[inside] > steps["begin_unix_ns"][step[inside]])
@@ -58,7 +58,7 @@ def _is_evaluating(process: Process, times: Ints) -> NDArray[np.bool_]:
 
 
 def read_held_bytes(process: Process, steps: Rows) -> Ints:
-    """Return the bytes allocated at the end of each of some steps in order; -1 where the step was not sampled."""
+    """Return the bytes allocated at the end of each step; -1 if the step was not sampled."""
     held = np.full(len(steps), -1, np.int64)
     if not len(steps):
         return held
@@ -74,7 +74,7 @@ def read_held_bytes(process: Process, steps: Rows) -> Ints:
 
 @dataclass(frozen=True)
 class SettledPeaks:
-    """The peaks of a step after the first, when the optimizer's state is there."""
+    """The peaks of a step after the first, when the optimizer's state exists."""
 
     steps: Rows  # that one
     owner: str  # of PARTS, the one with the highest peak
@@ -82,7 +82,7 @@ class SettledPeaks:
 
 
 def find_settled_peaks(process: Process) -> SettledPeaks | None:
-    """Return the peaks of the first step after the first that is recorded in full; None before it, or without peaks."""
+    """Return the peaks of the first full-detail step after step 0; None before it, or without peaks."""
     settled = np.flatnonzero(~process.phased_steps["light"][1:_MOST_SEARCHED]) + 1
     if not len(settled):
         return None
@@ -92,7 +92,7 @@ def find_settled_peaks(process: Process) -> SettledPeaks | None:
 
 
 def find_new_peaks(group: Group, name: str) -> Iterator[SettledPeaks]:
-    """Yield the settled peaks of an attempt of the job, once for a finding's name."""
+    """Yield the settled peaks of each attempt of the job, once for a finding's name."""
     peaks = find_settled_peaks(group.lead) if name not in group.reported else None
     if peaks is not None:
         group.reported.add(name)

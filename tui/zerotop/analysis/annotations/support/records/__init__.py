@@ -1,1 +1,1 @@
-"""A recording up to a cursor by process and node, and what detectors remember of it. ``evidence`` gives access to it."""
+"""A recording up to a cursor, by process and node, and the memory of detectors. ``evidence`` gives access to it."""

@@ -1,4 +1,4 @@
-"""What detectors remember between calls."""
+"""The memory of detectors between calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_REPORTS = 20
 
 
 class DetectorState:
-    """What detectors remember between calls, so that they read each record once."""
+    """The memory of detectors between calls, so that they read each record once."""
 
     def __init__(self) -> None:
         self._states: dict[Any, Any] = {}
@@ -29,14 +29,14 @@ class DetectorState:
         return state
 
     def read_new(self, records: Records, key: str) -> Samples:
-        """Return the records that were not returned before for ``key``."""
+        """Return the records that have not been returned before for ``key``."""
         counts: dict[Source, int] = self.get_state(dict, key)
         return records.read_new(counts)
 
     def next_steps(self, count: int, key: str, overlap: int = 0) -> slice | None:
-        """Return the steps, of ``count`` finished ones, that were not returned before for ``key``; None if there are none.
+        """Return the steps, of ``count`` finished ones, not yet returned for ``key``; None if there are none.
 
-        ``overlap``: how many steps before them are returned too.
+        ``overlap``: how many earlier steps are returned again.
         """
         state = self.get_state(_Position, key)
         begin, state.count = state.count, max(count, state.count)
@@ -45,7 +45,7 @@ class DetectorState:
     def count_report(self, name: str) -> bool:
         """Count one more finding of a kind; return whether to report it.
 
-        The first MOST_REPORTS are, then the one at each doubling: what happens again and again is no news.
+        The first MOST_REPORTS are reported, then one at each doubling: a constant repetition is no news.
         """
         state = self.get_state(_Position, f"{name} reports")
         state.count += 1

@@ -1,4 +1,4 @@
-"""A rank's process as detectors read it: what it wrote, and what samplers saw of it, up to the cursor."""
+"""A rank's process as detectors read it, up to the cursor: its own records and those of samplers about it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _RARE = ("eval", "checkpoint_save", "checkpoint_load")
 
 @cache
 def _mask_codes(names: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Return for each code whether it is of one of these phases; the last entry stands for unknown newer ones."""
+    """Return for each phase code whether it is one of these phases; the last entry stands for unknown newer codes."""
     return np.isin(np.arange(len(PHASES) + 1), [PHASE_CODE[name] for name in names])
 
 
 def _mask_phases(rows: Rows, *names: str) -> NDArray[np.bool_]:
-    """Return which rows are of these phases; ten times as fast as ``np.isin`` for the few rows of a step."""
+    """Return which rows are of these phases. Ten times as fast as ``np.isin`` for the few rows of a step."""
     is_phase: NDArray[np.bool_] = _mask_codes(names).take(np.minimum(rows["phase"], len(PHASES)))
     return is_phase
 
@@ -67,12 +67,12 @@ class Process(DetectorState):
 
     @property
     def phased_steps(self) -> Rows:
-        """Those of ``steps`` whose phases were recorded. Between them may be counted ones: they are not in a row."""
+        """The steps whose phases were recorded, out of ``steps``. Counted steps between them are left out."""
         return self.rank_steps.phased_steps
 
     @property
     def aligned_steps(self) -> Rows:
-        """All finished steps, also those that were not recorded, so that ranks have the same steps in the same rows."""
+        """All finished steps, with rows for unrecorded ones, so that a step has the same row in every rank."""
         return self.rank_steps.step_rows
 
     def steps_until(self, time_ns: int) -> Rows:
@@ -84,19 +84,19 @@ class Process(DetectorState):
         return self.phased_steps[: bisect_right(self.phased_steps["end_unix_ns"], time_ns)]
 
     def events_named(self, name: str) -> Sequence[Event]:
-        """Return its own events of a name, in order of time."""
+        """Return the process's own events with this name, in order of time."""
         return self.recording.process_events(name, self.source)
 
     @property
     def engine(self) -> dict[str, Any]:
-        """The facts of its engine or loop number 0, with the library that runs it; empty before it has reported them."""
+        """The facts about its engine or loop number 0, with the library that runs it; empty before they are reported."""
         engines = reversed(self.events_named("engine"))
         facts = next((event.facts for event in engines if not event.facts.get("engine")), {})
         return add_library(facts, self.events_named("total_steps"))
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables for memory and threads that it was started with."""
+        """The environment variables for memory and threads with which it was started."""
         recorded = [event.facts.get("environment") for event in self.events_named("hello")]
         return {str(k): str(v) for k, v in recorded[0].items()} if recorded and isinstance(recorded[0], dict) else {}
 
@@ -108,7 +108,7 @@ class Process(DetectorState):
 
     @property
     def torch(self) -> str:
-        """The version of its PyTorch; empty where that is unknown."""
+        """Its version of PyTorch; empty if unknown."""
         return next((str(event.facts.get("torch") or "") for event in self.events_named("hello")), "")
 
     def step_at(self, time_ns: int) -> int | None:
@@ -129,17 +129,16 @@ class Process(DetectorState):
 
     @property
     def device_bytes(self) -> int | None:
-        """The memory of its device."""
         sizes = [device.get("total_bytes") for device in self.engine.get("devices") or []]
         return next((int(size) for size in sizes if isinstance(size, int) and size > 0), None)
 
     def read_phases(self, begin_ns: int, end_ns: int, *names: str) -> Samples:
-        """Return its phases with these names that ended within a time window, ordered by their ends."""
+        """Return the phases with these names that ended within a time window, ordered by their ends."""
         spans = self.spans.read_window(begin_ns, end_ns)
         return spans.select_rows(_mask_phases(spans.rows, *names)) if len(spans) else spans
 
     def read_rare_phases(self, name: str) -> Samples:
-        """Return all finished outermost phases of a name (evaluation, checkpoint saved or loaded), by their ends."""
+        """Return all finished outermost phases with this name (evaluation, checkpoint save or load), by their ends."""
         fresh = self.spans.read_new(self._rare_counts)
         if len(fresh) and (is_rare := _mask_phases(fresh.rows, *_RARE)).any():
             rare = fresh.select_rows(is_rare & (fresh.rows["depth"] == 0))
@@ -156,7 +155,7 @@ class Process(DetectorState):
         return self._rare_phases[name]
 
     def compute_begins(self, spans: Samples) -> Ints:
-        """Return when phases of this process began, in unix nanoseconds."""
+        """Return the begins of phases of this process, in unix nanoseconds."""
         begins: Ints = spans.rows["begin_ns"] + self.source.offset_ns
         return begins
 
@@ -167,7 +166,7 @@ class Process(DetectorState):
 
     @property
     def gpu_key(self) -> GpuKey | None:
-        """Host and NVML index of the GPU of its allocator."""
+        """Host and NVML index of the GPU on which it allocates."""
         return self.recording.find_gpu(self.source)
 
     @property

@@ -1,4 +1,4 @@
-"""Records up to a cursor, read a window at a time or as they become new."""
+"""Records up to a cursor, read by time window or as they are written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zerotop.session.samples import Floats, Ints, Rows
 
 # How many of each writer's records are searched for the last one of a process or GPU: minutes, with a few ranks.
 _LOOK_BACK = 4096
-# How many are searched for the first one, before _LOOK_BACK are.
+# How many are searched for the first one, before _LOOK_BACK are searched.
 _LOOK_AHEAD = 64
 
 
@@ -42,19 +42,19 @@ class Samples:
 
 
 def read_column(rows: Rows, name: str) -> Floats:
-    """Return a column as floats, which are NaN where the recording is older than the column."""
+    """Return a column as floats; NaN if the recording is older than the column."""
     return rows[name].astype(np.float64) if name in (rows.dtype.names or ()) else np.full(len(rows), np.nan)
 
 
 @dataclass
 class Cursor:
-    """Up to when a recording may be read (unix nanoseconds)."""
+    """The time up to which a recording may be read (unix nanoseconds)."""
 
     time_ns: int = 0
 
 
 class Records:
-    """All records of some writers up to the cursor; with ``column`` only those with ``value`` in it."""
+    """All records of some writers up to the cursor, or only those with ``value`` in ``column``."""
 
     def __init__(self, cursor: Cursor, sources: Callable[[], Sequence[Source]], column: str = "", value: int = 0) -> None:
         self._cursor = cursor
@@ -74,19 +74,19 @@ class Records:
         return samples.rows[-1] if len(samples) else None
 
     def read_first(self) -> Samples:
-        """Return the first record: one, or none if there are no records."""
+        """Return the first record, or no record if there are none."""
         samples = self._merge_parts([self._find_head(one) for one in self._sources()])
         return Samples(samples.times[:1], samples.rows[:1])
 
     def _find_head(self, source: Source) -> tuple[Source, int, int]:
-        """Return a writer and the range of its records in which its first matching one lies, if it has one."""
+        """Return a writer, and a range of its records that contains its first matching one, if there is one."""
         count = source.count_until(self._cursor.time_ns)
         near = min(_LOOK_AHEAD, count)
         has_match = not self._column or bool((source.array[self._column][:near] == self._value).any())
         return source, 0, near if has_match else min(_LOOK_BACK, count)
 
     def read_new(self, counts: dict[Source, int]) -> Samples:
-        """Return each writer's records beyond its count in ``counts``, and update the counts."""
+        """Return each writer's records after its count in ``counts``, and update the counts."""
         parts = []
         for source in self._sources():
             end = source.count_until(self._cursor.time_ns)
@@ -95,7 +95,7 @@ class Records:
         return self._merge_parts(parts)
 
     def _merge_parts(self, ranges: Sequence[tuple[Source, int, int]]) -> Samples:
-        """Return a range of each writer's records, in order of time."""
+        """Return a range of each writer's records, merged in order of time."""
         parts = [self._read_part(*bounds) for bounds in ranges if bounds[1] < bounds[2]]
         if not parts:
             return Samples(np.empty(0, np.int64), np.empty(0, np.int64))

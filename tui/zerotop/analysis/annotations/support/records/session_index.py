@@ -61,15 +61,15 @@ class SessionIndex(DetectorState):
         self._indexed_count = max(self._indexed_count, end)
 
     def events_named(self, name: str) -> Sequence[Event]:
-        """Return all events of a name, in order of time."""
+        """Return all events with this name, in order of time."""
         return self._events_by_name.get(name, ())
 
     def process_events(self, name: str, source: Source) -> Sequence[Event]:
-        """Return the events of a name that were written by the process that writes ``source``."""
+        """Return the events with this name from the process that writes ``source``."""
         return self._events_by_process.get((name, source.host, source.pid), ())
 
     def process_sources(self, table: str, source: Source) -> list[Source]:
-        """Return the tables of a name that are written by the process that writes ``source``."""
+        """Return the tables with this name from the process that writes ``source``."""
         sources = self.session.sources[table]
         count, by_process = self._sources_by_process.get(table, (-1, {}))
         if count != len(sources):
@@ -102,7 +102,7 @@ class SessionIndex(DetectorState):
         return next((int(count) for count in counts if isinstance(count, int) and count > 0), None)
 
     def get_records(self, name: str, host: str, column: str = "", value: int = 0) -> Records:
-        """Return a table of a node's samplers; with ``column`` only the records with ``value`` in it."""
+        """Return a table of a node's samplers, or only its records with ``value`` in ``column``."""
         key = (name, host, column, value)
         if key not in self._records:
             self._records[key] = Records(self.cursor, lambda: self._host_sources(name, host), column, value)

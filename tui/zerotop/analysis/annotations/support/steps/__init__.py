@@ -1,1 +1,1 @@
-"""Patterns over a rank's steps: runs of flags, onsets of changes, lost time, the steps that fp16 skips. Names no cause."""
+"""Patterns over a rank's steps: runs of flags, onsets of changes, lost time, skipped fp16 steps. Names no cause."""

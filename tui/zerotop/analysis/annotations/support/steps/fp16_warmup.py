@@ -1,4 +1,4 @@
-"""The first steps: which ones fp16 skipped, and what the first real one allocates."""
+"""The first steps: the ones that fp16 skipped, and the allocations of the first real one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def count_skipped_first(process: Process) -> int:
 
 
 def read_loss_scales(process: Process, skipped: Rows) -> tuple[float, ...]:
-    """Return the loss scale before each of some skipped steps and after the last; empty if one is unknown."""
+    """Return the loss scale before each of these skipped steps and after the last; empty if one is unknown."""
     steps = set(skipped["step"].tolist())
     events = [event.facts for event in process.events_named("overflow") if event.facts.get("step") in steps]
     values = [facts.get("loss_scale_before") for facts in events]
@@ -62,9 +62,9 @@ def find_inventory(process: Process, when: str) -> Event | None:
 
 
 def estimate_state_bytes(engine: dict[str, Any]) -> int | None:
-    """Return each rank's bytes of optimizer state, None if they are unknown.
+    """Return each rank's bytes of optimizer state; None if they are unknown.
 
-    With DeepSpeed they are Adam's two moments in fp32: 8 a parameter, divided among the ranks from stage 1 on.
+    With DeepSpeed these are Adam's two moments in fp32: 8 a parameter, divided among the ranks from stage 1 on.
     """
     if engine.get("kind") == LOOP:
         setup = parse_setup(engine)
@@ -77,6 +77,6 @@ def estimate_state_bytes(engine: dict[str, Any]) -> int | None:
 
 
 def count_sharers(engine: dict[str, Any]) -> int:
-    """Return among how many ranks the optimizer state is divided."""
+    """Return the number of ranks among which the optimizer state is divided."""
     count = engine.get("data_parallel") if engine.get("zero_stage") or engine.get("parallelism") == "FSDP2" else 1
     return count if isinstance(count, int) and count > 0 else 1

@@ -1,4 +1,4 @@
-"""Changes of pace that have cost enough time to be told: until then, one that ends again is noise."""
+"""Changes of pace that cost enough time to report. A shorter change that ends again is noise."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from zerotop.session.samples import Floats, Rows
 T = TypeVar("T")
 
 
-# Seconds that are told however short the training was: recordings of a few seconds are of tests.
+# Seconds that are reported however short the training was: recordings of a few seconds come from tests.
 _LEAST_S = 0.1
-# A second is told, or this share of the training so far where that is less.
+# A loss of one second is reported, or of this share of the training so far if that is less.
 _NOTABLE_S, _NOTABLE_SHARE = 1.0, 0.02
-# Of a long training a second is nothing; half a minute is told however long it is, so that who watches it learns of it.
+# In a long training a second is nothing. Half a minute is reported however long it is, so that users learn of it.
 _LONG_SHARE, _MOST_S = 0.005, 30.0
 
 
 class Level(NamedTuple):
-    """A time that iterations began to take in place of another one."""
+    """A new level of the iteration time, and the level before it."""
 
     first_step: int
     last_step: int  # with which the change was found
@@ -34,10 +34,10 @@ class Level(NamedTuple):
 def await_notable(
     state: DetectorState, key: str, steps: Rows, fresh: Iterable[T], find_level: Callable[[T], Level]
 ) -> Iterator[tuple[T, int]]:
-    """Yield what was found earlier or now once it has cost, or saved, a notable time, and when that was (unix nanoseconds).
+    """Yield changes once they have cost, or saved, a notable time, and when they had (unix nanoseconds).
 
-    What has not when the next one of its kind is found is left out, and so are the way back from it and what was over before
-    it had. ``steps``: those of the rank that they are read off.
+    A change is dropped if the next one comes before that. If the next one leads back to the old level, it is dropped too.
+    ``steps``: those of the rank from which the changes are read.
     """
     waiting: list[T] = state.get_state(list, f"{key} without cost")
     for one in fresh:
@@ -65,7 +65,7 @@ def _take_notable(
 
 
 def _is_in_force(steps: Rows, level: Level, index: int) -> bool:
-    """Whether the steps up to this index, of late, still take more or less time than those before the change."""
+    """Whether recent steps up to this index still take more or less time than those before the change."""
     latest = steps[: index + 1][-LEVEL_STEPS:]
     seconds = float(np.nanmedian(latest["iteration_s"][latest["step"] >= level.first_step]))
     is_longer = level.after_s > level.before_s
@@ -73,7 +73,7 @@ def _is_in_force(steps: Rows, level: Level, index: int) -> bool:
 
 
 def _find_notable(steps: Rows, level: Level, until_step: int | None) -> int | None:
-    """Return the index of the step with which the cost becomes notable; None if that is not so up to ``until_step``."""
+    """Return the index of the step with which the cost becomes notable; None if it does not up to ``until_step``."""
     begin, last = np.searchsorted(steps["step"], (level.first_step, level.last_step)).tolist()
     end = len(steps) if until_step is None else int(np.searchsorted(steps["step"], until_step, "right"))
     seconds = np.nan_to_num(steps["iteration_s"][:end])

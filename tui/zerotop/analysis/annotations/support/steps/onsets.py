@@ -1,4 +1,4 @@
-"""Find the counted step with which a change began that only a later step with phases shows."""
+"""Find the counted step with which a change began, if only a later step with phases shows it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ _LEAST_SHARE = 0.1
 
 
 def find_onset(steps: Rows, before_step: int, first_step: int) -> int:
-    """Return the index of the step with which a change began, by the duration of iterations.
+    """Return the index of the step with which a change began, from the duration of iterations.
 
-    Args:
-        steps: all steps of a rank that are known, in order.
-        before_step: the last step that is known to be as before.
-        first_step: the first one that is known to be changed. It is taken where durations do not tell.
+    ``steps``: all known steps of a rank, in order. ``before_step``: the last step known to be unchanged. ``first_step``: the
+    first step known to be changed, which is returned if durations do not show the begin.
     """
     begin, end = np.searchsorted(steps["step"], [before_step + 1, first_step]).tolist()
     seconds = steps["iteration_s"]
@@ -36,7 +34,7 @@ def find_onset(steps: Rows, before_step: int, first_step: int) -> int:
 def find_growth_onset(steps: Ints, held: Ints, slope: float) -> int:
     """Return the step with which a value began to grow by ``slope`` a step.
 
-    ``steps``, ``held``: the reading before the growth and those of it, (n + 1,) each.
+    ``steps``, ``held``: the last reading before the growth, and the readings during it, shape (n + 1,) each.
     """
     grown = int(np.ceil((int(held[1]) - int(held[0])) / slope)) if slope > 0 else 1
     return int(steps[1]) + 1 - min(max(grown, 1), int(steps[1] - steps[0]))

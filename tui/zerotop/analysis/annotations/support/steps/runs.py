@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.session.samples import Floats, Ints
 
-# Loader workers of a rank that are late together: where there are more, so many steps show no turns.
+# The most loader workers that are late together: these steps do not show the turns of more.
 MOST_TURNS = 16
 
 
 def find_first_run(flags: NDArray[np.bool_], length: int, allowed: NDArray[np.bool_] | None = None) -> int | None:
-    """Return the index of the first ``length`` set flags in a row, of those where runs may begin."""
+    """Return the index of the first ``length`` set flags in a row. ``allowed``: where runs may begin."""
     if len(flags) < length:
         return None
     runs = np.lib.stride_tricks.sliding_window_view(flags, length).all(axis=1)
@@ -23,9 +23,9 @@ def find_first_run(flags: NDArray[np.bool_], length: int, allowed: NDArray[np.bo
 
 
 def find_settled_run(flags: NDArray[np.bool_], steps: Ints, fewest: int) -> slice | None:
-    """Return where the first set flags in a row are that are as good as SETTLED_STEPS.
+    """Return the first run of set flags that is as long as SETTLED_STEPS.
 
-    Where steps between these (by their numbers) were left out, so many as ``fewest`` are, if they span as long.
+    If steps between these were left out, by their numbers, ``fewest`` flags are enough if they span as many steps.
     """
     runs = [
         slice(first, first + length)
@@ -37,16 +37,16 @@ def find_settled_run(flags: NDArray[np.bool_], steps: Ints, fewest: int) -> slic
 
 
 def _span_steps(steps: Ints, length: int) -> Ints:
-    """Return how many steps there are from each one to the one ``length`` rows on, both included."""
+    """Return the number of steps from each row to the one ``length`` rows on, both included."""
     spans: Ints = steps[length - 1 :] - steps[: len(steps) - length + 1] + 1
     return spans
 
 
 def find_turns(steps: Ints, lost_s: Floats, iteration_s: Floats, share: float) -> slice | None:
-    """Return the first steps that lose a share of their time, where only every n-th loses any, for n up to MOST_TURNS.
+    """Return the first steps that lose a share of their time if only every n-th loses any, for n up to MOST_TURNS.
 
-    Each n steps in a row lose that share, for SETTLED_STEPS turns. The arrays have one value for each step; where steps
-    between these were left out, turns are not to be seen.
+    Each n steps in a row lose that share, for SETTLED_STEPS turns. The arrays have one value for each step. If steps between
+    these were left out, no turns are found.
     """
     if np.count_nonzero(lost_s) < SETTLED_STEPS:
         return None
@@ -65,6 +65,6 @@ def find_turns(steps: Ints, lost_s: Floats, iteration_s: Floats, share: float) -
 
 
 def find_run_begins(flags: NDArray[np.bool_]) -> Ints:
-    """Return the index at which the run of each set flag begins; 0 also means that it may have begun before."""
+    """Return the index at which the run of each set flag begins; 0 may also mean that it began earlier."""
     begins: Ints = np.maximum.accumulate(np.where(flags, 0, np.arange(1, len(flags) + 1)))
     return begins

@@ -1,4 +1,4 @@
-"""A value of each step, computed where it is read: every piece of a search sees all steps, and needs the last few."""
+"""A value of each step, computed when it is read: each search sees all steps, but needs only the last few."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zerotop.session.samples import Rows
 
 @dataclass(frozen=True, slots=True)
 class StepValues:
-    """What ``compute`` returns for each of these steps; a slice or indices select some of them."""
+    """The results of ``compute`` for each of these steps; a slice or indices select some of them."""
 
     rows: Rows
     compute: Callable[[Rows], NDArray[Any]]

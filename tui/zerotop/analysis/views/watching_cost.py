@@ -1,0 +1,37 @@
+"""The cost of watching at a cursor: the probe's own time, and the number of records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from zerotop.analysis.live_view import Cost
+from zerotop.analysis.views.job_exit import Losses
+from zerotop.session.reader import Session
+
+
+def measure_cost(session: Session, cursor: int, losses: Losses) -> Cost:
+    """Return the cost at a cursor in unix time."""
+    shares, once_s, errors = [], [], 0
+    for source in session.sources["probe"]:
+        known = source.count_until(cursor)
+        if known:
+            first, last = source.array[max(0, known - 100)], source.array[known - 1]
+            errors += int(last["errors"])
+            span = int(last["time_ns"]) - int(first["time_ns"])
+            if span > 0:
+                shares.append((int(last["cost_ns"]) - int(first["cost_ns"])) / span)
+            if "one_time_ns" in (source.array.dtype.names or ()):
+                once_s.append(int(last["one_time_ns"]) / 1e9)
+    return Cost(
+        probe_share=_compute_mean(shares),
+        one_time_s=max(once_s, default=math.nan),
+        lost_records=losses.records,
+        errors=errors,
+        records=sum(source.count_written(cursor) for sources in session.sources.values() for source in sources),
+    )
+
+
+def _compute_mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found) if found else math.nan
