@@ -15,6 +15,7 @@ from config_runs import OWN_MODEL, RUNS, SAVE, TOGETHER, WITHOUT_DEEPSPEED, why_
 from node_jobs import Zerotop, bind_zerotop, rank_on
 from nodes import Cluster
 from real_jobs import (
+    EARLY_COMPILER,
     Run,
     finetune_command,
     finetunes_in_turn,
@@ -70,7 +71,9 @@ def finetune_run(tmp_path_factory: pytest.TempPathFactory, job_environment: dict
         if key not in made:
             folder: Path = tmp_path_factory.mktemp(f"{config}-{launcher}")
             path = None if config is None else prepared_config(config, folder)
-            made[key] = run_recorded(finetune_command(launcher, path, options), folder, job_environment)
+            # Jobs of DeepSpeed's own launcher import everything as they do anywhere else.
+            environment = job_environment | (EARLY_COMPILER if launcher == "deepspeed" else {})
+            made[key] = run_recorded(finetune_command(launcher, path, options), folder, environment)
             shared_memory.remove_leftovers()
         return made[key]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 import sys
@@ -23,12 +24,24 @@ pytest.importorskip("submitit")
 SCRIPT = Path(__file__).with_name("loops") / "swept.py"
 
 
+@functools.cache
 def has_slurm() -> bool:
-    """Whether a cluster has an idle node."""
+    """Whether a cluster has an idle node. Takes ten seconds where its controller does not run."""
     if shutil.which("sinfo") is None or shutil.which("sbatch") is None:
         return False
     done = subprocess.run(["sinfo", "-h", "-t", "idle", "-o", "%D"], capture_output=True, text=True, timeout=30, check=False)
     return done.returncode == 0 and bool(done.stdout.strip())
+
+
+def require_slurm() -> None:
+    """Skip a test here and now: asked while tests are collected, each worker would wait."""
+    if not has_slurm():
+        pytest.skip("no Slurm with an idle node answers here")
+
+
+@pytest.fixture
+def _slurm() -> None:
+    require_slurm()
 
 
 def make_sweep(path: Path) -> Sweep:
@@ -44,8 +57,8 @@ def make_sweep(path: Path) -> Sweep:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("cluster", ["debug", "local", "slurm"])
 def test_points_run_as_jobs(tmp_path: Path, cluster: str) -> None:
-    if cluster == "slurm" and not has_slurm():
-        pytest.skip("no Slurm with an idle node answers here")
+    if cluster == "slurm":
+        require_slurm()
     path = tmp_path / "sweep"
     parameters = {"timeout_min": 5, "slurm_array_parallelism": 1} if cluster == "slurm" else {"timeout_min": 5}
     runner = ClusterRunner(make_sweep(path), parameters, cluster=cluster)
@@ -56,7 +69,7 @@ def test_points_run_as_jobs(tmp_path: Path, cluster: str) -> None:
     assert all((path / one.session / "session.json").is_file() for one in results if one is not None)
 
 
-@pytest.mark.skipif(not has_slurm(), reason="no Slurm with an idle node answers here")
+@pytest.mark.usefixtures("_slurm")
 def test_a_job_that_slurm_kills_is_a_crash(tmp_path: Path) -> None:
     """Also without Slurm's accounts; the other points go on."""
     path = tmp_path / "sweep"
@@ -81,7 +94,7 @@ def test_a_job_that_slurm_kills_is_a_crash(tmp_path: Path) -> None:
     assert str(path / "slurm") in result.reason
 
 
-@pytest.mark.skipif(not has_slurm(), reason="no Slurm with an idle node answers here")
+@pytest.mark.usefixtures("_slurm")
 def test_jobs_that_slurm_refuses_are_said(tmp_path: Path) -> None:
     options = ["--seq-length", "1,2", "--executor", "slurm", "--slurm", "partition=nowhere", "-o", str(tmp_path / "sweep")]
     done = run_zerotop(tmp_path, "sweep", *options, "--", sys.executable, "{seq_length}")

@@ -46,9 +46,7 @@ VARIANTS = {
 @pytest.fixture(scope="module")
 def variants(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counted]:
     """The runs of which only the engine is of interest."""
-    return run_loop_variants(
-        "hand_written", make_folder(tmp_path_factory), VARIANTS, ("torch._inductor.compile_fx", "deepspeed")
-    )
+    return run_loop_variants("hand_written", make_folder(tmp_path_factory), VARIANTS, ("deepspeed",))
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,8 @@ LOCK_IS_STALE_S = 900.0
 BARE_RANKS = Path(__file__).with_name("bare_ranks.py")
 IN_TURN = Path(__file__).with_name("finetunes_in_turn.py")
 QUICK_PYTHONS = Path(__file__).with_name("quick_pythons")
+EARLY_COMPILER = {"EARLY_COMPILER": "1"}
+"""Variables of a job that imports PyTorch's compiler where PyTorch and DeepSpeed do, see quick_pythons/late_compiler.py."""
 SMALL = ("--model", "tiny", "--steps", "3", "--seq-length", "64", "--micro-batch", "2")
 
 

@@ -363,8 +363,6 @@ def main():
         train_style(styles[0], torch.distributed.get_rank())
         torch.distributed.destroy_process_group()
         return
-    from torch import _dynamo  # noqa: F401  # the first optimizer of each process would import it
-
     gc.freeze()  # each process would go through all of its objects at its end
     for rank, style in enumerate(styles):
         child = os.fork()

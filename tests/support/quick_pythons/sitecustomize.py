@@ -1,11 +1,17 @@
-"""For jobs of the tests: an interpreter that ends would go through all objects, which takes a second with Transformers.
+"""For jobs of the tests: what would take a second of each Python, and changes nothing that the job does.
 
-One that starts does it again and again: imports make objects that stay. With Python's own threshold that is a quarter of the
-time that torch and the Trainer take to import.
+An interpreter that ends would go through all objects, which takes a second with Transformers. One that starts does it again
+and again: imports make objects that stay. With Python's own threshold that is a quarter of the time that torch and the
+Trainer take to import. The compiler is imported by jobs that compile, unless EARLY_COMPILER is set.
 """
 
 import atexit
 import gc
+import os
+
+import late_compiler  # type: ignore[import-not-found]  # beside this file
 
 gc.set_threshold(10_000, *gc.get_threshold()[1:])
 atexit.register(gc.freeze)
+if not os.environ.get("EARLY_COMPILER"):
+    late_compiler.install_finder()
