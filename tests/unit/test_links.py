@@ -33,10 +33,11 @@ def test_a_rank_that_waits_for_data_delays_the_others(name: str) -> None:
 
 def test_a_rank_that_is_slow_among_gathers_makes_iterations_longer() -> None:
     assert list_links("cpu-slow-cores") == [("iteration_shift", "slow_cores")]
+    assert list_links("x2-slow-gpu") == [("iteration_shift", "slow_gpu")]
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(recordings.read_labels()) - {"cpu-straggler", "cpu-slow-cores", "unseen-late-data"})
+    "name", sorted(set(recordings.read_labels()) - {"cpu-straggler", "cpu-slow-cores", "unseen-late-data", "x2-slow-gpu"})
 )
 def test_what_was_not_staged_explains_nothing(name: str) -> None:
     """held-straggler and held-grows: other processes had the cores earlier, which is not why a rank slept."""
