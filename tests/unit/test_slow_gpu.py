@@ -34,13 +34,14 @@ def write_looks(
     idle: Sequence[int] = (SLOW,),
     slow: Sequence[int] = (SLOW, SLOW),
     ranks: Sequence[int] = range(4),
+    lasts: tuple[int, int] = (9, 4),
     **changes: Any,
 ) -> list[int]:
     """Let ranks look at four steps twice, in which the others wait so long for one. Return the first step of each look."""
     session = Session.open(folder)
     sources = {source.rank: source for source in session.sources["spans"]}
     last = int(sources[0].array["step"].max())
-    firsts = [last - 9, last - 4]
+    firsts = [last - before for before in lasts]
     for rank in ranks:
         source = sources[rank]
         (path,) = folder.glob(f"events-rank{rank}-*.jsonl")
@@ -122,3 +123,30 @@ def test_a_rank_that_waits_in_item_is_no_straggler() -> None:
     """FSDP2 on two H200s: rank 0 sleeps in its blocks, and rank 1 waits for its own GPU between the phases."""
     session = recordings.open_recording("x2-slow-launches")
     assert "straggler" not in [one.name for one in find_annotations(session, session.end_ns)]
+
+
+def find_links(folder: Path) -> list[Annotation]:
+    session = Session.open(folder)
+    return [finding for finding in find_annotations(session, session.end_ns) if finding.name == "slow_links"]
+
+
+def test_transfers_that_nothing_hides(folder: Path) -> None:
+    firsts = write_looks(folder, 0.0, waited_ns=[2 * 10**8] * 4)
+    (slow,) = find_links(folder)
+    assert slow.headline == "All GPUs wait 200 ms of each iteration (32 %) for gathered parameters"
+    assert (slow.ranks, slow.step) == ((0, 1, 2, 3), firsts[0])
+    assert find_slow(folder) == []
+
+
+def test_a_rank_that_waits_for_no_transfer(folder: Path) -> None:
+    write_looks(folder, 0.3)
+    assert find_links(folder) == []
+
+
+def test_links_that_become_slower(folder: Path) -> None:
+    write_looks(folder, 0.0, waited_ns=[10**7] * 4, lasts=(14, 13))
+    assert find_links(folder) == []
+    write_looks(folder, 0.0, waited_ns=[8 * 10**7] * 4)
+    (slow,) = find_links(folder)
+    assert slow.headline == "All GPUs wait 80 ms of each iteration for gathered parameters, 10 ms before"
+    assert slow.cost == pytest.approx(0.07 / ITERATION_S, rel=0.1)

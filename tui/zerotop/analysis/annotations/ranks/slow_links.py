@@ -1,0 +1,89 @@
+"""All ranks' GPUs wait for the transfers of gathered parameters: computing does not hide them, or no longer.
+
+Measured as in ``slow_gpu``: what the stream of even that rank waits whose wait is the shortest is waited for by all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
+from zerotop.analysis.annotations.support.evidence import Evidence, Group
+from zerotop.analysis.annotations.support.gather_looks import Looks, read_new_looks
+
+_KIND = FindingKind(
+    name="slow_links",
+    severity=Severity.WARNING,
+    confidence=0.8,
+    headline="All GPUs wait {wait_s:seconds} of each iteration ({share:percent}) for gathered parameters",
+    details="The transfers take longer than the computing that could hide them. An iteration takes {iteration_s:seconds}.",
+    advice="See which links NCCL uses, NVLink or only PCIe and sockets; a larger micro-batch hides more.",
+    fix="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH",
+)
+_SLOWER = _KIND.with_changes(
+    headline="All GPUs wait {wait_s:seconds} of each iteration for gathered parameters, {before_s:seconds} before",
+    details="The links between the GPUs became slower, or others use them, too. An iteration takes {iteration_s:seconds}.",
+    advice="See what else uses the links: other jobs on the node, copies between GPUs and host, the network.",
+    fix="nvidia-smi topo -m",
+)
+# Transfers that nothing hides matter from this share of an iteration on; they have become slower if they take so many times
+# as long as at first, and this much more of an iteration.
+_LEAST_SHARE, _TIMES, _MORE_SHARE = 0.15, 1.5, 0.05
+# Looks in a row that must show it.
+_LOOKS = 2
+
+
+class _State:
+    def __init__(self) -> None:
+        self.first_s: list[float] = []  # waits in the first looks
+        self.looks: list[Looks] = []  # the last ones, which show it
+
+
+def detect(recording: Evidence) -> Iterator[Annotation]:
+    """Report once for each attempt, when it has been so at _LOOKS looks in a row."""
+    for group in recording.groups:
+        if _KIND.name not in group.reported:
+            yield from _check_group(group)
+
+
+def _check_group(group: Group) -> Iterator[Annotation]:
+    state = group.get_state(_State, _KIND.name)
+    for looks in read_new_looks(group, _KIND.name):
+        wait = _measure_wait(looks)
+        if len(state.first_s) < _LOOKS:
+            state.first_s.append(wait)
+        has_grown = _has_grown(wait, max(state.first_s), looks.iteration_s)
+        if not (wait >= _LEAST_SHARE * looks.iteration_s or has_grown):
+            state.looks.clear()
+            continue
+        state.looks.append(looks)
+        if len(state.looks) == _LOOKS:
+            group.reported.add(_KIND.name)
+            yield _build_finding(group, state.looks, max(state.first_s))
+            return
+
+
+def _measure_wait(looks: Looks) -> float:
+    """Return the median over the steps of the shortest wait of any rank, in seconds."""
+    return float(np.median(np.min([look.waited for look in looks.each], axis=0)))
+
+
+def _has_grown(wait_s: float, before_s: float, iteration_s: float) -> bool:
+    return wait_s >= _TIMES * before_s and wait_s - before_s >= _MORE_SHARE * iteration_s
+
+
+def _build_finding(group: Group, looks: Sequence[Looks], before_s: float) -> Annotation:
+    wait = float(np.mean([_measure_wait(one) for one in looks]))
+    iteration = float(np.mean([one.iteration_s for one in looks]))
+    has_grown = _has_grown(wait, before_s, iteration)
+    return (_SLOWER if has_grown else _KIND).at(
+        group,
+        int(looks[0].each[0].rows["begin_unix_ns"][0]),
+        int(looks[-1].each[0].rows["end_unix_ns"][-1]),
+        {"wait_s": wait, "iteration_s": iteration, "before_s": before_s if has_grown else None},
+        known_ns=looks[-1].known_ns,
+        cost=(wait - before_s if has_grown else wait) / iteration,
+        share=wait / iteration,
+    )

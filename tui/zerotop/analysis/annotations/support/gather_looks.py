@@ -1,0 +1,79 @@
+"""What all ranks measured in the same few steps under ZeRO-3 or FSDP: how long their GPUs waited for gathered parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Rows
+from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
+from zerotop.analysis.annotations.support.thread_use import gathers_parameters
+from zerotop.session.reader import Event
+from zerotop_probe.recording import events
+
+# How long after the first rank's look those of the others may come (ns).
+_TOGETHER_NS = 10_000_000_000
+
+
+class Look(NamedTuple):
+    """What one rank measured. Times are seconds."""
+
+    rows: Rows  # of the steps (STEP_DTYPE)
+    waited: Floats  # of the stream that computes, in each step
+    starved: float  # share of the waits at which the GPU had done all that was launched
+
+
+class Looks(NamedTuple):
+    """The looks of all ranks at the same steps, in the order of the processes."""
+
+    each: list[Look]
+    known_ns: int  # unix time at which all of them were written
+
+    @property
+    def iteration_s(self) -> float:
+        """How long these steps take on average."""
+        return float(np.mean([look.rows["iteration_s"].mean() for look in self.each]))
+
+
+class _State:
+    looks = 0  # of the lead, read so far
+
+
+def read_new_looks(group: Group, key: str) -> Iterator[Looks]:
+    """Yield the looks at steps that all ranks have looked at, each once for every ``key``.
+
+    Ranks of different pace share only some of their looks.
+    """
+    if len(group.processes) < 2 or not gathers_parameters(group):
+        return
+    state, lead = group.get_state(_State, f"{key} looks"), group.lead
+    for event in lead.events_named(events.STREAM_WAITS)[state.looks :]:
+        each = [_find_event(process, event.facts["first_step"]) for process in group.processes]
+        found = [one for one in each if one is not None]
+        if len(found) < len(each):
+            deadlines = [find_deadline(process, event.unix_ns, _TOGETHER_NS) for process in group.processes]
+            if max(deadlines) > lead.recording.cursor_ns:
+                return
+        state.looks += 1
+        if len(found) == len(each):
+            looks = [_read_look(process, one) for process, one in zip(group.processes, found, strict=True)]
+            if len({len(look.waited) for look in looks}) == 1 and all(len(look.rows) == len(look.waited) for look in looks):
+                yield Looks(looks, max(one.unix_ns for one in found))
+
+
+def _find_event(process: Process, step: int) -> Event | None:
+    """Return what a process measured from a step on; None if there is none, or it is not whole."""
+    for event in reversed(process.events_named(events.STREAM_WAITS)):
+        if event.facts["first_step"] == step:
+            lists = [event.facts[name] for name in ("waited_ns", "waits", "starved")]
+            return event if lists[0] and len(set(map(len, lists))) == 1 else None
+    return None
+
+
+def _read_look(process: Process, event: Event) -> Look:
+    first, waited = event.facts["first_step"], np.array(event.facts["waited_ns"]) / 1e9
+    begin, end = np.searchsorted(process.steps["step"], [first, first + len(waited)])
+    starved = sum(event.facts["starved"]) / max(1, sum(event.facts["waits"]))
+    return Look(process.steps[int(begin) : int(end)], waited, starved)
