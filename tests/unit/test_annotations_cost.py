@@ -6,6 +6,7 @@ Function calls and records read are counted: they are the same on any machine.
 from __future__ import annotations
 
 import cProfile
+import gc
 import pstats
 from collections import Counter
 from collections.abc import Iterable
@@ -45,8 +46,12 @@ def count_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def watch_detector(name: str, detect: Detector) -> Detector:
         def run_detector(evidence: Evidence) -> Iterable[Annotation | None]:
             before, profile = read_count, cProfile.Profile()
-            with profile:
-                findings = list(detect(evidence))
+            gc.disable()  # a collection may call what other tests have left
+            try:
+                with profile:
+                    findings = list(detect(evidence))
+            finally:
+                gc.enable()
             calls: int = pstats.Stats(profile).total_calls  # type: ignore[attr-defined]
             work[name] += calls + (read_count - before) // RECORDS_PER_CALL
             return findings
