@@ -139,7 +139,8 @@ def test_a_straggler_is_found(late_run: ShortRun) -> None:
     assert all(steps["counted"].sum() > 150 for steps in late_run.steps)
     (straggler,) = [finding for finding in late_run.findings if finding.name == "straggler"]
     assert straggler.ranks == (1,)
-    assert _LATE_FROM <= (straggler.step or 0) < _LATE_FROM + 32
+    # Where others use the cores a step before may be as late.
+    assert _LATE_FROM - 3 <= (straggler.step or 0) < _LATE_FROM + 32
     assert straggler.evidence["late_s"] == pytest.approx(0.03, rel=0.5)
 
 
