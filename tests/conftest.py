@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,13 @@ with suppress(ImportError):
     settings.register_profile("same", deadline=None, derandomize=True)
     settings.register_profile("searching", deadline=None, max_examples=1500)
     settings.load_profile("same")
+
+
+# For each file of snapshots syrupy describes all tests anew, four times: a run ended seconds later.
+with suppress(ImportError):
+    from syrupy import report
+
+    report.PyTestLocation = cache(report.PyTestLocation)  # type: ignore[attr-defined, assignment]
 
 
 # Tests and the libraries that they import are objects that stay: looking for garbage among them takes time again and again.
