@@ -81,7 +81,7 @@ def test_a_rank_whose_gpu_is_often_idle(folder: Path) -> None:
     write_looks(folder, 0.1, starved=80)
     (slow,) = find_slow(folder)
     assert slow.headline == f"The others wait for rank {SLOW}, 100 ms or more of each iteration"
-    assert "its CPU launched" in slow.details
+    assert "the CPU launches work too late" in slow.details
     assert slow.fix.startswith("py-spy dump --pid ")
 
 

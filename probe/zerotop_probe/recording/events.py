@@ -491,14 +491,14 @@ DEBUG_MODE = _declare_event(
     Field("function", str, "its function"),
 )
 
-# How long the stream that computes waited for other streams of its GPU, in a few steps in a row: under ZeRO-3 and FSDP for
-# parameters that are gathered there, from ranks that may be slower. Written rarely.
+# How long the compute stream waited for other streams of its GPU, in a few steps in a row. Under ZeRO-3 and FSDP these
+# gather parameters from other ranks. Written rarely.
 STREAM_WAITS = _declare_event(
     "stream_waits",
     Field("first_step", int, "number of the first of these optimizer steps", required=True),
-    Field("waited_ns", [int], "time that the stream waited in each of the steps", required=True),
-    Field("waits", [int], "how often it was told to wait, also for what was there already", required=True),
-    Field("starved", [int], "how often it had done all that the CPU had launched when it was told so", required=True),
+    Field("waited_ns", [int], "total wait in each of the steps", required=True),
+    Field("waits", [int], "number of waits, including those for work that was complete", required=True),
+    Field("starved", [int], "number of waits at which the compute stream was idle", required=True),
 )
 
 # A line of the job's own code emptied the allocator's cache: written with its first, second, fourth, eighth call, and so on.

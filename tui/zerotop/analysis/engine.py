@@ -13,7 +13,7 @@ from zerotop.analysis.formatting import format_count
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import events
 
-# Number of last steps in which steps with phases are searched.
+# How many of the last steps are searched for steps with phases.
 _MOST_SEARCHED = 64
 DEVICE_NAMES = {"cpu": "CPU", "nvme": "NVMe"}
 _TEXTS = {

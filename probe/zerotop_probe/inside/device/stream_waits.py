@@ -1,10 +1,10 @@
-"""How long the stream that computes waits for other streams, in a few steps now and then.
+"""Measure how long the compute stream waits for other streams, in a few steps from time to time.
 
-ZeRO-3 and FSDP gather parameters on streams of their own. Where ranks are not equally fast, all of them take the same time
-for an iteration, and the fast ones wait there: the slowest rank waits least. What it waits is the time of the transfers that
-no computing hides.
+ZeRO-3 and FSDP gather parameters on separate streams. If one rank is slower, the iterations of all ranks take equally long:
+the compute streams of the fast ranks wait for gathers, and that of the slowest rank waits least. Its waits are the transfers
+that are not overlapped with computation.
 
-In these steps ``torch.cuda.Stream.wait_event`` is replaced, and events are recorded before and after the wait.
+During these steps ``torch.cuda.Stream.wait_event`` is replaced by a wrapper that records events before and after the wait.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from zerotop_probe.recording import events
 NAME = "stream waits"
 """The name in the probe's errors."""
 
-# So many steps are measured at once. They begin at multiples of a power of two, the same on all ranks: the smallest one that
-# lasts so long (ns), and where measuring takes no more than this part of the budget.
+# This many steps in a row are measured. Each look begins at a multiple of the same power of two on all ranks: the smallest
+# one whose steps last at least this time (ns), and for which measuring takes at most this part of the budget.
 _STEPS, _LEAST_EVERY, _LEAST_NS, _BUDGET_PART = 4, 8, 15_000_000_000, 0.1
-# Waits that are measured in a step; more are left out. Before the first look it is unknown how long one takes (ns).
+# The most waits that are measured in a step, and an estimate (ns) of the cost of measuring a step before the first look.
 _MOST_WAITS, _GUESSED_NS = 1024, 1_000_000
-# Events are read so many steps later at most, or not at all: the GPU may hang.
+# If the events have not completed after this many steps, they are dropped: the GPU may hang.
 _MOST_PENDING_STEPS = 16
 
 
@@ -40,7 +40,7 @@ class _Step:
 
 
 class StreamWaits:
-    """The looks of one rank at the stream that is current where its steps end."""
+    """Measures the waits of one rank's compute stream: the stream that is current when a step ends."""
 
     def __init__(self, cuda: Any, device: int, write_event: Callable[..., None], meter: CostMeter) -> None:
         """``cuda`` is ``torch.cuda``, ``device`` the CUDA ordinal in this process, ``write_event`` the recorder's."""
@@ -57,7 +57,7 @@ class StreamWaits:
         self._first_step = 0
         self._pending_steps = 0
         self._free_events: list[Any] = []
-        self._stream = 0  # that computes
+        self._stream = 0  # handle of the compute stream
         self._wrapper: Any = None
         self._original: Any = None
 
@@ -67,7 +67,7 @@ class StreamWaits:
         return self._wrapper is not None
 
     def end_step(self, step: int) -> None:
-        """Begin or end a look after an optimizer step, or read an earlier one. Called on the training thread."""
+        """Begin, end or read a look after an optimizer step. Called on the training thread."""
         if not self._guard.is_on:
             return
         try:
@@ -126,7 +126,7 @@ class StreamWaits:
         stream_class.wait_event = wait_event
 
     def stop(self) -> None:
-        """Measure no more waits."""
+        """Restore ``wait_event``."""
         wrapper, self._wrapper = self._wrapper, None
         if wrapper is not None and vars(self._cuda.Stream).get("wait_event") is wrapper:
             self._cuda.Stream.wait_event = self._original
@@ -164,7 +164,7 @@ class StreamWaits:
             self._guard.switch_off(error)
 
     def _count_cost(self) -> None:
-        # Where the GPU's queue is full, a call waits until there is room, which costs the job nothing.
+        # If the GPU's queue is full, a call waits for a free entry, which costs the job nothing. Hence the median.
         spent_ns = sorted(self._spent_ns)
         total_ns = len(spent_ns) * spent_ns[len(spent_ns) // 2] if spent_ns else 0
         self._meter.cost_ns += total_ns
@@ -176,7 +176,7 @@ class StreamWaits:
         return event
 
     def _read_look(self) -> None:
-        """Write the look and forget it, once the GPU has done its steps."""
+        """Write the waits once the GPU has completed the measured steps."""
         self._pending_steps -= 1
         marks = [mark for step in self._steps for mark in step.marks]
         if not marks or not self._pending_steps:
@@ -190,6 +190,6 @@ class StreamWaits:
 
 
 def has_other_ranks() -> bool:
-    """Whether this process trains together with others."""
+    """Return whether this process is one of several ranks."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1

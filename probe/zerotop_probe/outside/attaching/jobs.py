@@ -59,7 +59,7 @@ class FoundJob:
 
     @property
     def script_path(self) -> str:
-        """The script as written on its first rank's command line, or a kernel's notebook; "" if there is none."""
+        """The script, as the first rank's command line names it, or the notebook of a kernel; "" if there is none."""
         if self.launcher == kernels.JUPYTER:
             return kernels.find_notebook(self.ranks[0].environment)
         arguments = procfs.read_command_line(self.ranks[0].process.pid) if self.ranks else list(self.command)

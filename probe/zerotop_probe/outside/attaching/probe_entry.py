@@ -17,7 +17,7 @@ from zerotop_probe.outside.procfs import Process
 _POLL_S = 0.005
 # A rank that takes longer to answer is in a long C call, or hangs.
 PATIENCE_S = 5.0
-# How long a rank that is importing, which may compile DeepSpeed's operators, is asked again, ever more rarely.
+# A rank that is importing modules is asked again for this long, with growing pauses: it may compile DeepSpeed's operators.
 _IMPORT_S = 60.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 2.0
 

@@ -123,7 +123,7 @@ class NodeSampler:
         return number % 2 == 0 and self._processes.is_due(number // 2)
 
     def request_samples(self, time_ns: int, number: int) -> None:
-        """Request a sample from the samplers for which one is due; the processes and the host never at odd numbers."""
+        """Request samples that are due. Processes and the host are sampled at even numbers only."""
         if self._has_gpus and self._gpus.is_due(number):
             self._gpu_thread.request_sample(time_ns, number)
         if self._is_host_due(number):

@@ -20,7 +20,7 @@ _HALF_TICK_S = 0.05
 # Half ticks between reads; each divides a second, over which rates are shown.
 _PERIODS = (1, 2, 5, 10)
 _FLOWING_BYTES_PER_S = 1e9
-# A job that has not used a direction for so long (ns) will hardly do so: each second read of it is left out.
+# A direction without traffic for this long (ns) is read half as often.
 _LONG_IDLE_NS = 30_000_000_000
 
 
@@ -50,7 +50,7 @@ class LinkCounter:
         self._due_tick = 0
         self._last_raw = 0
         self._last_ns = 0
-        self._flowed_ns = 0  # when bytes flowed last, or the first reading
+        self._flowed_ns = 0  # time of the last traffic, or of the first reading
 
     def is_due(self, half_tick: int) -> bool:
         return half_tick >= self._due_tick

@@ -25,8 +25,8 @@ _TICKS_PER_AFFINITY = 20
 # Ticks between looks at page faults and DataLoader workers, in other ticks than scans.
 _TICKS_PER_LOOK, _LOOK_TICK = 10, 5
 _TICKS_PER_LAUNCHER = 5
-# More processes than those of four ranks and their launchers are read at every second tick, and at those of thread rows: on
-# a node with 8 GPUs all samplers together take about 2 % of a core then.
+# With more processes than this (four ranks and their launchers), they are read only at even ticks and at the ticks of thread
+# rows. On a node with 8 GPUs all samplers together then take about 2 % of a core.
 _FEW_PROCESSES = 6
 # Resident memory alone costs a fourth of the whole status, which is read this often, and when resident memory has changed by
 # this much.
@@ -183,7 +183,7 @@ def _parse_number(status: bytes, name: bytes) -> int:
 
 
 class ProcessSampler:
-    """Writes PROCESSES at every tick, of launchers and of many ranks more rarely, and THREADS at every fifth."""
+    """Writes PROCESSES at every tick that is due, launchers at every fifth tick, and THREADS at every fifth."""
 
     def __init__(self, session: str, identity: Identity, on_affinity: OnAffinity, on_stopped: OnStopped) -> None:
         """``on_affinity`` is called when the affinity of a process or one of its threads is first seen or changes."""

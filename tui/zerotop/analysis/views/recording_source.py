@@ -105,7 +105,7 @@ class RecordingSource:
 
     @property
     def end_ns(self) -> int:
-        """The latest moment that can be shown; while live, that of the last refresh, up to which everything is read."""
+        """The latest moment that can be shown. While the recording is live, it moves at each refresh."""
         return self._extent.end_ns
 
     @property

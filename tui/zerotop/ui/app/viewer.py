@@ -174,7 +174,7 @@ class Viewer:
             self._target_step = step
 
     def seek_seconds(self, seconds: float) -> None:
-        """Move by seconds; playing continues."""
+        """Move the cursor by seconds. Playback continues."""
         self.go_to_ns(self.compute_cursor() + int(seconds * 1e9))
 
     def go_to_seconds(self, seconds: float) -> None:

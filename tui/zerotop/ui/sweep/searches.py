@@ -30,7 +30,7 @@ class SearchLine:
 
 
 def measure_progress(model: SweepModel, search: SearchProgress) -> float:
-    """Return the progress of all searches, 0 to 1, assuming searches by halves."""
+    """Return the progress of all searches, 0 to 1, assuming that each point halves the remaining range."""
     share = 0.0
     for line in _build_lines(model, search):
         values = len(model.sweep.plan.settings[search.searched])

@@ -11,7 +11,7 @@ from zerotop_probe.outside.sampling.loader_workers import list_workers
 from zerotop_probe.outside.sampling.stuck import py_spy
 
 _PERIOD_S = 1.0
-# A rank waits if it did in this many looks in a row.
+# A rank counts as waiting for data after this many looks in a row at which it waited.
 _LOOKS = 2
 _PAUSE_S, _LONGEST_PAUSE_S = 60.0, 960.0
 _MOST_WORKERS = 3

@@ -39,7 +39,7 @@ HOST_FULL_SHARE = 0.92
 HOST_FULL_SECONDS = 1.0
 # Share of a control group's limit that the ranks use: the rest may be file cache, which is reclaimed.
 HOST_FULL_RANKS_SHARE = 0.5
-# Swap used since the job began. A few pages always are.
+# Growth of used swap since the job began. A few pages are always swapped.
 SWAP_BYTES = 512 * MIB
 
 

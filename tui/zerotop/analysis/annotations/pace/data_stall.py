@@ -101,7 +101,7 @@ def _list_new(process: Process, key: str, find: Callable[[Rows], slice | None]) 
 
 
 def _find_first_wait(steps: Rows) -> slice | None:
-    """Return the first steps in a row that all waited."""
+    """Return the first run of steps that all waited for data."""
     is_waiting = (steps["data_s"] >= STALL_SECONDS) & (steps["data_s"] >= STALL_SHARE * steps["iteration_s"])
     return find_settled_run(is_waiting, steps["step"], _SPARSE_STEPS)
 
@@ -115,7 +115,7 @@ def _find_turns(steps: Rows) -> slice | None:
 def _find_rise(process: Process) -> tuple[int, int] | None:
     """Return the first steps after which a rank waits notably longer than before, although its iterations vary."""
     steps = process.phased_steps
-    # Noise below the length of a stall is no change.
+    # Waits shorter than a stall are noise.
     waited = StepValues(steps, lambda rows: np.maximum(rows["data_s"], STALL_SECONDS))
     for shift in process.get_state(ShiftFinder, f"{_KIND.name} rise").find_shifts(waited):
         before, after = (steps[rows] for rows in (shift.before, slice(shift.first, shift.last + 1)))

@@ -1,4 +1,4 @@
-"""Every few iterations training pauses, in the same line of the job's own code or for its data: a cleanup, a log."""
+"""Training pauses every few iterations, at the same line of the job's code or to wait for data: a cleanup, a log."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ _ENDED = FindingKind(
 REAL_STEPS = 2
 # Number of steps from the first real one on, of which enough others have to be real too.
 _SEARCH_STEPS = 1000
-# A growing loss scale makes one or a few steps overflow; this many divide it by a thousand.
+# A loss scale that grew makes one or a few steps overflow. This many skipped steps divide it by a thousand.
 _STUCK_STEPS = 10
 
 

@@ -1,8 +1,8 @@
-"""The other ranks' GPUs wait for one rank where parameters are gathered, in all phases.
+"""One rank is slow, and the GPUs of the others wait for it when they gather parameters.
 
-Under ZeRO-3 and FSDP all ranks' iterations become longer alike, whoever is slow. Two times of the GPUs show who it is. The
-streams that compute wait for those that gather: the slowest rank's waits only for the transfers. And what a forward takes
-without these waits is a rank's own. Each says how much the others wait at least, for gathers may run far ahead.
+Under ZeRO-3 and FSDP a slow rank makes the iterations of all ranks equally longer. Two GPU times identify it. Compute
+streams wait for gathers, and the slowest rank waits only for the transfers. The time of a forward without these waits is the
+rank's own computation. Both are lower bounds of the others' wait, because gathers may run far ahead.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _GPU = FindingKind(
     confidence=0.85,
     headline="The others wait for the GPU of rank {rank}, {wait_s:seconds} or more of each iteration",
     details=(
-        "By its own time it computes for longer, and theirs wait where all ranks gather parameters. An iteration takes"
-        " {iteration_s:seconds}."
+        "It computes longer, measured with CUDA events, and the other GPUs wait when they gather parameters. An iteration"
+        " takes {iteration_s:seconds}."
     ),
     advice="See whether this GPU has more to do, runs at lower clocks, or has another process on it.",
     fix="nvidia-smi -q -d CLOCK,PERFORMANCE,PIDS[ -i {gpu}]",
@@ -35,30 +35,30 @@ _GPU = FindingKind(
 _RANK = _GPU.with_changes(
     headline="The others wait for rank {rank}, {wait_s:seconds} or more of each iteration",
     details=(
-        "Its GPU takes longer, and has often done all that its CPU launched: its Python code is slower. The others' GPUs"
-        " wait where all ranks gather parameters. An iteration takes {iteration_s:seconds}."
+        "Its GPU is often idle because the CPU launches work too late: its Python code is slower. The other GPUs wait when"
+        " they gather parameters. An iteration takes {iteration_s:seconds}."
     ),
     advice="See what only this rank does in forward and backward; if nothing, compare its cores with the others'.",
     fix="py-spy dump --pid {pid}",
 )
-# The others wait for this share of an iteration, at least. On two H200s that did the same it was 0.4 %.
+# The smallest wait that is reported, as a share of an iteration. Between two equal H200s it was 0.3 %.
 _LEAST_SHARE = 0.03
-# A GPU that had done all that was launched at this share of its waits has too little to do. Of busy ones it was 4 %.
+# A GPU that is idle at more than this share of its waits is limited by its CPU. For busy GPUs it was 4 to 7 %.
 _STARVED = 0.12
-# Where GPUs have too little to do, that of the slow rank is idle at this much more of its waits.
+# If GPUs are limited by their CPUs, that of the slow rank must be idle at a share of waits that is larger by this.
 _MORE_STARVED = 0.08
-# Looks in a row that must show the same rank.
+# The same rank must be slow in this many looks in a row.
 _LOOKS = 2
-# Forwards count from so long before the steps of a look (ns): few steps have a device time.
+# Forwards up to this long (ns) before a look count, too: few steps have a device time.
 _BEFORE_NS = 20_000_000_000
-# Batches of ranks that have the same to do differ by less.
+# The largest difference between the batch sizes of ranks with equal work, as a share.
 _SAME_SIZE = 0.05
 
 
 class _Wait(NamedTuple):
-    """For whom the others waited in the steps of one look, in seconds of an iteration."""
+    """The rank that the others waited for in one look, and the wait in seconds per iteration."""
 
-    rank: int  # index of the process; -1 for nobody
+    rank: int  # index of the process; -1 if there is none
     wait_s: float = 0.0
     iteration_s: float = 0.0
     starved: float = 0.0
@@ -71,7 +71,7 @@ _NOBODY = _Wait(-1)
 
 class _State:
     def __init__(self) -> None:
-        self.waits: list[_Wait] = []  # the last ones, for the same rank
+        self.waits: list[_Wait] = []  # of the last looks, all for the same rank
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
@@ -114,7 +114,7 @@ def _measure_wait(group: Group, looks: Looks) -> _Wait:
 
 
 def _measure_forward(process: Process, rows: Rows) -> float:
-    """Return how long the GPU takes for the forwards of a step: the median of the last steps that have a device time."""
+    """Return the GPU time of the forwards of a step, in seconds: the median of the last steps that have one."""
     samples = process.device_times.read_window(int(rows["begin_unix_ns"][0]) - _BEFORE_NS, int(rows["end_unix_ns"][-1]))
     if not len(samples):
         return float("nan")
@@ -131,7 +131,7 @@ def _have_same_batches(looks: Sequence[Look]) -> bool:
 
 
 def _compare_forwards(looks: Sequence[Look], forwards: Floats) -> tuple[int, float]:
-    """Return the index of the rank that computes longest in a forward, and by how much more than any other one, at least."""
+    """Return the index of the rank with the longest forward without waits, and a lower bound of the difference (s)."""
     own = forwards - np.array([float(look.waited.mean()) for look in looks])
     slow = int(np.argmax(own))
     longer = float(own[slow] - np.delete(forwards, slow).max())
@@ -139,7 +139,7 @@ def _compare_forwards(looks: Sequence[Look], forwards: Floats) -> tuple[int, flo
 
 
 def _compare_waits(looks: Sequence[Look]) -> tuple[int, float]:
-    """Return the index of the rank that waits least, and how much longer the others wait, in most of the steps."""
+    """Return the index of the rank that waits least, and how much longer (s) each other rank waits."""
     waited = np.array([look.waited for look in looks])
     slow = int(np.argmin(waited.sum(axis=1)))
     longer = np.delete(waited, slow, axis=0).min(axis=0) - waited[slow]

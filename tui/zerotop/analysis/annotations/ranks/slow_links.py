@@ -1,6 +1,6 @@
-"""All ranks' GPUs wait for the transfers of gathered parameters: computing does not hide them, or no longer.
+"""The GPUs of all ranks wait for transfers of gathered parameters, which computation does not hide, or no longer.
 
-Measured as in ``slow_gpu``: what the stream of even that rank waits whose wait is the shortest is waited for by all.
+The wait of all ranks is the shortest wait of any compute stream; see ``slow_gpu`` for the longer waits of the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KIND = FindingKind(
     severity=Severity.WARNING,
     confidence=0.8,
     headline="All GPUs wait {wait_s:seconds} of each iteration ({share:percent}) for gathered parameters",
-    details="The transfers take longer than the computing that could hide them. An iteration takes {iteration_s:seconds}.",
+    details="The transfers take longer than the computation that overlaps them. An iteration takes {iteration_s:seconds}.",
     advice="See which links NCCL uses, NVLink or only PCIe and sockets; a larger micro-batch hides more.",
     fix="NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,GRAPH",
 )
@@ -28,21 +28,21 @@ _SLOWER = _KIND.with_changes(
     advice="See what else uses the links: other jobs on the node, copies between GPUs and host, the network.",
     fix="nvidia-smi topo -m",
 )
-# Transfers that nothing hides matter from this share of an iteration on; they have become slower if they take so many times
-# as long as at first, and this much more of an iteration.
+# Waits are reported from this share of an iteration on. They have grown if they are longer than the first ones by this
+# factor, and by this share of an iteration.
 _LEAST_SHARE, _TIMES, _MORE_SHARE = 0.15, 1.5, 0.05
-# Looks in a row that must show it.
+# It must be so in this many looks in a row.
 _LOOKS = 2
 
 
 class _State:
     def __init__(self) -> None:
-        self.first_s: list[float] = []  # waits in the first looks
-        self.looks: list[Looks] = []  # the last ones, which show it
+        self.first_s: list[float] = []  # the waits in the first looks
+        self.looks: list[Looks] = []  # the last ones in a row with long waits
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt, when it has been so at _LOOKS looks in a row."""
+    """Report once for each attempt, after _LOOKS looks in a row with long waits."""
     for group in recording.groups:
         if _KIND.name not in group.reported:
             yield from _check_group(group)

@@ -35,6 +35,11 @@ class Group(DetectorState):
         return self.lead.engine
 
     @property
+    def gathers_parameters(self) -> bool:
+        """Whether ranks gather parameters within forward and backward, as under ZeRO-3 and FSDP."""
+        return self.engine.get("zero_stage") == 3 or str(self.engine.get("parallelism") or "").startswith("FSDP")
+
+    @property
     def hosts(self) -> list[str]:
         """The nodes of the processes."""
         return sorted({process.host for process in self.processes})

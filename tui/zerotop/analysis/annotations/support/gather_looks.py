@@ -1,4 +1,4 @@
-"""What all ranks measured in the same few steps under ZeRO-3 or FSDP: how long their GPUs waited for gathered parameters."""
+"""The waits of all ranks' compute streams for gathered parameters, in the same few steps under ZeRO-3 or FSDP."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Floats, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.stack_lines import find_deadline
-from zerotop.analysis.annotations.support.thread_use import gathers_parameters
 from zerotop.session.reader import Event
 from zerotop_probe.recording import events
 
-# How long after the first rank's look those of the others may come (ns).
+# The events of all ranks for the same steps are written within this time (ns).
 _TOGETHER_NS = 10_000_000_000
 
 
 class Look(NamedTuple):
-    """What one rank measured. Times are seconds."""
+    """The measurement of one rank in a few steps, in seconds."""
 
     rows: Rows  # of the steps (STEP_DTYPE)
-    waited: Floats  # of the stream that computes, in each step
-    starved: float  # share of the waits at which the GPU had done all that was launched
+    waited: Floats  # total wait of the compute stream in each step
+    starved: float  # share of the waits at which the compute stream was idle
 
 
 class Looks(NamedTuple):
-    """The looks of all ranks at the same steps, in the order of the processes."""
+    """The measurements of all ranks in the same steps, in the order of the processes."""
 
     each: list[Look]
     known_ns: int  # unix time at which all of them were written
 
     @property
     def iteration_s(self) -> float:
-        """How long these steps take on average."""
+        """The mean duration of these steps."""
         return float(np.mean([look.rows["iteration_s"].mean() for look in self.each]))
 
 
@@ -42,11 +41,11 @@ class _State:
 
 
 def read_new_looks(group: Group, key: str) -> Iterator[Looks]:
-    """Yield the looks at steps that all ranks have looked at, each once for every ``key``.
+    """Yield the looks for steps that all ranks have measured, once for each ``key``.
 
-    Ranks of different pace share only some of their looks.
+    Ranks with different step times share only some of their looks.
     """
-    if len(group.processes) < 2 or not gathers_parameters(group):
+    if len(group.processes) < 2 or not group.gathers_parameters:
         return
     state, lead = group.get_state(_State, f"{key} looks"), group.lead
     for event in lead.events_named(events.STREAM_WAITS)[state.looks :]:
@@ -64,7 +63,7 @@ def read_new_looks(group: Group, key: str) -> Iterator[Looks]:
 
 
 def _find_event(process: Process, step: int) -> Event | None:
-    """Return what a process measured from a step on; None if there is none, or it is not whole."""
+    """Return the complete event of a process that begins with a step, or None."""
     for event in reversed(process.events_named(events.STREAM_WAITS)):
         if event.facts["first_step"] == step:
             lists = [event.facts[name] for name in ("waited_ns", "waits", "starved")]

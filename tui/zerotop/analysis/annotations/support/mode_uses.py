@@ -36,7 +36,7 @@ class ModeUse(NamedTuple):
     lasting_ns: int | None = None  # likewise: when it was known to last
 
     def find_lasting(self, process: Process) -> int | None:
-        """Return when a mode had been on long enough to report; None if it was not, or was switched off before."""
+        """Return when a mode had been on for long enough to report it; None if it never was."""
         if self.mode == CLEARING:
             return self.lasting_ns
         (fewest, seconds), ends = _LASTING[self.mode], process.steps["end_unix_ns"]

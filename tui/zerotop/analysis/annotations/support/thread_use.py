@@ -27,13 +27,7 @@ class ThreadUse(NamedTuple):
 
 def hides_slow_cores(group: Group) -> bool:
     """Whether ranks on CPUs wait for each other within forward and backward."""
-    return gathers_parameters(group) and not any(process.is_on_gpu for process in group.processes)
-
-
-def gathers_parameters(group: Group) -> bool:
-    """Whether ranks gather parameters within forward and backward, under ZeRO-3 or FSDP."""
-    engine = group.engine
-    return engine.get("zero_stage") == 3 or str(engine.get("parallelism") or "").startswith("FSDP")
+    return group.gathers_parameters and not any(process.is_on_gpu for process in group.processes)
 
 
 def measure_thread_use(process: Process, begin_ns: int, end_ns: int, *, known_ns: int | None = None) -> ThreadUse | None:
