@@ -163,6 +163,20 @@ def test_of_two_ranks_the_late_one_is_named(tmp_path: Path) -> None:
     assert (skew.metric, skew.row) == (Metric.DATA, 1)
 
 
+@pytest.mark.parametrize("unknown", [1, 3])
+def test_a_difference_never_begins_with_steps_that_were_only_counted(tmp_path: Path, unknown: int) -> None:
+    """The last steps of a job may be counted ones: their phases are unknown."""
+    write_ranks(tmp_path, 2, 12, late_s={1: 0.004}, sampled=False)
+    matrix = build_matrix(tmp_path)
+    for metric, times in matrix.times.items():
+        if metric is not Metric.ITERATION:
+            times[:, -unknown:] = np.nan
+            times[1, -unknown - 3 : -unknown : 2] = times[0, -unknown - 3 : -unknown : 2]  # not late in the last known one
+    skew = find_skew(matrix)
+    assert skew is not None
+    assert not np.isnan([skew.own_s, skew.usual_s, skew.lag_s, skew.iteration_share]).any()
+
+
 def test_ranks_that_are_alike_are_said_to_be(tmp_path: Path) -> None:
     write_ranks(tmp_path, 4, 8, sampled=False)
     skew = find_skew(build_matrix(tmp_path))

@@ -137,9 +137,9 @@ def _measure_since(matrix: RankMatrix, metric: Metric, row: int, onset: int) -> 
 
 def _find_onset(lag: Matrix, least: float) -> int:
     """Return the step from which on nearly all lag by ``least``; 0 if there is no such step."""
-    late = np.nan_to_num(lag, nan=np.inf) >= least  # an unknown step ends nothing
+    late = np.nan_to_num(lag, nan=np.inf) >= least  # an unknown step ends nothing, and begins nothing
     share = np.cumsum(late[::-1])[::-1] / np.arange(len(late), 0, -1)
-    found = np.flatnonzero(late & (share >= _ONSET_SHARE))
+    found = np.flatnonzero(late & ~np.isnan(lag) & (share >= _ONSET_SHARE))
     return int(found[0]) if len(found) else 0
 
 
