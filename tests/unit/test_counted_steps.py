@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fake_streams import COMPUTING, FakeCuda
 from rank_recordings import Rank
 from zerotop_probe.inside.budget import DetailBudget
 from zerotop_probe.inside.counting import StepCounting
+from zerotop_probe.inside.device import stream_waits
+from zerotop_probe.inside.device.cuda_events import DeviceClock
+from zerotop_probe.inside.device.gpu import RankDevice
+from zerotop_probe.inside.device.microscope import Microscope
+from zerotop_probe.inside.device.stream_waits import StreamWaits
 from zerotop_probe.inside.guard import CostMeter, wrap_function
 from zerotop_probe.inside.recorder import Recorder
-from zerotop_probe.recording import directory
+from zerotop_probe.recording import directory, events
 from zerotop_probe.recording.tables import BOUNDARY, COUNTED, PHASES, SKIPPED, UNKNOWN
 from zerotop_probe.recording.writer import Identity
 
@@ -30,6 +39,7 @@ class Job:
         self.recorder = Recorder(str(session), ME, self.meter, self.counting)
         self.recorder.budget = DetailBudget(0.003)
         self.time_ns, self.step = 1_000_000_000, 0
+        self.detail_cost_ns = 300_000
 
     def run_step(self, flags: int = 0, step_ms: float = 10) -> None:
         begin_ns = self.time_ns
@@ -38,7 +48,7 @@ class Job:
             self.meter.cost_ns += 20_000
             self.recorder.counted.end_step(self.time_ns - MS, self.time_ns, self.step, 0, flags)
         else:
-            self.meter.cost_ns += 300_000
+            self.meter.cost_ns += self.detail_cost_ns
             if not self.counting.was_on:
                 forward = self.recorder.begin_span(begin_ns + MS, "forward", (0, self.step, 0))
                 self.recorder.end_span(forward, begin_ns + 2 * MS)
@@ -117,6 +127,32 @@ def test_after_a_step_unlike_the_others_it_is_decided_anew(running_job: Job) -> 
     assert not asked
     running_job.run_step(step_ms=40)
     assert asked == [running_job.step - 1]
+
+
+def test_steps_in_which_waits_of_streams_are_measured_have_phases(
+    running_job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distributed = SimpleNamespace(is_initialized=lambda: True, get_world_size=lambda: 2)
+    monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
+    monkeypatch.setattr(stream_waits, "now", lambda: running_job.time_ns)
+    cuda, recorder, meter = FakeCuda(), running_job.recorder, running_job.meter
+    waits = StreamWaits(cuda, 1, recorder.write_event, meter)
+    microscope = Microscope(str(tmp_path), ME, 1, None, recorder.write_event, meter)
+    clock = DeviceClock(recorder.files, 1, cuda, meter, None)
+    recorder.device = RankDevice(None, clock, microscope, None, waits)
+    measured = []
+    running_job.detail_cost_ns = 1_500_000
+    while running_job.step < 600:  # 36 seconds
+        if waits.is_looking:
+            measured.append(running_job.step)
+        cuda.Stream(COMPUTING).wait_event(3 * MS)
+        running_job.run_step(step_ms=60)
+    assert measured == [*range(256, 260), *range(512, 516)]  # multiples of a power of two
+    steps = running_job.read_steps()
+    counted = steps["flags"][np.isin(steps["step"], measured)] & COUNTED
+    assert not counted.any()
+    assert (steps["flags"] & COUNTED != 0).mean() > 0.8
+    assert [one["waited_ns"] for one in Rank(tmp_path / "session", 0).find_events(events.STREAM_WAITS)] == [[3 * MS] * 4] * 2
 
 
 def test_a_failed_call_is_recorded_although_its_begin_is_unknown() -> None:

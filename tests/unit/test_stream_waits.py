@@ -9,65 +9,13 @@ from typing import Any
 import pytest
 
 from declared_events import check_event
+from fake_streams import COMPUTING, MS, FakeCuda, FakeEvent
 from zerotop_probe.inside.device import stream_waits
 from zerotop_probe.inside.device.stream_waits import StreamWaits
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.recording import events
 
-S, MS = 1_000_000_000, 1_000_000
-COMPUTING, GATHERING = 7, 9
-
-
-class FakeEvent:
-    def __init__(self, cuda: FakeCuda) -> None:
-        self._cuda = cuda
-        self._at_ns = 0
-
-    def record(self, stream: Any) -> None:
-        self._at_ns = self._cuda.gpu_ns
-
-    def query(self) -> bool:
-        return not self._cuda.is_behind
-
-    def elapsed_time(self, end: FakeEvent) -> float:
-        return (end._at_ns - self._at_ns) / MS
-
-
-class FakeCuda:
-    """A torch.cuda whose GPU has a clock that waits move."""
-
-    def __init__(self) -> None:
-        self.gpu_ns = 0
-        self.is_capturing = self.is_behind = self.is_starved = False
-        self.waited: list[tuple[int, Any]] = []
-        cuda = self
-
-        class Stream:
-            def __init__(self, cuda_stream: int) -> None:
-                self.cuda_stream = cuda_stream
-
-            def wait_event(self, event: Any) -> None:
-                """Wait."""
-                if isinstance(event, Exception):
-                    raise event
-                cuda.gpu_ns += event
-                cuda.waited.append((self.cuda_stream, event))
-
-            def query(self) -> bool:
-                return cuda.is_starved
-
-        self.Stream = Stream
-
-    def current_stream(self, device: int) -> Any:
-        assert device == 1
-        return self.Stream(COMPUTING)
-
-    def is_current_stream_capturing(self) -> bool:
-        return self.is_capturing
-
-    def Event(self, *, enable_timing: bool) -> FakeEvent:
-        assert enable_timing
-        return FakeEvent(self)
+S, GATHERING = 1_000_000_000, 9
 
 
 class Rank:
@@ -200,6 +148,27 @@ def test_the_jobs_own_errors_and_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rank.cuda.waited) == before + 3 * 20
     assert [type(error) for error in rank.errors] == [ZeroDivisionError]
     assert not rank.written
+
+
+def test_ends_of_counted_steps_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch)
+    rank.train(10)
+    assert rank.waits.find_look(10) == 16
+    rank.step, rank.time_ns = 15, rank.time_ns + 5 * S
+    assert rank.train(5) == [16, 17, 18, 19]
+    assert rank.waits.find_look(20) == 32
+    rank.step, rank.time_ns = 30, rank.time_ns + 10 * S
+    rank.train(1)  # the look is read late
+    assert [one["first_step"] for one in rank.written] == [16]
+    assert rank.train(4) == [32, 33, 34]
+
+
+def test_a_pause_or_an_irregular_step_changes_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(monkeypatch)
+    rank.train(30, seconds=0.3)
+    rank.train(1, seconds=0.01)
+    rank.train(1, seconds=0.59)
+    assert rank.waits.find_look(1) == 64
 
 
 def test_somebody_else_replaces_the_method_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,9 +65,11 @@ class CountedSteps:
 
     def begin_steps(self, time_ns: int, next_step: int) -> None:
         """Leave out the phases of the steps from ``next_step`` on, which begins now."""
-        counting, budget = self._counting, self._recorder.budget
+        counting, budget, device = self._counting, self._recorder.budget, self._recorder.device
         counting.first_step, counting.begin_ns = next_step, time_ns
-        counting.uncounted_step = budget.find_uncounted(next_step)
+        uncounted = budget.find_uncounted(next_step)
+        look = device.find_look(next_step + 1) if device is not None else None
+        counting.uncounted_step = uncounted if look is None else min(uncounted, look)
         counting.shortest_ns, counting.longest_ns = budget.like_ns
         counting.is_on = counting.was_on = True
         files, losses = self._files, self._losses
@@ -110,7 +112,8 @@ class CountedSteps:
         meter = self._meter
         steps = step + 1 - counting.first_step
         meter.boundaries += steps
-        next_step = step + 1 if counting.is_on else None
+        is_measured = device is not None and device.find_look(step + 1) == step + 1
+        next_step = step + 1 if counting.is_on and not is_measured else None
         budget.end_step(
             time_ns,
             meter.cost_ns,

@@ -139,6 +139,10 @@ class RankDevice:
         lookers = (self._line_finder, self._stream_waits)
         return not (self._microscope.is_busy or any(one is not None and one.is_looking for one in lookers))
 
+    def find_look(self, step: int) -> int | None:
+        """Return the number of the first step from ``step`` on that is measured and so needs phases; None if unknown."""
+        return self._stream_waits.find_look(step) if self._stream_waits is not None else None
+
     def end_counted_steps(self, time_ns: int, span: Span) -> None:
         """Read the peak of several counted steps; ``span`` is the end of the last one."""
         if self._allocator is not None:

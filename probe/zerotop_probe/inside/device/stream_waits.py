@@ -24,6 +24,8 @@ NAME = "stream waits"
 # This many steps in a row are measured. Each look begins at a multiple of the same power of two on all ranks: the smallest
 # one whose steps last at least this time (ns), and for which measuring takes at most this part of the budget.
 _STEPS, _LEAST_EVERY, _LEAST_NS, _BUDGET_PART = 4, 8, 15_000_000_000, 0.1
+# The duration of a step is the mean of at least this many: the ends of single ones come at irregular times.
+_MEASURED_STEPS = 7
 # The most waits that are measured in a step, and an estimate (ns) of the cost of measuring a step before the first look.
 _MOST_WAITS, _GUESSED_NS = 1024, 1_000_000
 # If the events have not completed after this many steps, they are dropped: the GPU may hang.
@@ -49,8 +51,10 @@ class StreamWaits:
         self._write_event = write_event
         self._meter = meter
         self._guard = Guard(NAME, meter)
-        self._last_ns = self._usual_ns = 0  # end and usual duration of a step
+        # The step since whose end the mean duration of the steps is measured, and the last duration that was measured so.
+        self._since_step = self._since_ns = self._usual_ns = 0
         self._last_step = -1
+        self._every = 0  # a look begins at each multiple of this number; 0: at none
         self._cost_ns = _GUESSED_NS  # of measuring a step
         self._spent_ns: list[int] = []  # for each wait in the look in progress
         self._steps: list[_Step] = []
@@ -66,15 +70,20 @@ class StreamWaits:
         """Whether the step in progress is measured."""
         return self._wrapper is not None
 
+    def find_look(self, step: int) -> int | None:
+        """Return the number of the first step from ``step`` on that is to be the first of a look; None if unknown."""
+        return -(-step // self._every) * self._every if self._every and self._guard.is_on else None
+
     def end_step(self, step: int) -> None:
-        """Begin, end or read a look after an optimizer step. Called on the training thread."""
+        """Begin, end or read a look after an optimizer step. Called on the training thread.
+
+        Need not be called after each step: only after the one before a look, and after those of a look.
+        """
         if not self._guard.is_on:
             return
         try:
-            time_ns = now()
-            is_next = step == self._last_step + 1
             if self.is_looking:
-                if not is_next:
+                if step != self._last_step + 1:
                     self._drop_look()
                 elif len(self._steps) == _STEPS:
                     self.stop()
@@ -85,26 +94,33 @@ class StreamWaits:
             elif self._steps:
                 self._read_look()
             else:
-                if is_next and self._last_ns:
-                    self._usual_ns = time_ns - self._last_ns
-                if self._is_due(step + 1):
+                self._measure_steps(step)
+                if self.find_look(step + 1) == step + 1:
                     self._begin_look(step + 1)
-            self._last_ns, self._last_step = time_ns, step
+            self._last_step = step
         except Exception as error:
             self._drop_look()
             self._guard.switch_off(error)
 
-    def _is_due(self, step: int) -> bool:
-        if step % _LEAST_EVERY or not self._usual_ns:
-            return False
+    def _measure_steps(self, step: int) -> None:
+        steps = step - self._since_step
+        if 0 <= steps < _MEASURED_STEPS and self._since_ns:
+            return
+        time_ns = now()
+        if steps > 0 and self._since_ns:
+            self._usual_ns = (time_ns - self._since_ns) // steps
+            self._every = self._find_interval()
+        self._since_step, self._since_ns = step, time_ns
+
+    def _find_interval(self) -> int:
         part = _BUDGET_PART * read_budget()
-        least_ns = max(_LEAST_NS, _STEPS * self._cost_ns / part) if part else float("inf")
+        if not part or not self._usual_ns or not has_other_ranks():
+            return 0
+        least_ns = max(_LEAST_NS, _STEPS * self._cost_ns / part)
         every = _LEAST_EVERY
         while every * self._usual_ns < least_ns:
             every *= 2
-            if step % every:
-                return False
-        return has_other_ranks()
+        return every
 
     def _begin_look(self, step: int) -> None:
         stream_class = self._cuda.Stream
