@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import multiprocessing
 import os
 import time
 
@@ -49,8 +50,25 @@ def compute_more(matrix, products, *_):
         torch.mm(matrix, matrix)
 
 
+def use_links(seconds):
+    """Copy between the first two GPUs, both ways at once. Another process, which knows nothing of the loop."""
+    streams = [torch.cuda.Stream(0), torch.cuda.Stream(1)]
+    pairs = [[torch.ones(1 << 28, device=f"cuda:{one}") for one in order] for order in ((0, 1), (1, 0))]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for stream, (source, target) in zip(streams, pairs, strict=True):
+            with torch.cuda.stream(stream):
+                for _ in range(20):
+                    target.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(1)
+
+
 def plant_fault(fault, model, options, device):
-    """Let this rank be slow from now on."""
+    """Let this rank be slow from now on, or the links of all."""
+    if fault == "links":
+        multiprocessing.get_context("spawn").Process(target=use_links, args=(options.seconds,), daemon=True).start()
+        return
     blocks = [module for module in model.modules() if isinstance(module, GPT2Block)]
     matrix = torch.ones(options.side, options.side, device=device, dtype=torch.bfloat16)
     for block in blocks:
@@ -75,6 +93,8 @@ def main():
     parser.add_argument("--more", type=int, default=20)
     parser.add_argument("--pause", type=float, default=0.03)
     options = parser.parse_args()
+    if options.fault == "sockets":  # as between nodes without a fast network
+        os.environ |= {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
     rank, is_gpu = int(os.environ["RANK"]), torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if is_gpu else torch.device("cpu")
     if is_gpu:
@@ -83,10 +103,14 @@ def main():
     model, optimizer = make_model(options.engine, options, device)
     ids = torch.randint(WORDS, (options.rows, options.length), device=device)
     end, step = time.monotonic() + options.seconds, 0
+    is_planted = options.fault in ("none", "sockets")
     goes_on = torch.ones(1, device=device)
     while goes_on.item():
-        if step == options.step and rank == options.rank and options.fault != "none":
+        # Only what is compared with the first minute begins later.
+        is_time = time.monotonic() > end - options.seconds / 2 if options.fault == "links" else step >= options.step
+        if is_time and not is_planted and rank == options.rank:
             plant_fault(options.fault, model, options, device)
+            is_planted = True
         loss = model(input_ids=ids, labels=ids).loss
         if optimizer is None:
             model.backward(loss)

@@ -2,7 +2,8 @@
 
 python benchmarks/faults/slow_gpus.py [fsdp2-kernels zero3-none ...] [--ranks 2] [--keep FOLDER]
 
-Each job trains for 80 seconds. ``kernels``: one rank's GPU has more to do; ``pauses``: one rank's CPU launches later.
+Each job trains for 80 seconds. ``kernels``: one rank's GPU has more to do; ``pauses``: one rank's CPU launches later;
+``links``: from half time on another process copies between the GPUs; ``sockets``: NCCL uses no NVLink and no shared memory.
 """
 
 from __future__ import annotations

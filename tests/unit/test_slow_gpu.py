@@ -150,3 +150,13 @@ def test_links_that_become_slower(folder: Path) -> None:
     (slow,) = find_links(folder)
     assert slow.headline == "All GPUs wait 80 ms of each iteration for gathered parameters, 10 ms before"
     assert slow.cost == pytest.approx(0.07 / ITERATION_S, rel=0.1)
+
+
+def test_long_transfers_that_become_longer(folder: Path) -> None:
+    write_looks(folder, 0.0, waited_ns=[12 * 10**7] * 4, lasts=(14, 13))
+    (slow,) = find_links(folder)
+    assert slow.headline == "All GPUs wait 120 ms of each iteration (19 %) for gathered parameters"
+    write_looks(folder, 0.0, waited_ns=[3 * 10**8] * 4)
+    first, slower = find_links(folder)
+    assert first == slow
+    assert slower.headline == "All GPUs wait 300 ms of each iteration for gathered parameters, 120 ms before"

@@ -28,6 +28,8 @@ _SLOWER = _KIND.with_changes(
     advice="See what else uses the links: other jobs on the node, copies between GPUs and host, the network.",
     fix="nvidia-smi topo -m",
 )
+# The mark of an attempt whose growth was reported.
+_GROWN = f"{_KIND.name} grown"
 # Waits are reported from this share of an iteration on. They have grown if they are longer than the first ones by this
 # factor, and by this share of an iteration.
 _LEAST_SHARE, _TIMES, _MORE_SHARE = 0.15, 1.5, 0.05
@@ -38,13 +40,14 @@ _LOOKS = 2
 class _State:
     def __init__(self) -> None:
         self.first_s: list[float] = []  # the waits in the first looks
-        self.looks: list[Looks] = []  # the last ones in a row with long waits
+        self.long: list[Looks] = []  # the last ones in a row with long waits
+        self.longer: list[Looks] = []  # and with longer ones than at first
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report once for each attempt, after _LOOKS looks in a row with long waits."""
+    """Report long waits once for each attempt, and once that they have grown, after _LOOKS such looks in a row."""
     for group in recording.groups:
-        if _KIND.name not in group.reported:
+        if _GROWN not in group.reported:
             yield from _check_group(group)
 
 
@@ -54,15 +57,24 @@ def _check_group(group: Group) -> Iterator[Annotation]:
         wait = _measure_wait(looks)
         if len(state.first_s) < _LOOKS:
             state.first_s.append(wait)
-        has_grown = _has_grown(wait, max(state.first_s), looks.iteration_s)
-        if not (wait >= _LEAST_SHARE * looks.iteration_s or has_grown):
-            state.looks.clear()
-            continue
-        state.looks.append(looks)
-        if len(state.looks) == _LOOKS:
-            group.reported.add(_KIND.name)
-            yield _build_finding(group, state.looks, max(state.first_s))
+        before = max(state.first_s)
+        _extend_or_clear(state.longer, looks, goes_on=_has_grown(wait, before, looks.iteration_s))
+        _extend_or_clear(state.long, looks, goes_on=wait >= _LEAST_SHARE * looks.iteration_s)
+        if len(state.longer) == _LOOKS:
+            group.reported |= {_KIND.name, _GROWN}
+            yield _build_finding(group, state.longer, before)
             return
+        # Two looks with long waits, of which the last one is longer than at first, may be the begin of a growth.
+        if len(state.long) >= _LOOKS and not state.longer and _KIND.name not in group.reported:
+            group.reported.add(_KIND.name)
+            yield _build_finding(group, state.long[-_LOOKS:], None)
+
+
+def _extend_or_clear(row: list[Looks], looks: Looks, *, goes_on: bool) -> None:
+    if goes_on:
+        row.append(looks)
+    else:
+        row.clear()
 
 
 def _measure_wait(looks: Looks) -> float:
@@ -74,16 +86,16 @@ def _has_grown(wait_s: float, before_s: float, iteration_s: float) -> bool:
     return wait_s >= _TIMES * before_s and wait_s - before_s >= _MORE_SHARE * iteration_s
 
 
-def _build_finding(group: Group, looks: Sequence[Looks], before_s: float) -> Annotation:
+def _build_finding(group: Group, looks: Sequence[Looks], before_s: float | None) -> Annotation:
+    """``before_s``: the wait at first if it has grown, else None."""
     wait = float(np.mean([_measure_wait(one) for one in looks]))
     iteration = float(np.mean([one.iteration_s for one in looks]))
-    has_grown = _has_grown(wait, before_s, iteration)
-    return (_SLOWER if has_grown else _KIND).at(
+    return (_KIND if before_s is None else _SLOWER).at(
         group,
         int(looks[0].each[0].rows["begin_unix_ns"][0]),
         int(looks[-1].each[0].rows["end_unix_ns"][-1]),
-        {"wait_s": wait, "iteration_s": iteration, "before_s": before_s if has_grown else None},
+        {"wait_s": wait, "iteration_s": iteration, "before_s": before_s},
         known_ns=looks[-1].known_ns,
-        cost=(wait - before_s if has_grown else wait) / iteration,
+        cost=(wait - (before_s or 0.0)) / iteration,
         share=wait / iteration,
     )
