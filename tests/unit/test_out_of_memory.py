@@ -588,4 +588,50 @@ def test_there_is_always_a_cause_and_an_advice(facts: dict[str, Any], kind: str,
     assert verdict.cause
     assert verdict.advice
     assert verdict.setting
-    assert "None" not in verdict.cause + verdict.advice
+    assert "None" not in verdict.cause + verdict.advice + verdict.fix
+
+
+LOOP = {"kind": "loop"}
+BY_TRAINER = {"library": "Trainer", "micro_batch": 8}
+
+
+@pytest.mark.parametrize(
+    ("facts", "fix"),
+    [
+        ({"engine": ZERO2}, '"train_micro_batch_size_per_gpu": 2'),
+        ({"engine": ZERO2 | BY_TRAINER}, "per_device_train_batch_size=4"),
+        ({"engine": LOOP, "rows": 6}, "batch_size=3"),
+        ({"engine": LOOP | BY_TRAINER, "rows": 8}, "per_device_train_batch_size=4"),
+        ({"engine": LOOP, "rows": 1, "sequence": 4096}, "truncation=True, max_length=2048"),
+        ({"engine": LOOP, "rows": 1}, "fully_shard(model)"),
+        ({"engine": LOOP | {"activation_checkpointing": False}, "rows": 1}, "model.gradient_checkpointing_enable()"),
+        ({"engine": ZERO2, "outer_phase": "step"}, '"offload_optimizer": {"device": "cpu"}'),
+        (
+            {"engine": {"zero_stage": 0}, "outer_phase": "step"},
+            '"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}',
+        ),
+        ({"engine": ZERO2, "outer_phase": "init"}, '"zero_optimization": {"stage": 3}'),
+        ({"engine": ALL_OFFLOADED}, ""),
+        ({"engine": ZERO2, "outer_phase": "eval", "rows": 8}, "batch_size=4"),
+        ({"engine": ZERO2 | BY_TRAINER, "outer_phase": "eval", "rows": 1}, "eval_accumulation_steps=1"),
+        (
+            {"engine": LOOP, "outer_phase": "forward", "rows": 8, "tokens": 800, "sequence": 100}
+            | {"largest_batch": {"rows": 4, "tokens": 400, "sequence": 100}},
+            "batch_size=4",
+        ),
+        (
+            {"engine": LOOP, "outer_phase": "forward", "rows": 4, "tokens": 800, "sequence": 200}
+            | {"largest_batch": {"rows": 4, "tokens": 400, "sequence": 100}},
+            "truncation=True, max_length=100",
+        ),
+        ({"kind": "nccl", "requested_bytes": 2**20}, "torch.cuda.empty_cache()"),
+        ({"kind": "host", "engine": BY_TRAINER, "outer_phase": "forward"}, "dataloader_num_workers=1"),
+        (
+            {"kind": "host", "engine": ALL_OFFLOADED},
+            '"offload_optimizer": {"device": "nvme", "nvme_path": "/local_nvme"}',
+        ),
+    ],
+    ids=str,
+)
+def test_the_fix_can_be_copied_into_the_script(facts: dict[str, Any], fix: str) -> None:
+    assert choose_verdict(make_case(**facts)).fix == fix

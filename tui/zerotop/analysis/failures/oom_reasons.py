@@ -17,14 +17,16 @@ _LARGER_RATIO = 1.05
 _NOTABLE_BYTES = 1 << 27
 # Sizes of vocabularies, in words; those of layers are mostly smaller.
 _VOCABULARIES = range(30_000, 300_000)
+_EMPTY_CACHE = "torch.cuda.empty_cache()"
 
 
 class Verdict(NamedTuple):
-    """A sentence or two of cause, one of advice, and the setting that the advice names."""
+    """A sentence or two of cause, one of advice, the setting that the advice names, and what to copy."""
 
     cause: str
     advice: str
     setting: str
+    fix: str
     confidence: float = 0.8  # 0 to 1: how sure the cause is
 
 
@@ -59,9 +61,8 @@ def _check_fraction(case: OomCase) -> Verdict | None:
         return None
     setting = "torch.cuda.set_per_process_memory_fraction"
     may_use = f"the process may use only {put_size(case.limit_bytes)} of its {put_size(case.total_bytes)}"
-    return Verdict(
-        f"{_describe_request(case)}, which the device has, but {may_use}.", f"Raise or remove {setting}.", setting
-    )
+    cause = f"{_describe_request(case)}, which the device has, but {may_use}."
+    return Verdict(cause, f"Raise or remove {setting}.", setting, f"{setting}(1.0)")
 
 
 def _check_fragments(case: OomCase) -> Verdict | None:
@@ -78,9 +79,9 @@ def _check_fragments(case: OomCase) -> Verdict | None:
     cause = f"{_describe_request(case)}: {reason}."
     if case.settings is not None and case.settings.has_expandable_segments:
         advice = "Expandable segments are on already: call torch.cuda.empty_cache() before batches of another size."
-        return Verdict(cause, advice, "torch.cuda.empty_cache()")
+        return Verdict(cause, advice, _EMPTY_CACHE, _EMPTY_CACHE)
     setting = f"{choose_variable(case.torch)}=expandable_segments:True"
-    return Verdict(cause, f"Start the job with {setting}.", setting, 0.9)
+    return Verdict(cause, f"Start the job with {setting}.", setting, f"export {setting}", 0.9)
 
 
 def _check_others(case: OomCase) -> Verdict | None:
@@ -95,6 +96,7 @@ def _check_others(case: OomCase) -> Verdict | None:
         f"{_describe_request(case)}; {free} were free, and other processes hold {others} of the device.",
         "End them, or choose another device with CUDA_VISIBLE_DEVICES or --include.",
         "CUDA_VISIBLE_DEVICES",
+        "nvidia-smi",
     )
 
 
@@ -106,22 +108,28 @@ def _check_evaluation(case: OomCase) -> Verdict | None:
     if ratio is None or ratio <= _LARGER_RATIO:
         rows = f", now {case.rows}" if case.rows else ""
         advice = f"Lower {terms['eval_batch_size']}{rows}{terms['or_accumulate_outputs']}."
-        return Verdict(_describe_batch_request(case), advice, setting)
+        fix = f"{setting}={case.rows // 2}" if case.rows and case.rows > 1 else terms["eval_tensors_fix"]
+        return Verdict(_describe_batch_request(case), advice, setting, fix)
     cause = _describe_batch_request(case, f"{ratio:.1f} times training's {_describe_largest(case)}")
-    to = f" to {before['rows']}, as in training" if before.get("rows") else ""
-    return Verdict(cause, f"Lower {terms['eval_batch_size']}{to}.", setting, 0.95)
+    as_before = before.get("rows")
+    to = f" to {as_before}, as in training" if as_before else ""
+    fix = f"{setting}={as_before}" if as_before else terms["eval_tensors_fix"]
+    return Verdict(cause, f"Lower {terms['eval_batch_size']}{to}.", setting, fix, 0.95)
 
 
 def _check_larger_batch(case: OomCase) -> Verdict | None:
     ratio = case.batch_ratio
     if ratio is None or ratio <= _LARGER_RATIO or case.outer_phase not in ("forward", "backward"):
         return None
-    return Verdict(
-        _describe_batch_request(case, f"{ratio:.1f} times the largest before"),
-        "Truncate sequences to a fixed length in the tokenizer (truncation=True, max_length=...).",
-        "max_length",
-        0.9,
-    )
+    cause, before = _describe_batch_request(case, f"{ratio:.1f} times the largest before"), case.largest_batch
+    longest, rows = before.get("sequence"), before.get("rows")
+    if rows and case.rows and case.rows > rows and (case.sequence or 0) <= (longest or 0):
+        terms = read_terms(case.engine)
+        setting = terms["batch_size"]
+        advice = f"Make no batch larger than the {rows} rows of those before: {setting}."
+        return Verdict(cause, advice, setting, terms["batch_size_fix"] or f"{setting.rpartition(' ')[2]}={rows}", 0.9)
+    advice = "Truncate sequences to a fixed length in the tokenizer (truncation=True, max_length=...)."
+    return Verdict(cause, advice, "max_length", f"truncation=True, max_length={longest or 512}", 0.9)
 
 
 def _describe_batch_request(case: OomCase, comparison: str = "") -> str:
@@ -191,7 +199,7 @@ def _judge_outside_pytorch(case: OomCase) -> Verdict:
     unused = case.unallocated_bytes or 0
     if unused > (1 << 29) and unused >= (case.requested_bytes or 0):
         advice = f"PyTorch reserves {put_size(unused)} that it does not use: release it with torch.cuda.empty_cache()."
-        return Verdict(cause, advice, "torch.cuda.empty_cache()")
+        return Verdict(cause, advice, _EMPTY_CACHE, _EMPTY_CACHE)
     return Verdict(cause, *advise_on_gpu(case))
 
 

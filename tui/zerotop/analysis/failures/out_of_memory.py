@@ -71,6 +71,7 @@ class PostMortem(MemoryFigures):
     cause: str  # one sentence or two that follow from the figures
     advice: str  # one sentence
     setting: str  # exact name of the setting that the advice changes
+    fix: str  # what to copy into the script, its configuration or a shell; empty if that is not known
     confidence: float  # 0 to 1: how sure the cause is; the figures are measured
 
 

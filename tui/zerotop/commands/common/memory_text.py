@@ -175,7 +175,7 @@ def _format_failure(failure: PostMortem) -> list[str]:
     if failure.kind in ("host", "killed") and failure.host_memory:
         used = ", ".join(format_gib(sample.used_bytes) for sample in failure.host_memory[-8:])
         lines.append(f"  host memory in the last seconds: {used} of {format_gib(failure.host_memory[-1].limit_bytes)} GiB")
-    return [*lines, f"  {failure.cause}", f"  {failure.advice}"]
+    return [*lines, f"  {failure.cause}", f"  {failure.advice}", *([f"    {failure.fix}"] if failure.fix else [])]
 
 
 def _format_estimates(report: MemoryReport) -> list[str]:

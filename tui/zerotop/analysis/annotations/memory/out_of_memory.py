@@ -21,6 +21,7 @@ _KIND = FindingKind(
     headline="Rank {rank} ran out of GPU memory{place}",
     details="{cause}",
     advice="{advice}",
+    fix="{fix}",
 )
 _NUMBER_FIELDS = (
     "requested_bytes",
@@ -70,4 +71,5 @@ def _build_finding(group: Group, event: Event, post_mortem: PostMortem) -> Annot
         place=describe_place(post_mortem.phase, post_mortem.outer_phase, step),
         cause=post_mortem.cause,
         advice=post_mortem.advice,
+        fix=post_mortem.fix,
     )

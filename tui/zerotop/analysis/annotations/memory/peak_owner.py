@@ -136,5 +136,5 @@ def _build_finding(group: Group, found: _Owner, look: FoundLook) -> Annotation:
 def _choose_advice(owner: str, is_kept: bool, engine: Mapping[str, Any]) -> tuple[str, str]:
     less = advise_keeping_less(engine) if is_kept or owner == "step" else None
     if less is not None:
-        return f"{less[0]} A smaller batch hardly lowers the peak.", ""
+        return f"{less.text} A smaller batch hardly lowers the peak.", less.fix
     return _SMALLER_BATCH if engine.get("activation_checkpointing") else (_KIND.advice, _KIND.fix)
