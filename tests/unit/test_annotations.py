@@ -9,7 +9,7 @@ import pytest
 
 import long_recording
 import recordings
-from zerotop.analysis.annotations import Annotation, Annotator, find_annotations
+from zerotop.analysis.annotations import Annotation, Annotator, Severity, find_annotations
 from zerotop.session.reader import Session
 
 LABELS = recordings.read_labels()
@@ -100,6 +100,7 @@ def test_every_finding_is_complete(all_findings: dict[str, tuple[Annotation, ...
         assert not finding.headline.endswith(".")
         assert len(finding.headline) <= 80
         assert all(text.endswith(".") for text in (finding.details, finding.advice) if text)
+        assert finding.fix or finding.severity is Severity.INFO
         assert "nan" not in f"{finding.headline} {finding.details}".split()
         assert "{" not in f"{finding.headline} {finding.details} {finding.advice}"
         assert 0 <= finding.cost <= 1

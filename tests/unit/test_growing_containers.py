@@ -232,7 +232,7 @@ def test_a_look_records_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
             {"scope": "attribute", "owner": "Store"},
             " in 'losses' on ",
             "the list Store.losses (train.py) grew from 90 to 100 entries.",
-            "",
+            "if step % 1000 == 0: self.losses.clear()",
         ),
         (
             {"levels": 1, "scope": "global"},
@@ -240,7 +240,7 @@ def test_a_look_records_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
             "a list within losses of train.py grew from 90 to 100 entries.",
             "",
         ),
-        ({"name": "a\x1b[31m"}, " a step on ", "", ""),
+        ({"name": "a\x1b[31m"}, " a step on ", "", "losses.append(loss.item())"),
     ],
 )
 def test_the_finding_names_the_container(

@@ -76,7 +76,7 @@ def add_stacks(
 @pytest.mark.parametrize(
     ("stacks", "place", "line", "fix"),
     [
-        ([SLEEP, SLEEP, ITEM], "train.py:88", "train.py:88 in build_batch (calls time.sleep)", ""),
+        ([SLEEP, SLEEP, ITEM], "train.py:88", "train.py:88 in build_batch (calls time.sleep)", "train.py:88"),
         ([COLLECT], "train.py:60", "train.py:60 in clean (calls gc.collect)", "if step % 1000 == 0: gc.collect()"),
         (
             [EMPTY],
@@ -84,7 +84,12 @@ def add_stacks(
             "train.py:104 in main (calls torch.cuda.empty_cache)",
             "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         ),
-        (SPREAD, "...of_a_module.py:10", "src/data/long_name_of_a_module.py:10 in tokenize", ""),
+        (
+            SPREAD,
+            "...of_a_module.py:10",
+            "src/data/long_name_of_a_module.py:10 in tokenize",
+            "src/data/long_name_of_a_module.py:10",
+        ),
     ],
 )
 def test_a_shift_names_the_line(tmp_path: Path, stacks: list[Any], place: str, line: str, fix: str) -> None:
@@ -286,7 +291,12 @@ LOADING = [("torch/utils/data/dataloader.py", 1440, "_MultiProcessingDataLoaderI
 
 @pytest.mark.parametrize(
     ("distances", "workers", "fix"),
-    [((5, 5, 5, 5), 2, "persistent_workers=True"), ((5, 5, 5, 5), 0, ""), ((3, 6, 4, 7), 2, None), ((5, 5), 2, None)],
+    [
+        ((5, 5, 5, 5), 2, "persistent_workers=True"),
+        ((5, 5, 5, 5), 0, "DataLoader(dataset, num_workers=4, prefetch_factor=8)"),
+        ((3, 6, 4, 7), 2, None),
+        ((5, 5), 2, None),
+    ],
     ids=["with workers", "without", "irregular", "too few"],
 )
 def test_data_that_is_late_at_regular_distances(

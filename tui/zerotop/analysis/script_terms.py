@@ -16,7 +16,7 @@ _TRAINER_TERMS = {
     "eval_batch_fix": ("per_device_eval_batch_size", "batch_size"),
     "or_accumulate_outputs": (", or set eval_accumulation_steps to 1", ", or move outputs to the host at once"),
     "recompute_fix": ("gradient_checkpointing=True", "model.gradient_checkpointing_enable()"),
-    "fused_loss_fix": ("use_liger_kernel=True", ""),
+    "fused_loss_fix": ("use_liger_kernel=True", "LigerFusedLinearCrossEntropyLoss()(head.weight, hidden, labels)"),
     "bucket_fix": ('fsdp="full_shard"', "DistributedDataParallel(model, gradient_as_bucket_view=True)"),
     "bucket_advice": (
         "FSDP divides gradients among the ranks instead; the Trainer has no setting for the buckets.",
@@ -25,9 +25,16 @@ _TRAINER_TERMS = {
     "worker_count": ("dataloader_num_workers", "the DataLoader's num_workers"),
     "workers_fix": ("dataloader_num_workers=4", "DataLoader(dataset, num_workers=4, pin_memory=True)"),
     "fewer_workers": ("fewer dataloader_num_workers", "fewer workers of the DataLoader"),
+    "prefetch_fix": (
+        "dataloader_num_workers=4, dataloader_prefetch_factor=8",
+        "DataLoader(dataset, num_workers=4, prefetch_factor=8)",
+    ),
     "fewer_workers_fix": ("dataloader_num_workers=1", "DataLoader(dataset, num_workers=1)"),
-    "grouping_fix": ('train_sampling_strategy="group_by_length"  # transformers 4: group_by_length=True', ""),
-    "saving_fix": ("save_only_model=True", ""),
+    "grouping_fix": (
+        'train_sampling_strategy="group_by_length"  # transformers 4: group_by_length=True',
+        "DataLoader(dataset, batch_size, sampler=LengthGroupedSampler(batch_size, dataset))  # of transformers",
+    ),
+    "saving_fix": ("save_only_model=True", "if step % 1000 == 0:"),
     "saving": ("save_steps", "checkpoints"),
     "saving_limits": ("Trainer's save_steps limits", "Frequent checkpoints limit"),
     "eval_outputs": ("Collect no logits on the GPU in the evaluation.", _EVALUATE_WITHOUT),
@@ -59,7 +66,7 @@ def read_terms(engine: Mapping[str, Any]) -> dict[str, str]:
     is_loop, by_hand = engine.get("kind") == LOOP, engine.get("library") != TRAINER
     terms = {name: texts[by_hand] for name, texts in _TRAINER_TERMS.items()}
     terms |= {name: texts[is_loop] for name, texts in _DEEPSPEED_TERMS.items()}
-    return terms | _name_batch(engine, is_loop=is_loop, by_hand=by_hand) | _name_host_memory(engine, terms["fewer_workers"])
+    return terms | _name_batch(engine, is_loop=is_loop, by_hand=by_hand) | _name_host_memory(engine, terms)
 
 
 def _name_batch(engine: Mapping[str, Any], *, is_loop: bool, by_hand: bool) -> dict[str, str]:
@@ -76,12 +83,17 @@ def _name_batch(engine: Mapping[str, Any], *, is_loop: bool, by_hand: bool) -> d
     return {
         "batch_size": name,
         "batch_size_fix": assign.format(name.rpartition(" ")[2], rows) if isinstance(rows, int) else "",
+        "smaller_batch_fix": assign.format(name.rpartition(" ")[2], rows // 2) if isinstance(rows, int) and rows > 1 else "",
         "accumulation_fix": "" if is_loop and by_hand else assign.format("gradient_accumulation_steps", twice),
         "bf16_fix": bf16,
     }
 
 
-def _name_host_memory(engine: Mapping[str, Any], fewer_workers: str) -> dict[str, str]:
+def _name_host_memory(engine: Mapping[str, Any], terms: Mapping[str, str]) -> dict[str, str]:
+    fewer = terms["fewer_workers"]
     if engine.get("offload_optimizer") == "cpu":
-        return {"less_host_memory": f"move the optimizer to NVMe, or use {fewer_workers}", "less_host_memory_fix": _NVME_FIX}
-    return {"less_host_memory": f"use {fewer_workers}, or run fewer ranks on a node", "less_host_memory_fix": ""}
+        return {"less_host_memory": f"move the optimizer to NVMe, or use {fewer}", "less_host_memory_fix": _NVME_FIX}
+    return {
+        "less_host_memory": f"use {fewer}, or run fewer ranks on a node",
+        "less_host_memory_fix": terms["fewer_workers_fix"],
+    }

@@ -52,7 +52,7 @@ def advise_on_gpu(case: OomCase) -> Advice:
     if isinstance(rows, int) and rows > 1:
         name = "train_micro_batch_size_per_gpu"
         halved = f"Halve {name}, now {rows}, and double gradient_accumulation_steps."
-        return Advice(halved, name, _assign(read_terms(engine)["batch_size_fix"], rows, rows // 2))
+        return Advice(halved, name, read_terms(engine)["smaller_batch_fix"])
     if engine.get("activation_checkpointing") is False:
         return _advise_recomputing(engine)
     return advise_keeping_less(engine) or _advise_shorter("Train with shorter sequences, or on more GPUs.", case)
@@ -73,11 +73,6 @@ def _advise_loop(case: OomCase, engine: Mapping[str, Any]) -> Advice:
     text = "Train with shorter sequences, or divide the model among GPUs: FSDP, or DeepSpeed's ZeRO."
     shorter = _advise_shorter(text, case)
     return shorter._replace(setting="sequence length", fix=shorter.fix or "fully_shard(model)")
-
-
-def _assign(current: str, rows: int, wished: int) -> str:
-    """Return how a script sets another number of rows; ``current`` sets the present one."""
-    return current.removesuffix(str(rows)) + str(wished) if current.endswith(str(rows)) else current
 
 
 def _advise_recomputing(engine: Mapping[str, Any]) -> Advice:

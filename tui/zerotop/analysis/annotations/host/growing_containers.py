@@ -75,7 +75,11 @@ def _read_container(found: Mapping[str, Any]) -> GrowingContainer | None:
         "graph": ", tensors with the graph that computed them" if keeps_graph else "",
         "name": name,
     }
-    fix = f"{prefix}{name}.append(loss.item())" if keeps_graph and is_list else ""
+    fix = ""
+    if keeps_graph and is_list:
+        fix = f"{prefix}{name}.append(loss.item())"
+    elif not keeps_graph and not largest.get("levels"):
+        fix = f"if step % 1000 == 0: {prefix}{name}.clear()"
     return GrowingContainer(name, text, keeps_graph, fix, values)
 
 

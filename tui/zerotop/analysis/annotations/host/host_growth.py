@@ -32,6 +32,7 @@ _KIND = FindingKind(
         " {free_bytes:bytes} are left on the node[, for {node_ranks} ranks]]."
     ),
     advice="Keep no batches, outputs or losses in lists.[ If DataLoader workers grow, lower {worker_count}.]",
+    fix="losses.append(loss.item())",
 )
 # A rise by at least this share of the memory before it.
 HOST_GROWTH_SHARE = 0.02

@@ -28,7 +28,7 @@ _KIND = FindingKind(
 _EXPANDABLE = _KIND.with_changes(
     details=_KIND.details.replace("are off", "are on"),
     advice="Lower {batch_size}: the job runs at the limit of the device's memory.",
-    fix="",
+    fix="{smaller_batch_fix}",
 )
 
 

@@ -24,9 +24,11 @@ _CHECKPOINTS = FindingKind(
         " {grown_bytes:bytes} to {held_bytes:bytes}."
     ),
     advice="Save without copies on the GPU: move the state dict to the CPU first, and del what was gathered for it.",
+    fix="state = dict((name, value.cpu()) for name, value in model.state_dict().items())",
 )
 _EVALUATIONS = _CHECKPOINTS.with_changes(
-    advice="Keep nothing of the evaluation alive: del its outputs, or keep numbers (.item(), .cpu()) instead of tensors."
+    advice="Keep nothing of the evaluation alive: del its outputs, or keep numbers (.item(), .cpu()) instead of tensors.",
+    fix="{eval_tensors_fix}",
 )
 _KINDS = {"checkpoint_save": (_CHECKPOINTS, "checkpoint"), "eval": (_EVALUATIONS, "evaluation")}
 # Checkpoints or evaluations in a row with growth.

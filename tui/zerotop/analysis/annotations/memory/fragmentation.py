@@ -25,7 +25,7 @@ _KIND = FindingKind(
 _EXPANDABLE = _KIND.with_changes(
     details=_KIND.details.replace("are off", "are on"),
     advice="Pad batches to one sequence length, so that freed blocks fit again.",
-    fix="",
+    fix='tokenizer(..., padding="max_length", truncation=True, max_length=512)',
 )
 # Worth a finding: this unallocated share of the reserved memory at the peak, and this reserved share of the device.
 FRAGMENTED_SHARE = 0.25

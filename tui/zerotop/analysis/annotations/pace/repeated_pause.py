@@ -43,7 +43,8 @@ _KIND = FindingKind(
 _LOADING = _KIND.with_changes(
     headline="Every {period:.0f} iterations the wait for data takes {pause_s:seconds} ({share:percent} of the time)",
     details="{pauses:count pause} since step {step}; other iterations take {iteration_s:seconds}.",
-    advice="See what those iterations read that the others do not.",
+    advice="See what those iterations read that the others do not; workers that prefetch more batches hide it.",
+    fix="{prefetch_fix}",
 )
 _STARTING = _LOADING.with_changes(
     advice="A new DataLoader starts new workers: create it once, and let it keep them.",

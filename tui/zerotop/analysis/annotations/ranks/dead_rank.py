@@ -46,8 +46,9 @@ _SENT = _SIGNALLED.with_changes(
         " Its host memory had grown by {grown_bytes:bytes} to {host_rss_bytes:bytes} since its last step.] "
         f"{_SIGNALLED.details}"
     ),
-    advice="Find out what ends processes on the node: a memory watchdog, a limit of the scheduler, or a script.",
-    fix="",
+    advice="Find out what ends processes on the node: a memory watchdog, a limit of the scheduler, or a script. The kernel's"
+    " audit log names the sender of the next one.",
+    fix="auditctl -a always,exit -F arch=b64 -S kill -F a1={number}",
 )
 _CRASHED = _SIGNALLED.with_changes(
     advice="Compiled code crashed: let Python print which line called it. Saving more often limits how much work is lost.",
@@ -67,7 +68,7 @@ _LEFT_ALONE = _RAISED.with_changes(
         "See why rank {early_rank} leaves the loop before the others: sys.exit(), a data loader with fewer batches, or a"
         " condition that differs between ranks."
     ),
-    fix="",
+    fix="drop_last=True",
 )
 _EXITED = _KIND.with_changes(
     headline="Rank {rank} ended with exit code {code}[ after {steps:count step}]{early}",

@@ -11,7 +11,7 @@ class KnownCall(NamedTuple):
 
     names: tuple[str, ...]  # full names of functions, names of methods, or modules that end in a dot
     advice: str
-    fix: str = ""
+    fix: str = "{location}"  # where to change the script, if nothing better can be copied
     waits_for_gpu: bool = False  # the time is the GPU's: whatever it computes takes it
     is_direct: bool = False  # only where the line itself calls it: what it means within others is unknown
     title: str = ""  # how a sentence names it, where its functions are of no use to a reader
@@ -64,6 +64,7 @@ _CALLS = (
     KnownCall(
         ("torch.save", "os.fsync", "posix.fsync"),
         "Write at {location} less often, or in a separate thread.",
+        "if step % 1000 == 0:",
     ),
     KnownCall(
         (
@@ -86,6 +87,7 @@ _CALLS = (
     KnownCall(
         ("subprocess.", "socket.", "ssl.", "http.", "urllib.", "urllib3.", "requests."),
         "Move the work of {location} to a separate thread: training waits for it.",
+        "threading.Thread(target=..., daemon=True).start()",
     ),
 )
 

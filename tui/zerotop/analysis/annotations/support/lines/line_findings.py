@@ -79,7 +79,7 @@ def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -
     return kind.with_changes(
         headline=f"{kind.headline}: {{place}}" if in_headline else kind.headline,
         advice=known.advice if known is not None else _ADVICE,
-        fix=known.fix if known is not None else "",
+        fix=known.fix if known is not None else "{location}",
     )
 
 
