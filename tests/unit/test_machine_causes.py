@@ -232,8 +232,8 @@ def test_steps_after_compiling_are_no_trouble(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cores", "waiting", "blocked", "told", "fix"),
     [
-        (0.1, 0.0, 3.8, "3.8 of 4 loader workers wait for the disk", ""),
-        (1.5, 2.0, 0.0, "4 loader workers use 1.5 cores and wait for more", ""),
+        (0.1, 0.0, 3.8, "3.8 of 4 loader workers wait for the disk", "/dev/shm/"),
+        (1.5, 2.0, 0.0, "4 loader workers use 1.5 cores and wait for more", "num_workers=1"),
         (3.9, 0.1, 0.0, "4 loader workers use 3.9 cores: each is busy", "num_workers"),
         (0.3, 0.1, 0.0, "4 loader workers use 0.3 cores, and hardly run", "py-spy dump"),
     ],
@@ -247,7 +247,6 @@ def test_what_loader_workers_do_while_a_rank_waits(
     (stall,) = planted.find_named("data_stall")
     assert stall.details.endswith(f"; {told}.")
     assert fix in stall.fix
-    assert bool(stall.fix) is bool(fix)
 
 
 WORKER = [

@@ -24,6 +24,7 @@ _CHOOSE_GPU = _Advice(
 _BY_FIX = (
     ("hung_ranks", "py-spy dump", _SEE_STACKS),
     ("", "py-spy dump", _RECORD_STACKS),
+    ("", "py-spy record --pid", _RECORD_STACKS),
     ("", "ps -o", _CHOOSE_GPU),
     ("others_on_gpu", "nvidia-smi", _CHOOSE_GPU),
     ("", "kill -CONT", _Advice("Find out what sent SIGSTOP: a scheduler that suspends jobs, or Ctrl-Z in a terminal.", "")),

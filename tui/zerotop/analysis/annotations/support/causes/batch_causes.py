@@ -15,7 +15,7 @@ from zerotop.analysis.annotations.support.evidence import Rows
 
 _LENGTH: Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
 _ROWS: Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
-_MICRO_STEPS: Advice = ("Accumulate over as many micro-batches as in the steps before.", "")
+_MICRO_STEPS = "Accumulate over as many micro-batches as in the steps before."
 # A micro-batch counts as unchanged if its rows change by less.
 _SAME_SHARE = 0.1
 
@@ -49,7 +49,7 @@ def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str) -
     count = _compute_growth(parts, "micro_steps")
     if count is not None and count[0] != count[1] and _is_same_size(growth, count):
         text = f"{owner}'s steps have {count[1]:.0f} micro-batches instead of {count[0]:.0f}"
-        return Cause(text, *_MICRO_STEPS, 0.9, is_expected=is_expected)
+        return Cause(text, _MICRO_STEPS, f"gradient_accumulation_steps={count[0]:.0f}", 0.9, is_expected=is_expected)
     if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
         text = f"{owner}'s steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
         return Cause(text, *_ROWS, 0.9, is_expected=is_expected)
@@ -67,7 +67,7 @@ def find_batch_step(change: StepChange, cause: Cause) -> int | None:
     """Return the step at which the batch size changed, if that is the cause; None if sizes vary or grow."""
     process = cause.culprit or change.process
     parts = change.phased if process is change.process else change.read_phased(process)
-    if cause.advice not in (_LENGTH[0], _ROWS[0], _MICRO_STEPS[0]) or not all(len(part) for part in parts):
+    if cause.advice not in (_LENGTH[0], _ROWS[0], _MICRO_STEPS) or not all(len(part) for part in parts):
         return None
     rows = process.phased_steps_until(max(change.known_ns, int(change.after["end_unix_ns"][-1])))
     rows = rows[match_steps(rows, np.concatenate([change.before, change.after]))]

@@ -51,7 +51,10 @@ _COMPILING: Advice = (
     "Let it compile one graph for all shapes, or pad batches to a few lengths.",
     "torch.compile(model, dynamic=True)",
 )
-_GROWTH: Advice = ("Look for a list that grows with each step and that each step iterates over.", "")
+_GROWTH: Advice = (
+    "Look for a list that grows with each step and that each step iterates over.",
+    "py-spy record --pid {pid} --duration 30 -o stacks.svg",
+)
 
 
 def find_cause(change: StepChange) -> Cause | None:

@@ -19,9 +19,9 @@ _BLOCKED_SHARE, _WAITING_SHARE, _BUSY_SHARE = 0.5, 0.25, 0.75
 # Below this share of computing and waiting for a core, workers hardly run.
 _AWAKE_SHARE = 0.5
 
-_DISK: Advice = ("Read from a faster disk, or keep the data in memory: more workers would wait too.", "")
-_CORES: Advice = ("Give the job more cores, or start fewer workers: its workers wait for cores.", "")
-_MORE_CORES: Advice = ("Give the job more cores: its only worker waits for one.", "")
+_DISK: Advice = ("Read from a faster disk, or keep the data in memory: more workers would wait too.", "cp -r DATA /dev/shm/")
+_CORES: Advice = ("Give the job more cores, or start fewer workers: its workers wait for cores.", "{fewer_workers_fix}")
+_MORE_CORES: Advice = ("Give the job more cores: its only worker waits for one.", "taskset -pc {pid}")
 _ASLEEP: Advice = (
     "See what the workers wait for. More workers help if each waits for its own file or server, but not if all wait"
     " for one lock.",
@@ -30,9 +30,9 @@ _ASLEEP: Advice = (
 _ASLEEP_AT: Advice = (
     "See what the workers wait for at {location}. More workers help if each waits for its own file or server, but not if"
     " all wait for one lock.",
-    "",
+    "{location}",
 )
-_LOCKED: Advice = ("Let each worker read at {location} without that lock: more workers would wait for it too.", "")
+_LOCKED: Advice = ("Let each worker read at {location} without that lock: more workers would wait for it too.", "{location}")
 _LOCKS = {(name,) for name in ("flock", "lockf", "fcntl_lock", "acquire", "sem_wait", "sem_clockwait", "do_futex_wait")}
 _WORKER_LOOP = "torch/utils/data/_utils/worker.py"
 
@@ -78,7 +78,9 @@ def find_loader_cause(process: Process, begin_ns: int, end_ns: int) -> LoaderCau
     text = Text("{cause}; py-spy shows {line}", {"cause": cause.text, "line": line.text})
     is_locked = line.callees[-1:] in _LOCKS
     advice = _LOCKED if is_locked else _ASLEEP_AT if cause.advice is _ASLEEP else cause.advice
-    return LoaderCause(text, advice if advice is None else (advice[0].replace("{location}", line.location), advice[1]))
+    if advice is not None:
+        advice = advice[0].replace("{location}", line.location), advice[1].replace("{location}", line.location)
+    return LoaderCause(text, advice)
 
 
 def _measure_workers(process: Process, begin_ns: int, end_ns: int) -> LoaderCause | None:
