@@ -130,6 +130,14 @@ def find_links(folder: Path) -> list[Annotation]:
     return [finding for finding in find_annotations(session, session.end_ns) if finding.name == "slow_links"]
 
 
+def test_real_links_that_are_slow() -> None:
+    """FSDP2 on two H200s, with NCCL over sockets."""
+    session = recordings.open_recording("x2-slow-links")
+    (slow,) = [one for one in find_annotations(session, session.end_ns) if one.name == "slow_links"]
+    assert slow.headline == "All GPUs wait 310 ms of each iteration (50 %) for gathered parameters"
+    assert (slow.ranks, slow.step) == ((0, 1), 32)
+
+
 def test_transfers_that_nothing_hides(folder: Path) -> None:
     firsts = write_looks(folder, 0.0, waited_ns=[2 * 10**8] * 4)
     (slow,) = find_links(folder)
