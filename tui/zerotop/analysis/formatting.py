@@ -71,6 +71,11 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {pluralize(count, noun)}"
 
 
+def join_words(words: Sequence[str]) -> str:
+    """Return ``a``, ``a and b`` or ``a, b and c``; "" for none."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
 def pluralize(count: int, noun: str) -> str:
     """Return the noun in the number that fits the count: ``rank``, ``ranks``, ``processes``, ``flushes``."""
     return noun if count == 1 else noun + ("es" if noun.endswith(("s", "sh")) else "s")

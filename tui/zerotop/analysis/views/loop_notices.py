@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.engine import LOOP, read_first_engine
-from zerotop.analysis.formatting import pluralize
+from zerotop.analysis.formatting import join_words, pluralize
 from zerotop.session.reader import Session
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import PHASE_CODE
@@ -77,7 +77,7 @@ def _list_optimizers(optimizers: Sequence[dict[str, Any]]) -> str:
     if len(optimizers) > _MOST_NAMED:
         return f"{len(optimizers)} optimizers"
     names = [f"{optimizer.get('class')} ({_format_count(optimizer.get('parameters') or 0)})" for optimizer in optimizers]
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return join_words(names)
 
 
 def _format_count(parameters: int) -> str:

@@ -62,7 +62,8 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
     if skew.is_alike:
         most = _format_percent(max(0.0, skew.iteration_share) * 100)
         detail = f"in {steps} no phase differs by more than {most} of an iteration"
-        return f"All {ranks} ranks are alike: {detail}.", f"All {ranks} ranks are alike.", False
+        all_ranks = "Both ranks" if ranks == 2 else f"All {ranks} ranks"
+        return f"{all_ranks} are alike: {detail}.", f"{all_ranks} are alike.", False
     others = "the other one" if ranks == 2 else "the others"
     each = f"each of {steps}" if skew.steps > 1 else steps
     when = f"each step since step {skew.since_step}" if skew.since_step is not None else each

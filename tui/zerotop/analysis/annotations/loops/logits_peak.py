@@ -21,6 +21,7 @@ from zerotop.analysis.annotations.support.memory.block_shapes import (
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look
 from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_new_peaks
 from zerotop.analysis.engine import TRAINER
+from zerotop.analysis.formatting import join_words
 from zerotop.analysis.memory.block_lines import PEAK, Look
 
 _KIND = FindingKind(
@@ -80,7 +81,7 @@ def _name_lines(look: Look | None, lead: Process) -> str:
         if blocks.line is not None
         and any(recognize_block(lead.engine, inventory, size).width == LOGITS for size, _ in blocks.sizes)
     ]
-    return " and ".join(lines[:_MOST_LINES])
+    return join_words(lines[:_MOST_LINES])
 
 
 def _find_logits(group: Group, peaks: SettledPeaks, look: FoundLook) -> Iterator[Annotation]:
