@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 
 import pytest
 from rich.color import Color, ColorSystem
+from textual.dom import DOMNode
 from textual.theme import Theme
 
 from fake_source import FakeSource, offload_story
@@ -18,6 +19,7 @@ from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.base.tabs import TABS
 from zerotop.ui.drawing.theme import DARK, LIGHT, STYLES
+from zerotop.ui.widgets.swatch import find_style
 
 STACKED = ("phase-data", "phase-forward", "phase-backward", "phase-step", "phase-other")
 SERIES = tuple(f"series-{number}" for number in range(6))
@@ -180,6 +182,23 @@ def test_both_themes_name_the_same_colours() -> None:
 def test_every_style_has_a_rule() -> None:
     rules = (files("zerotop.ui.app") / "app.tcss").read_text()
     assert {f"drawn--{name}" for name in STYLES} == set(re.findall(r"> \.(drawn--[\w-]+) \{", rules))
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=lambda theme: theme.name)
+async def test_styles_are_those_of_textual(theme: Theme) -> None:
+    """Textual's own way: a node with the class, in the widget."""
+    app = ZerotopApp(FakeSource(offload_story(), lambda: 75.0), title="styles", clock=lambda: 1000.0)
+    async with app.run_test(size=(120, 40)) as pilot:
+        app.theme = theme.name
+        await pilot.pause()
+        panels = list(app.screen.query(FrameWidget))
+        assert len(panels) > 3
+        for panel in panels:
+            for name in STYLES:
+                node = DOMNode(classes=f"drawn--{name}")
+                node._attach(panel)
+                app.stylesheet.apply(node)
+                assert find_style(name, panel) == node.rich_style
 
 
 WORD = re.compile(r"[A-Za-z0-9]{2,}")

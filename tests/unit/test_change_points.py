@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zerotop.analysis.stats.change_points import Shift, ShiftFinder
+from zerotop.analysis.stats.change_points import Shift, ShiftFinder, _is_shift, _test_shifts
 
 
 def find_shifts(values: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[Shift]:
@@ -67,3 +67,21 @@ def test_values_may_come_in_pieces(piece: int) -> None:
 def test_too_few_values_have_no_shift() -> None:
     for count in range(9):
         assert find_shifts(np.full(count, 1.0)) == []
+
+
+@pytest.mark.parametrize("spoilt", [None, np.nan, np.inf])
+def test_one_row_is_judged_as_many_rows_are(spoilt: float | None) -> None:
+    generator = np.random.default_rng(3)
+    found = 0
+    for _ in range(2000):
+        before_count, after_count = generator.integers(5, 21), generator.integers(4, 21)
+        levels = [(int(before_count), 1.0), (int(after_count), generator.choice([0.0, 0.8, 1.0, 1.1, 1.2, 3.0]))]
+        values = make_noisy_levels(levels, generator.choice([0.0, 0.02, 0.1]), int(generator.integers(2**32)))
+        if spoilt is not None:
+            values[generator.integers(len(values))] = spoilt
+        before, after = values[:before_count], values[before_count:]
+        with np.errstate(invalid="ignore"):
+            expected = bool(_test_shifts(before[None], after[None])[0])
+        assert _is_shift(before.tolist(), after.tolist()) is expected
+        found += expected
+    assert 100 < found < 1900

@@ -94,8 +94,7 @@ class ShiftFinder:
             begin = self._next
             if begin < whole:
                 self._next = min(whole, end)
-                candidates = _find_early_candidates(values, self._start, begin, self._next).tolist()
-                first = next((index for index in candidates if _is_shift(values, self._start, index)), None)
+                first = _find_early_shift(values, self._start, begin, self._next)
             else:
                 self._next, length = min(begin + length, end), min(2 * length, _LAST_CHUNK)
                 first = _find_first_shift(values, _find_candidates(values, begin, self._next))
@@ -116,14 +115,26 @@ def _find_decidable_end(count: int) -> int:
     return end
 
 
-def _find_early_candidates(values: Values, start: int, begin: int, end: int) -> Ints:
-    """Return indices that may pass the quick test of _is_shift().
+def _find_early_shift(values: Values, start: int, begin: int, end: int) -> int | None:
+    """Return the first of these indices at which a change begins; there may be few values before it and after it."""
+    known = _as_floats(values[start : end + LEVEL_STEPS])
+    for place in _find_early_candidates(known, begin - start, end - start):
+        index = int(place)
+        before = known[max(0, index - LEVEL_STEPS) : index]
+        after = known[index : index + _required_length(start + index)]
+        if _is_shift(before.tolist(), after.tolist()):
+            return start + index
+    return None
+
+
+def _find_early_candidates(known: Floats, begin: int, end: int) -> Ints:
+    """Return indices that may be a change.
 
     The earlier median is not known yet: it is between the lowest and the highest earlier value.
     """
-    known = _as_floats(values[start : end - 1])
-    lowest, highest = (reduce.accumulate(known)[begin - start - 1 :] for reduce in (np.minimum, np.maximum))
-    after = np.lib.stride_tricks.sliding_window_view(_as_floats(values[begin : end + SHIFT_STEPS - 1]), SHIFT_STEPS)
+    before = known[: end - 1]
+    lowest, highest = (reduce.accumulate(before)[begin - 1 :] for reduce in (np.minimum, np.maximum))
+    after = np.lib.stride_tricks.sliding_window_view(known[begin : end + SHIFT_STEPS - 1], SHIFT_STEPS)
     above, below = after.min(axis=1) > lowest * (1 + SHIFT_SHARE), after.max(axis=1) < highest * (1 - SHIFT_SHARE)
     return np.flatnonzero(above | below) + begin
 
@@ -137,10 +148,24 @@ def _find_candidates(values: Values, begin: int, end: int) -> Ints:
     return np.flatnonzero(above | below) + begin
 
 
-def _is_shift(values: Values, start: int, first: int) -> bool:
-    before = _as_floats(values[_slice_before(start, first)])
-    after = _as_floats(values[first : first + _required_length(first)])
-    return bool(_test_shifts(before[None], after[None])[0])
+def _is_shift(before: list[float], after: list[float]) -> bool:
+    """Whether ``after`` begins a change from ``before``: _test_shifts() for one row, with which NumPy takes longer."""
+    if any(map(math.isnan, before)) or any(map(math.isnan, after[:SHIFT_STEPS])):
+        return False
+    level = _find_median(before)
+    spread = _find_median([abs(value - level) for value in before])
+    margin = max(SHIFT_SHARE * level, SHIFT_SPREADS * spread)
+    high, low = level + margin, level - margin
+    beyond = [value > high for value in after] if after[0] > high else [value < low for value in after]
+    if not all(beyond[:SHIFT_STEPS]) or sum(beyond) / len(beyond) < SHIFT_AGREE_SHARE:
+        return False
+    next_level, last_level = _find_median(after[:SHIFT_STEPS]), _find_median(before[-SHIFT_STEPS:])
+    return abs(next_level - last_level) >= SHIFT_SUDDEN_SHARE * abs(next_level - level)
+
+
+def _find_median(values: list[float]) -> float:
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _find_first_shift(values: Values, candidates: Ints) -> int | None:

@@ -23,7 +23,7 @@ from zerotop.ui.drawing.text import sanitize
 from zerotop.ui.drawing.theme import choose_readable
 from zerotop.ui.drawing.units import get_units
 from zerotop.ui.widgets.direct_writer import DirectWriter, Escapes, apply_escapes, iter_changes
-from zerotop.ui.widgets.swatch import Swatch
+from zerotop.ui.widgets.swatch import find_style
 
 _FULL_BLOCKS = re.compile("█+|[^█]+")
 
@@ -138,9 +138,9 @@ class RowWidget(Widget):
         style = self._styles_by_name.get(name)
         if style is None:
             over, _, under = name.partition("/")
-            style = Swatch(over, self).style
+            style = find_style(over, self)
             if under:
-                ground = Swatch(under, self).style.color
+                ground = find_style(under, self).color
                 style += Style(color=choose_readable(ground, style) if over == "word" else None, bgcolor=ground)
             self._styles_by_name[name] = style
         return style

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from textual._compositor import CompositorUpdate
 from textual.app import App
-from textual.dom import DOMNode
+from textual.css.styles import Styles
+from textual.css.stylesheet import Stylesheet
 from textual.geometry import Region
 from textual.screen import Screen
 from textual.widget import Widget
@@ -55,6 +56,10 @@ def get_visible_widgets(screen: Screen[None]) -> Mapping[Widget, tuple[Region, R
     return screen._compositor.visible_widgets
 
 
-def attach_node(node: DOMNode, parent: Widget) -> None:
-    """Give a node a parent for style lookups. Mounting it would make it a child that is laid out and painted."""
-    node._attach(parent)
+def get_class_styles(stylesheet: Stylesheet, class_name: str) -> Styles | None:
+    """Return the styles of the only rule for a class, or None. ``apply`` would go through all rules, and needs a node."""
+    rules = stylesheet.rules_map.get(f".{class_name}")
+    if rules is None:
+        return None
+    (rule,) = rules
+    return rule.styles
