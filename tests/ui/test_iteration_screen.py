@@ -159,8 +159,12 @@ async def test_another_recordings_iteration_is_chosen_from_a_list(own_folder: Se
         await screen.press_keys("enter")
         await wait_until(screen.pilot, lambda: "z3-offload-all: 457 ms, median of 11" in screen.read_text())
         assert "z3-offload-all" not in await screen.press_keys("c")
-        await screen.press_keys("v", "escape")
+        await screen.press_keys("v")
+        dialog = screen.app.screen
+        assert isinstance(dialog, OverlayDialog)
+        await screen.press_keys("escape")
         assert isinstance(screen.app.screen, IterationScreen)
+        dialog._finish_reading()  # as its thread does a little late
 
 
 @pytest.mark.parametrize(

@@ -59,16 +59,21 @@ class OverlayDialog(Dialog[Path]):
     def _line_width(self) -> int:
         return max(20, min(_LINE_WIDTH, self.app.size.width - _EDGE_CELLS))
 
+    @property
+    def _is_open(self) -> bool:
+        """Whether its parts can be queried; ``is_mounted`` stays true when it closes."""
+        return self.is_mounted and self in self.app.screen_stack
+
     @work(thread=True, exclusive=True)
     def _read_recordings(self) -> None:
         """Read one recording after the other: the newest are listed at once, however many there are."""
         roots = {catalog.find_default_folder().absolute(), self.own_path.parent}
         for overviews in [Overviews(root, None, lambda path: False) for root in roots]:
             overviews.list_recordings()
-            while self.is_mounted and (recording := overviews.read_next()) is not None:
+            while self._is_open and (recording := overviews.read_next()) is not None:
                 if _has_iterations(recording) and recording.path.absolute() != self.own_path:
                     self.app.call_from_thread(self._add_recording, recording)
-        if self.is_mounted:
+        if self._is_open:
             self.app.call_from_thread(self._finish_reading)
 
     def _add_recording(self, recording: Recording) -> None:
@@ -81,7 +86,7 @@ class OverlayDialog(Dialog[Path]):
 
     def _update_list(self) -> None:
         """Fill the list again; the cursor stays on its recording."""
-        if not self.is_mounted:
+        if not self._is_open:
             return
         listed = self.query_one(OptionList)
         chosen = None
