@@ -106,7 +106,7 @@ def main():
     is_planted = options.fault in ("none", "sockets")
     goes_on = torch.ones(1, device=device)
     while goes_on.item():
-        # Only what is compared with the first minute begins later.
+        # The links become slow at half time: their waits are compared with those in the first half.
         is_time = time.monotonic() > end - options.seconds / 2 if options.fault == "links" else step >= options.step
         if is_time and not is_planted and rank == options.rank:
             plant_fault(options.fault, model, options, device)

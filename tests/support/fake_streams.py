@@ -1,4 +1,4 @@
-"""A torch.cuda without a GPU, for the waits of streams."""
+"""A fake torch.cuda whose streams and events share a simulated clock."""
 
 from __future__ import annotations
 

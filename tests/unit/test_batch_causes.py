@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from zerotop.analysis.annotations.support.causes.batch_causes import check_batch
-from zerotop.analysis.annotations.support.causes.step_change import StepChange
+from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 
 
@@ -32,6 +32,25 @@ def make_steps(rows: int, tokens: int, micro_steps: int, seconds: float) -> Any:
 )
 def test_what_has_changed_is_named(size: tuple[int, int, int], text: str) -> None:
     before, after = make_steps(4, 256 if size[1] else 0, 1, 0.1), make_steps(*size, 0.4)
-    cause = check_batch(cast("StepChange", SimpleNamespace(before=before, after=after, phased=(before, after))))
-    assert cause is not None
+    cause = find_cause(before, after, {})
     assert (cause.text, cause.is_expected) == (text, True)
+
+
+def find_cause(before: Any, after: Any, engine: dict[str, Any]) -> Cause:
+    change = SimpleNamespace(before=before, after=after, phased=(before, after), process=SimpleNamespace(engine=engine))
+    cause = check_batch(cast("StepChange", change))
+    assert cause is not None
+    return cause
+
+
+@pytest.mark.parametrize(
+    ("engine", "fix"),
+    [
+        ({}, '"gradient_accumulation_steps": 2'),
+        ({"library": "Trainer"}, "gradient_accumulation_steps=2"),
+        ({"kind": "loop"}, "if (micro_step + 1) % 2 == 0: optimizer.step()"),
+    ],
+    ids=["DeepSpeed", "the Trainer", "a loop"],
+)
+def test_accumulation_is_set_as_in_the_script(engine: dict[str, Any], fix: str) -> None:
+    assert find_cause(make_steps(8, 512, 2, 0.1), make_steps(16, 1024, 4, 0.4), engine).fix == fix

@@ -69,6 +69,15 @@ def read_terms(engine: Mapping[str, Any]) -> dict[str, str]:
     return terms | _name_batch(engine, is_loop=is_loop, by_hand=by_hand) | _name_host_memory(engine, terms)
 
 
+def set_accumulation(engine: Mapping[str, Any], micro_steps: int) -> str:
+    """Return the line with which the script of an ``engine`` event makes so many micro-steps in a step."""
+    if engine.get("library") == TRAINER:
+        return f"gradient_accumulation_steps={micro_steps}"
+    if engine.get("kind") == LOOP:
+        return f"if (micro_step + 1) % {micro_steps} == 0: optimizer.step()"
+    return f'"gradient_accumulation_steps": {micro_steps}'
+
+
 def _name_batch(engine: Mapping[str, Any], *, is_loop: bool, by_hand: bool) -> dict[str, str]:
     rows, twice = engine.get("micro_batch"), 2 * (engine.get("gradient_accumulation") or 1)
     if not by_hand:

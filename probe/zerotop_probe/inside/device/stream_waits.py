@@ -24,7 +24,7 @@ NAME = "stream waits"
 # This many steps in a row are measured. Each look begins at a multiple of the same power of two on all ranks: the smallest
 # one whose steps last at least this time (ns), and for which measuring takes at most this part of the budget.
 _STEPS, _LEAST_EVERY, _LEAST_NS, _BUDGET_PART = 4, 8, 15_000_000_000, 0.1
-# The duration of a step is the mean of at least this many: the ends of single ones come at irregular times.
+# The duration of a step is the mean of at least this many steps: single steps end at irregular times.
 _MEASURED_STEPS = 7
 # The most waits that are measured in a step, and an estimate (ns) of the cost of measuring a step before the first look.
 _MOST_WAITS, _GUESSED_NS = 1024, 1_000_000
@@ -51,7 +51,7 @@ class StreamWaits:
         self._write_event = write_event
         self._meter = meter
         self._guard = Guard(NAME, meter)
-        # The step since whose end the mean duration of the steps is measured, and the last duration that was measured so.
+        # The step at whose end the current measurement of the steps' duration began, its time, and the last result.
         self._since_step = self._since_ns = self._usual_ns = 0
         self._last_step = -1
         self._every = 0  # a look begins at each multiple of this number; 0: at none
@@ -77,7 +77,7 @@ class StreamWaits:
     def end_step(self, step: int) -> None:
         """Begin, end or read a look after an optimizer step. Called on the training thread.
 
-        Need not be called after each step: only after the one before a look, and after those of a look.
+        Must be called after the step before a look and after each step of a look; other steps may be left out.
         """
         if not self._guard.is_on:
             return

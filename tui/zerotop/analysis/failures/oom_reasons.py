@@ -126,7 +126,7 @@ def _check_larger_batch(case: OomCase) -> Verdict | None:
     if rows and case.rows and case.rows > rows and (case.sequence or 0) <= (longest or 0):
         terms = read_terms(case.engine)
         setting = terms["batch_size"]
-        advice = f"Make no batch larger than the {rows} rows of those before: {setting}."
+        advice = f"Limit batches to {rows} rows, as before: lower {setting}."
         return Verdict(cause, advice, setting, terms["batch_size_fix"] or f"{setting.rpartition(' ')[2]}={rows}", 0.9)
     advice = "Truncate sequences to a fixed length in the tokenizer (truncation=True, max_length=...)."
     return Verdict(cause, advice, "max_length", f"truncation=True, max_length={longest or 512}", 0.9)

@@ -1,4 +1,4 @@
-"""The GPUs of all ranks wait for transfers of gathered parameters, which computation does not hide, or no longer.
+"""The GPUs of all ranks wait for gathered parameters: computation does not hide the transfers, or no longer does.
 
 The wait of all ranks is the shortest wait of any compute stream; see ``slow_gpu`` for the longer waits of the others.
 """
@@ -28,7 +28,7 @@ _SLOWER = _KIND.with_changes(
     advice="See what else uses the links: other jobs on the node, copies between GPUs and host, the network.",
     fix="nvidia-smi topo -m",
 )
-# The mark of an attempt whose growth was reported.
+# Marks a group whose growth was reported.
 _GROWN = f"{_KIND.name} grown"
 # Waits are reported from this share of an iteration on. They have grown if they are longer than the first ones by this
 # factor, and by this share of an iteration.
@@ -64,7 +64,7 @@ def _check_group(group: Group) -> Iterator[Annotation]:
             group.reported |= {_KIND.name, _GROWN}
             yield _build_finding(group, state.longer, before)
             return
-        # Two looks with long waits, of which the last one is longer than at first, may be the begin of a growth.
+        # If the last wait has grown, the next look decides which finding it is.
         if len(state.long) >= _LOOKS and not state.longer and _KIND.name not in group.reported:
             group.reported.add(_KIND.name)
             yield _build_finding(group, state.long[-_LOOKS:], None)

@@ -12,6 +12,7 @@ from zerotop.analysis.annotations.support.causes.step_change import (
     match_steps,
 )
 from zerotop.analysis.annotations.support.evidence import Rows
+from zerotop.analysis.script_terms import set_accumulation
 
 _LENGTH: Advice = ("Group samples of similar length, so that batches take similar time.", "{grouping_fix}")
 _ROWS: Advice = ("Keep the batch size of the steps before.", "{batch_size_fix}")
@@ -49,7 +50,8 @@ def _compare_batches(change: StepChange, parts: tuple[Rows, Rows], owner: str) -
     count = _compute_growth(parts, "micro_steps")
     if count is not None and count[0] != count[1] and _is_same_size(growth, count):
         text = f"{owner}'s steps have {count[1]:.0f} micro-batches instead of {count[0]:.0f}"
-        return Cause(text, _MICRO_STEPS, f"gradient_accumulation_steps={count[0]:.0f}", 0.9, is_expected=is_expected)
+        fix = set_accumulation(change.process.engine, round(count[0]))
+        return Cause(text, _MICRO_STEPS, fix, 0.9, is_expected=is_expected)
     if rows is not None and abs(np.log(rows[1] / rows[0])) > abs(larger) / 2:
         text = f"{owner}'s steps have {rows[1]:.0f} rows instead of {rows[0]:.0f}"
         return Cause(text, *_ROWS, 0.9, is_expected=is_expected)
