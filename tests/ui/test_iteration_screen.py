@@ -153,7 +153,7 @@ async def test_another_recordings_iteration_is_chosen_from_a_list(own_folder: Se
         listed = screen.app.screen.query_one(OptionList)
         await wait_until(screen.pilot, lambda: "enter draws its last iterations" in screen.read_text())
         assert listed.option_count == 1
-        assert "z3-offload-all.zerotop" in screen.read_text()
+        await wait_until(screen.pilot, lambda: "z3-offload-all.zerotop" in screen.read_text())  # painted a little later
         assert "No matches for “zzz”." in await screen.press_keys(*"zzz")
         assert "z3-offload-all.zerotop" in await screen.press_keys("backspace", "backspace", "3", "down", "up")
         await screen.press_keys("enter")
