@@ -256,7 +256,6 @@ go = threading.Event()
 threading.stack_size(64 << 10)
 for _ in range(10_000): threading.Thread(target=go.wait, daemon=True).start()
 time.sleep(2)
-go.set()
 """
     script = f"""
 import resource, sys

@@ -246,7 +246,7 @@ def test_a_program_that_only_infers_writes_nothing(single_runs: Counted) -> None
 
 
 def test_accelerate(tmp_path: Path) -> None:
-    counted = run_loop("with_accelerate", tmp_path, launcher="torchrun")
+    counted = run_loop("with_accelerate", tmp_path, launcher="bare")
     for number in (0, 1):
         rank, own = counted.read_rank(number)
         assert count_iterations(rank) == own["steps"] == 4
@@ -258,7 +258,7 @@ def test_accelerate(tmp_path: Path) -> None:
 
 
 def test_the_trainer_without_deepspeed(tmp_path: Path) -> None:
-    counted = run_loop("with_trainer", tmp_path, "none", str(tmp_path / "output_dir"), launcher="torchrun")
+    counted = run_loop("with_trainer", tmp_path, "none", str(tmp_path / "output_dir"), launcher="bare")
     total = 0
     for number in (0, 1):
         rank, own = counted.read_rank(number)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 kind, odd, when, pause = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 lock = threading.Lock()
-PREPARING_SHARE = 0.2
+PREPARING_SHARE = 0.1
 """Of one core; a rank that uses less than 0.05 counts as idle."""
 
 

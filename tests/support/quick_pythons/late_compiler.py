@@ -17,16 +17,35 @@ from typing import Any
 COMPILER = "torch._dynamo"
 DEEPSPEED_COMPILER = "deepspeed.runtime.compiler"
 # These import the compiler for nothing else. Others need all of it, and at the moment when they import it.
-WANTED_LATE = ("torch._compile", "torch.optim.optimizer")
+WANTED_LATE = ("torch._compile", "torch.compiler", "torch.optim.optimizer")
+# A module in it that needs nothing of it. Transformers imports it for the masks of its models.
+STANDING_ALONE = "torch._dynamo._trace_wrapped_higher_order_op"
 
 
-def exempt_function(function: Any, *_: Any, **__: Any) -> Any:
-    """Return the function, in place of ``torch._dynamo.disable``."""
-    return function
+def exempt_function(function: Any = None, *_: Any, **__: Any) -> Any:
+    """Return the function, or without one what does so: in place of decorators for functions that are compiled."""
+    return exempt_function if function is None else function
 
 
 # A type of Python that is called without arguments does nothing, and is in no stack.
-WITHOUT_COMPILER = {"disable": exempt_function, "graph_break": int}
+WITHOUT_COMPILER = {
+    "disable": exempt_function,
+    "allow_in_graph": exempt_function,
+    "assume_constant_result": exempt_function,
+    "graph_break": int,
+}
+
+
+class NothingCompiled:
+    """In place of the type of compiled modules: no object is one."""
+
+
+# What PyTorch and Accelerate ask of parts of the compiler whenever they connect ranks or distribute a model.
+PARTS_WITHOUT_COMPILER = {
+    "eval_frame": {"OptimizedModule": NothingCompiled},
+    "trace_rules": {"clear_lru_cache": int},
+    "utils": {"get_optimize_ddp_mode": str},
+}
 
 
 def is_wanted_late() -> bool:
@@ -37,22 +56,46 @@ def is_wanted_late() -> bool:
     return frame.f_globals.get("__name__") in WANTED_LATE
 
 
+def find_imported() -> str:
+    """Return the name of the module that is being imported, for which its package has just been asked."""
+    return str(sys._getframe(2).f_locals.get("name", ""))
+
+
 class LateModule(ModuleType):
     """A module that is executed as soon as others import it, or anything else of it is asked for."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in WITHOUT_COMPILER:
             return WITHOUT_COMPILER[name]
+        if name in PARTS_WITHOUT_COMPILER:
+            return LatePart(self, name)
         # Whoever imports it or a module in it asks for one of these two; `inspect` asks all modules for their files.
         is_import = name == "__path__" or (name == "__spec__" and not is_wanted_late())
+        is_import = is_import and find_imported() != STANDING_ALONE
         if name.startswith("__") and not is_import:
             return object.__getattribute__(self, name)
         execute_module(self)
         return getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        execute_module(self)
-        setattr(self, name, value)
+        if f"{COMPILER}.{name}" != STANDING_ALONE:
+            execute_module(self)
+        object.__setattr__(self, name, value)
+
+
+class LatePart:
+    """A module in a late one, until anything else of it is asked for than what PARTS_WITHOUT_COMPILER has."""
+
+    def __init__(self, late: ModuleType, name: str) -> None:
+        self.late = late
+        self.name = name
+
+    def __getattr__(self, function: str) -> Any:
+        if function in PARTS_WITHOUT_COMPILER[self.name]:
+            return PARTS_WITHOUT_COMPILER[self.name][function]
+        if isinstance(self.late, LateModule):
+            execute_module(self.late)
+        return getattr(getattr(self.late, self.name), function)
 
 
 def execute_module(module: Any) -> None:

@@ -14,5 +14,7 @@ import late_compiler  # type: ignore[import-not-found]  # beside this file
 
 gc.set_threshold(10_000, *gc.get_threshold()[1:])
 atexit.register(gc.freeze)
-if os.environ.get("CUDA_VISIBLE_DEVICES") == "" and not os.environ.get("EARLY_COMPILER"):
+# DeepSpeed's launcher numbers GPUs for its ranks where there are none, too.
+without_gpu = os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not os.path.exists("/dev/nvidiactl")
+if without_gpu and not os.environ.get("EARLY_COMPILER"):
     late_compiler.install_finder()
