@@ -17,6 +17,7 @@ import pytest
 
 from agents import wait_for
 from programs import ZEROTOP, make_environment, on_terminal, run_zerotop
+from terminals import Terminal
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.session.reader import Session
 from zerotop.session.sweeps import Plan, Point, Sweep, Value, read_sweep
@@ -226,7 +227,10 @@ def test_a_large_matrix_asks_first(tmp_path: Path) -> None:
 def test_the_screen_opens_a_point_and_returns(tmp_path: Path, quick_start: dict[str, str]) -> None:
     job = ["--", sys.executable, str(SCRIPT), "train", "{seq_length}", "{steps}", "none"]
     options = ["sweep", "--seq-length", "8,16", "--steps", "6", "-o", str(tmp_path / "sweep"), "--price-per-hour", "30"]
-    with closing(on_terminal(tmp_path, *options, *job, rows=30, columns=110, **quick_start)) as terminal:
+    environment = make_environment(tmp_path, **quick_start)
+    with closing(
+        Terminal([*ZEROTOP, *options, *job], environment=environment, folder=tmp_path, rows=30, columns=110)
+    ) as terminal:
         terminal.wait_for("2 of 2 points", "done", "Peak host memory")
         terminal.type_keys("\r")
         terminal.wait_for("Timeline", "Memory")

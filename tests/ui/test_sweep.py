@@ -211,3 +211,11 @@ def turn_wheel(app: SweepApp, x: int, y: int, direction: int) -> None:
     """Turn the wheel up, or down where ``direction`` is negative."""
     kind = events.MouseScrollUp if direction > 0 else events.MouseScrollDown
     app.screen.post_message(kind(None, x, y, 0, 0, 0, False, False, False, screen_x=x, screen_y=y))
+
+
+def test_the_first_picture_describes_the_point_that_runs() -> None:
+    model = make_model()
+    first = draw_sweep(model, 200, 50, BLOCKS)
+    assert model.sweep.points[model.cursor_row].settings["allocator"] == "expandable_segments:True"
+    assert any(row_text(row).startswith(" allocator expandable_segments:True: ") for row in first)
+    assert draw_sweep(model, 200, 50, BLOCKS) == first

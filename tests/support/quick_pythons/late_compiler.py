@@ -41,7 +41,7 @@ class NothingCompiled:
 
 
 # What PyTorch and Accelerate ask of parts of the compiler whenever they connect ranks or distribute a model.
-PARTS_WITHOUT_COMPILER = {
+PARTS_WITHOUT_COMPILER: dict[str, dict[str, Any]] = {
     "eval_frame": {"OptimizedModule": NothingCompiled},
     "trace_rules": {"clear_lru_cache": int},
     "utils": {"get_optimize_ddp_mode": str},

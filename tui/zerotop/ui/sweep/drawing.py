@@ -26,6 +26,7 @@ _GAP = 2
 
 def draw_sweep(model: SweepModel, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """Draw ``height`` rows without the keys."""
+    model.place_cursor()  # before all that describes the chosen point
     head = [_draw_head(model, width, glyphs), _draw_progress(model, width, glyphs)]
     if model.search is not None:
         most = min(count_rows(model.search), max(2, height // 4))

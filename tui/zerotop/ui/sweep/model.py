@@ -226,11 +226,14 @@ class SweepModel:
         """Keep the cursor on the point that runs."""
         self.is_following = True
 
-    def scroll_to_cursor(self, rows: int) -> None:
-        """Scroll so that the cursor is among ``rows`` visible rows."""
-        self.visible_rows = rows
+    def place_cursor(self) -> None:
+        """Move the cursor to the point that runs, if it follows."""
         if self.is_following:
             running = sorted(self.progress.attempts)
             self.cursor_row = running[-1] if running else max(0, len(self.sweep.points) - 1)
+
+    def scroll_to_cursor(self, rows: int) -> None:
+        """Scroll so that the cursor is among ``rows`` visible rows."""
+        self.visible_rows = rows
         last = max(0, len(self.sweep.points) - rows)
         self.top_row = min(last, max(self.cursor_row - rows + 1, min(self.top_row, self.cursor_row)))
