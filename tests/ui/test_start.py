@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from textual import events
 from textual.widgets import Input
 
 import recordings
@@ -73,6 +74,17 @@ async def test_enter_opens_and_leaving_comes_back(session_root: Path) -> None:
             await wait_until(pilot, lambda: isinstance(start.app.screen, StartScreen))
         await pilot.press("q")
     assert start.app.return_value is Leaving.QUIT
+
+
+async def test_a_second_enter_after_the_filter_opens_however_fast_it_is_typed(session_root: Path) -> None:
+    start = Start()
+    async with start.app.run_test(size=(120, 40)) as pilot:
+        await wait_for_list(start, pilot)
+        await pilot.press("slash", *"story")
+        await wait_until(pilot, lambda: start.names() == ["story"])
+        for _ in range(2):  # both are there before the first one is handled
+            start.app.post_message(events.Key("enter", "\r"))
+        await wait_until(pilot, lambda: isinstance(start.app.screen, LiveScreen))
 
 
 async def test_escape_comes_back_from_every_screen(session_root: Path) -> None:

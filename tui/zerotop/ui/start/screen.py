@@ -138,7 +138,11 @@ class StartScreen(Screen[None]):
         self._sheet.repaint()
 
     def on_input_submitted(self) -> None:
-        self._close_filter()
+        """Close the filter. Without the focus it has got a second Enter, typed at once: the list is meant."""
+        if self.focused is None:
+            self.action_open()
+        else:
+            self._close_filter()
 
     def action_no_filter(self) -> None:
         """Clear the filter, or else the marks."""
