@@ -45,10 +45,10 @@ lint: install
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
 
-# Two workers for each core: many tests wait. Where real jobs are among the tests, a file stays in one worker, for what
+# Five workers for two cores: many tests wait. Where real jobs are among the tests, a file stays in one worker, for what
 # its tests share, and the files of tests/real come first: they take longest. Tests that measure time or list what runs are
 # marked `alone`: one at a time, as those with a GPU.
-WORKERS := $(shell n=$$(( $$(nproc 2>/dev/null || echo 2) * 2 )); echo $$(( n > 8 ? 8 : n )))
+WORKERS := $(shell n=$$(( $$(nproc 2>/dev/null || echo 2) * 5 / 2 )); echo $$(( n > 8 ? 8 : n )))
 test: lint
 	$(BIN)/python -m pytest tests/real tests/ui tests/unit -m "not alone and not gpu" \
 		--numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from memory_recording import GIB, gib_to_bytes, record_two_steps
+from real_jobs import make_environment
 from small_recording import BEGIN_NS, S
 from zerotop.analysis.memory.expected.deepspeed_estimates import RuleOfThumb, estimate_zero2, estimate_zero3
 from zerotop.analysis.memory.expected.zero_model import (
@@ -42,7 +43,8 @@ SIZES = [
 @pytest.fixture(scope="module")
 def deepspeed_estimates(checkout_root: Path) -> dict[str, Any]:
     script = checkout_root / "tests" / "support" / "deepspeed_estimates.py"
-    run = subprocess.run([sys.executable, script, json.dumps(SIZES)], capture_output=True, text=True, check=False)
+    command = [sys.executable, script, json.dumps(SIZES)]
+    run = subprocess.run(command, env=make_environment(), capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
     return result

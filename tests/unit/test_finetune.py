@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from real_jobs import QUICK_PYTHONS
 from zerotop import demo
 from zerotop.demo import finetune
 
@@ -32,6 +33,8 @@ def run_command(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[
         "TMPDIR": str(cwd),
         "HF_HUB_OFFLINE": "1",
         "DS_ACCELERATOR": "cpu",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": str(QUICK_PYTHONS),
     }
     return subprocess.run([sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
