@@ -43,7 +43,7 @@ SIZES = [
 @pytest.fixture(scope="module")
 def deepspeed_estimates(checkout_root: Path) -> dict[str, Any]:
     script = checkout_root / "tests" / "support" / "deepspeed_estimates.py"
-    command = [sys.executable, script, json.dumps(SIZES)]
+    command = [sys.executable, str(script), json.dumps(SIZES)]
     run = subprocess.run(command, env=make_environment(), capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
     result: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
