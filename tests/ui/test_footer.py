@@ -75,7 +75,7 @@ async def test_only_keys_that_work_are_shown() -> None:
 @pytest.mark.parametrize(("once_s", "is_said"), [(0.04, False), (1.26, True)])
 def test_a_cost_that_would_be_written_as_zero_is_left_out(once_s: float, is_said: bool) -> None:
     cost = replace(RecordingSource(open_recording("cpu-clean")).view_at(None).cost, one_time_s=once_s)
-    text = row_text(draw_status(cost, 80, BLOCKS))
+    text = row_text(draw_status(cost, 80))
     assert "watching costs" in text
     assert ("1.3 s once" in text) is is_said
     assert "once" not in text or is_said

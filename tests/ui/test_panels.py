@@ -339,10 +339,10 @@ def test_transport() -> None:
 def test_status_is_loud_about_losses_only() -> None:
     cost = view_at(offload_story(), 75.0).cost
     text = "watching costs 0.002 % "
-    assert row_text(draw_status(cost, 80, BLOCKS)) == text
-    once = row_text(draw_status(replace(cost, one_time_s=1.25), 80, BLOCKS))
+    assert row_text(draw_status(cost, 80)) == text
+    once = row_text(draw_status(replace(cost, one_time_s=1.25), 80))
     assert once == "watching costs 0.002 %   1.2 s once "
-    lossy = draw_status(replace(cost, lost_records=1234, errors=1), 100, BLOCKS)
+    lossy = draw_status(replace(cost, lost_records=1234, errors=1), 100)
     assert [text for text, style in lossy if style == "alert"] == ["1 234 records lost", "1 probe error"]
 
 

@@ -293,6 +293,7 @@ NODES: list[dict[str, object]] = [{"node": 0, "cpus": "0-31"}, {"node": 1, "cpus
         (["24-39", "0-15", "40-55", "56-63"], "Rank 0 is bound to cores of several NUMA nodes"),
         (["0-15", "16-31", "32-47", "48-63"], ""),
         (["0-63", "0-63", "0-63", "0-63"], ""),
+        (["0-99999999999", "0-15", "16-31", "32-47"], ""),  # a damaged recording
     ],
 )
 def test_core_binding(tmp_path: Path, cpus: list[str], sentence: str) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Rank
+from zerotop.analysis.processes.cores import NO_CORES, Cores
 from zerotop.analysis.processes.phases import NOT_YET, phase_name, vote_phases
 from zerotop.analysis.processes.recent_means import find_window
 from zerotop.analysis.processes.thinned import mask_moments
-from zerotop.analysis.ranks.affinity import NO_CORES, Affinities, Cores
+from zerotop.analysis.ranks.affinity import Affinities
 from zerotop.analysis.views.history import PIECE_NS
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import iter_samples, merge_columns

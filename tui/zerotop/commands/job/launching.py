@@ -12,21 +12,11 @@ from typing import Any
 
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop_probe.outside.job.agent import AgentError, CommandError, check_command
+from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
 from zerotop_probe.recording import directory
 
 # As shells, env and timeout have it.
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
-_LAUNCHERS = ("deepspeed", "torchrun", "accelerate")
-
-
-def find_launcher(command: Sequence[str]) -> str:
-    """Return the launcher in a command line, by program or by ``-m`` module; "" without a known one."""
-    words = [os.path.basename(command[0])]
-    if "-m" in command[:-1]:
-        words.append(command[list(command).index("-m") + 1].split(".")[0])
-    if "torch.distributed.run" in command:
-        words.append("torchrun")
-    return next((word for word in words if word in _LAUNCHERS), "")
 
 
 @contextmanager
@@ -60,7 +50,7 @@ def _describe_command_error(error: CommandError) -> Problem:
 def _create_session(command: Sequence[str], path: str | None, facts: dict[str, Any]) -> str:
     folder = directory.find_default_root() if path is None else path
     try:
-        return directory.create_session(command, path=path, launcher=find_launcher(command), **facts)
+        return directory.create_session(command, path=path, launcher=find_launcher(list(command)), **facts)
     except OSError as error:
         if error.errno is None:  # the folder is not empty or another user's; the error says so
             raise

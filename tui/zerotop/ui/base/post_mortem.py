@@ -27,26 +27,22 @@ def count_post_mortem_rows(failure: Failure, cursor_ns: int, width: int, most: i
     return min(most, len(_draw_rows(failure, cursor_ns, width, most, glyphs)))
 
 
-def draw_post_mortem(
-    failure: Failure, cursor_ns: int, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
-) -> list[Row]:
+def draw_post_mortem(failure: Failure, cursor_ns: int, width: int, height: int, glyphs: Glyphs) -> list[Row]:
     """Draw the failure and the likely fix; with more room also the reason, then numbers, then the last seconds."""
-    rows = _draw_rows(failure, cursor_ns, width, height, glyphs, focused=focused)[:height]
+    rows = _draw_rows(failure, cursor_ns, width, height, glyphs)[:height]
     return fit_height([fit_row(row, width, glyphs) for row in rows], width, height, glyphs)
 
 
-def _draw_rows(
-    failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs, *, focused: bool = False
-) -> list[Row]:
+def _draw_rows(failure: Failure, cursor_ns: int, width: int, most: int, glyphs: Glyphs) -> list[Row]:
     ago = max(0.0, (cursor_ns - failure.unix_ns) / 1e9)
     when = f" {format_rough_time(ago)} ago" if ago >= 1 else ""
     state = "" if failure.final else ", the job may still be running"
-    title: Row = ((_TITLES[failure.kind], "alert" if not focused else "title-focused"), (f"{when}{state}", "muted"))
+    title: Row = ((_TITLES[failure.kind], "alert"), (f"{when}{state}", "muted"))
     edge = 1 if width >= 60 else 0
     inner = width - 2 * edge
     is_wide = inner >= _TWO_COLUMNS_WIDTH and bool(failure.numbers)
     sentences = _draw_sentences(failure, inner - _NUMBERS_WIDTH - 3 if is_wide else inner, most - 1, glyphs)
-    numbers = _draw_numbers(failure, glyphs)
+    numbers = _draw_numbers(failure)
     rows = _join_columns(sentences, numbers, inner, glyphs) if is_wide else [*sentences, *numbers]
     rows += _draw_last_seconds(failure, inner, most - 1 - len(rows), glyphs)
     heading = draw_rule((*title, (" ", "rule")), inner, glyphs)
@@ -88,7 +84,7 @@ def _draw_advice(failure: Failure, width: int, glyphs: Glyphs) -> list[Row]:
     return rows
 
 
-def _draw_numbers(failure: Failure, glyphs: Glyphs) -> list[Row]:
+def _draw_numbers(failure: Failure) -> list[Row]:
     if not failure.numbers:
         return []
     unit = choose_unit(max(max(number.bytes, number.of_bytes or 0) for number in failure.numbers))

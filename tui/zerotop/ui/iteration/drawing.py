@@ -163,7 +163,7 @@ def layout_heights(room: int, count: int) -> list[int]:
     return [each + (place < more) for place in range(shown)]
 
 
-def has_hidden_lanes(fold: WaveformFold, width: int, height: int, *, pinned: bool) -> bool:
+def has_hidden_lanes(fold: WaveformFold, height: int, *, pinned: bool) -> bool:
     """Whether some lanes do not fit in a panel of this size."""
     ribbons = 1 + (height - 3 >= _MIN_ROWS_TWO_RIBBONS) + pinned
     return len(layout_heights(height - 3 - ribbons, len(choose_lanes(fold)))) < len(choose_lanes(fold))

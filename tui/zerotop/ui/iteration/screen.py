@@ -135,7 +135,7 @@ class IterationScreen(MonitorScreen):
         }
         if self.folding.wanted_count is None:
             labels["iteration.level"] = ""
-        if box is None or not has_hidden_lanes(shown.fold, box.width, box.height, pinned=shown.pinned is not None):
+        if box is None or not has_hidden_lanes(shown.fold, box.height, pinned=shown.pinned is not None):
             labels["iteration.lane"] = ""
         return labels
 

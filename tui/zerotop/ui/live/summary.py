@@ -36,7 +36,7 @@ def draw_summary(
     summary: EndSummary, view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool = False
 ) -> list[Row]:
     """Draw a row for each finding with its cost, then a sentence a row."""
-    heading = f" {_SHARE}" if _choose_form(summary, view, width, glyphs) is _Form.PERCENT else ""
+    heading = f" {_SHARE}" if _choose_form(summary, view, width) is _Form.PERCENT else ""
     title = panel_title("Summary", focused)
     rows: list[Row] = [(*draw_rule(title, width - len(heading), glyphs), (heading, "heading"))]
     rows += _draw_lines(summary, view, width, height - 1, glyphs)
@@ -50,7 +50,7 @@ def count_summary_rows(summary: EndSummary, view: LiveView, width: int, glyphs: 
 
 def _draw_lines(summary: EndSummary, view: LiveView, width: int, most_rows: int, glyphs: Glyphs) -> list[Row]:
     """Draw at most ``most_rows`` rows, if the findings are not more."""
-    form = _choose_form(summary, view, width, glyphs)
+    form = _choose_form(summary, view, width)
     rows = [_draw_finding(cost, form, summary.training_s, view, width, glyphs) for cost in summary.findings]
     if not summary.findings:
         rows.append(((f"  {_NO_FINDINGS}", "good"),))
@@ -62,7 +62,7 @@ def _draw_lines(summary: EndSummary, view: LiveView, width: int, most_rows: int,
     return rows
 
 
-def _choose_form(summary: EndSummary, view: LiveView, width: int, glyphs: Glyphs) -> _Form:
+def _choose_form(summary: EndSummary, view: LiveView, width: int) -> _Form:
     """Return the longest form of costs in time that fits beside every finding, so that all have the same."""
     for form in (_Form.WHOLE, _Form.SHARE):
         rights = [_write_cost(cost, form, summary.training_s, view) for cost in summary.findings if cost.seconds is not None]

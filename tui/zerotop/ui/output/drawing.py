@@ -87,7 +87,7 @@ class _ColumnWidths:
     text: int
 
     @classmethod
-    def from_page(cls, page: OutputPage, width: int, glyphs: Glyphs) -> _ColumnWidths:
+    def from_page(cls, page: OutputPage, width: int) -> _ColumnWidths:
         time = len(format_clock(page.longest_s)) + 1 if width >= _MIN_TIME_WIDTH else 0
         highest = max((step for step in page.steps if step is not None), default=None)
         step = max(4, len(str(highest))) + 1 if width >= _MIN_STEP_WIDTH and highest is not None else 0
@@ -98,7 +98,7 @@ def draw_page_rows(
     page: OutputPage, search: SearchState, width: int, room: int, glyphs: Glyphs
 ) -> list[tuple[Row, OutputLine]]:
     """Return at most ``room`` rows of a page, each with its line."""
-    columns = _ColumnWidths.from_page(page, width, glyphs)
+    columns = _ColumnWidths.from_page(page, width)
     rows: list[tuple[Row, OutputLine]] = []
     before: tuple[str, str] = ("", "")
     for line, step in zip(page.lines, page.steps, strict=True):

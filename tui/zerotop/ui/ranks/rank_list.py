@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from zerotop.analysis.live_view import LiveView, Rank
-from zerotop.analysis.ranks.affinity import Cores, format_cores
+from zerotop.analysis.processes.cores import Cores, format_cores
 from zerotop.ui.drawing.formatting import MISSING, format_fixed
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import format_cores_used, rank_name

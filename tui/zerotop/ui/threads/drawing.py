@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.formatting import format_count
-from zerotop.analysis.ranks.affinity import Cores, format_cores
+from zerotop.analysis.processes.cores import Cores, format_cores
 from zerotop.analysis.ranks.threads import RankThreads, Thread, ThreadGroup
 from zerotop.analysis.stats.rounding import round_count_up
 from zerotop.analysis.text_tables import format_tsv
@@ -229,7 +229,7 @@ def draw_threads(
     for item in items:
         table += _draw_item(item, styles, placed, 1 if most and item.thread is not None else tall, width, glyphs)
         lines += [item] * (len(table) - len(lines))
-    table.append(fit_row(_draw_rest(threads, glyphs), width, glyphs))
+    table.append(fit_row(_draw_rest(threads), width, glyphs))
     top = max(0, min(top, len(table) - room))
     shown = table[top : top + room]
     if len(table) > top + room and shown:
@@ -261,7 +261,7 @@ def _draw_name(line: TableLine, size: int, glyphs: Glyphs) -> Row:
     return ((f"{mark} ", "accent"), (number, "value"), (name, "text"))
 
 
-def _draw_rest(threads: RankThreads, glyphs: Glyphs) -> Row:
+def _draw_rest(threads: RankThreads) -> Row:
     """Return a sentence about the threads that are not in the table."""
     if not threads.is_recorded:
         return (("  No threads recorded: zerotop run and zerotop attach record them.", "muted"),)

@@ -1,4 +1,4 @@
-"""A container that puts panels at the boxes of ``ui.base.layout``."""
+"""A container that puts panels at the boxes of ``ui.drawing.layout``."""
 
 from __future__ import annotations
 

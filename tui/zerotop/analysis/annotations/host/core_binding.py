@@ -10,6 +10,7 @@ from typing import Any
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.processes.cores import Cores, parse_cores
 
 _KIND = FindingKind(
     name="core_binding",
@@ -32,7 +33,7 @@ _IDLE = _KIND.with_changes(
     details="The ranks on this node ({count}) are bound to other cores.",
 )
 
-_Cores = dict[int, frozenset[int]]  # by rank or by NUMA node
+_CoresByNumber = dict[int, Cores]  # by rank or by NUMA node
 _Match = tuple[FindingKind, dict[str, Any]]  # and the values of its templates
 
 
@@ -64,7 +65,7 @@ def _check_host(recording: Evidence, group: Group, host: str) -> Annotation | No
     return kind.at_steps(group, rows, evidence, known_ns=known_ns, ranks=sorted(bound), **values)
 
 
-def _check_shared(bound: _Cores, free: int) -> _Match | None:
+def _check_shared(bound: _CoresByNumber, free: int) -> _Match | None:
     """Ranks that are bound to the same cores although others are free."""
     for cpus in dict.fromkeys(bound.values()):
         ranks = sorted(rank for rank, other in bound.items() if other == cpus)
@@ -73,7 +74,7 @@ def _check_shared(bound: _Cores, free: int) -> _Match | None:
     return None
 
 
-def _check_crossing(bound: _Cores, nodes: _Cores) -> _Match | None:
+def _check_crossing(bound: _CoresByNumber, nodes: _CoresByNumber) -> _Match | None:
     """Ranks whose cores would fit in one NUMA node and are in several."""
     ranks = [
         rank
@@ -83,7 +84,7 @@ def _check_crossing(bound: _Cores, nodes: _Cores) -> _Match | None:
     return (_CROSSING, {"crossing": ranks, "verb": "is" if len(ranks) == 1 else "are each"}) if ranks else None
 
 
-def _check_idle(bound: _Cores, nodes: _Cores, used: set[int]) -> _Match | None:
+def _check_idle(bound: _CoresByNumber, nodes: _CoresByNumber, used: set[int]) -> _Match | None:
     """NUMA nodes without a rank where there are enough ranks for all nodes."""
     empty = [number for number, cpus in sorted(nodes.items()) if not cpus & used]
     if not empty or len(bound) < len(nodes):
@@ -91,26 +92,16 @@ def _check_idle(bound: _Cores, nodes: _Cores, used: set[int]) -> _Match | None:
     return _IDLE, {"count": len(bound), "empty": " and ".join(map(str, empty))}
 
 
-def _find_cpus(recording: Evidence, process: Process, time_ns: int) -> frozenset[int]:
+def _find_cpus(recording: Evidence, process: Process, time_ns: int) -> Cores:
     """The cores that the process may run on; empty if they were not recorded."""
     lists = [
         event.facts.get("cpus")
         for event in recording.events_named("affinity")
         if (event.host, event.facts.get("pid")) == process.key and event.unix_ns <= time_ns
     ]
-    return parse_cpu_list(str(lists[-1])) if lists else frozenset()
+    return parse_cores(str(lists[-1])) if lists else frozenset()
 
 
-def _find_numa_nodes(recording: Evidence, host: str) -> _Cores:
+def _find_numa_nodes(recording: Evidence, host: str) -> _CoresByNumber:
     lists = [event.facts.get("numa") or [] for event in recording.events_named("node") if event.host == host]
-    return {int(node["node"]): parse_cpu_list(str(node["cpus"])) for node in lists[-1]} if lists else {}
-
-
-def parse_cpu_list(text: str) -> frozenset[int]:
-    """Parse ``0-3,8``. Parts that are no numbers are left out."""
-    cpus: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdecimal() and (last.isdecimal() or not last):
-            cpus.update(range(int(first), int(last or first) + 1))
-    return frozenset(cpus)
+    return {int(node["node"]): parse_cores(str(node["cpus"])) for node in lists[-1]} if lists else {}

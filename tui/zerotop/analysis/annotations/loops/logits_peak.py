@@ -1,6 +1,6 @@
 """Logits and their float32 copies take a large part of the memory peak of a language model's backward.
 
-Counted when the first backward begins: blocks of rows x tokens x vocabulary elements, see ``support.block_shapes``.
+Counted when the first backward begins: blocks of rows x tokens x vocabulary elements, see ``support.memory.block_shapes``.
 """
 
 from __future__ import annotations

@@ -75,10 +75,10 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report a gap, and again where it has changed by SPIKE_REPEAT_FACTOR."""
     for group in recording.groups:
         if group.lead.is_on_gpu:
-            yield from _check_group(recording, group)
+            yield from _check_group(group)
 
 
-def _check_group(recording: Evidence, group: Group) -> Iterator[Annotation]:
+def _check_group(group: Group) -> Iterator[Annotation]:
     lead, state = group.lead, group.get_state(_State)
     window = group.next_steps(len(lead.phased_steps), _KIND.name)
     if window is None:

@@ -49,11 +49,11 @@ def draw_tabs(
         spans.extend([(f"{number}", key), (f" {title}" if title else "", word), ("  ", "text")])
         places.append((begin, row_width(spans) - 2, f"app.switch('{tab.name}')"))
     room = width - row_width(spans) - 1
-    status = draw_status(cost, room, glyphs) if room >= 8 else ()
+    status = draw_status(cost, room) if room >= 8 else ()
     return align_ends(merge_spans(spans), status, width, glyphs), places
 
 
-def draw_status(cost: Cost, width: int, glyphs: Glyphs) -> Row:
+def draw_status(cost: Cost, width: int) -> Row:
     """Draw the probe's cost, lost records and errors, as far as they fit."""
     left: list[tuple[int, Row]] = []
     if is_known(cost.probe_share):

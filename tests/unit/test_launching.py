@@ -1,0 +1,36 @@
+"""The session of a command, before it is started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from zerotop.commands.job import launching
+from zerotop.session.reader import Session
+
+
+@pytest.mark.parametrize(
+    ("arguments", "launcher"),
+    [
+        (["-m", "torch.distributed.run", "train.py"], "torchrun"),
+        (["-m", "torch.distributed.launch", "train.py"], "torchrun"),
+        (["-m", "deepspeed.launcher.runner", "train.py"], "deepspeed"),
+        (["-u", "-m", "accelerate.commands.launch", "train.py"], "accelerate"),
+        (["/usr/local/bin/torchrun", "train.py"], "torchrun"),
+        (["train.py", "-m", "torchrun"], ""),
+    ],
+)
+def test_a_session_names_the_launcher_of_its_command(tmp_path: Path, arguments: list[str], launcher: str) -> None:
+    with launching.make_session([sys.executable, *arguments], str(tmp_path / "session")) as session:
+        assert Session.open(Path(session)).info["launcher"] == launcher
+
+
+def test_programs_of_mpi_and_slurm_are_launchers(tmp_path: Path) -> None:
+    for program, launcher in (("mpirun", "mpi"), ("srun", "slurm"), ("accelerate-launch", "accelerate")):
+        path = tmp_path / program
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+        with launching.make_session([str(path), "train.py"], str(tmp_path / f"{program}.session")) as session:
+            assert Session.open(Path(session)).info["launcher"] == launcher
