@@ -30,7 +30,7 @@ from zerotop.ui.charts import GrowingScales
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
 from zerotop.ui.drawing.rows import row_text, row_width
 from zerotop.ui.drawing.theme import STYLES
-from zerotop.ui.iteration.clipboard import phases_text, waveform_text
+from zerotop.ui.iteration.clipboard import format_phases, format_waveform
 from zerotop.ui.iteration.drawing import ShownWaveform, draw_waveform, layout_heights
 from zerotop.ui.iteration.labels import describe_bottleneck, describe_left_out
 from zerotop.ui.iteration.overlay_dialog import OverlayDialog
@@ -372,11 +372,11 @@ def test_phases_within_others_give_way_first() -> None:
 
 def test_what_is_copied_has_all_numbers() -> None:
     fold = fold_of("z2-offload")
-    heading, *rows = waveform_text(fold).splitlines()
+    heading, *rows = format_waveform(fold).splitlines()
     assert heading.split("\t")[:4] == ["position_s", "utilization", "utilization_p10", "utilization_p90"]
     assert len(rows) == 201
     assert all(len(row.split("\t")) == len(heading.split("\t")) for row in rows)
-    phases = phases_text(fold, None).splitlines()
+    phases = format_phases(fold, None).splitlines()
     assert phases[-1].startswith("iteration\t0\t0.32")
     assert len(phases) == len(fold.phases) + 2
 

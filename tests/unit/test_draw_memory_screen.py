@@ -13,7 +13,7 @@ from memory_recording import GIB, Recording, gib_to_bytes, record_two_steps
 from microscope_recording import looked_at
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.memory.memory_table import SUM_ALLOCATED, SUM_DEVICE, MemoryLine
-from zerotop.analysis.processes.phases import phase_name
+from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.views.memory_view import MemoryView, MemoryViewBuilder
 from zerotop.ui.base.post_mortem import count_post_mortem_rows, draw_post_mortem
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
@@ -210,7 +210,7 @@ def test_a_column_without_events_has_the_phase_at_its_middle(tmp_path: Path) -> 
     trace = view_of(looked_at(tmp_path), 29.5).trace
     assert trace is not None
     _, phases = resample_curve(trace, 90)  # a tenth of a second each, from second 20 on
-    assert [phase_name(code) for code in phases[[10, 28, 40, 68, 75, 89]].tolist()] == [
+    assert [find_phase_name(code) for code in phases[[10, 28, 40, 68, 75, 89]].tolist()] == [
         *("forward", "forward", "backward", "backward", "step", "step")
     ]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotop.analysis.processes.phases import find_current, find_innermost, phase_name
+from zerotop.analysis.processes.phases import find_current, find_innermost, find_phase_name
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import BEGINS, BOUNDARY, COUNTED, PHASE_CODE, PHASES, SPANS
@@ -107,7 +107,7 @@ def test_a_long_evaluation_is_not_forgotten_for_all_that_is_within(tmp_path: Pat
 
 
 def test_a_phase_of_a_newer_version_is_some_other() -> None:
-    assert phase_name(len(PHASES) + 3) == "other"
+    assert find_phase_name(len(PHASES) + 3) == "other"
 
 
 def test_in_counted_steps_the_phase_is_unknown(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_in_counted_steps_the_phase_is_unknown(tmp_path: Path) -> None:
     moments = np.array([5, 15, 30, 42, 47, 55, 65, 72, 78, 82, 88, 92, 98]) + now
     codes = find_innermost(read, ended, moments, now + 100).tolist()
     expected = ["forward", "step", *["unknown"] * 3, "eval", *["unknown"] * 2, "other", "forward", "other", "step", "other"]
-    assert [phase_name(code) for code in codes] == expected
+    assert [find_phase_name(code) for code in codes] == expected
     assert [find_current(read, ended, now + moment)[0] for moment in (5, 48, 55, 76, 82, 97)] == [
         *("forward", "unknown", "eval", "unknown", "forward", "other"),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from zerotop.analysis.formatting import format_bytes, format_gib
 from zerotop.analysis.memory.microscope import AllocationTrace, read_traces
-from zerotop.analysis.processes.phases import phase_name
+from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import Problem
 from zerotop.commands.common.escape import escape_unprintable
@@ -60,7 +60,7 @@ def _await_traces(session: Session, request: int, wait_s: float) -> tuple[Alloca
 def _build_json(trace: AllocationTrace) -> dict[str, Any]:
     facts = dataclasses.asdict(trace)
     plain = {field: facts[field].tolist() for field in ("times_ns", "curve_bytes", "changes_ns")}
-    named = {field: [phase_name(code) for code in facts[field].tolist()] for field in ("phases", "changed_to")}
+    named = {field: [find_phase_name(code) for code in facts[field].tolist()] for field in ("phases", "changed_to")}
     return {**facts, **plain, **named}
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from zerotop_probe.inside.engines import EngineState
 from zerotop_probe.inside.facts.engine_facts import record_engine
 from zerotop_probe.inside.guard import Guard, wrap_method
-from zerotop_probe.inside.hooks import optimizer_step
+from zerotop_probe.inside.hooks import engine_updates
 from zerotop_probe.inside.hooks.checkpoints import CheckpointHooks
 from zerotop_probe.inside.hooks.generation import GenerationHooks
 from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
@@ -51,7 +51,7 @@ class EngineHooks(TrainingHooks):
 
     def __init__(self, probe: Probe) -> None:
         super().__init__(probe)
-        self._updates = optimizer_step.UpdateHooks(probe)
+        self._updates = engine_updates.UpdateHooks(probe)
         self._facts_guard = Guard("engine facts", probe.meter)
 
     def install_hooks(self, engine_class: type) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from zerotop_probe.outside import procfs
-from zerotop_probe.outside.attaching import kernels
+from zerotop_probe.outside.attaching import jupyter_kernels
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.ranks import silent_ranks
 from zerotop_probe.outside.sampling.ranks.launcher_programs import find_launcher
@@ -60,8 +60,8 @@ class FoundJob:
     @property
     def script_path(self) -> str:
         """The script, as the first rank's command line names it, or the notebook of a kernel; "" if there is none."""
-        if self.launcher == kernels.JUPYTER:
-            return kernels.find_notebook(self.ranks[0].environment)
+        if self.launcher == jupyter_kernels.JUPYTER:
+            return jupyter_kernels.find_notebook(self.ranks[0].environment)
         arguments = procfs.read_command_line(self.ranks[0].process.pid) if self.ranks else list(self.command)
         return next((argument for argument in arguments if argument.endswith(".py")), "")
 
@@ -94,15 +94,15 @@ def find_job(pid: int) -> FoundJob | None:
 
 def find_kernel_jobs() -> list[FoundJob]:
     """Return the Jupyter kernels that hold a GPU, or without GPUs those with PyTorch, as jobs, the youngest first."""
-    found = (process for pid in kernels.find_kernels() if (process := Process.from_pid(pid)) is not None)
+    found = (process for pid in jupyter_kernels.find_kernels() if (process := Process.from_pid(pid)) is not None)
     return sorted(map(_make_single, found), key=lambda job: job.age_s)
 
 
 def _make_single(process: Process) -> FoundJob:
     """Return the job of a process that no launcher started."""
-    is_kernel = kernels.is_kernel(procfs.read_command_line(process.pid))
+    is_kernel = jupyter_kernels.is_kernel(procfs.read_command_line(process.pid))
     rank = FoundRank(process, None, procfs.read_environment(process.pid))
-    return _make_job(process, [rank], launcher=kernels.JUPYTER if is_kernel else "python")
+    return _make_job(process, [rank], launcher=jupyter_kernels.JUPYTER if is_kernel else "python")
 
 
 def _make_job(root: Process, ranks: Iterable[FoundRank], *, launcher: str = "") -> FoundJob:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from zerotop_probe.outside import procfs
-from zerotop_probe.outside.attaching import kernels, payload, remote_exec
+from zerotop_probe.outside.attaching import jupyter_kernels, payload, remote_exec
 from zerotop_probe.outside.attaching.injector import PlantedCode, State, plant_code
 from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, CannotEnter, examine_process
 from zerotop_probe.outside.procfs import Process
@@ -91,7 +91,7 @@ class ProbeCall:
         """Return the result for a process that has not answered in time."""
         payload.remove_file(self._answer_path)  # the script stays, as the process will execute it
         seconds = time.monotonic() - self.began_s
-        is_kernel = kernels.is_kernel(procfs.read_command_line(self.process.pid))
+        is_kernel = jupyter_kernels.is_kernel(procfs.read_command_line(self.process.pid))
         reason = _IDLE_KERNEL if is_kernel else _PENDING.format(seconds=seconds, pid=self.process.pid)
         return self._make_entry(why_not=reason, is_pending=True)
 

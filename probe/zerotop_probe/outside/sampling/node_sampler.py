@@ -23,7 +23,7 @@ from zerotop_probe.outside.sampling.ring_collector import Report, RingCollector
 from zerotop_probe.outside.sampling.sampler_thread import SamplerThread
 from zerotop_probe.outside.sampling.stuck.loader_watcher import LoaderWatcher, Waiting
 from zerotop_probe.outside.sampling.stuck.start_watch import Found
-from zerotop_probe.outside.sampling.stuck.watcher import StuckRankWatcher
+from zerotop_probe.outside.sampling.stuck.stuck_rank_watcher import StuckRankWatcher
 from zerotop_probe.recording import clock, directory, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from zerotop_probe.outside.sampling.stuck.data_waits import DataWaits
 from zerotop_probe.outside.sampling.stuck.loader_watcher import Waiting
-from zerotop_probe.outside.sampling.stuck.watcher import Heard
+from zerotop_probe.outside.sampling.stuck.stuck_rank_watcher import Heard
 from zerotop_probe.recording.directory import SESSION_FILE
 from zerotop_probe.recording.rings import shared_memory
 from zerotop_probe.recording.rings.ring_drainer import RingDrainer

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, identify_process
 from zerotop.analysis.processes.host_memory import HostMemory, read_host_memory
-from zerotop.analysis.processes.phases import find_open_phases, phase_name
+from zerotop.analysis.processes.phases import find_open_phases, find_phase_name
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
@@ -92,7 +92,7 @@ def read_last_spans(session: Session, process: RankProcess, at_ns: int, cursor_n
 
 def _build_span(row: Any, offset_ns: int) -> LastSpan:
     return LastSpan(
-        phase=phase_name(int(row["phase"])),
+        phase=find_phase_name(int(row["phase"])),
         begin_ns=int(row["begin_ns"]) + offset_ns,
         seconds=(int(row["end_ns"]) - int(row["begin_ns"])) / 1e9,
         step=int(row["step"]),
@@ -116,7 +116,7 @@ def find_outermost(session: Session, process: RankProcess, at_ns: int) -> str:
     if begins is None:
         return ""
     phases = find_open_phases(begins, find_table(session, "spans", process, at_ns), at_ns)
-    return phase_name(phases[0].phase) if phases and not phases[0].depth else ""
+    return find_phase_name(phases[0].phase) if phases and not phases[0].depth else ""
 
 
 def has_worked_after(session: Session, process: RankProcess, at_ns: int, cursor_ns: int) -> bool:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from zerotop.analysis.memory.allocator_settings import AllocatorSettings, read_settings
 from zerotop.analysis.memory.phase_peaks import read_peaks
 from zerotop.analysis.processes.alive_ranks import identify_process, read_events
-from zerotop.analysis.processes.phases import phase_name
+from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_dtype import has_phases
 from zerotop.session.reader import Session, Source
@@ -131,7 +131,7 @@ def _build_flush(source: Source, index: int, steps: NDArray[Any] | None, usual_s
     return Flush(
         unix_ns=int(row["time_ns"]) + source.offset_ns,
         step=step,
-        phase=phase_name(int(row["phase"])),
+        phase=find_phase_name(int(row["phase"])),
         retries=int(row["retries"]) - (int(before["retries"]) if before is not None else 0),
         freed_bytes=max(0, freed),
         extra_s=seconds[0] - usual_s if usual_s is not None and seconds else None,

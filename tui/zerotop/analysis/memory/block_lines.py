@@ -12,7 +12,7 @@ import numpy as np
 from zerotop.analysis.code_line import CodeLine, name_function
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, read_events
-from zerotop.analysis.processes.phases import OTHER, find_innermost, phase_name
+from zerotop.analysis.processes.phases import OTHER, find_innermost, find_phase_name
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import events
 from zerotop_probe.recording.tables import PHASES
@@ -139,7 +139,7 @@ def _find_phases(session: Session, event: Event, times_ns: Sequence[int]) -> lis
         return [PHASES[OTHER]] * len(times_ns)
     moments, back = np.unique(np.array(times_ns, np.int64), return_inverse=True)
     codes = np.maximum(find_innermost(begins, spans, moments, event.unix_ns), 0)
-    return [phase_name(code) for code in codes[back].tolist()]
+    return [find_phase_name(code) for code in codes[back].tolist()]
 
 
 def _find_line(frames: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> CodeLine | None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_table
-from zerotop.analysis.processes.phases import find_innermost, phase_name
+from zerotop.analysis.processes.phases import find_innermost, find_phase_name
 from zerotop.session.reader import Event, Session, Source
 from zerotop_probe.recording.tables import HISTORY_ACTIONS
 
@@ -112,9 +112,11 @@ def _build_trace(session: Session, event: Event) -> AllocationTrace:
         changed_to=_find_phases(session, event, changes_ns),
         peak_bytes=int(curve[peak]) if peak is not None else 0,
         peak_ns=int(times_ns[peak]) if peak is not None else 0,
-        peak_phase=phase_name(int(phases[peak])) if peak is not None else "",
+        peak_phase=find_phase_name(int(phases[peak])) if peak is not None else "",
         largest=tuple(
-            AliveBlock(int(rows["size_bytes"][index]), phase_name(int(phases[index])), int(times_ns[peak] - times_ns[index]))
+            AliveBlock(
+                int(rows["size_bytes"][index]), find_phase_name(int(phases[index])), int(times_ns[peak] - times_ns[index])
+            )
             for index in largest
         ),
         before_bytes=int(curve[peak] - rows["size_bytes"][alive].sum()) if peak is not None else 0,

@@ -39,16 +39,16 @@ def find_current(begins: Source, spans: Source | None, cursor_ns: int) -> tuple[
     step, now = int(last["step"][0]), cursor_ns - begins.offset_ns
     open_phases = find_open_phases(begins, spans, cursor_ns)
     if open_phases:
-        return phase_name(open_phases[-1].phase), (now - open_phases[-1].time_ns) / 1e9, step
+        return find_phase_name(open_phases[-1].phase), (now - open_phases[-1].time_ns) / 1e9, step
     latest_ns = int(last["time_ns"][0])
     if spans is not None and len(ended := spans.until(cursor_ns)):
         latest_ns = max(latest_ns, int(ended["end_ns"][-1]))
         if ended["flags"][-1] & COUNTED and ended["end_ns"][-1] == latest_ns:
             return UNSEEN_NAME, (now - latest_ns) / 1e9, int(ended["step"][-1]) + 1
-    return phase_name(OTHER), (now - latest_ns) / 1e9, step
+    return find_phase_name(OTHER), (now - latest_ns) / 1e9, step
 
 
-def phase_name(phase: int) -> str:
+def find_phase_name(phase: int) -> str:
     """Return the name of a phase code; codes of newer versions are OTHER, that of NOT_YET is empty."""
     if phase < 0:
         return UNSEEN_NAME if phase == UNSEEN else ""

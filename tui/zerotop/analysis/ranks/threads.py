@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.live_view import Floats, Rank
 from zerotop.analysis.processes.cores import NO_CORES, Cores
-from zerotop.analysis.processes.phases import NOT_YET, phase_name, vote_phases
+from zerotop.analysis.processes.phases import NOT_YET, find_phase_name, vote_phases
 from zerotop.analysis.processes.recent_means import find_window
 from zerotop.analysis.processes.thinned import mask_moments
 from zerotop.analysis.ranks.affinity import Affinities
@@ -209,7 +209,7 @@ class ThreadTable:
         codes = vote_phases(begins, spans, range(*cells), cell_ns, _VOTES_PER_CELL, cursor_ns, None)
         if begins is not None:
             codes[mask_moments(self._session, begins, np.arange(*cells) * cell_ns)] = NOT_YET
-        return tuple(phase_name(code) for code in codes.tolist())
+        return tuple(find_phase_name(code) for code in codes.tolist())
 
 
 def _fill_gaps(history: Floats, max_cells: int) -> Floats:

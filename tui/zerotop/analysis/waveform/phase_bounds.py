@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.processes.alive_ranks import find_sibling_table
+from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.waveform.alignment import AlignedIterations, PhaseStretch
 from zerotop.session.reader import Session
 from zerotop.session.samples import Floats
-from zerotop_probe.recording.tables import PHASES
 
 OTHER = "other"
 
@@ -56,11 +56,6 @@ def build_phase_rows(
     seconds = np.maximum(np.concatenate(rest), 0.0)
     gaps = _find_gaps([stretches[span] for span in outer], iteration_s)
     return (*rows, _build_row(OTHER, 0, 1, seconds, np.full(1, np.nan), iteration_s, gaps))
-
-
-def find_phase_name(phase: int) -> str:
-    """Return the name of a phase code; codes of newer versions are OTHER."""
-    return PHASES[phase] if phase < len(PHASES) else OTHER
 
 
 def _build_row(

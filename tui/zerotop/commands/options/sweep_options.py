@@ -43,7 +43,7 @@ def add_sweep_commands(add_command: AddCommand) -> None:
     )
     _add_training_options(fit)
     fit.add_argument("--headless", action="store_true", help="without the screen; print a line for each run")
-    fit.add_argument("--most-runs", type=parse_count, default=40, metavar="N", help="runs at most, all together [40]")
+    fit.add_argument("--most-runs", type=parse_count, default=40, metavar="N", help="most runs, over all series [40]")
     fit.add_argument("--gpu-memory", type=parse_size, metavar="SIZE", help="of one GPU, such as 80GB [that of this machine]")
     estimate = add_command(
         "estimate",

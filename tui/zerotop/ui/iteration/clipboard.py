@@ -11,7 +11,7 @@ from zerotop.ui.iteration.table import build_lines
 _POSITION_COUNT = 201
 
 
-def waveform_text(fold: WaveformFold) -> str:
+def format_waveform(fold: WaveformFold) -> str:
     """Return each signal's median and band at evenly spaced positions."""
     at = np.linspace(0.0, fold.iteration_s, _POSITION_COUNT)
     names, columns = ["position_s"], [at]
@@ -22,7 +22,7 @@ def waveform_text(fold: WaveformFold) -> str:
     return format_tsv([names, *np.column_stack(columns).tolist()])
 
 
-def phases_text(fold: WaveformFold, pinned: WaveformFold | None) -> str:
+def format_phases(fold: WaveformFold, pinned: WaveformFold | None) -> str:
     """Return a row for each phase, and one for the whole iteration."""
     names = ("phase", "depth", "median_s", "p90_s", "share", "device_s", "idle_s", "cores", "pinned_s")
     rows: list[tuple[object, ...]] = [names]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.waveform.alignment import PhaseStretch
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.phase_bounds import find_phase_name
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, GrowingScales, choose_scale, draw_time_axis, plot_ribbon
 from zerotop.ui.drawing.formatting import format_duration, format_significant
 from zerotop.ui.drawing.glyphs import Glyphs

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.waveform.alignment import PhaseStretch
 from zerotop.analysis.waveform.fold import WaveformFold
-from zerotop.analysis.waveform.phase_bounds import find_phase_name
 from zerotop.analysis.waveform.signals import Signal
 from zerotop.ui.charts import (
     AXIS_WIDTH,

@@ -13,7 +13,7 @@ from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row, fit_row
-from zerotop.ui.iteration.clipboard import phases_text, waveform_text
+from zerotop.ui.iteration.clipboard import format_phases, format_waveform
 from zerotop.ui.iteration.drawing import ShownWaveform, draw_empty, draw_waveform, find_position
 from zerotop.ui.iteration.model import FoldModel
 from zerotop.ui.iteration.samples import draw_samples
@@ -86,7 +86,7 @@ class WaveformPanel(_FoldPanel):
 
     def copy_text(self) -> str:
         shown = self.folding.find_shown(self.frame) if self.frame is not None else None
-        return waveform_text(shown.fold) if shown is not None else ""
+        return format_waveform(shown.fold) if shown is not None else ""
 
 
 class PhaseTable(_FoldPanel):
@@ -96,7 +96,7 @@ class PhaseTable(_FoldPanel):
     def copy_text(self) -> str:
         """Return all rows, including those that do not fit."""
         shown = self.folding.find_shown(self.frame) if self.frame is not None else None
-        return phases_text(shown.fold, shown.pinned) if shown is not None else ""
+        return format_phases(shown.fold, shown.pinned) if shown is not None else ""
 
 
 class SampleTable(_FoldPanel):

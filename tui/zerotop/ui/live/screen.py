@@ -12,9 +12,9 @@ from zerotop.ui.base.base_screen import MonitorScreen
 from zerotop.ui.base.bindings import scroll_bindings
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
-from zerotop.ui.dialogs.help_terms import TERMS
 from zerotop.ui.drawing.layout import Box, PanelCounts, layout_live, replace_with_summary
 from zerotop.ui.live import panels
+from zerotop.ui.live.help import TERMS
 from zerotop.ui.live.summary import MOST_ROWS, count_summary_rows
 
 

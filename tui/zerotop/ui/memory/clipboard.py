@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from zerotop.analysis.memory.memory_table import MemoryLine
 from zerotop.analysis.memory.microscope import AllocationTrace
 from zerotop.analysis.memory.phase_peaks import PhasePeak
-from zerotop.analysis.processes.phases import phase_name
+from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.analysis.text_tables import format_tsv
 
 
@@ -28,7 +28,7 @@ def format_peaks(peaks: Sequence[PhasePeak]) -> str:
 def format_curve(trace: AllocationTrace) -> str:
     """Format a row for each allocation and free: time since the trace began, bytes held from then on, phase."""
     times, sizes = (trace.times_ns - trace.begin_ns).tolist(), trace.curve_bytes.tolist()
-    phases = (phase_name(code) for code in trace.phases.tolist())
+    phases = (find_phase_name(code) for code in trace.phases.tolist())
     return _format_table(("after_ns", "requested_bytes", "phase"), zip(times, sizes, phases, strict=True))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.memory.microscope import AllocationTrace
-from zerotop.analysis.processes.phases import phase_name
+from zerotop.analysis.processes.phases import find_phase_name
 from zerotop.ui.charts import AXIS_WIDTH, Canvas, Quantity, add_axes, choose_scale, draw_time_axis, plot_grid, plot_stack
 from zerotop.ui.charts.columns import Floats
 from zerotop.ui.drawing.formatting import format_duration, format_grouped, format_size
@@ -62,7 +62,7 @@ def _draw_chart(trace: AllocationTrace, width: int, height: int, glyphs: Glyphs)
     plot_grid(canvas, axis)
     highest, phases = resample_curve(trace, canvas.width)
     layers = [
-        (phase_style(phase_name(code)), np.where(phases == code, highest, 0.0))
+        (phase_style(find_phase_name(code)), np.where(phases == code, highest, 0.0))
         for code in np.unique(phases).tolist()
         if code >= 0
     ]
@@ -81,7 +81,7 @@ def describe_curve(trace: AllocationTrace, width: int, x: int) -> str:
     highest, phases = resample_curve(trace, count)
     size, code = float(highest[x - AXIS_WIDTH]), int(phases[x - AXIS_WIDTH])
     after = (trace.end_ns - trace.begin_ns) / 1e9 * (x - AXIS_WIDTH) / count
-    return f"{format_duration(after)}: {format_size(size)}" + (f" in {phase_name(code)}" if code >= 0 else "")
+    return f"{format_duration(after)}: {format_size(size)}" + (f" in {find_phase_name(code)}" if code >= 0 else "")
 
 
 def resample_curve(trace: AllocationTrace, count: int) -> tuple[Floats, NDArray[np.int64]]:

@@ -212,6 +212,6 @@ def count_visible_lines(height: int) -> int:
     return height - (height >= 3)
 
 
-def lines_text(lines: Sequence[OutputLine], glyphs: Glyphs) -> str:
+def format_lines(lines: Sequence[OutputLine], glyphs: Glyphs) -> str:
     """Return lines for the clipboard."""
     return "\n".join(sanitize(line.text, glyphs) for line in lines)

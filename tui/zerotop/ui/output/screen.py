@@ -20,7 +20,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.labels import describe_no_output
 from zerotop.ui.drawing.layout import Box
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.output.drawing import OutputPage, SearchState, count_visible_lines, draw_lines, draw_page_rows, lines_text
+from zerotop.ui.output.drawing import OutputPage, SearchState, count_visible_lines, draw_lines, draw_page_rows, format_lines
 from zerotop.ui.output.model import OutputView
 from zerotop.ui.output.search_bar import Find
 from zerotop.ui.widgets.scrollable import Scrollable
@@ -180,7 +180,7 @@ class OutputLines(Scrollable, FrameWidget):
         for line in self._find_visible_lines():
             if not lines or line is not lines[-1]:
                 lines.append(line)
-        return lines_text(lines, self.glyphs)
+        return format_lines(lines, self.glyphs)
 
     def _find_visible_lines(self) -> list[OutputLine]:
         width, height = self.size

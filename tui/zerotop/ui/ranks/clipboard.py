@@ -9,7 +9,7 @@ from zerotop.ui.ranks.model import RankPicture
 _UNITS = {Metric.PEAK: "_bytes", Metric.FREE: "_bytes", Metric.CORES: ""}
 
 
-def matrix_text(picture: RankPicture) -> str:
+def format_matrix(picture: RankPicture) -> str:
     """Format a row for each rank in the shown order, with a column for each step."""
     if not picture.values.size:
         return ""
@@ -20,7 +20,7 @@ def matrix_text(picture: RankPicture) -> str:
     return format_tsv(rows)
 
 
-def table_text(picture: RankPicture) -> str:
+def format_table(picture: RankPicture) -> str:
     """Format a row for each metric with the chosen and the median rank."""
     if picture.chosen is None or not picture.table_rows:
         return ""

@@ -21,7 +21,7 @@ from zerotop.ui.dialogs.help_terms import LEFT_OUT_TERM
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.ranks.clipboard import matrix_text, table_text
+from zerotop.ui.ranks.clipboard import format_matrix, format_table
 from zerotop.ui.ranks.heatmap import MapRows, draw_map, max_shown_steps
 from zerotop.ui.ranks.model import Ranking
 from zerotop.ui.ranks.stacks import copy_stacks, count_stack_rows, draw_stacks
@@ -55,7 +55,7 @@ class RankMap(PointedPanel, can_focus=True):
 
     def copy_text(self) -> str:
         """Return all ranks and steps, including those that do not fit."""
-        return matrix_text(self._ranking.make_picture(self.frame)) if self.frame is not None else ""
+        return format_matrix(self._ranking.make_picture(self.frame)) if self.frame is not None else ""
 
     def on_click(self, event: events.Click) -> None:
         rank = self._map.ranks.get(event.y)
@@ -78,7 +78,7 @@ class RankTable(FrameWidget, can_focus=True):
 
     def copy_text(self) -> str:
         """Return the table in SI units."""
-        return table_text(self._ranking.make_picture(self.frame)) if self.frame is not None else ""
+        return format_table(self._ranking.make_picture(self.frame)) if self.frame is not None else ""
 
 
 class RankStacks(FrameWidget, can_focus=True):

@@ -245,8 +245,8 @@ def _draw_title(threads: RankThreads, width: int) -> Row:
     name = f"Rank {rank.rank}" if rank.rank >= 0 else f"Process {rank.pid}"
     if not rank.alive:
         return (*panel_title(name, False), (" ended", "muted"))
-    threads_text = format_count(rank.thread_count, "thread")
-    text = f" {rank.cores_used:.1f} cores used, {rank.runnable_threads:.1f} runnable, {threads_text}"
+    format_threads = format_count(rank.thread_count, "thread")
+    text = f" {rank.cores_used:.1f} cores used, {rank.runnable_threads:.1f} runnable, {format_threads}"
     return (*panel_title(name, False), (text if width >= len(text) + 40 else "", "title-value"))
 
 
@@ -275,7 +275,7 @@ def _draw_rest(threads: RankThreads) -> Row:
     return ((f"{other}: mostly idle", "muted"),)
 
 
-def threads_text(threads: RankThreads) -> str:
+def format_threads(threads: RankThreads) -> str:
     """Return a tab-separated row for each thread, under a heading."""
     lines: list[tuple[object, ...]] = [("rank", "tid", "name", "cores", "waiting", "ran_on", "numa_nodes", "may_run_on")]
     for group in threads.groups:

@@ -24,7 +24,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.ranks.rank_list import draw_ranks, find_first_visible
-from zerotop.ui.threads.drawing import ThreadRows, draw_threads, measure_history, threads_text
+from zerotop.ui.threads.drawing import ThreadRows, draw_threads, format_threads, measure_history
 from zerotop.ui.widgets.scrollable import Scrollable
 
 _SIDE_BY_SIDE_WIDTH, _LIST_WIDTH = 130, 42  # from this width the ranks stand beside the threads
@@ -195,7 +195,7 @@ class ThreadList(Scrollable, PointedPanel):
 
     def copy_text(self) -> str:
         """Return each thread's figures."""
-        return threads_text(self._shown_threads) if self._shown_threads is not None else ""
+        return format_threads(self._shown_threads) if self._shown_threads is not None else ""
 
     def toggle_groups(self) -> None:
         """Show each thread, or one row for all threads of a name."""

@@ -19,7 +19,7 @@ _UNITS = {
 }
 
 
-def window_text(picture: Picture) -> str:
+def format_window(picture: Picture) -> str:
     """Return a row for each column of the window or the selected range: begin, longest phase, means and highest values.
 
     Times are seconds since the recording began; values that were not recorded are empty.

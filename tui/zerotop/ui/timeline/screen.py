@@ -18,7 +18,7 @@ from zerotop.ui.base.interfaces import Source
 from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import Box
 from zerotop.ui.drawing.rows import Row
-from zerotop.ui.timeline.clipboard import window_text
+from zerotop.ui.timeline.clipboard import format_window
 from zerotop.ui.timeline.drawing import MIN_WIDTH, chart_begin, chart_cells, draw_empty, draw_timeline
 from zerotop.ui.timeline.help import TERMS
 from zerotop.ui.timeline.lanes import MARKS
@@ -122,7 +122,7 @@ class TimelineLanes(FrameWidget, can_focus=True):
 
     def copy_text(self) -> str:
         """Return the numbers of the window, or of the selected range."""
-        return window_text(self.pictures.last_picture) if self.pictures.last_picture is not None else ""
+        return format_window(self.pictures.last_picture) if self.pictures.last_picture is not None else ""
 
     def _find_moment(self, x: int) -> int | None:
         """Return the time in the middle of a column of the panel; None beside the charts."""
