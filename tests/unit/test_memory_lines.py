@@ -17,9 +17,10 @@ from zerotop_probe.inside.device.memory_history import MemoryHistory
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.memory_lines.block_lines import describe_peak, describe_staying
 from zerotop_probe.inside.memory_lines.line_finder import LineFinder
-from zerotop_probe.inside.memory_lines.memory_watch import CREEP, EVALUATION, PEAK, MemoryWatch
+from zerotop_probe.inside.memory_lines.memory_watch import MemoryWatch
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.recording.event_values import CREEP, EVALUATION, PEAK
 from zerotop_probe.recording.writer import Identity
 
 MIB = 1 << 20

@@ -329,7 +329,7 @@ MICROSCOPE = _declare_event(
 STACKS = _declare_event(
     "stacks",
     Field(
-        "where", str, "the outermost phase; else as in ``stack_names``: between phases, or in a counted step", required=True
+        "where", str, "the outermost phase; else as in ``event_values``: between phases, or in a counted step", required=True
     ),
     Field(
         "why",

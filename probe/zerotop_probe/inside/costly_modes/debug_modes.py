@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from zerotop_probe.inside.guard import CostMeter, Guard, wrap_method
 from zerotop_probe.inside.stacks.own_lines import CodePlace, OwnLines
 from zerotop_probe.recording import events
-
-ANOMALY, PROFILER = "anomaly", "profiler"
+from zerotop_probe.recording.event_values import ANOMALY, PROFILER
 
 _ANOMALY_MODULE, _PROFILER_MODULE = "torch.autograd.anomaly_mode", "torch.autograd.profiler"
 # The methods of its classes that switch anomaly mode on or off.

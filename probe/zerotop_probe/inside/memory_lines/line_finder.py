@@ -16,10 +16,11 @@ from zerotop_probe.inside.device.allocator import StepMemory
 from zerotop_probe.inside.device.memory_history import MemoryHistory
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.memory_lines.block_lines import describe_peak, describe_staying
-from zerotop_probe.inside.memory_lines.memory_watch import CREEP, EVALUATION, MemoryWatch
+from zerotop_probe.inside.memory_lines.memory_watch import MemoryWatch
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.ticker import OWN_THREADS
 from zerotop_probe.recording import events
+from zerotop_probe.recording.event_values import CREEP, EVALUATION
 
 NAME = "memory lines"
 """The name in the probe's cost and errors."""

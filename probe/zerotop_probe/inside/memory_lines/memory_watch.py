@@ -8,9 +8,7 @@ of a look is estimated from the number of allocations, and must fit into the res
 from __future__ import annotations
 
 from zerotop_probe.inside.device.allocator import StepMemory
-
-CREEP, PEAK, EVALUATION = "creep", "peak", "evaluation"
-"""Why the microscope looks."""
+from zerotop_probe.recording.event_values import CREEP, EVALUATION, PEAK
 
 # Memory creeps if it is larger after each of this many steps, and has grown by this many bytes.
 _CREEP_STEPS = 6

@@ -15,7 +15,7 @@ from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.tally import format_stacks
 from zerotop_probe.inside.ticker import OWN_THREADS
 from zerotop_probe.recording import events
-from zerotop_probe.recording.stack_names import SILENT
+from zerotop_probe.recording.event_values import SILENT
 
 SILENT_NS = 5_000_000_000
 """A rank is silent if nothing begins or ends for at least so long."""

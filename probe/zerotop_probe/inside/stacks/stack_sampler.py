@@ -25,7 +25,7 @@ from zerotop_probe.inside.stacks.silence import SILENT_NS, SilenceRecorder
 from zerotop_probe.inside.stacks.tally import Tally
 from zerotop_probe.inside.stacks.usual_times import DATA, GAP, SLOW_NS, UNSEEN, PlaceKey, UsualTimes
 from zerotop_probe.recording import events
-from zerotop_probe.recording.stack_names import BETWEEN_PHASES, SHARE, SLOW, UNKNOWN_PHASE
+from zerotop_probe.recording.event_values import BETWEEN_PHASES, SHARE, SLOW, UNKNOWN_PHASE
 from zerotop_probe.recording.tables import BOUNDARY, PHASES
 
 NAME = "stacks"

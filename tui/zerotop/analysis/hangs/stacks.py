@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from zerotop.analysis.processes.alive_ranks import RankProcess
 from zerotop.session.events.event_files import Event, select_events
 from zerotop.session.reader import Session
-from zerotop_probe.recording import stack_names
+from zerotop_probe.recording import event_values
 from zerotop_probe.recording.events import RANK_STACKS, STACKS
 
 # The value of the event's field ``why``.
-SILENT = stack_names.SILENT
+SILENT = event_values.SILENT
 
 
 class Frame(NamedTuple):

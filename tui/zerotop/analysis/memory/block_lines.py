@@ -15,10 +15,8 @@ from zerotop.analysis.processes.alive_ranks import RankProcess, find_table, read
 from zerotop.analysis.processes.phases import OTHER, find_innermost, find_phase_name
 from zerotop.session.reader import Event, Session
 from zerotop_probe.recording import events
+from zerotop_probe.recording.event_values import CREEP, EVALUATION
 from zerotop_probe.recording.tables import PHASES
-
-CREEP, PEAK, EVALUATION = "creep", "peak", "evaluation"
-"""Why the probe looked."""
 
 # Functions through which every module is called.
 _CALLING = ("_wrapped_call_impl", "_call_impl")

@@ -22,7 +22,8 @@ from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_l
 from zerotop.analysis.annotations.support.memory.phase_peaks import SettledPeaks, find_new_peaks
 from zerotop.analysis.engine import TRAINER
 from zerotop.analysis.formatting import join_words
-from zerotop.analysis.memory.block_lines import PEAK, Look
+from zerotop.analysis.memory.block_lines import Look
+from zerotop_probe.recording.event_values import PEAK
 
 _KIND = FindingKind(
     name="logits_peak",

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group
 from zerotop.analysis.annotations.support.memory.looks import find_growth, read_looks
-from zerotop.analysis.memory.block_lines import EVALUATION, Look
+from zerotop.analysis.memory.block_lines import Look
+from zerotop_probe.recording.event_values import EVALUATION
 
 _KIND = FindingKind(
     name="evaluation_peak",

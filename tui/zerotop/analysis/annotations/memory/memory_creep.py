@@ -17,8 +17,9 @@ from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_l
 from zerotop.analysis.annotations.support.memory.phase_peaks import read_held_bytes
 from zerotop.analysis.annotations.support.steps.onsets import find_growth_onset
 from zerotop.analysis.annotations.support.thresholds import CREEP_BYTES
-from zerotop.analysis.memory.block_lines import CREEP, Look
+from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.steps.growable_array import GrowingArray
+from zerotop_probe.recording.event_values import CREEP
 
 _KIND = FindingKind(
     name="memory_creep",

@@ -14,8 +14,9 @@ from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look, find_growth, read_looks
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
 from zerotop.analysis.formatting import Text
-from zerotop.analysis.memory.block_lines import PEAK, Look
+from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.stats.change_points import ShiftFinder
+from zerotop_probe.recording.event_values import PEAK
 
 _KIND = FindingKind(
     name="memory_step",

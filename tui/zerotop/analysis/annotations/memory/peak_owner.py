@@ -16,7 +16,7 @@ from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_l
 from zerotop.analysis.annotations.support.memory.phase_peaks import PARTS, read_held_bytes, read_phase_peaks
 from zerotop.analysis.annotations.support.thresholds import PLATEAU_STEPS
 from zerotop.analysis.failures.oom_advice import advise_keeping_less
-from zerotop.analysis.memory.block_lines import PEAK
+from zerotop_probe.recording.event_values import PEAK
 
 _KIND = FindingKind(
     name="peak_owner",

@@ -8,8 +8,9 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
-from zerotop.analysis.annotations.support.mode_uses import ANOMALY, CLEARING, PROFILER, ModeUse, list_uses
+from zerotop.analysis.annotations.support.mode_uses import CLEARING, ModeUse, list_uses
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS
+from zerotop_probe.recording.event_values import ANOMALY, PROFILER
 
 _ANOMALY = FindingKind(
     name="anomaly_mode",

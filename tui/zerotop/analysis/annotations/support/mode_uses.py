@@ -10,8 +10,10 @@ import numpy as np
 from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.analysis.code_line import CodeLine
 from zerotop_probe.recording import events
+from zerotop_probe.recording.event_values import ANOMALY, PROFILER
 
-ANOMALY, PROFILER, CLEARING = "anomaly", "profiler", "clearing"
+CLEARING = "clearing"
+"""Beside the modes of PyTorch: the allocator's cache is emptied in each step."""
 
 NAMES = {ANOMALY: "anomaly mode", PROFILER: "PyTorch's profiler", CLEARING: "emptying the allocator's cache in each step"}
 """How sentences name each mode."""

@@ -13,13 +13,13 @@ from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.analysis.code_line import CodeLine, OwnFrame, find_own
 from zerotop.session.events.event_files import Event, select_events
 from zerotop.session.table_files import Source
-from zerotop_probe.recording import events, stack_names
+from zerotop_probe.recording import event_values, events
 from zerotop_probe.recording.directory import STACKS_SETTING
 
-BETWEEN, UNSEEN = stack_names.BETWEEN_PHASES, stack_names.UNKNOWN_PHASE
+BETWEEN, UNSEEN = event_values.BETWEEN_PHASES, event_values.UNKNOWN_PHASE
 """The places of stacks that are in no phase, and of those in counted steps."""
 
-SLOW, SHARE = stack_names.SLOW, stack_names.SHARE
+SLOW, SHARE = event_values.SLOW, event_values.SHARE
 """Why stacks were sampled: the place took longer than usual, or usually takes a notable share."""
 
 # A line that calls these only says that the job trains, in each place, in the phases that compute, and in data loading.
@@ -196,7 +196,7 @@ def _select_events(
     for event in select_events(process.events_named(events.STACKS), begin_ns, until_ns):
         facts = event.facts
         is_there = facts["where"] == where or (where == BETWEEN and facts["where"] == UNSEEN)
-        if is_there and facts["why"] != stack_names.SILENT:
+        if is_there and facts["why"] != event_values.SILENT:
             last_ns = max(end_ns, slow_until_ns) if facts["why"] == SLOW else end_ns
             # Samples of usual slowness say nothing about a window that began later.
             shown_ns = facts["begin_ns" if facts["why"] == SHARE else "end_ns"]
