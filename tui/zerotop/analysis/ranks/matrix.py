@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.ranks.delays import Delay
+from zerotop.analysis.steps.attempts import split_attempts
 from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.samples import Ints
@@ -116,7 +117,7 @@ class RankMatrices:
         the forward too (ZeRO-3), not only from the backward on. ``delays``: those known at the cursor. While one lasts,
         figures cover the steps since it began.
         """
-        attempt = find_attempt(processes, cursor_ns)
+        attempt = _find_attempt(processes, cursor_ns)
         counts = tuple(_count_until(process, cursor_ns) for process in attempt)
         request = (attempt, counts, columns, meets_in_forward, delays)
         if request != self._last_request:
@@ -154,16 +155,10 @@ def _count_after_skipping(skipped: NDArray[np.bool_]) -> int:
     return since or len(skipped)
 
 
-def find_attempt(processes: Sequence[RankSteps], cursor_ns: int) -> tuple[RankSteps, ...]:
-    """Return the processes that train together at the cursor, by rank; a rank that appears again means a restart."""
-    members: dict[int, RankSteps] = {}
-    for process in processes:
-        if process.source.created_ns > cursor_ns:
-            break
-        if process.source.rank in members:
-            members = {}
-        members[process.source.rank] = process
-    return tuple(members[rank] for rank in sorted(members))
+def _find_attempt(processes: Sequence[RankSteps], cursor_ns: int) -> tuple[RankSteps, ...]:
+    """Return the processes that train together at the cursor, by rank."""
+    attempts = split_attempts(process for process in processes if process.source.created_ns <= cursor_ns)
+    return tuple(sorted(attempts[-1], key=lambda process: process.source.rank)) if attempts else ()
 
 
 def _count_until(process: RankSteps, cursor_ns: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zerotop.analysis.processes.process_exits import ProcessExits
+from zerotop.analysis.steps.attempts import split_attempts
 from zerotop.analysis.steps.step_blocks import align_blocks
 from zerotop.analysis.steps.step_table import RankSteps
 from zerotop.session.reader import Source
@@ -44,7 +45,7 @@ def group_attempts(
         processes: oldest first.
         recording_end_ns: None while the recording is live.
     """
-    groups = _group_processes(processes)
+    groups = split_attempts(processes)
     until = [*(group[0].source.created_ns for group in groups[1:]), recording_end_ns]
     return [_build_members(group, exits, end) for group, end in zip(groups, until, strict=False)]
 
@@ -69,18 +70,6 @@ def _count_missed(rows: Rows, lead: Rows) -> int:
     if lead["steps"][0] == 1:
         return int(rows["step"][0]) - int(lead["step"][0])
     return int(np.searchsorted(lead["step"], rows["step"][0])) - int(np.searchsorted(rows["step"], lead["step"][0]))
-
-
-def _group_processes(processes: Iterable[RankSteps]) -> list[list[RankSteps]]:
-    groups: list[list[RankSteps]] = []
-    ranks: set[int] = set()
-    for process in processes:
-        if not groups or process.source.rank in ranks:
-            groups.append([])
-            ranks = set()
-        groups[-1].append(process)
-        ranks.add(process.source.rank)
-    return groups
 
 
 def _find_gone(source: Source, exits: ProcessExits, end_ns: int | None) -> int | None:
