@@ -170,7 +170,7 @@ def _find_last_record(session: Session, source: Source, cursor_ns: int) -> int:
 
 
 def _merge_looks(ended: Sequence[_Ended]) -> None:
-    """Set the same time for all ranks of a node that the sampler missed in the same look."""
+    """Set the same time for all ranks of a node whose processes the sampler found gone in the same look."""
     look_ns: dict[str, int] = {}
     exits = [(one.exit_ns, one) for one in ended if one.exit_ns is not None and one.has_vanished]
     for exit_ns, one in sorted(exits, key=lambda item: item[0]):
