@@ -78,7 +78,7 @@ class StepCounting:
         """The last slot of the ring that the C code took, and the first one that it must not take."""
 
     def stop(self) -> None:
-        """Leave out no more phases from now on: something unusual happens."""
+        """Record phases again from now on, because something unusual happens."""
         self.is_on = False
         self.loop = None
 
@@ -102,7 +102,7 @@ class StepCounting:
             files: ``position`` becomes the last slot taken.
             take_slot: returns the next slot.
             recorder: ``last_step`` becomes the number of each step.
-            end_run: is called as :meth:`CountedSteps.end_run` when it is time to decide whether to go on.
+            end_run: is called as ``CountedSteps._end_run`` when it is time to decide whether to count further steps.
         """
 
     def leave_ring(self) -> None:

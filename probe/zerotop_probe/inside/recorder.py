@@ -183,7 +183,7 @@ class Recorder:
                 if self.device is not None and not self.device.is_full and not flags & COUNTED:
                     flags |= LIGHT
             elif span.phase in _PAUSES:
-                self.budget.wish_detail()
+                self.budget.request_full_detail()
             self._meter.boundaries += 1 + (span.is_quick and not span.is_brief)
             writer.write(
                 span.begin_ns,

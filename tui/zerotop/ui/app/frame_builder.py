@@ -71,7 +71,7 @@ class FrameBuilder:
             is_rank_chosen=request.rank is not None,
             failure=self._failures.failure_at(view.cursor_ns),
             summary=self._summarize(known) if view.job.state.is_over and head.following else None,
-            can_steer=self._controller is not None and source.is_live,
+            can_control=self._controller is not None and source.is_live,
             trace_request=request.trace_request,
         )
 
