@@ -153,7 +153,7 @@ class DetailBudget:
 
     @property
     def _hooks_share(self) -> float:
-        """What the hooks may take of the training time."""
+        """The share of the training time that the hooks may take."""
         return max(_HOOKS_PART * self.share, self.share - self._threads_share)
 
     def _choose_detail(self, time_ns: int, next_step: int | None) -> int:

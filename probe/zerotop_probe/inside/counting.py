@@ -48,7 +48,7 @@ class StepCounting:
         self.backwards = 0
         """Backwards that the loop does not know of yet."""
         self.seen_backwards = 0
-        """How many of these came before the last update."""
+        """The number of these that came before the last update."""
         self.optimizer = 0
         """The loop's only optimizer, by id(); 0 if it has several, or its updates need more than their end."""
         self.updates = 0
@@ -60,7 +60,7 @@ class StepCounting:
         self.depth = 0
         """Further calls of its ``step()`` within it, as from a subclass."""
         self.cost_ns = 0
-        """What the hooks have cost in counted steps, and the meter does not know of yet."""
+        """The cost of the hooks in counted steps (ns) that has not been added to the meter yet."""
         self.begin_ns = 0
         """Begin of the step in progress, if it began as a counted one."""
         self.first_step = 0

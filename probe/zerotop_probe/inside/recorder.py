@@ -71,7 +71,7 @@ class Recorder:
         self.budget = DetailBudget(read_budget())
         self._losses = SpanLosses(self._span_writer, self.write_event)
         self.containers: StepFollower | None = None
-        """What looks for containers that grow, if it is wanted."""
+        """The finder of growing containers; None if the job is not searched for them."""
         self.counted = CountedSteps(self, self._counting, files, self._span_writer, self._losses, meter)
 
     def begin_span(

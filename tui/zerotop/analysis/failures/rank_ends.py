@@ -30,7 +30,7 @@ _SIGNAL_NAMES = {int(one): one.name for one in signal.Signals}
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How a rank ended, as far as known."""
+    """The end of a rank, as far as known."""
 
     process: RankProcess
     report: LauncherReport | None
@@ -62,7 +62,7 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True)
 class PrintedEnds:
-    """What a job's output says about the ends of its ranks, up to a moment."""
+    """The messages and tracebacks about the ends of ranks in a job's output, up to a moment."""
 
     reports: tuple[LauncherReport, ...]
     tracebacks: tuple[Traceback, ...]

@@ -52,7 +52,7 @@ class LineBlocks:
 
     @property
     def text(self) -> str:
-        """Where they were allocated, in a sentence."""
+        """The place of the allocation, as it stands in a sentence."""
         if self.line is not None:
             return self.line.text
         return "threads without Python" if self.phase == PHASES[OTHER] else f"{self.phase} itself"

@@ -42,7 +42,7 @@ class Line:
 
 
 class Shortage(NamedTuple):
-    """What a run had when it ran out of memory, in bytes."""
+    """The memory of a run that failed for lack of it, in bytes."""
 
     needed_bytes: float  # allocated and requested
     unusable_bytes: float = 0.0  # reserved by PyTorch in blocks too small for the request

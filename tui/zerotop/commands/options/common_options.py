@@ -1,4 +1,4 @@
-"""What several commands share: how a command is added, the words for a session, the price."""
+"""Parts of the command line that several commands share: the type of ``add_command``, help texts, the price option."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from zerotop.commands.options.option_types import parse_price
 
 AddCommand = Callable[..., argparse.ArgumentParser]
+"""Takes a name, a summary and examples."""
 
 FORMER_NAMES = {"findings": "annotations"}
-"""Names of commands in earlier versions, which still do."""
-"""Takes a name, a summary and examples."""
+"""Names of commands in earlier versions, which still work."""
 
 SESSION_HELP = "name, start of a name, or path"
 JSON_HELP = "print JSON for programs"

@@ -22,7 +22,7 @@ _NO_SAMPLER = "The sampler has stopped: CPU, host and GPU figures are out of dat
 
 @dataclass(frozen=True, slots=True)
 class FrameRequest:
-    """What the user has chosen, at one moment."""
+    """The inputs of a frame besides the recording: the user's choices, the sampler's state, the last trace request."""
 
     playhead: Playhead  # a copy
     rank: int | None

@@ -14,7 +14,7 @@ from zerotop_probe.recording import events
 ANOMALY, PROFILER, CLEARING = "anomaly", "profiler", "clearing"
 
 NAMES = {ANOMALY: "anomaly mode", PROFILER: "PyTorch's profiler", CLEARING: "emptying the allocator's cache in each step"}
-"""How sentences name each mode."""
+"""The name of each mode in sentences."""
 
 # A mode that was on for this many steps, and seconds, was not meant only for these.
 _LASTING = {ANOMALY: (10, 1.0), PROFILER: (50, 10.0)}
