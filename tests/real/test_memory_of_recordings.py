@@ -150,7 +150,7 @@ def test_an_evaluation_that_did_not_fit() -> None:
     session = open_cached("z2-oom")
     post_mortem = find_post_mortem(session, session.last_written_ns)
     assert post_mortem is not None
-    assert (post_mortem.kind, post_mortem.witness, post_mortem.outer_phase, post_mortem.phase, post_mortem.step) == (
+    assert (post_mortem.kind, post_mortem.source, post_mortem.outer_phase, post_mortem.phase, post_mortem.step) == (
         "cuda",
         "rank",
         "eval",

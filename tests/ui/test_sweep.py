@@ -56,7 +56,7 @@ def test_a_search_shows_the_limit_and_what_fragmentation_took() -> None:
     rows = [row_text(row) for row in draw_sweep(make_search(9), 120, 40, BLOCKS)]
     charts = [row for row in rows if row.startswith("Peak allocated")]
     assert [" ".join(row.replace("─", "").split()) for row in charts] == ["Peak allocated, GiB Tokens per second, thousands"]
-    assert sum("PyTorch can have 130 GiB" in row for row in rows) == 1
+    assert sum("available to PyTorch: 130 GiB" in row for row in rows) == 1
     text = " ".join(" ".join(rows).split())
     assert "seq-length 8,192 failed with 13.00 GiB reserved but unused, in blocks too small" in text
     assert "--allocator expandable_segments:True may allow more" in text

@@ -70,7 +70,7 @@ def test_steps_after_a_pause_and_unlike_steps_come_first() -> None:
     training.run_steps(300, 50)
     while training.budget.is_full or training.budget._credit_ns < 100 * US:
         training.run_steps(1, 50)
-    training.budget.wish_detail()
+    training.budget.request_full_detail()
     training.run_steps(1, 50)
     assert training.budget.is_full
     training.run_steps(5, 50)
@@ -185,7 +185,7 @@ def test_steps_after_a_pause_have_phases_even_without_credit() -> None:
     training.run_steps(1, 5)
     while training.budget.detail != COUNTED:
         training.run_steps(1, 5)
-    training.budget.wish_detail()
+    training.budget.request_full_detail()
     while training.step != training.budget.find_uncounted(training.step):
         training.run_steps(1, 5)
     begin = len(training.details)

@@ -243,7 +243,7 @@ def test_a_link_where_we_write_is_not_followed(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "no" / "steps.csv"
     assert main(["export", str(FOLDER / "z2.zerotop"), "-o", str(path)]) == 1
-    missing = f"There is no folder {path.parent}: make it first, or choose another one"
+    missing = f"There is no folder {path.parent}: create it first, or choose another one"
     assert capsys.readouterr().err == f"zerotop: No such file or directory: {path}. {missing}\n"
 
 

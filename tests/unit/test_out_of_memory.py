@@ -227,7 +227,7 @@ def test_what_the_rank_recorded(tmp_path: Path) -> None:
         25.5, "[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB. GPU 0 has\n"
     )
     post_mortem = require_post_mortem(recording, 26)
-    assert (post_mortem.kind, post_mortem.witness, post_mortem.rank, post_mortem.device, post_mortem.failures) == (
+    assert (post_mortem.kind, post_mortem.source, post_mortem.rank, post_mortem.device, post_mortem.failures) == (
         "cuda",
         "rank",
         0,
@@ -321,7 +321,7 @@ def test_nccl_in_the_output(tmp_path: Path) -> None:
     recording.write_output(29, "node:1:2 [0] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes\n")
     end_job(recording)
     post_mortem = require_post_mortem(recording)
-    assert (post_mortem.kind, post_mortem.witness, post_mortem.rank, post_mortem.requested_bytes) == (
+    assert (post_mortem.kind, post_mortem.source, post_mortem.rank, post_mortem.requested_bytes) == (
         "nccl",
         "output",
         0,
@@ -341,7 +341,7 @@ def test_an_error_in_the_output_of_one_of_several_ranks(tmp_path: Path) -> None:
     recording.write_output(24, f"[rank1]: {error} free. Of the allocated memory 70.00 GiB is allocated by PyTorch\n")
     end_job(recording)
     post_mortem = require_post_mortem(recording)
-    assert (post_mortem.witness, post_mortem.rank, post_mortem.phase, post_mortem.step, post_mortem.rows) == (
+    assert (post_mortem.source, post_mortem.rank, post_mortem.phase, post_mortem.step, post_mortem.rows) == (
         "output",
         1,
         "forward",
@@ -378,7 +378,7 @@ def test_the_kernel_killed_for_memory(tmp_path: Path) -> None:
     memory_of_host(recording, 40, 50, 59.5, limit=60, kills=(2, 3))
     recording.write_event(recording.node, 30.5, events.RANK_GONE, rank=0, pid=make_identity(0).pid)
     post_mortem = require_post_mortem(recording, 31)
-    assert (post_mortem.kind, post_mortem.witness, post_mortem.rank, post_mortem.oom_kills, post_mortem.survived) == (
+    assert (post_mortem.kind, post_mortem.source, post_mortem.rank, post_mortem.oom_kills, post_mortem.survived) == (
         "killed",
         "sampler",
         0,

@@ -86,5 +86,5 @@ def test_sweeps_of_the_same_second_have_folders_of_their_own(tmp_path: Path, mon
     assert second.is_dir()
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    with pytest.raises(Problem, match=r"Cannot make the folder .*: Not a directory. Choose another one with -o DIR"):
+    with pytest.raises(Problem, match=r"Cannot create the folder .*: Not a directory. Choose another one with -o DIR"):
         make_folder(None, PLAN)

@@ -36,7 +36,7 @@ _LEAST_PART = 0.25
 # Every 64 steps the steps with phases move by 5: a job may do something in every 16th step.
 _SHIFT, _SHIFT_EVERY = 5, 64
 # Steps between two evaluations or checkpoints after which the next steps have phases.
-_STEPS_BETWEEN_WISHES = 16
+_STEPS_BETWEEN_REQUESTS = 16
 # If counted steps become longer, this many of the next ones have phases, to show why; at most once in this time (ns).
 _STEPS_AFTER_LONGER, _LONGER_EVERY_NS = 3, 2_000_000_000
 # The part of the budget that is left to the hooks, whatever the probe's threads have cost.
@@ -70,8 +70,9 @@ class DetailBudget:
         # The usual costs of a step by detail; 0 while unknown.
         self._costs_ns = [0.0, 0.0, 0.0]
         self._interval = _INTERVALS[0]
-        self._wished = self._asked = 0
-        self._last_wish = -_STEPS_BETWEEN_WISHES
+        # The number of next steps with full detail if the budget allows, and of those that must have phases.
+        self._requested = self._mandatory = 0
+        self._last_request = -_STEPS_BETWEEN_REQUESTS
         self._last_end_ns = self._last_cost_ns = self._last_full_ns = 0
         self._last_threads_ns = self._last_longer_ns = 0
         self._threads_share = 0.0  # the share of the training time that the probe's threads usually take
@@ -81,11 +82,11 @@ class DetailBudget:
         """Whether the step in progress is recorded in full detail."""
         return self.detail == FULL
 
-    def wish_detail(self) -> None:
+    def request_full_detail(self) -> None:
         """Record the next steps in full if the budget allows: there was an evaluation or a checkpoint."""
-        self._wished = _STEPS_AFTER_PAUSE
-        if self._steps - self._last_wish >= _STEPS_BETWEEN_WISHES:
-            self._last_wish, self._asked = self._steps, _STEPS_AFTER_PAUSE
+        self._requested = _STEPS_AFTER_PAUSE
+        if self._steps - self._last_request >= _STEPS_BETWEEN_REQUESTS:
+            self._last_request, self._mandatory = self._steps, _STEPS_AFTER_PAUSE
 
     @property
     def like_ns(self) -> tuple[float, float]:
@@ -126,13 +127,13 @@ class DetailBudget:
         if self.detail == FULL:
             self._last_full_ns = time_ns
         if self.detail != COUNTED:
-            self._wished -= self._wished > 0 and self.detail == FULL
-            self._asked -= self._asked > 0
+            self._requested -= self._requested > 0 and self.detail == FULL
+            self._mandatory -= self._mandatory > 0
         if is_unlike and self._steps > _FIRST_STEPS:
-            self._wished = max(self._wished, 1)
+            self._requested = max(self._requested, 1)
             is_seen = self.detail != COUNTED or time_ns - self._last_longer_ns < _LONGER_EVERY_NS
             if last_ns > longest_ns and not is_seen:
-                self._last_longer_ns, self._asked = time_ns, _STEPS_AFTER_LONGER
+                self._last_longer_ns, self._mandatory = time_ns, _STEPS_AFTER_LONGER
         self.detail = self._choose_detail(time_ns, next_step)
 
     def _learn(self, elapsed_ns: int, hooks_ns: int, threads_ns: int, steps: int) -> None:
@@ -152,7 +153,7 @@ class DetailBudget:
 
     @property
     def _hooks_share(self) -> float:
-        """What the hooks may take of the training time."""
+        """The share of the training time that the hooks may take."""
         return max(_HOOKS_PART * self.share, self.share - self._threads_share)
 
     def _choose_detail(self, time_ns: int, next_step: int | None) -> int:
@@ -164,12 +165,12 @@ class DetailBudget:
             self._credit_ns = self._hooks_credit_ns = 0.0  # the first steps were granted
         if next_step is not None and light_ns > allowed_ns:
             self._choose_interval(allowed_ns)
-            is_wished = self._asked > 0 or (self._wished > 0 and self._credit_ns >= 0)
-            if not is_wished and self.find_uncounted(next_step) > next_step:
+            is_requested = self._mandatory > 0 or (self._requested > 0 and self._credit_ns >= 0)
+            if not is_requested and self.find_uncounted(next_step) > next_step:
                 return COUNTED
         if time_ns - self._last_full_ns > self._find_longest_light():
             return FULL
-        return FULL if self._credit_ns >= (0.0 if self._wished else full_ns - light_ns) else LIGHT
+        return FULL if self._credit_ns >= (0.0 if self._requested else full_ns - light_ns) else LIGHT
 
     def _find_longest_light(self) -> float:
         """Return the longest time without a step in full detail."""

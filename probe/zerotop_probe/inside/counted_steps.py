@@ -20,7 +20,7 @@ _STEP = PHASE_CODE["step"]
 
 
 class StepRecorder(Protocol):
-    """What is needed of the recorder, see there."""
+    """The part of :class:`Recorder` that counted steps use."""
 
     budget: DetailBudget
     device: RankDevice | None
@@ -147,11 +147,11 @@ class CountedSteps:
             device.restart_window(time_ns, Span(time_ns, _STEP, 0, (0, last_step + 1, UNKNOWN), loose=False))
 
     @property
-    def since(self) -> tuple[int, int] | None:
-        """Begin and number of the step in progress if phases of it may have been left out; else None."""
+    def unrecorded_step(self) -> tuple[int, int] | None:
+        """The begin (ns) and number of the step in progress if its phases may be missing from the record; else None."""
         counting, last_step = self._counting, self._recorder.last_step
         return (counting.begin_ns, last_step + 1) if counting.was_on and last_step is not None else None
 
     def resume_phases(self) -> None:
-        """Leave out no more phases of the step in progress. Any thread may call this."""
+        """Record the rest of the phases of the step in progress. Any thread may call this."""
         self._counting.stop()

@@ -48,7 +48,7 @@ class StepCounting:
         self.backwards = 0
         """Backwards that the loop does not know of yet."""
         self.seen_backwards = 0
-        """How many of these came before the last update."""
+        """The number of these that came before the last update."""
         self.optimizer = 0
         """The loop's only optimizer, by id(); 0 if it has several, or its updates need more than their end."""
         self.updates = 0
@@ -60,7 +60,7 @@ class StepCounting:
         self.depth = 0
         """Further calls of its ``step()`` within it, as from a subclass."""
         self.cost_ns = 0
-        """What the hooks have cost in counted steps, and the meter does not know of yet."""
+        """The cost of the hooks in counted steps (ns) that has not been added to the meter yet."""
         self.begin_ns = 0
         """Begin of the step in progress, if it began as a counted one."""
         self.first_step = 0
@@ -78,7 +78,7 @@ class StepCounting:
         """The last slot of the ring that the C code took, and the first one that it must not take."""
 
     def stop(self) -> None:
-        """Leave out no more phases from now on: something unusual happens."""
+        """Record phases again from now on, because something unusual happens."""
         self.is_on = False
         self.loop = None
 
@@ -102,7 +102,7 @@ class StepCounting:
             files: ``position`` becomes the last slot taken.
             take_slot: returns the next slot.
             recorder: ``last_step`` becomes the number of each step.
-            end_run: is called as :meth:`CountedSteps.end_run` when it is time to decide whether to go on.
+            end_run: is called as ``CountedSteps._end_run`` when it is time to decide whether to count further steps.
         """
 
     def leave_ring(self) -> None:

@@ -61,7 +61,7 @@ class LoopState(TrainingState):
 
 
 class EngineRegistry:
-    """What trains in this process: engines by identity, through weak references, or a loop."""
+    """The engines that train in this process, by identity and through weak references, or its loop."""
 
     def __init__(self) -> None:
         self._state_by_id: dict[int, EngineState] = {}

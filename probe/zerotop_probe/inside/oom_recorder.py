@@ -40,7 +40,7 @@ class OomRecorder:
 
     def _record_failure(self, device: int, requested: int, limit: int, free: int) -> None:
         recorder, span = self._recorder, self._recorder.current_span()
-        counted = recorder.counted.since
+        counted = recorder.counted.unrecorded_step
         step = span.step if span else counted[1] if counted else None
         # In a counted step it is that of an earlier step.
         forward = None if counted else recorder.last_forward

@@ -71,7 +71,7 @@ class Recorder:
         self.budget = DetailBudget(read_budget())
         self._losses = SpanLosses(self._span_writer, self.write_event)
         self.containers: StepFollower | None = None
-        """What looks for containers that grow, if it is wanted."""
+        """The finder of growing containers; None if the job is not searched for them."""
         self.counted = CountedSteps(self, self._counting, files, self._span_writer, self._losses, meter)
 
     def begin_span(
@@ -183,7 +183,7 @@ class Recorder:
                 if self.device is not None and not self.device.is_full and not flags & COUNTED:
                     flags |= LIGHT
             elif span.phase in _PAUSES:
-                self.budget.wish_detail()
+                self.budget.request_full_detail()
             self._meter.boundaries += 1 + (span.is_quick and not span.is_brief)
             writer.write(
                 span.begin_ns,

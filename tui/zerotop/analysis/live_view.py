@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 class State(Enum):
-    """What the job is doing at the cursor."""
+    """The state of the job at the cursor."""
 
     STARTING = "starting"  # launched, nothing trains yet
     RUNNING = "running"
@@ -225,7 +225,7 @@ class LiveView:
 
     @property
     def cost_text(self) -> str:
-        """What the job has cost from its launch to the cursor, as ``$1.42``; "" without a price."""
+        """The cost of the job from its launch to the cursor, as ``$1.42``; "" without a price."""
         return self.job.price.format_cost(self.progress.elapsed_s) if self.job.price is not None else ""
 
     @property

@@ -1,4 +1,4 @@
-"""What time on a job's hardware costs."""
+"""The price per hour of a job's hardware."""
 
 from __future__ import annotations
 

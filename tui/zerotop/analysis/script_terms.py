@@ -1,4 +1,4 @@
-"""How advice names the settings of the script at hand: the Trainer's, or those of a hand-written loop."""
+"""The names of the settings of the script at hand, for advice: the Trainer's, or those of a hand-written loop."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _check_gpus() -> list[Check]:
         driver = Check("NVIDIA driver", True, str(pynvml.nvmlSystemGetDriverVersion()))
         return [driver, *map(_check_gpu, range(pynvml.nvmlDeviceGetCount()))]
     except pynvml.NVMLError as error:
-        return [Check("NVIDIA driver", False, str(error), "see what nvidia-smi says")]
+        return [Check("NVIDIA driver", False, str(error), "run nvidia-smi to see the error")]
     finally:
         pynvml.nvmlShutdown()
 
@@ -103,7 +103,7 @@ def _check_gpu(index: int) -> Check:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         model = str(pynvml.nvmlDeviceGetName(handle))
     except pynvml.NVMLError as error:
-        return Check(name, False, str(error), "see what nvidia-smi says")
+        return Check(name, False, str(error), "run nvidia-smi to see the error")
     try:
         processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except pynvml.NVMLError as error:

@@ -73,10 +73,10 @@ def sweep(options: argparse.Namespace) -> int:
 def _check_resumed(options: argparse.Namespace) -> None:
     """Raise Problem if an option is given that the resumed sweep has already stored."""
     if options.command or has_settings(options):
-        raise Problem("--resume goes on with the settings and the command of the sweep: give none of them", USAGE)
+        raise Problem("--resume uses the sweep's own settings and command: omit them", USAGE)
     for name, default in _PLANNED.items():
         if getattr(options, name) != default:
-            raise Problem(f"--resume goes on with the sweep as it is: leave out --{name.replace('_', '-')}", USAGE)
+            raise Problem(f"--resume cannot change --{name.replace('_', '-')} of the sweep: omit it", USAGE)
 
 
 def _make_runner(opened: Sweep, options: argparse.Namespace) -> SweepRunner:
@@ -125,7 +125,7 @@ def _choose_folder(options: argparse.Namespace, plan: Plan | None) -> Path:
     if plan is None:
         path = sweeps.find_sweep(options.resume)
         if path is None:
-            raise Problem(f"There is no sweep {options.resume!r} to go on with")
+            raise Problem(f"There is no sweep {options.resume!r} to resume")
         return path.absolute()
     return make_folder(options.output, plan)
 

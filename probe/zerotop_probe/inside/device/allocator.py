@@ -29,7 +29,7 @@ NATIVE, ASYNC = "native", "cudaMallocAsync"
 
 
 class StepMemory(NamedTuple):
-    """What the allocator counted in a step or an evaluation; bytes."""
+    """The counters of the allocator for a step or an evaluation; sizes are bytes."""
 
     held: int  # allocated at its end
     peak: int  # the highest allocated in it

@@ -23,7 +23,7 @@ _MOST_STREAMS = 64
 
 
 class CudaCalls(NamedTuple):
-    """What is called at each edge."""
+    """The CUDA functions that are called at each edge of a phase."""
 
     is_capturing: Callable[[], bool]
     get_device: Callable[[], int]

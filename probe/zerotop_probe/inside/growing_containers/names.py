@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from zerotop_probe.inside.stacks.paths import PathNames
 
 LOCAL, GLOBAL, ATTRIBUTE = "local", "global", "attribute"
-"""Where a name belongs: to a function, a module or a class."""
+"""The scopes of a name: a function, a module or a class."""
 
 # Nested containers are named by the outermost one, over at most this many levels.
 _LEVELS = 3

@@ -1,4 +1,4 @@
-"""What PyTorch's FSDP keeps of a module: each rank's shards, and whole parameters while they are gathered."""
+"""The parameters of a module under PyTorch's FSDP: each rank's shards, and whole parameters while they are gathered."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _WHOLE_COMPILATION = ("_compile.compile_inner", "_compile.<locals>.compile_inner
 
 
 class CompiledGraphs(NamedTuple):
-    """What was compiled since the look before."""
+    """The graphs that were compiled since the previous look."""
 
     begin_ns: int  # of that look, CLOCK_MONOTONIC
     graphs: int

@@ -1,8 +1,8 @@
-"""Decide when the microscope looks at a step by itself: memory creeps, or steps or evaluations have a new peak.
+"""Decide when a look at a step begins by itself: memory creeps, or steps or evaluations have a new peak.
 
-It looks when memory has grown in each of the last steps, and when steps need clearly more memory than those that it looked
-at before; for the first time after the first steps. It looks at an evaluation if the one before it had a new peak. The cost
-of a look is estimated from the number of allocations, and must fit into the rest of the budget.
+A look begins when memory has grown in each of the last steps, and when steps need clearly more memory than those of earlier
+looks; for the first time after the first steps. An evaluation gets a look if the one before it had a new peak. The cost of a
+look is estimated from the number of allocations, and must fit into the rest of the budget.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOOK_STEPS = {CREEP: 2, PEAK: 1}
 _LOOK_NS, _ALLOCATION_NS, _LEAST_ALLOCATION_NS = 10_000_000, 25_000, 10_000
 # The same for an evaluation, of which a look sees only the begin.
 _MOST_ALLOCATIONS = 15_000
-# The part of the budget that is the microscope's own, and the time for which it is advanced (ns).
+# The part of the budget that looks alone may use, and the time for which it is advanced (ns).
 _BUDGET_PART = 0.25
 _ADVANCE_NS = 30_000_000_000
 

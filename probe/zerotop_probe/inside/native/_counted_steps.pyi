@@ -1,4 +1,4 @@
-"""What ``counted_steps.c`` defines."""
+"""The classes and constants of ``counted_steps.c``."""
 
 from collections.abc import Callable
 from typing import Any

@@ -149,7 +149,7 @@ class StackSampler:
             return Place(PlaceKey(span.phase), span.begin_ns, span.step)
         except IndexError:
             pass
-        counted = self._recorder.counted.since
+        counted = self._recorder.counted.unrecorded_step
         if counted is not None:
             return Place(PlaceKey(UNSEEN), *counted)
         try:
@@ -160,7 +160,7 @@ class StackSampler:
 
     def _learn(self, time_ns: int) -> None:
         self._learned_ns = time_ns
-        counted, self._counted = self._counted, self._recorder.counted.since
+        counted, self._counted = self._counted, self._recorder.counted.unrecorded_step
         if counted is not None and self._counted is not None:
             self._usual.learn_counted(self._counted[0] - counted[0], self._counted[1] - counted[1])
         ended = self._recorder.ended.copy()

@@ -1,4 +1,4 @@
-"""How long the phases of a rank and the gaps between them usually take, learned from the last ones now and then."""
+"""The usual durations of a rank's phases and of the gaps between them, learned from the last ones now and then."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class UsualTimes:
         self.iteration_ns: float | None = None
         """The usual duration of an iteration; None until enough are known."""
         self.notable: dict[int, float] = {}
-        """What ``GAP`` and ``DATA`` have taken of the last few iterations (ns), as far as it is a notable share."""
+        """The median time of the last few iterations in ``GAP`` and in ``DATA`` (ns); only notable ones."""
 
     def learn(self, ended: Sequence[Span], *, is_complete: bool) -> None:
         """Add the outermost phases that ended since the last call; ``is_complete``: there are none missing before them."""

@@ -32,7 +32,7 @@ _EVENTS_FILE = re.compile(r"events-node-(\w+)-\d+(\.\d+)?\.jsonl")
 
 
 class Limits(NamedTuple):
-    """How much of a session this node may use, and for how long everything is kept."""
+    """This node's share of a session's size limit, and the time for which everything is kept."""
 
     max_bytes: float
     full_detail_ns: int

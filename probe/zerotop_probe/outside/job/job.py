@@ -18,7 +18,7 @@ _IGNORED_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 class JobResult(NamedTuple):
-    """How a job ended, and which parts of its recording are missing."""
+    """The end of a job, and the missing parts of its recording."""
 
     exit_code: int | None  # 128 + n after signal n; None if unknown
     signal: int  # the signal that ended it; 0 without one

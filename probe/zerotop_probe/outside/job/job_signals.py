@@ -1,4 +1,4 @@
-"""Which signals of the agent reach the job: each exactly once, whichever way it came.
+"""Pass the signals of the agent on to the job, so that each signal reaches the job exactly once.
 
 In the foreground the job is in the agent's process group, so signals from the terminal and signals to the whole group reach
 it by themselves. Signals to the agent alone are meant for the job and are passed on. The holder tells them apart: it is in

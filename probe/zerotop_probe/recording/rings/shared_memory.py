@@ -62,7 +62,7 @@ _FILE = struct.Struct("<IIQQ")
 
 
 class FileProgress(NamedTuple):
-    """How far one declared file is written; all sizes are without headers."""
+    """The progress of writing one declared file; all sizes are without headers."""
 
     number: int = 0  # one more than the number in the file's name; 0: not created yet
     segment: int = 0

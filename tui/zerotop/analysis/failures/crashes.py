@@ -24,7 +24,8 @@ from zerotop_probe.recording.tables import FAILED
 _TAIL = 256
 _ADVICE = {
     "SIGKILL": (
-        "Check dmesg, the scheduler's log and other users of the node for who sent it. {saving_limits} how much is lost.",
+        "Look for the sender of the signal in dmesg and the scheduler's log, or ask the node's other users. {saving_limits}"
+        " how much is lost.",
         "{saving}",
     ),
     "SIGTERM": ("Usually a scheduler's time limit or a manual kill. {saving_limits} how much is lost.", "{saving}"),

@@ -1,4 +1,4 @@
-"""What launchers print about the ends of ranks: torchrun and accelerate, DeepSpeed's launcher, Slurm's srun."""
+"""Parsers of launcher messages about the ends of ranks: torchrun and accelerate, DeepSpeed's launcher, Slurm's srun."""
 
 from __future__ import annotations
 

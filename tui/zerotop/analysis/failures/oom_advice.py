@@ -12,7 +12,7 @@ from zerotop.analysis.script_terms import read_terms
 
 
 class Advice(NamedTuple):
-    """What helps against a lack of memory."""
+    """A measure against a lack of memory."""
 
     text: str  # a sentence
     setting: str  # the name of the setting in it

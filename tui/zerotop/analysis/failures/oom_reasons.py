@@ -214,7 +214,7 @@ def _judge_host(case: OomCase) -> Verdict:
         wanted = put_size(case.requested_bytes) if case.requested_bytes else "Memory"
         return Verdict(f"{wanted} could not be allocated on the host{in_use}.", *advise_on_host(case))
     just_before = f"{in_use} just before" if in_use else ""
-    who = "A rank was killed by SIGKILL, as the kernel does"
+    who = "A rank was killed by SIGKILL, probably by the kernel"
     if case.kill_count:
         who = f"The kernel killed {case.kill_count} process{'es' if case.kill_count > 1 else ''}"
     return Verdict(f"{who} for lack of host memory{just_before}.", *advise_on_host(case))

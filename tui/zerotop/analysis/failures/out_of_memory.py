@@ -50,9 +50,9 @@ _TEXT_SIZES = ("requested_bytes", "free_bytes", "allocated_bytes", "reserved_byt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostMortem(MemoryFigures):
-    """One failure for lack of memory. Bytes; None where no witness says it."""
+    """One failure for lack of memory. Bytes; None where no source says it."""
 
-    witness: str  # "rank", "output" or "sampler"
+    source: str  # "rank", "output" or "sampler"
     unix_ns: int | None
     rank: int | None
     host: str
@@ -94,7 +94,7 @@ def find_post_mortem(session: Session, cursor_ns: int) -> PostMortem | None:
     return _explain_kill(session, cursor_ns, job_exit, 0) if was_short else None
 
 
-# --- the witnesses -------------------------------------------------------------------------------------------------------
+# --- the sources ---------------------------------------------------------------------------------------------------------
 
 
 def _explain_recorded(
@@ -165,7 +165,7 @@ def _explain_kill(session: Session, cursor_ns: int, job_exit: ProcessExit, failu
 
 def _build_post_mortem(
     session: Session,
-    witness: str,
+    source: str,
     kind: str,
     scene: FailureScene,
     facts: Mapping[str, int],
@@ -187,7 +187,7 @@ def _build_post_mortem(
     return PostMortem(
         **figures,
         **verdict._asdict(),
-        witness=witness,
+        source=source,
         unix_ns=scene.at_ns if process is not None or job_exit is not None else None,
         rank=rank if rank is not None or job_exit is None else job_exit.rank,
         host=host,

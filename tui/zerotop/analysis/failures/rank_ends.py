@@ -30,7 +30,7 @@ _SIGNAL_NAMES = {int(one): one.name for one in signal.Signals}
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How a rank ended, as far as known."""
+    """The end of a rank, as far as known."""
 
     process: RankProcess
     report: LauncherReport | None
@@ -62,7 +62,7 @@ class RankEnd:
 
 @dataclass(frozen=True, slots=True)
 class PrintedEnds:
-    """What a job's output says about the ends of its ranks, up to a moment."""
+    """The messages and tracebacks about the ends of ranks in a job's output, up to a moment."""
 
     reports: tuple[LauncherReport, ...]
     tracebacks: tuple[Traceback, ...]
@@ -170,7 +170,7 @@ def _find_last_record(session: Session, source: Source, cursor_ns: int) -> int:
 
 
 def _merge_looks(ended: Sequence[_Ended]) -> None:
-    """Set the same time for all ranks of a node that the sampler missed in the same look."""
+    """Set the same time for all ranks of a node whose processes the sampler found gone in the same look."""
     look_ns: dict[str, int] = {}
     exits = [(one.exit_ns, one) for one in ended if one.exit_ns is not None and one.has_vanished]
     for exit_ns, one in sorted(exits, key=lambda item: item[0]):

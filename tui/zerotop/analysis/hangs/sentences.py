@@ -30,7 +30,7 @@ def describe_odd(standstill: Standstill, width: int) -> str:
         called = [f"{name} in {one.activity}" for name, one in zip(names, standstill.groups, strict=True)]
         return _choose_first([", ".join(called), f"ranks wait in {len(called)} different collectives"], width)
     if group is None and len(standstill.groups) > 1:
-        return f"the ranks stand in {len(standstill.groups)} places"
+        return f"the ranks are stuck at {len(standstill.groups)} places"
     shown = group or standstill.groups[0]
     is_one = len(shown.ranks) == 1
     who = "all ranks" if group is None and not is_one else format_ranks(shown.ranks)

@@ -60,7 +60,7 @@ class Call(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """How many operations of a kind a process has launched on its GPU, as NCCL says."""
+    """The number of operations of a kind that a process has launched on its GPU, according to NCCL."""
 
     operation: str
     pid: int

@@ -1,4 +1,4 @@
-"""Find where the ranks stand while a job has not finished a step yet."""
+"""Find the lines at which ranks are stuck while a job has not finished a step yet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _APART_NS = 10 * 10**9
 
 
 class Start(NamedTuple):
-    """Where all ranks stand, and since when none of them has moved (unix time)."""
+    """The lines at which all ranks are stuck, and the time since which none of them has moved (unix time)."""
 
     standstill: Standstill
     since_ns: int
@@ -48,7 +48,7 @@ def find_last_stacks(session: Session, time_ns: int) -> int:
 
 
 def find_standstill(session: Session, time_ns: int) -> Start | None:
-    """Return where the ranks stand at a time, if the last stacks of each of them end in the same line of the job's own."""
+    """Return the stuck ranks at a time, if the last stacks of each of them end in the same line of the job's own."""
     known = {process: read_silent_stacks(session, process, 0, time_ns) for process in list_processes(session, time_ns)}
     if not known or not all(map(_stands_still, known.values())):
         return None

@@ -1,4 +1,4 @@
-"""What a thread waits for, read off the functions on its stack."""
+"""Find the wait or long work of a thread from the functions on its stack."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONG_WORK = frozenset((WaitKind.SAVE, WaitKind.LOAD, WaitKind.COMPILE, WaitKind.
 
 
 class Wait(NamedTuple):
-    """What a thread waits for."""
+    """The wait or long work of a thread: its kind, and the function."""
 
     kind: WaitKind
     name: str  # the function, for example "all_reduce", "time.sleep" or "torch.save"; "" if it is the job's own line

@@ -50,7 +50,7 @@ class LineBlocks:
 
     @property
     def text(self) -> str:
-        """Where they were allocated, in a sentence."""
+        """The place of the allocation, as it stands in a sentence."""
         if self.line is not None:
             return self.line.text
         return "threads without Python" if self.phase == PHASES[OTHER] else f"{self.phase} itself"
@@ -71,11 +71,11 @@ class Look:
 
     @property
     def description(self) -> str:
-        """What the blocks have in common: ``the peak of step 4``."""
+        """The step or evaluation of the blocks: ``Peak memory of step 4``."""
         if self.why == CREEP:
-            return f"what stays of step {self.first_step}"
+            return f"Memory kept after step {self.first_step}"
         before = "the evaluation before " if self.why == EVALUATION else ""
-        return f"the peak of {before}step {self.first_step}"
+        return f"Peak memory of {before}step {self.first_step}"
 
     def describe_lines(self) -> Text | None:
         """Return a sentence about the lines that have allocated the most; None without any."""
@@ -92,7 +92,7 @@ class Look:
         for number, place in enumerate(largest):
             values |= {f"size{number}": sums[place], f"line{number}": texts[place]}
         parts = [f"{{size{number}:size}} at {{line{number}}}" for number in range(len(largest))]
-        return Text(f"Of {self.description} are allocated: {', '.join(parts)}.", values)
+        return Text(f"{self.description} was allocated at: {', '.join(parts)}.", values)
 
 
 def read_last_look(session: Session, process: RankProcess, cursor_ns: int) -> Look | None:

@@ -1,4 +1,4 @@
-"""Where a GPU's memory is at a cursor: rows that add up to the whole device, each with its source.
+"""The use of a GPU's memory at a cursor: rows that add up to the whole device, each with its source.
 
 ::
 

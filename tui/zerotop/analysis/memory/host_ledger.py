@@ -1,4 +1,4 @@
-"""Where a rank's host memory is at a cursor: rows that add up to the kernel's resident set size (RSS).
+"""The use of a rank's host memory at a cursor: rows that add up to the kernel's resident set size (RSS).
 
 ::
 

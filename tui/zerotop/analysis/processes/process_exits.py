@@ -97,7 +97,7 @@ class ProcessExit(NamedTuple):
     """The process of a job that failed first: the first rank that vanished, or the job's command."""
 
     host: str
-    unix_ns: int  # when a sampler missed the rank, or the command ended
+    unix_ns: int  # when a sampler found the rank's process gone, or the command ended
     rank: int | None = None  # None: the command
     pid: int | None = None  # of the rank
     signal: str | None = None  # that ended the command

@@ -1,4 +1,4 @@
-"""What a finding cost, in words."""
+"""The cost of a finding, in words."""
 
 from __future__ import annotations
 

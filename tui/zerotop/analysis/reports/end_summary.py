@@ -1,4 +1,4 @@
-"""What a finished job did, in a few facts: the findings that cost most, and how fast it was."""
+"""The summary of a finished job: the findings that cost most, the training time, and the pace."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\u
 
 
 class Stream(Protocol):
-    """What a table is written to."""
+    """The destination of an exported table."""
 
     def write(self, data: memoryview, /) -> int | None:
         """Write bytes; return how many, or None for all."""

@@ -56,7 +56,7 @@ class FindingCost:
 
     @property
     def seconds_text(self) -> str:
-        """What the seconds were spent in, as the end of a phrase; "" where the finding says it."""
+        """The steps in which the seconds were spent, as the end of a phrase; "" where the finding names them."""
         return " in skipped steps" if self.finding.name in _SKIPPING else ""
 
     def compute_share(self, training_s: float) -> float:

@@ -35,7 +35,7 @@ _FULL_SHARE = 0.7
 
 
 class Outcome(str, Enum):
-    """How well the job did."""
+    """The outcome of the job."""
 
     GOOD = "good"
     WARNING = "warning"  # it trained, but lost time or memory that it need not lose

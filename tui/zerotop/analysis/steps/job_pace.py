@@ -1,4 +1,4 @@
-"""How fast a job trained as a whole: its usual iteration, and its tokens per second."""
+"""The pace of a whole job: its usual iteration, and its tokens per second."""
 
 from __future__ import annotations
 

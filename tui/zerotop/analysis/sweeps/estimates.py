@@ -1,4 +1,4 @@
-"""What every stage and offload mode should need of a GPU and of a node, before anything has run.
+"""Estimates of the GPU and host memory that each stage and offload mode needs, without any run.
 
 Model states by ZeRO's formulas (:mod:`zerotop.analysis.memory.expected.zero_model`), DeepSpeed's own estimates beside them
 (:mod:`zerotop.analysis.memory.expected.deepspeed_estimates`), and activations by a slope in bytes for each token.

@@ -1,4 +1,4 @@
-"""What one point of a sweep measured: peak memory, pace, and cores in the optimizer's step.
+"""The measurements of one point of a sweep: peak memory, pace, and cores in the optimizer's step.
 
 The warm-up steps are left out of all but memory, which must fit from the first step on. The remaining n steps have n - 1
 intervals between their ends: the first begins at the end of the last warm-up step, which is late if that one was slow.

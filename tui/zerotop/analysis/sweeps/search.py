@@ -42,7 +42,7 @@ class Line:
 
 
 class Shortage(NamedTuple):
-    """What a run had when it ran out of memory, in bytes."""
+    """The memory of a run that failed for lack of it, in bytes."""
 
     needed_bytes: float  # allocated and requested
     unusable_bytes: float = 0.0  # reserved by PyTorch in blocks too small for the request
@@ -62,7 +62,7 @@ class LargestResult:
     problem: str = ""  # why the search ended early
     expected: float | None = None  # value at which memory is full, from the measurements so far
     line: Line | None = None  # allocated memory, from the measurements so far
-    limit_bytes: float | None = None  # memory that PyTorch can have on one GPU
+    limit_bytes: float | None = None  # memory available to PyTorch on one GPU
     fragmented_bytes: int | None = None  # unused in blocks too small for the request, where that is why ``failing`` failed
 
 
@@ -85,7 +85,7 @@ class LargestSearch:
     """Chooses the next value to try, from ascending ``values``.
 
     Attributes:
-        limit_bytes: memory that PyTorch can have on one GPU; None if unknown, then the search only halves.
+        limit_bytes: memory available to PyTorch on one GPU; None if unknown, then the search only halves.
         formula: memory by the formulas, before anything is measured.
     """
 

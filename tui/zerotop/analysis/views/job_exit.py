@@ -1,4 +1,4 @@
-"""How a recording ends: the job's exit code and message, and records that could not be written."""
+"""The end of a recording: the job's exit code and message, and records that could not be written."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from zerotop.session.reader import Session, Source
 Item = TypeVar("Item")
 
 MOST_SHOWN = 8
-"""How many GPUs or ranks are shown; of more, the chosen one and those with the most and the least bytes."""
+"""The number of GPUs or ranks that are shown; of more, the chosen one and those with the most and the least bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -43,7 +43,7 @@ _DETACHED = "The recording was ended here, and the job went on."
 
 
 class _Extent(NamedTuple):
-    """What any thread may ask of a recording, as of one refresh."""
+    """The state of a recording after one refresh, which any thread may read."""
 
     is_live: bool
     has_ended: bool  # the job, as far as known

@@ -1,4 +1,4 @@
-"""What a job without an engine is waiting for."""
+"""Describe the startup of a job without an engine: compilation, an abandoned build lock, or no training yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where in a folded iteration GPUs idle, and during which phase."""
+"""The idle time of GPUs in a folded iteration, and the phase with most of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long each phase of the folded iterations takes, on the host and on the device."""
+"""The durations of the phases of the folded iterations, on the host and on the device."""
 
 from __future__ import annotations
 

@@ -31,4 +31,4 @@ def _describe_folder(error: OSError) -> str:
     """Return a sentence about a missing folder, if it is the reason why a file could not be opened or created."""
     folder = os.path.dirname(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else ""
     is_missing = error.errno == errno.ENOENT and folder and not os.path.isdir(folder)
-    return f". There is no folder {folder}: make it first, or choose another one" if is_missing else ""
+    return f". There is no folder {folder}: create it first, or choose another one" if is_missing else ""

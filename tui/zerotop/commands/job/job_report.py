@@ -1,4 +1,4 @@
-"""What ``zerotop run`` says about a job that has ended: its worst finding, its cost, and the report that was asked for."""
+"""The output of ``zerotop run`` after a job has ended: its worst finding, its cost, and the requested report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several commands share: how a command is added, the words for a session, the price."""
+"""Parts of the command line that several commands share: the type of ``add_command``, help texts, the price option."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def add_sweep_commands(add_command: AddCommand) -> None:
         usage=_USAGE,
     )
     _add_training_options(sweep)
-    sweep.add_argument("--resume", metavar="SWEEP", help="go on with an interrupted sweep: its name or folder")
+    sweep.add_argument("--resume", metavar="SWEEP", help="resume an interrupted sweep: its name or folder")
     sweep.add_argument("--executor", choices=("local", "slurm"), default="local", help="where the points run [local]")
     sweep.add_argument(
         "--slurm",

@@ -1,4 +1,4 @@
-"""What sweeps and searches have in common: points that run in one thread, shown or printed by another."""
+"""The base class of sweeps and searches: points that run in one thread, shown or printed by another."""
 
 from __future__ import annotations
 

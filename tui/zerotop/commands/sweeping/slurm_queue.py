@@ -1,4 +1,4 @@
-"""Which jobs Slurm has ended, by ``squeue``, which every cluster has; ``sacct`` needs a database of accounts."""
+"""Read the states of ended Slurm jobs from ``squeue``, which every cluster has; ``sacct`` needs an accounting database."""
 
 from __future__ import annotations
 

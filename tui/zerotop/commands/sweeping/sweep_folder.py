@@ -51,7 +51,7 @@ def _make_default_folder(plan: Plan) -> Path:
 
 
 def _refuse_folder(folder: Path, error: OSError) -> Problem:
-    return Problem(f"Cannot make the folder {folder}: {error.strerror}. Choose another one with -o DIR")
+    return Problem(f"Cannot create the folder {folder}: {error.strerror}. Choose another one with -o DIR")
 
 
 def _choose_default_path(plan: Plan) -> Path:

@@ -43,7 +43,7 @@ def _get_time(event: Event) -> int:
 
 
 class EventBudget:
-    """How much memory the events of a recording may still take, as an estimate in bytes."""
+    """The memory left for the events of a recording, as an estimate in bytes."""
 
     def __init__(self) -> None:
         self.bytes = _MAX_EVENT_BYTES

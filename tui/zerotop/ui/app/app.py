@@ -94,7 +94,7 @@ class ZerotopApp(NavigationApp):
         self.add_mode(_REOPENING, Screen)
         await self.close_screens(_REOPENING)
         self.set_recording(OpenedRecording(source, old.controller, title))
-        self.viewer.go_on_from(old)
+        self.viewer.resume_from(old)
         if self._announcer is not None:
             self._announcer.source = source  # so that it does not announce old news again
         del old
@@ -237,7 +237,7 @@ class ZerotopApp(NavigationApp):
         if action in RECORDING_ACTIONS and not self.is_watching:
             return False
         if action == "look":
-            return self.is_watching and self.viewer.can_steer
+            return self.is_watching and self.viewer.can_control
         if action == "enter":
             return self.viewer.can_enter
         return self.viewer.sampler_missing if action == "restart_sampler" else True

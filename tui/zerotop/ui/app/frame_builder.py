@@ -22,7 +22,7 @@ _NO_SAMPLER = "The sampler has stopped: CPU, host and GPU figures are out of dat
 
 @dataclass(frozen=True, slots=True)
 class FrameRequest:
-    """What the user has chosen, at one moment."""
+    """The inputs of a frame besides the recording: the user's choices, the sampler's state, the last trace request."""
 
     playhead: Playhead  # a copy
     rank: int | None
@@ -71,7 +71,7 @@ class FrameBuilder:
             is_rank_chosen=request.rank is not None,
             failure=self._failures.failure_at(view.cursor_ns),
             summary=self._summarize(known) if view.job.state.is_over and head.following else None,
-            can_steer=self._controller is not None and source.is_live,
+            can_control=self._controller is not None and source.is_live,
             trace_request=request.trace_request,
         )
 

@@ -21,7 +21,7 @@ ANSWER_S = 0.015  # if a frame takes longer, the header and transport show its t
 
 
 class FrameHost(Protocol):
-    """What is needed of the app, see there."""
+    """The part of the app that the scheduler uses."""
 
     @property
     def is_running(self) -> bool: ...

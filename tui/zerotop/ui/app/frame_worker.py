@@ -61,7 +61,7 @@ class FrameWorker:
         slot: str = "",
         routine: bool = False,
     ) -> None:
-        """Has ``run`` called on the thread and ``deliver`` with its result in the app's thread.
+        """Call ``run`` on the worker's thread, and then ``deliver`` with its result in the app's thread.
 
         Args:
             slot: replaces the job of this slot that has not begun; without a slot every job is run.
@@ -81,7 +81,7 @@ class FrameWorker:
             self._thread.start()
 
     def close(self, *, wait: bool = False) -> None:
-        """Delivers nothing any more; ``wait``: until the job that is running is done, for a few seconds at most."""
+        """Deliver no more results; ``wait``: block until the running job is done, for a few seconds at most."""
         with self._changed:
             self._is_closed = True
             self._urgent.clear()

@@ -93,7 +93,7 @@ class Viewer:
         return not self._sampler_alive
 
     @property
-    def can_steer(self) -> bool:
+    def can_control(self) -> bool:
         """Whether the job runs and can be asked for something."""
         return self.controller is not None and self.source.is_live
 
@@ -113,7 +113,7 @@ class Viewer:
         if shown in ranks:  # before the first sample there are none, and the choice stands
             self._rank = ranks[max(0, min(len(ranks) - 1, ranks.index(shown) + number))]
 
-    def go_on_from(self, other: Viewer) -> None:
+    def resume_from(self, other: Viewer) -> None:
         """Take over the place in time and the rank of another viewer of the same recording."""
         self.playhead, self._rank = other.playhead, other._rank
 

@@ -1,4 +1,4 @@
-"""What all screens of the monitor have in common."""
+"""The base class of all screens of the monitor, and the picture that a screen shows."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class MonitorScreen(Screen[None]):
     """
 
     NAME: ClassVar[str]
-    """What ``app.switch`` calls it."""
+    """The name by which ``app.switch`` finds the screen."""
     TITLE: ClassVar[str]
-    """Its word among the tabs."""
+    """The label of its tab."""
     TERMS: ClassVar[Sequence[tuple[str, str]]] = ()
     """(term, what it means in two lines) for its help."""
 
@@ -113,7 +113,7 @@ class MonitorScreen(Screen[None]):
         self.source = source
         self.long_work: LongWork | None = None
         self.own_boxes: dict[str, Box] = {}
-        """The places of its own panels in the picture that is being made."""
+        """The boxes of this screen's panels in the picture in progress."""
         self._common_panels: list[CommonPanel] = []
         self._own_panels: list[FrameWidget] = []
         self._key_labels: Mapping[str, str] = {}
@@ -200,7 +200,7 @@ class MonitorScreen(Screen[None]):
 
     @property
     def state(self) -> ScreenState:
-        """What the next picture has to be made for."""
+        """The inputs of the next picture."""
         return ScreenState(*self.app.size, self.zoomed)
 
     def request_redraw(

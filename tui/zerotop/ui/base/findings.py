@@ -1,4 +1,4 @@
-"""How screens show findings: the one under the header, and their styles, names, numbers and marks."""
+"""The presentation of findings on screens: the one under the header, and their styles, names, numbers and marks."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Frame:
     is_rank_chosen: bool = False  # by the user
     failure: Failure | None = None  # what had killed the job before the cursor
     summary: EndSummary | None = None  # of a job that has ended, at its end
-    can_steer: bool = False  # the job runs and takes requests
+    can_control: bool = False  # the job runs and takes requests
     trace_request: int | None = None  # number of the last microscope request
 
     def list_notices(self, height: int) -> list[Notice]:

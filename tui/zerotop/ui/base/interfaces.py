@@ -95,7 +95,7 @@ class Controller(Protocol):
 
     @property
     def stop_description(self) -> str:
-        """What ``stop_job`` does, and on which nodes, as a sentence."""
+        """The effect of ``stop_job`` and the nodes that it reaches, as a sentence."""
 
     def stop_job(self) -> str:
         """Ask the job to end; the second call kills it. Returns a sentence about unreachable nodes; may take seconds.
@@ -131,7 +131,7 @@ class Controller(Protocol):
 
 
 class Leaving(Enum):
-    """How the user left the screen: what the program returns."""
+    """The way in which the user left the screen; the program returns it."""
 
     QUIT = "quit"  # nothing was running
     DETACHED = "detached"  # the job goes on

@@ -53,7 +53,7 @@ class Scale:
 
 
 class Quantity(Enum):
-    """What a chart measures."""
+    """The quantity that a chart shows."""
 
     PERCENT = "percent"  # the axis always ends at 100
     SECONDS = "seconds"

@@ -20,7 +20,7 @@ class StopDialog(YesNoDialog):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         bind("s,y", "choose(True)", "stop.yes", "Stop", "Stop the running point and all others"),
-        bind("c,n,q", "choose(False)", "stop.no", "Go on", "Back to the points"),
+        bind("c,n,q", "choose(False)", "stop.no", "Continue", "Back to the points"),
     ]
 
     def __init__(self, question: str, glyphs: Glyphs) -> None:
@@ -29,4 +29,4 @@ class StopDialog(YesNoDialog):
 
     def compose_box(self) -> ComposeResult:
         yield Static(Text(self._question), id="text", markup=False)
-        yield OptionList(Option(Text("c  Go on"), id="go"), Option(Text("s  Stop it"), id="yes"), markup=False)
+        yield OptionList(Option(Text("c  Continue"), id="go"), Option(Text("s  Stop it"), id="yes"), markup=False)

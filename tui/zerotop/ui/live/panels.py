@@ -123,7 +123,7 @@ class Iteration(FrameWidget, can_focus=True):
 
 
 class Summary(FrameWidget, can_focus=True):
-    """What a job that has ended did. A click on a finding goes to it."""
+    """The summary of a job that has ended. A click on a finding goes to it."""
 
     def draw(self, frame: Frame, width: int, height: int) -> list[Row]:
         assert frame.summary is not None  # it has no place otherwise

@@ -1,4 +1,4 @@
-"""What is under the mouse on Live: ranks and GPUs of rows, and values of strips and charts."""
+"""Find the ranks, GPUs, and values of strips and charts under the mouse on Live."""
 
 from __future__ import annotations
 

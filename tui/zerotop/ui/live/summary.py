@@ -25,7 +25,7 @@ _NO_FINDINGS = "No finding has a cost in time or memory."
 
 
 class _Form(Enum):
-    """How detailed the cost of a finding in time is described."""
+    """The level of detail at which the cost of a finding in time is described."""
 
     WHOLE = "about 5.40 s, 23 % of the training time"
     SHARE = "23 % of the training time"

@@ -16,7 +16,7 @@ _HINT_ROWS = 2
 def draw_look(look: Look, hint: str, width: int, height: int, glyphs: Glyphs, *, focused: bool = False) -> list[Row]:
     """Draw a row for each line; ``hint`` says how to see every allocation."""
     unit = choose_unit(look.whole_bytes)
-    rows = [draw_rule(panel_title(f"{_capitalize_first(look.description)}, by line, {unit.name}", focused), width, glyphs)]
+    rows = [draw_rule(panel_title(f"{look.description}, by line, {unit.name}", focused), width, glyphs)]
     for blocks in look.blocks:
         style = phase_style(blocks.phase)
         size = unit.format_bytes(blocks.total_bytes)
@@ -32,7 +32,3 @@ def draw_look(look: Look, hint: str, width: int, height: int, glyphs: Glyphs, *,
 def count_look_rows(look: Look) -> int:
     """Return how many rows :func:`draw_look` can use."""
     return 1 + len(look.blocks) + bool(look.before_bytes) + _HINT_ROWS
-
-
-def _capitalize_first(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"

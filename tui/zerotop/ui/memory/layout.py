@@ -1,4 +1,4 @@
-"""Where the panels of the memory screen stand."""
+"""The layout of the panels of the memory screen."""
 
 from __future__ import annotations
 

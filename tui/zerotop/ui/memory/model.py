@@ -33,7 +33,7 @@ class MemoryModel:
 
 def can_request_trace(frame: Frame, view: MemoryView) -> bool:
     """Whether an allocation trace can be requested: the job runs, and the rank uses a GPU."""
-    return frame.can_steer and view.health is not None
+    return frame.can_control and view.health is not None
 
 
 def describe_hint(frame: Frame, view: MemoryView) -> str:
@@ -41,11 +41,11 @@ def describe_hint(frame: Frame, view: MemoryView) -> str:
     if view.rank is not None and view.health is None:
         return NO_GPU_HINT
     if (
-        frame.can_steer
+        frame.can_control
         and frame.trace_request is not None
         and (view.trace is None or view.trace.request < frame.trace_request)
     ):
         return REQUESTED_HINT
     if view.trace is not None:
         return ""
-    return REQUEST_HINT if frame.can_steer else REPLAY_HINT
+    return REQUEST_HINT if frame.can_control else REPLAY_HINT

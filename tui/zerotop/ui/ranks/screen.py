@@ -82,14 +82,14 @@ class RankTable(FrameWidget, can_focus=True):
 
 
 class RankStacks(FrameWidget, can_focus=True):
-    """Where the ranks stand while a job makes no progress."""
+    """The stacks of the ranks while a job makes no progress."""
 
     def __init__(self, glyphs: Glyphs, finder: StandstillFinder, *, id: str) -> None:
         super().__init__(glyphs, id=id)
         self._finder = finder
 
     def find_stillness(self, frame: Frame) -> Stillness | None:
-        """Return where the ranks stand at the frame's cursor; None if they work."""
+        """Return the stuck ranks and their stacks at the frame's cursor; None if they work."""
         return self._finder.find_at(frame.view.cursor_ns)
 
     def cache_key(self, frame: Frame) -> tuple[object, ...]:
@@ -144,7 +144,7 @@ class RanksScreen(MonitorScreen):
         ),
         (
             "stacks",
-            "Where the ranks stand while no phase begins or ends on any of them: ranks with the same stack together, the\n"
+            "The lines at which ranks are stuck while no phase begins or ends: ranks with the same stack together, the\n"
             "one that the others wait for first. The innermost line is on top; lines of libraries are dim.",
         ),
         (
@@ -160,7 +160,7 @@ class RanksScreen(MonitorScreen):
         bind("M", "metric(-1)", "ranks.metric.back", "Previous metric", "The previous metric"),
         bind("o", "order", "ranks.order", "Order", "Sort outliers first, or by rank", 4),
         *rank_bindings("ranks.up", "ranks.down", action="choose", importance=4),
-        bind("S", "stacks", "ranks.stacks", "Stacks", "Show or hide the stacks of ranks that stand still", 7),
+        bind("S", "stacks", "ranks.stacks", "Stacks", "Show or hide the stacks of stuck ranks", 7),
         bind("enter", "timeline", "ranks.timeline", "Timeline", "Show the chosen rank's timeline", 5),
     ]
 

@@ -1,4 +1,4 @@
-"""The stacks of ranks that stand still: a block for each place, first the one that the others wait for."""
+"""The stacks of stuck ranks: a block for each place, first the one that the others wait for."""
 
 from __future__ import annotations
 

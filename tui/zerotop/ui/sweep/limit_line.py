@@ -1,4 +1,4 @@
-"""Of a search: the memory that PyTorch can have, and the lines of the series beyond their runs up to it."""
+"""Of a search: the memory available to PyTorch, and the lines of the series beyond their runs up to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DOT_SPACING = 3  # dot columns
 
 
 def find_limit(model: SweepModel) -> float | None:
-    """Return the bytes that PyTorch can have on one GPU; None if no search knows."""
+    """Return the memory available to PyTorch on one GPU, in bytes; None if no search knows."""
     results = model.search.results if model.search is not None else ()
     return next((one.limit_bytes for one in reversed(results) if one.limit_bytes is not None), None)
 
@@ -35,4 +35,4 @@ def plot_search(canvas: Canvas, model: SweepModel, values: Floats, limit: float,
 def name_limit(canvas: Canvas, limit: float, top: float) -> None:
     """Write the limit below its line at the left, where lines that rise are still low."""
     row = canvas.height - 1 - min(canvas.height - 1, int(limit / top * canvas.height))
-    canvas.write_text(1, row + 1, f"PyTorch can have {format_bytes(limit)}", _LIMIT_STYLE)
+    canvas.write_text(1, row + 1, f"available to PyTorch: {format_bytes(limit)}", _LIMIT_STYLE)

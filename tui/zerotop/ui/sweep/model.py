@@ -1,4 +1,4 @@
-"""What the screen shows: a sweep in progress, the chosen row, and the colours of its series."""
+"""The content of the sweep screen: a sweep in progress, the chosen row, and the colours of its series."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ class SearchProgress(Protocol):
 
     @property
     def results(self) -> Sequence[LargestResult]:
-        """What is known of each series that was begun, the one that is searched now last."""
+        """The results of all series that were begun; those of the series in progress come last."""
 
     @property
     def series_count(self) -> int:
-        """How many series are searched in all."""
+        """The number of series to search."""
 
     @property
     def runs(self) -> int:
@@ -109,7 +109,7 @@ class SearchProgress(Protocol):
 
 
 class PlacedChart(NamedTuple):
-    """Where the last picture has a chart; its title is in the first row."""
+    """The place of a chart in the last picture; its title is in the first row."""
 
     measurement: str
     left: int

@@ -37,7 +37,7 @@ SWEEP_TERMS: tuple[tuple[str, str], ...] = (
     ("R2", "Share of the variance that the line explains: 1 is exact."),
     ("fits, too large", "Of `zerotop fit`: the largest value that ran, and the smallest that ran out of memory."),
     ("predicted, full at", "The value that fills a GPU: as estimated before the first run, and from the runs so far."),
-    ("dotted lines", "Of `zerotop fit`: the line through the runs, extended to the memory that PyTorch can have."),
+    ("dotted lines", "Of `zerotop fit`: the line through the runs, extended to the memory available to PyTorch."),
     LEFT_OUT_TERM,
 )
 

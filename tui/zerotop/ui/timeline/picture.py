@@ -1,4 +1,4 @@
-"""What the timeline draws, as one value."""
+"""The content of the timeline, as one value."""
 
 from __future__ import annotations
 

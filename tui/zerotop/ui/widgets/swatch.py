@@ -1,4 +1,4 @@
-"""How the stylesheet paints one name in a widget."""
+"""The style that the stylesheet gives to one name in a widget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks that have written nothing yet may stand still: a rank that never came, a lock, a loader without data."""
+"""Find ranks that may be stuck before their first record: they wait for a missing rank, a lock, or a loader without data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Due(NamedTuple):
 
 
 class _Start:
-    """What is known of one rank that has not written anything."""
+    """The processor use of one rank that has not written anything."""
 
     def __init__(self, now_s: float, *, is_new: bool) -> None:
         self.idle_since_s = self._checked_s = now_s

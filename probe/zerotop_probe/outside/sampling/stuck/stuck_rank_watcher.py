@@ -34,7 +34,7 @@ class Heard(NamedTuple):
 
 
 class _Rank:
-    """What is known about one rank's process."""
+    """The last record and the usual silences of one rank's process."""
 
     def __init__(self, heard: Heard) -> None:
         self.heard = heard

@@ -49,7 +49,7 @@ class _Save(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """The duration of the checkpoint."""
         return (self.end_ns - self.begin_ns) / 1e9
 
 

@@ -27,7 +27,7 @@ _KIND = FindingKind(
         "No phase began or ended on any rank; an iteration usually takes {iteration_s:seconds}[. Rank {hung_rank} is in"
         " {phase}, {others}]."
     ),
-    advice="See at which line {hung} stands.",
+    advice="Find the line at which {hung} is stuck.",
     fix="py-spy dump --pid {pid}",
 )
 _SEEN = _KIND.with_changes(

@@ -18,7 +18,7 @@ from zerotop.analysis.script_terms import read_terms
 
 
 class Severity(str, Enum):
-    """How urgent a finding is."""
+    """The urgency of a finding."""
 
     INFO = "info"  # an explanation; nothing needs to be done
     WARNING = "warning"  # costs time or memory, or may end the job

@@ -16,7 +16,7 @@ CLEARING = "clearing"
 """Beside the modes of PyTorch: the allocator's cache is emptied in each step."""
 
 NAMES = {ANOMALY: "anomaly mode", PROFILER: "PyTorch's profiler", CLEARING: "emptying the allocator's cache in each step"}
-"""How sentences name each mode."""
+"""The name of each mode in sentences."""
 
 # A mode that was on for this many steps, and seconds, was not meant only for these.
 _LASTING = {ANOMALY: (10, 1.0), PROFILER: (50, 10.0)}

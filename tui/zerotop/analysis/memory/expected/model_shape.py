@@ -18,7 +18,7 @@ _WIDE_NORMS = ("olmo2",)  # of queries and keys too; they multiply in fp32
 
 @dataclass(frozen=True, slots=True)
 class KeptBytes:
-    """What the forward keeps for the backward, in bytes for each token in 16-bit training."""
+    """Activations that the forward keeps for the backward, in bytes for each token in 16-bit training."""
 
     layer: int
     ends: int  # before the first layer and after the last, without the logits
@@ -38,7 +38,7 @@ class ActivationBytes:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What estimates need of a model. ``parameters`` and ``largest_layer`` are None for unknown families."""
+    """The properties of a model that estimates need. ``parameters`` and ``largest_layer`` are None for unknown families."""
 
     layers: int
     hidden: int

@@ -101,7 +101,7 @@ def _check_retries(change: StepChange) -> Cause | None:
 
 
 def _check_collector(change: StepChange) -> Cause | None:
-    """Garbage collection accounts for at least half of the added iteration time.
+    """Return the cause that garbage collection accounts for at least half of the added iteration time.
 
     A collection that pauses only a few iterations does not make the others longer.
     """
@@ -115,7 +115,7 @@ def _check_collector(change: StepChange) -> Cause | None:
 
 
 def _check_compiling(change: StepChange) -> Cause | None:
-    """torch.compile accounts for at least half of the difference: it began to compile in the steps, or finished."""
+    """Return the cause that torch.compile explains half of the difference or more: it began to compile, or finished."""
     if not change.process.events_named(events.COMPILED):
         return None
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
@@ -132,7 +132,7 @@ def _check_compiling(change: StepChange) -> Cause | None:
 
 
 def _check_late_rank(change: StepChange) -> Cause | None:
-    """Another rank's own work takes longer, and the lead waits for it where ranks synchronize."""
+    """Return the cause that another rank's own work takes longer, and the lead waits for it where ranks synchronize."""
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     known_ns, delays = max(change.known_ns, int(change.after["end_unix_ns"][-1])), []
     # If most steps are only counted, ranks may have too few phases of the same steps for the straggler finding.
@@ -158,7 +158,7 @@ def _check_late_rank(change: StepChange) -> Cause | None:
 
 
 def _check_growth(change: StepChange) -> Cause | None:
-    """Resident memory grew by the size of a list that each step may iterate over."""
+    """Return the cause that resident memory grew by the size of a list that each step may iterate over."""
     before, after = int(change.before["host_rss_bytes"].min()), int(change.after["host_rss_bytes"].max())
     if before <= 0 or after - before < HOST_GROWTH_BYTES:
         return None
@@ -167,7 +167,10 @@ def _check_growth(change: StepChange) -> Cause | None:
 
 
 def _check_interruption(change: StepChange) -> Cause | None:
-    """An evaluation or a checkpoint came just before. If other processes use the cores, that may well be a coincidence."""
+    """Return the cause that an evaluation or a checkpoint came just before.
+
+    While other processes use the cores return None: then that may well be a coincidence.
+    """
     if any(load is not None and load.is_disturbed for load in host_causes.measure_change_loads(change)):
         return None
     for column, name in (("checkpoint_s", "a checkpoint was saved"), ("eval_s", "an evaluation was run")):

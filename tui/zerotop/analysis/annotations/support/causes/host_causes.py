@@ -115,7 +115,7 @@ def _is_explained_by_cores(change: StepChange, before: CoreLoad, after: CoreLoad
 
 
 def check_paging(change: StepChange) -> Cause | None:
-    """The lead began to wait for pages from swap or from a file."""
+    """Return the cause that the lead began to wait for pages from swap or from a file."""
     samples = change.read_samples(change.process.host_samples)
     if samples is None:
         return None
@@ -151,7 +151,7 @@ def _measure_rate(part: Samples, column: str) -> float:
 
 
 def check_core_clock(change: StepChange) -> Cause | None:
-    """The clock of the node's cores fell."""
+    """Return the cause that the clock of the node's cores fell."""
     samples = change.read_samples(change.process.recording.get_records("hosts", change.process.host))
     if samples is None:
         return None

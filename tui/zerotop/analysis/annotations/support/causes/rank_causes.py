@@ -19,7 +19,7 @@ _WAITS: Advice = ("See what else runs on its cores, and bind each rank to cores 
 
 
 def check_slow_cores(change: StepChange) -> Cause | None:
-    """One rank began to compute longer than the others, or to wait for a core."""
+    """Return the cause that one rank began to compute longer than the others, or to wait for a core."""
     slower = float(np.median(change.after["iteration_s"]) - np.median(change.before["iteration_s"]))
     if slower <= 0 or len(change.group.processes) < 2 or not hides_slow_cores(change.group):
         return None

@@ -146,7 +146,7 @@ def measure_collecting(process: Process, steps: Rows) -> float:
 
 
 class Compiled(NamedTuple):
-    """What torch.compile compiled in some steps."""
+    """The work of torch.compile in some steps."""
 
     graphs: int
     seconds: float  # for each iteration

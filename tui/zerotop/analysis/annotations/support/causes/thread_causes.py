@@ -54,7 +54,7 @@ def awaits_threads(change: StepChange) -> bool:
 
 
 def check_threads(change: StepChange) -> Cause | None:
-    """A thread began to compute in the iterations that became longer."""
+    """Return the cause that a thread began to compute in the iterations that became longer."""
     # Steps in between may only have been counted.
     earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]), int(change.after["end_unix_ns"][0])
     off_ns = _UNSEEN_NS + round(_STEPS_OFF * 1e9 * float(np.median(change.after["iteration_s"])))
@@ -62,7 +62,7 @@ def check_threads(change: StepChange) -> Cause | None:
 
 
 def check_drift_threads(change: StepChange) -> Cause | None:
-    """A thread began to compute while iterations became longer and longer."""
+    """Return the cause that a thread began to compute while iterations became longer and longer."""
     return _find_cause(change, int(change.before["begin_unix_ns"][0]), int(change.after["begin_unix_ns"][0]))
 
 

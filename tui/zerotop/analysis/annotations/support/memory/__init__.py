@@ -1,1 +1,1 @@
-"""What device memory was used for: the largest allocated blocks, the peaks of phases. Contains no detector."""
+"""The use of device memory, for detectors: the largest allocated blocks, the peaks of phases, the batches of evaluations."""

@@ -33,7 +33,7 @@ class SessionIndex(DetectorState):
         self._events_by_name: dict[str, list[Event]] = {}
         self._events_by_process: dict[tuple[str, str, int], list[Event]] = {}
         self.gone_ns: dict[ProcessKey, int] = {}
-        """When a sampler missed a rank's process, by host and pid."""
+        """When a sampler found a rank's process gone, by host and pid."""
 
     @property
     def cursor_ns(self) -> int:
