@@ -70,7 +70,7 @@ def _list_sessions() -> Iterator[tuple[str, Session, list[recordings.Label]]]:
         yield name, session, labels + missed[name]
         if session.sources["gpus"]:
             with tempfile.TemporaryDirectory() as folder:
-                yield f"{name} from outside", recordings.from_outside(name, Path(folder)), outside[name]
+                yield f"{name} from outside", recordings.open_without_probe(name, Path(folder)), outside[name]
 
 
 def _print_table(group: str, right: Counter[str], wrong: Counter[str], missed: Counter[str]) -> None:

@@ -150,10 +150,10 @@ def enter_many(python: str, load: str, entries: int) -> Result:
             except ProcessLookupError:
                 return result._replace(failure="crash")
             result.wholes.append(time.perf_counter() - began_s)
-        return result._replace(failure=how_it_ended(process, entries - result.refused))
+        return result._replace(failure=end_target(process, entries - result.refused))
 
 
-def how_it_ended(process: subprocess.Popen[str], expected: int) -> str:
+def end_target(process: subprocess.Popen[str], expected: int) -> str:
     """Lets a target end; what was wrong with it, "" if nothing."""
     assert process.stdin is not None
     assert process.stdout is not None

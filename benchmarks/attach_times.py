@@ -34,7 +34,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from programs import ZEROTOP, make_environment, on_terminal
+from programs import ZEROTOP, make_environment, start_on_terminal
 from rank_recordings import read_event_file, read_table_file
 from terminals import Terminal
 
@@ -126,7 +126,7 @@ class Attached:
         self._sessions = state / "zerotop" / "sessions"
         self._before = self._list_sessions()
         self.began_s = time.monotonic()
-        self.terminal: Terminal = on_terminal(state, "attach", str(job), *options, rows=60, columns=200)
+        self.terminal: Terminal = start_on_terminal(state, "attach", str(job), *options, rows=60, columns=200)
 
     def __enter__(self) -> Attached:
         return self

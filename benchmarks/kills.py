@@ -62,7 +62,7 @@ class Training:
         self.viewer = self._open_terminal("run", "--session", str(self.session), "--", *command)
 
     def _open_terminal(self, *arguments: str) -> Terminal:
-        return programs.on_terminal(self.folder, *arguments, **self._variables)
+        return programs.start_on_terminal(self.folder, *arguments, **self._variables)
 
     def list_parts(self) -> dict[int, str]:
         """Return zerotop's processes by PID: its own processes do not have the variable that it gives to the job's."""

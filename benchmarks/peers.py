@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from viewer_cost import WRITER, Terminal, build_attach_command, machine_s
+from viewer_cost import WRITER, Terminal, build_attach_command, read_machine_seconds
 
 LOOP = "import time\nkept = []\nwhile True:\n    kept = [bytearray(1000) for _ in range(1000)]\n    time.sleep(0.02)\n"
 # A context and memory on one GPU, with the driver alone, and a little work: what a rank is to who looks from outside.
@@ -79,11 +79,11 @@ def measure_program(command: list[str], options: argparse.Namespace) -> tuple[fl
     terminal = Terminal(command, width, height)
     try:
         terminal.collect_facts(options.warm_up)
-        before, machine, since, written = terminal.processor_s(), machine_s(), time.monotonic(), terminal.written
+        before, machine, since, written = terminal.processor_s(), read_machine_seconds(), time.monotonic(), terminal.written
         terminal.collect_facts(options.seconds)
         passed = time.monotonic() - since
         own = (terminal.processor_s() - before) / passed
-        others = (machine_s() - machine) / passed - own
+        others = (read_machine_seconds() - machine) / passed - own
         return 60 * own, 60 * others, terminal.memory_mb("VmRSS"), (terminal.written - written) / 1e3 / passed
     except OSError:
         return None

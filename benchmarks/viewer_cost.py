@@ -110,13 +110,13 @@ def build_attach_command(session: Path) -> list[str]:
     return [sys.executable, "-m", "zerotop", "attach", str(session)]
 
 
-def machine_s() -> float:
+def read_machine_seconds() -> float:
     """Seconds of processor time that the whole machine used so far."""
     user, nice, system, _, _, irq, softirq, *_ = Path("/proc/stat").read_text().split()[1:9]
     return sum(int(ticks) for ticks in (user, nice, system, irq, softirq)) / _TICKS
 
 
-def facts_written(path: Path) -> dict[int, int]:
+def read_fact_times(path: Path) -> dict[int, int]:
     """Number -> when its record was written, from the recording itself."""
     (source,) = Session.open(path).sources["output"]
     log = source.path.with_name(source.path.stem + ".log").read_bytes()
@@ -127,7 +127,7 @@ def facts_written(path: Path) -> dict[int, int]:
     return found
 
 
-def lateness_ms(seen: list[tuple[int, int]], written: dict[int, int]) -> np.ndarray:
+def measure_lateness_ms(seen: list[tuple[int, int]], written: dict[int, int]) -> np.ndarray:
     """Return how late each fact between the first and the last seen one, or a later one, was drawn."""
     late: list[float] = []
     last = seen[0][0]
@@ -174,12 +174,12 @@ def watch_all(terminals: Sequence[Terminal], seconds: float) -> list[list[tuple[
 def format_figures(terminals: Sequence[Terminal], path: Path, seconds: float) -> str:
     """The figures of the first one while so many seconds pass, and its processor time as a share of the other one's."""
     viewer = terminals[0]
-    before, machine, written = [one.processor_s() for one in terminals], machine_s(), viewer.written
+    before, machine, written = [one.processor_s() for one in terminals], read_machine_seconds(), viewer.written
     since = time.monotonic()
     seen = watch_all(terminals, seconds)[0]
     passed = time.monotonic() - since
     shares = [(one.processor_s() - begun) / passed for one, begun in zip(terminals, before, strict=True)]
-    others = (machine_s() - machine) / passed - shares[0]
+    others = (read_machine_seconds() - machine) / passed - shares[0]
     rate = (viewer.written - written) / 1e3 / passed
     figures = (
         f"{shares[0]:7.1%} {others:7.0%} {viewer.memory_mb('VmRSS'):7.0f} {viewer.memory_mb('RssAnon'):8.0f} {rate:6.1f}"
@@ -188,7 +188,7 @@ def format_figures(terminals: Sequence[Terminal], path: Path, seconds: float) ->
         figures += f" {shares[0] / shares[1]:6.2f}"
     if len(seen) < 2:
         return figures
-    late = lateness_ms(seen, facts_written(path))
+    late = measure_lateness_ms(seen, read_fact_times(path))
     p50, p99 = np.quantile(late, [0.5, 0.99])
     return f"{figures}   {len(seen) / passed:5.1f} drawn/s, late by {p50:.0f} ms p50, {p99:.0f} p99, {late.max():.0f} worst"
 

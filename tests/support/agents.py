@@ -23,7 +23,7 @@ def build_python_command(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def in_foreground(session: Path, *command: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+def run_in_foreground(session: Path, *command: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
     """Runs a command to its end under an agent in the foreground."""
     arguments = [*AGENT, "--foreground", str(session), "--", *command]
     return subprocess.run(arguments, check=False, timeout=60, **options)

@@ -40,7 +40,7 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def why_impossible_here(config: str) -> str:
+def explain_obstacle(config: str) -> str:
     """Return why this machine cannot train with the config, or nothing."""
     if config.endswith("_fp16"):
         from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
@@ -56,6 +56,6 @@ def why_impossible_here(config: str) -> str:
 
 
 def skip_if_impossible_here(config: str) -> None:
-    reason = why_impossible_here(config)
+    reason = explain_obstacle(config)
     if reason:
         pytest.skip(reason)

@@ -22,7 +22,7 @@ import textual.app
 import textual.pilot
 
 from damage import ON_FOLDERS, ON_PACKS, shrink_files
-from settling import until_settled
+from settling import wait_for_idle_loop
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
@@ -48,7 +48,7 @@ _KEYS = ("left", "plus", "down")
 
 # As in tests/ui/conftest.py: Textual's own wait takes 40 ms a key at least.
 for module in (textual.app, textual.pilot):
-    vars(module)["wait_for_idle"] = until_settled
+    vars(module)["wait_for_idle"] = wait_for_idle_loop
 
 
 class Fault(NamedTuple):

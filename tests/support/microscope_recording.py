@@ -14,7 +14,7 @@ _ALLOC, _FREE = HISTORY_ACTIONS.index("alloc"), HISTORY_ACTIONS.index("free_comp
 LAYERS = 24
 
 
-def looked_at(folder: Path, request: int = 1) -> Recording:
+def record_trace(folder: Path, request: int = 1) -> Recording:
     """The usual recording; of step 1 every allocation is known: a block a layer in forward, freed again in backward."""
     recording, who = record_two_steps(folder), make_identity(0)
     rows: list[tuple[Any, ...]] = []

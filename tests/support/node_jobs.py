@@ -34,7 +34,7 @@ def bind_zerotop(cluster: Cluster, folder: Path) -> Zerotop:
 
 
 @contextmanager
-def rank_on(node: Node, number: int, folder: Path, **told: str) -> Iterator[None]:
+def start_rank_on(node: Node, number: int, folder: Path, **told: str) -> Iterator[None]:
     """A rank that was started by hand, and only waits."""
     meeting = {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "10.231.77.1", "MASTER_PORT": PORT} | told
     process = start_command(
@@ -57,7 +57,7 @@ def hide_folder(node: Node, folder: Path) -> Iterator[None]:
         node.run_command("umount", str(folder), check=True)
 
 
-def first_pid(zerotop: Zerotop) -> str:
+def find_first_pid(zerotop: Zerotop) -> str:
     """A process of the only job on the first node."""
     found = wait_for(lambda: json.loads(zerotop("attach", "--json").stdout))
     assert len(found) == 1, (found, zerotop("attach").stdout)
@@ -75,7 +75,7 @@ def attach_zerotop(
     session: Path | None = None,
 ) -> Iterator[list[str]]:
     """``zerotop attach`` on the first node without a screen, until it has said all that it has to say: that."""
-    what = first_pid(zerotop) if session is None else session.name
+    what = find_first_pid(zerotop) if session is None else session.name
     command = cluster.nodes[0].build_command(*program, "attach", what, *options, "--headless")
     variables = make_environment(folder, ZEROTOP_SSH=cluster.ssh)
     with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:

@@ -1,6 +1,6 @@
 """Machines to attach to: namespaces of their own for processes, network and name, files in common, an sshd in each.
 
-Only for root on Linux with OpenSSH's server and iproute2; ``why_not`` tries it out.
+Only for root on Linux with OpenSSH's server and iproute2; ``explain_missing_nodes`` tries it out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Host {name}
 
 
 @functools.cache
-def why_not() -> str:
+def explain_missing_nodes() -> str:
     """Why there can be no such machines here; "" if there can."""
     if os.geteuid():
         return "only root makes network namespaces"

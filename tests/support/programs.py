@@ -38,7 +38,7 @@ def run_headless(session: Path, command: Sequence[str], **options: Any) -> subpr
     return run_zerotop(session.parent, "run", "--headless", "--session", str(session), "--", *command, **options)
 
 
-def on_terminal(
+def start_on_terminal(
     state: Path,
     *arguments: str,
     rows: int = 30,

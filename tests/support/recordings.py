@@ -16,9 +16,9 @@ from zerotop.session.storage import UnpackedFolder
 FOLDER = Path(__file__).resolve().parent.parent / "recordings"
 
 
-def from_outside(name: str, into: Path) -> Session:
+def open_without_probe(name: str, into: Path) -> Session:
     """The recording as samplers alone would have made it, without a probe in any rank."""
-    folder = as_directory(name, into)
+    folder = unpack_to_folder(name, into)
     for path in folder.glob("*-rank*"):
         path.unlink()
     return Session.open(folder)
@@ -44,7 +44,7 @@ def _unpack_recording(name: str) -> dict[str, bytes]:
     return unpack_files(find_packed_file(name))
 
 
-def as_directory(name: str, into: Path) -> Path:
+def unpack_to_folder(name: str, into: Path) -> Path:
     """Writes a recording's files to a new folder in ``into``: the session as it was before it was packed."""
     session = into / name
     session.mkdir()

@@ -15,7 +15,7 @@ SOON_S = 0.02  # a call that is due within this belongs to what was begun
 PATIENCE_S = 60.0  # on a machine that has others to work for
 
 
-async def until_settled(min_sleep: float = 0.0, max_sleep: float = PATIENCE_S) -> None:
+async def wait_for_idle_loop(min_sleep: float = 0.0, max_sleep: float = PATIENCE_S) -> None:
     """Waits until the event loop has nothing to do, now and soon.
 
     Takes the place of Textual's own wait, and hence has its parameters. That one compares the clocks of the process and of

@@ -28,7 +28,7 @@ def filled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(parents=True)
     shutil.copy(recordings.find_packed_file("cpu-clean"), folder)
     shutil.copy(recordings.find_packed_file("z2-oom"), folder)
-    recordings.as_directory("story", folder)
+    recordings.unpack_to_folder("story", folder)
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -63,7 +63,7 @@ def is_shown(start: Start, id: str | None) -> bool:
     return start.app.screen.id == id
 
 
-async def overviews_read(start: Start, pilot: Pilot[Leaving]) -> None:
+async def wait_for_overviews(start: Start, pilot: Pilot[Leaving]) -> None:
     """Waits until there is a list, and each of its recordings was read."""
 
     def are_read() -> bool:
@@ -74,5 +74,5 @@ async def overviews_read(start: Start, pilot: Pilot[Leaving]) -> None:
 
 
 async def wait_for_list(start: Start, pilot: Pilot[Leaving]) -> None:
-    await overviews_read(start, pilot)
+    await wait_for_overviews(start, pilot)
     await wait_until(pilot, lambda: "exit 0" in start.text() and "reading" not in start.text())

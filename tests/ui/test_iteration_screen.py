@@ -141,7 +141,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("z2-offload", "z3-offload-all"):
         shutil.copy(recordings.find_packed_file(name), tmp_path)
-    recordings.from_outside("cpu-clean", tmp_path)
+    recordings.open_without_probe("cpu-clean", tmp_path)
     (tmp_path / "torn.zerotop").write_bytes(b"torn")
     return Session.open(tmp_path / "z2-offload.zerotop")
 
