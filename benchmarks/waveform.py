@@ -24,7 +24,7 @@ import zerotop.analysis.waveform.samples as samples  # first, before NumPy: see 
 
 import numpy as np  # isort: skip
 
-from sensed_job import PLAN, Job
+from sensor_recording import PLAN, Job
 from small_recording import read_recording
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.alignment import align_iterations, choose_iterations

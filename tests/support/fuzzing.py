@@ -22,7 +22,7 @@ import textual.app
 import textual.pilot
 
 from damage import ON_FOLDERS, ON_PACKS, shrink_files
-from settling import wait_for_idle_loop
+from waiting import wait_for_idle_loop
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main

@@ -10,7 +10,7 @@ import pytest
 from textual.pilot import Pilot
 
 import recordings
-from settling import wait_until
+from waiting import wait_until
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.commands.job.recording_library import UserLibrary
 from zerotop.session import catalog

@@ -11,7 +11,7 @@ from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
 from recordings import open_recording
-from settling import wait_for_idle_loop
+from waiting import wait_for_idle_loop
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app import monitor
 

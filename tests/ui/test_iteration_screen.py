@@ -17,9 +17,9 @@ from textual.widgets import Input, OptionList
 import recordings
 import screens
 from fake_source import failed_story, many_story, offload_story
-from settling import PATIENCE_S, wait_until
 from small_recording import BEGIN_NS, S, make_identity, make_record, write_table
-from watching import Watch
+from story_app import Watch
+from waiting import PATIENCE_S, wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform import fold_cache
 from zerotop.analysis.waveform.fold import fold_iterations

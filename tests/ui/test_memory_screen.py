@@ -11,9 +11,9 @@ import pytest
 import recordings
 from microscope_recording import record_trace
 from screens import Shown
-from settling import wait_until
 from small_recording import BEGIN_NS, S
-from watching import FakeJob
+from story_app import FakeJob
+from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp

@@ -13,8 +13,8 @@ from textual import events
 from textual.widgets import Input
 
 import recordings
-from settling import wait_until
 from start_list import Start, filled_folder, is_shown, wait_for_list, wait_for_overviews
+from waiting import wait_until
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.base.base_screen import MonitorScreen

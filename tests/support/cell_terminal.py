@@ -8,7 +8,7 @@ from collections.abc import Iterable
 _MOVE = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[[\d;]*m|([^\x1b]+)")
 
 
-class Paper:
+class CellTerminal:
     """Lines of text that are written over; all characters are one cell wide."""
 
     def __init__(self, lines: Iterable[str]) -> None:
@@ -30,5 +30,5 @@ class Paper:
 
     @property
     def text(self) -> list[str]:
-        """The lines of text on the paper."""
+        """The lines of text on the terminal."""
         return ["".join(line) for line in self.lines]
