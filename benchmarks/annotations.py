@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _list_sessions() -> Iterator[tuple[str, Session, list[recordings.Label]]]:
-    """Each recording, and of those with a GPU also what samplers alone saw of it."""
+    """Yield each recording, and each one with a GPU once more without the files of its probe."""
     outside, missed = recordings.read_labels("outside"), recordings.read_labels("missed")
     for name, labels in recordings.read_labels().items():
         session = recordings.open_recording(name)

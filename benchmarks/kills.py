@@ -1,4 +1,4 @@
-"""Kill parts of zerotop at random moments of real two-rank DeepSpeed jobs; count what is missing afterwards.
+"""Kill parts of zerotop at random moments of real two-rank DeepSpeed jobs; count the losses afterwards.
 
     python benchmarks/kills.py [--kills 100] [--jobs 3] [--seed 0]
 
@@ -88,7 +88,7 @@ class Training:
             self.viewer.watch_output(0.2)
 
     def is_training(self) -> bool:
-        """Whether ranks still run."""
+        """Return whether ranks still run."""
         return bool(find_job(self.session))
 
     def kill_one(self) -> None:

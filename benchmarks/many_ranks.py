@@ -1,4 +1,4 @@
-"""What the viewer costs with 1,024 ranks on 128 nodes, and how soon a key answers while their records come in.
+"""The cost of the viewer with 1,024 ranks on 128 nodes, and the time until a key answers while their records come in.
 
 ``zerotop attach`` runs in a real pseudo-terminal on a recording that another process writes meanwhile with the real writers:
 ten samples a second of every rank and GPU, a step of each rank in a few seconds, a progress bar that never rests. Processor
