@@ -1,4 +1,4 @@
-"""Which launcher and which options each ready config is run with: one real run a config, for all tests."""
+"""The launcher and the options for each ready config: one real run per config, for all tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def explain_obstacle(config: str) -> str:
-    """Return why this machine cannot train with the config, or nothing."""
+    """Return the reason for which this machine cannot train with the config, or an empty text."""
     if config.endswith("_fp16"):
         from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 

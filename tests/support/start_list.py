@@ -1,4 +1,4 @@
-"""For tests of the list of recordings: a place with three of them, and the program over it."""
+"""For tests of the list of recordings: a folder with three of them, and the program that lists it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zerotop.ui.start.screen import StartScreen
 
 
 def filled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The usual place, with three recordings in it; the current folder is another, empty one."""
+    """Return the default folder with three recordings; the current folder is another, empty one."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = catalog.find_default_folder()
     folder.mkdir(parents=True)
@@ -36,7 +36,7 @@ def filled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Start:
-    """The program over the usual place."""
+    """The program that lists the default folder."""
 
     def __init__(self, glyphs: Glyphs = BLOCKS, settings: UserSettings | None = None) -> None:
         place = catalog.find_default_folder()
@@ -64,7 +64,7 @@ def is_shown(start: Start, id: str | None) -> bool:
 
 
 async def wait_for_overviews(start: Start, pilot: Pilot[Leaving]) -> None:
-    """Waits until there is a list, and each of its recordings was read."""
+    """Wait until the list has recordings and the overview of each is read."""
 
     def are_read() -> bool:
         recordings = start.desk.recordings
