@@ -4,7 +4,7 @@ Every target has a load that has broken other tools: it allocates without pause,
 few milliseconds, starts subprocesses, sleeps, or computes in C. The target counts its entries and prints the number at its
 end. A target that crashes, hangs, meets an error or prints a wrong number is a failure. The tracer measures each stop, from
 the request until it releases the thread; the waits for a core are included. Its own processor time in the stop, which does
-not depend on other programs, is printed beside it. On an idle machine the two are equal.
+not depend on other programs, is printed beside it. On an idle machine the two are close.
 
     python benchmarks/attach.py [--entries 100] [--drawing] [--python PATH ...]
 
