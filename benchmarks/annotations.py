@@ -63,14 +63,14 @@ def main() -> None:
 
 
 def _list_sessions() -> Iterator[tuple[str, Session, list[recordings.Label]]]:
-    """Each recording, and of those with a GPU also what samplers alone saw of it."""
+    """Yield each recording, and each one with a GPU once more without the files of its probe."""
     outside, missed = recordings.read_labels("outside"), recordings.read_labels("missed")
     for name, labels in recordings.read_labels().items():
         session = recordings.open_recording(name)
         yield name, session, labels + missed[name]
         if session.sources["gpus"]:
             with tempfile.TemporaryDirectory() as folder:
-                yield f"{name} from outside", recordings.from_outside(name, Path(folder)), outside[name]
+                yield f"{name} from outside", recordings.open_without_probe(name, Path(folder)), outside[name]
 
 
 def _print_table(group: str, right: Counter[str], wrong: Counter[str], missed: Counter[str]) -> None:

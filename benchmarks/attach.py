@@ -1,17 +1,17 @@
-"""What entering a running Python costs it: how long it is stopped, and whether it survives, by CPython version and by load.
+"""The cost of entering a running Python: the length of the stop, and the failures, by CPython version and by load.
 
-Every target is busy in a way that other tools have broken: it allocates without pause, runs many threads, handles a signal
-every few milliseconds, starts subprocesses, sleeps, or computes in C. It counts, and says so when it is over: one that has
-crashed, hangs, saw an error or counted wrong is a failure. Stops are measured by the one who stops, from asking for the stop
-to letting go, so that waiting for a core is in them; what of that it computed itself is printed beside, which does not
-depend on what else runs. On an idle machine the two are alike.
+Every target has a load that has broken other tools: it allocates without pause, runs many threads, handles a signal every
+few milliseconds, starts subprocesses, sleeps, or computes in C. The target counts its entries and prints the number at its
+end. A target that crashes, hangs, meets an error or prints a wrong number is a failure. The tracer measures each stop, from
+the request until it releases the thread; the waits for a core are included. Its own processor time in the stop, which does
+not depend on other programs, is printed beside it. On an idle machine the two are close.
 
     python benchmarks/attach.py [--entries 100] [--drawing] [--python PATH ...]
 
-From 3.14 on a Python is asked and not stopped at all: there only the whole counts.
+CPython 3.14 and newer runs the script on request and is not stopped: only the time of the whole entry is measured there.
 
 Without --python: every CPython from 3.9 on below ~/.pyenv/versions and python3.14, or else the one that runs this. With
---drawing a second thread of the one who stops computes without pause, as its screen may: more than a screen ever does.
+--drawing a second thread of the tracer computes without pause, which is more than the thread of a screen ever does.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Result(NamedTuple):
 
 @contextmanager
 def start_target(python: str, load: str) -> Iterator[subprocess.Popen[str]]:
-    """A busy process that has begun its work."""
+    """Start a busy process; yield it once it works, and kill it at the end of the block."""
     before, body, after = LOADS[load]
     program = FRAME.format(before=before, round=body, after=after)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -106,9 +106,10 @@ def start_target(python: str, load: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def enter_process(process: Process) -> tuple[Callable[[], bool], float, float]:
-    """Has it count one more. Returns what tells whether that is done, how long it was stopped, and our part of that.
+    """Let the target count one more entry. Return a function that says whether it has, and two durations in seconds.
 
-    Raises CannotEnter; what is returned raises ProcessLookupError.
+    The durations are the stop of the target and our processor time in it. Raises CannotEnter; the function raises
+    ProcessLookupError.
     """
     seen = examine_process(process)
     if seen.entry_points is not None:
@@ -129,7 +130,7 @@ def enter_process(process: Process) -> tuple[Callable[[], bool], float, float]:
 
 
 def enter_many(python: str, load: str, entries: int) -> Result:
-    """Enters one target as often; every entry adds one to a number in it, which has to be right in the end."""
+    """Enter one target so many times. Each entry adds one to a number in the target, which is checked at its end."""
     result = Result([], [], [], 0, "")
     with start_target(python, load) as process:
         seen = Process.from_pid(process.pid)
@@ -150,11 +151,11 @@ def enter_many(python: str, load: str, entries: int) -> Result:
             except ProcessLookupError:
                 return result._replace(failure="crash")
             result.wholes.append(time.perf_counter() - began_s)
-        return result._replace(failure=how_it_ended(process, entries - result.refused))
+        return result._replace(failure=end_target(process, entries - result.refused))
 
 
-def how_it_ended(process: subprocess.Popen[str], expected: int) -> str:
-    """Lets a target end; what was wrong with it, "" if nothing."""
+def end_target(process: subprocess.Popen[str], expected: int) -> str:
+    """End the target; return its error, or an empty text."""
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -170,7 +171,7 @@ def how_it_ended(process: subprocess.Popen[str], expected: int) -> str:
 
 
 def find_pythons() -> list[str]:
-    """The interpreters of this machine that can be entered."""
+    """Return the interpreters of this machine that can be entered."""
     found = sorted(Path.home().glob(".pyenv/versions/3.*/bin/python3"), key=lambda path: path.parts[-3])
     named = [str(path) for path in found if int(path.parts[-3].split(".")[1]) >= 9]
     asked = shutil.which("python3.14")
@@ -178,7 +179,7 @@ def find_pythons() -> list[str]:
 
 
 def main() -> int:
-    """Prints a line for each version and load; returns 1 if any target was harmed."""
+    """Print a line for each version and load; return 1 if any target was harmed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=int, default=100, help="into each target [100]")
     parser.add_argument("--drawing", action="store_true", help="beside a thread of ours that computes without pause")
@@ -209,7 +210,7 @@ def main() -> int:
 
 
 def keep_busy() -> None:
-    """Keeps the interpreter busy."""
+    """Keep the interpreter busy."""
     while True:
         sum(range(2000))
 

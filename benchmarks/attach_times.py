@@ -1,15 +1,15 @@
-"""How soon ``zerotop attach`` shows a job that runs already, and how soon its ranks are entered.
+"""The time until ``zerotop attach`` shows a running job, and the time until the job's ranks are entered.
 
-A real DeepSpeed job of so many ranks is started by torchrun on the processors, and knows nothing of zerotop. Then, again and
-again, each time from nothing:
+torchrun starts a real DeepSpeed job of --ranks ranks on the CPU, without zerotop. The benchmark then repeats, each time with
+a new zerotop process, and measures the time until:
 
-- ``attach PID`` in a real pseudo-terminal: when its first picture is there that shows every rank with a figure of its own;
-- ``attach``: when the list of jobs has been printed;
-- ``attach PID --enter``, and the key E on the screen: when each rank has the probe in it, and when it has recorded its first
-  allocator figure or, where PyTorch's allocator has none, its first phase.
+- ``attach PID`` in a real pseudo-terminal: the first picture in which every rank has a figure;
+- ``attach``: the end of the command, which prints the list of jobs;
+- ``attach PID --enter``, and the key E on the screen: the entry of each rank, and its first recorded allocator figure or,
+  where PyTorch's allocator has none, its first recorded phase.
 
-Moments are those that the recording and the terminal tell, counted from the start of the command or from the key. Beside the
-first picture stands what processor time the program had used by then: on a busy machine the rest is waiting for a core.
+Times are read from the recording and the terminal, and count from the start of the command or from the key. The processor
+time of the program until the first picture is printed below it: on a busy machine the rest is waiting for a core.
 
     python benchmarks/attach_times.py [--ranks 2] [--jobs 2] [--tries 5]
 """
@@ -34,7 +34,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
-from programs import ZEROTOP, make_environment, on_terminal
+from programs import ZEROTOP, make_environment, start_on_terminal
 from rank_recordings import read_event_file, read_table_file
 from terminals import Terminal
 
@@ -84,7 +84,7 @@ class Seconds:
 
 @contextlib.contextmanager
 def start_training(ranks: int, width: int) -> Iterator[int]:
-    """The job, once all ranks train: its launcher's number."""
+    """Start the job; yield the pid of its launcher once all ranks train."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(TRAIN)
@@ -110,7 +110,7 @@ def start_training(ranks: int, width: int) -> Iterator[int]:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Waits until it holds."""
+    """Wait until the condition holds; exit the benchmark after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -119,14 +119,14 @@ def wait_for(condition: Callable[[], bool], seconds: float) -> None:
 
 
 class Attached:
-    """``zerotop attach`` on a terminal, from nothing; detached from at the end."""
+    """A new ``zerotop attach`` on a terminal, which is detached from the job at the end of the block."""
 
     def __init__(self, state: Path, job: int, ranks: int, *options: str) -> None:
         self._state, self._job, self._ranks = state, job, ranks
         self._sessions = state / "zerotop" / "sessions"
         self._before = self._list_sessions()
         self.began_s = time.monotonic()
-        self.terminal: Terminal = on_terminal(state, "attach", str(job), *options, rows=60, columns=200)
+        self.terminal: Terminal = start_on_terminal(state, "attach", str(job), *options, rows=60, columns=200)
 
     def __enter__(self) -> Attached:
         return self
@@ -141,13 +141,13 @@ class Attached:
         return set(self._sessions.iterdir()) if self._sessions.is_dir() else set()
 
     def wait_for_picture(self) -> float:
-        """Waits until all ranks are seen with a figure; seconds since the command."""
+        """Wait until every rank has a figure on the screen; return the seconds since the command."""
         wanted = [re.compile(rf"rank +{number} .*?\d\.\d") for number in range(self._ranks)]
         self.terminal.wait_until(lambda _: all(pattern.search(self.terminal.screen) for pattern in wanted))
         return time.monotonic() - self.began_s
 
     def cpu_s(self) -> float:
-        """Processor time that it has used."""
+        """Return the seconds of processor time of the program so far."""
         fields = Path(f"/proc/{self.terminal.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
@@ -157,17 +157,17 @@ class Attached:
         return path
 
     def find_event(self, role: str, name: str) -> float:
-        """When its control or node first wrote an event of that name; seconds since the command."""
+        """Return the time of the first event of that name by the control or node role, in seconds since the command."""
         (path,) = self.session.glob(f"events-{role}-*.jsonl")
         return next(event["time_ns"] for event in read_event_file(path) if event["event"] == name) / 1e9 - self.began_s
 
     def find_first_sample(self) -> float:
-        """When the first reading of a process was taken."""
+        """Return the time of the first sample of a process, in seconds since the command."""
         (path,) = self.session.glob("processes-*.rec")
         return float(read_table_file(path)["time_ns"].min()) / 1e9 - self.began_s
 
     def wait_for_entries(self, since_s: float) -> tuple[list[float], list[float]]:
-        """Waits until all ranks were entered and have recorded: when that was, and when they first recorded."""
+        """Wait until every rank is entered and records; return the seconds since ``since_s`` to both, for each rank."""
         at: list[int] = []
         first: list[int] = []
 
@@ -180,7 +180,7 @@ class Attached:
         return [value / 1e9 - since_s for value in at], [value / 1e9 - since_s for value in first]
 
     def _first_ns(self, rank: int) -> int:
-        """Of its first record of the allocator, or of a phase where there is none; 0 so far."""
+        """Return the time of the rank's first allocator record, or else of its first phase; 0 before."""
         for name, field in (("allocator", "time_ns"), ("spans", "end_ns")):
             for path in self.session.glob(f"{name}-rank{rank}-*.rec"):
                 rows = read_table_file(path)
@@ -189,7 +189,7 @@ class Attached:
         return 0
 
     def read_iterations(self) -> list[float]:
-        """Seconds that each rank's iterations took."""
+        """Return the durations of all ranks' iterations in seconds."""
         spans = [read_table_file(path) for path in self.session.glob("spans-rank*.rec")]
         starts = [sorted(rows["begin_ns"][(rows["phase"] == 3) & (rows["depth"] == 0)]) for rows in spans]  # forward
         return [float(after - before) / 1e9 for found in starts for before, after in pairwise(found)]

@@ -1,4 +1,4 @@
-"""What a frame of lines costs: our chart painter beside textual-plot and textual-plotext, in one program, in turn.
+"""The cost of a frame of lines: our chart painter beside textual-plot and textual-plotext, in one program, in turn.
 
 Each is a widget that fills a terminal of 200x50. A frame is new points, all of them changed, to the strips of text that the
 terminal would get, with axes, in braille. Figures are medians of processor time; a peer that is not installed is said to be
@@ -59,7 +59,7 @@ class Lines(FrameWidget):
 
 
 def prepare_ours() -> tuple[Widget, Callable[[Series], None]]:
-    """The widget and what draws a frame of it."""
+    """Return our widget and a function that draws a frame of it."""
     widget = Lines(BLOCKS, id="lines")
     widget.series = [(np.arange(2.0), np.zeros(2))]
     widget.frame = cast("Frame", object())
@@ -67,7 +67,7 @@ def prepare_ours() -> tuple[Widget, Callable[[Series], None]]:
 
 
 def textual_plot() -> tuple[Widget, Callable[[Series], None]]:
-    """Likewise; raises ImportError."""
+    """Return textual-plot's widget and a function that draws a frame of it. Raises ImportError."""
     from textual_hires_canvas import Canvas, HiResMode
     from textual_plot import PlotWidget
 
@@ -86,7 +86,7 @@ def textual_plot() -> tuple[Widget, Callable[[Series], None]]:
 
 
 def textual_plotext() -> tuple[Widget, Callable[[Series], None]]:
-    """Likewise; raises ImportError."""
+    """Return textual-plotext's widget and a function that draws a frame of it. Raises ImportError."""
     from textual_plotext import PlotextPlot
 
     widget = PlotextPlot()
@@ -121,7 +121,7 @@ class Stage(App[None]):
 
 
 def make_points(number: int, count: int) -> Iterator[Series]:
-    """Lines of noise on waves, each time a little further on, at times that are not evenly spaced."""
+    """Yield lines of noise on waves, shifted a little each time, at unevenly spaced times."""
     chance = np.random.default_rng(0)
     x = np.sort(chance.uniform(0, 100, count))
     noise = chance.normal(0, 0.15, (number, count))
@@ -132,7 +132,7 @@ def make_points(number: int, count: int) -> Iterator[Series]:
 
 
 async def frames_ms(make: Maker, size: tuple[int, int], most: int) -> list[float]:
-    """The median frame for each load."""
+    """Return the median processor time of a frame for each load, in milliseconds."""
     widget, show = make()
     found: list[float] = []
     async with Stage(widget).run_test(size=size) as pilot:
@@ -161,7 +161,7 @@ def median_ms(work: Callable[[], object], times: int) -> float:
 
 
 def measure_others(size: tuple[int, int], times: int) -> Iterator[tuple[str, float]]:
-    """(what, ms) of our other charts and of finding columns' extremes."""
+    """Yield the name and milliseconds of each of our other charts, and of the search for the columns' extremes."""
     chance = np.random.default_rng(0)
     many = np.sort(chance.uniform(0, 1, 10_000_000))
     for dtype in (np.float64, np.float32, np.int64):

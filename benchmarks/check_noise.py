@@ -1,4 +1,4 @@
-"""How often ``zerotop check`` calls equal runs slower, and how often it finds a run that is slower by 3 %.
+"""The share of pairs of equal runs that ``zerotop check`` calls slower, and that of runs slower by 3 % which it finds.
 
     python benchmarks/check_noise.py [--runs 100] [--slow 20] [--computes] [--into FOLDER]
 

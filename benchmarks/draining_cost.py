@@ -1,4 +1,4 @@
-"""What it costs to write the records of 8 ranks from shared memory to a session, as a share of one core.
+"""The cost of writing the records of 8 ranks from shared memory to a session, as a share of one core.
 
     python benchmarks/draining_cost.py [--ranks 8] [--step-ms 56] [--records 16] [--seconds 10]
 

@@ -1,4 +1,4 @@
-"""How fast a recording of spans is exported to CSV, beside Polars writing the same table from memory.
+"""The speed of exporting a recording of spans to CSV, beside Polars writing the same table from memory.
 
 python benchmarks/export_speed.py [--rows 10000000]
 """
@@ -25,7 +25,7 @@ TARGET = 0.5  # of the speed of Polars
 
 
 def make_recording(path: Path, rows: int) -> Session:
-    """A recording of spans as so many ranks would write them, behind the real writer's headers."""
+    """Write a recording with the spans of RANKS ranks behind the real writer's headers."""
     directory.create_session(["python", "train.py"], path=str(path))
     numbers = np.arange(rows // RANKS)
     forward = numbers % 4 == 0
@@ -54,7 +54,7 @@ def measure_seconds(work: Callable[[Path], object], path: Path) -> float:
 
 
 def main() -> None:
-    """Prints rows a second of both, best of five in turn, and their ratio."""
+    """Print the rows per second of both exports, the best of five each, and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000)
     rows = parser.parse_args().rows

@@ -1,4 +1,4 @@
-"""How long after its first step has ended the demo shows it: what a user sees in a terminal, against what was recorded.
+"""The delay until the demo shows its first step: the output in a terminal, against the end of the step in the recording.
 
 Starts ``zerotop demo`` in a terminal of its own, as ``make demo`` does, and prints the delays of the first steps that were
 drawn, on a GPU also those of the first GPU's row. Needs no peer: both times are of one clock.

@@ -1,4 +1,4 @@
-"""How soon every key answers on every screen while records come in: from its byte in the terminal to the changed screen.
+"""The time until a key answers, on every screen while records come in: from its byte in the terminal to the changed screen.
 
 ``zerotop attach`` runs in a real pseudo-terminal on a recording that another process writes meanwhile with the real writers.
 A key has answered when the terminal is first written to after its action began; the picture is whole when nothing waits to
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
 
 class Inside:
-    """Tells when keys have answered, a line each in a file."""
+    """A log of the answers to keys, written in the viewer's process, a line for each answer."""
 
     def __init__(self, log: str, stacks: bool) -> None:
         self._log = os.open(log, os.O_WRONLY | os.O_APPEND)
@@ -69,7 +69,7 @@ class Inside:
             threading.Thread(target=self._sample_stacks, args=(log + ".stacks",), daemon=True).start()
 
     def patch_textual(self) -> None:
-        """Puts itself into Textual."""
+        """Wrap the methods of Textual that receive keys, run actions and write to the terminal."""
         from textual.app import App
         from textual.driver import Driver
         from textual.drivers.linux_driver import LinuxDriver
@@ -144,7 +144,7 @@ class Inside:
 
 
 def run_watched_viewer(log: str, stacks: bool, arguments: Sequence[str]) -> None:
-    """The viewer, watched."""
+    """Run the viewer with a log of its answers to keys."""
     from zerotop.cli import main as zerotop
 
     Inside(log, stacks).patch_textual()
@@ -155,14 +155,14 @@ def run_watched_viewer(log: str, stacks: bool, arguments: Sequence[str]) -> None
 
 
 class Keyboard:
-    """Presses keys one after the other."""
+    """A keyboard that presses one key after another and reads the answers from the log."""
 
     def __init__(self, terminal: Terminal, log: Path) -> None:
         self._terminal, self._log = terminal, log
         self._read = 0
 
     def measure_key(self, key: bytes) -> Answer:
-        """At any moment between two frames."""
+        """Press a key after a random pause; return its answer, or LONGEST_S in all fields if there is none."""
         self._terminal.collect_facts(random.uniform(0.12, 0.45))
         begun = time.monotonic()
         os.write(self._terminal._end, key)
@@ -177,14 +177,14 @@ class Keyboard:
 
 
 def format_figures(screen: str, group: str, answers: list[Answer]) -> str:
-    """A line of figures."""
+    """Return a line of figures."""
     columns = [np.array(column) for column in zip(*answers, strict=True)]
     figures = [" ".join(f"{np.quantile(column, share):6.0f}" for share in (0.5, 0.95, 1.0)) for column in columns]
     return f"{screen:>6} {group:>6} {len(answers):5d}  " + "  ".join(figures)
 
 
 def measure_screens(terminal: Terminal, log: Path, options: argparse.Namespace) -> None:
-    """Prints a line for each screen and kind of key."""
+    """Print a line for each screen and kind of key."""
     keyboard = Keyboard(terminal, log)
     found: dict[tuple[str, str], list[Answer]] = collections.defaultdict(list)
     for screen in options.screens:

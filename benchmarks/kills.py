@@ -1,4 +1,4 @@
-"""Kill parts of zerotop at random moments of real two-rank DeepSpeed jobs; count what is missing afterwards.
+"""Kill parts of zerotop at random moments of real two-rank DeepSpeed jobs; count the losses afterwards.
 
     python benchmarks/kills.py [--kills 100] [--jobs 3] [--seed 0]
 
@@ -62,7 +62,7 @@ class Training:
         self.viewer = self._open_terminal("run", "--session", str(self.session), "--", *command)
 
     def _open_terminal(self, *arguments: str) -> Terminal:
-        return programs.on_terminal(self.folder, *arguments, **self._variables)
+        return programs.start_on_terminal(self.folder, *arguments, **self._variables)
 
     def list_parts(self) -> dict[int, str]:
         """Return zerotop's processes by PID: its own processes do not have the variable that it gives to the job's."""
@@ -88,7 +88,7 @@ class Training:
             self.viewer.watch_output(0.2)
 
     def is_training(self) -> bool:
-        """Whether ranks still run."""
+        """Return whether ranks still run."""
         return bool(find_job(self.session))
 
     def kill_one(self) -> None:

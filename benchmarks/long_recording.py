@@ -1,4 +1,4 @@
-"""A recording of 64 ranks that have trained for two weeks: its size, how long it takes to open, and what folding costs.
+"""A recording of 64 ranks over two weeks of training: its size, the time to open it, and the cost of folding.
 
 The recording is as the folding process leaves it in the worst case, just before it merges steps again: on each of 8 nodes
 the steps of 8 ranks use their whole share of the largest size, and so does the detail of the last hour or less.
@@ -38,10 +38,10 @@ GIB = 1 << 30
 
 
 class Recording:
-    """Writes made-up tables in segments; times are nanoseconds since the begin, on every node's clock."""
+    """A recording of made-up tables in segments. Times are nanoseconds since its begin, on every node's clock."""
 
     def __init__(self, path: Path, length_ns: int, now_ns: int) -> None:
-        """``now_ns``: CLOCK_MONOTONIC at the end."""
+        """Begin a recording that ends at ``now_ns`` of CLOCK_MONOTONIC."""
         self.begin_ns = now_ns - length_ns
         pair = clock.read_clock_pair()
         self.clock = {"monotonic_ns": now_ns, "unix_ns": pair["unix_ns"]}

@@ -1,4 +1,4 @@
-"""What the probe costs a loop without DeepSpeed, per phase boundary and per micro-step.
+"""The cost of the probe in a loop without DeepSpeed, per phase boundary and per micro-step.
 
     python benchmarks/loop_cost.py [--steps 400] [--accumulation 1] [--width 256] [--device cuda] [--cold]
 
@@ -77,7 +77,7 @@ class Loop:
 
 
 def make_switch(loop: Loop) -> Callable[[bool], None]:
-    """A function that takes the probe's hooks out of this process and puts them back."""
+    """Return a function that takes the probe's hooks out of this process and puts them back."""
     import torch
     import torch.utils.data.dataloader as data
     from torch.optim import optimizer as optimizers

@@ -1,4 +1,4 @@
-"""What the viewer costs with 1,024 ranks on 128 nodes, and how soon a key answers while their records come in.
+"""The cost of the viewer with 1,024 ranks on 128 nodes, and the time until a key answers while their records come in.
 
 ``zerotop attach`` runs in a real pseudo-terminal on a recording that another process writes meanwhile with the real writers:
 ten samples a second of every rank and GPU, a step of each rank in a few seconds, a progress bar that never rests. Processor
@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from viewer_cost import WRITER, Terminal, build_attach_command, machine_s
+from viewer_cost import WRITER, Terminal, build_attach_command, read_machine_seconds
 
 KEYS = 20  # how often each is pressed
 LONGEST_S = 5.0
@@ -40,11 +40,11 @@ def measure_screen(terminal: Terminal, screen: str, options: argparse.Namespace)
     """Return a line of figures for a screen, named by its key."""
     terminal.measure_key(screen.encode(), b"\x1b", 1.0)
     terminal.collect_facts(3.0)
-    before, machine, since = terminal.processor_s(), machine_s(), time.monotonic()
+    before, machine, since = terminal.processor_s(), read_machine_seconds(), time.monotonic()
     terminal.collect_facts(options.seconds)
     passed = time.monotonic() - since
     share = (terminal.processor_s() - before) / passed
-    others = (machine_s() - machine) / passed - share
+    others = (read_machine_seconds() - machine) / passed - share
     memory = terminal.memory_mb("VmRSS"), terminal.memory_mb("RssAnon")
     answers = answers_ms(terminal)
     return (

@@ -1,4 +1,4 @@
-"""How long a recording of ten million records takes to open, and to seek in; NumPy reading of the same bytes beside it.
+"""The time to open a recording of ten million records and to seek in it, beside NumPy reading the same bytes.
 
 Two recordings: a job as it is (every table that eight ranks on a node with eight GPUs write, four steps a second), and one
 of nothing but spans, in which there is the most to compute. Files are in the page cache.
@@ -49,7 +49,7 @@ ONLY_SPANS = (("data", 0), ("forward", 0), ("backward", 0), ("reduce", 0), ("ste
 
 
 class Recording:
-    """Writes made-up tables with the real writer's headers. Times are nanoseconds since a begin that lies in the past."""
+    """A recording of made-up tables with the real writer's headers. Times are nanoseconds since its begin in the past."""
 
     def __init__(self, path: Path, length_ns: int) -> None:
         self.length_ns = length_ns
@@ -59,7 +59,7 @@ class Recording:
         self.records = 0
 
     def identify_rank(self, number: int) -> Identity:
-        """Who writes as this rank."""
+        """Return the identity of the rank of that number."""
         return self.node._replace(role="rank", rank=number, pid=1000 + number)
 
     def write_table(self, table: tables.Table, who: Identity, count: int, **columns: Any) -> None:
@@ -73,7 +73,7 @@ class Recording:
         self.records += count
 
     def write_spans(self, who: Identity, phases: tuple[tuple[str, int], ...]) -> dict[str, Any]:
-        """The spans of a rank, of evenly long phases; what begins and allocator samples share with them."""
+        """Write a rank's spans, all phases equally long; return the columns that its begins and allocator samples share."""
         steps, each = self.length_ns // STEP_NS, len(phases)
         place = {
             "step": np.repeat(np.arange(steps), each),
@@ -96,7 +96,7 @@ class Recording:
         return {"time_ns": begin, **place}
 
     def write_allocator(self, who: Identity, begins: dict[str, Any]) -> None:
-        """Samples at the begin and the end of every phase, and at ticks between."""
+        """Write allocator samples at the begin and the end of every phase, and at the sampler's ticks."""
         times = [begins["time_ns"], begins["time_ns"] + STEP_NS // len(PHASES), self.list_ticks()]
         edges = np.repeat([BEGIN, END, TICK], [len(part) for part in times])
         order = np.argsort(joined := np.concatenate(times), kind="stable")
@@ -105,7 +105,7 @@ class Recording:
         self.write_table(tables.ALLOCATOR, who, len(order), time_ns=joined[order], edge=edges[order], **counts)
 
     def list_ticks(self, each: int = 1, every: int = 1) -> Any:
-        """The sampler's times, for ``each`` things it samples."""
+        """Return the times of the sampler's ticks, each repeated for ``each`` sampled things."""
         return np.repeat(np.arange(0, self.length_ns, TICK_NS * every), each)
 
     def write_samples(self, table: tables.Table, each: int, every: int = 1, **columns: Any) -> None:
@@ -116,7 +116,7 @@ class Recording:
 
 
 def write_job(path: Path, records: int) -> Recording:
-    """Everything that eight ranks and a sampler write, about so many records."""
+    """Write a recording of eight ranks and a sampler with about so many records."""
     per_step = RANKS * (4 * len(PHASES) + 1)
     per_tick = 2 * RANKS + RANKS + 1 + 1 + RANKS * (THREADS / THREADS_EVERY + 1)
     made = Recording(path, int(records / (per_step / STEP_NS + per_tick / TICK_NS)))
@@ -150,7 +150,7 @@ def _write_events(made: Recording) -> None:
 
 
 def write_spans(path: Path, records: int) -> Recording:
-    """Nothing but spans."""
+    """Write a recording of spans only with about so many records."""
     made = Recording(path, records // RANKS // len(ONLY_SPANS) * STEP_NS)
     for number in range(RANKS):
         made.write_spans(made.identify_rank(number), ONLY_SPANS)
@@ -167,12 +167,12 @@ def _read_with_numpy(path: Path) -> float:
 
 
 def _read_memory(field: str) -> int:
-    """A field of this process's status in MiB."""
+    """Return a field of this process's status in MiB."""
     return int(re.findall(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[0]) // 1024
 
 
 def measure_opening(path: Path) -> dict[str, float]:
-    """Opens the recording in a process of its own, whose memory is that of opening. Seconds and MiB."""
+    """Open the recording; return the seconds and MiB. Run in a fresh process, whose memory is that of opening."""
     before = _read_memory("VmHWM")
     begin, begin_cpu = time.perf_counter(), time.process_time()
     source = RecordingSource(Session.open(path))
@@ -197,7 +197,7 @@ def measure_opening(path: Path) -> dict[str, float]:
 
 
 def print_figures(made: Recording, name: str) -> None:
-    """Measures a recording in fresh processes and prints figures: of the one whose opening took the median time."""
+    """Measure a recording in fresh processes; print the figures of the process with the median opening time."""
     command = [sys.executable, __file__, "--measure", str(made.path)]
     runs = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(RUNS)]
     runs.sort(key=lambda run: float(run["opened_s"]))
@@ -213,7 +213,7 @@ def print_figures(made: Recording, name: str) -> None:
 
 
 def main() -> None:
-    """Writes both recordings and reports on each."""
+    """Write both recordings and report on each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=10_000_000)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)

@@ -49,7 +49,7 @@ class Passage(NamedTuple):
 
 
 class MemoryWatch(threading.Thread):
-    """Follows the memory of zerotop's processes: those that were started here and do not belong to the job."""
+    """A thread that samples the memory of zerotop's own processes, without those of the job."""
 
     def __init__(self, mark: str) -> None:
         super().__init__(daemon=True)

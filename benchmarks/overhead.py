@@ -1,4 +1,4 @@
-"""What watching costs a training loop: zerotop's probe beside TraceML, each in paired blocks of one run of the same loop.
+"""The cost of watching a training loop: zerotop's probe beside TraceML, each in paired blocks of one run of the same loop.
 
     python benchmarks/overhead.py [--width 256 ...] [--accumulation 1] [--stage 2]
 
@@ -114,7 +114,7 @@ def measure_peer(options: argparse.Namespace) -> None:
 
 
 def measure_block(engine: Any, source: Any, options: argparse.Namespace, *, traced: Any) -> float:
-    """Microseconds per micro-step over one block of steps."""
+    """Return the microseconds per micro-step over one block of steps."""
     begin = time.perf_counter_ns()
     for _ in range(options.block):
         with traced(engine) if traced is not None else contextlib.nullcontext():

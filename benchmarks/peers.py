@@ -1,4 +1,4 @@
-"""What watching costs beside programs that are liked: processor time of zerotop, nvitop and memray's live view.
+"""The cost of watching beside popular programs: processor time of zerotop, nvitop and memray's live view.
 
 Each runs in a real pseudo-terminal of the same size, one after another, ``--rounds`` times: zerotop on a recording that
 grows, of as many ranks and GPUs as this machine has GPUs; nvitop on those GPUs, with a process on each that holds memory and
@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from viewer_cost import WRITER, Terminal, build_attach_command, machine_s
+from viewer_cost import WRITER, Terminal, build_attach_command, read_machine_seconds
 
 LOOP = "import time\nkept = []\nwhile True:\n    kept = [bytearray(1000) for _ in range(1000)]\n    time.sleep(0.02)\n"
 # A context and memory on one GPU, with the driver alone, and a little work: what a rank is to who looks from outside.
@@ -59,7 +59,7 @@ def count_gpus() -> int:
 
 @contextlib.contextmanager
 def start_programs(commands: list[list[str]]) -> Iterator[None]:
-    """Programs that have said a line each, until they are no longer needed."""
+    """Start programs; yield once each has printed a line, and kill them at the end of the block."""
     started = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
     try:
         for process in started:
@@ -74,16 +74,18 @@ def start_programs(commands: list[list[str]]) -> Iterator[None]:
 
 
 def measure_program(command: list[str], options: argparse.Namespace) -> tuple[float, float, float, float] | None:
-    """Processor seconds a minute, of everything else likewise, 10^6 bytes, 10^3 bytes a second; None if it ended."""
+    """Return the figures of a program's row, or None if the program ended.
+
+    They are its processor seconds a minute, those of all other processes, its memory in MB and its output in kB/s."""
     width, height = (int(part) for part in options.size.split("x"))
     terminal = Terminal(command, width, height)
     try:
         terminal.collect_facts(options.warm_up)
-        before, machine, since, written = terminal.processor_s(), machine_s(), time.monotonic(), terminal.written
+        before, machine, since, written = terminal.processor_s(), read_machine_seconds(), time.monotonic(), terminal.written
         terminal.collect_facts(options.seconds)
         passed = time.monotonic() - since
         own = (terminal.processor_s() - before) / passed
-        others = (machine_s() - machine) / passed - own
+        others = (read_machine_seconds() - machine) / passed - own
         return 60 * own, 60 * others, terminal.memory_mb("VmRSS"), (terminal.written - written) / 1e3 / passed
     except OSError:
         return None

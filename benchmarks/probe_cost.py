@@ -1,4 +1,4 @@
-"""What the probe costs a training rank, per phase boundary and per micro-step.
+"""The cost of the probe in a training rank, per phase boundary and per micro-step.
 
     python benchmarks/probe_cost.py [--steps 400] [--accumulation 4] [--width 256]
 
@@ -94,7 +94,7 @@ def wrapped_methods() -> list[tuple[Any, str, Any]]:
 
 
 def make_switch(engine: Any) -> Callable[[bool], None]:
-    """A function that takes the probe out of this process and puts it back."""
+    """Return a function that takes the probe out of this process and puts it back."""
     methods = wrapped_methods()
     assert methods, "the probe is not installed here"
     timers = getattr(engine.optimizer, "timers", None)
@@ -118,7 +118,7 @@ def make_batches(options: argparse.Namespace, engine: Any) -> Iterator[Any]:
 
 
 def measure_block(engine: Any, source: Iterator[Any], options: argparse.Namespace) -> float:
-    """Microseconds per micro-step over one block of steps."""
+    """Return the microseconds per micro-step over one block of steps."""
     clock = time.thread_time_ns if options.cpu_time else time.perf_counter_ns
     begin = clock()
     for _ in range(options.block * options.accumulation):

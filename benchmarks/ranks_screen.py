@@ -1,4 +1,4 @@
-"""What the ranks screen costs on a terminal of 200x50, with few ranks and with a thousand: medians of processor time.
+"""The cost of the ranks screen on a terminal of 200x50, with few ranks and with a thousand: medians of processor time.
 
 "step" is what is computed when some rank has finished another step, the matrix of all times anew; "peak", "free" and "cores"
 are looked up for 120 steps of all ranks when they are asked for first, and only for what is new after that. "redraw" is the
@@ -45,7 +45,7 @@ def median_ms(work: Callable[[], object]) -> float:
 
 
 async def measure_recording(folder: Path, width: int, height: int) -> dict[str, float]:
-    """The figures of one recording."""
+    """Return the figures of one recording."""
     source = RecordingSource(read_recording(folder))
     app = ZerotopApp(source, title="ranks", glyphs=BLOCKS)
     found: dict[str, float] = {}

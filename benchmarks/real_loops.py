@@ -1,4 +1,4 @@
-"""What watching costs loops of Hugging Face models with steps of about 5, 20, 60 and 300 ms, in paired blocks.
+"""The cost of watching loops of Hugging Face models with steps of about 5, 20, 60 and 300 ms, in paired blocks.
 
     python benchmarks/real_loops.py [--before FOLDER] [--targets 5 20 60 300] [--pairs 100] [--device cuda] [--sequence 256]
 

@@ -1,4 +1,4 @@
-"""How fast output is redacted, and how often something harmless is taken for a secret in the recordings of the tests.
+"""The speed of redacting output, and the number of harmless words taken for secrets in the recordings of the tests.
 
 Speeds are ratios to compressing the same bytes with zlib (level 1) in the same run.
 

@@ -1,4 +1,4 @@
-"""How long the report and the trace of a session of 100,000 steps take, and how large they are.
+"""The time to write the report and the trace of a session of 100,000 steps, and their sizes.
 
     python benchmarks/report_speed.py [STEPS]
 

@@ -1,4 +1,4 @@
-"""What sampling costs on a node with 8 rank-like processes of 200 threads each, beside psutil, and with its GPUs.
+"""The cost of sampling a node with 8 rank-like processes of 200 threads each, beside psutil, and with its GPUs.
 
 Real child processes: most of their threads sleep, ``--busy`` of each work for 1 % of the time. The figures:
 
@@ -88,7 +88,7 @@ while True:
 
 @contextmanager
 def start_programs(code: str, arguments: list[list[str]]) -> Iterator[list[subprocess.Popen[str]] | None]:
-    """Programs that have said that they are ready; None if one of them did not. They are killed at the end."""
+    """Start programs; yield them once all are ready, or None if one is not. Kill them at the end of the block."""
     command = [sys.executable, "-c", code]
     started = [
         subprocess.Popen([*command, *own], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for own in arguments
@@ -103,7 +103,7 @@ def start_programs(code: str, arguments: list[list[str]]) -> Iterator[list[subpr
 
 
 def measure_agent(processes: int, threads: int, busy: int, seconds: float) -> float:
-    """Share of a core that a whole agent used beside such a job."""
+    """Return the share of a core that a whole agent uses beside such a job."""
     with tempfile.TemporaryDirectory() as session:
         command = [sys.executable, "-c", LAUNCHER, *map(str, (processes, CHILD, threads, busy))]
         agent = launch_in_background(session, command, grace_s=(1.0, 1.0))
@@ -121,7 +121,7 @@ def measure_agent(processes: int, threads: int, busy: int, seconds: float) -> fl
 
 
 def measure_sampler(sample: Callable[[int], object], seconds: float, hertz: int = HERTZ) -> tuple[float, float]:
-    """Share of a core that sampling used, and the median time of a sample in milliseconds."""
+    """Return the share of a core that sampling uses, and the median time of a sample in milliseconds."""
     times = []
     cpu_before, began = time.process_time_ns(), time.monotonic_ns()
     for tick in range(int(seconds * hertz)):
@@ -134,7 +134,7 @@ def measure_sampler(sample: Callable[[int], object], seconds: float, hertz: int 
 
 
 def make_our_sampler(pids: list[int], folder: str) -> tuple[Callable[[int], object], Callable[[], object]]:
-    """Our sampler of these processes and the host, and what closes it."""
+    """Return our sampler of these processes and the host, and a function that closes it."""
     identity = Identity.for_this_process("node")
     processes = ProcessSampler(folder, identity, lambda *_: None, lambda *_: None)
     hosts = HostSampler(folder, identity, ControlGroup(pids[0]))
@@ -150,7 +150,7 @@ def make_our_sampler(pids: list[int], folder: str) -> tuple[Callable[[int], obje
 
 
 def with_psutil(pids: list[int]) -> Callable[[int], object]:
-    """The same facts by psutil."""
+    """Return a sampler that reads the same figures with psutil."""
     processes = [psutil.Process(pid) for pid in pids]
 
     def sample_psutil(tick: int) -> None:
@@ -167,7 +167,7 @@ def with_psutil(pids: list[int]) -> Callable[[int], object]:
 
 
 def measure_gpus(seconds: float) -> float:
-    """Share of a core that sampling all GPUs of this machine uses now."""
+    """Return the share of a core that sampling all GPUs of this machine uses now."""
     with tempfile.TemporaryDirectory() as folder:
         identity = Identity.for_this_process("node")
         sampler = GpuSampler(folder, identity, on_seen=lambda seen: None, on_lost=print, on_neighbour=print)
@@ -183,7 +183,7 @@ def measure_gpus(seconds: float) -> float:
 
 
 def query_costs(devices: list[nvml.GpuDevice]) -> dict[str, float]:
-    """Seconds of processor time of each query of a GPU, the mean over all of them."""
+    """Return the processor seconds of each query of a GPU, the mean over all GPUs."""
 
     def measure_cost(body: Callable[[nvml.GpuDevice], object], times: int = 100) -> float:
         before = time.thread_time_ns()
@@ -204,7 +204,7 @@ def query_costs(devices: list[nvml.GpuDevice]) -> dict[str, float]:
 
 
 def print_gpus(seconds: float, agent: float) -> None:
-    """Prints what this machine's GPUs cost and what a whole node would."""
+    """Print the cost of sampling this machine's GPUs, and the estimate for a whole node."""
     seen, devices = nvml.discover_gpus()
     if not devices:
         print(f"  GPUs     {seen.notice}")
@@ -227,13 +227,13 @@ def print_gpus(seconds: float, agent: float) -> None:
 
 
 def _looks_a_second(pace: pcie.ReadPace) -> dict[str, float]:
-    """Looks at both byte counters of a GPU, by what flows; one at one of them counts half."""
+    """Return the reads of a GPU's two byte counters per second, by the traffic; a read of one of them counts half."""
     idle, flowing = 20 / pace.idle_ticks, 20 / pace.flowing_ticks
     return {"nothing flows": idle, "bytes flow one way": (idle + flowing) / 2, "both ways": flowing}
 
 
 def main() -> None:
-    """Prints all figures."""
+    """Print all figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--threads", type=int, default=200)

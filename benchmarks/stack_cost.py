@@ -1,4 +1,4 @@
-"""What sampling stacks costs a loop: nothing while all is well, and its part of the budget while a rank is slow.
+"""The cost of sampling a loop's stacks: nothing while all is well, and its part of the budget while a rank is slow.
 
     python benchmarks/stack_cost.py [--pairs 20] [--seconds 2]
 

@@ -1,4 +1,4 @@
-"""The story behind zerotop as two sweeps on one GPU, and what comes out packed into a folder.
+"""The story behind zerotop as two sweeps on one GPU, whose results are packed into a folder.
 
     python benchmarks/sweep_story.py OUTPUT [--model qwen-0.5b] [--parts lengths,stages,fit] [--seconds 220]
 

@@ -1,4 +1,4 @@
-"""The probe in this process, put in and taken out again between blocks of steps, with what it costs by itself."""
+"""The probe in this process, put in and taken out again between blocks of steps, and its own measured cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OWN_TICKERS = ("_stack_ticker", "_thread_ticker")
 
 
 class PacedTask:
-    """Runs the task of one of the probe's threads at its usual pace, and skips it in blocks without the probe.
+    """The task of one of the probe's threads, run at its usual pace and skipped in blocks without the probe.
 
     A task that waited for the next block with the probe would run many times as often as in training.
     """

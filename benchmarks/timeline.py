@@ -1,4 +1,4 @@
-"""How fast the timeline shows any piece of a recording of ten million records: seeking, zooming, panning, painting.
+"""The speed of the timeline on a recording of ten million records: seeking, zooming, panning, painting.
 
 The recording is ``open_session.py``'s of a job as it is, with eight ranks each on its own GPU; files are in the page cache.
 "first" is a picture of a place that was not looked at before, at 200x50: telling its columns and drawing its rows, all lanes
@@ -38,7 +38,7 @@ SECONDS = 1_000_000_000
 
 @dataclass
 class Costs:
-    """Milliseconds."""
+    """The milliseconds of the first complete picture, its first rows, a repeated frame and a panned frame."""
 
     first: float
     rows: float
@@ -47,7 +47,7 @@ class Costs:
 
 
 def write_recording(path: Path, records: int) -> None:
-    """The recording; every rank says which GPU it is on."""
+    """Write the recording, in which every rank has a GPU of its own."""
     made = open_session.write_job(path, records)
     for number in range(open_session.RANKS):
         writer = EventWriter(str(made.path), made.identify_rank(number))
@@ -71,7 +71,7 @@ class Watching:
         return picture.timeline.is_complete
 
     def look_at(self, share: float, column_ns: int) -> Costs:
-        """Goes to a place, with columns of about a length."""
+        """Go to a share of the recording, with columns of about that length; return the costs of drawing there."""
         self.viewer.go_to_share(share)
         self.frame = self.viewer.make_frame()
         self.view.set_column_ns(column_ns)
@@ -95,12 +95,12 @@ class Watching:
 
 
 def memory_mib(field: str) -> int:
-    """A field of this process's status."""
+    """Return a field of this process's status in MiB."""
     return int(re.findall(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[0]) // 1024
 
 
 def measure_recording(path: Path) -> None:
-    """Seeks with columns of every other length, each at a place of its own, and prints what that took."""
+    """Seek to a new place with every fourth length of columns, and print the costs."""
     watching = Watching(path)
     for share in (1.0, 0.1, 0.5, 0.9):  # what a view of any screen costs is not the timeline's
         watching.viewer.go_to_share(share)
@@ -124,7 +124,7 @@ def measure_recording(path: Path) -> None:
 
 
 def main() -> None:
-    """Writes the recording and measures in a fresh process."""
+    """Write the recording and measure in a fresh process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=10_000_000)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)

@@ -1,4 +1,4 @@
-"""Whether training comes out the same to the bit with the probe in it: losses and final weights, same seed.
+"""A check that training with the probe is equal to the bit: losses and final weights, same seed.
 
     python benchmarks/unchanged_results.py [--ranks 2] [--steps 6] [--only "stage 3"]
 
@@ -88,7 +88,7 @@ def run_training(arguments: tuple[str, ...], options: argparse.Namespace, probe:
 def compare_runs(
     before: list[dict[str, Any]], with_probe: list[dict[str, Any]], after: list[dict[str, Any]]
 ) -> tuple[str, str, str]:
-    """(losses, weights, how many losses): "same", "differ", or "-" where training does not repeat itself."""
+    """Compare losses and weights: "same", "differ", or "-" if training is not deterministic. Count the losses, too."""
     words = []
     for name in ("losses", "weights"):
         values = [[rank[name] for rank in ranks] for ranks in (before, with_probe, after)]

@@ -1,4 +1,4 @@
-"""What the viewer costs: processor time, memory, and how late a fact is on screen, with 8 ranks and 8 GPUs at 20 Hz.
+"""The cost of the viewer: processor time, memory, and the delay of a fact on screen, with 8 ranks and 8 GPUs at 20 Hz.
 
 ``zerotop attach`` runs in a real pseudo-terminal on a recording that another process writes meanwhile with the real writers.
 27 times a second the job prints a number; a fact is late by the time from its record's to when that number, or a later one,
@@ -58,7 +58,7 @@ class Terminal:
         self._tail = b""
 
     def collect_facts(self, seconds: float) -> list[tuple[int, int]]:
-        """(number, when it was seen, ns of CLOCK_MONOTONIC) of the facts that are drawn meanwhile, in order."""
+        """Read for some seconds; return the drawn facts in order, as (number, CLOCK_MONOTONIC in nanoseconds)."""
         seen: list[tuple[int, int]] = []
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
@@ -73,7 +73,7 @@ class Terminal:
         return seen
 
     def measure_key(self, key: bytes, answer: bytes, seconds: float) -> float:
-        """Presses a key; returns after how many seconds ``answer`` was drawn, or ``seconds`` if it was not until then."""
+        """Press a key; return the seconds until ``answer`` is drawn, at most ``seconds``."""
         begun = time.monotonic()
         os.write(self._end, key)
         seen = b""
@@ -85,11 +85,11 @@ class Terminal:
         return seconds
 
     def type_keys(self, keys: bytes) -> None:
-        """Presses keys."""
+        """Press keys."""
         os.write(self._end, keys)
 
     def processor_s(self) -> float:
-        """Seconds of processor time so far."""
+        """Return the program's seconds of processor time so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
@@ -99,25 +99,25 @@ class Terminal:
         return int(re.findall(rf"{name}:\s+(\d+)", status)[0]) * 1024 / 1e6
 
     def close(self) -> None:
-        """Ends the viewer."""
+        """Kill the program."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         os.close(self._end)
 
 
 def build_attach_command(session: Path) -> list[str]:
-    """The command that watches a session."""
+    """Return the command that watches a session."""
     return [sys.executable, "-m", "zerotop", "attach", str(session)]
 
 
-def machine_s() -> float:
-    """Seconds of processor time that the whole machine used so far."""
+def read_machine_seconds() -> float:
+    """Return the processor seconds that the whole machine has used so far."""
     user, nice, system, _, _, irq, softirq, *_ = Path("/proc/stat").read_text().split()[1:9]
     return sum(int(ticks) for ticks in (user, nice, system, irq, softirq)) / _TICKS
 
 
-def facts_written(path: Path) -> dict[int, int]:
-    """Number -> when its record was written, from the recording itself."""
+def read_fact_times(path: Path) -> dict[int, int]:
+    """Return the time of each fact's record by the fact's number, in nanoseconds, from the recording itself."""
     (source,) = Session.open(path).sources["output"]
     log = source.path.with_name(source.path.stem + ".log").read_bytes()
     found: dict[int, int] = {}
@@ -127,8 +127,8 @@ def facts_written(path: Path) -> dict[int, int]:
     return found
 
 
-def lateness_ms(seen: list[tuple[int, int]], written: dict[int, int]) -> np.ndarray:
-    """Return how late each fact between the first and the last seen one, or a later one, was drawn."""
+def measure_lateness_ms(seen: list[tuple[int, int]], written: dict[int, int]) -> np.ndarray:
+    """Return the delay of each fact after the first seen one until it, or a later fact, was drawn, in milliseconds."""
     late: list[float] = []
     last = seen[0][0]
     for number, when in seen:
@@ -138,7 +138,7 @@ def lateness_ms(seen: list[tuple[int, int]], written: dict[int, int]) -> np.ndar
 
 
 def measure_size(size: str, options: argparse.Namespace) -> Iterator[str]:
-    """A line of figures for each screen on a terminal of this size."""
+    """Yield a line of figures for each screen on a terminal of this size."""
     width, height = (int(part) for part in size.split("x"))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "session"
@@ -166,20 +166,20 @@ def measure_size(size: str, options: argparse.Namespace) -> Iterator[str]:
 
 
 def watch_all(terminals: Sequence[Terminal], seconds: float) -> list[list[tuple[int, int]]]:
-    """Return the facts that each terminal drew meanwhile."""
+    """Return the facts that each terminal draws in so many seconds."""
     with ThreadPoolExecutor(len(terminals)) as pool:
         return list(pool.map(lambda terminal: terminal.collect_facts(seconds), terminals))
 
 
 def format_figures(terminals: Sequence[Terminal], path: Path, seconds: float) -> str:
-    """The figures of the first one while so many seconds pass, and its processor time as a share of the other one's."""
+    """Return the first viewer's figures over so many seconds, and the ratio of its processor time to the other's."""
     viewer = terminals[0]
-    before, machine, written = [one.processor_s() for one in terminals], machine_s(), viewer.written
+    before, machine, written = [one.processor_s() for one in terminals], read_machine_seconds(), viewer.written
     since = time.monotonic()
     seen = watch_all(terminals, seconds)[0]
     passed = time.monotonic() - since
     shares = [(one.processor_s() - begun) / passed for one, begun in zip(terminals, before, strict=True)]
-    others = (machine_s() - machine) / passed - shares[0]
+    others = (read_machine_seconds() - machine) / passed - shares[0]
     rate = (viewer.written - written) / 1e3 / passed
     figures = (
         f"{shares[0]:7.1%} {others:7.0%} {viewer.memory_mb('VmRSS'):7.0f} {viewer.memory_mb('RssAnon'):8.0f} {rate:6.1f}"
@@ -188,7 +188,7 @@ def format_figures(terminals: Sequence[Terminal], path: Path, seconds: float) ->
         figures += f" {shares[0] / shares[1]:6.2f}"
     if len(seen) < 2:
         return figures
-    late = lateness_ms(seen, facts_written(path))
+    late = measure_lateness_ms(seen, read_fact_times(path))
     p50, p99 = np.quantile(late, [0.5, 0.99])
     return f"{figures}   {len(seen) / passed:5.1f} drawn/s, late by {p50:.0f} ms p50, {p99:.0f} p99, {late.max():.0f} worst"
 

@@ -1,9 +1,10 @@
-"""What the iteration screen costs: folding 1,000 iterations of 8 GPUs, and drawing, on a terminal of 200x50.
+"""The cost of the iteration screen: folding 1,000 iterations of 8 GPUs, and drawing, on a terminal of 200x50.
 
-"fold" is all of it from the recording's files, "grown" the same when iterations were finished while the job is followed,
-which is done every second at most, "still" a frame in which nothing changed. "redraw" is the whole screen with another
-signal first, from the frame to strips of text. "plain" is what folding without telling windows apart takes in the same
-run: the middles of all samples' windows sorted into places, and the median of each. All are medians of processor time.
+"fold" is the time of a whole fold from the recording's files; "grown" that of a fold after new iterations of a live job,
+which happens at most once a second; "still" that of a frame in which nothing changed. "redraw" is the time to draw the whole
+screen with another signal first, from the frame to strips of text. "plain" is the time of a simple fold that ignores the
+length of the windows: it sorts the middles of all samples' windows into 100 places and takes the median of each. All are
+medians of processor time in the same run.
 
     python benchmarks/waveform.py [--ranks 1 8] [--iterations 1000] [--seconds 0.34 2.7] [--size 200x50]
 """
@@ -24,7 +25,7 @@ import zerotop.analysis.waveform.samples as samples  # first, before NumPy: see 
 
 import numpy as np  # isort: skip
 
-from sensed_job import PLAN, Job
+from sensor_recording import PLAN, Job
 from small_recording import read_recording
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform.alignment import align_iterations, choose_iterations
@@ -49,7 +50,7 @@ def median_ms(work: Callable[[], object]) -> float:
 
 
 def fold_simply(source: RecordingSource, session: Session) -> None:
-    """The peer: each GPU's and process's samples by the middles of their windows, a median for each of 100 places."""
+    """Fold as the simple peer: sort samples by the middles of their windows, and take the median at each of 100 places."""
     for process in source.rank_steps:
         aligned = align_iterations(process.source, process.step_rows, choose_iterations(process.step_rows, None).indices)
         assert aligned is not None
@@ -68,7 +69,7 @@ def fold_simply(source: RecordingSource, session: Session) -> None:
 
 
 async def measure_screen(session: Session, width: int, height: int) -> dict[str, float]:
-    """The figures of the screen."""
+    """Return the figures of the screen."""
     app = ZerotopApp(RecordingSource(session), title="waveform", glyphs=BLOCKS)
     async with app.run_test(size=(width, height)) as pilot:
         await pilot.pause()
@@ -93,7 +94,7 @@ async def measure_screen(session: Session, width: int, height: int) -> dict[str,
 
 
 def measure_recording(session: Session, width: int, height: int) -> dict[str, float]:
-    """All figures of one recording."""
+    """Return all figures of one recording."""
     source, end, now = RecordingSource(session), session.last_written_ns, [0.0]
     found = {"fold": median_ms(lambda: WaveformCache(session, lambda: source.rank_steps).fold_at(end))}
     live = WaveformCache(session, lambda: source.rank_steps, clock=lambda: now[0])

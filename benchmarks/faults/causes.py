@@ -32,7 +32,7 @@ _LATE_STEPS = 60
 
 
 class Result(NamedTuple):
-    """What was said about a job."""
+    """The findings about a job."""
 
     plan: Plan
     found: Annotation | None
@@ -113,7 +113,7 @@ def _names_cause(plan: Plan, kind: Kind, finding: Annotation) -> bool:
 
 
 def _is_in_time(plan: Plan, finding: Annotation) -> bool:
-    """Whether a finding begins with the fault; what runs beside the job takes a while to start."""
+    """Return whether a finding begins with the fault; programs beside the job take a while to start."""
     if finding.step is None:
         return True
     if plan.fault == "hogs":  # on a machine that others use it is told earlier

@@ -1,4 +1,4 @@
-"""Runs jobs that have a fault, recorded by zerotop: several at a time, of which one trains on a GPU.
+"""Run jobs with a fault, recorded by zerotop: several at a time, of which one trains on a GPU.
 
 Most of a short job is the start of Python and of CUDA. A job therefore says when it is ready to train, and waits until it is
 told that its GPUs are free; meanwhile others start. On a CPU one job trains at a time in the same way.
@@ -40,7 +40,7 @@ while True:
 
 
 class _Turns:
-    """Gives GPUs to one job after the other, in the order in which they ask."""
+    """A queue of jobs for each GPU, in the order of their requests."""
 
     def __init__(self) -> None:
         self._order = threading.Lock()

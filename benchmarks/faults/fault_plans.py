@@ -1,4 +1,4 @@
-"""Which jobs with a fault there are, and what must be said about each kind of fault."""
+"""The plans of jobs with a fault, and the required findings of each kind of fault."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LINES = {
 
 
 class Kind(NamedTuple):
-    """A kind of fault, and what must be said about it."""
+    """A kind of fault, and the findings that it must have."""
 
     finding: str
     words: str  # in the headline or details, where the cause is named
@@ -51,7 +51,7 @@ KINDS = {
 
 
 class _Machine(NamedTuple):
-    """How long jobs are and how large, by what they train on: steps take some 100 ms on a CPU and some 10 ms on a GPU."""
+    """The length and size of jobs on a kind of device: steps take about 100 ms on a CPU and about 10 ms on a GPU."""
 
     steps: int
     more_steps: int  # where samples of a second decide, or a look at what stays allocated

@@ -17,7 +17,7 @@ VOCABULARY = 512
 
 
 class Model(nn.Module):
-    """Predicts the next token with a few layers."""
+    """A transformer of a few layers that returns the loss of the next tokens."""
 
     def __init__(self, width, layers):
         super().__init__()
@@ -106,13 +106,13 @@ def set_up(options, device):
 
 
 def collect_garbage(junk):
-    """Clean up after each step, which looks at every object that there is."""
+    """Collect garbage after each step, which visits every object of the process."""
     gc.collect()  # fault: gc
     return len(junk)
 
 
 def delay_step(options, rank, junk):
-    """Do what takes time between the phases from the fault's step on."""
+    """Spend time between the phases, as the fault asks for, from its step on."""
     if options.fault == "sleep":
         time.sleep(options.seconds)  # fault: sleep
     elif options.fault == "slow_rank" and rank == options.rank:
@@ -134,7 +134,7 @@ def end_rank(options, rank):
 
 
 class SlowDisk:
-    """Takes its time when it is saved."""
+    """An object that takes some seconds to save."""
 
     def __init__(self, seconds):
         self.seconds = seconds

@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Returns its loss."""
+    """A model of a few blocks that returns its loss."""
 
     def __init__(self, width, layers):
         super().__init__()

@@ -45,7 +45,7 @@ _PATIENCE_S = 180.0
 
 
 class Case(NamedTuple):
-    """What was injected into a job."""
+    """The fault that is injected into a job."""
 
     kind: str
     ranks: int
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What was said about one job."""
+    """The findings about one job."""
 
     case: Case
     is_told: bool

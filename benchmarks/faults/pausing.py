@@ -18,7 +18,7 @@ def build_model():
 
 
 def evaluate_model(model, seconds):
-    """All ranks, in steps."""
+    """Evaluate on all ranks, in steps."""
     model.eval()
     with torch.no_grad():
         end = time.monotonic() + seconds
@@ -29,7 +29,7 @@ def evaluate_model(model, seconds):
 
 
 class Slow:
-    """Takes its time when it is written or read, as on a slow disk."""
+    """An object that takes some seconds to write and to read, as on a slow disk."""
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -54,14 +54,14 @@ def load_weights(seconds):
 
 
 def compute_samples(seconds):
-    """Sorts the samples of the next epoch, or the like."""
+    """Compute for some seconds, as a sampler that sorts the samples of the next epoch."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         sum(range(1000))
 
 
 def upload_checkpoint(seconds):
-    """Another program copies the checkpoint to where it is kept."""
+    """Run another program for some seconds, as one that uploads the checkpoint."""
     code = f"import time\nfor _ in range({int(seconds)}): open('copy.bin', 'ab').write(bytes(10**6)); time.sleep(1)"
     subprocess.run([sys.executable, "-c", code], check=True)
     os.unlink("copy.bin")

@@ -11,8 +11,8 @@ import pytest
 import local_model
 import nodes
 import shared_memory
-from config_runs import OWN_MODEL, RUNS, SAVE, TOGETHER, WITHOUT_DEEPSPEED, why_impossible_here
-from node_jobs import Zerotop, bind_zerotop, rank_on
+from config_runs import OWN_MODEL, RUNS, SAVE, TOGETHER, WITHOUT_DEEPSPEED, explain_obstacle
+from node_jobs import Zerotop, bind_zerotop, start_rank_on
 from nodes import Cluster
 from real_jobs import (
     EARLY_COMPILER,
@@ -87,7 +87,7 @@ def runs_together(tmp_path_factory: pytest.TempPathFactory, job_environment: dic
     configs = {
         config: (config, options)
         for config, (launcher, options) in sorted(RUNS.items())
-        if launcher == TOGETHER and not why_impossible_here(config)
+        if launcher == TOGETHER and not explain_obstacle(config)
     }
     # The first one: the Trainer makes the group of ranks without DeepSpeed.
     runs: dict[str, tuple[str | None, Sequence[str]]] = {
@@ -116,5 +116,5 @@ def call_zerotop(cluster: Cluster, tmp_path: Path) -> Zerotop:
 @pytest.fixture
 def cluster_job(cluster: Cluster, tmp_path: Path) -> Iterator[None]:
     """A rank on each node."""
-    with rank_on(cluster.nodes[0], 0, tmp_path), rank_on(cluster.nodes[1], 1, tmp_path):
+    with start_rank_on(cluster.nodes[0], 0, tmp_path), start_rank_on(cluster.nodes[1], 1, tmp_path):
         yield

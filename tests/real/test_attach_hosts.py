@@ -15,7 +15,7 @@ import pytest
 import nodes
 from agents import wait_for
 from loop_runs import LOOPS, run_loop
-from node_jobs import PORT, Zerotop, attach_zerotop, first_pid, list_samplers, rank_on, wait_for_both
+from node_jobs import PORT, Zerotop, attach_zerotop, find_first_pid, list_samplers, start_rank_on, wait_for_both
 from nodes import Cluster, start_command, wait_for_exit
 from programs import ZEROTOP, make_environment
 from rank_recordings import Rank
@@ -29,7 +29,7 @@ from zerotop_probe.recording.directory import SESSION_FILE
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(2 * TIMEOUT_S),
-    pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-"),
+    pytest.mark.skipif(bool(nodes.explain_missing_nodes()), reason=nodes.explain_missing_nodes() or "-"),
 ]
 
 OPTIONS = ("--stage", "3", "--offload")
@@ -208,9 +208,11 @@ def test_ranks_that_have_no_deepspeed_are_named_with_their_node(
 
 def test_the_end_of_one_node_s_part_is_not_that_of_the_job(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     one, two = cluster.nodes
-    with ExitStack() as stack, rank_on(one, 0, tmp_path):
-        with rank_on(two, 1, tmp_path):
-            command = one.build_command(*ZEROTOP, "attach", first_pid(call_zerotop), "--hosts", "zt-node-2", "--headless")
+    with ExitStack() as stack, start_rank_on(one, 0, tmp_path):
+        with start_rank_on(two, 1, tmp_path):
+            command = one.build_command(
+                *ZEROTOP, "attach", find_first_pid(call_zerotop), "--hosts", "zt-node-2", "--headless"
+            )
             process = stack.enter_context(subprocess.Popen(command, env=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh)))
             stack.callback(process.kill)
             (session,) = wait_for(lambda: list(tmp_path.glob("zerotop/sessions/*")))

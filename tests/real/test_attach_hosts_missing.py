@@ -12,7 +12,16 @@ import pytest
 import nodes
 import zerotop_probe
 from agents import wait_for
-from node_jobs import Zerotop, attach_zerotop, bind_file, first_pid, hide_folder, list_samplers, rank_on, wait_for_both
+from node_jobs import (
+    Zerotop,
+    attach_zerotop,
+    bind_file,
+    find_first_pid,
+    hide_folder,
+    list_samplers,
+    start_rank_on,
+    wait_for_both,
+)
 from nodes import Cluster
 from programs import ZEROTOP, make_environment
 from real_jobs import TIMEOUT_S
@@ -23,7 +32,7 @@ from zerotop_probe.recording.directory import SESSION_FILE
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(2 * TIMEOUT_S),
-    pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-"),
+    pytest.mark.skipif(bool(nodes.explain_missing_nodes()), reason=nodes.explain_missing_nodes() or "-"),
 ]
 
 
@@ -111,7 +120,7 @@ def test_another_job_that_meets_at_the_same_port_is_not_taken_for_this_one(
     cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, address: str
 ) -> None:
     one, two = cluster.nodes
-    with rank_on(one, 0, tmp_path, MASTER_ADDR=address), rank_on(two, 0, tmp_path, MASTER_ADDR=address):  # noqa: SIM117
+    with start_rank_on(one, 0, tmp_path, MASTER_ADDR=address), start_rank_on(two, 0, tmp_path, MASTER_ADDR=address):  # noqa: SIM117
         with attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages:
             assert messages[0] == "zt-node-2 takes no part: no rank of this job runs there."
     assert list_samplers(two) == ""
@@ -141,7 +150,7 @@ def test_another_format_of_recordings_is_said(cluster: Cluster, call_zerotop: Ze
 )
 @pytest.mark.usefixtures("cluster_job")
 def test_what_names_no_nodes(call_zerotop: Zerotop, tmp_path: Path, names: str, said: str) -> None:
-    done = call_zerotop("attach", first_pid(call_zerotop), f"--hosts={names}", "--headless")
+    done = call_zerotop("attach", find_first_pid(call_zerotop), f"--hosts={names}", "--headless")
     assert done.returncode in (1, 2)
     assert done.stderr == f"zerotop: {said}\n"
     assert not (tmp_path / "zerotop").exists()
@@ -163,7 +172,7 @@ def test_a_launcher_that_names_no_nodes_and_an_ssh_that_does_not_exist(
 
 def test_a_job_of_one_node_asks_no_other(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path) -> None:
     with (
-        rank_on(cluster.nodes[0], 0, tmp_path, WORLD_SIZE="1"),
+        start_rank_on(cluster.nodes[0], 0, tmp_path, WORLD_SIZE="1"),
         attach_zerotop(call_zerotop, cluster, tmp_path, "--hosts", "zt-node-2") as messages,
     ):
         assert messages[0] == "All ranks of the job run on this node: no other node was asked."

@@ -14,7 +14,7 @@ import pytest
 
 import nodes
 from agents import build_python_command, wait_for
-from node_jobs import PORT, Zerotop, attach_zerotop, first_pid, list_samplers, wait_for_both
+from node_jobs import PORT, Zerotop, attach_zerotop, find_first_pid, list_samplers, wait_for_both
 from nodes import Cluster, start_command, wait_for_exit
 from programs import ZEROTOP, make_environment
 from terminals import Terminal
@@ -23,7 +23,7 @@ from zerotop.session.reader import Session
 pytestmark = [
     pytest.mark.real,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(bool(nodes.why_not()), reason=nodes.why_not() or "-"),
+    pytest.mark.skipif(bool(nodes.explain_missing_nodes()), reason=nodes.explain_missing_nodes() or "-"),
 ]
 
 # A rank that says what it is asked, and ends then.
@@ -75,7 +75,7 @@ def watched_job(
 ) -> Iterator[tuple[Terminal, Path, list[subprocess.Popen[bytes]]]]:
     """The live screen on the first node, of a job on both; its session and its ranks."""
     with start_ranks(cluster, tmp_path) as processes:
-        arguments = cluster.nodes[0].build_command(*ZEROTOP, "attach", first_pid(call_zerotop), "--hosts", "zt-node-2")
+        arguments = cluster.nodes[0].build_command(*ZEROTOP, "attach", find_first_pid(call_zerotop), "--hosts", "zt-node-2")
         program = [shutil.which(arguments[0]) or "", *arguments[1:]]
         terminal = Terminal(program, environment=make_environment(tmp_path, ZEROTOP_SSH=cluster.ssh), folder=tmp_path)
         try:
@@ -145,7 +145,7 @@ def test_a_full_folder(cluster: Cluster, call_zerotop: Zerotop, tmp_path: Path, 
         full.write_bytes(bytes(os.statvfs(small_folder).f_bavail * os.statvfs(small_folder).f_frsize - 8192))
         session = small_folder / "early"
         done = call_zerotop(
-            "attach", first_pid(call_zerotop), "--hosts", "zt-node-2", "--headless", "--session", str(session)
+            "attach", find_first_pid(call_zerotop), "--hosts", "zt-node-2", "--headless", "--session", str(session)
         )
         assert done.returncode == 1
         assert f"nothing can be written to {session}: make room there" in done.stderr

@@ -22,7 +22,7 @@ import pytest
 import zerotop_probe
 from agents import wait_for
 from machine import small_disk
-from programs import ZEROTOP, make_environment, on_terminal, run_zerotop
+from programs import ZEROTOP, make_environment, run_zerotop, start_on_terminal
 from zerotop_probe.outside.attaching import jobs, payload
 from zerotop_probe.outside.attaching import session as attaching
 from zerotop_probe.outside.attaching.injector import State, plant_code
@@ -221,7 +221,7 @@ def test_the_order_of_attaching_and_detaching_is_that_of_time(tmp_path: Path) ->
 
 def test_entering_from_the_screen(start_job: Job, tmp_path: Path) -> None:
     process = start_job()
-    terminal = on_terminal(tmp_path, "attach", str(process.pid))
+    terminal = start_on_terminal(tmp_path, "attach", str(process.pid))
     try:
         terminal.wait_for("E enter ranks")
         terminal.type_keys("E")

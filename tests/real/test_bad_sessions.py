@@ -162,7 +162,7 @@ def test_a_recording_on_a_read_only_disk_is_read(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
         folder = disk / "zerotop" / "sessions"
         folder.mkdir(parents=True)
-        session = recordings.as_directory("cpu-clean", folder)
+        session = recordings.unpack_to_folder("cpu-clean", folder)
         make_read_only(disk)
         assert run_zerotop(disk, "export", str(session)).stdout.startswith(b"rank,step,")
         assert run_zerotop(disk, "sessions").stdout.startswith(b"cpu-clean  exit 0")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agents import build_python_command, wait_for
-from programs import on_terminal, run_headless, run_zerotop
+from programs import run_headless, run_zerotop, start_on_terminal
 from terminals import Terminal
 
 # Markup, colours, a cleared screen, another title, the alternate screen, a bell, bytes that are no UTF-8, wide characters.
@@ -29,7 +29,7 @@ def open_terminal(tmp_path: Path) -> Iterator[Open]:
     terminals: list[Terminal] = []
 
     def begin_program(*arguments: str, **options: object) -> Terminal:
-        terminals.append(on_terminal(tmp_path, *arguments, **options))  # type: ignore[arg-type]
+        terminals.append(start_on_terminal(tmp_path, *arguments, **options))  # type: ignore[arg-type]
         return terminals[-1]
 
     yield begin_program

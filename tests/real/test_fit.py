@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from programs import make_environment, on_terminal, run_zerotop
+from programs import make_environment, run_zerotop, start_on_terminal
 from recordings import FOLDER
 from zerotop.demo.finetune import PRESETS
 from zerotop.session.sweeps import read_sweep
@@ -57,7 +57,7 @@ def test_never_more_runs_than_asked_for(tmp_path: Path) -> None:
 
 def test_the_screen_shows_what_fits(tmp_path: Path) -> None:
     options = ["fit", "--seq-length", "8:64:8", "--set", "longest=20,44", "-o", str(tmp_path / "fit")]
-    with closing(on_terminal(tmp_path, *options, *JOB, rows=30, columns=110)) as terminal:
+    with closing(start_on_terminal(tmp_path, *options, *JOB, rows=30, columns=110)) as terminal:
         terminal.wait_for("Largest sequence length", "found", "done")
         terminal.type_keys("q")
         terminal.wait_for("largest seq-length", "48 does not fit", "results.csv")  # printed when the screen has gone

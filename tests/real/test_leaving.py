@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agents import build_python_command, join_output_bytes, read_node_events, wait_for
-from programs import on_terminal, run_zerotop
+from programs import run_zerotop, start_on_terminal
 from terminals import Terminal
 from zerotop_probe.outside.job import job_control
 
@@ -37,12 +37,12 @@ class Work:
         self.session = folder / "zerotop" / "sessions" / "mine"
         self._flag = folder / "end"
         job = [*build_python_command(WORKER), str(self._flag), str(int(stubborn))]
-        self.terminal = on_terminal(folder, "run", "--session", str(self.session), "--", *job)
+        self.terminal = start_on_terminal(folder, "run", "--session", str(self.session), "--", *job)
         self.terminal.wait_for("at work")
 
     def attach_again(self, called: str = "mine") -> Terminal:
         self.terminal.close()
-        self.terminal = on_terminal(self.folder, "attach", called)
+        self.terminal = start_on_terminal(self.folder, "attach", called)
         return self.terminal
 
     def answer_quit(self, key: str) -> None:

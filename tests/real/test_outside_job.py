@@ -17,10 +17,10 @@ import zerotop_probe
 from agents import (
     AGENT,
     build_python_command,
-    in_foreground,
     join_output_bytes,
     read_node_events,
     read_node_records,
+    run_in_foreground,
     wait_for,
 )
 from machine import run_in_cgroup, small_group
@@ -39,7 +39,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("code", "exit_code", "signal_name", "text"), ENDS)
 def test_how_a_job_ended(tmp_path: Path, code: str, exit_code: int, signal_name: str, text: str) -> None:
-    done = in_foreground(tmp_path, *build_python_command(code), capture_output=True)
+    done = run_in_foreground(tmp_path, *build_python_command(code), capture_output=True)
     assert done.returncode == (exit_code if signal_name is None else 128 - exit_code)
     (end,) = read_node_events(tmp_path, "job_ended")
     assert (end["exit_code"], end["signal"], end["oom_kills"], end["text"]) == (
@@ -75,7 +75,7 @@ print(json.dumps({
     arguments = [*build_python_command(code), "two words", "--", ""]
     options = {"input": b"typed", "cwd": tmp_path, "env": before, "stderr": subprocess.DEVNULL}
     plain = subprocess.run(arguments, stdout=subprocess.PIPE, check=True, **options)  # type: ignore[call-overload]
-    ours = in_foreground(session, *arguments, stdout=subprocess.PIPE, **options)
+    ours = run_in_foreground(session, *arguments, stdout=subprocess.PIPE, **options)
     expected, got = json.loads(plain.stdout), json.loads(ours.stdout)
     assert got.pop("environment") == {
         **expected.pop("environment"),
@@ -119,7 +119,7 @@ while len(os.listdir({str(session)!r})) < 4: time.sleep(0.02)
 shutil.rmtree({str(session)!r})
 for i in range(10): print(i); time.sleep(0.05)
 """
-    done = in_foreground(session, *build_python_command(code), capture_output=True)
+    done = run_in_foreground(session, *build_python_command(code), capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == b"".join(b"%d\n" % i for i in range(10))
 
@@ -128,7 +128,7 @@ def test_a_session_that_cannot_be_written_does_not_harm_the_job(tmp_path: Path) 
     """A file stands where the directory should be: not even root can write into it."""
     nowhere = tmp_path / "file"
     nowhere.touch()
-    done = in_foreground(nowhere, *build_python_command("print('word'); raise SystemExit(5)"), capture_output=True)
+    done = run_in_foreground(nowhere, *build_python_command("print('word'); raise SystemExit(5)"), capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (5, b"word\n", b"")
 
 
@@ -160,7 +160,7 @@ def test_a_command_that_cannot_be_executed(tmp_path: Path, not_a_program: Path) 
             with pytest.raises(CommandError) as caught:
                 launch(str(session), [command])
             assert (caught.value.errno, str(caught.value)) == (number, sentence)
-        done = in_foreground(session, command, capture_output=True)
+        done = run_in_foreground(session, command, capture_output=True)
         assert (done.returncode, done.stdout, done.stderr) == (1, b"", f"{sentence}\n".encode())
     assert list(session.iterdir()) == []
 

@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 
-from agents import AGENT, build_python_command, in_foreground, join_output_bytes, read_node_events, wait_for
+from agents import AGENT, build_python_command, join_output_bytes, read_node_events, run_in_foreground, wait_for
 from machine import small_disk
 from terminals import Terminal
 from zerotop_probe.outside.job import agent
 
 
-def run_in_foreground(session: Path, code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    return in_foreground(session, *build_python_command(code), **options)
+def run_python_code(session: Path, code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    return run_in_foreground(session, *build_python_command(code), **options)
 
 
 def test_streams_apart_and_byte_exact(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ for i in range(300):
     os.write(1, bytes(range(256)) + b"\\r%d%%" % i)
     os.write(2, b"\\x1b[31mwarning %d\\x1b[0m [red]\\xff\\n" % i)
 """
-    done = run_in_foreground(tmp_path, code, capture_output=True)
+    done = run_python_code(tmp_path, code, capture_output=True)
     assert done.returncode == 0
     assert done.stdout == b"".join(bytes(range(256)) + b"\r%d%%" % i for i in range(300))
     assert done.stderr == b"".join(b"\x1b[31mwarning %d\x1b[0m [red]\xff\n" % i for i in range(300))
@@ -47,7 +47,7 @@ for i in range(300):
 
 def test_one_file_for_both_keeps_their_order(tmp_path: Path) -> None:
     code = "import os\nfor i in range(500): os.write(1 + i % 2, b'line %d\\n' % i)"
-    done = run_in_foreground(tmp_path, code, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = run_python_code(tmp_path, code, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.stdout == b"".join(b"line %d\n" % i for i in range(500))
     assert join_output_bytes(tmp_path, "output") == done.stdout
 
@@ -139,7 +139,7 @@ REOPENER = "for i in range(10):\n    for name in 'stdout', 'stderr': open('/dev/
 
 
 def test_output_that_is_opened_anew_is_not_lost(tmp_path: Path) -> None:
-    done = run_in_foreground(tmp_path, REOPENER, capture_output=True)
+    done = run_python_code(tmp_path, REOPENER, capture_output=True)
     assert done.stdout == join_output_bytes(tmp_path, "stdout") == b"".join(b"stdout %d\n" % i for i in range(10))
     assert done.stderr == join_output_bytes(tmp_path, "stderr") == b"".join(b"stderr %d\n" % i for i in range(10))
 
@@ -176,7 +176,7 @@ def test_a_full_disk_of_the_output_fails_as_without_us(tmp_path: Path) -> None:
         "import os\ntry:\n    while True: os.write(1, bytes(65536))\nexcept OSError as error: raise SystemExit(error.errno)"
     )
     with small_disk(tmp_path / "small", "256k") as disk, (disk / "output").open("wb") as file:
-        assert run_in_foreground(tmp_path, code, stdout=file).returncode == errno.ENOSPC
+        assert run_python_code(tmp_path, code, stdout=file).returncode == errno.ENOSPC
 
 
 def test_closed_descriptors_stay_closed(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ while os.path.exists({str(flag)!r}): time.sleep(0.02)
 def test_a_full_disk_costs_the_recording_not_the_job(tmp_path: Path) -> None:
     code = "import sys\nfor i in range(20000): print('a line of output', i)\nsys.exit(7)"
     with small_disk(tmp_path / "small", "256k") as session:
-        done = run_in_foreground(session, code, capture_output=True)
+        done = run_python_code(session, code, capture_output=True)
         recorded = join_output_bytes(session, "stdout")
         (ended,) = read_node_events(session, "sampler_ended")
     assert done.returncode == 7
@@ -331,7 +331,7 @@ def test_the_end_and_what_was_lost_are_recorded_on_a_disk_that_others_have_fille
     with small_disk(tmp_path / "small", "512k") as disk:
         session = disk / "session"
         session.mkdir()
-        done = in_foreground(
+        done = run_in_foreground(
             session, *build_python_command(FILLER), str(disk / "filler"), f"{session}/events-node-*", capture_output=True
         )
         (file,) = session.glob("events-node-*.jsonl")
@@ -353,6 +353,6 @@ for piece in (b"start\\n--api-key 12", b"3456 end\\n", b"password: hunter22"):
     os.write(1, piece)
     time.sleep(0.05)
 """
-    done = run_in_foreground(tmp_path, code, capture_output=True)
+    done = run_python_code(tmp_path, code, capture_output=True)
     assert done.stdout == b"start\n--api-key 123456 end\npassword: hunter22"
     assert join_output_bytes(tmp_path, "stdout") == b"start\n--api-key <redacted> end\npassword: <redacted>"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents import AGENT, build_python_command, in_foreground, join_output_bytes, read_node_events, wait_for
+from agents import AGENT, build_python_command, join_output_bytes, read_node_events, run_in_foreground, wait_for
 from programs import run_headless
 from zerotop.analysis.output.lines import BEGIN, OutputBuffer
 from zerotop.session.output.tail import read_output_tail
@@ -135,5 +135,5 @@ def test_a_daemon_holds_nothing_up_and_its_output_is_passed_on(tmp_path: Path) -
 
 
 def test_a_session_of_a_job_without_output_has_no_output_files(tmp_path: Path) -> None:
-    in_foreground(tmp_path, "true")
+    run_in_foreground(tmp_path, "true")
     assert not list(tmp_path.glob("output-*"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import recordings
-from programs import on_terminal
+from programs import start_on_terminal
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.reports.export import export_table
 from zerotop.analysis.reports.export_tables import TABLES
@@ -52,7 +52,7 @@ def test_there_are_all() -> None:
 
 @pytest.mark.parametrize("name", recordings.list_recordings())
 def test_nothing_private_lies_inside(name: str, tmp_path: Path) -> None:
-    for file in recordings.as_directory(name, tmp_path).iterdir():
+    for file in recordings.unpack_to_folder(name, tmp_path).iterdir():
         assert not PRIVATE.search(file.read_bytes()), file.name
 
 
@@ -91,7 +91,7 @@ def check_view(view: LiveView) -> None:
 def test_the_view_at_any_cursor(name: str, tmp_path: Path) -> None:
     """The packed one shows what the directory does; what has been reached is never less later."""
     packed = recordings.open_recording(name)
-    here, there = RecordingSource(packed), RecordingSource(Session.open(recordings.as_directory(name, tmp_path)))
+    here, there = RecordingSource(packed), RecordingSource(Session.open(recordings.unpack_to_folder(name, tmp_path)))
     done, peaks = 0, dict[int, int]()
     for cursor in list_cursors(packed):
         view = here.view_at(cursor)
@@ -124,7 +124,7 @@ def test_the_recorded_demo_without_a_terminal(capsys: pytest.CaptureFixture[str]
 
 def test_the_recorded_demo_plays_on_a_terminal(tmp_path: Path) -> None:
     """From where the model is ready on, by itself."""
-    terminal = on_terminal(tmp_path, "demo", "--recorded", rows=40, columns=120)
+    terminal = start_on_terminal(tmp_path, "demo", "--recorded", rows=40, columns=120)
     try:
         terminal.wait_for("story")
         terminal.wait_for("skipped")

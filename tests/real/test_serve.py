@@ -223,7 +223,7 @@ def _is_running(pid: int) -> bool:
 def test_a_session_cannot_be_a_command(state_folder: Path) -> None:
     folder = state_folder / "$(touch injected); touch injected #'\""
     folder.mkdir()
-    session = recordings.as_directory("z2-oom", folder)
+    session = recordings.unpack_to_folder("z2-oom", folder)
     with start_serving(state_folder, str(session)) as server:
         assert get_page(server.address)[0] == 200
         command = subprocess.run(["pgrep", "-f", "web.window"], capture_output=True, text=True, check=False)

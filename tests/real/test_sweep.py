@@ -16,7 +16,7 @@ import polars
 import pytest
 
 from agents import wait_for
-from programs import ZEROTOP, make_environment, on_terminal, run_zerotop
+from programs import ZEROTOP, make_environment, run_zerotop, start_on_terminal
 from terminals import Terminal
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.session.reader import Session
@@ -218,7 +218,7 @@ def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path, quick_start: dict[
 
 def test_a_large_matrix_asks_first(tmp_path: Path) -> None:
     options = ["--seq-length", "1:10000", "-o", str(tmp_path / "sweep"), "--", "true", "{seq_length}"]
-    with closing(on_terminal(tmp_path, "sweep", *options)) as terminal:
+    with closing(start_on_terminal(tmp_path, "sweep", *options)) as terminal:
         terminal.wait_for("This is a matrix of 10,000 points", "Start? [y/N]")
         terminal.type_keys("n\r")
         terminal.wait_for("Not started")

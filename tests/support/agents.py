@@ -23,14 +23,14 @@ def build_python_command(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def in_foreground(session: Path, *command: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Runs a command to its end under an agent in the foreground."""
+def run_in_foreground(session: Path, *command: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run a command to its end under an agent in the foreground."""
     arguments = [*AGENT, "--foreground", str(session), "--", *command]
     return subprocess.run(arguments, check=False, timeout=60, **options)
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    """Waits until a condition holds; returns its value."""
+    """Wait until a condition holds; return its value."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain"

@@ -54,7 +54,7 @@ class Page:
         self._socket = socket
         self._numbers = itertools.count(1)
         self.requested: list[str] = []
-        """Every address that the page has asked for."""
+        """Every address requested by the page."""
 
     async def call_method(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Call a method of the DevTools protocol and return its result."""
@@ -86,7 +86,7 @@ class Page:
         return str(await self.evaluate_script(_READ))
 
     async def wait_for(self, text: str) -> str:
-        """Waits until the terminal shows some text; returns all that it shows then."""
+        """Wait until the terminal shows a text; return the terminal's whole text."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while text not in (shown := await self.read_screen()):
             assert asyncio.get_running_loop().time() < deadline, f"no {text!r} in:\n{shown}"
@@ -94,7 +94,7 @@ class Page:
         return shown
 
     async def wait_while(self, text: str) -> None:
-        """Waits until the terminal no longer shows some text."""
+        """Wait until the terminal no longer shows a text."""
         deadline = asyncio.get_running_loop().time() + PATIENCE_S
         while text in (shown := await self.read_screen()):
             assert asyncio.get_running_loop().time() < deadline, f"{text!r} still in:\n{shown}"

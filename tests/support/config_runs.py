@@ -1,4 +1,4 @@
-"""Which launcher and which options each ready config is run with: one real run a config, for all tests."""
+"""The launcher and the options for each ready config: one real run per config, for all tests."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def why_impossible_here(config: str) -> str:
-    """Return why this machine cannot train with the config, or nothing."""
+def explain_obstacle(config: str) -> str:
+    """Return the reason for which this machine cannot train with the config, or an empty text."""
     if config.endswith("_fp16"):
         from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
@@ -56,6 +56,6 @@ def why_impossible_here(config: str) -> str:
 
 
 def skip_if_impossible_here(config: str) -> None:
-    reason = why_impossible_here(config)
+    reason = explain_obstacle(config)
     if reason:
         pytest.skip(reason)

@@ -40,7 +40,7 @@ class Holder:
 
 
 class Module:
-    """Is called as torch.nn.Module is."""
+    """A module that is called in the same way as torch.nn.Module."""
 
     _compiled_call_impl: Any = None
 
@@ -68,7 +68,7 @@ class Module:
 
 
 class CountedLoop:
-    """A loop of counted steps; ``left`` lists what the C code left to Python."""
+    """A loop of counted steps; ``left`` lists the calls that the C code left to Python."""
 
     def __init__(self, library: Any, slots: int = 32) -> None:
         self.counting = library.StepCounting()
@@ -117,7 +117,7 @@ class CountedLoop:
         return f"gradients of {outputs}"
 
     def run_update(self) -> None:
-        """As a step of an optimizer of PyTorch calls its hooks."""
+        """Call the hooks in the same way as a step of a PyTorch optimizer."""
         arguments: tuple[Any, ...] = (self.optimizer, (self.optimizer,), {})
         self.before(*arguments)
         self.after(*arguments)

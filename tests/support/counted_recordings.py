@@ -17,7 +17,7 @@ _KEPT = [PHASE_CODE[name] for name in ("init", "eval", "checkpoint_save", "check
 
 
 def count_steps(folder: Path, *, interval: int = 4, first: int = 20) -> int:
-    """Drop what a rank would not have recorded; return the number of counted steps of all ranks.
+    """Drop the records that counted steps do not write; return the number of counted steps of all ranks.
 
     ``interval``: of so many steps one keeps its phases; the ``first`` ones do, and two after evaluations and checkpoints.
     """

@@ -181,7 +181,7 @@ def cut_short(folder: Path, chance: random.Random) -> None:
 
 @_on_folders
 def sparse_end(folder: Path, chance: random.Random) -> None:
-    """A file that says it has terabytes."""
+    """A sparse file whose size is given as terabytes."""
     os.truncate(_choose_file(folder, chance), chance.choice((1 << 30, 1 << 36, 1 << 42)))
 
 

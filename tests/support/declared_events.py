@@ -1,4 +1,4 @@
-"""Checks events against their declarations in :mod:`zerotop_probe.recording.events`."""
+"""Check events against their declarations in :mod:`zerotop_probe.recording.events`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints, as JSON, what DeepSpeed's own functions estimate for each of the sizes in the argument, a JSON list.
+"""Print as JSON the estimates of DeepSpeed's own functions for each size in the argument, a JSON list.
 
 A process of its own, since torch and DeepSpeed take long to import.
 """

@@ -66,7 +66,7 @@ class Story:
 
     @property
     def ends_s(self) -> float:
-        """When the last step is done."""
+        """The end of the last step, in seconds since the launch."""
         return self.engine_s + sum(sum(step) for step in self.step_s)
 
 
@@ -175,7 +175,7 @@ def many_story(ranks: int = 64) -> Story:
 
 
 class FakeSource:
-    """Implements ``ports.Source``. ``now_s`` gives seconds since the launch while the story is told live."""
+    """A ``ui.base.interfaces.Source`` of a story. ``now_s`` gives the seconds since the launch while the job is live."""
 
     def __init__(self, story: Story, now_s: Callable[[], float] | None = None) -> None:
         self.story = story
@@ -191,7 +191,7 @@ class FakeSource:
 
     @property
     def session(self) -> Session:
-        """A story is told, not recorded: the screens that read tables find none."""
+        """An empty session: a story has no tables for the screens that read them."""
         return Session(Path(os.devnull), {"boot": "boot", "clock": {"unix_ns": self.begin_ns, "monotonic_ns": 0}})
 
     @property

@@ -22,7 +22,7 @@ import textual.app
 import textual.pilot
 
 from damage import ON_FOLDERS, ON_PACKS, shrink_files
-from settling import until_settled
+from waiting import wait_for_idle_loop
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.cli import main
@@ -48,7 +48,7 @@ _KEYS = ("left", "plus", "down")
 
 # As in tests/ui/conftest.py: Textual's own wait takes 40 ms a key at least.
 for module in (textual.app, textual.pilot):
-    vars(module)["wait_for_idle"] = until_settled
+    vars(module)["wait_for_idle"] = wait_for_idle_loop
 
 
 class Fault(NamedTuple):
@@ -140,7 +140,7 @@ def _run_command(arguments: list[str]) -> None:
 
 
 async def visit_screens(path: Path) -> None:
-    """Show a recording on every screen, with a few keys; raise what goes wrong."""
+    """Show a recording on every screen and press a few keys; raise the errors of the app."""
     try:
         opened = open_recording(path)
     except SessionError:
@@ -208,7 +208,7 @@ def _check_screen(app: ZerotopApp) -> str:
 
 
 def _time_call(name: str, call: Callable[[], object], *, limit_s: float = LIMIT_S) -> tuple[str, float, int, Fault | None]:
-    """Call a function; return its name, seconds, the memory that it took at its peak, and what went wrong."""
+    """Call a function; return its name, seconds, peak memory in bytes, and fault."""
     _reset_peak()
     resident = read_resident_bytes()  # of a test process, what other tests have left
     begin_s, fault = time.process_time(), None

@@ -55,7 +55,7 @@ FACT_S = 0.0371  # not a divisor of any screen's rhythm
 
 
 class Rows:
-    """Writes records by the names of their fields; those not named are unknown."""
+    """A table whose records are written by the names of their fields; other fields are unknown."""
 
     def __init__(self, session: str, table: Table, identity: Identity) -> None:
         self._places = {field.name: place for place, field in enumerate(table.fields)}

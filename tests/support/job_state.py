@@ -1,4 +1,4 @@
-"""What a job's processes do, for the output of a test that waited for its end in vain."""
+"""The state of a job's processes, for the output of a test that waited for the job's end in vain."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _write_nothing(write: Callable[..., None], steps: int) -> None:
 
 @dataclass(frozen=True)
 class Trouble:
-    """What differs from a recording without trouble."""
+    """The differences from a recording without trouble."""
 
     # Changes the seconds of each phase of a rank, shape (steps, PHASE_NAMES).
     paces: Callable[[Rows, int], None] = lambda seconds, rank: None

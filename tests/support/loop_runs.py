@@ -1,4 +1,4 @@
-"""Runs the loops in tests/real/loops with the probe inside, as ``zerotop run`` does it: by two variables."""
+"""Run the loops in tests/real/loops with the probe inside, as ``zerotop run`` does it: by two variables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MISSING = "missing"
 
 @dataclass(frozen=True)
 class Counted:
-    """A finished run: its recording, and by rank what the script counted itself."""
+    """A finished run: its recording, and the script's own counts by rank."""
 
     session: Path
     output: str
@@ -54,7 +54,7 @@ def run_loop(
     accelerator: str = "cpu",
     bootstrap: bool = True,
 ) -> Counted:
-    """Runs a loop to its end, with its recording in ``folder/session`` unless told otherwise.
+    """Run a loop to its end, with its recording in ``session``, by default ``folder/session``.
 
     Without ``bootstrap`` the script has the package on its path instead, to ask for it itself. An empty
     ``session`` is none.
@@ -75,7 +75,7 @@ def run_loop(
 def run_loop_variants(
     name: str, folder: Path, variants: Mapping[str, Sequence[str]], modules: Sequence[str], *, bootstrap: bool = True
 ) -> dict[str, Counted]:
-    """Runs a loop once with the options of each variant, one after another, with two ranks.
+    """Run a loop once with the options of each variant, one after another, with two ranks.
 
     Each rank is forked from a process that has imported ``modules``. The recordings are in ``folder/<variant>/session``;
     that of the variant MISSING is not there. Without ``bootstrap`` nothing is recorded.
@@ -111,7 +111,7 @@ def _make_variables(path: Path, accelerator: str = "cpu") -> dict[str, str]:
 
 
 def _run_command(command: Sequence[str], folder: Path, variables: dict[str, str]) -> None:
-    """Runs it to its end, with its output in ``folder/output``."""
+    """Run a command to its end, with its output in ``folder/output``."""
     with open(folder / "output", "w+b") as output:
         process = subprocess.Popen(
             command,

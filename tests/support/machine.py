@@ -16,7 +16,7 @@ from zerotop_probe.outside.sampling import cgroup
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of its own, of this size ("1m"), mounted at ``folder``."""
+    """Mount a new file system of this size ("1m") at ``folder``; unmount it at the end of the block."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     done = subprocess.run(command, capture_output=True, check=False)
@@ -29,13 +29,13 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 def make_read_only(folder: Path) -> None:
-    """Turns what ``small_disk`` gave into a file system that nobody can write to."""
+    """Remount the file system of ``small_disk`` read-only."""
     subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
 
 
 @contextmanager
 def small_group(limit_bytes: int) -> Iterator[Path]:
-    """A control group whose memory ends there; to be entered through its ``cgroup.procs``."""
+    """Make a control group with this memory limit; a process enters it through its ``cgroup.procs``."""
     own = cgroup._find_folder(os.getpid(), "memory") or cgroup._find_folder(os.getpid(), "")
     if own is None:
         pytest.skip("there are no control groups here")

@@ -74,7 +74,7 @@ OOM = {
     "retries": 1,
     "ooms": 1,
 }
-"""What a rank records of an error for want of GPU memory, in its micro-batch of 4 x 512 tokens."""
+"""The facts of a rank's out-of-memory error on the GPU, in its micro-batch of 4 x 512 tokens."""
 
 
 class Recording:
@@ -151,7 +151,7 @@ class Recording:
 
 
 PARTS = {"parameters": 2, "master_weights": 4, "optimizer_state": 8, "buffers": 0.5}
-"""What the usual engine has on its GPU after its first update."""
+"""The tensors of the usual engine on its GPU after its first update, in gibibytes."""
 
 
 def record_two_steps(folder: Path) -> Recording:

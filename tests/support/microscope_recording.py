@@ -1,4 +1,4 @@
-"""A recording with a look through the microscope, as ``memory_recording`` writes it."""
+"""A recording with a trace of the microscope, written with ``memory_recording``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ALLOC, _FREE = HISTORY_ACTIONS.index("alloc"), HISTORY_ACTIONS.index("free_comp
 LAYERS = 24
 
 
-def looked_at(folder: Path, request: int = 1) -> Recording:
-    """The usual recording; of step 1 every allocation is known: a block a layer in forward, freed again in backward."""
+def record_trace(folder: Path, request: int = 1) -> Recording:
+    """Record two steps and a trace of step 1, whose forward allocates a block per layer and whose backward frees them."""
     recording, who = record_two_steps(folder), make_identity(0)
     rows: list[tuple[Any, ...]] = []
 

@@ -34,8 +34,8 @@ def bind_zerotop(cluster: Cluster, folder: Path) -> Zerotop:
 
 
 @contextmanager
-def rank_on(node: Node, number: int, folder: Path, **told: str) -> Iterator[None]:
-    """A rank that was started by hand, and only waits."""
+def start_rank_on(node: Node, number: int, folder: Path, **told: str) -> Iterator[None]:
+    """Start an idle rank by hand on a node; kill it at the end of the block."""
     meeting = {"RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "10.231.77.1", "MASTER_PORT": PORT} | told
     process = start_command(
         node, [sys.executable, "-c", BUSY], folder / f"rank{number}", make_environment(folder, **meeting)
@@ -57,8 +57,8 @@ def hide_folder(node: Node, folder: Path) -> Iterator[None]:
         node.run_command("umount", str(folder), check=True)
 
 
-def first_pid(zerotop: Zerotop) -> str:
-    """A process of the only job on the first node."""
+def find_first_pid(zerotop: Zerotop) -> str:
+    """Return the pid of a process of the only job on the first node."""
     found = wait_for(lambda: json.loads(zerotop("attach", "--json").stdout))
     assert len(found) == 1, (found, zerotop("attach").stdout)
     found = found[0]
@@ -74,8 +74,8 @@ def attach_zerotop(
     program: Sequence[str] = ZEROTOP,
     session: Path | None = None,
 ) -> Iterator[list[str]]:
-    """``zerotop attach`` on the first node without a screen, until it has said all that it has to say: that."""
-    what = first_pid(zerotop) if session is None else session.name
+    """Run ``zerotop attach`` headless on the first node; yield its messages, up to the name of the recording."""
+    what = find_first_pid(zerotop) if session is None else session.name
     command = cluster.nodes[0].build_command(*program, "attach", what, *options, "--headless")
     variables = make_environment(folder, ZEROTOP_SSH=cluster.ssh)
     with subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True) as process:
@@ -98,7 +98,7 @@ def list_samplers(node: Node) -> str:
 
 
 def wait_for_both(session: Path) -> None:
-    """Waits until processes of both nodes were sampled."""
+    """Wait until processes of both nodes are sampled."""
 
     def find_sampled_hosts() -> set[str]:
         return {source.host for source in Session.open(session).sources["processes"] if len(source.array)}

@@ -1,6 +1,6 @@
 """Machines to attach to: namespaces of their own for processes, network and name, files in common, an sshd in each.
 
-Only for root on Linux with OpenSSH's server and iproute2; ``why_not`` tries it out.
+Only for root on Linux with OpenSSH's server and iproute2; ``explain_missing_nodes`` checks these needs.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Host {name}
 
 
 @functools.cache
-def why_not() -> str:
-    """Why there can be no such machines here; "" if there can."""
+def explain_missing_nodes() -> str:
+    """Return the reason for which this machine cannot make such nodes, or an empty text."""
     if os.geteuid():
         return "only root makes network namespaces"
     missing = [name for name in ("unshare", "nsenter", "ip", "ssh", "ssh-keygen") if shutil.which(name) is None]
@@ -61,7 +61,7 @@ class Node:
     """One machine."""
 
     def __init__(self, name: str, address: str, folder: Path) -> None:
-        """Starts it, without a network so far. ``folder`` gets its keys."""
+        """Start the machine, without a network so far. ``folder`` is for its keys."""
         self.name = name
         self.address = address
         self.folder = folder
@@ -143,7 +143,7 @@ class Cluster:
 
 @contextmanager
 def two_nodes(folder: Path) -> Iterator[Cluster]:
-    """Two machines while it lasts."""
+    """Start two machines; shut them down at the end of the block."""
     cluster = Cluster(folder)
     try:
         cluster.start_nodes()

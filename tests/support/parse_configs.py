@@ -1,4 +1,4 @@
-"""Prints, as JSON, what DeepSpeed's own parser makes of each config after the Trainer has filled in "auto".
+"""Print as JSON the result of DeepSpeed's own parser for each config after the Trainer has filled in "auto".
 
 Arguments: config files. A process of its own, since torch, DeepSpeed and the Trainer take long to import.
 """

@@ -20,7 +20,7 @@ EVAL, SAVE, BETWEEN = (PHASE_NAMES.index(name) for name in ("eval", "checkpoint_
 
 
 def select_periodic_rows(rows: Rows, period_s: float, share: float) -> Rows:
-    """Which records lie in the first ``share`` of each period; never in the first minute."""
+    """Return the mask of the records in the first ``share`` of each period, without those of the first minute."""
     seconds = rows["time_ns"] / 1e9
     return (seconds > 60) & (seconds % period_s < share * period_s)
 

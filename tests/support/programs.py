@@ -1,4 +1,4 @@
-"""Running the whole program as a user does, on little jobs."""
+"""Run the whole program as a user does, on little jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_headless(session: Path, command: Sequence[str], **options: Any) -> subpr
     return run_zerotop(session.parent, "run", "--headless", "--session", str(session), "--", *command, **options)
 
 
-def on_terminal(
+def start_on_terminal(
     state: Path,
     *arguments: str,
     rows: int = 30,
@@ -47,9 +47,9 @@ def on_terminal(
     ignoring: str = "",
     **more: str,
 ) -> Terminal:
-    """The program on a terminal of this size, ``ignoring`` a signal ("HUP") as its starter may have it.
+    """Start the program on a terminal of this size.
 
-    ``more`` are variables of its environment.
+    ``ignoring`` names a signal ("HUP") that the program ignores from its start. ``more`` are variables of its environment.
     """
     command = [*ZEROTOP, *arguments]
     if ignoring:

@@ -1,4 +1,4 @@
-"""Whether py-spy is of use here."""
+"""A check of whether py-spy can be used here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zerotop_probe.outside.sampling.stuck import py_spy
 
 
 def can_read_others() -> bool:
-    """Whether py-spy may read processes that it has not started."""
+    """Return whether py-spy may read processes that it has not started."""
     program = py_spy.find_program()
     with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:
         assert child.stdout is not None

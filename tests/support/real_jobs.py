@@ -1,4 +1,4 @@
-"""Starts real training jobs under zerotop, the way users start them."""
+"""Start real training jobs under zerotop, the way users start them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def build_launch_command(launcher: str, script: Sequence[str], *, ranks: int = R
 
 
 def finetune_command(launcher: str, config: Path | None, options: Sequence[str]) -> list[str]:
-    """finetune.py on the tiny model for three steps, unless ``options`` say otherwise."""
+    """Return the command of finetune.py on the tiny model, for three steps unless ``options`` say otherwise."""
     chosen = [] if config is None else ["--deepspeed", str(config)]
     return build_launch_command(launcher, [str(demo.SCRIPT_PATH), *SMALL, *chosen, *options])
 
@@ -102,7 +102,7 @@ def finetune_command(launcher: str, config: Path | None, options: Sequence[str])
 def finetunes_in_turn(
     runs: dict[str, tuple[str | None, Sequence[str]]], folder: Path, environment: dict[str, str]
 ) -> dict[str, Run]:
-    """Runs finetune.py with each (config, options), by name, all in one job of two ranks and in one recording.
+    """Run finetune.py with each (config, options), by name, all in one job of two ranks and in one recording.
 
     A run that was not reached, or that not all ranks ended well, has the exit code 1.
     """
@@ -124,7 +124,7 @@ def finetunes_in_turn(
 
 
 def prepared_config(name: str, folder: Path) -> Path:
-    """The ready config of that name; one that swaps to NVMe gets a folder to swap to."""
+    """Return the ready config of that name; a config that swaps to NVMe gets a folder to swap to."""
     path = demo.find_config(name)
     content = json.loads(path.read_text())
     swaps = [part for part in content["zero_optimization"].values() if isinstance(part, dict) and "nvme_path" in part]
@@ -139,7 +139,7 @@ def prepared_config(name: str, folder: Path) -> Path:
 
 
 def run_recorded(command: Sequence[str], folder: Path, environment: dict[str, str], options: Sequence[str] = ()) -> Run:
-    """Runs ``command`` headless under zerotop with its recording in ``folder/session``; waits for its end.
+    """Run ``command`` to its end, headless under zerotop, with its recording in ``folder/session``.
 
     ``options`` are zerotop's own.
 
@@ -181,7 +181,7 @@ def _shorten_path(folder: Path) -> Iterator[Path]:
 
 
 def remove_stale_locks(environment: dict[str, str]) -> None:
-    """Removes what killed builds of operators left behind."""
+    """Remove the lock files that killed builds of operators left behind."""
     for lock in _build_locks(environment):
         try:
             if time.time() - lock.stat().st_mtime > LOCK_IS_STALE_S:

@@ -16,9 +16,9 @@ from zerotop.session.storage import UnpackedFolder
 FOLDER = Path(__file__).resolve().parent.parent / "recordings"
 
 
-def from_outside(name: str, into: Path) -> Session:
-    """The recording as samplers alone would have made it, without a probe in any rank."""
-    folder = as_directory(name, into)
+def open_without_probe(name: str, into: Path) -> Session:
+    """Open a recording without the files of its ranks, as samplers alone would have made it."""
+    folder = unpack_to_folder(name, into)
     for path in folder.glob("*-rank*"):
         path.unlink()
     return Session.open(folder)
@@ -44,8 +44,8 @@ def _unpack_recording(name: str) -> dict[str, bytes]:
     return unpack_files(find_packed_file(name))
 
 
-def as_directory(name: str, into: Path) -> Path:
-    """Writes a recording's files to a new folder in ``into``: the session as it was before it was packed."""
+def unpack_to_folder(name: str, into: Path) -> Path:
+    """Unpack a recording into a new folder in ``into``; return that folder, the session before it was packed."""
     session = into / name
     session.mkdir()
     for file, content in _unpack_recording(name).items():
@@ -81,9 +81,9 @@ class Label(NamedTuple):
 
 
 def read_labels(kind: str = "findings") -> dict[str, list[Label]]:
-    """What each recording must have, and nothing else; set by hand, with reasons.
+    """Return the findings that each recording must have, and no others; they are set by hand, with reasons.
 
-    ``outside``: without what ranks wrote. ``missed``: what was staged too and is known not to be found.
+    ``outside``: without the files of the ranks. ``missed``: staged faults that are known to have no finding.
     """
     entries = json.loads((FOLDER / "labels.json").read_text())
     return {name: [Label(*label) for label in entry.get(kind, ())] for name, entry in entries.items()}

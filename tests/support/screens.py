@@ -35,5 +35,5 @@ class Shown(Generic[Kind]):
         return self.read_text()
 
     async def wait_until_settled(self) -> None:
-        """Waits for what a key began."""
+        """Wait until the effects of a key are on the screen."""
         await self.pilot.pause()

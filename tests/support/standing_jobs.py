@@ -58,7 +58,7 @@ class StandingJob:
 
     @property
     def stopped_ns(self) -> int | None:
-        """When the rank stopped (unix time), as it printed itself; None before."""
+        """The unix time at which the rank stopped, as it printed itself; None before."""
         times = [int(line.split()[1]) for line in self.output.splitlines() if line.startswith("STOPS ")]
         return times[0] if times else None
 

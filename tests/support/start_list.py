@@ -1,4 +1,4 @@
-"""For tests of the list of recordings: a place with three of them, and the program over it."""
+"""For tests of the list of recordings: a folder with three of them, and the program that lists it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from textual.pilot import Pilot
 
 import recordings
-from settling import wait_until
+from waiting import wait_until
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.commands.job.recording_library import UserLibrary
 from zerotop.session import catalog
@@ -22,13 +22,13 @@ from zerotop.ui.start.screen import StartScreen
 
 
 def filled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The usual place, with three recordings in it; the current folder is another, empty one."""
+    """Return the default folder with three recordings; the current folder is another, empty one."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     folder = catalog.find_default_folder()
     folder.mkdir(parents=True)
     shutil.copy(recordings.find_packed_file("cpu-clean"), folder)
     shutil.copy(recordings.find_packed_file("z2-oom"), folder)
-    recordings.as_directory("story", folder)
+    recordings.unpack_to_folder("story", folder)
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -36,7 +36,7 @@ def filled_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Start:
-    """The program over the usual place."""
+    """The program that lists the default folder."""
 
     def __init__(self, glyphs: Glyphs = BLOCKS, settings: UserSettings | None = None) -> None:
         place = catalog.find_default_folder()
@@ -63,8 +63,8 @@ def is_shown(start: Start, id: str | None) -> bool:
     return start.app.screen.id == id
 
 
-async def overviews_read(start: Start, pilot: Pilot[Leaving]) -> None:
-    """Waits until there is a list, and each of its recordings was read."""
+async def wait_for_overviews(start: Start, pilot: Pilot[Leaving]) -> None:
+    """Wait until the list has recordings and the overview of each is read."""
 
     def are_read() -> bool:
         recordings = start.desk.recordings
@@ -74,5 +74,5 @@ async def overviews_read(start: Start, pilot: Pilot[Leaving]) -> None:
 
 
 async def wait_for_list(start: Start, pilot: Pilot[Leaving]) -> None:
-    await overviews_read(start, pilot)
+    await wait_for_overviews(start, pilot)
     await wait_until(pilot, lambda: "exit 0" in start.text() and "reading" not in start.text())

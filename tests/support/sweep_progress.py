@@ -20,7 +20,7 @@ REASON = "Rank 0 ran out of GPU memory in backward of step 0. PyTorch needed 9.2
 
 
 class StartedAttempt:
-    """Began just now, so that its clock shows the same in each picture."""
+    """An attempt that began just now, so that its clock shows the same time in each picture."""
 
     number = 1
     session = Path("/nowhere")
@@ -32,7 +32,7 @@ class StartedAttempt:
 
 
 class Progress:
-    """Does nothing: ``done`` points have results, the next one runs."""
+    """A sweep that stands still: ``done`` points have results, the next one runs."""
 
     elapsed_s = 252.0
     problem = ""

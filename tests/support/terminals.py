@@ -55,11 +55,11 @@ class Terminal:
         return self._drawn
 
     def wait_for(self, *texts: str) -> None:
-        """Reads what is drawn until all of ``texts`` were among it."""
+        """Read the output until all of ``texts`` are drawn."""
         self.wait_until(lambda drawn: all(text in drawn for text in texts))
 
     def wait_until(self, seen: Callable[[str], bool]) -> None:
-        """Reads what is drawn until it is as wanted."""
+        """Read the output until ``seen`` is true of the drawn text."""
         deadline = time.monotonic() + PATIENCE_S
         while not seen(self.text):
             assert time.monotonic() < deadline, f"{self.text[-3000:]}\n{self.screen}"
@@ -87,7 +87,7 @@ class Terminal:
         return bool(data)
 
     def _is_readable(self, seconds: float) -> bool:
-        """Whether there is something, or nobody there any more. select() knows no descriptors over 1,024."""
+        """Return whether there is output or the other side is closed. select() knows no descriptors over 1,024."""
         waiting = select.poll()
         waiting.register(self.master, select.POLLIN)
         return bool(waiting.poll(1000 * seconds))
@@ -98,7 +98,7 @@ class Terminal:
         os.write(self.master, keys.encode())
 
     def exit_code(self) -> int:
-        """Reads on until the child has ended."""
+        """Read until the child has ended; return its exit code. Kill it after PATIENCE_S."""
         deadline = time.monotonic() + PATIENCE_S
         while not self.has_ended():
             if time.monotonic() > deadline:
@@ -117,7 +117,7 @@ class Terminal:
         return self._status is not None
 
     def hang_up(self) -> None:
-        """Closes the terminal, as a lost connection does."""
+        """Close the terminal, as a lost connection does."""
         if self.master >= 0:
             os.close(self.master)
             self.master = -1

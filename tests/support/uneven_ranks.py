@@ -23,11 +23,11 @@ def write_ranks(
     sampled: bool = True,
     first_step: Mapping[int, int] | None = None,
 ) -> None:
-    """Writes the recording.
+    """Write the recording.
 
     Args:
-        late_s: rank -> how much longer it waits for its data; it is the others that wait then, in backward.
-        more_bytes: rank -> what it has allocated more than the others.
+        late_s: rank -> seconds by which its wait for data is longer; the other ranks wait for it in backward.
+        more_bytes: rank -> bytes that it has allocated beyond those of the other ranks.
         sampled: whether memory and cores are recorded too.
         first_step: rank -> the step from which on it is recorded; 0 for others.
     """

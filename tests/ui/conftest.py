@@ -11,7 +11,7 @@ from textual.css.model import RuleSet
 from textual.css.stylesheet import Stylesheet
 
 from recordings import open_recording
-from settling import until_settled
+from waiting import wait_for_idle_loop
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app import monitor
 
@@ -19,8 +19,8 @@ from zerotop.ui.app import monitor
 @pytest.fixture(autouse=True)
 def wait_for_settled_app(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and pauses end when there is nothing left to do, which takes as long as that takes."""
-    monkeypatch.setattr("textual.app.wait_for_idle", until_settled)
-    monkeypatch.setattr("textual.pilot.wait_for_idle", until_settled)
+    monkeypatch.setattr("textual.app.wait_for_idle", wait_for_idle_loop)
+    monkeypatch.setattr("textual.pilot.wait_for_idle", wait_for_idle_loop)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from fake_source import FakeSource, offload_story
-from settling import PATIENCE_S, wait_until
 from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
+from waiting import PATIENCE_S, wait_until
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix
 from zerotop.analysis.ranks.samples import RankSamples

@@ -13,10 +13,10 @@ from textual.events import Key, MouseScrollUp
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
+from cell_terminal import CellTerminal
 from fake_source import Story, cpu_story, failed_story, killed_story, many_story, offload_story
-from paper import Paper
-from settling import wait_until
-from watching import Watch
+from story_app import Watch
+from waiting import wait_until
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.base.panels import Transport
@@ -555,21 +555,21 @@ async def test_only_what_changed_is_written(monkeypatch: pytest.MonkeyPatch) -> 
     async with seen.app.run_test(size=(120, 40)) as pilot:
         await pilot.pause()
         region = seen.app.screen.query_one("#iteration").region
-        paper = Paper(seen.text().split("\n"))
+        terminal = CellTerminal(seen.text().split("\n"))
 
         def note_update(app: ZerotopApp, screen: object, update: object) -> None:
             assert update is None or isinstance(update, WrittenText), "painted by whole rows"
             if update is not None:
-                paper.write(update.render_segments(app.console))
+                terminal.write(update.render_segments(app.console))
 
         monkeypatch.setattr(ZerotopApp, "_display", note_update)
         seen.seconds = 75.1  # within the same step
         views = seen.source.views
         await seen_by_ticks(seen, pilot, lambda: seen.source.views > views)
-        assert not [place for place in paper.touched if region.contains(*place)]
-        before = paper.text
+        assert not [place for place in terminal.touched if region.contains(*place)]
+        before = terminal.text
         seen.seconds = 77.9  # one step more
-        await seen_by_ticks(seen, pilot, lambda: paper.text != before)
-        assert paper.text == seen.text().split("\n")
-        assert 0 < sum(region.contains(*place) for place in paper.touched) < region.area / 2
-        assert len(paper.touched) < seen.app.size.area / 2
+        await seen_by_ticks(seen, pilot, lambda: terminal.text != before)
+        assert terminal.text == seen.text().split("\n")
+        assert 0 < sum(region.contains(*place) for place in terminal.touched) < region.area / 2
+        assert len(terminal.touched) < seen.app.size.area / 2

@@ -6,7 +6,7 @@ from textual import events
 from textual.widgets import Input
 
 from recordings import open_recording
-from settling import wait_until
+from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.drawing.glyphs import BLOCKS

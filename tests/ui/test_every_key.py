@@ -17,8 +17,8 @@ from textual.widgets import Input
 
 import zerotop.ui
 from recordings import open_recording
-from settling import wait_until
 from start_list import Start, filled_folder, wait_for_list
+from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.monitor import Monitor

@@ -10,8 +10,8 @@ import pytest
 from textual.widgets import OptionList
 
 from fake_source import BEGIN_NS, FakeSource, offload_story
-from settling import wait_until
-from watching import Watch
+from story_app import Watch
+from waiting import wait_until
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.ui.base.bars.header import build_notices, count_notice_rows, draw_notices
 from zerotop.ui.base.findings import choose_finding, find_step_marks, format_evidence, format_evidence_rows, wrap_sentence

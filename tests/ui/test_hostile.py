@@ -10,8 +10,8 @@ from textual.widgets._toast import Toast
 
 from fake_source import offload_story
 from recordings import rewrite_events
-from settling import wait_until
-from watching import Watch
+from story_app import Watch
+from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.frame_widget import RowWidget

@@ -17,9 +17,9 @@ from textual.widgets import Input, OptionList
 import recordings
 import screens
 from fake_source import failed_story, many_story, offload_story
-from settling import PATIENCE_S, wait_until
 from small_recording import BEGIN_NS, S, make_identity, make_record, write_table
-from watching import Watch
+from story_app import Watch
+from waiting import PATIENCE_S, wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.analysis.waveform import fold_cache
 from zerotop.analysis.waveform.fold import fold_iterations
@@ -141,7 +141,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in ("z2-offload", "z3-offload-all"):
         shutil.copy(recordings.find_packed_file(name), tmp_path)
-    recordings.from_outside("cpu-clean", tmp_path)
+    recordings.open_without_probe("cpu-clean", tmp_path)
     (tmp_path / "torn.zerotop").write_bytes(b"torn")
     return Session.open(tmp_path / "z2-offload.zerotop")
 

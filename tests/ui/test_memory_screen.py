@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import recordings
-from microscope_recording import looked_at
+from microscope_recording import record_trace
 from screens import Shown
-from settling import wait_until
 from small_recording import BEGIN_NS, S
-from watching import FakeJob
+from story_app import FakeJob
+from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
@@ -175,7 +175,7 @@ class Running(RecordingSource):
 
 
 async def test_x_asks_for_a_look_and_its_result_is_drawn_when_it_arrives(tmp_path: Path) -> None:
-    session, job = looked_at(tmp_path).open_session(), FakeJob()
+    session, job = record_trace(tmp_path).open_session(), FakeJob()
     source = Running(session)
     app = ZerotopApp(source, job, title="x")
     async with app.run_test(size=(150, 46)) as pilot:
@@ -259,7 +259,7 @@ async def test_with_room_to_spare_memory_over_time_is_under_the_ledger() -> None
 
 
 async def test_without_a_probe_memory_over_time_is_what_there_is_to_show(tmp_path: Path) -> None:
-    app = ZerotopApp(RecordingSource(recordings.from_outside("z2-offload", tmp_path)), None, title="outside")
+    app = ZerotopApp(RecordingSource(recordings.open_without_probe("z2-offload", tmp_path)), None, title="outside")
     async with app.run_test(size=(80, 24)) as pilot:
         text = await Shown(app, pilot, MemoryScreen).press_keys("end", "4")
         assert "Memory of GPU 0, GiB" in text

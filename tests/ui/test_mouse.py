@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from recordings import open_recording
-from settling import wait_until
+from waiting import wait_until
 from zerotop import demo
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 
 from printing import Printing, read_monotonic_ns
 from recordings import open_recording
-from settling import wait_until
+from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.output import blocks as output_blocks
 from zerotop.session.reader import Session

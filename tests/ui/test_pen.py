@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.widgets._toast import Toast
 
+from cell_terminal import CellTerminal
 from fake_source import FakeSource, offload_story
-from paper import Paper
 from zerotop.ui.app import frame_scheduler, monitor
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.frame_widget import FrameWidget
@@ -79,15 +79,15 @@ async def test_the_terminal_shows_what_the_compositor_would_paint(
         app.viewer.go_to_seconds(40)
         app.draw_frame()
         await pilot.pause()
-        paper = Paper(lines_of(app))
+        terminal = CellTerminal(lines_of(app))
         monkeypatch.setattr(ZerotopApp, "_display", note_written)
         for tenths in range(401, 420):
             app.viewer.go_to_seconds(tenths / 10)
             app.draw_frame()
             await pilot.pause()
             assert len(written) == 1, "one picture is written in one go"
-            paper.write(written.pop())
-            assert paper.text == lines_of(app)
+            terminal.write(written.pop())
+            assert terminal.text == lines_of(app)
 
 
 async def test_what_lies_over_a_panel_is_not_written_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ import pytest
 from textual.pilot import Pilot
 
 from recordings import open_recording
-from settling import wait_until
 from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
+from waiting import wait_until
 from zerotop.analysis.ranks.matrix import Metric
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp

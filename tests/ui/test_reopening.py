@@ -8,7 +8,7 @@ import pytest
 
 import recordings
 from segmented_recordings import fold_at, unpack_segmented
-from settling import wait_until
+from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app import app as app_module

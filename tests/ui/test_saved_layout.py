@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from settling import wait_until
+from waiting import wait_until
 from zerotop import demo
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session

@@ -11,8 +11,8 @@ import pytest
 from textual.pilot import Pilot
 
 from fake_source import cpu_story, killed_story, many_story, offload_story
-from settling import wait_until
-from watching import Watch
+from story_app import Watch
+from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.tabs import TABS

@@ -7,8 +7,8 @@ from typing import Any
 
 from textual.pilot import Pilot
 
-from settling import wait_until
-from standing_ranks import SLEEPING, WAITING, Stand, second_to_unix_ns, write_standing
+from stuck_ranks_recording import SLEEPING, WAITING, Stand, second_to_unix_ns, write_standing
+from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.clipboard import collect_copy_text

@@ -13,8 +13,8 @@ from textual import events
 from textual.widgets import Input
 
 import recordings
-from settling import wait_until
-from start_list import Start, filled_folder, is_shown, overviews_read, wait_for_list
+from start_list import Start, filled_folder, is_shown, wait_for_list, wait_for_overviews
+from waiting import wait_until
 from zerotop.analysis.reports.recording_index import Recording
 from zerotop.ui.app.settings import UserSettings
 from zerotop.ui.base.base_screen import MonitorScreen
@@ -238,7 +238,7 @@ async def test_a_recording_is_deleted_and_what_that_freed_is_said(session_root: 
 
 async def test_a_live_one_and_what_lies_elsewhere_are_never_deleted(session_root: Path, tmp_path: Path) -> None:
     directory.create_session(["python", "train.py"], path=str(session_root / "now"), launcher="python")
-    elsewhere = recordings.as_directory("z2", tmp_path)
+    elsewhere = recordings.unpack_to_folder("z2", tmp_path)
     (session_root / "a-link").symlink_to(elsewhere)
     start = Start()
     async with start.app.run_test(size=(120, 40)) as pilot:
@@ -299,7 +299,7 @@ async def test_nothing_recorded_yet_says_how_to_begin(tmp_path: Path, monkeypatc
 async def test_any_size_will_do(session_root: Path, size: tuple[int, int]) -> None:
     start = Start(glyphs=ASCII)
     async with start.app.run_test(size=size) as pilot:
-        await overviews_read(start, pilot)
+        await wait_for_overviews(start, pilot)
         await pilot.press("down", "space", "down", "c")
         await wait_until(pilot, lambda: isinstance(start.app.screen, CompareScreen))
         await pilot.pause()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from recordings import open_recording
-from settling import wait_until
+from waiting import wait_until
 from zerotop import demo
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.views.recording_source import RecordingSource

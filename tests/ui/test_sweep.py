@@ -10,8 +10,8 @@ import pytest
 from textual import events
 from textual.widgets import Static
 
-from settling import wait_until
 from sweep_progress import REASON, FitProgress, Progress, make_model, make_search
+from waiting import wait_until
 from zerotop.analysis.sweeps.series import TOKENS
 from zerotop.session.sweeps import read_sweep
 from zerotop.ui.app.sweep_app import SweepApp

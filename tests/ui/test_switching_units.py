@@ -11,7 +11,7 @@ from textual.geometry import Region
 from textual.pilot import Pilot
 
 from recordings import find_packed_file, open_recording
-from settling import wait_until
+from waiting import wait_until
 from zerotop.analysis.annotations import find_annotations
 from zerotop.analysis.reports.recording_index import Overviews
 from zerotop.analysis.views.recording_source import RecordingSource

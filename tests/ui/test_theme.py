@@ -13,7 +13,7 @@ from textual.dom import DOMNode
 from textual.theme import Theme
 
 from fake_source import FakeSource, offload_story
-from settling import wait_until
+from waiting import wait_until
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.frame_widget import FrameWidget

@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from fake_source import cpu_story
 from recordings import open_recording
 from small_recording import S, make_identity, make_record, make_span, read_recording, write_table
-from watching import Watch
+from story_app import Watch
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp

@@ -354,7 +354,7 @@ def test_memory_that_was_in_use_before(all_findings: dict[str, tuple[Annotation,
 def test_missing_evidence_adds_no_finding(
     tmp_path: Path, all_findings: dict[str, tuple[Annotation, ...]], name: str, missing: str
 ) -> None:
-    folder = recordings.as_directory(name, tmp_path)
+    folder = recordings.unpack_to_folder(name, tmp_path)
     for path in folder.glob(f"{missing}-*" if not missing.startswith("events") else f"{missing}*"):
         path.unlink()
     session = Session.open(folder)
@@ -364,7 +364,7 @@ def test_missing_evidence_adds_no_finding(
 
 
 def test_rank_0_may_be_missing(tmp_path: Path) -> None:
-    folder = recordings.as_directory("story", tmp_path)
+    folder = recordings.unpack_to_folder("story", tmp_path)
     for path in folder.glob("*-rank0-*"):
         path.unlink()
     session = Session.open(folder)
@@ -375,13 +375,13 @@ def test_rank_0_may_be_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in sorted(LABELS) if name == "story" or name.startswith(("z", "gpu", "x4"))])
 def test_findings_without_a_probe(tmp_path: Path, name: str) -> None:
     """Samplers alone show a double spike where iterations are longer than NVML's average, and nothing wrong."""
-    session = recordings.from_outside(name, tmp_path)
+    session = recordings.open_without_probe(name, tmp_path)
     kinds = [(finding.name, finding.step) for finding in find_annotations(session, session.end_ns)]
     assert recordings.compare_findings(recordings.read_labels("outside")[name], kinds)[1:] == ([], [])
 
 
 def test_the_spike_without_a_probe_is_the_same(tmp_path: Path, all_findings: dict[str, tuple[Annotation, ...]]) -> None:
-    session = recordings.from_outside("story", tmp_path)
+    session = recordings.open_without_probe("story", tmp_path)
     spike, expected = (
         find_one(find_annotations(session, session.end_ns), "double_spike"),
         find_one(all_findings["story"], "double_spike"),
@@ -394,7 +394,7 @@ def test_the_spike_without_a_probe_is_the_same(tmp_path: Path, all_findings: dic
 @pytest.mark.parametrize("name", ["story", "z2", "cpu-straggler", "held-restart"])
 def test_two_steps_have_no_wrong_findings(tmp_path: Path, name: str) -> None:
     """The spans after two steps are cut off: findings are about the first step only."""
-    folder = recordings.as_directory(name, tmp_path)
+    folder = recordings.unpack_to_folder(name, tmp_path)
     for path in folder.glob("spans-*"):
         header, _, records = path.read_bytes().partition(b"\n")
         rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]])
@@ -410,7 +410,7 @@ def test_a_clock_that_is_hours_off(
     tmp_path: Path, all_findings: dict[str, tuple[Annotation, ...]], name: str, hours: int
 ) -> None:
     """One rank's unix time is hours off: no exception and no wrong finding."""
-    folder = recordings.as_directory(name, tmp_path)
+    folder = recordings.unpack_to_folder(name, tmp_path)
     for path in folder.glob("*-rank1-*"):
         header, _, rest = path.read_bytes().partition(b"\n")
         fields = json.loads(header)
@@ -440,7 +440,7 @@ def test_an_empty_recording_has_none(tmp_path: Path) -> None:
 
 def test_ranks_without_their_probe_do_not_hang(tmp_path: Path) -> None:
     """The same silence of 30 s, after each rank has reported that its probe left."""
-    folder = recordings.as_directory("cpu-hang", tmp_path)
+    folder = recordings.unpack_to_folder("cpu-hang", tmp_path)
     before = Session.open(folder)
     silent_ns = find_one(find_annotations(before, before.end_ns), "hung_ranks").begin_ns
     for source in before.sources["begins"]:

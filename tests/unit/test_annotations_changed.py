@@ -31,7 +31,7 @@ def find_named(folder: Path, name: str) -> list[Annotation]:
 
 
 def test_a_nearly_full_device_that_is_fragmented(tmp_path: Path) -> None:
-    folder = recordings.as_directory("z2", tmp_path)
+    folder = recordings.unpack_to_folder("z2", tmp_path)
 
     def raise_reserved(rows: Rows) -> None:
         late = rows["step"] >= 4
@@ -45,7 +45,7 @@ def test_a_nearly_full_device_that_is_fragmented(tmp_path: Path) -> None:
 
 
 def test_a_device_with_room_is_not_fragmented(tmp_path: Path) -> None:
-    folder = recordings.as_directory("z2", tmp_path)
+    folder = recordings.unpack_to_folder("z2", tmp_path)
 
     def set_reserved(rows: Rows) -> None:
         rows["reserved_bytes"] = rows["reserved_peak_bytes"] = 100 * 10**9
@@ -55,7 +55,7 @@ def test_a_device_with_room_is_not_fragmented(tmp_path: Path) -> None:
 
 
 def test_retries_are_reported_at_each_tenfold(tmp_path: Path) -> None:
-    folder = recordings.as_directory("z2", tmp_path)
+    folder = recordings.unpack_to_folder("z2", tmp_path)
 
     def add_retries(rows: Rows) -> None:
         rows["retries"] = np.maximum(0, rows["step"] - 3)
@@ -69,7 +69,7 @@ def test_retries_are_reported_at_each_tenfold(tmp_path: Path) -> None:
 
 def test_lowered_clocks_are_the_cause(tmp_path: Path) -> None:
     """The staged sleep of gpu-slow, with a GPU that says it is too hot while it lasts."""
-    folder = recordings.as_directory("gpu-slow", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     session = Session.open(folder)
     (shift,) = find_named(folder, "iteration_shift")
     (gpus,) = session.sources["gpus"]
@@ -85,7 +85,7 @@ def test_lowered_clocks_are_the_cause(tmp_path: Path) -> None:
 
 def test_the_garbage_collector_is_the_cause(tmp_path: Path) -> None:
     """The staged sleep of gpu-slow, as if Python had collected garbage in its place."""
-    folder = recordings.as_directory("gpu-slow", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     (shift,) = find_named(folder, "iteration_shift")
     assert "garbage" not in shift.details
     (process,) = (source for source in Session.open(folder).sources["spans"] if source.rank == 0)
@@ -104,7 +104,7 @@ def test_the_garbage_collector_is_the_cause(tmp_path: Path) -> None:
 
 
 def test_a_job_that_was_being_stopped_has_no_dead_rank(tmp_path: Path) -> None:
-    folder = recordings.as_directory("cpu-dead", tmp_path)
+    folder = recordings.unpack_to_folder("cpu-dead", tmp_path)
     (dead,) = find_named(folder, "dead_rank")
     assert dead.ranks == (1,)
     (path,) = folder.glob("events-node-*.jsonl")
@@ -116,7 +116,7 @@ def test_a_job_that_was_being_stopped_has_no_dead_rank(tmp_path: Path) -> None:
 
 
 def test_a_launcher_that_a_signal_ended_takes_its_ranks_with_it(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-offload-110", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-offload-110", tmp_path)
     assert find_named(folder, "dead_rank") == []
     (path,) = folder.glob("events-node-*.jsonl")
     text = path.read_text()
@@ -128,7 +128,7 @@ def test_a_launcher_that_a_signal_ended_takes_its_ranks_with_it(tmp_path: Path) 
 
 def test_a_gap_that_varies_is_one_finding_and_a_doubled_gap_another(tmp_path: Path) -> None:
     """Steps 1 to 79 have 0.13 to 0.20 s of step()."""
-    folder = recordings.as_directory("gpu-z3-all", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-z3-all", tmp_path)
     (spike,) = find_named(folder, "double_spike")
     assert spike.step == 1
 
@@ -142,7 +142,7 @@ def test_a_gap_that_varies_is_one_finding_and_a_doubled_gap_another(tmp_path: Pa
 
 
 def test_a_gpu_that_is_hot_for_long(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-clean", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
 
     def throttle_by_heat(rows: Rows) -> None:
         rows["throttle_reasons"] = 0x40
@@ -157,7 +157,7 @@ def test_a_gpu_that_is_hot_for_long(tmp_path: Path) -> None:
 
 
 def test_the_card_s_power_limit_is_no_throttling(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-clean", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
 
     def throttle_by_power(rows: Rows) -> None:
         rows["throttle_reasons"] = 0x04
@@ -167,7 +167,7 @@ def test_the_card_s_power_limit_is_no_throttling(tmp_path: Path) -> None:
 
 
 def test_host_memory_that_is_nearly_used_up(tmp_path: Path) -> None:
-    folder = recordings.as_directory("z2-offload", tmp_path)
+    folder = recordings.unpack_to_folder("z2-offload", tmp_path)
 
     def fill_host(rows: Rows) -> None:
         rows["cgroup_limit_bytes"] = -1
@@ -180,7 +180,7 @@ def test_host_memory_that_is_nearly_used_up(tmp_path: Path) -> None:
 
 
 def test_a_control_group_full_of_file_cache_is_not_short(tmp_path: Path) -> None:
-    folder = recordings.as_directory("z2-offload", tmp_path)
+    folder = recordings.unpack_to_folder("z2-offload", tmp_path)
 
     def use_half(rows: Rows) -> None:
         rows["cgroup_used_bytes"] = rows["cgroup_limit_bytes"] = rows["memory_total_bytes"] // 2
@@ -190,7 +190,7 @@ def test_a_control_group_full_of_file_cache_is_not_short(tmp_path: Path) -> None
 
 
 def test_a_control_group_full_of_ranks_is_short(tmp_path: Path) -> None:
-    folder = recordings.as_directory("z2-offload", tmp_path)
+    folder = recordings.unpack_to_folder("z2-offload", tmp_path)
 
     def fill_cgroup(rows: Rows) -> None:
         rows["cgroup_limit_bytes"] = 10 << 30
@@ -202,7 +202,7 @@ def test_a_control_group_full_of_ranks_is_short(tmp_path: Path) -> None:
 
 
 def test_swap_that_is_taken_while_ranks_live(tmp_path: Path) -> None:
-    folder = recordings.as_directory("z2-offload", tmp_path)
+    folder = recordings.unpack_to_folder("z2-offload", tmp_path)
 
     def use_swap(rows: Rows) -> None:
         rows["swap_used_bytes"] = np.where(np.arange(len(rows)) > len(rows) - 10, 3 << 30, 1 << 30)
@@ -213,7 +213,7 @@ def test_swap_that_is_taken_while_ranks_live(tmp_path: Path) -> None:
 
 
 def test_a_process_that_comes_to_the_gpu_later(tmp_path: Path) -> None:
-    folder = recordings.as_directory("z2", tmp_path)
+    folder = recordings.unpack_to_folder("z2", tmp_path)
 
     def add_process(rows: Rows) -> None:
         # Every other record, of the last ones, is another process's; it must not be there from the first on.
@@ -230,7 +230,7 @@ def test_a_process_that_comes_to_the_gpu_later(tmp_path: Path) -> None:
 
 
 def test_more_outside_pytorch_than_a_context_takes(tmp_path: Path) -> None:
-    folder = recordings.as_directory("z2", tmp_path)
+    folder = recordings.unpack_to_folder("z2", tmp_path)
 
     def use_more_memory(rows: Rows) -> None:
         rows["used_bytes"] += 6 << 30
@@ -262,7 +262,7 @@ def write_affinity(folder: Path, cpus: dict[int, str], numa: list[dict[str, obje
 @pytest.mark.parametrize("grown_mib", [64, 0])
 def test_memory_that_grows_with_each_checkpoint(tmp_path: Path, grown_mib: int) -> None:
     """The data phases of every fourth step are renamed to checkpoints, and more is allocated after each."""
-    folder = recordings.as_directory("gpu-clean", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
 
     def save_checkpoints(rows: Rows) -> None:
         chosen = (rows["phase"] == PHASE_CODE["data"]) & (rows["step"] % 4 == 0) & (rows["step"] > 8)
@@ -297,7 +297,7 @@ NODES: list[dict[str, object]] = [{"node": 0, "cpus": "0-31"}, {"node": 1, "cpus
     ],
 )
 def test_core_binding(tmp_path: Path, cpus: list[str], sentence: str) -> None:
-    folder = recordings.as_directory("x4-z3", tmp_path)
+    folder = recordings.unpack_to_folder("x4-z3", tmp_path)
     write_affinity(folder, dict(enumerate(cpus)), NODES)
     findings = find_named(folder, "core_binding")
     assert len(findings) == bool(sentence)

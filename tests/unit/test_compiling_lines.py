@@ -40,7 +40,7 @@ def test_compiling_is_told_from_running_what_is_compiled(callees: tuple[str, ...
     ids=["compiled again", "computed"],
 )
 def test_repeated_compiling_in_the_forward(tmp_path: Path, stack: Any, told: bool) -> None:
-    folder = recordings.as_directory("gpu-clean", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
     begins: list[int] = []
 
     def prolong_forwards(spans: Any) -> None:

@@ -26,7 +26,7 @@ def drop_engine(path: Path) -> None:
 
 
 def test_a_job_compiles_until_it_has_an_engine(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-microscope", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-microscope", tmp_path)
     watch = point_run._LifeWatch(folder, hang_after_s=1e9)
     watch._count_signs()
     assert not watch.is_compiling

@@ -46,7 +46,7 @@ def read_names(session: Session) -> set[str]:
 @pytest.mark.parametrize("interval", [4, 16])
 @pytest.mark.parametrize("name", CLEAN)
 def test_counted_steps_of_a_clean_job_are_no_finding(tmp_path: Path, name: str, interval: int) -> None:
-    folder = recordings.as_directory(name, tmp_path)
+    folder = recordings.unpack_to_folder(name, tmp_path)
     before = read_names(Session.open(folder))
     assert count_steps(folder, interval=interval, first=10) > 10
     assert read_names(Session.open(folder)) <= before
@@ -54,7 +54,7 @@ def test_counted_steps_of_a_clean_job_are_no_finding(tmp_path: Path, name: str, 
 
 @pytest.mark.parametrize(("name", "kind", "step"), LASTING)
 def test_what_lasts_is_found(tmp_path: Path, name: str, kind: str, step: int | None) -> None:
-    folder = recordings.as_directory(name, tmp_path)
+    folder = recordings.unpack_to_folder(name, tmp_path)
     assert count_steps(folder, interval=4, first=10) > 10
     session = Session.open(folder)
     found = [finding.step for finding in find_annotations(session, session.end_ns) if finding.name == kind]
@@ -74,7 +74,7 @@ def test_what_lasts_is_found(tmp_path: Path, name: str, kind: str, step: int | N
     ],
 )
 def test_a_change_in_a_counted_step_begins_with_it(tmp_path: Path, name: str, kind: str, step: int, interval: int) -> None:
-    folder = recordings.as_directory(name, tmp_path)
+    folder = recordings.unpack_to_folder(name, tmp_path)
     assert count_steps(folder, interval=interval, first=10) > 10
     session = Session.open(folder)
     found = [finding.step for finding in find_annotations(session, session.end_ns) if finding.name == kind]
@@ -83,7 +83,7 @@ def test_a_change_in_a_counted_step_begins_with_it(tmp_path: Path, name: str, ki
 
 def test_what_a_change_is_made_of_may_be_known_later(tmp_path: Path) -> None:
     """The steps after a change are counted: their phases are those of later ones."""
-    folder = recordings.as_directory("cpu-slow", tmp_path)
+    folder = recordings.unpack_to_folder("cpu-slow", tmp_path)
     count_steps(folder, interval=16, first=18)
     session = Session.open(folder)
     (steps, *_) = read_rank_steps(session)
@@ -95,7 +95,7 @@ def test_what_a_change_is_made_of_may_be_known_later(tmp_path: Path) -> None:
 
 
 def test_times_and_peaks_stay_those_of_the_steps(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-lines-leak", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-lines-leak", tmp_path)
     (whole,) = read_rank_steps(Session.open(folder))
     count_steps(folder, interval=8)
     (steps,) = read_rank_steps(Session.open(folder))

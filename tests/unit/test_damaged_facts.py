@@ -145,7 +145,7 @@ def test_file_of_invalid_writer_is_skipped() -> None:
 
 
 def test_commands_report_damaged_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recordings.as_directory("z2", tmp_path)
+    folder = recordings.unpack_to_folder("z2", tmp_path)
     (path,) = folder.glob("events-node*")
     line, sentence = path.read_text().splitlines()[1], "1 damaged event line was skipped or read in part."
     with path.open("a") as file:
@@ -188,7 +188,7 @@ _NAMES = ("gpu-microscope", "x4-attached", "z2-oom")
 
 @pytest.fixture(scope="module")
 def recording_folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return [recordings.as_directory(name, tmp_path_factory.mktemp("whole")) for name in _NAMES]
+    return [recordings.unpack_to_folder(name, tmp_path_factory.mktemp("whole")) for name in _NAMES]
 
 
 def list_paths(value: Any, depth: int = 0) -> list[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ import pytest
 
 import recordings
 from memory_recording import GIB, Recording, gib_to_bytes, record_two_steps
-from microscope_recording import looked_at
+from microscope_recording import record_trace
 from small_recording import BEGIN_NS, S, make_identity
 from zerotop.analysis.memory.memory_table import SUM_ALLOCATED, SUM_DEVICE, MemoryLine
 from zerotop.analysis.processes.phases import find_phase_name
@@ -179,7 +179,7 @@ def test_estimates_mark_the_options_of_the_job(tmp_path: Path) -> None:
 
 
 def test_the_curve_and_the_blocks_alive_at_its_peak(tmp_path: Path) -> None:
-    view = view_of(looked_at(tmp_path), 29.5)
+    view = view_of(record_trace(tmp_path), 29.5)
     assert view.trace is not None
     assert (view.trace.peak_bytes, view.trace.peak_phase) == (gib_to_bytes(14.5 + 3 + 1.5 + 0.25), "backward")
     rows = draw_curve(view.trace, "", 110, 16, BLOCKS)
@@ -194,7 +194,7 @@ def test_the_curve_and_the_blocks_alive_at_its_peak(tmp_path: Path) -> None:
 
 
 def test_no_column_hides_the_peak(tmp_path: Path) -> None:
-    trace = view_of(looked_at(tmp_path), 29.5).trace
+    trace = view_of(record_trace(tmp_path), 29.5).trace
     assert trace is not None
     for count in (1, 7, 60, 500):
         highest, phases = resample_curve(trace, count)
@@ -207,7 +207,7 @@ def test_no_column_hides_the_peak(tmp_path: Path) -> None:
 
 
 def test_a_column_without_events_has_the_phase_at_its_middle(tmp_path: Path) -> None:
-    trace = view_of(looked_at(tmp_path), 29.5).trace
+    trace = view_of(record_trace(tmp_path), 29.5).trace
     assert trace is not None
     _, phases = resample_curve(trace, 90)  # a tenth of a second each, from second 20 on
     assert [find_phase_name(code) for code in phases[[10, 28, 40, 68, 75, 89]].tolist()] == [

@@ -58,7 +58,7 @@ def evaluate(folder: Path, seconds: list[float]) -> Session:
     ],
 )
 def test_evaluations_that_grow(tmp_path: Path, seconds: list[float], found: bool) -> None:
-    session = evaluate(recordings.as_directory("gpu-clean", tmp_path), seconds)
+    session = evaluate(recordings.unpack_to_folder("gpu-clean", tmp_path), seconds)
     findings = find_annotations(session, session.end_ns)
     grown = [one for one in findings if one.name == "evaluation_growth"]
     assert len(grown) == found
@@ -70,6 +70,6 @@ def test_evaluations_that_grow(tmp_path: Path, seconds: list[float], found: bool
 
 
 def test_a_job_that_becomes_slower_is_something_else(tmp_path: Path) -> None:
-    folder = recordings.as_directory("held-drift", tmp_path)
+    folder = recordings.unpack_to_folder("held-drift", tmp_path)
     session = Session.open(folder)
     assert "evaluation_growth" not in [one.name for one in find_annotations(session, session.end_ns)]

@@ -16,7 +16,7 @@ from zerotop.session.reader import Session
 
 
 def test_the_list_has_all_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = recordings.as_directory("story", tmp_path)
+    path = recordings.unpack_to_folder("story", tmp_path)
     assert cli.main(["findings", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "known after 65.7 s  from step 11  double_spike  (warning)" in lines
@@ -30,7 +30,7 @@ def test_the_list_has_all_texts(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_what_a_finding_cost_in_hours_and_money(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = recordings.as_directory("story", tmp_path)
+    path = recordings.unpack_to_folder("story", tmp_path)
     info = path / "session.json"
     info.write_text(json.dumps({**json.loads(info.read_text()), "price_per_hour": "$300"}))
     assert cli.main(["findings", str(path)]) == 0
@@ -40,7 +40,7 @@ def test_what_a_finding_cost_in_hours_and_money(tmp_path: Path, capsys: pytest.C
 
 
 def test_json_has_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = recordings.as_directory("z2-oom", tmp_path)
+    path = recordings.unpack_to_folder("z2-oom", tmp_path)
     assert cli.main(["findings", str(path), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     session = Session.open(path)
@@ -53,7 +53,7 @@ def test_json_has_the_same_findings(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_recording_without_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = recordings.as_directory("cpu-clean", tmp_path)
+    path = recordings.unpack_to_folder("cpu-clean", tmp_path)
     for table in path.glob("*rank*"):
         table.unlink()
     assert cli.main(["findings", str(path)]) == 0
@@ -66,7 +66,7 @@ def test_a_missing_session_is_an_error(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_the_exported_table(tmp_path: Path) -> None:
-    path, output = recordings.as_directory("story", tmp_path), tmp_path / "annotations.csv"
+    path, output = recordings.unpack_to_folder("story", tmp_path), tmp_path / "annotations.csv"
     assert cli.main(["export", str(path), "--table", "annotations", "-o", str(output)]) == 0
     frame = polars.read_csv(output)
     session = Session.open(path)
@@ -87,7 +87,7 @@ def test_a_detector_is_loaded_by_its_file_alone(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_record_whose_time_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = recordings.as_directory("gpu-others", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-others", tmp_path)
     (path,) = folder.glob("allocator-rank0-*")
     content = path.read_bytes()
     head = content[: content.index(b"\n") + 1]

@@ -150,7 +150,7 @@ def test_blocks_of_the_oldest_steps(tmp_path: Path) -> None:
 
 
 def test_counted_steps_stay_counted(tmp_path: Path, few_notable: None) -> None:
-    counted = recordings.as_directory("gpu-gpt2", tmp_path)
+    counted = recordings.unpack_to_folder("gpu-gpt2", tmp_path)
     count_steps(counted, interval=8)
     folder = unpack_segmented(counted, tmp_path / "session", full_detail_s=5)
     session = Session.open(folder)
@@ -162,7 +162,7 @@ def test_counted_steps_stay_counted(tmp_path: Path, few_notable: None) -> None:
 
 
 def test_blocks_have_the_mean_phases_of_steps_with_phases(tmp_path: Path) -> None:
-    counted = recordings.as_directory("gpu-gpt2", tmp_path)
+    counted = recordings.unpack_to_folder("gpu-gpt2", tmp_path)
     count_steps(counted, interval=8)
     folder = unpack_segmented(counted, tmp_path / "session", full_detail_s=2, max_bytes=60_000)
     session = Session.open(folder)

@@ -246,7 +246,7 @@ def test_a_look_records_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_finding_names_the_container(
     tmp_path: Path, facts: dict[str, Any], headline: str, details: str, fix: str
 ) -> None:
-    folder = recordings.as_directory("held-grows", tmp_path)
+    folder = recordings.unpack_to_folder("held-grows", tmp_path)
     session = Session.open(folder)
     (before,) = [one for one in find_annotations(session, session.end_ns) if one.name == "host_growth"]
     (source,) = [one for one in session.sources["spans"] if one.rank == before.ranks[0]]

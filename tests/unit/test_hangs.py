@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from standing_ranks import SAVING, SILENT_S, SLEEPING, WAITING, Stand, second_to_unix_ns, write_standing
+from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Stand, second_to_unix_ns, write_standing
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.hangs.reader import StandstillFinder
 from zerotop.analysis.hangs.stacks import Frame, ThreadStack

@@ -234,7 +234,7 @@ def test_a_small_file_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
 
 
 def test_a_table_of_more_records_than_memory(tmp_path: Path) -> None:
-    folder = recordings.as_directory("cpu-clean", tmp_path)
+    folder = recordings.unpack_to_folder("cpu-clean", tmp_path)
     path = tmp_path / "packed.zerotop"
     with path.open("wb") as stream:
         pack_folder(Directory(folder), stream)
@@ -312,7 +312,7 @@ with open(sys.argv[1], "r+b") as file:
 
 
 def test_export_to_a_terminal_shows_escapes(tmp_path: Path) -> None:
-    folder = recordings.as_directory("cpu-clean", tmp_path)
+    folder = recordings.unpack_to_folder("cpu-clean", tmp_path)
     (path, *_) = folder.glob("events-node*")
     line = json.loads(path.read_text().splitlines()[1])
     with path.open("a") as file:
@@ -348,7 +348,7 @@ def test_one_damaged_recording_leaves_the_list(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder = tmp_path / "zerotop" / "sessions"
     folder.mkdir(parents=True)
-    recordings.as_directory("cpu-clean", folder)
+    recordings.unpack_to_folder("cpu-clean", folder)
     (folder / "bad.zerotop").write_bytes(b"PK\x03\x04" + bytes(1000))
     os.mkfifo(folder / "pipe.zerotop")
     (folder / "pipe").mkdir()

@@ -97,7 +97,7 @@ def test_causes_come_first() -> None:
 
 
 def test_every_list_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, table = recordings.as_directory("cpu-straggler", tmp_path), tmp_path / "annotations.csv"
+    path, table = recordings.unpack_to_folder("cpu-straggler", tmp_path), tmp_path / "annotations.csv"
     assert cli.main(["findings", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     data, late = (next(at for at, line in enumerate(lines) if f"  {name}  " in line) for name in ("data_stall", "straggler"))

@@ -38,7 +38,7 @@ class Planted:
     """A recording of before these columns, in a folder, to which they are added from the first shift on."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        self.folder = recordings.as_directory(name, folder)
+        self.folder = recordings.unpack_to_folder(name, folder)
         self.since_ns = next(iter(self.find_named("iteration_shift", "data_stall"))).begin_ns
 
     def find_named(self, *names: str) -> list[Annotation]:
@@ -103,7 +103,7 @@ def test_a_process_that_computes_as_much_as_before_is_no_cause(tmp_path: Path) -
 
 
 def test_a_process_that_begins_to_compute_where_the_loop_waits_for_the_gpu_between_the_phases(tmp_path: Path) -> None:
-    shift = find_one(recordings.as_directory("gpu-neighbour", tmp_path), "iteration_shift")
+    shift = find_one(recordings.unpack_to_folder("gpu-neighbour", tmp_path), "iteration_shift")
     assert (
         "of it between the phases (data, forward, backward, step); at the same time process 2042 (python3 of root) uses 20 %"
         " of GPU 0" in shift.details
@@ -111,7 +111,7 @@ def test_a_process_that_begins_to_compute_where_the_loop_waits_for_the_gpu_betwe
 
 
 def test_a_process_that_computed_before_is_no_cause_of_time_between_the_phases(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-neighbour", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-neighbour", tmp_path)
     (path,) = folder.glob("gpu_processes-node-*.rec")
     header, _, records = path.read_bytes().partition(b"\n")
     rows = np.frombuffer(records, [tuple(field) for field in json.loads(header)["dtype"]]).copy()

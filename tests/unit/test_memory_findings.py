@@ -113,7 +113,7 @@ def test_the_lines_that_the_probe_found_on_a_gpu(name: str, finding: str, headli
 
 @pytest.fixture
 def leak_finding(tmp_path: Path) -> tuple[Path, Annotation]:
-    folder = recordings.as_directory("gpu-leak", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-leak", tmp_path)
     (finding,) = find_named(Session.open(folder), "memory_creep")
     return folder, finding
 
@@ -170,7 +170,7 @@ def test_a_leak_of_no_one_line(leak_finding: tuple[Path, Annotation], blocks: Se
 
 
 def test_the_line_of_a_step(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-long", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-long", tmp_path)
     (before,) = find_named(Session.open(folder), "memory_step")
     low = [(4, 100 * MIB, LINEAR), (1, 500 * MIB, KEEP)]
     high = [(4, 200 * MIB, LINEAR), (2, 400 * MIB, MODEL), (1, 600 * MIB, KEEP)]
@@ -185,7 +185,7 @@ def test_the_line_of_a_step(tmp_path: Path) -> None:
 
 
 def test_the_lines_of_the_highest_peak(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-clean", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
     (before,) = find_named(Session.open(folder), "peak_owner")
     blocks = [(2, 400 * MIB, []), (1, 300 * MIB, KEEP)]
     session = add_look(folder, "peak", before.end_ns, 4, blocks, peak_bytes=9 << 30, before_bytes=1 << 30)
@@ -194,7 +194,7 @@ def test_the_lines_of_the_highest_peak(tmp_path: Path) -> None:
 
 
 def test_the_lines_of_logits(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-trainer-gpt2", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path)
     (before,) = find_named(Session.open(folder), "logits_peak")
     assert "allocated at" not in before.details
     size = 8 * 1024 * 50257 * 4
@@ -208,7 +208,7 @@ def test_the_lines_of_logits(tmp_path: Path) -> None:
 
 
 def test_the_line_of_an_evaluation(tmp_path: Path) -> None:
-    folder = recordings.as_directory("z2", tmp_path)
+    folder = recordings.unpack_to_folder("z2", tmp_path)
     session = Session.open(folder)
     (jump,) = find_named(session, "validation_jump")
     blocks = [(2, 400 * MIB, MODEL), (1, 300 * MIB, KEEP), (1, 900 * MIB, [])]
@@ -219,7 +219,7 @@ def test_the_line_of_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_the_lines_before_memory_ran_out(tmp_path: Path) -> None:
-    folder = recordings.as_directory("z2-oom", tmp_path)
+    folder = recordings.unpack_to_folder("z2-oom", tmp_path)
     (before,) = find_named(Session.open(folder), "out_of_memory")
     blocks = [(2, 400 * MIB, MODEL), (1, 300 * MIB, KEEP), (1, 900 * MIB, [])]
     facts = {"peak_bytes": 3000 * MIB, "before_bytes": 1000 * MIB}
@@ -231,7 +231,7 @@ def test_the_lines_before_memory_ran_out(tmp_path: Path) -> None:
 
 
 def test_the_screen_lists_the_lines(tmp_path: Path) -> None:
-    folder = recordings.as_directory("z2", tmp_path)
+    folder = recordings.unpack_to_folder("z2", tmp_path)
     session = Session.open(folder)
     blocks = [(2, 1024 * MIB, MODEL), (3, 512 * MIB, [])]
     session = add_look(folder, "peak", session.end_ns - 10**9, 3, blocks, peak_bytes=4 << 30, before_bytes=1 << 29)
@@ -266,7 +266,7 @@ def add_calls(folder: Path, count: Callable[[Any], Any], *, with_frees: bool = F
 @pytest.mark.parametrize("cleared", ["reserved memory falls", "cudaFree is called", ""])
 def test_calls_of_the_allocator_are_counted(tmp_path: Path, cleared: str) -> None:
     """The staged sleep of gpu-slow, with an allocator that asks the driver 14 times in each step from then on."""
-    folder = recordings.as_directory("gpu-slow", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     (before,) = find_named(Session.open(folder), "iteration_shift")
     first = before.step or 0
 

@@ -67,13 +67,13 @@ def test_the_cause_of_an_end_in_a_few_words() -> None:
 
 
 def test_packed_and_unpacked_say_the_same(session_root: Path) -> None:
-    session = recordings.as_directory("x4-z3", session_root)
+    session = recordings.unpack_to_folder("x4-z3", session_root)
     again = build_overview(quick_read.open_glimpse(session))
     assert again == build_overview(quick_read.open_glimpse(recordings.find_packed_file("x4-z3")))
 
 
 def test_a_glimpse_reads_neither_output_nor_samples_of_processors(session_root: Path) -> None:
-    session = recordings.as_directory("x4-z3", session_root)
+    session = recordings.unpack_to_folder("x4-z3", session_root)
     others = ("output-", "threads-", "gpus-", "device_times-", "spans-rank1", "spans-rank2", "spans-rank3")
     for path in session.iterdir():
         if path.name.startswith(others):
@@ -136,7 +136,7 @@ def _no_zip(path: Path) -> None:
 
 def _a_lie(path: Path) -> None:
     path.unlink()
-    session = recordings.as_directory("z2", path.parent)
+    session = recordings.unpack_to_folder("z2", path.parent)
     (session / "session.json").write_text('{"zerotop": [1, 0], "clock": {"unix_ns": "x"}}')
 
 
@@ -196,7 +196,7 @@ def test_they_come_newest_first_and_one_that_is_deleted_goes(session_root: Path)
 
 
 def test_packing_keeps_the_overview(session_root: Path, tmp_path: Path) -> None:
-    session = recordings.as_directory("z2-oom", tmp_path)
+    session = recordings.unpack_to_folder("z2-oom", tmp_path)
     with (session_root / "again.zerotop").open("wb") as stream:
         pack_folder(Directory(session), stream)
     (found,) = Overviews(session_root, None, nobody_runs).read_all()

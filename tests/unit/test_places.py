@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recordings import as_directory
+from recordings import unpack_to_folder
 from small_recording import BEGIN_NS, S, make_identity, make_record, read_recording, write_table
 from zerotop.analysis.live_view import LiveView
 from zerotop.analysis.processes import running_max as peaks_module
@@ -214,7 +214,7 @@ def test_a_rank_without_its_probe_has_no_place_until_it_is_entered_again(tmp_pat
 
 
 def test_a_recording_holds_no_file_open_and_what_is_mapped_goes_with_it(tmp_path: Path) -> None:
-    folder = as_directory("cpu-clean", tmp_path)
+    folder = unpack_to_folder("cpu-clean", tmp_path)
 
     def count_maps() -> int:
         return Path("/proc/self/maps").read_text().count(f"{folder}/")

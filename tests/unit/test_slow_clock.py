@@ -33,7 +33,7 @@ def find_slow(folder: Path) -> list[Annotation]:
 
 
 def test_one_gpu_at_a_lower_clock(tmp_path: Path) -> None:
-    folder = recordings.as_directory(NAME, tmp_path)
+    folder = recordings.unpack_to_folder(NAME, tmp_path)
     assert find_slow(folder) == []
     set_clock(folder, (GPU,), 1200.0, reasons=0x04)
     (slow,) = find_slow(folder)
@@ -48,7 +48,7 @@ def test_one_gpu_at_a_lower_clock(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_falls_later(tmp_path: Path) -> None:
-    folder = recordings.as_directory(NAME, tmp_path)
+    folder = recordings.unpack_to_folder(NAME, tmp_path)
     set_clock(folder, (GPU,), 1200.0, share=0.5)
     (slow,) = find_slow(folder)
     session = Session.open(folder)
@@ -61,6 +61,6 @@ def test_a_clock_that_falls_later(tmp_path: Path) -> None:
     ("gpus", "mhz"), [((0, 1, 2, 3), 1200.0), ((1, 2), 1200.0), ((GPU,), 1850.0), ((GPU,), float("nan"))]
 )
 def test_clocks_that_single_out_no_rank(tmp_path: Path, gpus: tuple[int, ...], mhz: float) -> None:
-    folder = recordings.as_directory(NAME, tmp_path)
+    folder = recordings.unpack_to_folder(NAME, tmp_path)
     set_clock(folder, gpus, mhz)
     assert find_slow(folder) == []

@@ -36,7 +36,7 @@ def read_pids(folder: Path) -> dict[int, int]:
 
 
 def test_a_rank_that_computes_more(tmp_path: Path) -> None:
-    folder = recordings.as_directory(NAME, tmp_path)
+    folder = recordings.unpack_to_folder(NAME, tmp_path)
     (slow,) = find_slow(folder)
     assert slow.headline == "Rank 1 computes for 164 ms in each iteration, the others for 20 ms"
     assert (slow.ranks, slow.step) == ((1,), 18)
@@ -54,7 +54,7 @@ def test_the_iterations_that_became_longer_name_it() -> None:
 
 def test_a_rank_that_waits_for_a_core(tmp_path: Path) -> None:
     """The same times, but as those in which a core was missing: others have the cores, or do not."""
-    folder = recordings.as_directory(NAME, tmp_path)
+    folder = recordings.unpack_to_folder(NAME, tmp_path)
     pids = read_pids(folder)
 
     def wait_instead(rows: Rows) -> None:
@@ -80,7 +80,7 @@ def test_a_rank_that_waits_for_a_core(tmp_path: Path) -> None:
 
 
 def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
-    folder = recordings.as_directory(NAME, tmp_path)
+    folder = recordings.unpack_to_folder(NAME, tmp_path)
 
     def give_more(rows: Rows) -> None:
         rows["tokens"][rows["phase"] == PHASE_CODE["forward"]] *= 3
@@ -90,7 +90,7 @@ def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_was_not_sampled_is_unknown(tmp_path: Path) -> None:
-    folder = recordings.as_directory(NAME, tmp_path)
+    folder = recordings.unpack_to_folder(NAME, tmp_path)
     pids = read_pids(folder)
 
     def rename(rows: Rows) -> None:

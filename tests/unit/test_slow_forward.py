@@ -51,7 +51,7 @@ def arrive_late(rows: Rows) -> None:
 
 
 def test_slow_cores(tmp_path: Path) -> None:
-    folder = recordings.as_directory("held-clean-z0", tmp_path)
+    folder = recordings.unpack_to_folder("held-clean-z0", tmp_path)
     assert find_slow(folder) == []
     change_table(folder, "spans", 1, lengthen_forward)
     (slow,) = find_slow(folder)
@@ -68,7 +68,7 @@ def test_slow_cores(tmp_path: Path) -> None:
 
 def test_a_slow_gpu(tmp_path: Path) -> None:
     """Recorded from step 9 on; its forwards take 35 ms of 2.8 s."""
-    folder = recordings.as_directory("x4-attached", tmp_path)
+    folder = recordings.unpack_to_folder("x4-attached", tmp_path)
 
     def slow_down(rows: Rows) -> None:
         rows["device_ns"][rows["phase"] == PHASE_CODE["forward"]] += 300_000_000
@@ -82,14 +82,14 @@ def test_a_slow_gpu(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_waits_in_its_forward_for_another_is_not_slow(tmp_path: Path) -> None:
-    folder = recordings.as_directory("held-clean-z0", tmp_path)
+    folder = recordings.unpack_to_folder("held-clean-z0", tmp_path)
     change_table(folder, "spans", 1, lengthen_forward)
     change_table(folder, "spans", 0, arrive_late)
     assert find_slow(folder) == []
 
 
 def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
-    folder = recordings.as_directory("held-clean-z0", tmp_path)
+    folder = recordings.unpack_to_folder("held-clean-z0", tmp_path)
 
     def give_more(rows: Rows) -> None:
         lengthen_forward(rows)
@@ -100,6 +100,6 @@ def test_a_rank_with_more_to_do_is_not_slow(tmp_path: Path) -> None:
 
 
 def test_forwards_that_gather_parameters_are_not_compared(tmp_path: Path) -> None:
-    folder = recordings.as_directory("held-clean-z3", tmp_path)
+    folder = recordings.unpack_to_folder("held-clean-z3", tmp_path)
     change_table(folder, "spans", 1, lengthen_forward)
     assert find_slow(folder) == []

@@ -63,7 +63,7 @@ def find_slow(folder: Path) -> list[Annotation]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return recordings.as_directory(NAME, tmp_path)
+    return recordings.unpack_to_folder(NAME, tmp_path)
 
 
 def test_a_gpu_that_takes_longer(folder: Path) -> None:

@@ -16,7 +16,7 @@ from zerotop_probe.recording.tables import HOSTS, SPANS
 
 
 def test_findings_are_searched_for_apart_from_reading(tmp_path: Path) -> None:
-    session = Session.open(recordings.as_directory("gpu-leak", tmp_path))
+    session = Session.open(recordings.unpack_to_folder("gpu-leak", tmp_path))
     source = RecordingSource(session)
     source.refresh()
     source.view_at(None)

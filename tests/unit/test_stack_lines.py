@@ -94,7 +94,7 @@ def add_stacks(
 )
 def test_a_shift_names_the_line(tmp_path: Path, stacks: list[Any], place: str, line: str, fix: str) -> None:
     """The staged sleep of gpu-slow lies between the phases."""
-    folder = recordings.as_directory("gpu-slow", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     before = find_named(Session.open(folder), "iteration_shift")
     shift = find_named(add_stacks(folder, before, stacks, where="between phases"), "iteration_shift")
     assert shift.headline.endswith(f"from step {shift.step} on: {place}")
@@ -105,7 +105,7 @@ def test_a_shift_names_the_line(tmp_path: Path, stacks: list[Any], place: str, l
 
 
 def test_waiting_for_the_gpu_is_named_but_no_cause(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-slow", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     before = find_named(Session.open(folder), "iteration_shift")
     shift = find_named(add_stacks(folder, before, [ITEM], where="between phases"), "iteration_shift")
     assert shift.headline == before.headline
@@ -113,7 +113,7 @@ def test_waiting_for_the_gpu_is_named_but_no_cause(tmp_path: Path) -> None:
 
 
 def test_stacks_of_another_place_or_time_are_not_named(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-slow", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     before = find_named(Session.open(folder), "iteration_shift")
     shift = find_named(add_stacks(folder, before, [SLEEP], where="forward"), "iteration_shift")
     assert shift.headline == before.headline
@@ -121,7 +121,7 @@ def test_stacks_of_another_place_or_time_are_not_named(tmp_path: Path) -> None:
 
 
 def test_a_finding_waits_for_stacks_that_are_written_late(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-slow", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     before = find_named(Session.open(folder), "iteration_shift")
     session = add_stacks(folder, before, [SLEEP], where="between phases", late_s=1.0)
     shift = find_named(session, "iteration_shift")
@@ -140,7 +140,7 @@ def test_a_finding_waits_for_stacks_that_are_written_late(tmp_path: Path) -> Non
     ],
 )
 def test_waiting_ranks_name_the_line(tmp_path: Path, recording: str, name: str, rank: int, where: str) -> None:
-    folder = recordings.as_directory(recording, tmp_path)
+    folder = recordings.unpack_to_folder(recording, tmp_path)
     before = find_named(Session.open(folder), name)
     assert before.ranks == (rank,)
     findings = find_named(add_stacks(folder, before, [SLEEP], rank=rank, where=where), name)
@@ -150,7 +150,7 @@ def test_waiting_ranks_name_the_line(tmp_path: Path, recording: str, name: str, 
 
 
 def test_a_drift_names_the_line(tmp_path: Path) -> None:
-    folder = recordings.as_directory("held-drift", tmp_path)
+    folder = recordings.unpack_to_folder("held-drift", tmp_path)
     before = find_named(Session.open(folder), "iteration_drift")
     assert "between the phases" in before.details
     drift = find_named(add_stacks(folder, before, [SLEEP], where="between phases"), "iteration_drift")
@@ -163,7 +163,7 @@ def test_a_drift_names_the_line(tmp_path: Path) -> None:
 
 
 def test_frames_that_do_not_exist_are_no_line(tmp_path: Path) -> None:
-    folder = recordings.as_directory("gpu-slow", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     before = find_named(Session.open(folder), "iteration_shift")
     add_stacks(folder, before, [([("a\x1b[31m.py", 1, "f", True)], "")], where="between phases")
     (path,) = folder.glob("events-rank0-*.jsonl")
@@ -209,7 +209,7 @@ def add_pauses(
 )
 def test_a_constant_share(tmp_path: Path, stack: Any, expected: list[str]) -> None:
     """In this recording most of an iteration lies between the phases, where the script waits for the GPU."""
-    session = add_pauses(recordings.as_directory("gpu-trainer-gpt2", tmp_path), stack, why="share", samples=20)
+    session = add_pauses(recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path), stack, why="share", samples=20)
     findings = [one for one in find_annotations(session, session.end_ns) if one.name == "time_between_phases"]
     assert [one.headline for one in findings] == expected
 
@@ -226,14 +226,14 @@ IN_FORWARD = (
 )
 def test_a_constant_share_of_counted_steps(tmp_path: Path, stack: Any, count: int, found: bool) -> None:
     """Whether their samples lie between the phases is seen from the functions."""
-    folder = recordings.as_directory("gpu-trainer-gpt2", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path)
     session = add_pauses(folder, stack, why="share", samples=20, count=count, where="unknown phase")
     findings = [one for one in find_annotations(session, session.end_ns) if one.name == "time_between_phases"]
     assert [one.headline.rpartition(": ")[2] for one in findings] == ["train.py:88"] * found
 
 
 def test_too_few_samples_are_no_share(tmp_path: Path) -> None:
-    session = add_pauses(recordings.as_directory("gpu-trainer-gpt2", tmp_path), SLEEP, why="share", samples=0)
+    session = add_pauses(recordings.unpack_to_folder("gpu-trainer-gpt2", tmp_path), SLEEP, why="share", samples=0)
     assert "time_between_phases" not in [one.name for one in find_annotations(session, session.end_ns)]
 
 
@@ -251,7 +251,7 @@ def change_table(folder: Path, table: str, write: Callable[[Any], None]) -> None
 )
 def test_a_repeated_pause(tmp_path: Path, period: int, counted: bool, expected: list[int]) -> None:
     """Before each fifth step from 10 on the rank pauses; a pause in each step is no pause. So in counted steps."""
-    folder = recordings.as_directory("gpu-clean", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
     begins: list[int] = []
 
     def insert_pauses(spans: Any) -> None:
@@ -303,7 +303,7 @@ def test_data_that_is_late_at_regular_distances(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distances: tuple[int, ...], workers: int, fix: str | None
 ) -> None:
     """The rank waits in a library for its first batch and for some more: no line of the job takes the time."""
-    folder = recordings.as_directory("gpu-clean", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
     begins: list[int] = []
 
     def prolong_loading(spans: Any) -> None:
@@ -343,7 +343,7 @@ def test_data_that_is_late_at_regular_distances(
 )
 def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: float, expected: list[str]) -> None:
     """From step 13 on the rank stops before two of three steps, where no level of the iterations changes for long."""
-    folder = recordings.as_directory("gpu-clean", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-clean", tmp_path)
     begins: list[tuple[int, int]] = []
 
     def insert_pauses(spans: Any) -> None:
@@ -374,7 +374,7 @@ def test_a_line_that_slows_most_steps(tmp_path: Path, stack: Any, computing: flo
 
 def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
     """The staged sleep of gpu-slow, with an allocator that gives its memory back before each step."""
-    folder = recordings.as_directory("gpu-slow", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     before = find_named(Session.open(folder), "iteration_shift")
 
     def grow_later(rows: Any) -> None:
@@ -397,7 +397,7 @@ def test_an_emptied_cache_is_the_cause(tmp_path: Path) -> None:
     ],
 )
 def test_the_line_that_trains_is_no_cause(tmp_path: Path, stack: Any) -> None:
-    folder = recordings.as_directory("gpu-slow", tmp_path)
+    folder = recordings.unpack_to_folder("gpu-slow", tmp_path)
     before = find_named(Session.open(folder), "iteration_shift")
     shift = find_named(add_stacks(folder, before, [stack], where="between phases"), "iteration_shift")
     assert (shift.headline, shift.details) == (before.headline, before.details)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from recordings import open_recording
-from sensed_job import INNER, PLAN, Job
+from sensor_recording import INNER, PLAN, Job
 from small_recording import BEGIN_NS, S, make_identity, read_recording, write_table
 from zerotop.analysis.steps.step_table import StepTable
 from zerotop.analysis.waveform.alignment import choose_iterations

@@ -24,21 +24,21 @@ from zerotop_probe.outside.job.job import JobResult
     ],
 )
 def test_the_worst_finding_is_named(name: str, said: str, tmp_path: Path) -> None:
-    folder = recordings.as_directory(name, tmp_path)
+    folder = recordings.unpack_to_folder(name, tmp_path)
     (line,) = describe_worst_finding(str(folder))
     assert said in line
     assert line.endswith(str(folder))
 
 
 def test_explanations_alone_and_jobs_without_ranks_have_no_line(tmp_path: Path) -> None:
-    assert describe_worst_finding(str(recordings.as_directory("cpu-clean", tmp_path))) == []
+    assert describe_worst_finding(str(recordings.unpack_to_folder("cpu-clean", tmp_path))) == []
     assert describe_worst_finding(str(tmp_path)) == []
 
 
 @pytest.mark.parametrize("signal", [0, 15])
 def test_run_writes_it_unless_a_signal_ended_the_job(signal: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sends a signal wants an end, not an analysis."""
-    folder = str(recordings.as_directory("held-straggler", tmp_path))
+    folder = str(recordings.unpack_to_folder("held-straggler", tmp_path))
     written: list[str] = []
     ended = JobResult(1 if signal else 0, signal, "It ended.", 0, 0, "")
     monkeypatch.setattr(run, "_make_session", lambda options: nullcontext(folder))

@@ -99,7 +99,7 @@ class Console:
 
 @contextmanager
 def open_console(place: Place, *command: str, **options: int) -> Iterator[Console]:
-    """Run a command line on a terminal of its own; kill what is left at the end of the block."""
+    """Run a command line on a terminal of its own; kill the remaining processes at the end of the block."""
     console = Console(place, *command, **options)
     try:
         yield console

@@ -1,4 +1,4 @@
-"""Experiments: what is observed of a job, and how the observations of both places are put side by side."""
+"""Experiments: observations of a job in both places, put side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """One or more behaviours that are observed together, since they need the same runs."""
+    """Behaviours that are observed together because they need the same runs."""
 
     name: str
     behaviours: tuple[str, ...]

@@ -35,7 +35,7 @@ class Finished(NamedTuple):
 
 
 class Place:
-    """Runs jobs in a folder of its own, all of them alone or all of them recorded."""
+    """A folder in which jobs run, all of them alone or all of them recorded."""
 
     def __init__(self, folder: Path, *, recorded: bool) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class Place:
         return [*ZEROTOP, "run", "--headless", "--session", str(session), "--", *job]
 
     def fill_script(self, script: str) -> str:
-        """Replace every ``Z`` in command position by what runs the rest of its line here."""
+        """Replace every ``Z`` in command position by the command that runs the rest of its line here."""
         return re.sub(
             r"(?<![\w/$-])Z (?=\S)", lambda _: shlex.join(self.build_command()) + " " if self.recorded else "", script
         )
@@ -110,7 +110,7 @@ class Place:
 
     @contextmanager
     def start_job(self, *job: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a job; kill what is left of it at the end of the block."""
+        """Start a job; kill its remaining processes at the end of the block."""
         with self.start_command(*self.build_command(*job), **options) as process:
             try:
                 yield process
@@ -161,7 +161,7 @@ def name_signal(number: int) -> str:
 
 
 def small_python(code: str, *arguments: str) -> list[str]:
-    """A Python job that starts fast, as nothing of the environment is loaded."""
+    """Return a Python job that starts fast, without the packages of the environment."""
     return [sys.executable, "-S", "-E", "-c", code, *arguments]
 
 
@@ -176,7 +176,7 @@ def wait_until(condition: Callable[..., Any], seconds: float = 15.0, *arguments:
 
 
 def read_soon(file: IO[bytes] | None, count: int, seconds: float = 8.0) -> bytes:
-    """Read ``count`` bytes from a pipe, or what comes of them in some seconds or before its end."""
+    """Read up to ``count`` bytes from a pipe, until its end or for some seconds."""
     assert file is not None
     data, deadline = b"", time.monotonic() + seconds
     waiting = select.poll()

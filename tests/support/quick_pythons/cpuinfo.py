@@ -1,4 +1,4 @@
-"""For jobs of the tests, in place of py-cpuinfo: what the kernel says of the processor.
+"""A replacement for py-cpuinfo in jobs of the tests, which reads the kernel's description of the processor.
 
 DeepSpeed asks py-cpuinfo twice or three times in each rank, for the architecture, the vendor and the flags. That starts a
 process each time, which measures the clock rate for more than a second.

@@ -37,7 +37,7 @@ WITHOUT_COMPILER = {
 
 
 class NothingCompiled:
-    """In place of the type of compiled modules: no object is one."""
+    """A replacement for the type of compiled modules, of which there are no instances."""
 
 
 # What PyTorch and Accelerate ask of parts of the compiler whenever they connect ranks or distribute a model.
@@ -62,7 +62,7 @@ def find_imported() -> str:
 
 
 class LateModule(ModuleType):
-    """A module that is executed as soon as others import it, or anything else of it is asked for."""
+    """A module that is executed when another module imports it, or at the first use of an attribute without a substitute."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in WITHOUT_COMPILER:
@@ -84,7 +84,7 @@ class LateModule(ModuleType):
 
 
 class LatePart:
-    """A module in a late one, until anything else of it is asked for than what PARTS_WITHOUT_COMPILER has."""
+    """A part of a late module, which is executed at the first use of a name that PARTS_WITHOUT_COMPILER lacks."""
 
     def __init__(self, late: ModuleType, name: str) -> None:
         self.late = late
@@ -105,7 +105,7 @@ def execute_module(module: Any) -> None:
 
 
 class LateLoader:
-    """Loads a LateModule, which is executed by the loader of the real one."""
+    """A loader of a LateModule, which is executed by the loader of the real module."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -120,7 +120,7 @@ class LateLoader:
 
 
 class DeepSpeedLoader(LateLoader):
-    """Loads DeepSpeed's module ``compiler`` so that its decorator ``compile()`` compiles in the first call."""
+    """A loader of DeepSpeed's module ``compiler`` whose decorator ``compile()`` compiles in the first call."""
 
     def exec_module(self, module: Any) -> None:
         """Execute the module and replace the function."""
@@ -130,7 +130,7 @@ class DeepSpeedLoader(LateLoader):
 
 
 def compile_late(function: Any) -> Any:
-    """Return what calls the function as ``torch.compile`` compiles it, once it is called."""
+    """Return a function that compiles this one with ``torch.compile`` in its first call."""
     compiled: list[Any] = []
 
     @functools.wraps(function)
@@ -145,7 +145,7 @@ def compile_late(function: Any) -> Any:
 
 
 class Finder:
-    """Finds both modules."""
+    """A finder of both modules."""
 
     def __init__(self) -> None:
         self.loaders = {COMPILER: LateLoader, DEEPSPEED_COMPILER: DeepSpeedLoader}

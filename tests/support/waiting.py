@@ -1,4 +1,4 @@
-"""For tests of the screens: waiting until what a key or a click began is done."""
+"""For tests of the screens: waiting until the effects of a key or a click are on the screen."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SOON_S = 0.02  # a call that is due within this belongs to what was begun
 PATIENCE_S = 60.0  # on a machine that has others to work for
 
 
-async def until_settled(min_sleep: float = 0.0, max_sleep: float = PATIENCE_S) -> None:
-    """Waits until the event loop has nothing to do, now and soon.
+async def wait_for_idle_loop(min_sleep: float = 0.0, max_sleep: float = PATIENCE_S) -> None:
+    """Wait until the event loop has nothing to do, now and soon.
 
-    Takes the place of Textual's own wait, and hence has its parameters. That one compares the clocks of the process and of
-    the wall, which takes 40 ms a key at least; and gives up after a second, on a busy machine before anything is done.
+    Replaces Textual's ``wait_for_idle``, and hence has its parameters. That function compares processor time with elapsed
+    time, which takes at least 40 ms a key, and gives up after a second, on a busy machine before anything is done.
     """
     loop: Any = asyncio.get_running_loop()
     deadline = loop.time() + PATIENCE_S
@@ -42,7 +42,7 @@ async def until_settled(min_sleep: float = 0.0, max_sleep: float = PATIENCE_S) -
 
 
 def _to_be_painted(app: App[Any]) -> bool:
-    """The timer that lays out and paints a screen skips a beat where the machine is late, and nothing is due soon."""
+    """Return whether a screen waits to be painted: on a late machine its timer skips a beat, and nothing is due soon."""
     return bool(app._batch_count or (app.screen_stack and app.screen._update_timer._active.is_set()))
 
 

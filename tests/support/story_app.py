@@ -1,4 +1,4 @@
-"""For tests of the screens: a job that can be stopped, a clock that stands still, an app over a story."""
+"""For tests of the screens: a job that can be stopped, a clock set by the test, and an app over a story."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zerotop.ui.drawing.glyphs import BLOCKS, Glyphs
 
 
 class FakeJob:
-    """Implements ``ports.Controller`` and writes down what it was asked."""
+    """A ``ui.base.interfaces.Controller`` that keeps the requests it receives."""
 
     attach_command = "zerotop attach brisk-otter"
     stop_description = "Stops it gracefully; again forces it."
@@ -57,7 +57,7 @@ class FakeJob:
 
 
 class Watch:
-    """An app over a story whose time passes when told to."""
+    """An app over a story whose clock is set by the test."""
 
     def __init__(self, story: Story, seconds: float | None, *, glyphs: Glyphs = BLOCKS) -> None:
         self.seconds = seconds

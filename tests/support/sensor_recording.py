@@ -1,4 +1,4 @@
-"""A made-up job whose GPUs, cores and memory do known things in each phase, and what sensors that look back say of it."""
+"""A made-up job with known loads of GPUs, cores and links in each phase, and the samples of averaging sensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INNER = ("grads_to_cpu", "cpu_optimizer", "params_to_gpu")
 
 
 class Job:
-    """Iterations of a job, each phase a little longer or shorter each time, and what its sensors say."""
+    """Iterations of a job, in which the length of each phase varies a little, and the readings of its sensors."""
 
     def __init__(self, count: int = 200, *, scale: float = 1.0, skip: int = 0, long: int = 0) -> None:
         random = np.random.default_rng(3)
@@ -49,7 +49,7 @@ class Job:
             self._sums.append(np.concatenate(([0.0], np.cumsum(np.where(inside, values, 0.0) * self._grain))))
 
     def compute_mean(self, column: int, begin: float, end: float) -> float:
-        """The mean of a sensor's truth between two moments."""
+        """Return the true mean of a sensor's column between two moments."""
         return (self._integrate_upto(column, end) - self._integrate_upto(column, begin)) / (end - begin)
 
     def _integrate_upto(self, column: int, moment: float) -> float:
@@ -58,7 +58,7 @@ class Job:
         return float(sums[below] + (sums[below + 1] - sums[below]) * (place - below))
 
     def spans_of(self) -> list[object]:
-        """Records of SPANS."""
+        """Return the records of SPANS."""
         found: list[object] = []
         for step in range(self.count):
             mine = [one for one in self.spans if one[3] == step]
@@ -71,7 +71,7 @@ class Job:
         return found
 
     def write_recording(self, folder: Path, *, ranks: int = 1, gpu: bool = True, lag: float = 0.03) -> None:
-        """The recording: ``lag`` is how much later than NVML the sampler looks."""
+        """Write the recording; ``lag`` is the delay in seconds between NVML's reading and the sampler's."""
         for rank in range(ranks):
             write_table(folder, SPANS, make_identity(rank), *self.spans_of()).close()
             if gpu:

@@ -1,4 +1,4 @@
-"""A terminal that knows only where the cursor is and what is printed there."""
+"""A terminal that only follows the cursor and keeps the character of each cell."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 _MOVE = re.compile(r"\x1b\[(\d+);(\d+)H|\x1b\[[\d;]*m|([^\x1b]+)")
 
 
-class Paper:
-    """Lines of text that are written over; all characters are one cell wide."""
+class CellTerminal:
+    """Lines of cells that are overwritten; every character is one cell wide."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.lines = [list(line) for line in lines]
@@ -17,7 +17,7 @@ class Paper:
         """The cells (x, y) that were written so far, whether they changed or not."""
 
     def write(self, text: str) -> None:
-        """Moves and prints as its escapes say."""
+        """Print the text at the positions that its escape sequences give."""
         y = x = 0
         for found in _MOVE.finditer(text):
             row, column, printed = found.groups()
@@ -30,5 +30,5 @@ class Paper:
 
     @property
     def text(self) -> list[str]:
-        """The lines of text on the paper."""
+        """The lines of text on the terminal."""
         return ["".join(line) for line in self.lines]

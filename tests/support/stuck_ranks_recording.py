@@ -1,4 +1,4 @@
-"""A recording of ranks that stand still after some steps, with the stacks that they wrote."""
+"""A recording of ranks that are stuck after some steps, with the stacks that they wrote."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SLEEPING = (("train.py", 40, "build_batch", True), ("train.py", 118, "<module>",
 
 
 class Stand(NamedTuple):
-    """Where a rank stands: the frames of its training thread, innermost first, and the C function that is called."""
+    """The place at which a rank is stuck: the frames of its training thread, innermost first, and the called C function."""
 
     frames: Sequence[tuple[str, int, str, bool]]
     call: str = ""
