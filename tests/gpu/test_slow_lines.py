@@ -23,7 +23,7 @@ pytestmark = [
 ]
 STEPS = 160
 # Findings that name lines, or that a line is the cause of.
-KINDS = ("iteration_shift", "cache_emptied", "time_between_phases", "repeated_pause", "data_stall")
+KINDS = ("iteration_shift", "time_lost_in_line", "cache_emptied", "time_between_phases", "repeated_pause", "data_stall")
 
 
 def run_watched(kind: str, folder: Path) -> tuple[list[Annotation], dict[str, Any]]:
@@ -44,11 +44,15 @@ def test_waiting_for_the_gpu_is_no_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "place"),
-    [("empty", "cache_emptied", "in clean_up takes"), ("collect", "iteration_shift", "in clean_up (calls gc.collect)")],
+    ("kind", "names", "place"),
+    [
+        ("empty", ("cache_emptied",), "in clean_up takes"),
+        # Which of both is found depends on how irregular the collections are.
+        ("collect", ("iteration_shift", "time_lost_in_line"), "in clean_up (calls gc.collect)"),
+    ],
 )
-def test_the_line_is_named(tmp_path: Path, kind: str, name: str, place: str) -> None:
+def test_the_line_is_named(tmp_path: Path, kind: str, names: tuple[str, ...], place: str) -> None:
     found, counted = run_watched(kind, tmp_path)
-    finding = next(one for one in found if one.name == name)
+    (finding,) = (one for one in found if one.name in names)
     assert 0 <= (finding.step or 0) - counted["first"] <= 3  # what the first does is felt in the step after it
     assert f"slow_on_gpu.py:{counted['lines'][kind]} {place}" in finding.details
