@@ -42,7 +42,7 @@ async def wait_for_idle_loop(min_sleep: float = 0.0, max_sleep: float = PATIENCE
 
 
 def _to_be_painted(app: App[Any]) -> bool:
-    """Return whether a screen waits to be painted: on a late machine its timer skips a beat, and nothing is due soon."""
+    """Return whether a screen waits to be painted: on a slow machine its timer may miss a tick."""
     return bool(app._batch_count or (app.screen_stack and app.screen._update_timer._active.is_set()))
 
 

@@ -101,7 +101,7 @@ def add_look(folder: Path, why: str, at_ns: int, step: int, blocks: Sequence[Blo
             "gpu-lines-leak",
             "peak_owner",
             "In training, memory peaks in backward: 3.66 GiB of 79.18 GiB",
-            "Peak memory of step 4: 1.25 GiB allocated at memory_on_gpu.py:32 in forward,",
+            "Peak memory of step 4, by line: 1.25 GiB at memory_on_gpu.py:32 in forward,",
         ),
     ],
 )
@@ -190,7 +190,7 @@ def test_the_lines_of_the_highest_peak(tmp_path: Path) -> None:
     blocks = [(2, 400 * MIB, []), (1, 300 * MIB, KEEP)]
     session = add_look(folder, "peak", before.end_ns, 4, blocks, peak_bytes=9 << 30, before_bytes=1 << 30)
     (owner,) = find_named(session, "peak_owner")
-    assert owner.details == f"{before.details} Peak memory of step 4: 0.29 GiB allocated at train.py:57 in keep."
+    assert owner.details == f"{before.details} Peak memory of step 4, by line: 0.29 GiB at train.py:57 in keep."
 
 
 def test_the_lines_of_logits(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_the_lines_before_memory_ran_out(tmp_path: Path) -> None:
     session = add_look(folder, "peak", before.begin_ns - 10**9, 3, blocks, **facts)
     (error,) = find_named(session, "out_of_memory")
     line = "train.py:120 in main (loss_utils.py:36 in fixed_cross_entropy: torch.nn.functional.cross_entropy)"
-    lines = f" Peak memory of step 3: 0.78 GiB allocated at {line}, 0.29 GiB at train.py:57 in keep."
+    lines = f" Peak memory of step 3, by line: 0.78 GiB at {line}, 0.29 GiB at train.py:57 in keep."
     assert error.details == before.details + lines
 
 

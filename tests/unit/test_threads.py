@@ -204,5 +204,5 @@ def test_sets_of_cores_there_and_back(cores: frozenset[int]) -> None:
 
 
 def test_what_is_no_set_of_cores_is_none() -> None:
-    assert parse_cores("") == parse_cores("none") == parse_cores("3-x") == frozenset()
+    assert parse_cores("") == parse_cores("none") == parse_cores("3-x") == parse_cores("\N{SUPERSCRIPT TWO}") == frozenset()
     assert len(parse_cores("0-99999999999")) < 1 << 17

@@ -23,7 +23,7 @@ STANDING_ALONE = "torch._dynamo._trace_wrapped_higher_order_op"
 
 
 def exempt_function(function: Any = None, *_: Any, **__: Any) -> Any:
-    """Return the function, or without one what does so: in place of decorators for functions that are compiled."""
+    """Stand in for a decorator that matters to compiled functions only: return the function, or a decorator without one."""
     return exempt_function if function is None else function
 
 
@@ -71,8 +71,8 @@ class LateModule(ModuleType):
             return LatePart(self, name)
         # Whoever imports it or a module in it asks for one of these two; `inspect` asks all modules for their files.
         is_import = name == "__path__" or (name == "__spec__" and not is_wanted_late())
-        is_import = is_import and find_imported() != STANDING_ALONE
-        if name.startswith("__") and not is_import:
+        is_needed = is_import and find_imported() != STANDING_ALONE
+        if name.startswith("__") and not is_needed:
             return object.__getattribute__(self, name)
         execute_module(self)
         return getattr(self, name)

@@ -1,4 +1,4 @@
-"""Find the wait or long work of a thread from the functions on its stack."""
+"""Find out from the functions on its stack what a thread waits for, or works on for long."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LONG_WORK = frozenset((WaitKind.SAVE, WaitKind.LOAD, WaitKind.COMPILE, WaitKind.
 
 
 class Wait(NamedTuple):
-    """The wait or long work of a thread: its kind, and the function."""
+    """The function in which a thread waits, or works for long, and the kind of the wait or work."""
 
     kind: WaitKind
     name: str  # the function, for example "all_reduce", "time.sleep" or "torch.save"; "" if it is the job's own line

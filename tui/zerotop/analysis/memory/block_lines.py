@@ -91,9 +91,8 @@ class Look:
         values: dict[str, Any] = {}
         for number, place in enumerate(largest):
             values |= {f"size{number}": sums[place], f"line{number}": texts[place]}
-        verbs = (" allocated", *[""] * _MOST_LINES)
-        parts = [f"{{size{number}:size}}{verbs[number]} at {{line{number}}}" for number in range(len(largest))]
-        return Text(f"{self.description}: {', '.join(parts)}.", values)
+        parts = [f"{{size{number}:size}} at {{line{number}}}" for number in range(len(largest))]
+        return Text(f"{self.description}, by line: {', '.join(parts)}.", values)
 
 
 def read_last_look(session: Session, process: RankProcess, cursor_ns: int) -> Look | None:

@@ -17,7 +17,7 @@ _MIN_GROWTH = 1 << 20  # bytes a step; less is not worth a word
 
 @dataclass(frozen=True, slots=True)
 class KeptMemory:
-    """The growth of memory from step to step, and whether a step is in progress, by an allocator's last readings."""
+    """Memory growth from step to step in the last readings of an allocator, and whether a step is in progress."""
 
     is_between_steps: bool  # no phase has begun since the last step ended
     growth_bytes: int  # a step, median; 0 where it does not grow in each of the last steps

@@ -14,7 +14,7 @@ def parse_cores(text: str) -> Cores:
     cores: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
-        if first.isdigit() and (last or first).isdigit():
+        if first.isdecimal() and (last or first).isdecimal():
             cores.update(range(int(first), min(int(last or first), _MAX_CORE) + 1))
     return frozenset(cores)
 

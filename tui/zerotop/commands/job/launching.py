@@ -50,7 +50,7 @@ def _describe_command_error(error: CommandError) -> Problem:
 def _create_session(command: Sequence[str], path: str | None, facts: dict[str, Any]) -> str:
     folder = directory.find_default_root() if path is None else path
     try:
-        return directory.create_session(command, path=path, launcher=find_launcher(list(command)), **facts)
+        return directory.create_session(command, path=path, launcher=find_launcher(command), **facts)
     except OSError as error:
         if error.errno is None:  # the folder is not empty or another user's; the error says so
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from zerotop_probe.outside.sampling.ranks import silent_ranks
 
@@ -22,7 +23,7 @@ _LAUNCHERS = {
 _MODULES = ("deepspeed.launcher", "accelerate.commands")
 
 
-def find_launcher(arguments: list[str]) -> str:
+def find_launcher(arguments: Sequence[str]) -> str:
     """Return the launcher that a command line runs; "" for any other program."""
     words = _find_script(arguments) if silent_ranks.is_python(arguments) else arguments[:1]
     for word in words:
@@ -33,7 +34,7 @@ def find_launcher(arguments: list[str]) -> str:
     return ""
 
 
-def _find_script(arguments: list[str]) -> list[str]:
+def _find_script(arguments: Sequence[str]) -> Sequence[str]:
     """Return the script or module that a Python command line runs, as a list of at most one word."""
     for position, argument in enumerate(arguments[1:], 1):
         if argument == "-m":
