@@ -21,14 +21,14 @@ FORMATS = ("csv", "parquet", "jsonl")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """The destination of an exported table."""
 
     def write(self, data: memoryview, /) -> int | None:
         """Write bytes; return how many, or None for all."""
 
 
-def export_table(session: Session, table: str, fmt: str, stream: Stream) -> int:
+def export_table(session: Session, table: str, fmt: str, stream: ByteStream) -> int:
     """Write ``table`` to ``stream`` as ``fmt`` and return the number of rows.
 
     Raises ValueError, with a sentence for the user, for an unknown table or format.
@@ -75,7 +75,7 @@ def _iter_batches(session: Session, table: str, fmt: str) -> Iterator[_EncodedBa
         yield _EncodedBatch(frame.height, buffer.getbuffer())
 
 
-def _write_all(stream: Stream, data: memoryview) -> None:
+def _write_all(stream: ByteStream, data: memoryview) -> None:
     """Write all of ``data``, also to an unbuffered pipe, which may take only part of it."""
     while data:
         written = stream.write(data)

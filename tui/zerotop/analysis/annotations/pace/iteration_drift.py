@@ -16,14 +16,13 @@ from zerotop.analysis.annotations.support.causes.step_change import StepChange, 
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
-    Delay,
     await_lines,
     is_cause,
     line_values,
     name_line,
     note_named_line,
 )
-from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
+from zerotop.analysis.annotations.support.lines.stack_lines import Delay, FoundLine
 from zerotop.analysis.annotations.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
@@ -159,7 +158,9 @@ def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
     # From the onset, or from the middle of the first block, to the middle of the last one.
     slope = (rise.high - rise.low) / (len(rows) - onset - rise.block_length / 2) if onset else rise.slope
     if cause is not None:
-        kind = _KIND.with_changes(confidence=cause.confidence, advice=cause.advice, fix=cause.fix)
+        kind = _KIND.with_changes(
+            confidence=cause.confidence, advice=cause.advice, fix=cause.fix, measured_cause=cause.finding
+        )
     elif carrier in _BY_PHASE:
         advice, fix = _BY_PHASE[carrier]
         kind = _KIND.with_changes(advice=advice, fix=fix)
@@ -179,7 +180,6 @@ def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
         growth=rise.high / rise.low - 1,
         known_ns=found.known_ns,
         pid=change.process.source.pid,
-        measured_cause=cause.finding if cause is not None else "",
         carried=changes[carrier] if carrier else None,
         part=name_part(carrier) if carrier else None,
         cause=Text("meanwhile {text}", {"text": cause.text}) if cause else unexplained,

@@ -23,7 +23,6 @@ from zerotop.analysis.annotations.support.causes.thread_causes import awaits_thr
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
-    Delay,
     await_lines,
     is_cause,
     line_values,
@@ -31,7 +30,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     name_line,
     note_named_line,
 )
-from zerotop.analysis.annotations.support.lines.stack_lines import PATIENCE_NS, FoundLine, StackLine, find_deadline
+from zerotop.analysis.annotations.support.lines.stack_lines import PATIENCE_NS, Delay, FoundLine, StackLine, find_deadline
 from zerotop.analysis.annotations.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.annotations.support.steps.onsets import find_onset
 from zerotop.analysis.annotations.support.steps.step_values import StepValues
@@ -276,6 +275,8 @@ def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
         note_named_line(change.group, line, found.known_ns)
     if not shift.is_worse:
         kind = kind.with_changes(advice="", fix="")
+    elif cause is not None:
+        kind = kind.with_changes(measured_cause=cause.finding)
     evidence = {"before_s": before, "after_s": after, "change_share": after / before - 1}
     values = line_values(line)
     if cause is not None and cause.where:
@@ -290,7 +291,6 @@ def _build_finding(shift: _Shift, found: FoundLine) -> Annotation:
         part=name_part(carrier) if carrier else None,
         cost=1 - before / after if shift.is_worse else 0.0,
         pid=change.process.source.pid,
-        measured_cause=cause.finding if cause is not None and shift.is_worse else "",
         cause=Text("at the same time {text}", {"text": cause.text}) if cause else unexplained,
         **values,
     )

@@ -27,7 +27,7 @@ _ADVICE = (
 )
 
 
-class BusyThread(NamedTuple):
+class ThreadCause(NamedTuple):
     """A thread that began to compute, in unix nanoseconds; ``line`` is where it spent the most time."""
 
     name: str
@@ -83,7 +83,7 @@ def _find_cause(change: StepChange, earliest_ns: int, latest_ns: int) -> Cause |
     return Cause(thread.describe(whose), _ADVICE.format(thread=thread.name), fix, 0.85)
 
 
-def _list_threads(process: Process, known_ns: int) -> Iterator[BusyThread]:
+def _list_threads(process: Process, known_ns: int) -> Iterator[ThreadCause]:
     """Yield the threads that hold Python's lock, from events written until ``known_ns``."""
     offset_ns = process.source.offset_ns
     for event in process.events_named(events.BUSY_THREAD):
@@ -92,7 +92,7 @@ def _list_threads(process: Process, known_ns: int) -> Iterator[BusyThread]:
         # A template of the advice must not take a part of the name for a value.
         if event.unix_ns <= known_ns and is_holding and name.isprintable() and not set(name) & set("{}[]"):
             times = facts["begin_ns"] + offset_ns, facts["busy_ns"] + offset_ns
-            yield BusyThread(name, *times, facts["cores"], _find_line(event), _find_target(event.facts))
+            yield ThreadCause(name, *times, facts["cores"], _find_line(event), _find_target(event.facts))
 
 
 def _find_line(event: Event) -> CodeLine | None:
