@@ -14,7 +14,8 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from zerotop_probe.outside.job.daemon import BOOT_CODE, SOURCE_ROOT, AgentError
+from zerotop_probe.outside import own_python
+from zerotop_probe.outside.job.daemon import AgentError
 from zerotop_probe.outside.job.outlets import PIPE, Outlet
 from zerotop_probe.outside.job.output_log import LOST, REASON, STATE_BYTES
 from zerotop_probe.outside.procfs import Process, read_file, read_stat
@@ -116,11 +117,10 @@ class OutputRecording:
         streams = [self._outlets[number].describe() if number in self._outlets else "" for number in range(self._count)]
         numbers = [str(self._limit), str(self._redaction)]
         texts = [str(agent), str(self._state_file), self._folder, self._stem, self._header, *numbers, *streams]
-        # Without site packages and Python's variables, which may have any content.
-        command = [sys.executable, "-I", "-S", "-c", BOOT_CODE.format(module=_MODULE), SOURCE_ROOT, *texts]
+        command = own_python.build_bare_command(_MODULE, *texts)
         null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
         return os.posix_spawn(
-            sys.executable,
+            command[0],
             command,
             dict(os.environ),
             # Onto itself: the descriptor is inherited.
