@@ -33,6 +33,10 @@ static int start(const char *python, char **options, int count, char **argv)
 
 int main(int argc, char **argv)
 {
+    /* Even an isolated Python looks at this one. zerotop gives it back to the job, see own_python. */
+    const char *executable = getenv("PYTHONEXECUTABLE");
+    if (executable && (setenv("PYTHONZEROTOP_EXECUTABLE", executable, 1) || unsetenv("PYTHONEXECUTABLE")))
+        return 127;
     const char *name = (const char *)getauxval(AT_EXECFN);
     char folder[PATH_MAX], path[PATH_MAX + 64];
     if (argc < 1 || !name || !realpath(name, folder)) {

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: "Sequence[str] | None" = None) -> int:
-    """Run a command, by default that of ``sys.argv``. Return the exit code: the job's, 0, 1 for a failure, 2 for wrong usage."""
+    """Run a command, by default that of ``sys.argv``. Return its exit code: the job's, 0, 1 (failed) or 2 (wrong usage)."""
     if argv is None:
         own_python.become_isolated()
     from zerotop import command_line

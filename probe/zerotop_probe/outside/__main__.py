@@ -31,7 +31,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Return the job's exit code, 1 if it is unknown or the job could not be started, 2 for wrong usage."""
-    own_python.forget_coerced_locale()
+    own_python.restore_environment()
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = _make_parser().parse_args(arguments[:split])

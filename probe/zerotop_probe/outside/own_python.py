@@ -16,6 +16,8 @@ BOOT_CODE = (
     " from {module} import main; sys.exit(main())"
 )
 _SOURCES = ("zerotop/cli.py", "zerotop_probe/__init__.py")
+# A Python looks at the first even if it is isolated: zerotop's own get its value, for the job, by the other name.
+_EXECUTABLE, _KEPT_EXECUTABLE = "PYTHONEXECUTABLE", "PYTHONZEROTOP_EXECUTABLE"
 # If these are not installed where an isolated Python looks, they are on the user's path.
 _NEEDED = ("psutil", "textual")
 
@@ -30,6 +32,12 @@ def build_bare_command(module, *arguments):
     # type: (str, str) -> list[str]
     """Return the same for a module that needs only the standard library; it starts faster."""
     return [sys.executable, "-I", "-S", "-c", BOOT_CODE.format(module=module), SOURCE_ROOT, *arguments]
+
+
+def build_environment():
+    # type: () -> dict[str, str]
+    """Return the environment for a Python of zerotop's own: what it is started with, it restores."""
+    return {_KEPT_EXECUTABLE if name == _EXECUTABLE else name: value for name, value in os.environ.items()}
 
 
 def _list_own_folders():
@@ -56,12 +64,12 @@ def become_isolated():
 
     Otherwise forget the folder of the script, or the working directory after ``python -m``.
     """
-    forget_coerced_locale()
+    restore_environment()
     if sys.flags.isolated:
         _find_dependencies()
     elif _has_python_variables() and sys.executable:
         command = build_command("zerotop.cli", *sys.argv[1:])
-        os.execv(command[0], command)
+        os.execve(command[0], command, build_environment())
     elif not sys.path[0].endswith(".zip"):  # the first of the interpreter's own, which need not exist
         first = sys.path.pop(0)
         if os.path.isfile(os.path.join(first, _SOURCES[0])):
@@ -84,9 +92,11 @@ def _find_dependencies():
             sys.path += folders
 
 
-def forget_coerced_locale():
+def restore_environment():
     # type: () -> None
-    """Remove the LC_CTYPE that Python itself has set for want of any locale: the job must not get it."""
+    """Make the environment what the user has given: without the LC_CTYPE that Python sets itself for want of any locale."""
+    if _KEPT_EXECUTABLE in os.environ:
+        os.environ[_EXECUTABLE] = os.environ.pop(_KEPT_EXECUTABLE)
     try:
         with open("/proc/self/environ", "rb") as file:
             began = file.read()

@@ -43,6 +43,7 @@ def serve(options: argparse.Namespace) -> int:
     # The command runs through a shell, which exec replaces.
     server = WebServer(f"exec {shlex.join(command)}", host, port, guard, title=title)
     os.environ.pop(TOKEN_VARIABLE, None)
+    os.environ.pop("PYTHONEXECUTABLE", None)  # even isolated, the windows' Python would look at it
 
     def announce_address(actual_port: int) -> None:
         print(f"Serving on {_build_url(host, actual_port, token)}\nPress Ctrl-C to stop; jobs keep running.", flush=True)

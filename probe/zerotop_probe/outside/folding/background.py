@@ -58,7 +58,7 @@ class BackgroundFolding:
         null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
         try:
             self._pid = os.posix_spawn(
-                command[0], command, dict(os.environ), file_actions=null, setsid=True, setsigmask=()
+                command[0], command, own_python.build_environment(), file_actions=null, setsid=True, setsigmask=()
             )
         except OSError as error:
             if not self._has_failed:

@@ -57,7 +57,7 @@ def spawn_agent(arguments: Sequence[str]) -> StartingAgent:
     ]
     command = own_python.build_command("zerotop_probe.outside.__main__", "--daemon", *arguments)
     try:
-        pid = os.posix_spawn(command[0], command, dict(os.environ), file_actions=actions, setsid=True)
+        pid = os.posix_spawn(command[0], command, own_python.build_environment(), file_actions=actions, setsid=True)
     except OSError:
         os.close(reading)
         raise

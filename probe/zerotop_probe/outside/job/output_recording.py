@@ -122,7 +122,7 @@ class OutputRecording:
         return os.posix_spawn(
             command[0],
             command,
-            dict(os.environ),
+            own_python.build_environment(),
             # Onto itself: the descriptor is inherited.
             file_actions=[*null, *((os.POSIX_SPAWN_DUP2, number, number) for number in used)],
             # A blocked signal stays pending, which shows that it was sent to the whole group.

@@ -97,7 +97,7 @@ def _run_job(
 ) -> tuple[int, bool, str]:
     """Run an attempt; return its exit code, whether it hung, and zerotop's message if nothing was recorded."""
     session = attempt.session
-    environment = {**os.environ, **job.environment}
+    environment = {**own_python.build_environment(), **job.environment}
     command = own_python.build_command("zerotop.cli", "run", "--headless", "--session", str(session), "--", *job.command)
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
