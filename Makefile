@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 install: $(INSTALLED)
 
 # DeepSpeed compiles its operators when they are first used: hence the compiler and Python's headers.
-$(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard probe/zerotop_probe/inside/native/*.c)
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard probe/zerotop_probe/inside/native/*.c tui/launcher/*.c)
 	@{ $(PYTHON) -c '$(NEW_ENOUGH)'; } 2>/dev/null || { echo "zerotop needs Python 3.10 or newer:" \
 		"install it, or name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@{ $(PYTHON) -c 'import venv, ensurepip'; } 2>/dev/null || { echo "$(PYTHON) has no venv module:" \

@@ -60,7 +60,7 @@ class Agent:
         self._output = output
         self._foreground = foreground
         handled = job_signals.list_handled_signals()
-        self._signals = job_signals.list_signals() if foreground else handled
+        self._signals = job_signals.SignalWaiter(job_signals.list_signals() if foreground else handled)
         self._end_signals = handled.intersection(END_SIGNALS)
         self._on_message = on_message
         self._started_ns = time.monotonic_ns()
@@ -135,7 +135,7 @@ class Agent:
         return self._finish_recording()
 
     def _wait_for_signal(self, seconds: float) -> None:
-        info = signal.sigtimedwait(self._signals, max(seconds, 0.0))
+        info = self._signals.wait_for_signal(seconds, self._output.messages)
         if info is None:
             return
         number = info.si_signo
@@ -167,7 +167,7 @@ class Agent:
         if not self._job.has_ended():
             stopped_by = self._job.take_stop_signal()
             if self._foreground and stopped_by in job_signals.TERMINAL_STOPS:
-                job_signals.stop_like(stopped_by)
+                job_signals.stop_like(stopped_by, self._output)
             return False
         if self._ended_ns is None:
             self._ended_ns = time.monotonic_ns()
@@ -205,8 +205,9 @@ class Agent:
         disk.release_reserve(self._events.fileno())
         self._events.close()
         # A signal that the job has received as well must not end us now.
-        while signal.sigtimedwait(self._signals, 0) is not None:
+        while self._signals.take_signal() is not None:
             pass
+        self._signals.close()
         returncode = self._job.returncode
         return JobResult(
             exit_code=None if returncode is None else jobs.compute_exit_code(returncode),
@@ -227,7 +228,7 @@ class Agent:
 
     def _is_interrupted(self) -> bool:
         """Whether a signal asks us to end."""
-        info = signal.sigtimedwait(self._signals, 0)
+        info = self._signals.take_signal()
         return info is not None and info.si_signo in END_SIGNALS and self._foreground
 
     def _note_end(self) -> str:

@@ -28,8 +28,9 @@ def end_with_parent() -> None:
         sys.exit(1)
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Run the app. Print nothing: standard output goes to the browser."""
+    arguments = sys.argv[1:]
     end_with_parent()
     # A browser draws every character, whatever the locale says.
     if not arguments:
@@ -40,4 +41,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
