@@ -30,7 +30,7 @@ def serve(options: argparse.Namespace) -> int:
     host, port = options.host, options.port
     token = _choose_token(options.token)
     _check_address(host, port)
-    command, title = [sys.executable, "-m", "zerotop.commands.web.window"], "zerotop"
+    command, title = [sys.executable, "-m", "zerotop.commands.web.window", str(os.getpid())], "zerotop"
     if options.session is not None:
         path = catalog.find_session(options.session).absolute()
         title = f"zerotop: {Session.open(path).name}"
