@@ -31,7 +31,7 @@ def serve(options: argparse.Namespace) -> int:
     host, port = options.host, options.port
     token = _choose_token(options.token)
     _check_address(host, port)
-    command, title = own_python.build_command("zerotop.commands.web.window"), "zerotop"
+    command, title = own_python.build_command("zerotop.commands.web.window", str(os.getpid())), "zerotop"
     if options.session is not None:
         path = catalog.find_session(options.session).absolute()
         title = f"zerotop: {Session.open(path).name}"

@@ -14,11 +14,9 @@ import polars
 
 from zerotop.analysis.reports.export_tables import TABLES, build_frames
 from zerotop.session.reader import Session
+from zerotop.session.spreadsheet import escape_formula
 
 FORMATS = ("csv", "parquet", "jsonl")
-
-# Characters that make a spreadsheet read a cell as a formula, including the full-width forms.
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 class ByteStream(Protocol):
@@ -46,11 +44,6 @@ def export_table(session: Session, table: str, fmt: str, stream: ByteStream) -> 
             _write_all(stream, batch.data)
             rows += batch.rows
     return rows
-
-
-def escape_formula(text: str) -> str:
-    """Return ``text``, with an apostrophe in front if a spreadsheet would read it as a formula."""
-    return "'" + text if text.startswith(_FORMULA_STARTS) else text
 
 
 class _EncodedBatch(NamedTuple):
