@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from zerotop.analysis.formatting import BINARY, ByteUnits
 from zerotop.analysis.memory.expected.zero_model import Difference
-from zerotop.analysis.memory.host_ledger import HostLedger
+from zerotop.analysis.memory.host_ledger import LABELS as HOST_LABELS
+from zerotop.analysis.memory.host_ledger import WORKERS, WORKERS_BASIS, HostLedger
 from zerotop.analysis.memory.ledger_rows import (
     ALLOCATED,
     APART,
@@ -107,7 +108,7 @@ def _explain_absence(difference: Difference | None, basis: str) -> str:
 
 
 def build_host_lines(now: HostLedger, differences: Sequence[Difference]) -> tuple[MemoryLine, ...]:
-    """Return the lines of one rank's host memory; the last is its resident memory."""
+    """Return the lines of one rank's host memory: rows, their sum, and the memory of DataLoader workers beyond it."""
     by_key = {difference.key: difference for difference in differences}
     expected = {key: difference.expected_bytes for key, difference in by_key.items()}
     lines = [
@@ -126,4 +127,7 @@ def build_host_lines(now: HostLedger, differences: Sequence[Difference]) -> tupl
         if row.bytes or expected.get(row.key)
     ]
     pinned = sum(row.pinned_bytes for row in now.rows)
-    return (*lines, MemoryLine(SUM_RESIDENT, "resident", now.resident_bytes, None, is_sum=True, pinned_bytes=pinned))
+    lines.append(MemoryLine(SUM_RESIDENT, "resident", now.resident_bytes, None, is_sum=True, pinned_bytes=pinned))
+    if now.worker_bytes is not None:
+        lines.append(MemoryLine(WORKERS, HOST_LABELS[WORKERS], now.worker_bytes, None, basis=WORKERS_BASIS))
+    return tuple(lines)

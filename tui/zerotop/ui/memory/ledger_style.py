@@ -25,6 +25,7 @@ PART_STYLES = {
     on_host.PINNED_SPARE: "memory-reserved",
     of_gpu.OUTSIDE: "memory-other",
     of_gpu.JOB: "memory-other",
+    on_host.FILES: "memory-free",
     on_host.REST: "memory-other",
     of_gpu.OTHERS: "memory-others",
     of_gpu.BEFORE: "memory-others",

@@ -158,8 +158,8 @@ def _check_late_rank(change: StepChange) -> Cause | None:
 
 
 def _check_growth(change: StepChange) -> Cause | None:
-    """Return the cause that resident memory grew by the size of a list that each step may iterate over."""
-    before, after = int(change.before["host_rss_bytes"].min()), int(change.after["host_rss_bytes"].max())
+    """Return the cause that host memory grew by the size of a list that each step may iterate over."""
+    before, after = int(change.before["host_held_bytes"].min()), int(change.after["host_held_bytes"].max())
     if before <= 0 or after - before < HOST_GROWTH_BYTES:
         return None
     text = Text("the lead rank's host memory grew by {grown:bytes}", {"grown": after - before})
