@@ -252,7 +252,7 @@ def _find_total_bytes(engine: Mapping[str, Any]) -> int | None:
 
 
 def _sum_model_states(session: Session, scene: FailureScene) -> int | None:
-    inventory = read_inventory(session, scene.process, scene.at_ns) if scene.process is not None else None
+    inventory = read_inventory(session, scene.process, scene.at_ns, at_failure=True) if scene.process is not None else None
     return sum(inventory.device.get(name, 0) for name in CATEGORIES) if inventory is not None else None
 
 
