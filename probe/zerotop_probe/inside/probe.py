@@ -117,7 +117,9 @@ class Probe:
         self.graph_replays.begin_recording(recorder.write_event, names_lines=wants_stacks)
         recorder.costs.write_more = self.debug_modes.write_changes
         self.watch.begin_recording(recorder.write_event, names_lines=wants_stacks)
-        self.watch.read_held = lambda: recorder.device.held_bytes if recorder.device is not None else UNKNOWN
+        self.watch.read_memory = lambda: (
+            (recorder.device.held_bytes, recorder.device.peak_bytes) if recorder.device is not None else (UNKNOWN, UNKNOWN)
+        )
         recorder.followers.append(self.watch)
         if wants_stacks:
             recorder.followers.append(ContainerFinder(recorder.write_event, self.meter))

@@ -58,6 +58,8 @@ class SettingLines:
         self._noted: dict[str, tuple[int, CodePlace]] = {}  # time and line of the last call, by setting
         self.is_on = False
         """Whether the training has begun, and lines may be named."""
+        self.has_noted = False
+        """Whether a method was called since the last look."""
 
     def install_hooks(self) -> None:
         """Wrap the methods of PyTorch's modules. Without effect before PyTorch is loaded."""
@@ -75,7 +77,8 @@ class SettingLines:
 
     def note(self, time_ns: int, names: tuple[str, ...]) -> None:
         """Note the line of the job's own code beneath which these settings may change now."""
-        place = self._own_lines.find_place(sys._getframe())
+        self.has_noted = True
+        place = self._own_lines.find_place(sys._getframe()) if self.is_on else None
         for name in names if place is not None else ():
             self._noted[name] = time_ns, place  # type: ignore[assignment]
 
@@ -91,6 +94,8 @@ class SettingLines:
         value = _find_direction(change)
         uses = code_positions.find_uses(wanted, frame, PathNames.for_this_process())
         uses = [one._replace(value=_OPPOSITES[one.name]) if one.name in _OPPOSITES else one for one in uses]
+        if name.startswith(_MODULE):  # the modules were there before
+            uses = [one for one in uses if one.place.function.rpartition(".")[2] != "__init__"]
         return None, code_positions.choose_place(uses, value)
 
 

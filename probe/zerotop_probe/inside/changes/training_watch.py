@@ -26,9 +26,10 @@ from zerotop_probe.recording.event_values import AGAIN, FAILURE
 NAME = "training settings"
 """The name in the probe's errors."""
 
-# Memory after a step has shifted if it differs by this share and these bytes from that at the last count; time, if the last
-# two durations both differ by this share from the median of those before.
+# Memory after a step has shifted if it differs by this share and these bytes from that at the last count, and that of its
+# peak from the one before; time, if the last two durations both differ by this share from the median of those before.
 _MEMORY_SHARE, _MEMORY_BYTES = 0.02, 32 << 20
+_PEAK_SHARE, _PEAK_BYTES = 0.05, 64 << 20
 _TIME_SHARE, _USUAL, _LAST = 0.08, 8, 2
 # The part of the budget that looks may use, the part that those without a reason may use, and the time for which it is
 # advanced (ns).
@@ -76,8 +77,9 @@ class TrainingWatch:
         self._durations: deque[float] = deque(maxlen=_USUAL)
         self._counted_bytes = -1  # held after the step at the last count
         self._wants_look = self._wants_count = False
-        self.read_held: Callable[[], int] = lambda: -1
-        """Returns the bytes held after the last step; -1 if they are unknown."""
+        self._looked_bytes = -1  # the peak of a step at the last look
+        self.read_memory: Callable[[], tuple[int, int]] = lambda: (-1, -1)
+        """Returns the bytes held after the last step, and the most in it; -1 if they are unknown."""
         self.wants_autocast = True
         """Whether the next forward should say whether autocast is on."""
         self._loading_line: list[CodePlace] | None = None
@@ -101,13 +103,15 @@ class TrainingWatch:
         self._begin_ns = self._begin_ns or time_ns
         self.wants_autocast = True
         has_shifted = self._follow_time(time_ns, step)
-        held = self.read_held()
+        held, peak = self.read_memory()
+        if abs(peak - self._looked_bytes) > max(_PEAK_BYTES, _PEAK_SHARE * peak):
+            self._wants_look, self._looked_bytes = True, peak
         if held >= 0 and abs(held - self._counted_bytes) > max(_MEMORY_BYTES, _MEMORY_SHARE * held):
             # What the first steps make is counted by the hooks.
             self._wants_count = self._counted_bytes >= 0
             self._wants_look |= self._wants_count
             self._counted_bytes = self._counted_bytes if self._wants_count else held
-        if self._settings is None or (has_shifted and time_ns - self._looked_ns >= self._pause_ns):
+        if self._settings is None or self._lines.has_noted or (has_shifted and time_ns - self._looked_ns >= self._pause_ns):
             self._wants_look = True
         is_old = time_ns - self._looked_ns >= _RARE_NS
         part = _PART if self._wants_look else _RARE_PART
@@ -141,7 +145,7 @@ class TrainingWatch:
         modules, optimizers = self.list_parts()
         if not modules:
             return
-        begin_ns, self._wants_look = now(), False
+        begin_ns, self._wants_look, self._lines.has_noted = now(), False, False
         before, since_ns, since_step = self._settings, self._looked_ns, self._looked_step
         self._settings = settings = read_settings(modules, optimizers, self.autocast)
         self._looked_ns, self._looked_step = time_ns, step
