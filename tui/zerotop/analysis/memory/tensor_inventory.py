@@ -9,8 +9,8 @@ before the first backward, has the parameters that FSDP has gathered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -207,7 +207,7 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int, *, at
         ),
         counted_ns=latest.unix_ns,
         held=held,
-        pools=_read_pools(with_pools.facts) if with_pools is not None else (),
+        pools=read_pools(with_pools.facts) if with_pools is not None else (),
     )
 
 
@@ -215,15 +215,19 @@ def _read_held(events: list[Event], unclaimed: int) -> tuple[HeldTensors, ...]:
     """Return what variables kept when that was last searched, as far as there is still as much in no category."""
     searched = next((event.facts["held"] for event in reversed(events) if event.facts.get("held") is not None), ())
     held: list[HeldTensors] = []
-    for one in searched:
-        size = min(one["bytes"], unclaimed - sum(other.bytes for other in held))
-        texts = (one["name"], one["owner"], one["file"], one["kind"], one.get("added_file") or "")
-        if size > 0 and all(text.isprintable() for text in texts):
-            held.append(_read_holder(one, size))
+    for one in read_held(searched):
+        size = min(one.bytes, unclaimed - sum(other.bytes for other in held))
+        held += [replace(one, bytes=size)] if size > 0 else []
     return tuple(held)
 
 
-def _read_holder(facts: Mapping[str, Any], size: int) -> HeldTensors:
+def read_held(entries: Iterable[Mapping[str, Any]]) -> list[HeldTensors]:
+    """Return the entries of ``held`` of a ``tensors`` event."""
+    texts = ("name", "owner", "file", "kind", "added_file")
+    return [_read_holder(one) for one in entries if all(str(one.get(name) or "").isprintable() for name in texts)]
+
+
+def _read_holder(facts: Mapping[str, Any]) -> HeldTensors:
     name, scope, owner, file = (str(facts[key]) for key in ("name", "scope", "owner", "file"))
     place = f" ({file})" if file else ""
     where = {"local": f"{name} in {owner}(){place}", "attribute": f"{owner}.{name}{place}"}.get(scope)
@@ -232,7 +236,7 @@ def _read_holder(facts: Mapping[str, Any], size: int) -> HeldTensors:
     return HeldTensors(
         name=f"{owner}.{name}" if scope == "attribute" else name,
         text=f"a {kind} within {where}" if facts.get("levels") else f"the {kind} {where}",
-        bytes=size,
+        bytes=facts["bytes"],
         count=facts["count"],
         keeps_graph=facts.get("keeps_graph") is True,
         shape=tuple(facts.get("shape") or ()),
@@ -241,7 +245,8 @@ def _read_holder(facts: Mapping[str, Any], size: int) -> HeldTensors:
     )
 
 
-def _read_pools(facts: Mapping[str, Any]) -> tuple[Pool, ...]:
+def read_pools(facts: Mapping[str, Any]) -> tuple[Pool, ...]:
+    """Return the pools of a ``tensors`` event."""
     stream = facts.get("stream") or 0
     return tuple(
         Pool(

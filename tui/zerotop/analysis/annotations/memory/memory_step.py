@@ -13,10 +13,10 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Group, Proce
 from zerotop.analysis.annotations.support.lines.line_findings import await_each
 from zerotop.analysis.annotations.support.memory.looks import FoundLook, await_look, find_growth, read_looks
 from zerotop.analysis.annotations.support.thresholds import JUMP_BYTES
-from zerotop.analysis.annotations.support.training_changes import describe_changes, find_changes
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.memory.block_lines import Look
 from zerotop.analysis.stats.change_points import ShiftFinder
+from zerotop.analysis.steps.training_changes import describe_changes
 from zerotop_probe.recording.event_values import PEAK
 
 _KIND = FindingKind(
@@ -119,7 +119,7 @@ def _describe_training(lead: Process, step: _Step, known_ns: int) -> str:
     """Return a sentence about what changed in the training at the rise; empty if nothing did."""
     off_ns = round(_STEPS_OFF * 1e9 * float(np.nanmedian(step.after["iteration_s"])))
     earliest_ns, latest_ns = int(step.before["end_unix_ns"][-1]) - off_ns, int(step.after["end_unix_ns"][0]) + off_ns
-    found = find_changes(lead, earliest_ns, latest_ns, known_ns)
+    found = lead.find_changes(earliest_ns, latest_ns, known_ns)
     text = describe_changes([change for change in found if change.effect >= 0])
     return f"{text[:1].upper()}{text[1:]}"
 

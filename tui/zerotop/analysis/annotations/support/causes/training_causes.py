@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
-from zerotop.analysis.annotations.support.training_changes import TrainingChange, describe_changes, find_changes
+from zerotop.analysis.steps.training_changes import TrainingChange, describe_changes
 
 # By how many iterations a change may be off: the step in which it happened is not yet, or already, another one.
 _STEPS_OFF = 2
@@ -19,7 +19,7 @@ def check_training(change: StepChange) -> Cause | None:
     off_ns = round(_STEPS_OFF * 1e9 * float(np.median(change.after["iteration_s"])))
     earliest_ns, latest_ns = int(change.before["end_unix_ns"][-1]) - off_ns, int(change.after["end_unix_ns"][0]) + off_ns
     known_ns = max(change.known_ns, int(change.after["end_unix_ns"][-1]))
-    found = find_changes(change.process, earliest_ns, latest_ns, known_ns)
+    found = change.process.find_changes(earliest_ns, latest_ns, known_ns)
     fitting = [one for one in found if one.effect * slower >= 0]
     if not fitting:
         return None

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.formatting import join_words
-from zerotop_probe.recording import events
+from zerotop.session.reader import Event
 
 # Changes that one sentence names, the most telling first.
 _MOST_NAMED = 2
@@ -60,10 +59,9 @@ class TrainingChange(NamedTuple):
         return 0
 
 
-def list_changes(process: Process) -> Iterator[TrainingChange]:
-    """Iterate over the changes that a process's probe has found, in order."""
-    offset_ns = process.source.offset_ns
-    for event in process.events_named(events.TRAINING_CHANGED):
+def list_changes(found: Iterable[Event], offset_ns: int) -> Iterator[TrainingChange]:
+    """Iterate over the changes of a process's ``training_changed`` events; its clock is ``offset_ns`` behind unix time."""
+    for event in found:
         for change in event.facts["changes"]:
             if change["name"] in _LEFT_OUT or not all(change[name].isprintable() for name in ("name", "before", "after")):
                 continue
@@ -76,11 +74,13 @@ def list_changes(process: Process) -> Iterator[TrainingChange]:
             )
 
 
-def find_changes(process: Process, earliest_ns: int, latest_ns: int, known_ns: int) -> list[TrainingChange]:
+def choose_changes(
+    changes: Iterable[TrainingChange], earliest_ns: int, latest_ns: int, known_ns: int
+) -> list[TrainingChange]:
     """Return what changed between two times, as known at a third one, the most telling first."""
     found = [
         change
-        for change in list_changes(process)
+        for change in changes
         if change.known_ns <= known_ns and change.begin_ns <= latest_ns and change.end_ns >= earliest_ns
     ]
     # A new optimizer with options of its own is one change.
