@@ -6,6 +6,7 @@ PyTorch hands out a block only to the stream, and the private pool, that its seg
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Process
@@ -48,7 +49,7 @@ _LEAST_BYTES, _LEAST_SHARE, _USED_PART = 1 * GIB, 0.02, 0.1
 # The device is nearly full from this share on.
 _SHORT_SHARE = 0.9
 # Steps whose peaks are compared where pools are unknown: the probe counts again within them.
-_STEPS = 24
+_STEPS = 16
 
 
 def detect(recording: Evidence) -> Iterator[Annotation | None]:
@@ -64,7 +65,7 @@ def _check_pools(process: Process) -> Annotation | None:
     counts = [
         event for event in process.events_named(events.TENSORS) if event.facts.get("pools") and event.facts.get("step")
     ]
-    for before, event in zip(counts, counts[1:], strict=False):
+    for before, event in pairwise(counts):
         for is_private in (False, True):
             unused = [_sum_unused(one.facts, is_private=is_private) for one in (before, event)]
             reserved, allocated = unused[1]
