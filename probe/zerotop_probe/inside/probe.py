@@ -11,6 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside import native
+from zerotop_probe.inside.changes.graph_replays import GraphReplays
+from zerotop_probe.inside.changes.setting_lines import SettingLines
+from zerotop_probe.inside.changes.training_watch import TrainingWatch
 from zerotop_probe.inside.costly_modes.cache_clearing import CacheClearing
 from zerotop_probe.inside.costly_modes.debug_modes import DebugModes
 from zerotop_probe.inside.counting import make_counting
@@ -34,6 +37,7 @@ from zerotop_probe.inside.stacks import busy_threads, stack_sampler
 from zerotop_probe.inside.ticker import Ticker
 from zerotop_probe.recording import directory, events, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE
+from zerotop_probe.recording.tables import UNKNOWN
 from zerotop_probe.recording.writer import Identity
 
 _ERROR_LENGTH = 500
@@ -50,6 +54,10 @@ class Probe:
         self.library = TrainingLibrary()
         self.debug_modes = DebugModes(self.meter)
         self.cache_clearing = CacheClearing(self.meter)
+        self.setting_lines = SettingLines(self.meter)
+        self.watch = TrainingWatch(self.meter, self.setting_lines)
+        self.watch.find_thread = lambda: self.training_thread
+        self.graph_replays = GraphReplays(self.meter)
         # Called as soon as the process makes a DeepSpeed engine: the hooks on other loops remove themselves.
         self.retire_loops: Callable[[], None] = lambda: None
         self.recorder: Recorder | None = None
@@ -106,9 +114,15 @@ class Probe:
         wants_stacks = self._wants_stacks()
         self.debug_modes.begin_recording(recorder.write_event, names_lines=wants_stacks)
         self.cache_clearing.begin_recording(recorder.write_event, names_lines=wants_stacks)
+        self.graph_replays.begin_recording(recorder.write_event, names_lines=wants_stacks)
         recorder.costs.write_more = self.debug_modes.write_changes
+        self.watch.begin_recording(recorder.write_event, names_lines=wants_stacks)
+        self.watch.read_memory = lambda: (
+            (recorder.device.held_bytes, recorder.device.peak_bytes) if recorder.device is not None else (UNKNOWN, UNKNOWN)
+        )
+        recorder.followers.append(self.watch)
         if wants_stacks:
-            recorder.containers = ContainerFinder(recorder.write_event, self.meter)
+            recorder.followers.append(ContainerFinder(recorder.write_event, self.meter))
             self._stack_sampler = stack_sampler.StackSampler(recorder, lambda: self.training_thread, self.meter)
             self._stack_ticker = Ticker(recorder.stack, stack_sampler.NAME, self._stack_sampler.look, self.meter)
             self._stack_ticker.start()
@@ -156,7 +170,9 @@ class Probe:
         self.recorder.is_quick = False
         self.counting.stop()
         if kind == NATIVE and self.peaks is not None:
-            Guard("out of memory", self.meter).run(OomRecorder(self.recorder, self.peaks, self.meter).start_listening)
+            Guard("out of memory", self.meter).run(
+                OomRecorder(self.recorder, self.peaks, self.watch, self.meter).start_listening
+            )
         self.recorder.device.start_tickers(self.recorder.stack, self.meter)
 
     def _make_allocator(self, torch: Any, device: int, kind: str) -> AllocatorSampler:

@@ -70,8 +70,7 @@ class Recorder:
         self.costs = CostRecords(files, meter)
         self.budget = DetailBudget(read_budget())
         self._losses = SpanLosses(self._span_writer, self.write_event)
-        self.containers: StepFollower | None = None
-        """The finder of growing containers; None if the job is not searched for them."""
+        self.followers: list[StepFollower] = []
         self.counted = CountedSteps(self, self._counting, files, self._span_writer, self._losses, meter)
 
     def begin_span(
@@ -256,8 +255,9 @@ class Recorder:
         self.is_quick = self._phases is not None and (device is None or not device.is_full)
         if self.costs.are_due(time_ns):
             self.write_cost(time_ns)
-            if self.containers is not None and self.last_step is not None and self.containers.is_due(time_ns):
-                self.containers.end_step(time_ns, self.last_step)
+            for follower in self.followers if self.last_step is not None else ():
+                if follower.is_due(time_ns):
+                    follower.end_step(time_ns, self.last_step)  # type: ignore[arg-type]
 
     def write_cost(self, time_ns: int) -> None:
         """Record the probe's cost so far, the time of garbage collections, and compilations."""

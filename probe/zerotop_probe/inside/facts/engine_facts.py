@@ -13,9 +13,12 @@ from zerotop_probe.inside.engines import EngineState, TrainingState
 from zerotop_probe.inside.guard import now
 from zerotop_probe.inside.probe import Probe, find_ordinal
 from zerotop_probe.recording import events, redact
+from zerotop_probe.recording.event_values import FAILURE
 
 PARAMETER_COUNTS = ("parameters", "trainable_parameters", "rank_parameters")
 _ERROR_LENGTH = 200
+# Moments at which blocks in no category are those of the step in progress, whoever else holds some.
+_WITHIN_STEP = ("before_forward", "before_backward", "before_update", FAILURE)
 
 
 def record_engine(probe: Probe, state: EngineState, engine: Any) -> None:
@@ -29,9 +32,27 @@ def record_engine(probe: Probe, state: EngineState, engine: Any) -> None:
     if probe.recorder is None:
         return
     probe.recorder.write_event(now(), events.ENGINE, engine=state.index, **facts)
+    if not state.index:
+        _watch_engine(probe, state)
     steps = find_planned_steps(facts["config"])
     if steps is not None:
         probe.recorder.write_event(now(), events.TOTAL_STEPS, steps=steps, source="config")
+
+
+def _watch_engine(probe: Probe, state: EngineState) -> None:
+    """Let the probe look for changes of an engine's model and optimizer."""
+
+    def list_parts() -> tuple[list[Any], list[Any]]:
+        engine = state.reference()
+        inner = getattr(engine, "basic_optimizer", None)
+        return ([engine.module], [inner] if inner is not None else []) if engine is not None else ([], [])
+
+    def count(when: str, step: int) -> None:
+        engine = state.reference()
+        if engine is not None:
+            write_tensors(probe, state, when, engine.device, lambda: tensor_inventory.build_inventory(engine), step)
+
+    probe.watch.list_parts, probe.watch.count_tensors = list_parts, count
 
 
 def record_tensors(probe: Probe, state: EngineState, engine: Any, when: str) -> None:
@@ -45,18 +66,24 @@ def write_tensors(
     when: str,
     device: Any,
     build: Callable[[], tensor_inventory.Inventory],
+    step: int | None = None,
     **more: Any,
 ) -> None:
-    """Record the ``tensors`` event of that moment, once, with ``more`` facts.
+    """Record the ``tensors`` event of that moment, once unless it has a ``step``, with ``more`` facts.
 
     ``build`` makes the inventory of tensors on ``device``.
     """
     if probe.recorder is None or when in state.recorded_inventories:
         return
-    state.recorded_inventories.add(when)
+    if step is None:
+        state.recorded_inventories.add(when)
+        step = state.finished_steps
     time_ns = now()
-    facts = more | tensor_inventory.build_facts(build, find_ordinal(device))
-    probe.recorder.write_event(time_ns, events.TENSORS, engine=state.index, step=state.finished_steps, when=when, **facts)
+    find_held = probe.watch.find_held if when not in _WITHIN_STEP else None
+    facts = more | tensor_inventory.build_facts(build, find_ordinal(device), find_held)
+    if facts.get("contexts") and (place := probe.watch.find_loading_line()) is not None:
+        facts["context_line"] = place._asdict()
+    probe.recorder.write_event(time_ns, events.TENSORS, engine=state.index, step=step, when=when, **facts)
 
 
 def read_engine_facts(engine: Any) -> dict[str, Any]:

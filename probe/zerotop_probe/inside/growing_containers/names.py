@@ -48,24 +48,28 @@ def find_place(container: Any, innermost: FrameType | None, paths: PathNames) ->
 
 def _find_variable(value: Any, innermost: FrameType | None, paths: PathNames) -> OwnerPlace | None:
     """Look for a local variable of the job's own functions."""
-    frame = innermost if sys.gettrace() is None else None  # debuggers write local variables back
+    frame = innermost
     while frame is not None:
         code = frame.f_code
         file = paths.name_file(code.co_filename)
         if file is not None and file.is_own and code.co_flags & inspect.CO_OPTIMIZED:
-            for name in _find_names(frame, value):
+            for name in [name for name, one in list_variables(frame) if one is value and _is_good(name)]:
                 return OwnerPlace(name, LOCAL, getattr(code, "co_qualname", code.co_name), file.text, own=True)
         frame = frame.f_back
     return None
 
 
-def _find_names(frame: FrameType, value: Any) -> list[str]:
+def list_variables(frame: FrameType) -> list[tuple[str, Any]]:
+    """Return the variables of a function, or of a module, by name; none while a debugger runs."""
+    if sys.gettrace() is not None:  # debuggers write local variables back
+        return []
     variables = frame.f_locals
-    names = [name for name, one in variables.items() if one is value and _is_good(name)]
-    # Before Python 3.13 this is a copy that the frame keeps, and with it the values, until the function ends.
-    if sys.version_info < (3, 13) and sys.getrefcount(variables) <= 3:
+    found = list(variables.items())
+    # Before Python 3.13 a function's are a copy that the frame keeps, and with it the values, until the function ends.
+    is_copy = frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13)
+    if is_copy and sys.getrefcount(variables) <= 3:
         variables.clear()
-    return names
+    return found
 
 
 def _find_attribute(value: Any, paths: PathNames) -> OwnerPlace | None:

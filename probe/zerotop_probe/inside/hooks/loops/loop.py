@@ -125,6 +125,8 @@ class Loop(TrainingHooks):
         self._has_facts = self._expects_tensors = False
         self._armed_until = _ARMED_ITERATIONS
         recorder, planned = self.probe.recorder, self.probe.library.planned_steps
+        watch = self.probe.watch
+        watch.list_parts, watch.count_tensors, watch.record_facts = self._list_parts, self._count_again, self._record_again
         self._guard.run_once(self._watch_device)
         if planned and recorder is not None:
             recorder.write_event(now(), events.TOTAL_STEPS, steps=planned, source="trainer")
@@ -157,6 +159,27 @@ class Loop(TrainingHooks):
             self._guard.run_once(
                 functools.partial(record_loop_tensors, **more), self.probe, state, modules, optimizers, when
             )
+
+    def _list_parts(self) -> tuple[list[Any], list[Any]]:
+        """Return the models, and the optimizers without those that a newer one of the same parameters has replaced."""
+        updated: set[int] = set()
+        current = []
+        for optimizer in reversed(self.list_optimizers().values()):
+            own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            if not own <= updated:
+                current.append(optimizer)
+            updated |= own
+        return self.finder.list_modules(), current[::-1]
+
+    def _count_again(self, when: str, step: int) -> None:
+        if self._has_facts and (state := self.probe.engines.loop) is not None:
+            optimizers = list(self.list_optimizers().values())  # a replaced one may keep its state
+            record_loop_tensors(self.probe, state, self.finder.list_modules(), optimizers, when, step)
+
+    def _record_again(self) -> None:
+        if self._has_facts and (state := self.probe.engines.loop) is not None:
+            library = self.probe.library.find_mixed_precision()
+            record_loop(self.probe, state, *self._list_parts(), autocast=library or self.probe.watch.autocast or None)
 
     # --- iterations -----------------------------------------------------------------------------------------
 

@@ -121,6 +121,7 @@ class LoopHooks:
             return
         self._wake()
         self._loop.find_number(optimizer)
+        self._probe.setting_lines.note(time_ns, ("optimizers", "optimizer_objects"))
         if self._probe.entered_late:
             self._install_others()
             self._loop.note_update(optimizer)
@@ -212,6 +213,8 @@ class LoopHooks:
             return
         if span.batch is not None:
             self._classify_forward(recorder, span)
+        if self._probe.watch.wants_autocast and not span.flags & EVAL:
+            self._probe.watch.note_autocast()
         recorder.end_span(span, time_ns, flags)
         if span.flags & EVAL:
             if self._probe.evaluation is not None:

@@ -19,6 +19,7 @@ from zerotop.analysis.annotations.support.causes.step_change import (
     measure_collecting,
     measure_compiling,
 )
+from zerotop.analysis.annotations.support.causes.training_causes import check_training
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.annotations.support.steps.fp16_warmup import SKIPPED_STEPS, count_skipped_first
 from zerotop.analysis.annotations.support.thresholds import (
@@ -200,6 +201,7 @@ _CHECKS: tuple[_Check, ...] = (
     _check_skipping,
     batch_causes.check_batch,
     batch_causes.check_other_batches,
+    check_training,
     _check_data,
     _check_retries,
     check_modes,
