@@ -12,7 +12,7 @@ from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
 
-from zerotop_probe.inside.growing_containers.names import Place, find_place
+from zerotop_probe.inside.growing_containers.names import OwnerPlace, find_place
 from zerotop_probe.inside.stacks.code_positions import find_additions
 from zerotop_probe.inside.stacks.paths import PathNames
 
@@ -35,7 +35,7 @@ def describe_held(unclaimed: Mapping[int, int], frame: FrameType | None) -> list
         return []
     paths, holders = PathNames.for_this_process(), _group_by_holder(tensors)
     largest = sorted(holders, key=lambda one: _sum_blocks(one[1], unclaimed), reverse=True)
-    described: dict[Place, dict[str, Any]] = {}
+    described: dict[OwnerPlace, dict[str, Any]] = {}
     for holder, kept in islice(largest, 2 * _MOST_NAMED):
         place = find_place(holder, frame, paths)
         if place is not None and place not in described and len(described) < _MOST_NAMED:
@@ -94,7 +94,7 @@ def _sum_blocks(kept: list[tuple[Any, int]], unclaimed: Mapping[int, int]) -> in
 
 
 def _describe_holder(
-    place: Place,
+    place: OwnerPlace,
     holder: Any,
     kept: list[tuple[Any, int]],
     unclaimed: Mapping[int, int],

@@ -97,7 +97,7 @@ def _explain_gap(group: Group, gap: _Gap) -> Annotation | None:
     use, gpu = _measure_use(process, gap), process.gpu_key[1] if process.gpu_key is not None else None
     quiet_s = (gap.known_ns - gap.begin_ns) / 1e9
     evidence: dict[str, float | None] = {"quiet_s": quiet_s, "use": use}
-    values = {"gpu": gpu, "measured": _MEASURED}
+    line = None
     replays = [event for event in process.events_named(events.GRAPH_REPLAYS) if event.unix_ns <= gap.known_ns]
     if backwards >= _MANY_BACKWARDS:
         kind, evidence = _BACKWARDS, evidence | {"backwards": backwards}
@@ -106,12 +106,12 @@ def _explain_gap(group: Group, gap: _Gap) -> Annotation | None:
     elif (count := _count_replays(replays, gap)) > 0:
         line = _read_line(replays[-1])
         kind, evidence = _REPLAYS, evidence | {"replays": count, "rate": count / quiet_s}
-        values["line"] = line.text if line is not None else None
     elif use is not None and use >= _LEAST_USE and len(group.processes) == 1 and not _is_busy_elsewhere(process, gap):
         kind = _KIND  # a rank that waits for others keeps its GPU busy, too
     else:
         return None
-    return kind.at(process, gap.begin_ns, gap.known_ns, evidence, step=gap.step, **values)
+    text = line.text if line is not None else None
+    return kind.at(process, gap.begin_ns, gap.known_ns, evidence, step=gap.step, gpu=gpu, measured=_MEASURED, line=text)
 
 
 def _is_busy_elsewhere(process: Process, gap: _Gap) -> bool:
@@ -121,8 +121,10 @@ def _is_busy_elsewhere(process: Process, gap: _Gap) -> bool:
 
 def _measure_use(process: Process, gap: _Gap) -> float | None:
     """Return the share of the time in which the GPU worked, as NVML says; None without NVML."""
-    rows = process.gpu_samples.read_window(gap.begin_ns, gap.known_ns).rows if process.gpu_key is not None else ()
-    used = rows["utilization_percent"][rows["utilization_percent"] >= 0] if len(rows) else ()
+    if process.gpu_key is None:
+        return None
+    used = process.gpu_samples.read_window(gap.begin_ns, gap.known_ns).rows["utilization_percent"]
+    used = used[used >= 0]
     return float(np.mean(used)) / 100 if len(used) else None
 
 
