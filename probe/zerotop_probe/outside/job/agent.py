@@ -72,14 +72,22 @@ def run_in_foreground(
     sentences for the user. Raises CommandError if the command cannot be executed, AgentError if its output cannot be read.
     """
     check_command(command)
-    passed_on = _list_inherited_descriptors()
-    closed = fill_standard_descriptors()
+    closed: list[int] = []
     # Those that our parent ignores, too: the job inherits that, but may have set a handler of its own since.
     signals = job_signals.list_signals()
     with _signals_blocked(signals) as mask:
-        outlets, writers = open_outlets(closed)
-        output = OutputRecording(session, Identity.for_this_process("node"), outlets)
-        job = _launch_job(session, command, output, writers, mask, own_session=False)
+        try:
+            passed_on = _list_inherited_descriptors()
+            fill_standard_descriptors(closed)
+            outlets, writers = open_outlets(closed)
+            output = OutputRecording(session, Identity.for_this_process("node"), outlets)
+            job = _launch_job(session, command, output, writers, mask, own_session=False)
+        except (OSError, AgentError) as error:
+            for number in closed:
+                os.close(number)
+            if isinstance(error, (AgentError, CommandError)):
+                raise
+            raise AgentError(f"The job's output cannot be read: {error.strerror}") from error
         release_standard_descriptors(passed_on)
         agent = Agent(session, job, output, signals=signals, foreground=True, grace_s=grace_s, on_message=on_message)
         agent.note_start(command)

@@ -109,16 +109,14 @@ def adopt_outlets(root: Process, pipes: dict[str, str]) -> list[Outlet]:
     return outlets
 
 
-def fill_standard_descriptors() -> list[int]:
-    """Open /dev/null for each of the descriptors 0, 1 and 2 that our caller has closed, and return those.
+def fill_standard_descriptors(closed: list[int]) -> None:
+    """Open /dev/null for each of the descriptors 0, 1 and 2 that our caller has closed, and add those to ``closed``.
 
-    Otherwise the first files that we open would take these numbers.
+    Otherwise the first files that we open would take these numbers. Raises OSError.
     """
-    closed = []
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         closed.append(descriptor)
     os.close(descriptor)
-    return closed
 
 
 def release_standard_descriptors(passed_on: Iterable[int]) -> None:
