@@ -26,10 +26,14 @@ def run(options: argparse.Namespace) -> int:
     if options.budget is not None:
         os.environ[directory.BUDGET_VARIABLE] = str(options.budget)
     try:
-        return _run_headless(options) if options.headless or not has_terminal() else _run_with_screen(options)
+        return (
+            _run_headless(options)
+            if options.headless or options.no_record_output or not has_terminal()
+            else _run_with_screen(options)
+        )
     except NotRecorded as error:
         if options.require_recording:
-            raise Problem(f"Not started: {error}. Choose another folder with --session DIR") from error
+            raise Problem(". ".join(filter(None, (f"Not started: {error}", error.advice)))) from error
         run_unrecorded(options.command, error)
         raise
 
@@ -52,7 +56,9 @@ def _run_with_screen(options: argparse.Namespace) -> int:
 def _run_headless(options: argparse.Namespace) -> int:
     # Import nothing that starts threads: the agent waits for signals in this process.
     with _make_session(options) as session:
-        end = agent.run_in_foreground(session, options.command, on_message=write_messages)
+        end = agent.run_in_foreground(
+            session, options.command, on_message=write_messages, record_output=not options.no_record_output
+        )
     messages = [end.text] if end.exit_code != 0 else []
     losses = describe_rank_losses(session)
     if not losses and directory.has_recording(session) and (end.lost_records or end.lost_output_bytes):

@@ -18,7 +18,7 @@ from zerotop_probe.recording.tables import STREAMS
 PIPE, TERMINAL, FILE = "pipe", "terminal", "file"
 # A slow reader stops the job after two of these and its own pipe.
 _PIPE_BYTES = 1 << 18
-_OUTPUT_FLAGS, _LOCAL_FLAGS = 1, 3  # positions in what tcgetattr returns
+_OUTPUT_FLAGS = 1  # the position in what tcgetattr returns
 
 
 @dataclass
@@ -90,6 +90,11 @@ def open_outlets(closed: Sequence[int] = ()) -> tuple[list[Outlet], list[int | N
             outlets.append(_open_outlet(STREAMS[number], kind, number))
         writers.append(outlets[-1].writer if kind else None)
     return outlets, writers
+
+
+def leave_outputs(closed: Sequence[int]) -> tuple[list[Outlet], list[int | None]]:
+    """Return no outlets, and our own standard output and error for the job."""
+    return [], [None if number in closed else number for number in (1, 2)]
 
 
 def open_background_outlet() -> Outlet:
@@ -167,7 +172,6 @@ def _open_terminal(name: str, target: int) -> Outlet:
     source, writer = os.openpty()
     settings = termios.tcgetattr(target)
     settings[_OUTPUT_FLAGS] &= ~termios.OPOST
-    settings[_LOCAL_FLAGS] &= ~termios.ECHO
     termios.tcsetattr(writer, termios.TCSANOW, settings)
     outlet = Outlet(name, TERMINAL, source, writer, target, stage=_open_pipe())
     outlet.copy_window_size()

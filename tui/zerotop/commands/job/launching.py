@@ -14,6 +14,7 @@ from typing import Any
 
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.common.exit_messages import write_messages
+from zerotop_probe.outside.causes import describe_cause
 from zerotop_probe.outside.job.agent import AgentError, CommandError, check_command
 from zerotop_probe.outside.job.job import make_command_error
 from zerotop_probe.outside.job.job_signals import PYTHON_IGNORES
@@ -28,7 +29,9 @@ _LEAST_ROOM = 2 * directory.MIN_BYTES
 
 
 class NotRecorded(Problem):
-    """Nothing can be recorded, and nothing was started. The text says why."""
+    """Nothing can be recorded, and nothing was started. The text says why; ``advice`` is a sentence or empty."""
+
+    advice = ""
 
 
 @contextmanager
@@ -81,10 +84,12 @@ def _create_session(command: Sequence[str], path: str | None, facts: dict[str, A
     try:
         return directory.create_session(command, path=path, launcher=find_launcher(command), **facts)
     except OSError as error:
-        reason = "a file of that name is in the way" if isinstance(error, FileExistsError) else str(error.strerror)
+        reason = "a file of that name is in the way" if isinstance(error, FileExistsError) else describe_cause(error)
         if error.errno is None:  # the folder is not empty or another user's; the error says so
             reason = str(error)
-        raise NotRecorded(f"Cannot record to {folder}: {reason}") from error
+        problem = NotRecorded(f"Cannot record to {folder}: {reason}")
+        problem.advice = "Choose another folder with --session DIR"
+        raise problem from error
 
 
 def _create_elsewhere(command: Sequence[str], facts: dict[str, Any], why: NotRecorded) -> str:
