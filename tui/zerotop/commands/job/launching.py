@@ -80,7 +80,7 @@ def _describe_command_error(error: CommandError) -> Problem:
 
 
 def _create_session(command: Sequence[str], path: str | None, facts: dict[str, Any]) -> str:
-    folder = directory.find_default_root() if path is None else path
+    folder = directory.find_default_root() if path is None else os.path.abspath(path)
     try:
         return directory.create_session(command, path=path, launcher=find_launcher(command), **facts)
     except OSError as error:
