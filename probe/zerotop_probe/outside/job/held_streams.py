@@ -94,6 +94,11 @@ class Stream:
         self._copy_modes()  # before the output that was written with them
         return not any(descriptor == self._target for descriptor, _ in ready)
 
+    def renew_modes(self) -> None:
+        """Set the modes of the user's terminal again, if it is one, after the job was stopped."""
+        if self._modes is not None:
+            self._modes.renew()
+
     def _copy_modes(self) -> None:
         if self._modes is not None:
             self._modes.copy_changes()

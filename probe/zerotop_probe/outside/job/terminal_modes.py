@@ -39,6 +39,10 @@ class TerminalModes:
                 self._is_behind = False
                 self._set_modes()
 
+    def renew(self) -> None:
+        """Set the modes again at the next call: another program had the terminal, perhaps only for a moment."""
+        self._is_behind = True
+
     def _note_changes(self, modes: list[object]) -> None:
         for place in _FLAGS:
             self._changed[place] |= modes[place] ^ self._seen[place]  # type: ignore[operator]
