@@ -48,7 +48,8 @@ def describe_rank_losses(path: str) -> list[str]:
 def describe_place(path: str | Path) -> str:
     """Return a sentence about the recording's place, or the reason why there is none."""
     if directory.has_recording(str(path)):
-        return f"recorded in {path}"
+        why = directory.read_session_info(str(path)).get(directory.ELSEWHERE)
+        return f"recorded in {path}" + (f" instead: {why}" if why else "")
     is_there = (Path(path) / directory.SESSION_FILE).is_file()
     reason = "nothing could be written to it" if is_there else "it was moved or removed while the job ran"
     return f"not recorded in {path}: {reason}"
