@@ -151,4 +151,5 @@ def test_errors_of_probe_are_none(kind: Exception) -> None:
         fail()
     except Exception as error:
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
-        assert not is_interruption(error)
+        found = is_interruption(error)
+    assert not found
