@@ -16,6 +16,7 @@ from zerotop_probe.inside.inspection.batch_shape import measure_batch
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
+from zerotop_probe.recording.interruptions import hide_frames
 from zerotop_probe.recording.tables import PHASES
 
 # A job that tries ever smaller batches may run out of memory many times; tensors are counted the first few times.
@@ -40,10 +41,14 @@ class OomRecorder:
             attach(self._on_out_of_memory)
 
     def _on_out_of_memory(self, device: int, requested: int, limit: int, free: int) -> None:
-        # An exception raised here would replace the one that the job may handle.
+        # An exception raised here would replace the one that the job may handle; only a signal handler of the job may do so.
         if self._recorder.is_open and self._event_count < _MAX_EVENTS:
             self._event_count += 1
-            self._guard.run(self._record_failure, device, requested, limit, free)
+            try:
+                self._guard.run(self._record_failure, device, requested, limit, free)
+            except BaseException as error:
+                hide_frames(error)
+                raise
 
     def _record_failure(self, device: int, requested: int, limit: int, free: int) -> None:
         recorder, span = self._recorder, self._recorder.current_span()

@@ -37,6 +37,7 @@ from zerotop_probe.inside.stacks import busy_threads, stack_sampler
 from zerotop_probe.inside.ticker import Ticker
 from zerotop_probe.recording import directory, events, redact
 from zerotop_probe.recording.directory import SESSION_VARIABLE
+from zerotop_probe.recording.interruptions import is_interruption
 from zerotop_probe.recording.tables import UNKNOWN
 from zerotop_probe.recording.writer import Identity
 
@@ -49,6 +50,7 @@ class Probe:
     def __init__(self) -> None:
         self.meter = CostMeter()
         self.meter.report_error = self._report_error
+        self.meter.forget_phases = self._forget_phases
         self.counting = make_counting()
         self.engines = EngineRegistry()
         self.library = TrainingLibrary()
@@ -96,6 +98,19 @@ class Probe:
         recorder = Recorder(session, self._identity, self.meter, self.counting)
         self.evaluation = EvaluationDetector(recorder)
         self.recorder = recorder
+        try:
+            self._introduce(recorder, time_ns, place)
+        except BaseException as error:
+            if is_interruption(error):  # the next hook begins again
+                self.recorder = self.evaluation = None
+                self._stop_threads(recorder)
+                recorder.close()
+            raise
+        if not late:  # else no hook is in progress
+            self.meter.move_to_one_time(now() - time_ns)
+        return True
+
+    def _introduce(self, recorder: Recorder, time_ns: int, place: dict[str, Any]) -> None:
         watches = {"watches_threads": busy_threads.can_watch() and self._wants_stacks()}
         if not self._watches_exit:
             self._watches_exit = True
@@ -103,9 +118,6 @@ class Probe:
         code = {"native": native.counted_steps is not None}
         recorder.write_event(time_ns, events.HELLO, **place, **identity.read_software(), **watches, **code)
         Guard(stack_sampler.NAME, self.meter).run(self._sample_stacks, recorder)
-        if not late:  # else no hook is in progress
-            self.meter.move_to_one_time(now() - time_ns)
-        return True
 
     def _wants_stacks(self) -> bool:
         return directory.read_session_info(self._session).get(directory.STACKS_SETTING) is not False
@@ -197,6 +209,15 @@ class Probe:
         if os.environ.get("PYTHONZEROTOP_DEBUG") == "1":
             lines = traceback.format_exception(type(error), error, error.__traceback__)
             sys.stderr.write(f"zerotop: {where} is no longer measured\n" + "".join(lines))
+
+    def _forget_phases(self, begin_ns: int, interrupted: bool) -> None:
+        recorder = self.recorder
+        if recorder is not None and self.is_training_thread():
+            recorder.forget_phases(begin_ns, self.evaluation.span if self.evaluation is not None else None)
+            if interrupted:
+                recorder.write_spans()
+        if interrupted:
+            self.counting.stop()
 
     def _on_exit(self) -> None:
         if self.recorder is not None and self.recorder is not self._ended:

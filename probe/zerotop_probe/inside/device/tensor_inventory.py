@@ -18,6 +18,7 @@ from typing import Any
 from zerotop_probe.inside.device import allocator_snapshot
 from zerotop_probe.inside.device.allocator import NATIVE, find_backend
 from zerotop_probe.inside.inspection import sharding, tensor_parts
+from zerotop_probe.recording.interruptions import is_interruption
 
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
@@ -87,7 +88,9 @@ class Inventory:
                 self._claims[key] = (category, size, pinned)
                 if owner is not None:
                     self._owners[key] = owner
-        except Exception:  # a tensor subclass may raise anything; the others are counted all the same
+        except Exception as error:  # a tensor subclass may raise anything; the others are counted all the same
+            if is_interruption(error):
+                raise
             self.unread_count += 1
 
     def sum_host_bytes(self, *, pinned_only: bool = False) -> dict[str, int]:

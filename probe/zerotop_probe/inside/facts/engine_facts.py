@@ -14,6 +14,7 @@ from zerotop_probe.inside.guard import now
 from zerotop_probe.inside.probe import Probe, find_ordinal
 from zerotop_probe.recording import events, redact
 from zerotop_probe.recording.event_values import FAILURE
+from zerotop_probe.recording.interruptions import is_interruption
 
 PARAMETER_COUNTS = ("parameters", "trainable_parameters", "rank_parameters")
 _ERROR_LENGTH = 200
@@ -101,6 +102,8 @@ def read_facts(subject: Any, readers: dict[str, Callable[[Any], Any]]) -> dict[s
         try:
             facts[name] = read(subject)
         except Exception as error:  # the other facts are recorded all the same
+            if is_interruption(error):
+                raise
             facts[name] = None
             unread[name] = redact.redact_text(f"{type(error).__name__}: {error}")[:_ERROR_LENGTH]
     parameters = facts.pop("parameters") or dict.fromkeys(PARAMETER_COUNTS)
@@ -117,7 +120,9 @@ def _try_read(read: Callable[[], Any]) -> Any:
     """Return None if this version of DeepSpeed names it differently or lacks it."""
     try:
         return read()
-    except (AttributeError, LookupError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        if is_interruption(error):
+            raise
         return None
 
 

@@ -15,6 +15,7 @@ from zerotop_probe.inside.inspection import identity, optimizer_facts, sharding,
 from zerotop_probe.inside.inspection.training_library import TrainingLibrary
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.recording import events, launchers
+from zerotop_probe.recording.interruptions import is_interruption
 
 LOOP = "loop"
 
@@ -129,8 +130,8 @@ def _count_parameters(parts: _LoopParts) -> dict[str, int]:
 def _find_groups(parts: _LoopParts) -> list[sharding.ShardedGroup]:
     try:
         return _read_groups(parts)
-    except Exception:
-        if _find_parallelism(parts) != "FSDP2":
+    except Exception as error:
+        if is_interruption(error) or _find_parallelism(parts) != "FSDP2":
             raise
         return []  # its parameters know their whole size
 

@@ -56,9 +56,9 @@ class ContainerFinder:
         """Read the memory in use after a step, and start a look if it grows. A look counts as a one-time cost."""
         try:
             self._follow(HostReading(time_ns, step, read_held_bytes()))
-        except Exception as error:
+        except BaseException as error:
             self._lengths = {}
-            self._guard.switch_off(error)
+            self._guard.settle(error)
 
     def _follow(self, reading: HostReading) -> None:
         is_growing = self._watch.add_reading(reading)

@@ -10,6 +10,7 @@ from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from zerotop_probe.inside.stacks.paths import PathNames
+from zerotop_probe.recording.interruptions import is_interruption
 
 LOCAL, GLOBAL, ATTRIBUTE = "local", "global", "attribute"
 """The scopes of a name: a function, a module or a class."""
@@ -102,7 +103,9 @@ def _name_attribute(owner: Any, value: Any, paths: PathNames) -> OwnerPlace | No
 def _get_attributes(owner: Any) -> dict[str, Any] | None:
     try:
         attributes = object.__getattribute__(owner, "__dict__")
-    except Exception:
+    except Exception as error:
+        if is_interruption(error):
+            raise
         return None
     return attributes if type(attributes) is dict else None
 

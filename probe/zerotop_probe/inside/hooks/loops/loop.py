@@ -146,8 +146,8 @@ class Loop(TrainingHooks):
             own = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
             if len(optimizers) != 1 or not parameters.issuperset(own):
                 return
-        self._has_facts = True
         self._guard.run_once(record_loop, self.probe, state, modules, optimizers)
+        self._has_facts = True
         if not at_update:
             self.count_tensors("init")
 
@@ -215,14 +215,12 @@ class Loop(TrainingHooks):
         self.count_tensors("before_update")
 
     def finish_iteration(self, recorder: Recorder, span: Span, time_ns: int) -> None:
-        """After the step that ends an iteration."""
+        """After the step that ended an iteration, and was counted."""
         state: LoopState | None = self.probe.engines.loop
         if state is None:
             return
         can_count = self.can_count and self.settled is state and not self.probe.leaving
         recorder.end_step(span, time_ns, state, can_count=can_count)
-        state.finished_steps += 1
-        state.backward_count = 0
         if not span.flags & SKIPPED and "after_update" not in state.recorded_inventories:
             self.count_tensors("after_update")
             self._expects_tensors = True

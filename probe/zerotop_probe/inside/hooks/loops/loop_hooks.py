@@ -24,6 +24,7 @@ from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.inside.probe import Probe
 from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
+from zerotop_probe.recording.interruptions import hide_frames
 from zerotop_probe.recording.tables import EVAL, FAILED, PHASE_CODE
 
 _BACKWARD_FUNCTION = "_engine_run_backward"
@@ -103,7 +104,11 @@ class LoopHooks:
         @functools.wraps(wrapper)
         def call_original(*args: Any, **kwargs: Any) -> Any:
             is_counted = counting.is_on
-            result = wrapper(*args, **kwargs)
+            try:
+                result = wrapper(*args, **kwargs)
+            except BaseException as error:
+                hide_frames(error)
+                raise
             if is_counted:
                 counting.backwards += 1  # what an update needs to know
             return result
