@@ -67,8 +67,9 @@ TIMES: dict[str, Change] = {
 
 
 def _change_value(name: str, value: Any, rows: Rows, column: str) -> Intruder:
-    copy = rows[2:3].copy()
-    copy[name] = value
+    copy = rows[2:3].copy() if name in (rows.dtype.names or ()) else rows[:0]  # an older recording lacks some
+    if len(copy):
+        copy[name] = value
     return Intruder(2, copy)
 
 
@@ -76,7 +77,8 @@ def list_values(table: tables.Table) -> Iterator[tuple[str, Change]]:
     """Yield a record for each column that measures, and each value that no machine has."""
     for field in table.fields:
         if field.name.endswith(("_bytes", "_percent", "_w", "_mhz", "cores", "_used", "load", "_faults", "_ns")):
-            for value in (float("inf"), -5.0, 3e38) if field.code == "f" else (HIGHEST, LOWEST, 10**18 * 9):
+            values = {"f": (float("inf"), -5.0, 3e38), "q": (HIGHEST, LOWEST, 1 << 62)}
+            for value in values.get(field.code, ()):
                 yield f"{field.name} {value}", partial(_change_value, field.name, value)
 
 

@@ -14,7 +14,7 @@ Mask = NDArray[np.bool_]
 
 _MAX_MEMORY = 1 << 47  # bytes: the address space of a process
 _MAX_MOVED = 1 << 60  # bytes in all
-_MAX_TIME = 1 << 62  # nanoseconds of processors
+_MAX_TIME = 1 << 61  # nanoseconds: years of many processors
 # By the end of the column's name, the first that fits. Each is far beyond any machine, to be sure.
 _HIGHEST = {
     **dict.fromkeys(("pcie_tx_bytes", "pcie_rx_bytes", "swap_in_bytes", "swap_out_bytes"), _MAX_MOVED),
