@@ -52,7 +52,7 @@ def _find_variable(value: Any, innermost: FrameType | None, paths: PathNames) ->
     frame = innermost
     while frame is not None:
         code = frame.f_code
-        file = paths.name_file(code.co_filename)
+        file = paths.name_frame(frame)
         if file is not None and file.is_own and code.co_flags & inspect.CO_OPTIMIZED:
             for name in [name for name, one in list_variables(frame) if one is value and _is_good(name)]:
                 return OwnerPlace(name, LOCAL, getattr(code, "co_qualname", code.co_name), file.text, own=True)
@@ -93,6 +93,8 @@ def _name_attribute(owner: Any, value: Any, paths: PathNames) -> OwnerPlace | No
     is_module = type(owner) is ModuleType
     module = owner if is_module else sys.modules.get(str(type(owner).__module__))
     path = getattr(module, "__file__", None)
+    if path is None and getattr(module, "__name__", "") == "__main__":
+        path = paths.unnamed or None
     file = paths.name_file(path) if isinstance(path, str) else None
     if not _is_good(name) or (isinstance(path, str) and file is None):  # the probe's own
         return None
