@@ -51,7 +51,11 @@ _CALLS = (
         "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     ),
     KnownCall(
-        ("item", "cpu", "tolist", "torch.cuda.synchronize", "torch._C._cuda_synchronize"),
+        (
+            *("item", "cpu", "cuda", "to", "tolist", "numpy", "nonzero", "synchronize", "wait", "copy_", "masked_select"),
+            *("torch.cuda.synchronize", "torch._C._cuda_synchronize", "torch.cuda.Event.synchronize"),
+            *("torch.cuda.Stream.synchronize", "_local_scalar_dense", "is_nonzero", "unique"),
+        ),
         "Read values from the GPU at {location} only now and then: each time the host waits until the GPU has finished.",
         "if step % 50 == 0:",
         waits_for_gpu=True,

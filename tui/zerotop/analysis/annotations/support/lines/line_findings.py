@@ -35,10 +35,12 @@ class Delay(NamedTuple):
     callee: str = ""  # a function that the line must call
     patience_ns: int = PATIENCE_NS  # how long to wait for samples that are not written yet
     slow_until_ns: int = 0  # until when samples of unusual slowness count, too: what has become slow stays so for a while
+    is_all_work: bool = False  # whether lines that train or evaluate count, too
+    is_gpu_idle: bool = False  # whether the GPU is known to have had nothing to do meanwhile
 
     def await_line(self) -> FoundLine | None:
         """Return the line of this delay; None while stacks may still come."""
-        return await_line(*self)
+        return await_line(*self[:-1])
 
 
 def await_lines(
@@ -70,7 +72,7 @@ def is_cause(line: StackLine, delay: Delay) -> bool:
         return True
     if known is None:
         return delay.where not in ("forward", "backward", "step")  # there a line may be where the GPU's queue was full
-    return not known.waits_for_gpu
+    return not known.waits_for_gpu or delay.is_gpu_idle
 
 
 def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -> FindingKind:

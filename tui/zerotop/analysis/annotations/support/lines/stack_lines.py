@@ -88,12 +88,13 @@ def find_line(
     why: str = "",
     callee: str = "",
     slow_until_ns: int = 0,
+    is_all_work: bool = False,
 ) -> StackLine | None:
     """Return the line at which a rank was sampled most in a time window, from events written until ``known_ns``.
 
     ``where`` is an outermost phase or ``BETWEEN``, ``why`` a reason for samples, by default any. With ``callee`` only stacks
     count in which the line calls this function. Samples of unusual slowness count until ``slow_until_ns``, even after the
-    window.
+    window. With ``is_all_work`` lines that train count, too.
     """
     total = 0.0
     seconds: dict[tuple[str, int, str], float] = {}
@@ -106,7 +107,7 @@ def find_line(
                 continue
             weight = stack.get("seconds") or 0.0
             total += weight
-            if found is not None and _takes_time(process, found, where):
+            if found is not None and (is_all_work or _takes_time(process, found, where)):
                 key, beneath = found[:3], found.callees
                 seconds[key] = seconds.get(key, 0.0) + weight
                 each = callees.setdefault(key, {})
@@ -166,12 +167,14 @@ def await_line(
     callee: str = "",
     patience_ns: int = PATIENCE_NS,
     slow_until_ns: int = 0,
+    is_all_work: bool = False,
 ) -> FoundLine | None:
     """Return the line as :func:`find_line` does; None while stacks of that time may still be written.
 
     Without ``where`` no line is searched.
     """
-    find = partial(find_line, process, where, begin_ns, end_ns, callee=callee, slow_until_ns=slow_until_ns)
+    options = {"callee": callee, "slow_until_ns": slow_until_ns, "is_all_work": is_all_work}
+    find = partial(find_line, process, where, begin_ns, end_ns, **options)
     line = find(known_ns) if where else None
     if line is not None or not where or process.recording.session.info.get(STACKS_SETTING) is not True:
         return FoundLine(line, known_ns)
