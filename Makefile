@@ -16,13 +16,13 @@ HEADER := import os, sysconfig; open(os.path.join(sysconfig.get_path("include"),
 # Without their bytecode each of a thousand processes would compile the modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo lint test test-fast test-versions bench pictures clean
+.PHONY: install demo lint size test test-fast test-versions bench pictures clean
 .DELETE_ON_ERROR:
 
 install: $(INSTALLED)
 
 # DeepSpeed compiles its operators when they are first used: hence the compiler and Python's headers.
-$(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard probe/zerotop_probe/inside/native/*.c)
+$(INSTALLED): pyproject.toml constraints.txt hatch_build.py $(wildcard probe/zerotop_probe/inside/native/*.c tui/launcher/*.c)
 	@{ $(PYTHON) -c '$(NEW_ENOUGH)'; } 2>/dev/null || { echo "zerotop needs Python 3.10 or newer:" \
 		"install it, or name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@{ $(PYTHON) -c 'import venv, ensurepip'; } 2>/dev/null || { echo "$(PYTHON) has no venv module:" \
@@ -44,6 +44,11 @@ lint: install
 	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy --num-workers auto
 	$(BIN)/lint-imports
+	$(BIN)/python tests/house_rules.py --quiet
+
+# Lines of each room, beside the table that `lint` holds them to.
+size: install
+	@$(BIN)/python tests/house_rules.py
 
 # Five workers for two cores: many tests wait. Where real jobs are among the tests, a file stays in one worker, for what
 # its tests share, and the files of tests/real come first: they take longest. Tests that measure time or list what runs are

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zerotop.analysis.checks.budget import Budget
-from zerotop.analysis.checks.pace import Pace, compare_paces, measure_pace
+from zerotop.analysis.checks.pace import MeasuredPace, compare_paces, measure_pace
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 
@@ -78,7 +78,7 @@ def main() -> None:
     _print_outcome(same, slow)
 
 
-def _measure_job(path: Path, work: float, computes: bool) -> Pace:
+def _measure_job(path: Path, work: float, computes: bool) -> MeasuredPace:
     if not path.exists():
         job = [sys.executable, "-c", JOB, str(work), "computes" if computes else "sleeps", str(STEPS)]
         command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(path), "--", *job]
@@ -88,12 +88,12 @@ def _measure_job(path: Path, work: float, computes: bool) -> Pace:
     return pace
 
 
-def _is_slower(pace: Pace, baseline: Pace) -> bool:
+def _is_slower(pace: MeasuredPace, baseline: MeasuredPace) -> bool:
     slower, explained = compare_paces(pace, baseline)
     return slower > max(explained, Budget().slowdown_percent / 100)
 
 
-def _print_outcome(same: Sequence[Pace], slow: Sequence[Pace]) -> None:
+def _print_outcome(same: Sequence[MeasuredPace], slow: Sequence[MeasuredPace]) -> None:
     pairs = [(one, other) for one in same for other in same if one is not other]
     false_alarms = sum(_is_slower(one, other) for one, other in pairs)
     found = sum(_is_slower(one, other) for one in slow for other in same)

@@ -202,6 +202,11 @@ def measure_screens(terminal: Terminal, log: Path, options: argparse.Namespace) 
         every = [answer for (of, group), answers in found.items() if of == screen and group != "first" for answer in answers]
         if every:
             print(format_figures(screen, "all", every), flush=True)
+    measure_turns(keyboard, options)
+
+
+def measure_turns(keyboard: Keyboard, options: argparse.Namespace) -> None:
+    """Print a line for the number keys that lead to each screen."""
     others = [screen for screen in options.screens for _ in range(max(2, options.rounds // 2))]
     random.shuffle(others)
     turns: dict[str, list[Answer]] = collections.defaultdict(list)

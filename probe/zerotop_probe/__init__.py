@@ -1,13 +1,14 @@
 """Measure a training job and write a recording to a session directory. Only ``outside.folding`` reads one."""
 
-from __future__ import annotations
-
-from typing import Any
+# No module of the standard library is imported here, see ``outside.own_python``.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["attach", "load_ipython_extension", "unload_ipython_extension"]
 
 
-def attach(engine: Any, session: str | None = None) -> bool:
+def attach(engine: "Any", session: "str | None" = None) -> bool:
     """Record a DeepSpeed engine of this process from now on, in scripts that ``zerotop run`` did not start.
 
     ``session`` is the session directory, by default the one in ``PYTHONZEROTOP_SESSION``. Return whether there is one;
@@ -18,14 +19,14 @@ def attach(engine: Any, session: str | None = None) -> bool:
     return attach_engine(engine, session)
 
 
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: "Any") -> None:
     """Record the kernel of a notebook from now on: ``%load_ext zerotop_probe``."""
     from zerotop_probe.notebook import begin_recording
 
     print(begin_recording())
 
 
-def unload_ipython_extension(shell: Any) -> None:
+def unload_ipython_extension(shell: "Any") -> None:
     """End that recording: ``%unload_ext zerotop_probe``."""
     from zerotop_probe.notebook import end_recording
 

@@ -21,7 +21,7 @@ from programs import ZEROTOP, make_environment
 from rank_recordings import Rank
 from real_jobs import TIMEOUT_S
 from real_jobs import make_environment as job_environment
-from zerotop.analysis.live_view import State
+from zerotop.analysis.live_view import JobState
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.session.reader import Session
 from zerotop_probe.recording.directory import SESSION_FILE
@@ -227,13 +227,13 @@ def test_the_end_of_one_node_s_part_is_not_that_of_the_job(cluster: Cluster, cal
             return [rank.rank for rank in RecordingSource(Session.open(session)).view_at(None).ranks if rank.alive]
 
         wait_for(lambda: list_alive() == [0])
-        assert RecordingSource(Session.open(session)).view_at(None).job.state is State.RUNNING
+        assert RecordingSource(Session.open(session)).view_at(None).job.state is JobState.RUNNING
         assert process.poll() is None
         one.run_command("pkill", "-KILL", "-f", "time.sleep.0.01")
         assert process.wait(30) == 0
     ended_session = Session.open(session)
     assert ended_session.is_over
-    assert RecordingSource(ended_session).view_at(None).job.state is State.ENDED
+    assert RecordingSource(ended_session).view_at(None).job.state is JobState.ENDED
 
 
 @pytest.mark.usefixtures("cluster_job")

@@ -448,7 +448,33 @@ def test_another_user_s_process(start_job: Job, stranger: Stranger) -> None:
 def test_a_process_that_may_not_be_traced(start_job: Job, stranger: Stranger) -> None:
     forbid = "import ctypes; assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0"
     pid = start_job(forbid, python=stranger.python, **stranger.options).pid
-    assert f"The kernel denies access to process {pid}" in stranger.ask_to_enter(pid)
+    assert f"Process {pid} is not dumpable: " in stranger.ask_to_enter(pid)
+
+
+LIMITS = {
+    "file": ("resource.setrlimit(resource.RLIMIT_FSIZE, (0, -1)); signal.signal(25, signal.SIG_DFL)", "at most 0 KiB"),
+    "address space": ("resource.setrlimit(resource.RLIMIT_AS, (1 << 20, -1))", "may map only 0 MiB more memory"),
+    "descriptors": ("resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')), 999))", "files open"),
+    "sandbox": (SANDBOX, "restricts its system calls"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_process_that_the_probe_would_end(start_job: Job, tmp_path: Path, limit: str) -> None:
+    before, sentence = LIMITS[limit]
+    process = start_job("import os, resource, signal\n" + before)
+    assert sentence in why_not(process, tmp_path)
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize("handling", ["signal.SIG_IGN", "lambda *_: None"])
+def test_a_process_that_expects_the_limit_of_files_is_entered(start_job: Job, tmp_path: Path, handling: str) -> None:
+    process = start_job(
+        "import resource, signal\n"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, (0, -1)); signal.signal(signal.SIGXFSZ, {handling})"
+    )
+    assert "ulimit" not in why_not(process, tmp_path)
+    assert process.poll() is None
 
 
 @needs_root

@@ -1,9 +1,10 @@
-"""What entering a Python leaves as it was: how long it sleeps in C, and what its processor holds in wide registers."""
+"""What entering a Python leaves as it was: how long it sleeps in C, its wide registers, and all of it if we are killed."""
 
 from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from agents import wait_for
+from zerotop_probe.outside.attaching.entry_limits import read_status
 from zerotop_probe.outside.attaching.injector import PlantedCode, State, plant_code
 from zerotop_probe.outside.attaching.ptrace import tracing
-from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, CannotEnter, examine_process, read_status
+from zerotop_probe.outside.attaching.python_process import REMOTE_EXEC_VERSION, CannotEnter, examine_process
 from zerotop_probe.outside.procfs import Process
 
 pytestmark = [
@@ -70,6 +72,61 @@ os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0,
 print("back", flush=True)
 while True: pass
 """
+# Enters a process, and kills itself before or after the ptrace call with this number. Prints the number of calls.
+KILLED = """
+import os, signal, sys
+from zerotop_probe.outside.attaching.injector import plant_code
+from zerotop_probe.outside.attaching.ptrace import tracing
+from zerotop_probe.outside.attaching.python_process import examine_process
+from zerotop_probe.outside.procfs import Process
+number, when, calls, call_ptrace = int(sys.argv[2]), sys.argv[3], 0, tracing._call_ptrace
+def call_counted(*arguments, **named):
+    global calls
+    if (calls, when) == (number, "before"): os.kill(os.getpid(), signal.SIGKILL)
+    call_ptrace(*arguments, **named)
+    if (calls, when) == (number, "after"): os.kill(os.getpid(), signal.SIGKILL)
+    calls += 1
+tracing._call_ptrace = call_counted
+plant_code(examine_process(Process.from_pid(int(sys.argv[1]))), "pass")
+print(calls)
+"""
+WORKS = {
+    "in wide registers": """
+import ctypes, mmap
+code = bytes.fromhex("CODE")
+memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+memory[:len(code)] = code
+intact = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))
+def work(): assert intact(3_000_000) == 0
+""",
+    "in a call with a timeout": """
+import ctypes
+libc = ctypes.CDLL(None)
+def work(): assert libc.poll(None, 0, 100) == 0
+""",
+    "with a pipe and signals": """
+import itertools, os, threading, time
+reader, writer = os.pipe()
+numbers, seen = itertools.count(), [0]
+signal.signal(signal.SIGALRM, lambda *_: seen.__setitem__(0, seen[0] + 1))
+signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)
+def feed():
+    for number in range(1 << 60): os.write(writer, number.to_bytes(8, "little")); time.sleep(0.002)
+threading.Thread(target=feed, daemon=True).start()
+def work(): assert int.from_bytes(os.read(reader, 8), "little") == next(numbers)
+""",
+}
+WORKER = """
+import faulthandler, select, signal
+faulthandler.enable()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+WORK
+print("ready", flush=True)
+while not select.select([0], [], [], 0)[0]: work()
+signal.setitimer(signal.ITIMER_REAL, 0)
+print("end", flush=True)
+"""
+MASK = 1 << (signal.SIGUSR2 - 1)
 
 
 @contextmanager
@@ -178,3 +235,30 @@ def test_wide_registers_are_what_they_were() -> None:
             wait_until_done(plant_code(examine_process(found), "pass"))
         said, _ = process.communicate("end\n")
         assert said == "0\n"
+
+
+def has_its_mask(process: Process) -> bool:
+    """Whether only the signal is blocked that the worker blocks; Python itself blocks others now and then."""
+    return int(read_status(process.pid)["SigBlk"], 16) == MASK
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("work", WORKS)
+def test_a_rank_restores_itself(work: str, when: str) -> None:
+    feature, code = WIDE[platform.machine()]
+    if "CODE" in WORKS[work] and feature not in Path("/proc/cpuinfo").read_text().split():
+        pytest.skip(f"this processor has no {feature}")
+    number, is_over = 0, False
+    while not is_over:
+        with at_work(WORKER.replace("WORK", WORKS[work].replace("CODE", code))) as (process, found):
+            time.sleep(0.02)
+            command = [sys.executable, "-c", KILLED, str(found.pid), str(number), when]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            is_over = done.returncode == 0
+            assert is_over or done.returncode == -signal.SIGKILL, done.stderr
+            wait_for(lambda found=found: has_its_mask(found))  # type: ignore[misc]
+            wait_until_done(plant_code(examine_process(found), "pass"))
+            said, _ = process.communicate("end\n", timeout=30)
+            assert (said, process.returncode) == ("end\n", 0), f"killed {when} call {number}"
+        number += 1
+    assert number - 1 == int(done.stdout) > 14

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -14,8 +13,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -23,60 +20,11 @@ import pytest
 
 import browser
 import recordings
+from web_servers import PATIENCE_S, Serving, client_of, is_running, start_serving
 from zerotop.cli import main
 from zerotop.commands.serve import has_local_browser
 
-PATIENCE_S = 60.0
 TOKEN = "it's-a-secret"
-
-
-@dataclass
-class Serving:
-    """A server of its own process."""
-
-    process: subprocess.Popen[str]
-    address: str  # as it was printed
-
-    @property
-    def port(self) -> int:
-        match = re.search(r":(\d+)/", self.address)
-        assert match is not None
-        return int(match[1])
-
-    @property
-    def plain(self) -> str:
-        """The address without a token."""
-        return f"http://127.0.0.1:{self.port}/"
-
-    @property
-    def query(self) -> str:
-        """The token as a query."""
-        return "?" + self.address.partition("?")[2]
-
-    def children(self) -> list[int]:
-        """The processes that windows run."""
-        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
-        return [int(line) for line in found.stdout.split()]
-
-
-@contextlib.contextmanager
-def start_serving(state: Path, *arguments: str, **variables: str) -> Iterator[Serving]:
-    """Serves on a free port of this machine, until the end of the block."""
-    environment = os.environ | {"XDG_STATE_HOME": str(state), "LC_ALL": "C"} | variables
-    command = [sys.executable, "-m", "zerotop", "serve", "--no-browser", "--port", "0", *arguments]
-    with subprocess.Popen(
-        command, env=environment, cwd=state, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        match = re.search(r"http://\S+", line)
-        assert match is not None, line + process.stdout.read()
-        try:
-            yield Serving(process, match[0])
-        finally:
-            process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
-            assert process.stdout.read() == "Press Ctrl-C to stop; jobs keep running.\n"
 
 
 @pytest.fixture
@@ -125,7 +73,7 @@ async def test_a_websocket_needs_the_token_too(state_folder: Path) -> None:
             with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
                 await client.ws_connect(f"{server.plain}ws")
             assert server.children() == []
-        async with client_of(server) as client, client.ws_connect(f"{server.plain}ws") as socket:
+        async with client_of(server) as client, client.ws_connect(server.window) as socket:
             await socket.receive(timeout=PATIENCE_S)
 
 
@@ -164,20 +112,11 @@ def test_a_token_may_come_from_the_environment_and_goes_no_further(state_folder:
         assert get_page(f"{server.plain}?token=it%27s-a-secret")[0] == 200
 
 
-@contextlib.asynccontextmanager
-async def client_of(server: Serving) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client that has visited the page with the token and keeps the cookie."""
-    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
-        async with client.get(server.address) as page:
-            assert page.status == 200
-        yield client
-
-
 async def test_windows_end_with_their_connection(state_folder: Path) -> None:
     with start_serving(state_folder, str(recordings.find_packed_file("story"))) as server:
         assert server.children() == []
         async with client_of(server) as client:
-            async with client.ws_connect(f"{server.plain}ws?width=90&height=30") as socket:
+            async with client.ws_connect(f"{server.window}?width=90&height=30") as socket:
                 seen = b""
                 while b"LlamaForCausalLM" not in seen:
                     seen += (await socket.receive(timeout=PATIENCE_S)).data
@@ -202,22 +141,14 @@ async def test_windows_end_with_the_server(state_folder: Path) -> None:
     with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         server = Serving(process, process.stdout.readline().split()[-1])
-        async with client_of(server) as client, client.ws_connect(f"{server.plain}ws") as socket:
+        async with client_of(server) as client, client.ws_connect(server.window) as socket:
             await socket.receive(timeout=PATIENCE_S)
             (window,) = server.children()
             process.kill()
         deadline = time.monotonic() + PATIENCE_S
-        while _is_running(window):
+        while is_running(window):
             assert time.monotonic() < deadline, "the window goes on"
             time.sleep(0.05)
-
-
-def _is_running(pid: int) -> bool:
-    """Whether a process that nobody may have waited for still does anything."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_session_cannot_be_a_command(state_folder: Path) -> None:

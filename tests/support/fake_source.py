@@ -23,11 +23,11 @@ from zerotop.analysis.live_view import (
     Host,
     Iterations,
     Job,
+    JobState,
     LiveView,
     Progress,
     Rank,
     RankHistory,
-    State,
 )
 from zerotop.analysis.steps.step_dtype import STEP_DTYPE
 from zerotop.analysis.steps.step_table import RankSteps
@@ -74,7 +74,7 @@ def make_job(name: str, command: str, **facts: object) -> Job:
     """A job whose engine is there, unless the facts say otherwise."""
     usual: dict[str, object] = {
         "launcher": "deepspeed",
-        "state": State.RUNNING,
+        "state": JobState.RUNNING,
         "exit_code": None,
         "exit_text": "",
         "model": "llama-8b",
@@ -348,9 +348,9 @@ class Telling:
         job = self.story.job
         if not self.started:
             facts = parse_engine({})
-            job = replace(job, **facts, state=State.STARTING, exit_text="Waiting for the training to begin.")
+            job = replace(job, **facts, state=JobState.STARTING, exit_text="Waiting for the training to begin.")
         if self.over:
-            job = replace(job, state=State.ENDED, exit_code=self.story.exit_code, exit_text=self.story.exit_text)
+            job = replace(job, state=JobState.ENDED, exit_code=self.story.exit_code, exit_text=self.story.exit_text)
         return job
 
     def make_progress(self) -> Progress:

@@ -18,7 +18,7 @@ from zerotop.session.reader import Session
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.interfaces import Leaving
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
-from zerotop.ui.output.screen import OutputLines, OutputScreen
+from zerotop.ui.output.screen import OutputPanel, OutputScreen
 from zerotop.ui.output.search_bar import Find
 
 SECOND = 10**9
@@ -34,7 +34,7 @@ def read_rows(app: ZerotopApp) -> list[str]:
 
 def read_body(app: ZerotopApp) -> list[str]:
     """What is drawn of the lines, without the title and the bar at the right."""
-    panel = app.screen.query_one(OutputLines)
+    panel = app.screen.query_one(OutputPanel)
     region = panel.region
     rows = read_rows(app)[region.y + 1 : region.bottom]
     return [row[region.x : region.right - 1].rstrip() for row in rows]
@@ -82,7 +82,7 @@ async def test_keys_and_wheel_scroll_and_a_seek_leads_back(long_output: Printing
         room = len(read_body(app))
         await pilot.press("pageup")
         assert read_body(app)[-1].endswith(f"line {3597 - room + 1}")
-        lines = screen.query_one(OutputLines)
+        lines = screen.query_one(OutputPanel)
         await pilot.mouse_down(lines, offset=(lines.size.width - 1, lines.size.height - room))
         await pilot.mouse_up(lines)
         await pilot.pause()
@@ -109,7 +109,7 @@ async def test_the_line_at_the_cursor_is_marked_and_later_ones_stand_below(long_
         assert [line.is_later for line in page.lines] == sorted(line.is_later for line in page.lines)
         assert page.lines[-1].is_later
         # A click on a line goes to its moment.
-        region = screen.query_one(OutputLines).region
+        region = screen.query_one(OutputPanel).region
         await pilot.click(offset=(region.x + 20, region.y + 1))
         await pilot.pause()
         (marked,) = [line for line in read_body(app) if "▶" in line]

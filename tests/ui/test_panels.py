@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fake_source import FakeSource, Story, cpu_story, failed_story, killed_story, many_story, offload_story
-from zerotop.analysis.live_view import Inferred, LiveView, State
+from zerotop.analysis.live_view import Inferred, JobState, LiveView
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.base.bars.footer import CursorState, Tab, draw_badge, draw_keys, draw_status, draw_tabs, draw_transport
@@ -162,7 +162,7 @@ def test_that_no_step_comes_any_more_is_said_as_soon_as_that_is_so() -> None:
     first = panel.draw_cached(frame, 60, 5)
     assert "no step finished yet" in "".join(read_rows(first))
     assert panel.draw_cached(replace(frame), 60, 5) is first
-    over = replace(frame, view=replace(frame.view, job=replace(frame.view.job, state=State.LOST)))
+    over = replace(frame, view=replace(frame.view, job=replace(frame.view.job, state=JobState.LOST)))
     assert "no step was recorded" in "".join(read_rows(panel.draw_cached(over, 60, 5)))
 
 
@@ -417,23 +417,29 @@ def test_ranks_watched_from_outside_have_no_phase() -> None:
     assert first.split()[:3] == ["rank", "0", "–"]
     assert "■" in second
     assert describe_no_output(outside.job) == "Not captured; see the job's own terminal"
-    waiting = replace(outside, job=replace(outside.job, state=State.STARTING))
+    waiting = replace(outside, job=replace(outside.job, state=JobState.STARTING))
     assert "starting" in read_rows(draw_cpu(waiting, 120, 12, BLOCKS))[1]
 
 
 @pytest.mark.parametrize(
     ("state", "code", "badge", "style", "mark"),
     [
-        (State.ENDED, 0, ("EXIT 0", "badge-good"), "good", ""),
-        (State.ENDED, 3, ("EXIT 3", "badge-bad"), "alert", "!"),
-        (State.ENDED, 247, ("KILLED (SIGKILL)", "badge-bad"), "alert", "!"),  # what DeepSpeed's launcher makes of signal 9
-        (State.ENDED, None, ("ENDED", "badge-past"), "warn", "!"),  # another started it: who knows its exit code
-        (State.DETACHED, None, ("DETACHED", "badge-past"), "text", ""),
-        (State.LOST, None, ("LOST", "badge-bad"), "alert", "!"),
+        (JobState.ENDED, 0, ("EXIT 0", "badge-good"), "good", ""),
+        (JobState.ENDED, 3, ("EXIT 3", "badge-bad"), "alert", "!"),
+        (
+            JobState.ENDED,
+            247,
+            ("KILLED (SIGKILL)", "badge-bad"),
+            "alert",
+            "!",
+        ),  # DeepSpeed's launcher for signal 9
+        (JobState.ENDED, None, ("ENDED", "badge-past"), "warn", "!"),  # another started it: who knows its exit code
+        (JobState.DETACHED, None, ("DETACHED", "badge-past"), "text", ""),
+        (JobState.LOST, None, ("LOST", "badge-bad"), "alert", "!"),
     ],
 )
 def test_what_is_not_known_to_be_bad_is_not_red(
-    state: State, code: int | None, badge: tuple[str, str], style: str, mark: str
+    state: JobState, code: int | None, badge: tuple[str, str], style: str, mark: str
 ) -> None:
     view = view_at(offload_story(), 60)
     job = replace(view.job, state=state, exit_code=code, exit_text="It is over.")

@@ -13,7 +13,7 @@ from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.app import ZerotopApp
 from zerotop.ui.base.clipboard import collect_copy_text
 from zerotop.ui.drawing.glyphs import BLOCKS
-from zerotop.ui.ranks.screen import RankStacks
+from zerotop.ui.ranks.screen import RankStacksPanel
 
 
 def read_screen(app: ZerotopApp) -> str:
@@ -61,6 +61,6 @@ async def test_they_are_copied(tmp_path: Path) -> None:
     app = make_app(tmp_path)
     async with app.run_test(size=(120, 40)) as pilot:
         await show_stacks(app, pilot)
-        app.screen.query_one(RankStacks).focus()
+        app.screen.query_one(RankStacksPanel).focus()
         await pilot.pause()
         assert "ranks 0, 2: wait in all_reduce" in collect_copy_text(app.screen)

@@ -20,7 +20,7 @@ from planted_troubles import MIXTURES
 from zerotop.analysis.annotations import Annotation, Detector, Evidence, load_detectors
 from zerotop.analysis.annotations.pace import data_stall, iteration_shift
 from zerotop.analysis.annotations.support import annotator
-from zerotop.analysis.annotations.support.records.record_window import Records, Samples
+from zerotop.analysis.annotations.support.records.record_window import Records, WindowSamples
 from zerotop.analysis.annotations.support.steps.step_values import StepValues
 from zerotop.session.reader import Session
 
@@ -37,9 +37,9 @@ def count_work(path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     read_count = 0
     merge_parts = Records._merge_parts
 
-    def merge_and_count(self: Records, *ranges: object) -> Samples:
+    def merge_and_count(self: Records, *ranges: object) -> WindowSamples:
         nonlocal read_count
-        samples: Samples = merge_parts(self, *ranges)  # type: ignore[arg-type]
+        samples: WindowSamples = merge_parts(self, *ranges)  # type: ignore[arg-type]
         read_count += len(samples)
         return samples
 

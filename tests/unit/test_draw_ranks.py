@@ -10,8 +10,8 @@ import pytest
 from recordings import open_recording
 from small_recording import read_recording
 from uneven_ranks import GIB, write_ranks
-from zerotop.analysis.live_view import State
-from zerotop.analysis.ranks.delays import Delay
+from zerotop.analysis.live_view import JobState
+from zerotop.analysis.ranks.delays import RankDelay
 from zerotop.analysis.ranks.matrix import Metric, RankMatrices
 from zerotop.analysis.ranks.outliers import Skew, find_skew
 from zerotop.analysis.views.recording_source import RecordingSource
@@ -172,11 +172,11 @@ def test_an_empty_map_says_what_is_missing(tmp_path: Path) -> None:
     write_ranks(tmp_path, 0, 0)
     assert "No rank trained" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     session = read_recording(tmp_path)
-    assert describe_empty(session, (), State.STARTING).startswith("No rank trains yet")
+    assert describe_empty(session, (), JobState.STARTING).startswith("No rank trains yet")
     write_ranks(tmp_path, 2, 0)
     assert "No rank finished a step" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
     processes = RecordingSource(read_recording(tmp_path)).rank_steps
-    assert describe_empty(session, processes, State.RUNNING).startswith("No rank has finished a step yet")
+    assert describe_empty(session, processes, JobState.RUNNING).startswith("No rank has finished a step yet")
 
 
 def test_a_job_without_a_probe_is_recognized(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_job_without_a_probe_is_recognized(tmp_path: Path) -> None:
     for file in tmp_path.glob("spans-*"):
         file.unlink()
     assert "only watched from" in " ".join(read_rows(draw_map(make_picture(tmp_path), 60, 6, BLOCKS)))
-    assert "No rank trains yet" in describe_empty(read_recording(tmp_path), (), State.STARTING)
+    assert "No rank trains yet" in describe_empty(read_recording(tmp_path), (), JobState.STARTING)
 
 
 def test_sentences_about_skew() -> None:
@@ -249,7 +249,7 @@ def test_a_delay_that_is_over_does_not_cut_the_figures(tmp_path: Path) -> None:
     source = RecordingSource(read_recording(tmp_path))
     begin_ns = int(source.rank_steps[1].step_rows["begin_unix_ns"][4])
     matrix = RankMatrices().matrix_at(
-        source.rank_steps, 2**62, 64, meets_in_forward=False, delays=(Delay(rank=1, begin_ns=begin_ns),)
+        source.rank_steps, 2**62, 64, meets_in_forward=False, delays=(RankDelay(rank=1, begin_ns=begin_ns),)
     )
     assert matrix.recent_steps.tolist() == list(range(12))
     assert not matrix.is_delayed

@@ -19,11 +19,12 @@ from small_recording import BEGIN_NS, make_identity, make_record, read_recording
 from small_recording import make_span as span_of
 from small_recording import write_table as write_open
 from zerotop.analysis.reports import export_tables
-from zerotop.analysis.reports.export import FORMATS, escape_formula, export_table
+from zerotop.analysis.reports.export import FORMATS, export_table
 from zerotop.analysis.reports.export_tables import TABLES
 from zerotop.analysis.steps.step_table import read_steps
 from zerotop.cli import main
 from zerotop.demo import RECORDING_PATH
+from zerotop.session.spreadsheet import escape_formula
 from zerotop_probe.recording import tables
 from zerotop_probe.recording.tables import BOUNDARY, SKIPPED
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -125,10 +126,13 @@ def test_numbers_below_zero_are_no_formulas(tmp_path: Path) -> None:
     assert float(export_rows(read_recording(tmp_path), "gpus", "csv")[0]["temperature_c"]) == -5
 
 
-RISKY = ("=1+1", "+a", "-a", "@a", "\ta", "\ra", "\na", "\uff1d1")
+RISKY = (
+    *("=1+1", "+a", "-a", "@a", "\ta", "\ra", "\na", "\uff1d1", "\uff20a", "\ufe66a"),
+    *(" =1", "\u00a0=1", "\u3000\uff1d1", "\u200b=1", "\ufeff@a", "\x0b=1", "\u202e=1"),
+)
 
 
-@pytest.mark.parametrize("name", [*RISKY, 'a"b,c', "a\nb", "[red]", "", " =1"])
+@pytest.mark.parametrize("name", [*RISKY, 'a"b,c', "a\nb", "[red]", "", "a=1", "; a", "a-b", "'=1"])
 def test_text_in_a_spreadsheet(tmp_path: Path, name: str) -> None:
     write_closed_table(tmp_path, tables.THREADS, make_identity(-1), (1, 2, 3, 0.5, 4, 5, 6, name.encode()))
     session = read_recording(tmp_path)
@@ -137,6 +141,21 @@ def test_text_in_a_spreadsheet(tmp_path: Path, name: str) -> None:
     assert "rank" not in row
     for fmt in ("jsonl", "parquet"):
         assert export_rows(session, "threads", fmt)[0]["name"] == name
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("a;=1", "a;'=1"),
+        ("a; =1", "a; '=1"),
+        (";=1;@b", "';'=1;'@b"),
+        ("; ;\uff0b1", "'; ;'\uff0b1"),
+        ("a\t=1\n-b", "a\t'=1\n'-b"),
+        ("a=1;b", "a=1;b"),
+    ],
+)
+def test_a_cell_that_a_spreadsheet_divides(text: str, escaped: str) -> None:
+    assert escape_formula(text) == escaped
 
 
 def test_a_name_cut_within_a_letter(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zerotop.ui.drawing import formatting as form
-from zerotop.ui.drawing.units import BINARY, DECIMAL, DEFAULT_UNITS, Pace, Sizes, UnitChoice, set_units
+from zerotop.ui.drawing.units import BINARY, DECIMAL, DEFAULT_UNITS, PaceUnit, Sizes, UnitChoice, set_units
 
 GIB = 1024**3
 
@@ -135,7 +135,7 @@ def test_counts(number: float, text: str) -> None:
 )
 def test_the_pace_either_way(seconds: float, as_seconds: str, as_rate: str) -> None:
     assert form.format_pace(seconds) == as_seconds
-    set_units(UnitChoice(BINARY, Pace.RATE))
+    set_units(UnitChoice(BINARY, PaceUnit.RATE))
     assert form.format_pace(seconds) == as_rate
 
 

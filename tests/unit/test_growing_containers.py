@@ -23,7 +23,7 @@ from zerotop_probe.inside.growing_containers import container_finder
 from zerotop_probe.inside.growing_containers.container_finder import ContainerFinder
 from zerotop_probe.inside.growing_containers.containers import find_growing, measure_lengths
 from zerotop_probe.inside.growing_containers.host_watch import HostReading, HostWatch
-from zerotop_probe.inside.growing_containers.names import Place, find_place
+from zerotop_probe.inside.growing_containers.names import OwnerPlace, find_place
 from zerotop_probe.inside.guard import CostMeter
 from zerotop_probe.inside.stacks.paths import PathNames
 
@@ -136,7 +136,7 @@ def test_nothing_is_kept_alive() -> None:
 
 
 def test_a_local_variable_is_named_and_not_kept() -> None:
-    def train() -> tuple[Place | None, Any]:
+    def train() -> tuple[OwnerPlace | None, Any]:
         scores = [[step] for step in range(10)]
         thing = type("Thing", (), {})()
         place = find_place(scores, sys._getframe(), PATHS)
@@ -146,20 +146,20 @@ def test_a_local_variable_is_named_and_not_kept() -> None:
 
     place, alive = train()
     name = train.__qualname__ if sys.version_info >= (3, 11) else "train"
-    assert place == Place("scores", "local", name, HERE.name, own=True, levels=0)
+    assert place == OwnerPlace("scores", "local", name, HERE.name, own=True, levels=0)
     assert alive is None
 
 
 def test_globals_attributes_and_what_lies_within_are_named() -> None:
     gc.unfreeze()
     store, frame = Store(), sys._getframe()
-    assert find_place(KEPT, None, PATHS) == Place("KEPT", "global", __name__, HERE.name, own=True, levels=0)
-    place = Place("items", "attribute", "Store", HERE.name, own=True, levels=0)
+    assert find_place(KEPT, None, PATHS) == OwnerPlace("KEPT", "global", __name__, HERE.name, own=True, levels=0)
+    place = OwnerPlace("items", "attribute", "Store", HERE.name, own=True, levels=0)
     assert find_place(store.items, frame, PATHS) == place
     Store.__init__.__dict__["no name"] = store.items
     assert find_place(store.items, frame, PATHS) == place
     Store.__init__.__dict__.clear()
-    place = Place("by_step", "attribute", "Store", HERE.name, own=True, levels=1)
+    place = OwnerPlace("by_step", "attribute", "Store", HERE.name, own=True, levels=1)
     assert find_place(store.by_step[0], frame, PATHS) == place
     assert find_place([[1], [2]], None, PATHS) is None
 

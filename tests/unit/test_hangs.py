@@ -9,7 +9,7 @@ import pytest
 from stuck_ranks_recording import SAVING, SILENT_S, SLEEPING, WAITING, Stand, second_to_unix_ns, write_standing
 from zerotop.analysis.annotations import Annotation, find_annotations
 from zerotop.analysis.hangs.reader import StandstillFinder
-from zerotop.analysis.hangs.stacks import Frame, ThreadStack
+from zerotop.analysis.hangs.stacks import StackFrame, ThreadStack
 from zerotop.analysis.hangs.waits import Wait, WaitKind, find_wait
 from zerotop.session.reader import Session
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, Glyphs
@@ -52,7 +52,7 @@ def find_hung(session: Session, second: float) -> list[Annotation]:
     ],
 )
 def test_what_a_thread_waits_for(stand: Stand, wait: Wait) -> None:
-    assert find_wait(ThreadStack("", stand.call, tuple(Frame(*frame) for frame in stand.frames))) == wait
+    assert find_wait(ThreadStack("", stand.call, tuple(StackFrame(*frame) for frame in stand.frames))) == wait
 
 
 def test_the_rank_that_is_in_no_collective_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from zerotop_probe.outside.attaching.ptrace.arch import Machine, Registers
+from zerotop_probe.outside.attaching.ptrace.arch import Machine, Registers, RegisterSet, Rescue
 from zerotop_probe.outside.attaching.python_process import MACHINES, REMOTE_EXEC_VERSION, CannotEnter, examine_process
 from zerotop_probe.outside.procfs import Process
 
@@ -67,43 +67,129 @@ def test_the_kernel_s_layout(each_machine: Machine) -> None:
         assert getattr(registers, name) == words[index], name
 
 
-def test_asking_for_memory_sets_the_call_s_registers_and_no_others(each_machine: Machine) -> None:
+VECTORS = {
+    "x86_64": RegisterSet(0x202, bytes(464) + struct.pack("<QQ", 7, 0) + bytes(32) + struct.pack("<Q", 7) + bytes(312)),
+    "aarch64": RegisterSet(2, bytes(range(256)) * 2 + struct.pack("<IIQ", 3, 4, 0)),
+}
+
+
+@pytest.fixture
+def rescue(each_machine: Machine) -> Rescue:
     before = filled_registers(each_machine)
-    asked = list_changes(each_machine, before, each_machine.prepare_mapping(before, at=BACK, size=8192))
-    nothing = 2**64 - 1
-    kept = {name: asked.pop(name, None) for name in ("eflags", "pstate")}
+    return each_machine.build_rescue(before, VECTORS[each_machine.name], mask=0xABCD, restorer=RUN)
+
+
+def test_the_frame_of_a_signal_handler(each_machine: Machine, rescue: Rescue) -> None:
+    """At the places that the kernel's struct rt_sigframe has."""
+    before = filled_registers(each_machine)
+    changes = list_changes(each_machine, before, rescue.registers)
     if each_machine.name == "x86_64":
-        # r9, the offset, is word 8.
+        assert changes == {"rip": RUN, "rsp": rescue.address + 8, "orig_rax": 2**64 - 1}
+        assert rescue.address + len(rescue.frame) <= before.rsp - 128
+        words = {"r8": 6, "rax": 19, "rsp": 21, "rip": 22}
+        assert all(read_word(rescue, index) == getattr(before, name) for name, index in words.items())
+        assert read_word(rescue, 38) == 0xABCD  # uc_sigmask
+        vectors = read_word(rescue, 29) - rescue.address
+        assert (rescue.address + vectors) % 64 == 0
+        assert struct.unpack_from("<IIQI", rescue.frame, vectors + 464) == (0x46505853, 836, 7, 832)
+        assert rescue.frame[vectors + 832 :] == b"EXPF"
+    else:
+        assert changes == {"pc": RUN, "sp": rescue.address, "x30": RUN, "pstate": 0xFFFF_F3FF}
+        assert rescue.address % 16 == 0
+        assert rescue.address + len(rescue.frame) <= before.sp
+        assert rescue.frame[312 : 312 + ctypes.sizeof(before)] == bytes(before)
+        assert read_word(rescue, 21) == 0xABCD
+        assert struct.unpack_from("<4I", rescue.frame, 592) == (0x46508001, 528, 3, 4)
+        assert rescue.frame[608 : 608 + 512] == bytes(range(256)) * 2
+        assert rescue.frame[1120:] == bytes(16)
+
+
+def read_word(rescue: Rescue, index: int) -> int:
+    (word,) = struct.unpack_from("<Q", rescue.frame, 8 * index)
+    return int(word)
+
+
+@pytest.mark.parametrize(("result", "is_restarted"), [(-512, True), (-516, True), (-4, False), (0, False)])
+def test_an_interrupted_call_is_made_again(result: int, is_restarted: bool) -> None:
+    machine = MACHINES["x86_64"]
+    before = filled_registers(machine).with_values(orig_rax=7, rax=result)
+    rescue = machine.build_rescue(before, None, mask=0, restorer=RUN)
+    expected = (7, before.rip - 2) if is_restarted else (before.rax, before.rip)
+    assert (read_word(rescue, 19), read_word(rescue, 22)) == expected
+
+
+@pytest.mark.parametrize(("used", "size"), [(7, 2816), (7 | 1 << 18, 11008)])
+def test_tiles_that_a_thread_does_not_use_are_left_out(used: int, size: int) -> None:
+    content = bytes(464) + struct.pack("<Q", 0x602E7) + bytes(40) + struct.pack("<Q", used) + bytes(11008 - 520)
+    machine = MACHINES["x86_64"]
+    rescue = machine.build_rescue(filled_registers(machine), RegisterSet(0x202, content), mask=0, restorer=RUN)
+    vectors = read_word(rescue, 29) - rescue.address
+    assert struct.unpack_from("<IIQI", rescue.frame, vectors + 464) == (0x46505853, size + 4, 0x602E7, size)
+    assert len(rescue.frame) == vectors + size + 4
+
+
+def test_the_wide_vectors_of_arm_follow_their_reference() -> None:
+    length, used = 32, 32 * 32 + 17 * 4
+    body = bytes(number % 251 for number in range(used)) + bytes(-used % 16)
+    content = struct.pack("<IIHHHH", 16 + len(body) + 16, 9999, length, 64, 1, 0) + body + struct.pack("<IIQ", 3, 4, 0)
+    machine = MACHINES["aarch64"]
+    rescue = machine.build_rescue(filled_registers(machine), RegisterSet(0x405, content), mask=0, restorer=RUN)
+    magic, size, place, extra = struct.unpack_from("<IIQI", rescue.frame, 592 + 528)
+    at = place - rescue.address
+    assert (magic, size, at, extra) == (0x45585401, 32, 592 + 528 + 48, 16 + len(body) + 16)
+    assert struct.unpack_from("<IIH", rescue.frame, at) == (0x53564501, 16 + len(body), length)
+    assert rescue.frame[at + 16 : at + 16 + used] == body[:used]
+    assert rescue.frame[608:624] == body[:16]
+    assert rescue.frame[624:640] == body[32:48]
+
+
+def test_asking_for_memory_sets_the_call_s_registers_and_no_others(each_machine: Machine, rescue: Rescue) -> None:
+    asked = list_changes(each_machine, rescue.registers, each_machine.prepare_mapping(rescue, at=BACK, size=8192))
+    nothing = 2**64 - 1
+    if each_machine.name == "x86_64":
+        # r9, the offset, is word 8. It returns to the restorer, whose address the frame begins with.
         assert asked == {"rip": BACK, "rax": 9, "rdi": 0, "rsi": 8192, "rdx": 7, "r10": 0x22, "r8": nothing, "word 8": 0} | {
-            "orig_rax": nothing
+            "rsp": rescue.address
         }
-        assert kept == {"eflags": None, "pstate": None}
+        assert read_word(rescue, 0) == RUN
     else:
         assert asked == {"pc": BACK, "x8": 222, "x0": 0, "x1": 8192, "x2": 7, "word 3": 0x22, "x4": nothing, "word 5": 0}
-        assert kept == {"eflags": None, "pstate": 0xFFFF_F3FF}  # no indirect branch has been taken
+        assert rescue.registers.x30 == RUN
 
 
-def test_a_call_begins_as_its_convention_wants(each_machine: Machine) -> None:
-    before = filled_registers(each_machine)
-    called = list_changes(each_machine, before, each_machine.prepare_call(before, FAR, RUN, stack=STACK, back=BACK))
+def test_a_call_begins_as_its_convention_wants(each_machine: Machine, rescue: Rescue) -> None:
+    called = list_changes(
+        each_machine, rescue.registers, each_machine.prepare_call(rescue, FAR, RUN, stack=STACK, back=BACK)
+    )
     if each_machine.name == "x86_64":
         # Behind the return address the stack is a multiple of 16.
-        assert called == {"rip": FAR, "rdi": RUN, "rsi": 0, "rax": 0, "rbp": 0, "rsp": STACK - 8} | {
-            "orig_rax": 2**64 - 1, "eflags": 0xFFFF_FBFF,
-        }  # fmt: skip
+        assert called == {"rip": FAR, "rdi": RUN, "rsi": 0, "rax": 0, "rbp": 0, "rsp": STACK - 8, "eflags": 0xFFFF_FBFF}
         assert each_machine.build_frame(BACK) == struct.pack("<Q", BACK)
     else:
-        assert called == {"pc": FAR, "x0": RUN, "x1": 0, "x29": 0, "x30": BACK, "sp": STACK, "pstate": 0xFFFF_F3FF}
+        assert called == {"pc": FAR, "x0": RUN, "x1": 0, "x29": 0, "x30": BACK, "sp": STACK}
         assert each_machine.build_frame(BACK) == b""
 
 
+def test_the_end_is_what_an_assembler_makes(each_machine: Machine, rescue: Rescue) -> None:
+    """mov rdi, rax; mov rsp, STACK; mov eax, 15; syscall. And: ldr x9, STACK; mov sp, x9; mov x8, 139; svc #0."""
+    stack = each_machine.read_stack(rescue.registers).to_bytes(8, "little").hex()
+    endings = {
+        "x86_64": f"4889c748bc{stack}b80f0000000f05",
+        "aarch64": f"c90000583f010091681180d2010000d4{bytes(8).hex()}{stack}",
+    }
+    assert each_machine.build_ending(rescue).hex() == endings[each_machine.name]
+
+
 def test_what_came_of_it(each_machine: Machine) -> None:
-    name = "rip" if each_machine.name == "x86_64" else "pc"
-    after = filled_registers(each_machine).with_values(**{name: BACK})
-    assert each_machine.read_position(after) == BACK
-    # On x86-64 the breakpoint lies before it, on aarch64 there.
-    assert each_machine.read_breakpoint(after) == BACK - (1 if each_machine.name == "x86_64" else 0)
-    assert each_machine.read_result(after) == getattr(after, "rax" if each_machine.name == "x86_64" else "x0")
+    position, stack, call, argument, result = {
+        "x86_64": ("rip", "rsp", "orig_rax", "rdi", "rax"), "aarch64": ("pc", "sp", "x8", "x0", "x0"),
+    }[each_machine.name]  # fmt: skip
+    after = filled_registers(each_machine)
+    assert each_machine.read_position(after) == getattr(after, position)
+    assert each_machine.read_stack(after) == getattr(after, stack)
+    assert each_machine.read_call(after) == getattr(after, call)
+    assert each_machine.read_argument(after) == getattr(after, argument)
+    assert each_machine.read_result(after) == getattr(after, result)
 
 
 def test_the_program_is_what_an_assembler_makes(each_machine: Machine) -> None:
@@ -166,9 +252,12 @@ def test_the_machine_is_the_one_that_it_is(waiting_child: Process) -> None:
     assert entrance is not None
     assert entrance.machine.name == platform.machine()
     with open(f"/proc/{waiting_child.pid}/mem", "rb", buffering=0) as memory:
-        memory.seek(entrance.syscall)
-        assert memory.read(len(entrance.machine.syscall_code)) == entrance.machine.syscall_code
-    assert entrance.syscall % entrance.machine.alignment == 0
+        for place, codes in (
+            (entrance.gate, entrance.machine.gate_codes), (entrance.restorer, entrance.machine.restorer_codes),
+        ):  # fmt: skip
+            memory.seek(place)
+            assert memory.read(16).startswith(codes)
+            assert place % entrance.machine.alignment == 0
 
 
 @old

@@ -100,7 +100,7 @@ def test_a_late_rank_is_named_once_and_only_if_it_was_there(tmp_path: Path) -> N
     watcher = RankFinder(str(tmp_path), Process(1, 1), recorder)
     watcher._reported_s[Process(10, 1)] = 100.0
     for rank, found_s in ((0, 90.0), (1, 95.0), (2, 101.0)):
-        watcher.rank_by_pid[10 + rank] = rank_discovery.Rank(Process(10 + rank, 1), rank, None, found_s)
+        watcher.rank_by_pid[10 + rank] = rank_discovery.SeenRank(Process(10 + rank, 1), rank, None, found_s)
     watcher._report_late(125.0)
     assert recorder.events == []
     for now_s in (131.0, 150.0):
@@ -511,7 +511,7 @@ class TestGpus:
         lost: list[str] = []
         sampler = self.make_sampler(tmp_path, on_seen=seen.append, on_lost=lost.append)
         sampler.prepare_sampling()
-        assert seen == [nvml.GpuDiscovery("580.1", (nvml.Gpu(0, "GPU-1", "H200", 100),), None)]
+        assert seen == [nvml.GpuDiscovery("580.1", (nvml.GpuIdentity(0, "GPU-1", "H200", 100),), None)]
         sampler.take_sample(1, 0)
         nvml_answers["nvmlDeviceGetMemoryInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
         for tick in (2, 4, 6):

@@ -163,6 +163,10 @@ HARMLESS: list[list[str]] = [
     ["git", "clone", "ssh://git@github.com/x/y"],
     ["docker", "run", "-u", "1000:1000", "image"],
     ["ssh", "-p", "22", "node1"],
+    ["ssh", "login", "-p", "22"],
+    ["docker", "run", "-p", "8080:80", "image"],
+    ["docker", "exec", "box", "ssh", "-p", "22", "login"],
+    ["curl", "https://example.org/?page=2&max_tokens=3#key"],
     ["srun", "-ptraining", "python", "-u", "train.py"],
     ["bash", "-c", "mysql -p runs; srun -p training python -u train.py host:29500"],
     ["python", "-c", "login()"],
@@ -182,6 +186,32 @@ def test_secrets_of_commands_are_hidden(command: list[str]) -> None:
     assert not any(token in text for token in TOKENS)
     assert not re.search("123456(?![0-9]{2,}-)|0123456789abcdef01", text)
     assert redact_command(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["docker", "login", "-u", "me", "-p", "hunter", "registry.example.org"],
+        ["sudo", "/usr/bin/podman", "login", "-phunter"],
+        ["az", "login", "-p=hunter"],
+        ["bash", "-c", "helm registry login -u me -p 'hunter two' example.org"],
+        ["sudo", "mysql", "-phunter"],
+        ["train.py", "--token", "-hunter"],
+        ["train.py", "--password", "-h"],
+        ["git", "clone", "https://hunter@example.org/x"],
+        ["pip", "install", "git+https://hunter@example.org/x"],
+        ["curl", "http://localhost:8888/?token=h"],
+        ["curl", "http://localhost:8888/lab?a=1&access_token=12#x"],
+        ["curl", "https://example.org/#id_token=hun"],
+    ],
+    ids=" ".join,
+)
+def test_short_secrets_are_hidden_by_their_place(command: list[str]) -> None:
+    for shown in (redact_command(command), redact_text(" ".join(command)).split(" ")):
+        assert HIDDEN in " ".join(shown)
+        assert not {"hunter", "-hunter", "-phunter", "-h"} & set(shown)
+        assert not re.search("hunt|token=h|token=12", " ".join(shown))
+    assert redact_command(redact_command(command)) == redact_command(command)
 
 
 @pytest.mark.parametrize("command", HARMLESS, ids=" ".join)

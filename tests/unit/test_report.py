@@ -138,7 +138,8 @@ def test_pages_are_well_formed_and_need_no_network(name: str) -> None:
 
 
 def test_names_from_a_recording_cannot_write_the_page() -> None:
-    evil = "</script><script>alert(1)</script>\x1b[31m\x00"
+    reordering = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    evil = f"</script><script>alert(1)</script>\x1b[31m\x00{reordering}"
 
     def insert_markup(event: dict[str, object]) -> object:
         return event | ({"model": evil, "config": {evil: evil}} if event.get("event") == "engine" else {})
@@ -149,6 +150,10 @@ def test_names_from_a_recording_cannot_write_the_page() -> None:
     assert "<script>alert" not in page
     assert "\x1b" not in page
     assert "\x00" not in page
+    assert not set(reordering) & set(page)
+    assert "\\u202e\\u2066" in page
+    (charts,) = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page)
+    assert not set(reordering) & set(json.dumps(json.loads(charts), ensure_ascii=False))
     parse_page(page)
 
 

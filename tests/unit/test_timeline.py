@@ -19,7 +19,7 @@ from zerotop.analysis.steps.step_table import StepTable
 from zerotop.analysis.timeline.metrics import GpuColumns
 from zerotop.analysis.timeline.range_summary import summarize_range
 from zerotop.analysis.timeline.resample import TIME
-from zerotop.analysis.timeline.timeline import Subject, TimelineBuilder, Window
+from zerotop.analysis.timeline.timeline import LaneSubject, TimelineBuilder, Window
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
 from zerotop.session.reader import Session, Source
 from zerotop_probe.recording.tables import (
@@ -62,7 +62,7 @@ def compute_naively(parts: list[tuple[int, int, float]], begin: int, end: int) -
 
 
 def compare_timeline(
-    session: Session, name: str, parts: list[tuple[int, int, float]], window: Window, subject: Subject
+    session: Session, name: str, parts: list[tuple[int, int, float]], window: Window, subject: LaneSubject
 ) -> None:
     values = make_builder(session).build_timeline(window, subject, (), session.end_ns).values[name]
     edges = [session.begin_ns + (window.first + place) * window.column_ns for place in range(window.columns + 1)]
@@ -136,7 +136,7 @@ def test_no_peak_between_two_samples_is_lost() -> None:
     assert highest > int(source.array["allocated_bytes"].max())
     for window in WINDOWS:
         timeline = make_builder(session).build_timeline(
-            Window(0, window.column_ns, 90 * S // window.column_ns), Subject(0, "vm", ("vm", 0)), (), session.end_ns
+            Window(0, window.column_ns, 90 * S // window.column_ns), LaneSubject(0, "vm", ("vm", 0)), (), session.end_ns
         )
         assert np.nanmax(timeline.values["peak"].highest) == highest
 
@@ -148,7 +148,7 @@ def test_the_innermost_phase_of_every_moment(name: str, column_ns: int) -> None:
     begins, spans = (session.sources[table][0] for table in ("begins", "spans"))
     first = (int(spans.array["end_ns"][len(spans.array) // 2]) + spans.offset_ns - session.begin_ns) // column_ns - 150
     timeline = make_builder(session).build_timeline(
-        Window(first, column_ns, 300), Subject(begins.rank, begins.host, None), (begins.rank,), session.end_ns
+        Window(first, column_ns, 300), LaneSubject(begins.rank, begins.host, None), (begins.rank,), session.end_ns
     )
     seconds = timeline.phases[begins.rank]
     # Looked at many times in every column, at the end of the recording, from where all is known.
@@ -179,7 +179,7 @@ def many_steps(folder: Path, steps: int) -> Session:
 def test_phases_add_up_at_every_zoom(tmp_path: Path, column_ns: int) -> None:
     session = many_steps(tmp_path, 100)
     timeline = make_builder(session).build_timeline(
-        Window(0, column_ns, -(-100 * S // column_ns)), Subject(0, "node1", None), (0,), BEGIN_NS + 100 * S
+        Window(0, column_ns, -(-100 * S // column_ns)), LaneSubject(0, "node1", None), (0,), BEGIN_NS + 100 * S
     )
     sums = timeline.phases[0].sum(axis=1)
     assert sums[PHASE_CODE["forward"]] == pytest.approx(20.0)
@@ -266,7 +266,9 @@ def test_two_ranks_on_one_gpu_hold_what_both_hold(tmp_path: Path) -> None:
         ]
         write_table(tmp_path, ALLOCATOR, make_identity(rank), *samples, peaks="window").close()
     lines = make_builder(read_recording(tmp_path))
-    told = lines.build_timeline(Window(0, S, 8), Subject(0, "node1", ("node1", 0)), (), BEGIN_NS + 7 * S).values["allocated"]
+    told = lines.build_timeline(Window(0, S, 8), LaneSubject(0, "node1", ("node1", 0)), (), BEGIN_NS + 7 * S).values[
+        "allocated"
+    ]
     assert told.mean.tolist()[1:] == [11.0, 12.0, 12.0, 116.0, 117.0, 121.0, 121.0]
     assert math.isnan(told.mean[0])
 
@@ -419,7 +421,7 @@ def test_nothing_recorded(tmp_path: Path) -> None:
     lines = make_builder(read_recording(tmp_path))
     subject = lines.make_subject(-1)
     assert lines.find_rank_hosts() == {}
-    assert subject == Subject(-1, "", None)
+    assert subject == LaneSubject(-1, "", None)
     timeline = lines.build_timeline(Window(-10, S, 20), subject, (), BEGIN_NS + 5 * S)
     assert timeline.values == {}
     assert timeline.phases == {}

@@ -12,7 +12,7 @@ import pytest
 
 from recordings import list_recordings, open_recording
 from small_recording import make_identity, make_record, read_recording, write_table
-from zerotop.analysis.live_view import State
+from zerotop.analysis.live_view import JobState
 from zerotop.analysis.views.recording_source import RecordingSource
 from zerotop.ui.app.viewer import Viewer
 from zerotop.ui.drawing.glyphs import ASCII, BLOCKS, TEXTURES, Glyphs
@@ -188,9 +188,9 @@ def test_small_figures_of_a_range_keep_their_decimals() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "why"), [(State.STARTING, "before the training"), (State.RUNNING, "no probe in any rank")]
+    ("state", "why"), [(JobState.STARTING, "before the training"), (JobState.RUNNING, "no probe in any rank")]
 )
-def test_why_there_are_no_phases_is_said(state: State, why: str, tmp_path: Path) -> None:
+def test_why_there_are_no_phases_is_said(state: JobState, why: str, tmp_path: Path) -> None:
     sampled = make_record(PROCESSES, time_ns=S, rank=0, pid=100, cores_used=1.0, rss_bytes=1)
     write_table(tmp_path, PROCESSES, make_identity(-1), sampled).close()
     watched = RecordingSource(read_recording(tmp_path))

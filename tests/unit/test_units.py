@@ -12,7 +12,7 @@ from zerotop.ui.drawing.units import (
     BINARY,
     DECIMAL,
     DEFAULT_UNITS,
-    Pace,
+    PaceUnit,
     UnitChoice,
     convert_sizes,
     get_units,
@@ -25,11 +25,11 @@ from zerotop.ui.drawing.units import (
 
 def test_what_was_kept_is_chosen_again_and_nonsense_is_not() -> None:
     for sizes in (BINARY, DECIMAL):
-        for pace in Pace:
+        for pace in PaceUnit:
             assert parse_units(sizes.name, pace.value) == (sizes, pace)
     assert parse_units("", "") == parse_units("furlongs", "/it") == DEFAULT_UNITS == get_units()
-    set_units(UnitChoice(DECIMAL, Pace.RATE))
-    assert (other_sizes(), other_pace()) == (BINARY, Pace.SECONDS)
+    set_units(UnitChoice(DECIMAL, PaceUnit.RATE))
+    assert (other_sizes(), other_pace()) == (BINARY, PaceUnit.SECONDS)
 
 
 @pytest.mark.parametrize(

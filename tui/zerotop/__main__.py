@@ -1,7 +1,5 @@
 """Entry point of ``python -m zerotop``."""
 
-from __future__ import annotations
-
 import sys
 
 from zerotop.cli import main

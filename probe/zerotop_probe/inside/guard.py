@@ -199,8 +199,10 @@ def wrap_function(
 
     setattr(call_original, _WRAPPER_MARK, True)
     counted = wrap_counted(counts, original, call_original, note_failure)
-    if counted is None:
-        return call_original
+    return call_original if counted is None else _mark_wrapper(counted, original, call_original)
+
+
+def _mark_wrapper(counted: Any, original: Callable[..., Any], call_original: Callable[..., Any]) -> Callable[..., Any]:
     wrapper: Callable[..., Any] = functools.update_wrapper(counted, call_original)
     setattr(wrapper, "__wrapped__", original)  # noqa: B010 as mypy knows no such attribute
     return wrapper

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from zerotop_probe.outside import own_python
 from zerotop_probe.outside.job import agent, daemon
 from zerotop_probe.outside.job.job import JobResult
 from zerotop_probe.outside.job.job_signals import die_of
@@ -30,6 +31,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def main() -> int:
     """Return the job's exit code, 1 if it is unknown or the job could not be started, 2 for wrong usage."""
+    own_python.restore_environment()
     arguments = sys.argv[1:]
     split = arguments.index("--") if "--" in arguments else len(arguments)
     options = _make_parser().parse_args(arguments[:split])

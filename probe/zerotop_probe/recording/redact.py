@@ -28,7 +28,12 @@ _NAME_HINTS = (
     *("token", "key", "pass", "pw", "psw", "secret", "cred", "auth", "cookie", "bearer", "sig", "sas", "jwt", "webhook"),
     *("otp", "mfa", "pin", "_pat", "-pat", "_code", "-code"),
 )
-_LOGIN = re.compile(r"(?<=://)(?:[^/\s:@\"'<>]{0,99}:[^/\s@\"'<>]{1,999}|[^/\s:@\"'<>]{20,999})(?=@)")
+# A name alone is a token for HTTP, and an account for ssh unless it is long.
+_LOGIN = re.compile(
+    r"(?:(?<=://)(?:[^/\s:@\"'<>]{0,99}:[^/\s@\"'<>]{1,999}|[^/\s:@\"'<>]{20,999})"
+    r"|(?<=https://)[^/\s:@\"'<>]{1,19}|(?<=http://)[^/\s:@\"'<>]{1,19})(?=@)"
+)
+_QUERY_VALUE = re.compile(r"([?&#;]([\w.-]{1,60})=)([^\s&#;\"'<>`]+)")
 _SCHEMES = r"(?:bearer|basic|token|digest|negotiate|apikey)"
 _HEADER = re.compile(
     rf"\b((?:proxy-)?authorization[\"']?[ \t]*[:=][ \t]*[\"']?(?:{_SCHEMES}[ \t]+)?)(?!{_SCHEMES}\b)[^\s\"',;<]+",
@@ -67,8 +72,26 @@ _TEXT_TOKEN = re.compile(r"(?:<.*>|\[[A-Z]+\]|</?s>|.{1,3})")
 _OPTION_NAME = re.compile(r"--?[A-Za-z]")
 # Programs whose option -p has a password: sshpass in the next argument too.
 _PASSWORD_PROGRAMS = ("sshpass", "mysql", "mysqldump", "mariadb")
+# Likewise, after the argument "login".
+_LOGIN_PROGRAMS = (
+    "docker",
+    "podman",
+    "nerdctl",
+    "buildah",
+    "skopeo",
+    "crane",
+    "oras",
+    "helm",
+    "apptainer",
+    "az",
+    "oc",
+    "cf",
+)
+_OTHER_PROGRAMS = ("ssh", "scp", "sftp", "rsync")  # their -p is none
 _PASSWORD_OPTION = re.compile(
-    r"\b(sshpass[ \t]+-p[ \t]*|(?:mysql|mysqldump|mariadb)[ \t](?:[^\n;&|]{0,200}[ \t])?-p)(?![ \t<])[^\s;&|\"'<]+"
+    r"\b(sshpass[ \t]+-p[ \t]*|(?:mysql|mysqldump|mariadb)[ \t](?:[^\n;&|]{0,200}[ \t])?-p"
+    rf"|(?:{'|'.join(_LOGIN_PROGRAMS)})[ \t](?:[^\n;&|]{{0,200}}[ \t])?login[ \t](?:[^\n;&|]{{0,200}}[ \t])?-p(?:=|[ \t]*))"
+    r"(?![ \t<=])(?:\"[^\"\n]*\"?|'[^'\n]*'?|[^\s;&|\"'<]+)"
 )
 # Arguments after which a token stands alone.
 _BARE_TOKENS = {"login": re.compile(r"[\w-]{20,}"), "--wandb": re.compile(r"[0-9a-f]{40}")}
@@ -76,8 +99,10 @@ _BARE_TOKENS = {"login": re.compile(r"[\w-]{20,}"), "--wandb": re.compile(r"[0-9
 
 def redact_text(text: str) -> str:
     """Return a text of any length in which apparent secrets are replaced, at 5 to 25 MB/s."""
-    if "://" in text and "@" in text:
-        text = _LOGIN.sub(HIDDEN, text)
+    if "://" in text:
+        if "@" in text:
+            text = _LOGIN.sub(HIDDEN, text)
+        text = _QUERY_VALUE.sub(_hide_query_value, text)
     for hint, pattern in TOKENS.items():
         if hint in text:
             text = pattern.sub(HIDDEN, text)
@@ -98,6 +123,11 @@ def redact_text(text: str) -> str:
         if hint in small:
             text = pattern.sub(rf"\1{HIDDEN}", text)
     return _hide_named_values(text)
+
+
+def _hide_query_value(match: re.Match[str]) -> str:
+    """Hide a secret in the query of a URL, however short: it is no token of a text."""
+    return match[1] + HIDDEN if is_secret_name(match[2]) and not _PLAIN_VALUE.fullmatch(match[3]) else match[0]
 
 
 def _lower_letters(text: str) -> str:
@@ -142,16 +172,20 @@ def redact_command(arguments: Sequence[str]) -> list[str]:
     """Return a command line without secrets, in any argument: options, ``bash -c`` strings, JSON, headers, URLs."""
     shown: list[str] = []
     option = ""  # the secret option whose value comes next
-    program = os.path.basename(arguments[0]) if arguments else ""
+    program, has_login = "", False
     for argument in arguments:
-        if option and not _OPTION_NAME.match(argument):
-            shown.append(argument if _is_harmless(option, argument) else HIDDEN)
+        if option and not argument.startswith("--"):
+            is_shown = _is_harmless(option, argument) or (option.endswith("s") and _OPTION_NAME.match(argument))
+            shown.append(argument if is_shown else HIDDEN)
             option = option if option.endswith("s") and not argument.endswith(".py") else ""
             continue
+        if (name := os.path.basename(argument)) in (*_PASSWORD_PROGRAMS, *_LOGIN_PROGRAMS, *_OTHER_PROGRAMS):
+            program, has_login = name, False
+        has_login |= argument == "login"
         name, equals, value = argument.partition("=")
-        is_name = " " not in name and not name.startswith(("{", "["))
-        option = argument if not equals and _precedes_secret(argument, program) else ""
-        if program in _PASSWORD_PROGRAMS and argument.startswith("-p") and len(argument) > 2:
+        is_name = " " not in name and "://" not in name and not name.startswith(("{", "["))
+        option = argument if not equals and _precedes_secret(argument, program, has_login) else ""
+        if _is_password_option(program, has_login) and argument.startswith("-p") and len(argument) > 2:
             shown.append(f"-p{HIDDEN}")
         elif shown and (pattern := _BARE_TOKENS.get(shown[-1])) and pattern.fullmatch(argument):
             shown.append(HIDDEN)
@@ -164,10 +198,16 @@ def redact_command(arguments: Sequence[str]) -> list[str]:
     return shown
 
 
-def _precedes_secret(argument: str, program: str) -> bool:
+def _is_password_option(program: str, has_login: bool) -> bool:
+    """Return whether ``-p`` takes a password here."""
+    return program in _PASSWORD_PROGRAMS or (program in _LOGIN_PROGRAMS and has_login)
+
+
+def _precedes_secret(argument: str, program: str, has_login: bool) -> bool:
     """Return whether the next argument is a secret."""
     if argument.startswith("-"):
-        return (argument == "-p" and program == "sshpass") or (" " not in argument and is_secret_option(argument))
+        is_password = argument == "-p" and (program == "sshpass" or (program in _LOGIN_PROGRAMS and has_login))
+        return is_password or (" " not in argument and is_secret_option(argument))
     return "_" in argument and argument.isidentifier() and is_secret_name(argument)  # aws configure set NAME VALUE
 
 

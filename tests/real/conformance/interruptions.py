@@ -7,13 +7,14 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from conformance.experiment import make_experiment
 from conformance.places import Place, describe_ending, name_signal, small_python, summarize_observations, wait_until
 
-from .deliveries import WAYS, send_to_group, send_to_process
+from .deliveries import WAYS, list_descendants, send_to_group, send_to_process
 
 ENDING = (
     *(signal.Signals[f"SIG{name}"] for name in ["HUP", "INT", "QUIT", "TERM", "USR1", "ALRM", "XCPU"]),
@@ -22,9 +23,9 @@ ENDING = (
 WAITING = small_python("import os, time\nopen('ready', 'w').write(str(os.getpid()))\ntime.sleep(15)")
 
 
-def await_ready(place: Place) -> int:
-    """Wait until the job of WAITING runs; return its PID."""
-    ready = place.work / "ready"
+def await_ready(place: Place, name: str = "ready") -> int:
+    """Wait until the job of WAITING, or another that writes its PID to a file, runs; return its PID."""
+    ready = place.work / name
     wait_until(lambda: ready.exists() and ready.read_text())
     pid = int(ready.read_text())
     ready.unlink()
@@ -94,12 +95,6 @@ def describe_stop(process: subprocess.Popen[bytes], pid: int) -> str:
     return f"the job {'stops' if stopped else 'goes on'}, its caller is {'told' if told else 'not told'}"
 
 
-def describe_continuing(process: subprocess.Popen[bytes], pid: int) -> str:
-    """Describe whether a stopped job goes on after SIGCONT."""
-    wait_until(lambda: read_state(pid) != "T", 3.0)
-    return f"the job {describe_state(pid)}, what was started {describe_state(process.pid)}"
-
-
 def describe_state(pid: int) -> str:
     """Describe a process that may be stopped."""
     return {"T": "is stopped", "": "has ended", "Z": "has ended"}.get(read_state(pid), "runs")
@@ -107,7 +102,6 @@ def describe_state(pid: int) -> str:
 
 @make_experiment(
     "SIGSTOP to the process group",
-    "and then SIGCONT",
     "SIGTSTP to the process group",
     "SIGTSTP to the started process alone",
     "and then SIGCONT to it alone",
@@ -118,8 +112,6 @@ def observe_stop(place: Place) -> Iterator[str]:
         pid = await_ready(place)
         send_to_group(place, process, signal.SIGSTOP)
         yield describe_stop(process, pid)
-        send_to_group(place, process, signal.SIGCONT)
-        yield describe_continuing(process, pid)
     # An orphaned process group, as of a session leader, never stops by SIGTSTP: it needs a parent in the same session.
     for send in (os.killpg, os.kill):
         script = f"set -m; Z {shlex.join(WAITING)} & echo $!; sleep 15"
@@ -138,6 +130,60 @@ def observe_stop(place: Place) -> Iterator[str]:
         pid = await_ready(place)
         send_to_process(place, process, signal.SIGSTOP)
         yield describe_stop(process, pid)
+
+
+# Prints for a while; says whether its reader has left meanwhile.
+PRINTING = "trap 'echo SIGPIPE >&2' PIPE; echo $$ > ready; for i in {1..12}; do echo line $i; sleep 0.1; done; exit 6"
+# Seconds for which it is stopped: longer than anything that zerotop waits for meanwhile.
+STOPPED_S = 0.8
+
+
+def pause_printing(place: Place, send: Callable[[int, int, int], None], stop: int) -> str:
+    """Stop a job that prints and continue it; describe its end. ``send`` gets what was started, the job and the signal."""
+    # As above, a parent in the same session; bash would not wait for a job that is stopped.
+    parent = """
+import os, sys
+child = os.posix_spawnp(sys.argv[1], sys.argv[1:], os.environ, setpgroup=0)
+open("started", "w").write(str(child))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    with place.start_command(*small_python(parent, *place.build_command("bash", "-c", PRINTING))) as process:
+        started, pid = await_ready(place, "started"), await_ready(place)
+        send(started, pid, stop)
+        time.sleep(STOPPED_S)
+        send(started, pid, signal.SIGCONT)
+        try:
+            output, errors = process.communicate(timeout=15)
+        except subprocess.TimeoutExpired:
+            return "not ended"
+        finally:
+            place.end_everything()
+        told = ", SIGPIPE" * (b"SIGPIPE" in errors)
+        return f"{output.count(b'line')} lines, {describe_ending(process.returncode)}{told}"
+
+
+def signal_tree(started: int, _pid: int, number: int) -> None:
+    """As schedulers that suspend every process of a job."""
+    for pid in list_descendants(started):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+PAUSES: dict[str, Callable[[int, int, int], None]] = {
+    "the process group": lambda started, _pid, number: os.killpg(started, number),
+    "every process of the tree": signal_tree,
+    "the started process alone": lambda started, _pid, number: os.kill(started, number),
+    "the job itself alone": lambda _started, pid, number: os.kill(pid, number),
+}
+
+
+@make_experiment(
+    *(f"{name} and a second later SIGCONT to {who}: the job ends" for name in ("SIGSTOP", "SIGTSTP") for who in PAUSES)
+)
+def pause(place: Place) -> Iterator[str]:
+    for stop in (signal.SIGSTOP, signal.SIGTSTP):
+        for send in PAUSES.values():
+            yield pause_printing(place, send, stop)
 
 
 @make_experiment(

@@ -81,7 +81,7 @@ def observe_state(place: Place) -> Iterator[str]:
 )
 def observe_programs(place: Place) -> Iterator[str]:
     (place.work / "lib").mkdir()
-    (place.work / "lib" / "sitecustomize.py").write_text("import os\nif 'JOB' in os.environ: print('site')")
+    (place.work / "lib" / "sitecustomize.py").write_text("print('site')")
     (place.work / "lib" / "own.py").write_text("WORD = 'own'")
     environment = place.environment | {"PYTHONPATH": f"{place.work}/lib:{place.environment.get('PYTHONPATH', '')}"}
 
@@ -89,7 +89,7 @@ def observe_programs(place: Place) -> Iterator[str]:
         done = place.run_shell(script, **options)
         return ", ".join((*done.output.decode().splitlines(), done.ending))
 
-    yield run_script("Z env JOB=1 python -c 'print(3)'", env=environment)
+    yield run_script("Z python -c 'print(3)'", env=environment)
     yield run_script("Z python -c 'import own; print(own.WORD)' | tail -1", env=environment)
     late = "import time; print('first'); time.sleep(3)"
     with place.start_job("python", "-c", late) as process:

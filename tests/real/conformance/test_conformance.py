@@ -16,6 +16,7 @@ from . import (
     background,
     deliveries,
     endings,
+    environments,
     inputs,
     interruptions,
     limits,
@@ -42,6 +43,7 @@ MODULES = (
     wrappers,
     background,
     pythons,
+    environments,
 )
 SUBJECTS = [read_subject(module) for module in MODULES]
 EXPERIMENTS = [experiment for subject in SUBJECTS for experiment in subject.experiments]

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from programs import ZEROTOP
+from installed import install_command
 
 # Every process of an experiment inherits it, so that what is left of one can be found.
 _MARK = "CONFORMANCE_PLACE"
@@ -64,7 +64,7 @@ class Place:
             return list(job)
         self._sessions += 1
         session = self.folder / f"session-{self._sessions}"
-        return [*ZEROTOP, "run", "--headless", "--session", str(session), "--", *job]
+        return [install_command(), "run", "--headless", "--session", str(session), "--", *job]
 
     def fill_script(self, script: str) -> str:
         """Replace every ``Z`` in command position by the command that runs the rest of its line here."""
@@ -141,6 +141,11 @@ class Place:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
+
+
+def join_output(done: Finished) -> str:
+    """Return the lines of stdout and stderr, and the ending."""
+    return ", ".join((*(done.output + done.errors).decode(errors="replace").splitlines(), done.ending))
 
 
 def drop_own_lines(output: bytes) -> bytes:

@@ -20,7 +20,7 @@ from zerotop.analysis.prices import HourlyPrice
 Floats = NDArray[np.float64]
 
 
-class State(Enum):
+class JobState(Enum):
     """The state of the job at the cursor."""
 
     STARTING = "starting"  # launched, nothing trains yet
@@ -32,7 +32,7 @@ class State(Enum):
     @property
     def is_over(self) -> bool:
         """Whether nothing more will be recorded."""
-        return self in (State.ENDED, State.LOST, State.DETACHED)
+        return self in (JobState.ENDED, JobState.LOST, JobState.DETACHED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Job(Engine):
     name: str
     command: tuple[str, ...]
     launcher: str
-    state: State
+    state: JobState
     exit_code: int | None
     exit_text: str  # one sentence on how it ended, or what it waits for
     notices: tuple[str, ...]  # one sentence each: no NVIDIA driver, a silent rank, a stopped sampler

@@ -44,10 +44,7 @@ def attach(options: argparse.Namespace) -> int:
     path, await_sampler = _find_session(options)
     if options.headless or options.hosts is not None or not has_terminal():
         await_sampler()
-        if options.hosts is not None:
-            write_messages(*_join_hosts(path, options))
-        elif options.enter:
-            write_messages(*enter_ranks(path)[1])
+        _enter_without_screen(path, options)
         if options.headless:
             return _await_end(path)
         if not has_terminal():
@@ -58,6 +55,13 @@ def attach(options: argparse.Namespace) -> int:
 
     await_sampler()
     return watch_job(path, await_entry)
+
+
+def _enter_without_screen(path: Path, options: argparse.Namespace) -> None:
+    if options.hosts is not None:
+        write_messages(*_join_hosts(path, options))
+    elif options.enter:
+        write_messages(*enter_ranks(path)[1])
 
 
 def _find_session(options: argparse.Namespace) -> tuple[Path, Callable[[], None]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from zerotop.analysis.checks.budget import Budget, BudgetError, read_budget
-from zerotop.analysis.checks.checks import Check, Outcome, check_run
+from zerotop.analysis.checks.checks import Check, CheckOutcome, check_run
 from zerotop.analysis.reports.recorded_run import RecordedRun
 from zerotop.analysis.text_tables import align_columns
 from zerotop.commands.common.errors import FAILED, USAGE, Problem
@@ -30,7 +30,7 @@ def check(options: argparse.Namespace) -> int:
     with open_named(options.session) as session:
         baseline = _find_baseline(options, budget)
         checks = check_run(RecordedRun(session), budget, RecordedRun(Session.open(baseline)) if baseline else None)
-    failed = [one for one in checks if one.outcome is Outcome.FAILED]
+    failed = [one for one in checks if one.outcome is CheckOutcome.FAILED]
     if options.junit is not None:
         write_text_file(Path(options.junit), _build_junit(session.name, checks), mode=_FILE_MODE)
     if options.json:
@@ -70,17 +70,17 @@ def _find_baseline(options: argparse.Namespace, budget: Budget) -> Path | None:
 
 
 def _summarize_checks(checks: Sequence[Check]) -> str:
-    counts = {outcome: sum(one.outcome is outcome for one in checks) for outcome in Outcome}
+    counts = {outcome: sum(one.outcome is outcome for one in checks) for outcome in CheckOutcome}
     return ", ".join(f"{count} {outcome.value}" for outcome, count in counts.items() if count)
 
 
 def _build_junit(session: str, checks: Sequence[Check]) -> str:
     """Return the outcome in the form of the JUnit XML schema that CI systems read."""
-    counts = {outcome: str(sum(one.outcome is outcome for one in checks)) for outcome in Outcome}
+    counts = {outcome: str(sum(one.outcome is outcome for one in checks)) for outcome in CheckOutcome}
     numbers = {
         "tests": str(len(checks)),
-        "failures": counts[Outcome.FAILED],
-        "skipped": counts[Outcome.SKIPPED],
+        "failures": counts[CheckOutcome.FAILED],
+        "skipped": counts[CheckOutcome.SKIPPED],
         "errors": "0",
     }
     suites = ElementTree.Element("testsuites", numbers)
@@ -88,10 +88,10 @@ def _build_junit(session: str, checks: Sequence[Check]) -> str:
     for one in checks:
         case = ElementTree.SubElement(suite, "testcase", {"classname": clean_text(session), "name": one.name})
         sentence = clean_text(one.sentence)
-        if one.outcome is Outcome.PASSED:
+        if one.outcome is CheckOutcome.PASSED:
             ElementTree.SubElement(case, "system-out").text = sentence
         else:
-            tag = "failure" if one.outcome is Outcome.FAILED else "skipped"
+            tag = "failure" if one.outcome is CheckOutcome.FAILED else "skipped"
             ElementTree.SubElement(case, tag, {"message": sentence})
     ElementTree.indent(suites)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, encoding="unicode") + "\n"

@@ -28,7 +28,7 @@ _SEQ_LENGTH, _MICRO_BATCH = 512, 1  # if neither the options nor a recording has
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ModelCase:
     """The model to estimate, and the source of its activations."""
 
     name: str
@@ -64,7 +64,7 @@ def estimate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _choose_tokens(options: argparse.Namespace, subject: Subject) -> int:
+def _choose_tokens(options: argparse.Namespace, subject: ModelCase) -> int:
     """Return the tokens of a micro-batch on one GPU: from the options, else from the recording."""
     if options.seq_length is None and options.micro_batch is None and subject.tokens is not None:
         return subject.tokens
@@ -74,7 +74,7 @@ def _choose_tokens(options: argparse.Namespace, subject: Subject) -> int:
 # --- the subject -----------------------------------------------------------------------------------------------------------
 
 
-def _find_subject(options: argparse.Namespace) -> Subject:
+def _find_subject(options: argparse.Namespace) -> ModelCase:
     """Return the model, by the first that fits: a sweep, a recording, a preset, a file, a cached model."""
     sweep = sweeps.find_sweep(options.model)
     if sweep is not None:
@@ -87,7 +87,7 @@ def _find_subject(options: argparse.Namespace) -> Subject:
         return _read_config(options)
 
 
-def _read_config(options: argparse.Namespace) -> Subject:
+def _read_config(options: argparse.Namespace) -> ModelCase:
     shape = parse_shape(read_model_config(options.model))
     if shape is None:
         raise Problem(f"{options.model} is not a decoder-only transformer: its configuration has no layers and hidden size")
@@ -101,10 +101,10 @@ def _read_config(options: argparse.Namespace) -> Subject:
     rule = "rule of thumb of Korthikanti et al. 2022 (arXiv:2205.05198)" if shape.kept is None else "what autograd saves"
     basis = f"{rule}, attention without s x s matrices{', full recomputation' if recompute else ''}"
     model = TrainedModel(parameters, parameters, shape.largest_layer)
-    return Subject(options.model, model, activations.total, basis, logits_bytes=activations.logits)
+    return ModelCase(options.model, model, activations.total, basis, logits_bytes=activations.logits)
 
 
-def _read_session(path: Path) -> Subject:
+def _read_session(path: Path) -> ModelCase:
     """Return a recording's model, and its activations: the highest allocated memory beyond its model states."""
     session = Session.open(path)
     engine = read_first_engine(session)
@@ -127,7 +127,7 @@ def _read_session(path: Path) -> Subject:
     nodes = max(1, len({event.host for event in session.events_named("node")}))
     gpus = max(1, setup.ranks // nodes)
     quantized = engine.get("quantized_parameters") or 0
-    return Subject(session.name, model, token_bytes, basis, gpus=gpus, nodes=nodes, tokens=tokens, quantized=quantized)
+    return ModelCase(session.name, model, token_bytes, basis, gpus=gpus, nodes=nodes, tokens=tokens, quantized=quantized)
 
 
 def _find_state_bytes(setup: EngineSetup) -> int | None:
@@ -137,7 +137,7 @@ def _find_state_bytes(setup: EngineSetup) -> int | None:
     return round(setup.loop_state.moments / max(1, setup.trainable))
 
 
-def _read_sweep(path: Path) -> Subject:
+def _read_sweep(path: Path) -> ModelCase:
     """Return the model of a sweep's last recorded point, and the slope of its line as activations."""
     sweep = sweeps.read_sweep(path)
     sessions = [found for point in sweep.finished if (found := sweeps.find_point_session(path, point.result))]
@@ -156,7 +156,7 @@ def _read_sweep(path: Path) -> Subject:
 # --- text ------------------------------------------------------------------------------------------------------------------
 
 
-def _describe_subject(subject: Subject, hardware: Hardware, tokens: int) -> list[str]:
+def _describe_subject(subject: ModelCase, hardware: Hardware, tokens: int) -> list[str]:
     size = f", {format_bytes(hardware.gpu_bytes)} each" if hardware.gpu_bytes else ""
     gpus = f"{hardware.nodes} x {hardware.gpus} GPUs{size}"
     lines = [

@@ -25,8 +25,7 @@ def replay(options: argparse.Namespace) -> int:
     from zerotop.ui.app.app import ZerotopApp
 
     source = RecordingSource(session, price=options.price_per_hour)
-    app = ZerotopApp(
-        source, title=session.name, play_from_ns=source.first_step_ns, speed=options.speed, settings=load_settings()
-    )
+    app = ZerotopApp(source, title=session.name, play_from_ns=source.first_step_ns, settings=load_settings())
+    app.viewer.playhead.speed = options.speed
     app.run()
     return app.return_code or 0

@@ -18,6 +18,7 @@ from urllib.parse import quote
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.session import catalog
 from zerotop.session.reader import Session
+from zerotop_probe.outside import own_python
 
 TOKEN_VARIABLE = "ZEROTOP_TOKEN"
 """The environment variable with the token: unlike an option, it does not show in the list of processes."""
@@ -30,7 +31,7 @@ def serve(options: argparse.Namespace) -> int:
     host, port = options.host, options.port
     token = _choose_token(options.token)
     _check_address(host, port)
-    command, title = [sys.executable, "-m", "zerotop.commands.web.window"], "zerotop"
+    command, title = own_python.build_command("zerotop.commands.web.window", str(os.getpid())), "zerotop"
     if options.session is not None:
         path = catalog.find_session(options.session).absolute()
         title = f"zerotop: {Session.open(path).name}"
@@ -42,6 +43,7 @@ def serve(options: argparse.Namespace) -> int:
     # The command runs through a shell, which exec replaces.
     server = WebServer(f"exec {shlex.join(command)}", host, port, guard, title=title)
     os.environ.pop(TOKEN_VARIABLE, None)
+    os.environ.pop("PYTHONEXECUTABLE", None)  # even isolated, the windows' Python would look at it
 
     def announce_address(actual_port: int) -> None:
         print(f"Serving on {_build_url(host, actual_port, token)}\nPress Ctrl-C to stop; jobs keep running.", flush=True)

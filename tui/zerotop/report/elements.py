@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 from xml.etree import ElementTree
 
 Element = ElementTree.Element
@@ -11,6 +12,8 @@ Content = Element | str | None
 
 # Characters that HTML forbids, among them the terminal's escape character.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+# Those that change the order in which a reader sees the others.
+_REORDERING = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def element(tag: str, *children: Content | Iterable[Content], **attributes: str) -> Element:
@@ -35,8 +38,17 @@ def _append(parent: Element, child: Content) -> None:
 
 
 def clean_text(text: str) -> str:
-    """Replace characters that HTML forbids."""
-    return _FORBIDDEN.sub("\ufffd", text)
+    """Replace characters that HTML forbids, and write those that reorder text as visible escapes."""
+    return _REORDERING.sub(lambda match: f"\\u{ord(match[0]):04x}", _FORBIDDEN.sub("\ufffd", text))
+
+
+def clean_values(value: Any) -> Any:
+    """Return JSON values with :func:`clean_text` applied to each text."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, dict):
+        return {clean_text(name): clean_values(inner) for name, inner in value.items()}
+    return [clean_values(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def table(head: Iterable[Content], rows: Iterable[Element], **attributes: str) -> Element:

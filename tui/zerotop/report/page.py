@@ -8,7 +8,7 @@ from importlib import metadata, resources
 from typing import Any
 
 from zerotop.analysis.reports.verdict import Verdict
-from zerotop.report.elements import Content, Element, element, write_html
+from zerotop.report.elements import Content, Element, clean_values, element, write_html
 from zerotop.ui.drawing.theme import DARK, LIGHT
 
 # Nothing is fetched, whatever a recording makes of the page; styles and scripts are those below.
@@ -30,7 +30,7 @@ def write_page(title: str, content: Iterable[Content], charts: dict[str, Any] | 
     scripts = []
     if charts is not None:
         # A script element ends at the first "</": that must not come from the data.
-        data = json.dumps(charts, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+        data = json.dumps(clean_values(charts), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
         scripts = [
             element("script", data, type="application/json", id="charts-data"),
             element("script", _read_asset("uPlot.iife.min.js")),

@@ -12,7 +12,7 @@ from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.reports.sweep_verdict import build_sweep_verdict
 from zerotop.analysis.reports.verdict import Verdict
 from zerotop.analysis.sweeps.line_report import LineReport, describe_line, report_lines
-from zerotop.analysis.sweeps.series import HOST, Series, build_series, choose_axis, list_charts, read_measurement
+from zerotop.analysis.sweeps.series import HOST, SweepSeries, build_series, choose_axis, list_charts, read_measurement
 from zerotop.analysis.sweeps.settings import format_values
 from zerotop.report.charts import Chart
 from zerotop.report.elements import Element, element, table
@@ -92,7 +92,7 @@ def build_sweep_charts(sweep: Sweep) -> list[Chart]:
 
 
 def _build_series(
-    series: Series, axis: str, ordered: Sequence[Value], measurement: str, factor: float, colour: str
+    series: SweepSeries, axis: str, ordered: Sequence[Value], measurement: str, factor: float, colour: str
 ) -> dict[str, Any]:
     numbers = read_measurement(series, measurement)
     known = {point.settings[axis]: value for point, value in zip(series.points, numbers.tolist(), strict=True)}

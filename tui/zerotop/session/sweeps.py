@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from zerotop.session.atomic_write import write_atomically, write_text_file
 from zerotop.session.headers import SessionError
 from zerotop.session.packed.packing import SUFFIX
+from zerotop.session.spreadsheet import escape_formula
 from zerotop_probe.recording.directory import SESSION_FILE, find_default_root
 
 if TYPE_CHECKING:
@@ -190,9 +191,12 @@ def write_sweep(sweep: Sweep) -> None:
     ]
     content = {"format": FORMAT, "plan": asdict(sweep.plan), "points": entries}
     write_text_file(sweep.path / SWEEP_FILE, json.dumps(content, indent=1) + "\n")
+    import polars  # slow to import
+
     table = build_table(sweep)
     with write_atomically(sweep.path / f"{RESULTS_STEM}.csv") as partial, partial.open("xb") as stream:
-        table.write_csv(stream)
+        texts = polars.col(polars.String).map_elements(escape_formula, return_dtype=polars.String)
+        table.with_columns(texts).write_csv(stream)
     with write_atomically(sweep.path / f"{RESULTS_STEM}.parquet") as partial, partial.open("xb") as stream:
         table.write_parquet(stream)
 

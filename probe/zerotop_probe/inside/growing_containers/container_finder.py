@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zerotop_probe.inside.budget import read_budget
-from zerotop_probe.inside.growing_containers.containers import Growth, find_growing, measure_lengths
+from zerotop_probe.inside.growing_containers.containers import ContainerGrowth, find_growing, measure_lengths
 from zerotop_probe.inside.growing_containers.host_watch import (
     HostReading,
     HostWatch,
@@ -19,7 +19,7 @@ from zerotop_probe.inside.growing_containers.host_watch import (
     is_too_late,
     read_resident_bytes,
 )
-from zerotop_probe.inside.growing_containers.names import Place, find_place
+from zerotop_probe.inside.growing_containers.names import OwnerPlace, find_place
 from zerotop_probe.inside.guard import CostMeter, Guard, now
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.recording import events
@@ -77,7 +77,7 @@ class ContainerFinder:
 
     def _record(self, begin: HostReading, end: HostReading, lengths: dict[int, int]) -> None:
         steps, grown_bytes = end.step - begin.step, end.resident_bytes - begin.resident_bytes
-        named: dict[Place, Growth] = {}
+        named: dict[OwnerPlace, ContainerGrowth] = {}
         frame, paths = sys._getframe(), PathNames.for_this_process()
         for growth in find_growing(lengths, max(1, round(_LEAST_RATE * steps)))[: 2 * _MOST_NAMED]:
             matters = growth.keeps_graph or growth.added_bytes >= _LEAST_SHARE * grown_bytes
@@ -100,7 +100,7 @@ class ContainerFinder:
         return spent_ns
 
 
-def _describe_container(place: Place, growth: Growth) -> dict[str, Any]:
+def _describe_container(place: OwnerPlace, growth: ContainerGrowth) -> dict[str, Any]:
     facts = {"kind": type(growth.container).__name__, "length": growth.length, "added": growth.added}
     facts |= {"added_bytes": growth.added_bytes, "entry": growth.entry, "keeps_graph": growth.keeps_graph}
     return {**place._asdict(), **facts}

@@ -23,7 +23,7 @@ _MOST_WITHIN = 64
 _MOST_VALUES = 5000
 
 
-class Growth(NamedTuple):
+class ContainerGrowth(NamedTuple):
     """A container that has become longer."""
 
     container: Any
@@ -39,7 +39,7 @@ def measure_lengths() -> dict[int, int]:
     return {id(one): len(one) for one in _list_containers()}
 
 
-def find_growing(before: Mapping[int, int], least: int) -> list[Growth]:
+def find_growing(before: Mapping[int, int], least: int) -> list[ContainerGrowth]:
     """Return the containers with at least this many new entries, largest content of new entries first."""
     growing = []
     for one in _list_containers():
@@ -55,11 +55,11 @@ def _list_containers() -> list[Any]:
     return [one for one in gc.get_objects() if id(type(one)) in _KINDS and len(one) >= _LEAST_LENGTH]
 
 
-def _measure_growth(container: Any, added: int) -> Growth:
+def _measure_growth(container: Any, added: int) -> ContainerGrowth:
     newest = _read_newest(container, min(added, _MOST_ENTRIES))
     size, keeps_graph = _measure_entries(newest)
     name = type(newest[0]).__name__ if newest else ""
-    return Growth(container, len(container), added, round(size * added / max(1, len(newest))), name, keeps_graph)
+    return ContainerGrowth(container, len(container), added, round(size * added / max(1, len(newest))), name, keeps_graph)
 
 
 def _read_newest(container: Any, count: int) -> list[Any]:

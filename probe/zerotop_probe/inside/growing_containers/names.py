@@ -22,7 +22,7 @@ _MOST_HOLDERS = 4
 _MOST_DICTS = 3
 
 
-class Place(NamedTuple):
+class OwnerPlace(NamedTuple):
     """The variable or attribute that holds a container, perhaps within another one."""
 
     name: str
@@ -33,7 +33,7 @@ class Place(NamedTuple):
     levels: int = 0  # 0: it is the value itself; 1: within that value, and so on
 
 
-def find_place(container: Any, innermost: FrameType | None, paths: PathNames) -> Place | None:
+def find_place(container: Any, innermost: FrameType | None, paths: PathNames) -> OwnerPlace | None:
     """Return the owner of a container; None if it is unknown. ``innermost``: the frame of the thread that trains."""
     values: list[Any] = [container]
     for level in range(_LEVELS):
@@ -46,7 +46,7 @@ def find_place(container: Any, innermost: FrameType | None, paths: PathNames) ->
     return None
 
 
-def _find_variable(value: Any, innermost: FrameType | None, paths: PathNames) -> Place | None:
+def _find_variable(value: Any, innermost: FrameType | None, paths: PathNames) -> OwnerPlace | None:
     """Look for a local variable of the job's own functions."""
     frame = innermost if sys.gettrace() is None else None  # debuggers write local variables back
     while frame is not None:
@@ -54,7 +54,7 @@ def _find_variable(value: Any, innermost: FrameType | None, paths: PathNames) ->
         file = paths.name_file(code.co_filename)
         if file is not None and file.is_own and code.co_flags & inspect.CO_OPTIMIZED:
             for name in _find_names(frame, value):
-                return Place(name, LOCAL, getattr(code, "co_qualname", code.co_name), file.text, own=True)
+                return OwnerPlace(name, LOCAL, getattr(code, "co_qualname", code.co_name), file.text, own=True)
         frame = frame.f_back
     return None
 
@@ -68,7 +68,7 @@ def _find_names(frame: FrameType, value: Any) -> list[str]:
     return names
 
 
-def _find_attribute(value: Any, paths: PathNames) -> Place | None:
+def _find_attribute(value: Any, paths: PathNames) -> OwnerPlace | None:
     """Look for a module, class or instance that has the value as an attribute."""
     dicts = 0
     for holder in _list_referrers(value):
@@ -82,7 +82,7 @@ def _find_attribute(value: Any, paths: PathNames) -> Place | None:
     return None
 
 
-def _name_attribute(owner: Any, value: Any, paths: PathNames) -> Place | None:
+def _name_attribute(owner: Any, value: Any, paths: PathNames) -> OwnerPlace | None:
     attributes = _get_attributes(owner) or {}
     name = next((name for name, one in attributes.items() if one is value), "")
     is_module = type(owner) is ModuleType
@@ -92,7 +92,7 @@ def _name_attribute(owner: Any, value: Any, paths: PathNames) -> Place | None:
     if not _is_good(name) or (isinstance(path, str) and file is None):  # the probe's own
         return None
     scope, title = (GLOBAL, owner.__name__) if is_module else (ATTRIBUTE, type(owner).__qualname__)
-    return Place(name, scope, str(title), file.text if file is not None else "", own=file is not None and file.is_own)
+    return OwnerPlace(name, scope, str(title), file.text if file is not None else "", own=file is not None and file.is_own)
 
 
 def _get_attributes(owner: Any) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from zerotop_probe.inside.hooks.generation import GenerationHooks
 from zerotop_probe.inside.hooks.training_hooks import TrainingHooks
 from zerotop_probe.inside.inspection import batch_shape
 from zerotop_probe.inside.probe import Probe
+from zerotop_probe.inside.recorder import Recorder
 from zerotop_probe.inside.span import Span
 from zerotop_probe.recording.tables import BOUNDARY, EVAL, FAILED, PHASE_CODE, SKIPPED, UNKNOWN
 
@@ -44,6 +45,14 @@ class _UnknownStep(NamedTuple):
 def _count_micro_steps(engine: Any) -> int:
     """Return the micro-steps since the last optimizer step. Wrong with newer accelerate, where step() decides."""
     return int(engine.micro_steps) % int(engine.gradient_accumulation_steps())
+
+
+def _is_within_forward(recorder: Recorder, time_ns: int) -> bool:
+    """Whether a forward belongs to another one or to a generation that is in progress."""
+    if not recorder.stack:
+        return False
+    recorder.end_loose_spans(time_ns)
+    return bool(recorder.find_phase("forward") or recorder.find_phase("generate"))
 
 
 class EngineHooks(TrainingHooks):
@@ -113,21 +122,17 @@ class EngineHooks(TrainingHooks):
             if engine.module.training or self._is_muted(engine):
                 return None
             probe.counting.stop()  # an evaluation begins
-        if probe.entered_late:
+        if probe.entered_late or probe.leaving:
             self._claim_unknown(engine)
-        if recorder is not None and (probe.entered_late or probe.leaving) and not recorder.stack:
-            self._leave_or_adopt(engine)
-            recorder = probe.recorder
+            if recorder is not None and not recorder.stack:
+                self._leave_or_adopt(engine)
+                recorder = probe.recorder
         state = probe.engines.find_state(engine)
         if recorder is None or state is None:
             return None
         trains = engine.module.training and sys.modules["torch"].is_grad_enabled()
-        if not self.is_training_thread(trains and state.has_optimizer):
+        if not self.is_training_thread(trains and state.has_optimizer) or _is_within_forward(recorder, time_ns):
             return None
-        if recorder.stack:
-            recorder.end_loose_spans(time_ns)
-            if recorder.find_phase("forward") or recorder.find_phase("generate"):
-                return None
         if "before_forward" not in state.recorded_inventories:
             # Tensors that neither it nor the engine owns are not made by training.
             self._updates.inspect_tensors(state, engine, "before_forward")
@@ -148,7 +153,7 @@ class EngineHooks(TrainingHooks):
 
     def _claim_unknown(self, engine: Any) -> None:
         """Tell the hooks on loops that an engine trains, which is older than the probe."""
-        if self._probe.engines.find_state(engine) is None:
+        if self._probe.entered_late and self._probe.engines.find_state(engine) is None:
             self._probe.claim_for_deepspeed()
 
     def _leave_or_adopt(self, engine: Any, *, stepped: bool = False) -> None:

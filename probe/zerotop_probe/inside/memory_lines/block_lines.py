@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from zerotop_probe.inside.stacks.frames import MOST_FRAMES, MOST_LIBRARY_FRAMES, Frame, Stack
+from zerotop_probe.inside.stacks.frames import MOST_FRAMES, MOST_LIBRARY_FRAMES, PythonFrame, Stack
 from zerotop_probe.inside.stacks.paths import PathNames
 from zerotop_probe.inside.stacks.tally import format_stacks
 
@@ -89,10 +89,10 @@ def _describe(blocks: list[Entry], whole_bytes: int, paths: PathNames) -> dict[s
     return format_stacks(stacks)
 
 
-def _name_frames(stack: Sequence[tuple[str, int, str]], paths: PathNames) -> tuple[Frame, ...]:
-    frames: list[Frame] = []
+def _name_frames(stack: Sequence[tuple[str, int, str]], paths: PathNames) -> tuple[PythonFrame, ...]:
+    frames: list[PythonFrame] = []
     for path, line, function in stack:
         name = paths.name_file(path)
         if name is not None and len(frames) < (MOST_FRAMES if name.is_own else MOST_LIBRARY_FRAMES):
-            frames.append(Frame(name.text, line, function, name.is_own))
+            frames.append(PythonFrame(name.text, line, function, name.is_own))
     return tuple(frames)

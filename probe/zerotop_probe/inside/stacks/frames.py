@@ -18,7 +18,7 @@ MOST_FRAMES = 40
 _MOST_NAMES = 10_000
 
 
-class Frame(NamedTuple):
+class PythonFrame(NamedTuple):
     """One frame. ``own``: it is the job's own code, neither a library nor Python itself."""
 
     file: str
@@ -30,7 +30,7 @@ class Frame(NamedTuple):
 class Stack(NamedTuple):
     """A stack, innermost frame first, and the C function called in it; "" if there is none or it is unknown."""
 
-    frames: tuple[Frame, ...]
+    frames: tuple[PythonFrame, ...]
     call: str
 
 
@@ -40,7 +40,7 @@ class StackReader:
     def __init__(self, paths: PathNames) -> None:
         self._paths = paths
         # By id() of the code and instruction; the code is kept so that its id is not used again.
-        self._frames: dict[tuple[int, int], tuple[CodeType, Frame | None]] = {}
+        self._frames: dict[tuple[int, int], tuple[CodeType, PythonFrame | None]] = {}
         self._calls: dict[tuple[int, int], str] = {}
 
     def read_stack(self, innermost: FrameType) -> Stack:
@@ -48,7 +48,7 @@ class StackReader:
         if len(self._frames) > _MOST_NAMES:
             self._frames.clear()
             self._calls.clear()
-        frames: list[Frame] = []
+        frames: list[PythonFrame] = []
         call, count = "", 0
         frame: FrameType | None = innermost
         while frame is not None and len(frames) < MOST_FRAMES:
@@ -62,14 +62,14 @@ class StackReader:
             frame = frame.f_back
         return Stack(tuple(frames), call)
 
-    def _name_frame(self, frame: FrameType) -> Frame | None:
+    def _name_frame(self, frame: FrameType) -> PythonFrame | None:
         code = frame.f_code
         key = id(code), frame.f_lasti
         known = self._frames.get(key)
         if known is None:
             name = self._paths.name_file(code.co_filename)
             function = getattr(code, "co_qualname", code.co_name)
-            found = Frame(name.text, frame.f_lineno or 0, function, name.is_own) if name is not None else None
+            found = PythonFrame(name.text, frame.f_lineno or 0, function, name.is_own) if name is not None else None
             known = self._frames[key] = code, found
         return known[1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerotop_probe.inside.stacks.frames import Frame, Stack
+from zerotop_probe.inside.stacks.frames import PythonFrame, Stack
 
 # Stacks of one event; the rarest are left out.
 _MOST_STACKS = 6
@@ -47,7 +47,7 @@ class Tally:
 
 def format_stacks(stacks: list[tuple[Stack, dict[str, Any]]]) -> dict[str, Any]:
     """Return the fields ``frames`` and ``stacks`` of an event, for stacks with facts of their own."""
-    numbers: dict[Frame, int] = {}
+    numbers: dict[PythonFrame, int] = {}
     entries = [
         {**facts, **_name_call(stack), "frames": [numbers.setdefault(frame, len(numbers)) for frame in stack.frames]}
         for stack, facts in stacks

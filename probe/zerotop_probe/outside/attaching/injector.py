@@ -1,9 +1,9 @@
 """Making a running CPython before 3.14 execute Python code on its main thread, on Linux.
 
-The thread is stopped for about 0.2 ms. Meanwhile it makes one system call, mmap, for new pages, and calls
+The thread is stopped for about 0.4 ms. Meanwhile it makes one system call, mmap, for new pages, and calls
 ``Py_AddPendingCall``, which only writes a function's address into a table. No memory is allocated, nothing is loaded and no
-Python runs, so it does not matter where the thread was interrupted, for example in malloc. The interpreter itself executes
-the code when the main thread next checks for signals.
+Python runs, so it does not matter where the thread was interrupted, for example in malloc. If we are killed, it restores
+itself, see ``tracing``. The interpreter itself executes the code when the main thread next checks for signals.
 
 The pages contain the state, machine code that runs the Python code and always reports success (an error would surface in the
 middle of the job's own code), the Python code, and the stack of our call. They stay mapped, since nobody knows when the
@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from zerotop_probe.outside.attaching.ptrace.arch import Rescue
 from zerotop_probe.outside.attaching.ptrace.tracing import HeldThread, is_one, is_still_there, raise_priority, write_memory
 from zerotop_probe.outside.attaching.python_process import (
     CannotEnter,
@@ -35,7 +36,7 @@ from zerotop_probe.outside.procfs import Process
 
 _PAGE = 4096
 _STACK = 1 << 16
-_STATE, _BREAKPOINT, _CODE, _TEXT = 0, 16, 64, 128
+_STATE, _ENDING, _CODE, _TEXT = 0, 16, 64, 128
 _ERRORS_FROM = 2**64 - 4095
 # How long a thread may take to stop, and our call to return. A call that takes longer waits for a lock that the interrupted
 # thread itself holds; it is abandoned, and the thread continues.
@@ -109,19 +110,16 @@ def _plant_held(target: Target, code: bytes, size: int) -> tuple[int, HeldThread
     try:
         if not target.process.is_alive():  # its pid was reused
             raise ProcessLookupError(pid)
-        held = HeldThread(
-            pid, entrance.machine, patience_s=_STOP_S, is_same=lambda: is_still_there(memory, entrance.syscall)
-        )
+        held = HeldThread(pid, entrance.machine, patience_s=_STOP_S, is_same=lambda: is_still_there(memory, entrance.gate))
         try:
             if not is_one(memory, entrance.initialized_flag):
                 raise CannotEnter(describe_not_up(pid))
-            held.resolve_restart(patience_s=_CALL_S)
-            address = _map_pages(held, entrance, size)
-            write_memory(memory, _build_pages(entrance, address, code), address)
-            back = address + _BREAKPOINT
-            frame = entrance.machine.build_frame(back)
+            rescue = held.plant_rescue(memory, entrance.restorer, entrance.stack)
+            address = _map_pages(held, entrance, rescue, size)
+            write_memory(memory, _build_pages(entrance, rescue, address, code), address)
+            frame = entrance.machine.build_frame(address + _ENDING)
             write_memory(memory, frame, address + size - len(frame))
-            _add_pending_call(held, entrance, address, address + size)
+            _add_pending_call(held, entrance, rescue, address, address + size)
             return address, held
         finally:
             held.release_thread()
@@ -129,20 +127,16 @@ def _plant_held(target: Target, code: bytes, size: int) -> tuple[int, HeldThread
         os.close(memory)
 
 
-def _map_pages(held: HeldThread, entrance: EntryPoints, size: int) -> int:
+def _map_pages(held: HeldThread, entrance: EntryPoints, rescue: Rescue, size: int) -> int:
     machine = entrance.machine
-    after = held.step_once(
-        machine.prepare_mapping(held.stopped_registers, at=entrance.syscall, size=size), patience_s=_CALL_S
-    )
-    if machine.read_position(after) != entrance.syscall + len(machine.syscall_code):
-        raise ChildProcessError(f"Process {held.pid} did not make the system call")
-    address = machine.read_result(after)
+    held.run_to_call(machine.prepare_mapping(rescue, at=entrance.gate, size=size), machine.mmap, patience_s=_CALL_S)
+    address = machine.read_result(held.finish_call(patience_s=_CALL_S))
     if address >= _ERRORS_FROM:
         raise ChildProcessError(f"Process {held.pid} cannot map memory ({os.strerror(2**64 - address)})")
     return address
 
 
-def _build_pages(entrance: EntryPoints, address: int, text: bytes) -> bytes:
+def _build_pages(entrance: EntryPoints, rescue: Rescue, address: int, text: bytes) -> bytes:
     """Return the content of the pages except the stack."""
     machine = entrance.machine
     code = machine.build_program(
@@ -152,17 +146,13 @@ def _build_pages(entrance: EntryPoints, address: int, text: bytes) -> bytes:
         text=address + _TEXT,
         run=entrance.run_string,
     )
-    start = b"\0" * _BREAKPOINT + machine.breakpoint_code * ((_CODE - _BREAKPOINT) // len(machine.breakpoint_code))
-    return (start + code).ljust(_TEXT, b"\0") + text
+    start = bytes(_ENDING) + machine.build_ending(rescue)
+    return (start.ljust(_CODE, b"\0") + code).ljust(_TEXT, b"\0") + text
 
 
-def _add_pending_call(held: HeldThread, entrance: EntryPoints, address: int, stack: int) -> None:
-    machine, back = entrance.machine, address + _BREAKPOINT
-    after = held.run_call(
-        machine.prepare_call(held.stopped_registers, entrance.add_pending_call, address + _CODE, stack=stack, back=back),
-        patience_s=_CALL_S,
-    )
-    if machine.read_breakpoint(after) != back:
-        raise ChildProcessError(f"Process {held.pid} hit an unknown breakpoint")
-    if machine.read_result(after) & 0xFFFFFFFF:
+def _add_pending_call(held: HeldThread, entrance: EntryPoints, rescue: Rescue, address: int, stack: int) -> None:
+    machine, function, argument = entrance.machine, entrance.add_pending_call, address + _CODE
+    called = machine.prepare_call(rescue, function, argument, stack=stack, back=address + _ENDING)
+    after = held.run_to_call(called, machine.rt_sigreturn, patience_s=_CALL_S)
+    if machine.read_argument(after) & 0xFFFFFFFF:
         raise ChildProcessError(f"Process {held.pid} has too many pending calls")

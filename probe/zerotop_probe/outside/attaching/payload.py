@@ -12,7 +12,8 @@ import os
 from collections.abc import Iterator
 
 import zerotop_probe
-from zerotop_probe.outside.attaching.python_process import CannotEnter, read_status
+from zerotop_probe.outside.attaching.entry_limits import read_status
+from zerotop_probe.outside.attaching.python_process import CannotEnter
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording.plain_files import open_plain_file
 

@@ -13,6 +13,7 @@ import struct
 from typing import NamedTuple
 
 from zerotop_probe.outside import procfs
+from zerotop_probe.outside.attaching.entry_limits import describe_danger, read_status
 from zerotop_probe.outside.attaching.ptrace import elf
 from zerotop_probe.outside.attaching.ptrace.aarch64 import Aarch64
 from zerotop_probe.outside.attaching.ptrace.arch import Machine
@@ -31,8 +32,10 @@ _RUNTIME_SYMBOL = "_PyRuntime"  # begins with a table of offsets, from 3.13 on
 INITIALIZED_OFFSETS = {
     (3, 9): 12, (3, 10): 12, (3, 11): 16, (3, 12): 16, (3, 13): 600, (3, 14): 776, (3, 15): 904,
 }  # fmt: skip
-_LINE_PATTERN = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S{4} ([0-9a-f]+) \S+ \d+\s*(.*)")
+_LINE_PATTERN = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ..(.). ([0-9a-f]+) \S+ \d+\s*(.*)")
 _LIBRARY_PATTERN = re.compile(r"libpython3[\d.]*\w?\.so")
+# The vDSO, the C library, its loader (all of it in musl), or a program that contains it.
+_SYSTEM_PATTERN = re.compile(r"\[vdso\]|libc[.-]|ld[-.]|libpthread|python")
 _VERSION_PATTERN = re.compile(r"python(\d)\.(\d+)")
 # By platform.machine().
 MACHINES: dict[str, Machine] = {machine.name: machine for machine in (X8664(), Aarch64())}
@@ -52,6 +55,7 @@ class MemoryRegion(NamedTuple):
     end: int
     offset: int
     path: str
+    is_executable: bool
 
 
 class EntryPoints(NamedTuple):
@@ -60,7 +64,9 @@ class EntryPoints(NamedTuple):
     machine: Machine
     add_pending_call: int
     run_string: int
-    syscall: int  # a system call instruction
+    gate: int  # a system call instruction and a return
+    restorer: int  # a call of rt_sigreturn
+    stack: range  # the addresses of the main thread's stack
     initialized_flag: int  # an int that is 1 while the interpreter is initialized
 
 
@@ -83,7 +89,9 @@ def read_mappings(pid: int) -> list[MemoryRegion]:
     except OSError:
         return []
     return [
-        MemoryRegion(int(match[1], 16), int(match[2], 16), int(match[3], 16), match[4].strip()) for match in matches if match
+        MemoryRegion(int(match[1], 16), int(match[2], 16), int(match[4], 16), match[5].strip(), match[3] == "x")
+        for match in matches
+        if match
     ]
 
 
@@ -115,11 +123,16 @@ def examine_process(process: Process) -> Target:
     if version >= REMOTE_EXEC_VERSION:
         return Target(process, version, executable, runtime=addresses.get(_RUNTIME_SYMBOL, 0))
     machine = _choose_machine(process.pid, version, built_for)
-    call = _find_syscall(process.pid, machine, lines)
+    gate, restorer = (
+        _find_code(process.pid, machine, codes, lines) for codes in (machine.gate_codes, machine.restorer_codes)
+    )
+    stack = next((range(line.begin, line.end) for line in lines if line.path == "[stack]"), range(0))
     if _RUNTIME_SYMBOL not in addresses:
         raise CannotEnter(f"The Python of process {process.pid} does not show whether it is initialized. {_USE_RUN}")
     add, run = (addresses[name] for name in _FUNCTIONS)
-    entrance = EntryPoints(machine, add, run, call, addresses[_RUNTIME_SYMBOL] + INITIALIZED_OFFSETS[version])
+    entrance = EntryPoints(
+        machine, add, run, gate, restorer, stack, addresses[_RUNTIME_SYMBOL] + INITIALIZED_OFFSETS[version]
+    )
     return Target(process, version, executable, entrance)
 
 
@@ -146,10 +159,24 @@ def _check_rights(pid: int, status: dict[str, str]) -> None:
         raise CannotEnter(f"Process {pid} belongs to another user. Run zerotop as that user or as root.")
     # The kernel checks the same permission for this file as for tracing, except for Yama's restriction.
     if not os.access(f"/proc/{pid}/mem", os.R_OK | os.W_OK):
+        if os.geteuid() and _read_owner(f"/proc/{pid}/mem") == 0:
+            raise CannotEnter(
+                f"Process {pid} is not dumpable: it has changed its user, or called prctl(PR_SET_DUMPABLE, 0). Run "
+                "zerotop as root."
+            )
         raise CannotEnter(
             f"The kernel denies access to process {pid}, which runs in a sandbox or may not be traced. "
             "Run zerotop as root, or give the container CAP_SYS_PTRACE."
         )
+    if danger := describe_danger(pid, status):
+        raise CannotEnter(danger)
+
+
+def _read_owner(path: str) -> int:
+    try:
+        return os.stat(path).st_uid
+    except OSError:
+        return -1
 
 
 def describe_not_up(pid: int) -> str:
@@ -171,12 +198,6 @@ def describe_forbidden(pid: int) -> str:
         f"Tracing process {pid} is forbidden, as in containers by default. Start the container with "
         "--cap-add SYS_PTRACE, or run zerotop as root on the host."
     )
-
-
-def read_status(pid: int) -> dict[str, str]:
-    """Return the fields of ``/proc/PID/status``."""
-    lines = procfs.read_file(f"/proc/{pid}/status", 1 << 13).decode(errors="replace").splitlines()
-    return {name: value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
 def _read_executable(pid: int) -> str:
@@ -268,11 +289,12 @@ def _format_version(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def _find_syscall(pid: int, machine: Machine, lines: list[MemoryRegion]) -> int:
+def _find_code(pid: int, machine: Machine, codes: tuple[bytes, ...], lines: list[MemoryRegion]) -> int:
+    """Return the address of one of these sequences of instructions, in the C library or the vDSO."""
     for line in lines:
-        if line.path == "[vdso]":
+        if line.is_executable and _SYSTEM_PATTERN.match(os.path.basename(line.path)):
             content = read_memory(pid, line.begin, line.end - line.begin)
-            for match in re.finditer(re.escape(machine.syscall_code), content):
+            for match in re.finditer(b"|".join(map(re.escape, codes)), content):
                 if match.start() % machine.alignment == 0:
                     return line.begin + match.start()
-    raise CannotEnter(f"Process {pid} has no vDSO, so it cannot be entered. {_USE_RUN}")
+    raise CannotEnter(f"The C library of process {pid} is of an unknown kind, so it cannot be entered. {_USE_RUN}")

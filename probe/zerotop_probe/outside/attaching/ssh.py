@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zerotop_probe.outside.attaching.remote_agent import ANSWER_KEY
-from zerotop_probe.outside.job.daemon import BOOT_CODE, SOURCE_ROOT
+from zerotop_probe.outside.own_python import BOOT_CODE, SOURCE_ROOT
 
 _OPTIONS = (
     "-T",
@@ -44,7 +44,7 @@ python={python}
 root={root}
 request={request}
 if [ -x "$python" ] && [ -f "$root/zerotop_probe/outside/attaching/remote_agent.py" ]; then
-    exec "$python" -c {boot} "$root" "$request"
+    exec "$python" -I -c {boot} "$root" "$request"
 fi
 if command -v zerotop >/dev/null 2>&1; then
     exec zerotop attach --there "$request"

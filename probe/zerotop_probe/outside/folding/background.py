@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable
 
-import zerotop_probe
+from zerotop_probe.outside import own_python
 from zerotop_probe.outside.folding.folding import read_limits
 
 # Folding this often per time of full detail lets little more than that remain.
 _TIMES_PER_DETAIL = 30
 _MAX_PERIOD_NS = 120_000_000_000
-# Isolated: neither the user's modules nor our own start-up file in the job's environment are loaded.
-_CODE = (
-    "import sys; sys.path.append(sys.argv.pop(1)); from zerotop_probe.outside.folding.__main__ import main; sys.exit(main())"
-)
-_SOURCE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
 
 
 class BackgroundFolding:
@@ -59,11 +53,12 @@ class BackgroundFolding:
                 self._on_error("folding", OSError(text))
 
     def _start(self) -> None:
-        command = [sys.executable, "-I", "-S", "-c", _CODE, _SOURCE_ROOT, os.path.abspath(self._session)]
+        module = "zerotop_probe.outside.folding.__main__"
+        command = own_python.build_bare_command(module, os.path.abspath(self._session))
         null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
         try:
             self._pid = os.posix_spawn(
-                sys.executable, command, dict(os.environ), file_actions=null, setsid=True, setsigmask=()
+                command[0], command, own_python.build_environment(), file_actions=null, setsid=True, setsigmask=()
             )
         except OSError as error:
             if not self._has_failed:

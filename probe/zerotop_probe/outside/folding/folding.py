@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zerotop_probe.outside.folding.coarse_samples import COARSE_SUFFIX, KEYS, CoarseTable
-from zerotop_probe.outside.folding.peaks import Series, read_series
+from zerotop_probe.outside.folding.peaks import PeakSeries, read_series
 from zerotop_probe.outside.folding.step_history import StepHistory
 from zerotop_probe.outside.folding.table_files import Segment, TableFiles, find_tables
 from zerotop_probe.recording.directory import FULL_DETAIL_S, MAX_BYTES, SESSION_FILE
@@ -132,14 +132,14 @@ class _NodeFolder:
         begin_ns = min(ends, default=0)
         resident = self._read_sampled(PROCESSES.name, "rss_bytes", begin_ns, until_ns)
         device = self._read_sampled(GPU_PROCESSES.name, "used_bytes", begin_ns, until_ns)
-        none = Series([], [])
+        none = PeakSeries([], [])
         for spans in self._spans:
             process, pid = spans.stem.removeprefix(SPANS.name), spans.writer["pid"]
             allocator = self._by_stem.get(f"allocator{process}")
             samples = resident.get(pid, none), device.get(pid, none)
             self._histories[process].fold_spans(spans, allocator, *samples, until_ns)
 
-    def _read_sampled(self, table: str, column: str, begin_ns: int, until_ns: int) -> dict[int, Series]:
+    def _read_sampled(self, table: str, column: str, begin_ns: int, until_ns: int) -> dict[int, PeakSeries]:
         return read_series([one for one in self._sampled if one.table.name == table], column, begin_ns, until_ns)
 
     def _find_sampled_end(self, until_ns: int) -> int:

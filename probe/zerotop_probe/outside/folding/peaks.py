@@ -19,7 +19,7 @@ _TIME, _ALLOCATED, _ALLOCATED_PEAK, _RESERVED, _RESERVED_PEAK, _EDGE = (
 )
 
 
-class Series(NamedTuple):
+class PeakSeries(NamedTuple):
     """Values over time, oldest first."""
 
     times: list[int]
@@ -54,11 +54,11 @@ def find_allocator_peaks(allocator: TableFiles | None, steps: Sequence[FoldedSte
     is_exact = allocator.header.get("peaks") == "window"
     times = [record[_TIME] for record in records]
     # After counted steps the peak of all of them is read at the end of the last one.
-    readings = Series([record[_TIME] for record in records if record[_EDGE] != TICK], [])
+    readings = PeakSeries([record[_TIME] for record in records if record[_EDGE] != TICK], [])
     found = []
     for column, peak_column in ((_ALLOCATED, _ALLOCATED_PEAK), (_RESERVED, _RESERVED_PEAK)):
-        sampled = Series(times, [record[column] for record in records])
-        peaks = Series(times, [record[peak_column] for record in records])
+        sampled = PeakSeries(times, [record[column] for record in records])
+        peaks = PeakSeries(times, [record[peak_column] for record in records])
         # The first reading's peak, at the begin of a phase, covers all the process's life before.
         first = allocator.segments[0]
         if is_exact and times and first.number == 0 and times[0] == first.first_ns and records[0][_EDGE] == BEGIN:
@@ -74,24 +74,24 @@ def find_allocator_peaks(allocator: TableFiles | None, steps: Sequence[FoldedSte
     return list(zip(*found, strict=True))
 
 
-def _find_peak(peaks: Series, step: FoldedStep, *, is_exact: bool) -> int:
+def _find_peak(peaks: PeakSeries, step: FoldedStep, *, is_exact: bool) -> int:
     if not is_exact:
         return peaks.find_rise(step)
     return peaks.find_highest(step) if peaks.has_values(step) else UNKNOWN
 
 
-def read_series(tables: Sequence[TableFiles], column: str, begin_ns: int, until_ns: int) -> dict[int, Series]:
+def read_series(tables: Sequence[TableFiles], column: str, begin_ns: int, until_ns: int) -> dict[int, PeakSeries]:
     """Return a column of sampled tables, by process id."""
-    found: dict[int, Series] = {}
+    found: dict[int, PeakSeries] = {}
     for table in tables:
         names = [field.name for field in table.table.fields]
         time, pid, value = (names.index(name) for name in ("time_ns", "pid", column))
         for record in table.iter_records(begin_ns - FRESH_NS, until_ns):
-            series = found.setdefault(record[pid], Series([], []))
+            series = found.setdefault(record[pid], PeakSeries([], []))
             series.times.append(record[time])
             series.values.append(record[value])
     if len(tables) > 1:
         for pid, series in found.items():
             pairs = sorted(zip(series.times, series.values, strict=True), key=lambda pair: pair[0])
-            found[pid] = Series([time for time, _ in pairs], [value for _, value in pairs])
+            found[pid] = PeakSeries([time for time, _ in pairs], [value for _, value in pairs])
     return found

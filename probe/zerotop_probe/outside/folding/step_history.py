@@ -9,7 +9,7 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 
-from zerotop_probe.outside.folding.peaks import Series, find_allocator_peaks
+from zerotop_probe.outside.folding.peaks import PeakSeries, find_allocator_peaks
 from zerotop_probe.outside.folding.span_sums import FoldedStep, sum_steps
 from zerotop_probe.outside.folding.table_files import Record, TableFiles, append_records, replace_file
 from zerotop_probe.recording import segments
@@ -54,8 +54,8 @@ class StepHistory:
         self,
         spans: TableFiles,
         allocator: TableFiles | None,
-        resident: Series,
-        device: Series,
+        resident: PeakSeries,
+        device: PeakSeries,
         until_ns: int,
     ) -> None:
         """Fold the steps that end until a time; ``resident`` and ``device``: sampled bytes of the process."""

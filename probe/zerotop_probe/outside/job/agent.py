@@ -81,7 +81,7 @@ def run_in_foreground(
         output = OutputRecording(session, Identity.for_this_process("node"), outlets)
         job = _launch_job(session, command, output, writers, mask, own_session=False)
         release_standard_descriptors(passed_on)
-        agent = Agent(session, job, output, signals=signals, foreground=True, grace_s=grace_s, on_message=on_message)
+        agent = Agent(session, job, output, foreground=True, grace_s=grace_s, on_message=on_message)
         agent.note_start(command)
         return agent.run()
 
@@ -138,7 +138,7 @@ def prepare_in_background(
     outlet = open_background_outlet()
     output = OutputRecording(session, Identity.for_this_process("node"), [outlet])
     job = _launch_job(session, command, output, [outlet.writer, outlet.writer], mask, own_session=True)
-    agent = Agent(session, job, output, signals=signals, grace_s=grace_s)
+    agent = Agent(session, job, output, grace_s=grace_s)
     agent.note_start(command)
     return agent.run
 
@@ -154,9 +154,8 @@ def prepare_watch(session: str, root: Process) -> Callable[[], JobResult]:
     signals = job_signals.list_handled_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     facts = read_facts(session)
-    ranks = facts.ranks if facts.attached else None
     output = _resume_output(session, root, facts)
-    agent = Agent(session, WatchedJob(root), output, signals=signals, attached_ranks=ranks, joined=facts.joined)
+    agent = Agent(session, WatchedJob(root), output, facts=facts)
     if not agent.is_known:
         raise CommandError(errno.ENOSPC, CANNOT_WRITE.format(folder=session))
     return agent.run

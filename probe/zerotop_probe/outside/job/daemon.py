@@ -8,17 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import zerotop_probe
+from zerotop_probe.outside import own_python
 from zerotop_probe.outside.job.job import CommandError, JobResult
 from zerotop_probe.outside.job.job_control import is_sampler_alive, read_facts
 from zerotop_probe.outside.procfs import Process
 from zerotop_probe.recording import clock
 
-# Not `python -m`: that puts the working directory on sys.path, where the user may have a queue.py or psutil.py.
-BOOT_CODE = (
-    "import sys; sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]; from {module} import main; sys.exit(main())"
-)
-SOURCE_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(zerotop_probe.__file__)))
 _ANSWER_KEY = "zerotop_agent"
 # Followed by the root's pid and start time, and the session.
 WATCH_OPTION = "--watch"
@@ -60,10 +55,9 @@ def spawn_agent(arguments: Sequence[str]) -> StartingAgent:
         # An error before the agent can answer, such as a failing import, arrives the same way as its answer.
         (os.POSIX_SPAWN_DUP2, writing, 2),
     ]
-    code = BOOT_CODE.format(module="zerotop_probe.outside.__main__")
-    command = [sys.executable, "-c", code, SOURCE_ROOT, "--daemon", *arguments]
+    command = own_python.build_command("zerotop_probe.outside.__main__", "--daemon", *arguments)
     try:
-        pid = os.posix_spawn(sys.executable, command, dict(os.environ), file_actions=actions, setsid=True)
+        pid = os.posix_spawn(command[0], command, own_python.build_environment(), file_actions=actions, setsid=True)
     except OSError:
         os.close(reading)
         raise

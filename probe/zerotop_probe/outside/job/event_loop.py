@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from zerotop_probe.outside.job import job as jobs
 from zerotop_probe.outside.job import job_signals
 from zerotop_probe.outside.job.job import Job, JobResult
+from zerotop_probe.outside.job.job_control import JobFacts
 from zerotop_probe.outside.job.job_signals import END_SIGNALS, STOP_SIGNALS
 from zerotop_probe.outside.job.output_recording import OutputRecording
 from zerotop_probe.outside.job.shutdown import GRACE_S, LEAVE_REQUEST, STOP_REQUEST, Stopper
-from zerotop_probe.outside.procfs import Process
 from zerotop_probe.outside.sampling.node_sampler import TICK_S, NodeSampler
 from zerotop_probe.recording import disk, events, redact
 from zerotop_probe.recording.writer import EventWriter, Identity
@@ -41,28 +41,27 @@ class Agent:
         job: Job,
         output: OutputRecording,
         *,
-        signals: set[int],
         foreground: bool = False,
         grace_s: tuple[float, float] = GRACE_S,
-        attached_ranks: Sequence[Process] | None = None,
-        joined: bool = False,
+        facts: JobFacts | None = None,
         on_message: Callable[[str], None] | None = None,
     ) -> None:
-        """``signals`` are blocked by the caller; in the foreground they are passed on to the job.
+        """Signals are blocked by the caller; in the foreground they are passed on to the job.
 
-        ``attached_ranks``: the ranks of a job that we attached to; stop signals then end the recording, not the job.
-        ``joined``: this node's part of a job whose recording began elsewhere, so its end is not the job's end.
-        ``on_message`` receives sentences for the user.
+        ``facts``: those of a job that runs already. If we attached to it, stop signals end the recording, not the job; if
+        its recording began on another node, the end of this part is not the job's end. ``on_message`` receives sentences
+        for the user.
         """
         self._session = session
-        self._attached = attached_ranks is not None
-        self._joined = joined
+        self._attached = facts is not None and facts.attached
+        self._joined = facts is not None and facts.joined
         self._has_left = False
         self._job = job
         self._output = output
-        self._signals = signals
         self._foreground = foreground
-        self._end_signals = job_signals.list_handled_signals().intersection(END_SIGNALS)
+        handled = job_signals.list_handled_signals()
+        self._signals = job_signals.SignalWaiter(job_signals.list_signals() if foreground else handled)
+        self._end_signals = handled.intersection(END_SIGNALS)
         self._on_message = on_message
         self._started_ns = time.monotonic_ns()
         self._ended_ns: int | None = None
@@ -72,7 +71,8 @@ class Agent:
         identity = Identity.for_this_process("node")
         self._events = EventWriter(session, identity)
         disk.reserve_blocks(self._events.fileno(), _ROOM_FOR_EVENTS)
-        self._node = NodeSampler(session, identity, job.root, self._events, attached_ranks=attached_ranks)
+        ranks = facts.ranks if facts is not None and facts.attached else None
+        self._node = NodeSampler(session, identity, job.root, self._events, attached_ranks=ranks)
         self._stopper = Stopper(
             job.root, session, grace_s=grace_s, on_sent=self._note_stop, ranks=self._node.ranks.list_processes
         )
@@ -135,7 +135,7 @@ class Agent:
         return self._finish_recording()
 
     def _wait_for_signal(self, seconds: float) -> None:
-        info = signal.sigtimedwait(self._signals, max(seconds, 0.0))
+        info = self._signals.wait_for_signal(seconds, self._output.messages)
         if info is None:
             return
         number = info.si_signo
@@ -167,7 +167,7 @@ class Agent:
         if not self._job.has_ended():
             stopped_by = self._job.take_stop_signal()
             if self._foreground and stopped_by in job_signals.TERMINAL_STOPS:
-                job_signals.stop_like(stopped_by)
+                job_signals.stop_like(stopped_by, self._output)
             return False
         if self._ended_ns is None:
             self._ended_ns = time.monotonic_ns()
@@ -205,8 +205,9 @@ class Agent:
         disk.release_reserve(self._events.fileno())
         self._events.close()
         # A signal that the job has received as well must not end us now.
-        while signal.sigtimedwait(self._signals, 0) is not None:
+        while self._signals.take_signal() is not None:
             pass
+        self._signals.close()
         returncode = self._job.returncode
         return JobResult(
             exit_code=None if returncode is None else jobs.compute_exit_code(returncode),
@@ -227,7 +228,7 @@ class Agent:
 
     def _is_interrupted(self) -> bool:
         """Whether a signal asks us to end."""
-        info = signal.sigtimedwait(self._signals, 0)
+        info = self._signals.take_signal()
         return info is not None and info.si_signo in END_SIGNALS and self._foreground
 
     def _note_end(self) -> str:

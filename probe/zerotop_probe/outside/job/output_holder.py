@@ -9,14 +9,16 @@ the stem of the output files, the header of an index, the limit in bytes, 1 to r
 streams as ``outlets.Outlet`` describes them, empty for those that have ended.
 
 Messages from the agent: ``signal N``, answered by ``signal N 1`` if this process has also received signal N, else by
-``signal N 0``; ``job PID START``; ``finish``, answered by ``finished`` once all output so far is passed on. Messages to the
-agent: ``ready``; ``ended I ERROR`` when stream I has ended.
+``signal N 0``; ``job PID START``; ``stopped``, when it stops because its job has: it is continued once the job was;
+``continued``; ``finish``, answered by ``finished`` once all output so far is passed on. Messages to the agent: ``ready``;
+``ended I ERROR`` when stream I has ended.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import select
 import signal
 import sys
 import threading
@@ -25,6 +27,8 @@ from contextlib import suppress
 
 from zerotop_probe.outside.job.held_streams import FILE_PERIOD_S, FileStream, Stream
 from zerotop_probe.outside.job.output_log import STATE_BYTES, OutputLog
+
+_STOPPED_PERIOD_S = 0.05
 
 
 class Holder:
@@ -48,6 +52,8 @@ class Holder:
             elif word == b"job":
                 pid, start = rest.split()
                 self._job = int(pid), start
+            elif word == b"stopped":
+                self._watch_stopped_job()
             elif word == b"finish":
                 self._finish()
                 self._send(b"finished")
@@ -66,6 +72,15 @@ class Holder:
     def _send(self, message: bytes) -> None:
         with suppress(OSError):
             os.write(self._agent, message)
+
+    def _watch_stopped_job(self) -> None:
+        """Continue the agent when the job, but not the agent, was continued. It waits for the job to tell its caller."""
+        waiting = select.poll()
+        waiting.register(self._agent, select.POLLIN)
+        while not waiting.poll(1000 * _STOPPED_PERIOD_S):
+            if self._read_job_state() not in b"Tt":
+                os.kill(os.getppid(), signal.SIGCONT)
+                return
 
     def _finish(self) -> None:
         for stream in self._streams:
@@ -93,13 +108,17 @@ class Holder:
         adopt_leftovers()
 
     def _is_job_alive(self) -> bool:
+        return self._read_job_state() not in b"ZX"
+
+    def _read_job_state(self) -> bytes:
+        """Return the letter of the job's state, which is X if it is gone."""
         pid, start = self._job
         try:
             with open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
-            return fields[19] == start and fields[0] not in b"ZX"
+            return fields[0] if fields[19] == start else b"X"
         except (OSError, IndexError):
-            return False
+            return b"X"
 
 
 def _take_signal(number: int) -> bool:

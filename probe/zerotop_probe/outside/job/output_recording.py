@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import select
@@ -15,16 +14,14 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
-from zerotop_probe.outside.job.daemon import BOOT_CODE, SOURCE_ROOT, AgentError
+from zerotop_probe.outside import own_python
+from zerotop_probe.outside.job.daemon import AgentError
 from zerotop_probe.outside.job.outlets import PIPE, Outlet
 from zerotop_probe.outside.job.output_log import LOST, REASON, STATE_BYTES
 from zerotop_probe.outside.procfs import Process, read_file, read_stat
 from zerotop_probe.recording import directory
 from zerotop_probe.recording.tables import OUTPUT
 from zerotop_probe.recording.writer import Identity, make_header
-
-# The kernel sends this signal when the holder has sent a message.
-HOLDER_MESSAGE = signal.SIGRTMIN + 5
 
 _MODULE = "zerotop_probe.outside.job.output_holder"
 _CANNOT_START = "The process that reads the job's output cannot be started: {reason}"
@@ -67,6 +64,16 @@ class OutputRecording:
         self._waiting: list[int] = []
 
     @property
+    def holder_pid(self) -> int:
+        """The holder's PID; 0 without one."""
+        return self.holder.pid if self.holder is not None else 0
+
+    @property
+    def messages(self) -> int:
+        """The descriptor that can be read when the holder has sent a message or has ended; -1 without one."""
+        return self._socket.fileno() if self._socket is not None else -1
+
+    @property
     def lost_bytes(self) -> int:
         """Bytes of output that could not be recorded so far."""
         return self._read_number(LOST)
@@ -102,10 +109,6 @@ class OutputRecording:
             raise AgentError(
                 _CANNOT_START.format(reason="it ended at once; are memory or processes limited (ulimit -v, -u)?")
             )
-        # From now on a message is signalled: the agent's loop waits for signals.
-        fcntl.fcntl(ours, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(ours, fcntl.F_SETSIG, HOLDER_MESSAGE)
-        fcntl.fcntl(ours, fcntl.F_SETFL, fcntl.fcntl(ours, fcntl.F_GETFL) | os.O_ASYNC)
 
     def _spawn_holder(self, agent: int) -> int:
         outlets = self._outlets.values()
@@ -114,13 +117,12 @@ class OutputRecording:
         streams = [self._outlets[number].describe() if number in self._outlets else "" for number in range(self._count)]
         numbers = [str(self._limit), str(self._redaction)]
         texts = [str(agent), str(self._state_file), self._folder, self._stem, self._header, *numbers, *streams]
-        # Without site packages and Python's variables, which may have any content.
-        command = [sys.executable, "-I", "-S", "-c", BOOT_CODE.format(module=_MODULE), SOURCE_ROOT, *texts]
+        command = own_python.build_bare_command(_MODULE, *texts)
         null = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
         return os.posix_spawn(
-            sys.executable,
+            command[0],
             command,
-            dict(os.environ),
+            own_python.build_environment(),
             # Onto itself: the descriptor is inherited.
             file_actions=[*null, *((os.POSIX_SPAWN_DUP2, number, number) for number in used)],
             # A blocked signal stays pending, which shows that it was sent to the whole group.
@@ -153,6 +155,7 @@ class OutputRecording:
 
     def took_signal(self, number: int) -> bool:
         """Return whether the holder, which is in our process group, has received a signal since the last call."""
+        self._read_messages()  # an answer that came too late belongs to an earlier call
         self._send(b"signal %d" % number)
         answer = self._await_answer(b"signal %d " % number, _ANSWER_S)
         if answer is not None:
@@ -161,6 +164,14 @@ class OutputRecording:
         status = read_file(f"/proc/{self.holder.pid}/status") if self.holder is not None else b""
         pending = next((line.split()[1] for line in status.splitlines() if line.startswith(b"ShdPnd:")), b"0")
         return bool(int(pending, 16) >> (number - 1) & 1)
+
+    def note_stop(self) -> None:
+        """Ask the holder to continue us once the job, which was stopped, was continued alone."""
+        self._send(b"stopped")
+
+    def note_continuing(self) -> None:
+        """Tell the holder that we were continued."""
+        self._send(b"continued")
 
     def copy_window_size(self) -> bool:
         """Give the job's terminals the size of the user's; return whether it has changed."""
@@ -199,7 +210,7 @@ class OutputRecording:
 
     def _drop_holder(self) -> None:
         """Forget a holder that has ended or does not answer."""
-        if self._socket is None or self.holder is None:
+        if self.holder is None:
             return
         self._close_socket()
         self.holder.send_signal(signal.SIGKILL)
@@ -208,11 +219,8 @@ class OutputRecording:
 
     def _close_socket(self) -> None:
         if self._socket is not None:
-            fcntl.fcntl(self._socket, fcntl.F_SETFL, 0)
             self._socket.close()
             self._socket = None
-        while signal.sigtimedwait([HOLDER_MESSAGE], 0) is not None:
-            pass
 
     def _send(self, message: bytes) -> None:
         if self._socket is not None:
@@ -231,11 +239,11 @@ class OutputRecording:
             waiting.register(self._socket, select.POLLIN)
             if not waiting.poll(max(0.0, deadline_s - time.monotonic()) * 1000):
                 return None
-            try:
+            message = b""
+            with suppress(OSError):
                 message = self._socket.recv(4096)
-            except OSError:
-                return None
             if not message:  # the holder has ended
+                self._close_socket()
                 return None
             if message.startswith(b"ended "):
                 self._note_end(message)

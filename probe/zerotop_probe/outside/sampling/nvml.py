@@ -40,7 +40,7 @@ _PERMANENT_ERRORS = (
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuIdentity:
     """The identity of a GPU of this node, or of a MIG instance."""
 
     index: int
@@ -55,7 +55,7 @@ class GpuDiscovery(NamedTuple):
     """The GPUs that NVML shows; ``notice`` is a sentence that says why some or all are missing."""
 
     driver: str | None
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuIdentity, ...]
     notice: str | None
 
 
@@ -75,7 +75,7 @@ class GpuDevice:
         self._handle = handle
         # An instance has the temperature and clock of its GPU.
         self._chip = whole._handle if whole is not None else handle
-        self.gpu = Gpu(index, "", "GPU", UNKNOWN)
+        self.gpu = GpuIdentity(index, "", "GPU", UNKNOWN)
         self._unsupported: set[str] = set()
         self._links = {_PCIE_TX: LinkCounter(), _PCIE_RX: LinkCounter()}
         self.pace = pcie.FASTEST_PACE
@@ -89,7 +89,7 @@ class GpuDevice:
         uuid = _decode_text(pynvml.nvmlDeviceGetUUID(self._handle))
         name = _decode_text(pynvml.nvmlDeviceGetName(self._handle))
         size = int(total.total) if total is not None else UNKNOWN
-        self.gpu = Gpu(index, uuid, name, size, whole.gpu.uuid if whole is not None else None)
+        self.gpu = GpuIdentity(index, uuid, name, size, whole.gpu.uuid if whole is not None else None)
         mode = self._query_driver("mig", pynvml.nvmlDeviceGetMigMode) if whole is None else None
         self.is_mig = mode is not None and bool(mode[0])
 

@@ -83,7 +83,7 @@ class ThreadCounters:
         self.ran_after_ns = born_ns  # a time after which it was seen to have run last
 
 
-class ThreadUse(NamedTuple):
+class ThreadActivity(NamedTuple):
     """Activity of the threads since the previous sample."""
 
     waited_ns: int | None  # None if the kernel does not count it
@@ -137,7 +137,7 @@ class ProcessThreads:
             self._thread_by_tid[tid] = thread
         self._listed_ns = now_ns
 
-    def update_counters(self, now_ns: int, elapsed_ns: int, process_ns: int, *, everything: bool) -> ThreadUse:
+    def update_counters(self, now_ns: int, elapsed_ns: int, process_ns: int, *, everything: bool) -> ThreadActivity:
         """Update the counters. ``process_ns`` is the CPU time of the whole process during ``elapsed_ns``."""
         waited = sum(self._read_thread(thread, now_ns) for thread in self._hot_threads)
         explained = sum(thread.cpu_ns - thread.before_ns for thread in self._hot_threads)
@@ -150,7 +150,7 @@ class ProcessThreads:
                 self.list_threads(now_ns)  # one that is not known runs
             self._choose_hot(now_ns)
         busy = sum(2 * (thread.cpu_ns - thread.before_ns) >= thread.read_at_ns - thread.before_at_ns for thread in read)
-        return ThreadUse(waited if self._schedstat else None, busy)
+        return ThreadActivity(waited if self._schedstat else None, busy)
 
     def _read_thread(self, thread: ThreadCounters, now_ns: int) -> int:
         """Read one thread; return how much its waiting time has grown.

@@ -13,7 +13,7 @@ from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.checks.budget import SEVERITIES, Budget
 from zerotop.analysis.checks.pace import MIN_STEPS, compare_paces, measure_pace
 from zerotop.analysis.formatting import format_bytes, format_count, format_seconds
-from zerotop.analysis.live_view import State
+from zerotop.analysis.live_view import JobState
 from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.comparison import compare_setup
 from zerotop.analysis.reports.recorded_run import RecordedRun, read_lowest_rank
@@ -42,7 +42,7 @@ _SAME_WORK = (
 _WAITING_SHARE = 0.01
 
 
-class Outcome(str, Enum):
+class CheckOutcome(str, Enum):
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"  # it could not be decided: the sentence says why
@@ -51,7 +51,7 @@ class Outcome(str, Enum):
 @dataclass(frozen=True, slots=True)
 class Check:
     name: str
-    outcome: Outcome
+    outcome: CheckOutcome
     sentence: str
 
 
@@ -70,17 +70,17 @@ def check_run(run: RecordedRun, budget: Budget, baseline: RecordedRun | None = N
 
 
 def _make_check(name: str, is_good: bool, sentence: str) -> Check:
-    return Check(name, Outcome.PASSED if is_good else Outcome.FAILED, sentence)
+    return Check(name, CheckOutcome.PASSED if is_good else CheckOutcome.FAILED, sentence)
 
 
 def _check_end(run: RecordedRun) -> Check:
     job = run.view.job
-    if job.state is not State.ENDED:
+    if job.state is not JobState.ENDED:
         text = job.exit_text or "The job still runs."
-        return Check("end", Outcome.SKIPPED, text)
+        return Check("end", CheckOutcome.SKIPPED, text)
     code = "an unknown exit code" if job.exit_code is None else describe_exit_code(job.exit_code, job.launcher)
     if job.exit_code is None:
-        return Check("end", Outcome.SKIPPED, f"The job ended with {code}.")
+        return Check("end", CheckOutcome.SKIPPED, f"The job ended with {code}.")
     return _make_check("end", job.exit_code == 0, f"The job ended with {code}.")
 
 
@@ -104,7 +104,7 @@ def _check_memory(run: RecordedRun, budget: Budget) -> Iterator[Check]:
 def _check_peak(kind: str, limit: int, peak: int) -> Check:
     name = f"{kind.lower()}_memory"
     if not peak:
-        return Check(name, Outcome.SKIPPED, f"No {kind} memory was recorded.")
+        return Check(name, CheckOutcome.SKIPPED, f"No {kind} memory was recorded.")
     return _make_check(name, peak <= limit, f"The peak was {format_bytes(peak)}, the limit is {format_bytes(limit)}.")
 
 
@@ -128,7 +128,7 @@ def _check_speed(run: RecordedRun, budget: Budget) -> Iterator[Check]:
             text = f"The median iteration took {format_seconds(median)}, the limit is {format_seconds(limit)}."
             yield _make_check("iteration_seconds", median <= limit, text)
         else:
-            yield Check("iteration_seconds", Outcome.FAILED, unknown)
+            yield Check("iteration_seconds", CheckOutcome.FAILED, unknown)
     if (least := budget.tokens_per_second) is not None:
         known &= (tokens > 0) | rows["counted"]
         if (tokens[known] > 0).any():
@@ -137,7 +137,7 @@ def _check_speed(run: RecordedRun, budget: Budget) -> Iterator[Check]:
                 "tokens_per_second", rate >= least, f"{rate:,.0f} tokens per second, at least {least:,.0f} required."
             )
         else:
-            yield Check("tokens_per_second", Outcome.FAILED, "No tokens were counted in the recorded steps.")
+            yield Check("tokens_per_second", CheckOutcome.FAILED, "No tokens were counted in the recorded steps.")
 
 
 def _check_findings(findings: tuple[Annotation, ...], budget: Budget) -> Iterator[Check]:
@@ -160,7 +160,7 @@ def _is_as_severe(finding: Annotation, name: str) -> bool:
 def _check_baseline(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> Iterator[Check]:
     name = baseline.session.name
     if reason := describe_machines(run, baseline) or _describe_other_work(run, baseline):
-        yield Check("slowdown", Outcome.SKIPPED, f"Not compared with the baseline {name}: {reason}.")
+        yield Check("slowdown", CheckOutcome.SKIPPED, f"Not compared with the baseline {name}: {reason}.")
     else:
         yield _check_slowdown(run, baseline, budget)
     growth = budget.memory_growth_percent / 100
@@ -179,7 +179,7 @@ def _check_slowdown(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> 
     if pace is None or before is None or min(pace.steps, before.steps) < MIN_STEPS:
         counts = " and ".join(str(0 if one is None else one.steps) for one in (pace, before))
         text = f"Too few steps to compare: {counts} after the warm-up, {MIN_STEPS} needed in each recording."
-        return Check("slowdown", Outcome.SKIPPED, text)
+        return Check("slowdown", CheckOutcome.SKIPPED, text)
     slower, explained = compare_paces(pace, before)
     times = f"{_format_time(pace.unhindered_s)} against {_format_time(before.unhindered_s)} an iteration"
     if max(pace.waiting, before.waiting) > _WAITING_SHARE:
@@ -192,7 +192,9 @@ def _check_slowdown(run: RecordedRun, baseline: RecordedRun, budget: Budget) -> 
     if slower <= limit:
         return _make_check("slowdown", True, f"{text}; {_format_share(limit)} is allowed, {noise}.")
     if slower <= explained:
-        return Check("slowdown", Outcome.SKIPPED, f"{text}, but {noise}: run it again on a quieter machine, or for longer.")
+        return Check(
+            "slowdown", CheckOutcome.SKIPPED, f"{text}, but {noise}: run it again on a quieter machine, or for longer."
+        )
     return _make_check("slowdown", False, f"{text}; {_format_share(limit)} is allowed, {noise}.")
 
 

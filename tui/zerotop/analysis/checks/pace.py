@@ -38,7 +38,7 @@ _WAITING_ERROR = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MeasuredPace:
     """Iterations of a recording after the warm-up, without skipped and unrecorded steps."""
 
     steps: int
@@ -49,7 +49,7 @@ class Pace:
     hindrance: float  # share by which the machine may still have slowed the quiet steps
 
 
-def measure_pace(source: RecordingSource, warmup_steps: int) -> Pace | None:
+def measure_pace(source: RecordingSource, warmup_steps: int) -> MeasuredPace | None:
     """Measure the iterations of a recording; None if no step remains after the warm-up."""
     rows = source.job_steps[warmup_steps:]
     rows = rows[~np.isnan(rows["iteration_s"]) & ~rows["skipped"] & (rows["iteration_s"] > 0)]
@@ -59,7 +59,7 @@ def measure_pace(source: RecordingSource, warmup_steps: int) -> Pace | None:
     waited = np.minimum(_measure_waiting(source.session, rows) / seconds, 0.95)
     quiet = waited <= max(_QUIET_SHARE, float(np.quantile(waited, _QUIET_STEPS_SHARE)))
     unhindered = (seconds * (1 - waited))[quiet]
-    return Pace(
+    return MeasuredPace(
         steps=len(rows),
         iteration_s=float(np.median(seconds)),
         unhindered_s=float(np.median(unhindered)),
@@ -69,7 +69,7 @@ def measure_pace(source: RecordingSource, warmup_steps: int) -> Pace | None:
     )
 
 
-def compare_paces(pace: Pace, baseline: Pace) -> tuple[float, float]:
+def compare_paces(pace: MeasuredPace, baseline: MeasuredPace) -> tuple[float, float]:
     """Return the share by which the recording is slower than the baseline, and the share that noise explains.
 
     Both times are without waiting for cores. Disturbances of the baseline only make this recording look faster, so they

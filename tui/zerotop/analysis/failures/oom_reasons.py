@@ -20,7 +20,7 @@ _VOCABULARIES = range(30_000, 300_000)
 _EMPTY_CACHE = "torch.cuda.empty_cache()"
 
 
-class Verdict(NamedTuple):
+class OomVerdict(NamedTuple):
     """A sentence or two of cause, one of advice, the setting that the advice names, and what to copy."""
 
     cause: str
@@ -30,13 +30,13 @@ class Verdict(NamedTuple):
     confidence: float = 0.8  # 0 to 1: how sure the cause is
 
 
-def choose_verdict(case: OomCase) -> Verdict:
+def choose_verdict(case: OomCase) -> OomVerdict:
     """Return the cause and the advice; they can be rendered in other units."""
     verdict = _judge_case(case)
     return verdict._replace(cause=Text(verdict.cause), advice=Text(verdict.advice))
 
 
-def _judge_case(case: OomCase) -> Verdict:
+def _judge_case(case: OomCase) -> OomVerdict:
     if case.kind in (HOST, KILLED):
         return _judge_host(case)
     if case.kind != CUDA:
@@ -46,13 +46,13 @@ def _judge_case(case: OomCase) -> Verdict:
         if verdict is not None:
             return verdict
     cause = f"{_describe_request(case)}{_describe_available(case)}.{_describe_per_token(case)}"
-    return Verdict(cause, *advise_on_gpu(case), confidence=0.7)
+    return OomVerdict(cause, *advise_on_gpu(case), confidence=0.7)
 
 
 # --- PyTorch's allocator -------------------------------------------------------------------------------------------------
 
 
-def _check_fraction(case: OomCase) -> Verdict | None:
+def _check_fraction(case: OomCase) -> OomVerdict | None:
     if case.limit_bytes is None or case.total_bytes is None or case.requested_bytes is None:
         return None
     if case.limit_bytes > case.total_bytes * (1 - NOTABLE_SHARE):
@@ -62,10 +62,10 @@ def _check_fraction(case: OomCase) -> Verdict | None:
     setting = "torch.cuda.set_per_process_memory_fraction"
     may_use = f"the process may use only {put_size(case.limit_bytes)} of its {put_size(case.total_bytes)}"
     cause = f"{_describe_request(case)}, which the device has, but {may_use}."
-    return Verdict(cause, f"Raise or remove {setting}.", setting, f"{setting}(1.0)")
+    return OomVerdict(cause, f"Raise or remove {setting}.", setting, f"{setting}(1.0)")
 
 
-def _check_fragments(case: OomCase) -> Verdict | None:
+def _check_fragments(case: OomCase) -> OomVerdict | None:
     requested, unallocated, free = case.requested_bytes, case.unallocated_bytes, case.free_bytes or 0
     largest = case.largest_free_block_bytes
     if requested is None or unallocated is None or requested <= free:
@@ -79,12 +79,12 @@ def _check_fragments(case: OomCase) -> Verdict | None:
     cause = f"{_describe_request(case)}: {reason}."
     if case.settings is not None and case.settings.has_expandable_segments:
         advice = "Expandable segments are on already: call torch.cuda.empty_cache() before batches of another size."
-        return Verdict(cause, advice, _EMPTY_CACHE, _EMPTY_CACHE)
+        return OomVerdict(cause, advice, _EMPTY_CACHE, _EMPTY_CACHE)
     setting = f"{choose_variable(case.torch)}=expandable_segments:True"
-    return Verdict(cause, f"Start the job with {setting}.", setting, f"export {setting}", 0.9)
+    return OomVerdict(cause, f"Start the job with {setting}.", setting, f"export {setting}", 0.9)
 
 
-def _check_others(case: OomCase) -> Verdict | None:
+def _check_others(case: OomCase) -> OomVerdict | None:
     if not case.others_bytes or case.requested_bytes is None or case.free_bytes is None:
         return None
     if case.others_bytes < NOTABLE_SHARE * (case.total_bytes or case.limit_bytes or 0):
@@ -92,7 +92,7 @@ def _check_others(case: OomCase) -> Verdict | None:
     if case.requested_bytes > case.free_bytes + case.releasable_bytes + case.others_bytes:
         return None
     free, others = put_size(case.free_bytes), put_size(case.others_bytes)
-    return Verdict(
+    return OomVerdict(
         f"{_describe_request(case)}; {free} were free, and other processes hold {others} of the device.",
         "End them, or choose another device with CUDA_VISIBLE_DEVICES or --include.",
         "CUDA_VISIBLE_DEVICES",
@@ -100,7 +100,7 @@ def _check_others(case: OomCase) -> Verdict | None:
     )
 
 
-def _check_evaluation(case: OomCase) -> Verdict | None:
+def _check_evaluation(case: OomCase) -> OomVerdict | None:
     if case.outer_phase != "eval":
         return None
     terms, ratio, before = read_terms(case.engine), case.batch_ratio, case.largest_batch
@@ -109,15 +109,15 @@ def _check_evaluation(case: OomCase) -> Verdict | None:
         rows = f", now {case.rows}" if case.rows else ""
         advice = f"Lower {terms['eval_batch_size']}{rows}{terms['or_accumulate_outputs']}."
         fix = f"{setting}={case.rows // 2}" if case.rows and case.rows > 1 else terms["eval_tensors_fix"]
-        return Verdict(_describe_batch_request(case), advice, setting, fix)
+        return OomVerdict(_describe_batch_request(case), advice, setting, fix)
     cause = _describe_batch_request(case, f"{ratio:.1f} times training's {_describe_largest(case)}")
     as_before = before.get("rows")
     to = f" to {as_before}, as in training" if as_before else ""
     fix = f"{setting}={as_before}" if as_before else terms["eval_tensors_fix"]
-    return Verdict(cause, f"Lower {terms['eval_batch_size']}{to}.", setting, fix, 0.95)
+    return OomVerdict(cause, f"Lower {terms['eval_batch_size']}{to}.", setting, fix, 0.95)
 
 
-def _check_larger_batch(case: OomCase) -> Verdict | None:
+def _check_larger_batch(case: OomCase) -> OomVerdict | None:
     ratio = case.batch_ratio
     if ratio is None or ratio <= _LARGER_RATIO or case.outer_phase not in ("forward", "backward"):
         return None
@@ -127,9 +127,9 @@ def _check_larger_batch(case: OomCase) -> Verdict | None:
         terms = read_terms(case.engine)
         setting = terms["batch_size"]
         advice = f"Limit batches to {rows} rows, as before: lower {setting}."
-        return Verdict(cause, advice, setting, terms["batch_size_fix"] or f"{setting.rpartition(' ')[2]}={rows}", 0.9)
+        return OomVerdict(cause, advice, setting, terms["batch_size_fix"] or f"{setting.rpartition(' ')[2]}={rows}", 0.9)
     advice = "Truncate sequences to a fixed length in the tokenizer (truncation=True, max_length=...)."
-    return Verdict(cause, advice, "max_length", f"truncation=True, max_length={longest or 512}", 0.9)
+    return OomVerdict(cause, advice, "max_length", f"truncation=True, max_length={longest or 512}", 0.9)
 
 
 def _describe_batch_request(case: OomCase, comparison: str = "") -> str:
@@ -190,7 +190,7 @@ def _describe_per_token(case: OomCase) -> str:
 _LIBRARIES = {NCCL: "NCCL", CUBLAS: "cuBLAS or cuDNN"}
 
 
-def _judge_outside_pytorch(case: OomCase) -> Verdict:
+def _judge_outside_pytorch(case: OomCase) -> OomVerdict:
     who = _LIBRARIES.get(case.kind, "A CUDA call")
     wanted = put_size(case.requested_bytes) if case.requested_bytes else "memory"
     free = f"; {put_size(case.free_bytes)} of the device were free" if case.free_bytes is not None else ""
@@ -199,22 +199,22 @@ def _judge_outside_pytorch(case: OomCase) -> Verdict:
     unused = case.unallocated_bytes or 0
     if unused > (1 << 29) and unused >= (case.requested_bytes or 0):
         advice = f"PyTorch reserves {put_size(unused)} that it does not use: release it with torch.cuda.empty_cache()."
-        return Verdict(cause, advice, _EMPTY_CACHE, _EMPTY_CACHE)
-    return Verdict(cause, *advise_on_gpu(case))
+        return OomVerdict(cause, advice, _EMPTY_CACHE, _EMPTY_CACHE)
+    return OomVerdict(cause, *advise_on_gpu(case))
 
 
 # --- host memory ---------------------------------------------------------------------------------------------------------
 
 
-def _judge_host(case: OomCase) -> Verdict:
+def _judge_host(case: OomCase) -> OomVerdict:
     in_use = ""
     if case.host_used_bytes and case.limit_bytes:
         in_use = f": {put_size(case.host_used_bytes)} of {put_size(case.limit_bytes)} were in use"
     if case.kind != KILLED:
         wanted = put_size(case.requested_bytes) if case.requested_bytes else "Memory"
-        return Verdict(f"{wanted} could not be allocated on the host{in_use}.", *advise_on_host(case))
+        return OomVerdict(f"{wanted} could not be allocated on the host{in_use}.", *advise_on_host(case))
     just_before = f"{in_use} just before" if in_use else ""
     who = "A rank was killed by SIGKILL, probably by the kernel"
     if case.kill_count:
         who = f"The kernel killed {case.kill_count} process{'es' if case.kill_count > 1 else ''}"
-    return Verdict(f"{who} for lack of host memory{just_before}.", *advise_on_host(case))
+    return OomVerdict(f"{who} for lack of host memory{just_before}.", *advise_on_host(case))

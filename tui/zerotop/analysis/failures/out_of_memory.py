@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from zerotop.analysis.engine import add_library
 from zerotop.analysis.failures.last_moments import (
@@ -138,7 +138,8 @@ def _explain_error(
     if not phase and (failed := find_failed_spans([span for span in spans if span.begin_ns >= error.unix_ns])) is not None:
         phase, outer_phase = failed[0].phase, failed[1].phase  # in a counted step
     scene = FailureScene(process, error.unix_ns, phase, outer_phase, facts, spans)
-    return _build_post_mortem(session, "rank", CUDA, scene, facts, text, job_exit, survived=survived, failures=failures)
+    found = _Found(session, "rank", CUDA, scene, facts, text, job_exit)
+    return _build_post_mortem(found, survived=survived, failures=failures)
 
 
 def _explain_output(session: Session, cursor_ns: int, text: ErrorText, job_exit: ProcessExit | None) -> PostMortem:
@@ -148,7 +149,7 @@ def _explain_output(session: Session, cursor_ns: int, text: ErrorText, job_exit:
     limit = text.allowed_bytes or text.total_bytes
     facts |= {"limit_bytes": limit} if limit else {}
     survived = False if job_exit is not None else None
-    return _build_post_mortem(session, "output", text.kind, scene, facts, text, job_exit, survived=survived)
+    return _build_post_mortem(_Found(session, "output", text.kind, scene, facts, text, job_exit), survived=survived)
 
 
 def _explain_kill(session: Session, cursor_ns: int, job_exit: ProcessExit, failures: int) -> PostMortem:
@@ -157,28 +158,31 @@ def _explain_kill(session: Session, cursor_ns: int, job_exit: ProcessExit, failu
     memory = read_last_seconds(session, job_exit.host, job_exit.unix_ns)
     most = max(memory, key=lambda sample: sample.used_bytes, default=None)
     facts = {"limit_bytes": most.limit_bytes, "host_used_bytes": most.used_bytes} if most is not None else {}
-    return _build_post_mortem(session, "sampler", KILLED, scene, facts, None, job_exit, survived=False, failures=failures)
+    found = _Found(session, "sampler", KILLED, scene, facts, None, job_exit)
+    return _build_post_mortem(found, survived=False, failures=failures)
 
 
 # --- figures -------------------------------------------------------------------------------------------------------------
 
 
-def _build_post_mortem(
-    session: Session,
-    source: str,
-    kind: str,
-    scene: FailureScene,
-    facts: Mapping[str, int],
-    text: ErrorText | None,
-    job_exit: ProcessExit | None,
-    *,
-    survived: bool | None,
-    failures: int = 0,
-) -> PostMortem:
+class _Found(NamedTuple):
+    """What the source of a failure says about it."""
+
+    session: Session
+    source: str  # rank, output or sampler
+    kind: str
+    scene: FailureScene
+    facts: Mapping[str, int]
+    text: ErrorText | None
+    job_exit: ProcessExit | None
+
+
+def _build_post_mortem(found: _Found, *, survived: bool | None, failures: int = 0) -> PostMortem:
+    session, source, kind, scene, _, text, job_exit = found
     process, gpu_key = scene.process, _find_gpu_key(session, scene)
     host = process.host if process is not None else job_exit.host if job_exit is not None else ""
     rank = process.rank if process is not None else text.rank if text is not None else None
-    case = _build_case(session, kind, scene, facts, text, job_exit)
+    case = _build_case(found)
     figures: dict[str, Any] = {field.name: getattr(case, field.name) for field in fields(MemoryFigures)}
     verdict = choose_verdict(case)
     look = read_last_look(session, process, scene.at_ns) if process is not None and kind == CUDA else None
@@ -206,14 +210,8 @@ def _build_post_mortem(
     )
 
 
-def _build_case(
-    session: Session,
-    kind: str,
-    scene: FailureScene,
-    facts: Mapping[str, int],
-    text: ErrorText | None,
-    job_exit: ProcessExit | None,
-) -> OomCase:
+def _build_case(found: _Found) -> OomCase:
+    session, _, kind, scene, facts, text, job_exit = found
     process, at_ns = scene.process, scene.at_ns
     engines = read_events(session, "engine", process, at_ns) if process is not None else []
     planned = read_events(session, TOTAL_STEPS, process, at_ns) if process is not None else []

@@ -29,7 +29,7 @@ _LOST_PEER = re.compile(
 )
 
 
-class Frame(NamedTuple):
+class TracebackFrame(NamedTuple):
     """One line of a traceback."""
 
     path: str
@@ -49,7 +49,7 @@ class Traceback:
     time_ns: int  # unix time of its last line
     error: str  # type of the exception, without its module
     message: str  # its first line; "" without one
-    frames: tuple[Frame, ...]  # the outermost first
+    frames: tuple[TracebackFrame, ...]  # the outermost first
     rank: int | None  # None where its lines do not say
     local_rank: int | None
 
@@ -80,7 +80,7 @@ class _Reading:
     """A traceback whose end has not been read."""
 
     first: int  # number of its first line
-    frames: list[Frame] = field(default_factory=list)
+    frames: list[TracebackFrame] = field(default_factory=list)
 
 
 def parse_tracebacks(lines: Sequence[PrintedLine]) -> Iterator[Traceback]:
@@ -100,7 +100,7 @@ def parse_tracebacks(lines: Sequence[PrintedLine]) -> Iterator[Traceback]:
             continue
         reading, rest = readings[prefix], text[len(prefix) :]
         if (frame := _FRAME.match(rest)) is not None:
-            reading.frames.append(Frame(frame[1], int(frame[2]), frame[3]))
+            reading.frames.append(TracebackFrame(frame[1], int(frame[2]), frame[3]))
         elif rest[:1].strip() and (error := _ERROR.match(rest)) is not None and reading.frames:
             del readings[prefix]
             if (kind := error[1].rpartition(".")[2]) not in _LAUNCHERS_OWN:

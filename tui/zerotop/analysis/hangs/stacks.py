@@ -16,7 +16,7 @@ from zerotop_probe.recording.events import RANK_STACKS, STACKS
 SILENT = event_values.SILENT
 
 
-class Frame(NamedTuple):
+class StackFrame(NamedTuple):
     file: str
     line: int
     function: str
@@ -33,10 +33,10 @@ class Frame(NamedTuple):
 class ThreadStack:
     thread: str  # "" for the training thread
     call: str  # the C function that the innermost frame calls; "" without one
-    frames: tuple[Frame, ...]  # innermost first
+    frames: tuple[StackFrame, ...]  # innermost first
 
     @property
-    def own_frame(self) -> Frame | None:
+    def own_frame(self) -> StackFrame | None:
         """The innermost frame of the job's own code, else the innermost; None without frames."""
         return next((frame for frame in self.frames if frame.own), self.frames[0] if self.frames else None)
 
@@ -169,12 +169,12 @@ def _parse_threads(event: Event) -> list[ThreadStack]:
     return sorted(threads, key=lambda stack: bool(stack.thread)) if any(not one.thread for one in threads) else []
 
 
-def _parse_frame(facts: dict[str, Any]) -> Frame:
+def _parse_frame(facts: dict[str, Any]) -> StackFrame:
     file, line, function = facts.get("file"), facts.get("line"), facts.get("function")
-    return Frame(str(file or "?"), line if isinstance(line, int) else 0, str(function or "?"), bool(facts.get("own")))
+    return StackFrame(str(file or "?"), line if isinstance(line, int) else 0, str(function or "?"), bool(facts.get("own")))
 
 
-def _parse_stack(facts: dict[str, Any], frames: Sequence[Frame]) -> ThreadStack:
+def _parse_stack(facts: dict[str, Any], frames: Sequence[StackFrame]) -> ThreadStack:
     indexes = [index for index in facts.get("frames") or () if isinstance(index, int) and 0 <= index < len(frames)]
     return ThreadStack(
         str(facts.get("thread") or ""), str(facts.get("call") or ""), tuple(frames[index] for index in indexes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from zerotop.analysis.failures.rank_ends import RankEnd
-from zerotop.analysis.hangs.stacks import Call, Collectives, Frame, RankStacks
+from zerotop.analysis.hangs.stacks import Call, Collectives, RankStacks, StackFrame
 from zerotop.analysis.hangs.waits import FOR_OTHERS, Wait, WaitKind, find_wait
 from zerotop.analysis.processes.alive_ranks import RankProcess
 
@@ -19,7 +19,7 @@ class StackGroup:
     processes: tuple[RankProcess, ...]
     stacks: tuple[RankStacks, ...]  # of each of them; () without
     wait: Wait | None  # None without stacks
-    frame: Frame | None  # the job's own line where they stand
+    frame: StackFrame | None  # the job's own line where they stand
     end: RankEnd | None  # how the first of them ended; None while they live
     collectives: Collectives | None = None  # that they have called in a process group of all ranks
 
@@ -71,7 +71,7 @@ class StackGroup:
         return self.end.traceback.place if self.end is not None and self.end.traceback is not None else ""
 
 
-class Difference(NamedTuple):
+class CallGap(NamedTuple):
     """The first known collective of a process group that differs between ranks."""
 
     number: int
@@ -92,7 +92,7 @@ class Standstill:
 
     groups: tuple[StackGroup, ...]  # the odd one first, then by size
     odd: StackGroup | None  # the group that the others wait for; None if they do not differ, or if it is unknown
-    difference: Difference | None = None  # None if the ranks have called the same collectives, or if that is unknown
+    difference: CallGap | None = None  # None if the ranks have called the same collectives, or if that is unknown
 
     @property
     def is_mismatch(self) -> bool:
@@ -115,7 +115,7 @@ def group_ranks(
     return Standstill(ordered, odd, difference)
 
 
-def _find_difference(groups: Sequence[StackGroup], shared: str | None) -> Difference | None:
+def _find_difference(groups: Sequence[StackGroup], shared: str | None) -> CallGap | None:
     """Return the first number at which ranks, all waiting in a collective, have called different collectives."""
     if len(groups) < 2 or not all(group.awaits_others for group in groups):
         return None
@@ -129,7 +129,7 @@ def _find_difference(groups: Sequence[StackGroup], shared: str | None) -> Differ
         if len({call.name for _, call in called}) > 1:
             ranks = _count_ranks(called)
             # Of two groups of equal size, the one that has called more: the others do not know of the collective.
-            return Difference(number, tuple(sorted(called, key=lambda one: (ranks[one[1].name], -_count_called(one[0])))))
+            return CallGap(number, tuple(sorted(called, key=lambda one: (ranks[one[1].name], -_count_called(one[0])))))
     return None
 
 

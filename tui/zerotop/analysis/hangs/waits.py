@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from zerotop.analysis.hangs.stacks import Frame, ThreadStack
+from zerotop.analysis.hangs.stacks import StackFrame, ThreadStack
 
 
 class WaitKind(Enum):
@@ -118,7 +118,7 @@ def find_wait(stack: ThreadStack) -> Wait:
     return Wait(WaitKind.OTHER, stack.call or _name_library_call(stack.frames))
 
 
-def _find_collective(outermost_first: Iterable[Frame]) -> str | None:
+def _find_collective(outermost_first: Iterable[StackFrame]) -> str | None:
     """Return the function of torch.distributed that the job, or a library, calls."""
     for frame in outermost_first:
         if frame.file == _DISTRIBUTED and _COLLECTIVES.fullmatch(frame.function):
@@ -128,7 +128,7 @@ def _find_collective(outermost_first: Iterable[Frame]) -> str | None:
     return None
 
 
-def _name_library_call(frames: tuple[Frame, ...]) -> str:
+def _name_library_call(frames: tuple[StackFrame, ...]) -> str:
     """Return the function of a library that the job's innermost own frame calls; "" without one."""
     index = next((number for number, frame in enumerate(frames) if frame.own), len(frames))
     return frames[index - 1].function if index else ""

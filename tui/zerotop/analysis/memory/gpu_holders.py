@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from zerotop.analysis.keys import GpuKey, ProcessKey
 from zerotop.analysis.memory.kept_memory import KeptMemory, read_kept_memory
-from zerotop.analysis.memory.tensor_inventory import Inventory, read_inventory
+from zerotop.analysis.memory.tensor_inventory import TensorInventory, read_inventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, identify_process
 from zerotop.analysis.processes.memo import CursorMemo
@@ -17,22 +17,24 @@ from zerotop.session.reader import Session, Source
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class GpuHolder:
     """One rank's allocator on a GPU at a moment, and the inventory that applies."""
 
     process: RankProcess
     source: Source
     reserved_bytes: int
     allocated_bytes: int
-    inventory: Inventory | None
+    inventory: TensorInventory | None
     kept: KeptMemory | None = None  # None at a peak, which is within a step
 
 
-def find_holders(session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] | None = None) -> dict[GpuKey, list[Holder]]:
+def find_holders(
+    session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] | None = None
+) -> dict[GpuKey, list[GpuHolder]]:
     """Return the living ranks' allocators by GPU, of ``gpu_keys`` or of all GPUs."""
     alive = set(find_alive_processes(session, cursor_ns))
     exits = ProcessExits(session.events_named("left", cursor_ns))
-    holders: dict[GpuKey, list[Holder]] = {}
+    holders: dict[GpuKey, list[GpuHolder]] = {}
     for index, key in read_gpu_by_allocator(session, cursor_ns).items():
         source = session.sources["allocator"][index]
         if (gpu_keys is not None and key not in gpu_keys) or identify_process(source) not in alive:
@@ -42,14 +44,14 @@ def find_holders(session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] 
     return holders
 
 
-def read_holder(session: Session, source: Source, cursor_ns: int) -> Holder:
+def read_holder(session: Session, source: Source, cursor_ns: int) -> GpuHolder:
     """Return an allocator at its last reading, with the inventory of that time; it must have been read once."""
     last = source.until(cursor_ns)[-1]
     process, allocated = identify_process(source), max(0, int(last["allocated_bytes"]))
     # A newer inventory would count other bytes.
     inventory = read_inventory(session, process, int(last["time_ns"]) + source.offset_ns)
     kept = read_kept_memory(source, cursor_ns)
-    return Holder(process, source, max(allocated, int(last["reserved_bytes"])), allocated, inventory, kept)
+    return GpuHolder(process, source, max(allocated, int(last["reserved_bytes"])), allocated, inventory, kept)
 
 
 def read_gpu_by_allocator(session: Session, cursor_ns: int) -> dict[int, GpuKey]:

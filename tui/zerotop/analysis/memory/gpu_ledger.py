@@ -22,7 +22,7 @@ import numpy as np
 
 from zerotop.analysis.keys import GpuKey
 from zerotop.analysis.memory.device_rows import build_device_rows
-from zerotop.analysis.memory.gpu_holders import Holder, find_engine_gpus, find_holders, read_gpu_by_allocator
+from zerotop.analysis.memory.gpu_holders import GpuHolder, find_engine_gpus, find_holders, read_gpu_by_allocator
 from zerotop.analysis.memory.ledger_rows import (
     ACTIVATIONS,
     ALLOCATED,
@@ -35,7 +35,7 @@ from zerotop.analysis.memory.ledger_rows import (
     LedgerRow,
 )
 from zerotop.analysis.memory.nvml_snapshot import DeviceMemory, read_device_memory
-from zerotop.analysis.memory.tensor_inventory import GRADIENTS, NO_INVENTORY, Inventory
+from zerotop.analysis.memory.tensor_inventory import GRADIENTS, NO_INVENTORY, TensorInventory
 from zerotop.analysis.processes import ranks_and_hosts
 from zerotop.analysis.processes.alive_ranks import find_alive_processes, identify_process
 from zerotop.analysis.processes.process_exits import ProcessExits
@@ -86,7 +86,7 @@ def read_ledgers(session: Session, cursor_ns: int, gpu_keys: Collection[GpuKey] 
     )
 
 
-def read_ledger(session: Session, gpu_key: GpuKey, cursor_ns: int, holders: Sequence[Holder]) -> GpuLedger | None:
+def read_ledger(session: Session, gpu_key: GpuKey, cursor_ns: int, holders: Sequence[GpuHolder]) -> GpuLedger | None:
     """Return the ledger of one GPU with these allocators; None if neither they nor NVML show it."""
     if not holders and gpu_key not in _find_gpu_keys(session, cursor_ns, [gpu_key]):
         return None
@@ -106,7 +106,7 @@ def build_ledger(
     session: Session,
     gpu_key: GpuKey,
     time_ns: int,
-    holders: Sequence[Holder],
+    holders: Sequence[GpuHolder],
     engines: Sequence[Event],
     *,
     at_peak: bool = False,
@@ -170,7 +170,7 @@ def _find_gpu_name(session: Session, gpu_key: GpuKey, cursor_ns: int) -> str:
     return "GPU"
 
 
-def _list_devices(engines: Sequence[Event], holders: Sequence[Holder]) -> list[dict[str, Any]]:
+def _list_devices(engines: Sequence[Event], holders: Sequence[GpuHolder]) -> list[dict[str, Any]]:
     """Return PyTorch's descriptions of the holders' devices."""
     processes = {(holder.process.host, holder.process.pid) for holder in holders}
     own = (engine for engine in engines if (engine.host, engine.pid) in processes)
@@ -185,7 +185,7 @@ def _find_capacity(devices: Sequence[dict[str, Any]], reserved: int) -> int:
 # --- allocated -----------------------------------------------------------------------------------------------------------
 
 
-def _build_allocated_rows(holders: Sequence[Holder]) -> list[LedgerRow]:
+def _build_allocated_rows(holders: Sequence[GpuHolder]) -> list[LedgerRow]:
     """Return allocated memory by category, over all ranks of a GPU."""
     rows: dict[str, LedgerRow] = {}
     for holder in holders:
@@ -195,7 +195,7 @@ def _build_allocated_rows(holders: Sequence[Holder]) -> list[LedgerRow]:
     return [rows[key] for key in ALLOCATED if key in rows]
 
 
-def _build_rank_rows(holder: Holder) -> list[LedgerRow]:
+def _build_rank_rows(holder: GpuHolder) -> list[LedgerRow]:
     allocated, inventory = holder.allocated_bytes, holder.inventory
     if inventory is None or _is_opaque(allocated, inventory):
         return [LedgerRow(UNATTRIBUTED, allocated, _ALLOCATOR)]
@@ -224,16 +224,16 @@ def _build_rank_rows(holder: Holder) -> list[LedgerRow]:
     return rows
 
 
-def _is_opaque(allocated: int, inventory: Inventory) -> bool:
+def _is_opaque(allocated: int, inventory: TensorInventory) -> bool:
     """Return whether the allocator has blocks but shows none, and tensors were not counted by their size."""
     return allocated > 0 and not inventory.blocks_bytes and not _is_counted_by_size(inventory)
 
 
-def _is_counted_by_size(inventory: Inventory) -> bool:
+def _is_counted_by_size(inventory: TensorInventory) -> bool:
     return inventory.blocks_bytes is None and bool(inventory.device)
 
 
-def _find_largest(holders: Sequence[Holder]) -> tuple[int, ...]:
+def _find_largest(holders: Sequence[GpuHolder]) -> tuple[int, ...]:
     sizes = [size for holder in holders if holder.inventory is not None for size in holder.inventory.unclaimed_largest]
     return tuple(sorted(sizes, reverse=True)[:10])
 
@@ -241,7 +241,9 @@ def _find_largest(holders: Sequence[Holder]) -> tuple[int, ...]:
 # --- notes ---------------------------------------------------------------------------------------------------------------
 
 
-def _iter_notes(device: DeviceMemory | None, holders: Sequence[Holder], devices: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _iter_notes(
+    device: DeviceMemory | None, holders: Sequence[GpuHolder], devices: Sequence[dict[str, Any]]
+) -> Iterator[str]:
     if holders and device is None:
         yield _NO_NVML_NOTE
     if holders and device is not None and device.job_bytes is None:

@@ -23,7 +23,7 @@ from zerotop.analysis.memory.tensor_inventory import (
     MASTER_WEIGHTS,
     NO_INVENTORY,
     OPTIMIZER_STATE,
-    Inventory,
+    TensorInventory,
     read_inventory,
 )
 from zerotop.analysis.processes.alive_ranks import RankProcess, find_alive_processes, read_events
@@ -118,12 +118,12 @@ def read_host_ledger(session: Session, process: RankProcess, cursor_ns: int) -> 
     )
 
 
-def _describe_inventory(inventory: Inventory | None) -> str:
+def _describe_inventory(inventory: TensorInventory | None) -> str:
     return NO_INVENTORY if inventory is None else inventory.describe_optimizer_states(on_device=False)
 
 
 def _build_rows(
-    resident: int, inventory: Inventory | None, pinned: PinnedMemory | None, updated: int | None
+    resident: int, inventory: TensorInventory | None, pinned: PinnedMemory | None, updated: int | None
 ) -> list[HostRow]:
     rows = [_build_row(name, inventory, updated) for name in inventory.categories] if inventory is not None else []
     if pinned is not None:
@@ -136,14 +136,14 @@ def _build_rows(
     return rows
 
 
-def _build_row(name: str, inventory: Inventory, updated: int | None) -> HostRow:
+def _build_row(name: str, inventory: TensorInventory, updated: int | None) -> HostRow:
     size = inventory.host.get(name, 0)
     per = size / updated if updated and name in (MASTER_WEIGHTS, OPTIMIZER_STATE, GRADIENTS) else None
     basis = inventory.gradients_basis if name == GRADIENTS else inventory.basis
     return HostRow(name, size, inventory.host_pinned.get(name, 0), per, basis)
 
 
-def _measure_pinned(inventory: Inventory) -> PinnedMemory | None:
+def _measure_pinned(inventory: TensorInventory) -> PinnedMemory | None:
     if inventory.pinned_allocator is None or "allocated_bytes" not in inventory.pinned_allocator:
         return None
     held = inventory.pinned_allocator["allocated_bytes"]

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from zerotop.analysis.keys import GpuKey
-from zerotop.analysis.memory.gpu_holders import Holder, read_gpu_by_allocator, read_holder
+from zerotop.analysis.memory.gpu_holders import GpuHolder, read_gpu_by_allocator, read_holder
 from zerotop.analysis.memory.gpu_ledger import build_ledger
 from zerotop.analysis.memory.ledger_rows import GpuLedger
 from zerotop.analysis.memory.phase_peaks import PhasePeak, RankPeaks, read_peaks
-from zerotop.analysis.memory.tensor_inventory import OPTIMIZER_STATE, Inventory, read_inventory
+from zerotop.analysis.memory.tensor_inventory import OPTIMIZER_STATE, TensorInventory, read_inventory
 from zerotop.analysis.processes.alive_ranks import identify_process, read_events
 from zerotop.session.reader import Session, Source
 
@@ -64,7 +64,7 @@ def _find_other_ranks(source: Source, sources: list[Source], time_ns: int) -> li
     return list(last.values())
 
 
-def _build_peak_holder(session: Session, source: Source, peak: PhasePeak, cursor_ns: int) -> Holder:
+def _build_peak_holder(session: Session, source: Source, peak: PhasePeak, cursor_ns: int) -> GpuHolder:
     process, reserved = identify_process(source), max(peak.reserved_bytes, peak.allocated_bytes)
     # The peak's window ended with its phase: the inventory must be of the moment before.
     inventory = read_inventory(session, process, peak.unix_ns - 1)
@@ -73,10 +73,10 @@ def _build_peak_holder(session: Session, source: Source, peak: PhasePeak, cursor
         inventory = read_inventory(session, process, cursor_ns)
     if inventory is not None and peak.phase == "step" and not inventory.device.get(OPTIMIZER_STATE):
         inventory = _add_new_state(inventory, read_inventory(session, process, cursor_ns), peak.allocated_bytes)
-    return Holder(process, source, reserved, peak.allocated_bytes, inventory)
+    return GpuHolder(process, source, reserved, peak.allocated_bytes, inventory)
 
 
-def _add_new_state(inventory: Inventory, later: Inventory | None, peak_bytes: int) -> Inventory:
+def _add_new_state(inventory: TensorInventory, later: TensorInventory | None, peak_bytes: int) -> TensorInventory:
     """Add the optimizer state that the update of the peak has made: optimizers make it before they compute with it."""
     made = later.device.get(OPTIMIZER_STATE, 0) if later is not None else 0
     room = peak_bytes - sum(inventory.device.values()) - inventory.cublas_bytes - inventory.unclaimed_bytes

@@ -75,7 +75,7 @@ class OptimizerBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Inventory:
+class TensorInventory:
     """One rank's bytes, over all its engines. Keys of the tables are :data:`CATEGORIES`."""
 
     categories: tuple[str, ...]  # those that make sense for what trains, in the order of CATEGORIES
@@ -101,7 +101,7 @@ class Inventory:
         return f"Optimizer state: {', '.join(f'{format_bytes(size)} of {name}' for size, name in parts)}."
 
 
-def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> Inventory | None:
+def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> TensorInventory | None:
     """Return the inventory that applies at the cursor; None before the first."""
     engines = read_events(session, ENGINE, process, cursor_ns)
     takeovers = find_takeovers(engines)
@@ -132,7 +132,7 @@ def read_inventory(session: Session, process: RankProcess, cursor_ns: int) -> In
                 if UNSHARDED_PARAMETERS in _read_sizes(gathered, table):
                     sizes[UNSHARDED_PARAMETERS] = _read_sizes(gathered, table)[UNSHARDED_PARAMETERS]
     shown = {*(_LOOP_CATEGORIES if loops else _ENGINE_CATEGORIES), *device, *host}
-    return Inventory(
+    return TensorInventory(
         categories=tuple(name for name in CATEGORIES if name in shown),
         device=device,
         host=host,

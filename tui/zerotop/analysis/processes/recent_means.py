@@ -16,24 +16,24 @@ WINDOW_NS = 1_000_000_000
 _JITTER_NS = 50_000_000  # a sample so little after the window's begin covers the time before it
 
 
-class Window(NamedTuple):
+class RecentWindow(NamedTuple):
     """A window of time in unix nanoseconds: samples after ``begin_ns``, up to ``end_ns``."""
 
     begin_ns: int
     end_ns: int
 
 
-def find_window(session: Session, host: str, cursor_ns: int) -> Window:
+def find_window(session: Session, host: str, cursor_ns: int) -> RecentWindow:
     """Return the window before a cursor on one host; without a recent sample of the host it ends at the cursor."""
     times = []
     for source in session.host_sources("hosts", host):
         tick = source.read_last_tick(cursor_ns, cursor_ns - WINDOW_NS)
         times += [int(tick["time_ns"][-1]) + source.offset_ns] if len(tick) else []
     end_ns = max(times, default=cursor_ns)
-    return Window(end_ns - WINDOW_NS + _JITTER_NS, end_ns)
+    return RecentWindow(end_ns - WINDOW_NS + _JITTER_NS, end_ns)
 
 
-def compute_process_means(source: Source, window: Window) -> Mapping[int, tuple[float, float]]:
+def compute_process_means(source: Source, window: RecentWindow) -> Mapping[int, tuple[float, float]]:
     """Return by process id the mean of (cores used, threads waiting for a core) of the processes sampled in a window."""
     rows = source.between(*window)
     if not len(rows):

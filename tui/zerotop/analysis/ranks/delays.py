@@ -11,17 +11,17 @@ from zerotop.analysis.annotations import Annotation
 _KINDS = ("straggler", "data_stall", "slow_forward", "slow_cores", "slow_gpu", "slow_clock", "throttled")
 
 
-class Delay(NamedTuple):
+class RankDelay(NamedTuple):
     """A rank that the others wait for."""
 
     rank: int
     begin_ns: int  # unix time at which its first slow step began
 
 
-def list_delays(findings: Iterable[Annotation], ranks: int) -> tuple[Delay, ...]:
+def list_delays(findings: Iterable[Annotation], ranks: int) -> tuple[RankDelay, ...]:
     """Return the delays by single ranks of ``ranks``, in the order in which they became known."""
     return tuple(
-        Delay(finding.ranks[0], finding.begin_ns)
+        RankDelay(finding.ranks[0], finding.begin_ns)
         for finding in findings
         if finding.name in _KINDS and len(finding.ranks) == 1 and ranks > 1
     )

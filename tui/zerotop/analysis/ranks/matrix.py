@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.ranks.delays import Delay
+from zerotop.analysis.ranks.delays import RankDelay
 from zerotop.analysis.steps.attempts import split_attempts
 from zerotop.analysis.steps.missing_steps import find_recorded
 from zerotop.analysis.steps.step_table import RankSteps
@@ -111,7 +111,7 @@ class RankMatrices:
         columns: int,
         *,
         meets_in_forward: bool,
-        delays: tuple[Delay, ...] = (),
+        delays: tuple[RankDelay, ...] = (),
     ) -> RankMatrix:
         """Return the matrix of the last ``columns`` steps.
 
@@ -131,7 +131,7 @@ class RankMatrices:
         return self._last
 
 
-def _count_delayed(matrix: RankMatrix, delay: Delay) -> int:
+def _count_delayed(matrix: RankMatrix, delay: RankDelay) -> int:
     """Return the number of steps since a delay began; 0 where it is over, too new, or as old as figures look back."""
     rows = np.flatnonzero(matrix.rank_numbers == delay.rank)
     if not len(rows) or not matrix.times:

@@ -92,6 +92,7 @@ class RankThreads:
     rest_cores: float  # of threads that were not recorded individually
     rest_threads: int  # number of those
     allowed_cores: Cores  # of the process; none where not recorded
+    node_count: int  # NUMA nodes of the host
     is_recorded: bool  # whether any threads were recorded
 
 
@@ -146,6 +147,7 @@ class ThreadTable:
             rest_cores=max(0.0, rank.cores_used - sum(thread.cores_used for thread in threads)),
             rest_threads=max(0, rank.thread_count - named),
             allowed_cores=self.affinities.find_process_cores(rank.host, rank.pid, cursor_ns),
+            node_count=self.affinities.count_nodes(rank.host),
             is_recorded=any(len(source.array) for source in tables["threads"]),
         )
 

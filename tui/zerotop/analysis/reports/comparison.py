@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from zerotop.analysis.annotations import Annotation
-from zerotop.analysis.live_view import Floats, State
+from zerotop.analysis.live_view import Floats, JobState
 from zerotop.analysis.memory.allocator_settings import read_settings
 from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.measures import Comparison, Measure, Unit, Value
@@ -212,9 +212,9 @@ def _compare_findings(sides: Sides) -> Iterator[Measure]:
 
 def _describe_end(side: RecordedRun) -> str:
     job = side.view.job
-    if job.state is State.ENDED:
+    if job.state is JobState.ENDED:
         return "ended" if job.exit_code is None else describe_exit_code(job.exit_code, job.launcher)
-    return {State.LOST: "unknown", State.DETACHED: "detached"}.get(job.state, "running")
+    return {JobState.LOST: "unknown", JobState.DETACHED: "detached"}.get(job.state, "running")
 
 
 def _describe_occurrences(findings: Sequence[Annotation]) -> str | None:

@@ -14,21 +14,19 @@ import polars
 
 from zerotop.analysis.reports.export_tables import TABLES, build_frames
 from zerotop.session.reader import Session
+from zerotop.session.spreadsheet import escape_formula
 
 FORMATS = ("csv", "parquet", "jsonl")
 
-# Characters that make a spreadsheet read a cell as a formula, including the full-width forms.
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
-
-class Stream(Protocol):
+class ByteStream(Protocol):
     """The destination of an exported table."""
 
     def write(self, data: memoryview, /) -> int | None:
         """Write bytes; return how many, or None for all."""
 
 
-def export_table(session: Session, table: str, fmt: str, stream: Stream) -> int:
+def export_table(session: Session, table: str, fmt: str, stream: ByteStream) -> int:
     """Write ``table`` to ``stream`` as ``fmt`` and return the number of rows.
 
     Raises ValueError, with a sentence for the user, for an unknown table or format.
@@ -46,11 +44,6 @@ def export_table(session: Session, table: str, fmt: str, stream: Stream) -> int:
             _write_all(stream, batch.data)
             rows += batch.rows
     return rows
-
-
-def escape_formula(text: str) -> str:
-    """Return ``text``, with an apostrophe in front if a spreadsheet would read it as a formula."""
-    return "'" + text if text.startswith(_FORMULA_STARTS) else text
 
 
 class _EncodedBatch(NamedTuple):
@@ -75,7 +68,7 @@ def _iter_batches(session: Session, table: str, fmt: str) -> Iterator[_EncodedBa
         yield _EncodedBatch(frame.height, buffer.getbuffer())
 
 
-def _write_all(stream: Stream, data: memoryview) -> None:
+def _write_all(stream: ByteStream, data: memoryview) -> None:
     """Write all of ``data``, also to an unbuffered pipe, which may take only part of it."""
     while data:
         written = stream.write(data)

@@ -70,7 +70,7 @@ _ANNOTATION_COLUMNS: Columns = {
 }
 
 
-class Writer(NamedTuple):
+class WriterColumns(NamedTuple):
     """The columns that are the same in all records of a file."""
 
     rank: int
@@ -91,9 +91,9 @@ def build_frames(session: Session, table: str, text: TextFilter) -> Iterator[pol
 
 def _iter_recorded(session: Session, layout: tables.Table, text: TextFilter) -> Iterator[polars.DataFrame]:
     empty = np.empty(0, [(field.name, field.dtype) for field in layout.fields])
-    yield _build_records(layout, empty, Writer(-1, "", 0), text)
+    yield _build_records(layout, empty, WriterColumns(-1, "", 0), text)
     for source in sorted(session.sources[layout.name], key=lambda source: (source.rank, source.host, source.created_ns)):
-        writer = Writer(source.rank, text(_clean_text(source.host)), source.offset_ns)
+        writer = WriterColumns(source.rank, text(_clean_text(source.host)), source.offset_ns)
         yield from (_build_records(layout, batch, writer, text) for batch in _iter_batches(source.array))
         source.release_memory()
 
@@ -138,7 +138,7 @@ def _build_steps(rows: Rows) -> polars.DataFrame:
     return _build_numeric(rows).insert_column(2, polars.Series("begin_unix_s", rows["begin_unix_ns"] / 1e9))
 
 
-def _build_records(layout: tables.Table, rows: Rows, writer: Writer, text: TextFilter) -> polars.DataFrame:
+def _build_records(layout: tables.Table, rows: Rows, writer: WriterColumns, text: TextFilter) -> polars.DataFrame:
     columns: dict[str, polars.Series] = {}
     if layout.name in _RANK_TABLES:
         columns["rank"] = _repeat_value(writer.rank if writer.rank >= 0 else None, polars.Int32, len(rows))

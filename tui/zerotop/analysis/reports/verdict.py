@@ -20,7 +20,7 @@ from zerotop.analysis.formatting import (
     format_percent,
     format_seconds,
 )
-from zerotop.analysis.live_view import LiveView, State
+from zerotop.analysis.live_view import JobState, LiveView
 from zerotop.analysis.processes.process_exits import describe_exit_code
 from zerotop.analysis.reports.cost_text import describe_cost
 from zerotop.analysis.reports.finding_costs import GROWING, FindingCost, measure_training_s
@@ -91,16 +91,16 @@ def _describe_end(view: LiveView, failure: Failure | None) -> tuple[str, Outcome
     after = f"after {steps} in {elapsed}" if progress.finished_steps else f"after {elapsed}, before the first step"
     if failure is not None:
         return f"{failure.what[:-1]}, {after}.", Outcome.FAILED
-    if job.state is State.ENDED and job.exit_code == 0:
+    if job.state is JobState.ENDED and job.exit_code == 0:
         ran = f"Finished {steps} in" if progress.finished_steps else "Ended without a recorded step after"
         return f"{ran} {elapsed}.", Outcome.GOOD
-    if job.state is State.ENDED and job.exit_code is None:
+    if job.state is JobState.ENDED and job.exit_code is None:
         return f"Ended {after}; the exit code is not known.", Outcome.OPEN
-    if job.state is State.ENDED and job.exit_code is not None:
+    if job.state is JobState.ENDED and job.exit_code is not None:
         return f"Ended with {describe_exit_code(job.exit_code, job.launcher)} {after}.", Outcome.FAILED
-    if job.state is State.DETACHED:
+    if job.state is JobState.DETACHED:
         return f"The recording was ended {after}, and the job went on.", Outcome.OPEN
-    if job.state is State.LOST:
+    if job.state is JobState.LOST:
         return f"The recording stops {after}. The job's exit status is unknown.", Outcome.OPEN
     return f"Still running {after}.", Outcome.OPEN
 

@@ -10,7 +10,7 @@ from zerotop.analysis.engine import read_first_engine
 from zerotop.analysis.formatting import format_bytes
 from zerotop.analysis.memory.expected.model_shape import ModelShape
 from zerotop.analysis.memory.expected.zero_model import compute_expected, estimate_job, is_for_setup, parse_setup
-from zerotop.analysis.sweeps.series import ALLOCATED, MemoryLine, fit_lines
+from zerotop.analysis.sweeps.series import ALLOCATED, SeriesMemory, fit_lines
 from zerotop.analysis.sweeps.settings import CHECKPOINTING, SEQ_LENGTH
 from zerotop.session.reader import Session, SessionError
 from zerotop.session.sweeps import Point, Sweep, find_point_session
@@ -20,7 +20,7 @@ from zerotop.session.sweeps import Point, Sweep, find_point_session
 class LineReport:
     """One line and its comparison. Bytes of one GPU, without activations unless noted; None: not known."""
 
-    line: MemoryLine
+    line: SeriesMemory
     estimate_bytes: int | None  # DeepSpeed's own estimate for these options; it has none for stages 0 and 1
     formula_bytes: int | None  # of ZeRO's paper: parameters, gradients, master weights and optimizer state
     heuristic_bytes: float | None  # activations for each token, see ``ModelShape.estimate_activations``
@@ -37,7 +37,7 @@ def report_lines(sweep: Sweep, shape: ModelShape | None = None) -> list[LineRepo
     return [_compare_line(sweep, line, shape) for line in fit_lines(sweep)]
 
 
-def _compare_line(sweep: Sweep, line: MemoryLine, shape: ModelShape | None) -> LineReport:
+def _compare_line(sweep: Sweep, line: SeriesMemory, shape: ModelShape | None) -> LineReport:
     estimate = formula = None
     setup = None
     for point in reversed(line.series.points):

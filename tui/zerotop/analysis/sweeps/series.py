@@ -20,7 +20,7 @@ CHARTS = (ALLOCATED, RESERVED, ITERATIONS, TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class SweepSeries:
     """Points with the same settings except one, in ascending order of that one."""
 
     settings: Mapping[str, Value]  # of what varies, without the horizontal axis
@@ -34,10 +34,10 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryLine:
+class SeriesMemory:
     """Peak memory of one series over the tokens of a micro-batch: flat up to the knee, a line beyond it."""
 
-    series: Series
+    series: SweepSeries
     measurement: str  # ALLOCATED, or HOST without GPUs
     fit: KneeFit  # over tokens of one rank's micro-batch; its slope is in bytes for each token
 
@@ -56,7 +56,7 @@ def list_charts(sweep: Sweep) -> tuple[str, ...]:
     return CHARTS if has_gpu else (HOST, ITERATIONS, TOKENS)
 
 
-def build_series(sweep: Sweep, axis: str) -> list[Series]:
+def build_series(sweep: Sweep, axis: str) -> list[SweepSeries]:
     """Return the series of all finished points over ``axis``, in the order of the points."""
     others = [name for name in sweep.plan.varied if name != axis]
     groups: dict[tuple[Value, ...], list[Point]] = {}
@@ -68,7 +68,7 @@ def build_series(sweep: Sweep, axis: str) -> list[Series]:
         measured = tuple(point for point in points if _get_outcome(point) == OK)
         failed = tuple(point for point in points if _get_outcome(point) == OUT_OF_MEMORY)
         if measured or failed:
-            series.append(Series(dict(zip(others, key, strict=True)), measured, failed))
+            series.append(SweepSeries(dict(zip(others, key, strict=True)), measured, failed))
     return series
 
 
@@ -80,13 +80,13 @@ def _get_outcome(point: Point) -> str:
     return point.result.outcome if point.result is not None else ""
 
 
-def read_measurement(series: Series, measurement: str) -> Floats:
+def read_measurement(series: SweepSeries, measurement: str) -> Floats:
     """Return one measurement of a series' points, NaN where it is missing; shape (points,)."""
     values = [getattr(point.result, measurement) for point in series.points]
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
-def fit_lines(sweep: Sweep) -> list[MemoryLine]:
+def fit_lines(sweep: Sweep) -> list[SeriesMemory]:
     """Fit the memory of each series over sequence length or micro-batch; series of fewer than two sizes have no line."""
     axis = choose_axis(sweep.plan)
     if axis not in (SEQ_LENGTH, MICRO_BATCH):
@@ -98,7 +98,7 @@ def fit_lines(sweep: Sweep) -> list[MemoryLine]:
         known = np.array([pair for pair in pairs if pair is not None], np.float64).reshape(-1, 2)
         fit = fit_knee(known[:, 0], known[:, 1])
         if fit is not None:
-            lines.append(MemoryLine(series, measurement, fit))
+            lines.append(SeriesMemory(series, measurement, fit))
     return lines
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from zerotop.analysis.timeline.metrics import SampleColumns
 from zerotop.analysis.timeline.resample import HIGHEST, SUM, TIME, Table, merge_tables
 from zerotop.analysis.timeline.step_lane import IterationColumns
-from zerotop.analysis.timeline.timeline import Lanes, Subject, TimelineBuilder
+from zerotop.analysis.timeline.timeline import Lanes, LaneSubject, TimelineBuilder
 from zerotop.analysis.timeline.timeline_cache import ColumnCache
 from zerotop_probe.recording.tables import PHASES
 
@@ -31,7 +31,7 @@ class RangeSummary:
     phase_s: dict[str, float]  # seconds of the rank in each phase
 
 
-def summarize_range(timelines: TimelineBuilder, subject: Subject, begin_ns: int, end_ns: int) -> RangeSummary:
+def summarize_range(timelines: TimelineBuilder, subject: LaneSubject, begin_ns: int, end_ns: int) -> RangeSummary:
     """Return the summary between two moments in unix time, the second one later."""
     timelines.update([subject.rank])
     lanes = timelines.get_lanes(subject)

@@ -48,7 +48,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class LaneSubject:
     """A rank, its host and its GPU."""
 
     rank: int  # -1 where no probe tells which process is which rank
@@ -89,7 +89,7 @@ class TimelineBuilder:
         self._session, self._read_processes = session, read_processes
         self._times_by_process: dict[RankSteps, StepTimes] = {}
         self._times_by_rank: dict[int, list[StepTimes]] = {}
-        self._lanes: dict[Subject, Lanes] = {}
+        self._lanes: dict[LaneSubject, Lanes] = {}
         self._ribbons: dict[int, tuple[RankPhases, ColumnCache]] = {}
         self._probed_ranks: tuple[int, dict[int, str]] = (-1, {})
         self._gpu_by_allocator: tuple[tuple[int, int], dict[int, GpuKey]] = ((-1, -1), {})
@@ -118,11 +118,11 @@ class TimelineBuilder:
         known = {rank: host for rank, host in hosts.items() if rank >= 0}
         return dict(sorted((known or hosts).items()))
 
-    def make_subject(self, rank: int) -> Subject:
+    def make_subject(self, rank: int) -> LaneSubject:
         """Return a rank with its host and GPU."""
         samplers = (source.host for table in ("processes", "hosts", "gpus") for source in self._session.sources[table])
         host = self.find_rank_hosts().get(rank) or next(samplers, "")
-        return Subject(rank, host, self.find_gpu_key(rank, host))
+        return LaneSubject(rank, host, self.find_gpu_key(rank, host))
 
     def find_host_cores(self, host: str) -> int:
         """Return how many cores of a host the job may use; 0 where unknown."""
@@ -147,7 +147,7 @@ class TimelineBuilder:
         return self._gpu_by_allocator[1]
 
     def build_timeline(
-        self, window: Window, subject: Subject, ranks: Sequence[int], end_ns: int, *, budget_s: float = math.inf
+        self, window: Window, subject: LaneSubject, ranks: Sequence[int], end_ns: int, *, budget_s: float = math.inf
     ) -> Timeline:
         """Return a window up to ``end_ns`` (unix time), with the phases of ``ranks``.
 
@@ -188,7 +188,7 @@ class TimelineBuilder:
             for times in self.get_step_times(rank):
                 times.update()
 
-    def get_lanes(self, subject: Subject) -> Lanes:
+    def get_lanes(self, subject: LaneSubject) -> Lanes:
         """Return a subject's lanes; the last few are cached."""
         lanes = self._lanes.pop(subject, None) or Lanes(
             self._session, subject, self._locate_allocators(), self.get_step_times(subject.rank)
@@ -228,7 +228,7 @@ class Lanes:
     """The values of one subject."""
 
     def __init__(
-        self, session: Session, subject: Subject, gpu_by_allocator: dict[int, GpuKey], steps: Sequence[StepTimes]
+        self, session: Session, subject: LaneSubject, gpu_by_allocator: dict[int, GpuKey], steps: Sequence[StepTimes]
     ) -> None:
         # The fastest first: the time for others may run out.
         recorded: list[SampleColumns] = [HostColumns(session, subject.host)]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.engine import measure_batch, parse_engine, read_first_engine
-from zerotop.analysis.live_view import Iterations, Job, LiveView, Progress, State
+from zerotop.analysis.live_view import Iterations, Job, JobState, LiveView, Progress
 from zerotop.analysis.prices import HourlyPrice, read_price
 from zerotop.analysis.processes.process_exits import read_exits, read_launcher
 from zerotop.analysis.processes.ranks_and_hosts import find_gpu_by_allocator, read_hosts, read_ranks
@@ -213,7 +213,7 @@ class RecordingSource:
         job = self._build_job(cursor, lost)
         gpu_by_allocator = find_gpu_by_allocator(self.session, nodes, engines)
         gpus = read_gpus(self.session, cursor, nodes, gpu_by_allocator, self._peaks, self._exits)
-        ranks = read_ranks(self.session, cursor, self._peaks, self._exits, ended=job.state is State.ENDED)
+        ranks = read_ranks(self.session, cursor, self._peaks, self._exits, ended=job.state is JobState.ENDED)
         gpu_keys = [(gpu.host, gpu.index) for gpu in gpus]
         return LiveView(
             cursor_ns=cursor,
@@ -225,7 +225,7 @@ class RecordingSource:
             iterations=self._iterations.first_iterations(count),
             cost=measure_cost(self.session, cursor, lost),
             output=self._transcript.read_tail(cursor, _OUTPUT_LINES),
-            inferred=self._rhythm.infer_at(cursor) if not count and job.state is State.RUNNING else None,
+            inferred=self._rhythm.infer_at(cursor) if not count and job.state is JobState.RUNNING else None,
             history=self._histories.history_at(cursor, ranks, gpu_keys, gpu_by_allocator, self._exits),
         )
 
@@ -252,20 +252,24 @@ class RecordingSource:
         finished: Rows = steps[: np.searchsorted(steps["end_unix_ns"], cursor, "right")]
         return finished
 
-    def _find_state(self, cursor: int, has_engine: bool) -> tuple[State, int | None, str]:
+    def _find_state(self, cursor: int, has_engine: bool) -> tuple[JobState, int | None, str]:
         ended = self.session.events_named("job_ended", cursor)
         if ended:
             facts = ended[-1].facts
-            return State.ENDED, facts.get("exit_code"), str(facts.get("text") or "")
+            return JobState.ENDED, facts.get("exit_code"), str(facts.get("text") or "")
         if not self.is_live and cursor >= self.end_ns:
-            return (State.DETACHED, None, _DETACHED) if is_left_running(self.session, cursor) else (State.LOST, None, _LOST)
+            return (
+                (JobState.DETACHED, None, _DETACHED)
+                if is_left_running(self.session, cursor)
+                else (JobState.LOST, None, _LOST)
+            )
         if not has_engine and not self.session.events_named("attached", cursor):
-            return State.STARTING, None, describe_wait(self.session, cursor)
-        return State.RUNNING, None, ""
+            return JobState.STARTING, None, describe_wait(self.session, cursor)
+        return JobState.RUNNING, None, ""
 
     def _measure_progress(self, cursor: int, count: int, job: Job) -> Progress:
         rows, counts = self._iterations.rows[:count], self._iterations.token_counts[:count]
-        is_over = job.state is State.ENDED
+        is_over = job.state is JobState.ENDED
         recent = slice(None) if is_over else slice(-_RATE_STEPS, None)
         seconds = measure_iteration(rows) if is_over else measure_mean(rows[recent])
         planned = self.session.events_named("total_steps", cursor)

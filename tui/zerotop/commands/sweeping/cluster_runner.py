@@ -15,7 +15,7 @@ from typing import Any
 
 from zerotop.commands.common.errors import USAGE, Problem
 from zerotop.commands.sweeping.point_run import Attempt, Interrupted, run_point
-from zerotop.commands.sweeping.point_runner import Refused
+from zerotop.commands.sweeping.point_runner import PointRefused
 from zerotop.commands.sweeping.runner import SweepRunner
 from zerotop.commands.sweeping.slurm_queue import GONE, read_ended_jobs
 from zerotop.session.sweeps import CRASHED, POINTS_FOLDER, Plan, Point, Result, Sweep
@@ -104,7 +104,7 @@ class ClusterRunner(SweepRunner):
                 return [self._executor.submit(run_on_node, self.sweep.path, self.sweep.plan, point) for point in points]
         except (FailedJobError, RuntimeError) as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise Refused(f"Slurm refuses the jobs: {lines[0].removeprefix('sbatch: error: ')}.") from error
+            raise PointRefused(f"Slurm refuses the jobs: {lines[0].removeprefix('sbatch: error: ')}.") from error
 
     def _collect_results(self, pending: dict[int, Any]) -> None:
         """Add the results of jobs that have ended, and note those that run."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from zerotop.commands.job.training_machine import remove_shared_memory
 from zerotop.commands.sweeping.point_job import PointJob, prepare_job
 from zerotop.session.reader import Session, SessionError
 from zerotop.session.sweeps import CRASHED, OK, OUT_OF_MEMORY, POINTS_FOLDER, Plan, Point, Result
+from zerotop_probe.outside import own_python
 from zerotop_probe.outside.job import job_control
 from zerotop_probe.outside.job.shutdown import GRACE_S
 from zerotop_probe.recording import directory, events
@@ -97,8 +97,8 @@ def _run_job(
 ) -> tuple[int, bool, str]:
     """Run an attempt; return its exit code, whether it hung, and zerotop's message if nothing was recorded."""
     session = attempt.session
-    environment = {**os.environ, **job.environment}
-    command = [sys.executable, "-m", "zerotop", "run", "--headless", "--session", str(session), "--", *job.command]
+    environment = {**own_python.build_environment(), **job.environment}
+    command = own_python.build_command("zerotop.cli", "run", "--headless", "--session", str(session), "--", *job.command)
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command,

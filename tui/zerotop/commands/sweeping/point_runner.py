@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zerotop.ui.base.start_interfaces import OpenedRecording
 
 
-class Refused(Exception):
+class PointRefused(Exception):
     """Nothing runs, for a reason that the message says in a sentence."""
 
 
@@ -67,7 +67,7 @@ class PointRunner(ABC):
         except Interrupted:
             self.was_interrupted = True
             self.problem = "Interrupted."
-        except Refused as refusal:
+        except PointRefused as refusal:
             self.problem = str(refusal)
         except BrokenPipeError:  # whoever read the lines is gone
             raise

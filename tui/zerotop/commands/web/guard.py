@@ -1,16 +1,24 @@
-"""Who may use the web server: browsers that show its token, and none of other web pages."""
+"""Who may use the web server: browsers that show its token, and none of other web pages.
+
+Browsers send cookies to every port of a host, so that a server of somebody else on this machine sees that of a visitor. A
+cookie alone therefore opens the page but no window. The key of windows is in the page that follows a visit with the token,
+which the browser keeps for pages of this port.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 _WRONG_TOKEN_S = 0.3  # delay that slows down guessing
+_ADMISSION_S = 60  # how long a redirect may take
+_MAX_ADMISSIONS = 64
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -24,6 +32,10 @@ class RequestGuard:
         # Cookies ignore ports: the name keeps servers on one machine apart.
         self._cookie_name = f"zerotop-{port}"
         self._cookie_value = secrets.token_urlsafe(32)
+        # Each is for the one page that a redirect leads to.
+        self._admission_name = f"{self._cookie_name}-admission"
+        self._admissions: deque[str] = deque(maxlen=_MAX_ADMISSIONS)
+        self._window_key = secrets.token_urlsafe(32)
 
     @property
     def one_time_token(self) -> str:
@@ -51,8 +63,27 @@ class RequestGuard:
         query = {name: value for name, value in request.query.items() if name != "token"}
         # Relative: behind a proxy the server may not be at the root.
         answer = web.Response(status=303, headers={"Location": str(request.rel_url.with_query(query))})
-        answer.set_cookie(self._cookie_name, self._cookie_value, httponly=True, samesite="Strict", path="/")
+        self._admissions.append(secrets.token_urlsafe(32))
+        for name, value, age in (
+            (self._cookie_name, self._cookie_value, None),
+            (self._admission_name, self._admissions[-1], _ADMISSION_S),
+        ):
+            answer.set_cookie(name, value, max_age=age, httponly=True, samesite="Strict", path="/")
         return answer
+
+    def take_window_key(self, request: web.Request) -> str:
+        """Return the key of windows for the page after a visit with the token; "" for a page that has only the cookie."""
+        value = request.cookies.get(self._admission_name, "")
+        for admission in self._admissions:
+            if _is_equal(value, admission):
+                self._admissions.remove(admission)
+                return self._window_key
+        return ""
+
+    def check_window_key(self, request: web.Request) -> None:
+        """Refuse the websocket of a page that does not have the key."""
+        if not _is_equal(request.match_info.get("key", ""), self._window_key):
+            raise _make_refusal("Open the address that zerotop serve printed, with its token.")
 
 
 def _is_equal(value: str, secret: str) -> bool:

@@ -19,25 +19,25 @@ from zerotop.ui.drawing.glyphs import BLOCKS
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def end_with_parent() -> None:
+def end_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the server ends, however that happens."""
-    parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the server ended before the call
         sys.exit(1)
 
 
-def main(arguments: list[str]) -> None:
-    """Run the app. Print nothing: standard output goes to the browser."""
-    end_with_parent()
+def main() -> None:
+    """Run the app. Arguments: the server's pid, and a session. Print nothing: standard output goes to the browser."""
+    parent, *sessions = sys.argv[1:]
+    end_with_parent(int(parent))
     # A browser draws every character, whatever the locale says.
-    if not arguments:
+    if not sessions:
         StartApp(UserLibrary(), settings=load_settings(), glyphs=BLOCKS).run()
         return
-    opened = open_recording(Path(arguments[0]))
+    opened = open_recording(Path(sessions[0]))
     ZerotopApp(opened.source, opened.controller, title=opened.title, settings=load_settings(), glyphs=BLOCKS).run()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

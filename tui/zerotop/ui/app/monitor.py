@@ -50,7 +50,6 @@ class Monitor(App[Leaving]):
         controller: the running job; None for a replay.
         title: the terminal's title, usually the session's name.
         play_from_ns: play from this unix time; None follows the end.
-        speed: playback speed, one of ``playhead.SPEEDS``.
         glyphs: characters to draw with; None chooses by the locale.
         settings: the user's settings.
         clock: monotonic seconds.
@@ -71,7 +70,6 @@ class Monitor(App[Leaving]):
         *,
         title: str = "",
         play_from_ns: int | None = None,
-        speed: float = 1.0,
         glyphs: Glyphs | None = None,
         settings: UserSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -96,13 +94,12 @@ class Monitor(App[Leaving]):
         self._ascii_filters = [AsciiFilter(self.glyphs)] if self.glyphs.name == "ascii" else []
         self.title = title or "zerotop"
         if source is not None:
-            self.set_recording(OpenedRecording(source, controller, self.title, play_from_ns), speed)
+            self.set_recording(OpenedRecording(source, controller, self.title, play_from_ns))
 
-    def set_recording(self, opened: OpenedRecording, speed: float = 1.0) -> None:
+    def set_recording(self, opened: OpenedRecording) -> None:
         """Watch a recording."""
         self.title = opened.title
         self._viewer = Viewer(opened.source, opened.controller, self._clock)
-        self._viewer.playhead.speed = speed
         if opened.play_from_ns is not None:
             self._viewer.playhead.play(opened.play_from_ns)
         for tab in TABS:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from zerotop.ui.drawing import units
-from zerotop.ui.drawing.units import Pace
+from zerotop.ui.drawing.units import PaceUnit
 
 MISSING = "–"
 
@@ -76,7 +76,7 @@ def format_pace(iteration_s: float) -> str:
     pace = units.get_units().pace
     if math.isnan(iteration_s) or iteration_s <= 0:
         return f"{MISSING} {pace.value}"
-    if pace is Pace.RATE:
+    if pace is PaceUnit.RATE:
         return f"{format_rate(iteration_s)} {pace.value}"
     return f"{format_duration(iteration_s)}/it"
 

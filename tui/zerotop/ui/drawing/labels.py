@@ -6,7 +6,7 @@ import math
 
 from zerotop.analysis.engine import DEVICE_NAMES
 from zerotop.analysis.formatting import format_count, pluralize
-from zerotop.analysis.live_view import Iterations, Job, LiveView, State
+from zerotop.analysis.live_view import Iterations, Job, JobState, LiveView
 from zerotop.analysis.processes.process_exits import find_signal_name
 from zerotop.ui.drawing.formatting import MISSING, format_number, format_range
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -103,7 +103,7 @@ def format_ending(job: Job) -> tuple[str, str]:
     if not job.state.is_over:
         return "", ""
     word = job.state.value.upper()
-    if job.state is State.ENDED and job.exit_code is not None:
+    if job.state is JobState.ENDED and job.exit_code is not None:
         name = find_signal_name(job.exit_code, job.launcher)
         word = f"KILLED ({name})" if name else f"EXIT {job.exit_code}"
     badges = {"good": "badge-good", "alert": "badge-bad"}
@@ -112,9 +112,9 @@ def format_ending(job: Job) -> tuple[str, str]:
 
 def choose_exit_style(job: Job) -> str:
     """Return the style of a job's end: good, alert, or warn where the exit code is unknown."""
-    if job.state is State.ENDED and job.exit_code is not None:
+    if job.state is JobState.ENDED and job.exit_code is not None:
         return "alert" if job.exit_code else "good"
-    return "alert" if job.state is State.LOST else "warn" if job.state is State.ENDED else "text"
+    return "alert" if job.state is JobState.LOST else "warn" if job.state is JobState.ENDED else "text"
 
 
 def find_phases(iterations: Iterations, place: int) -> dict[str, float]:

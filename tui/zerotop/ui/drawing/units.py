@@ -16,7 +16,7 @@ from typing import NamedTuple
 from zerotop.analysis.formatting import Text
 
 
-class Unit(NamedTuple):
+class ByteUnit(NamedTuple):
     """A unit of sizes."""
 
     name: str
@@ -26,10 +26,10 @@ class Unit(NamedTuple):
 class Sizes(NamedTuple):
     """Units of memory and files, from small to large. PCIe rates are always decimal, as in specifications of links."""
 
-    kilo: Unit
-    mega: Unit
-    giga: Unit
-    tera: Unit
+    kilo: ByteUnit
+    mega: ByteUnit
+    giga: ByteUnit
+    tera: ByteUnit
 
     @property
     def name(self) -> str:
@@ -37,7 +37,7 @@ class Sizes(NamedTuple):
         return self.giga.name
 
 
-class Pace(Enum):
+class PaceUnit(Enum):
     """Units of the pace of iterations."""
 
     SECONDS = "s/it"
@@ -48,12 +48,12 @@ class UnitChoice(NamedTuple):
     """The user's choice of units."""
 
     sizes: Sizes
-    pace: Pace
+    pace: PaceUnit
 
 
-BINARY = Sizes(Unit("KiB", 1 << 10), Unit("MiB", 1 << 20), Unit("GiB", 1 << 30), Unit("TiB", 1 << 40))
-DECIMAL = Sizes(Unit("kB", 10**3), Unit("MB", 10**6), Unit("GB", 10**9), Unit("TB", 10**12))
-DEFAULT_UNITS = UnitChoice(BINARY, Pace.SECONDS)
+BINARY = Sizes(ByteUnit("KiB", 1 << 10), ByteUnit("MiB", 1 << 20), ByteUnit("GiB", 1 << 30), ByteUnit("TiB", 1 << 40))
+DECIMAL = Sizes(ByteUnit("kB", 10**3), ByteUnit("MB", 10**6), ByteUnit("GB", 10**9), ByteUnit("TB", 10**12))
+DEFAULT_UNITS = UnitChoice(BINARY, PaceUnit.SECONDS)
 
 _current_units = DEFAULT_UNITS
 
@@ -71,7 +71,7 @@ def parse_units(sizes: str, pace: str) -> UnitChoice:
     """Return the units of these names; the default for an unknown name."""
     return UnitChoice(
         DECIMAL if sizes == DECIMAL.name else BINARY,
-        Pace.RATE if pace == Pace.RATE.value else Pace.SECONDS,
+        PaceUnit.RATE if pace == PaceUnit.RATE.value else PaceUnit.SECONDS,
     )
 
 
@@ -80,12 +80,12 @@ def other_sizes() -> Sizes:
     return BINARY if _current_units.sizes is DECIMAL else DECIMAL
 
 
-def other_pace() -> Pace:
+def other_pace() -> PaceUnit:
     """Return the pace that is not current."""
-    return Pace.SECONDS if _current_units.pace is Pace.RATE else Pace.RATE
+    return PaceUnit.SECONDS if _current_units.pace is PaceUnit.RATE else PaceUnit.RATE
 
 
-def giga_unit() -> Unit:
+def giga_unit() -> ByteUnit:
     """Return GiB or GB, whichever is current."""
     return _current_units.sizes.giga
 

@@ -20,7 +20,7 @@ from zerotop.ui.iteration.lanes import (
     GUTTER,
     LANES,
     PINNED_STYLE,
-    Lane,
+    SignalLane,
     choose_lanes,
     draw_lane,
     find_border,
@@ -136,18 +136,18 @@ def _draw_picture(shown: ShownWaveform, width: int, room: int, glyphs: Glyphs, s
     """Draw ribbons, lanes and the time axis: ``room + 1`` rows."""
     fold, pinned = shown.fold, shown.pinned
     gutter, end_s = _measure_gutter(width), _compute_end_s(shown)
-    ribbons = [_draw_ribbon("phases", fold, 0, end_s, width, gutter, glyphs)]
+    ribbons = [_draw_ribbon("phases", fold, 0, end_s, width, glyphs)]
     if room >= _MIN_ROWS_TWO_RIBBONS and any(stretch.depth for stretch in fold.stretches):
-        ribbons.append(_draw_ribbon("within", fold, 1, end_s, width, gutter, glyphs))
+        ribbons.append(_draw_ribbon("within", fold, 1, end_s, width, glyphs))
     if pinned is not None and room >= 7:
         name = sanitize(shown.pinned_name, glyphs) or "pinned"
-        ribbons.append(_draw_ribbon(name, pinned, 0, end_s, width, gutter, glyphs, pinned_text=describe_pinned(shown)))
+        ribbons.append(_draw_ribbon(name, pinned, 0, end_s, width, glyphs, pinned_text=describe_pinned(shown)))
     ribbons = ribbons[:room]
     chosen = _rotate_lanes(choose_lanes(fold), shown.first_lane)
     left = room - len(ribbons)
     rows: list[Row] = list(ribbons)
     for lane, height in zip(chosen, layout_heights(left, len(chosen)), strict=False):
-        rows += draw_lane(lane, fold, pinned, end_s, width, height, glyphs, scales)
+        rows += draw_lane(lane, fold, pinned, end_s, (width, height), glyphs, scales)
     axis = draw_time_axis(0.0, end_s, width - gutter, glyphs)
     lead: Row = ((" " * (gutter - 1), "axis"), (glyphs.corner, "rule"))
     rows.append(fit_row((*lead, *axis), width, glyphs))
@@ -169,7 +169,7 @@ def has_hidden_lanes(fold: WaveformFold, height: int, *, pinned: bool) -> bool:
     return len(layout_heights(height - 3 - ribbons, len(choose_lanes(fold)))) < len(choose_lanes(fold))
 
 
-def _rotate_lanes(lanes: list[Lane], first: str) -> list[Lane]:
+def _rotate_lanes(lanes: list[SignalLane], first: str) -> list[SignalLane]:
     begin = next((index for index, lane in enumerate(lanes) if lane.id == first), 0)
     return lanes[begin:] + lanes[:begin]
 
@@ -180,12 +180,12 @@ def _draw_ribbon(
     depth: int,
     end_s: float,
     width: int,
-    gutter: int,
     glyphs: Glyphs,
     *,
     pinned_text: str = "",
 ) -> Row:
     """Draw the phases of one depth, with their names if they fit, then those of the next iteration or the pinned text."""
+    gutter = _measure_gutter(width)
     canvas = Canvas(width - gutter, 1, glyphs)
     stretches = [stretch for stretch in fold.stretches if stretch.depth == depth]
     indices = find_stretches(stretches, depth, fold.iteration_s, end_s, canvas.dot_columns)

@@ -39,7 +39,7 @@ PINNED_STYLE, BORDER_STYLE = "series-2", "axis"
 
 
 @dataclass(frozen=True)
-class Lane:
+class SignalLane:
     """One or more signals on one scale."""
 
     id: str
@@ -49,16 +49,16 @@ class Lane:
 
 
 LANES = (
-    Lane("utilization", "GPU", Quantity.PERCENT, (("utilization", "load", ""),)),
-    Lane("cores", "CPU", Quantity.CORES, (("cores", "series-1", ""),)),
-    Lane("power", "power", Quantity.WATTS, (("power", "series-0", ""),)),
-    Lane("pcie", "PCIe", Quantity.BYTES_PER_S, (("to_host", "phase-transfer", "D2H"), ("to_gpu", "series-4", "H2D"))),
-    Lane("allocated", "allocated", Quantity.BYTES, (("allocated", "memory-allocated", ""),)),
-    Lane("resident", "RSS", Quantity.BYTES, (("resident", "memory-other", ""),)),
+    SignalLane("utilization", "GPU", Quantity.PERCENT, (("utilization", "load", ""),)),
+    SignalLane("cores", "CPU", Quantity.CORES, (("cores", "series-1", ""),)),
+    SignalLane("power", "power", Quantity.WATTS, (("power", "series-0", ""),)),
+    SignalLane("pcie", "PCIe", Quantity.BYTES_PER_S, (("to_host", "phase-transfer", "D2H"), ("to_gpu", "series-4", "H2D"))),
+    SignalLane("allocated", "allocated", Quantity.BYTES, (("allocated", "memory-allocated", ""),)),
+    SignalLane("resident", "RSS", Quantity.BYTES, (("resident", "memory-other", ""),)),
 )
 
 
-def choose_lanes(fold: WaveformFold) -> list[Lane]:
+def choose_lanes(fold: WaveformFold) -> list[SignalLane]:
     """Return the lanes that have data, the most important first."""
     lanes = [lane for lane in LANES if any(signal in fold.signals for signal, _, _ in lane.curves)]
     # Beside GPUs, host memory says little: it does not change within an iteration.
@@ -66,16 +66,16 @@ def choose_lanes(fold: WaveformFold) -> list[Lane]:
 
 
 def draw_lane(
-    lane: Lane,
+    lane: SignalLane,
     fold: WaveformFold,
     pinned: WaveformFold | None,
     end_s: float,
-    width: int,
-    height: int,
+    size: tuple[int, int],
     glyphs: Glyphs,
     scales: GrowingScales,
 ) -> list[Row]:
-    """Draw a lane in ``height`` rows of ``width`` cells: its name, its axis, and its curves from 0 to ``end_s``."""
+    """Draw a lane of ``size`` (cells, rows): its name, its axis, and its curves from 0 to ``end_s``."""
+    width, height = size
     gutter = GUTTER if width >= 40 else 0
     canvas = Canvas(width - gutter - AXIS_WIDTH, height, glyphs)
     shown = [(fold.signals[signal], style) for signal, style, _ in lane.curves if signal in fold.signals]
@@ -168,7 +168,7 @@ def _paint_spread(canvas: Canvas, signal: Signal, end_s: float, top: float) -> N
     plot_band(canvas, np.where(thin, np.nan, low), np.where(thin, np.nan, high), "spread", top=top)
 
 
-def _draw_names(lane: Lane, fold: WaveformFold, unit: str, factor: float, height: int, glyphs: Glyphs) -> list[Row]:
+def _draw_names(lane: SignalLane, fold: WaveformFold, unit: str, factor: float, height: int, glyphs: Glyphs) -> list[Row]:
     """Return the lane's name, unit and mean, one per row, as far as they fit."""
     word = f"{lane.label} {unit}"
     if lane.id == "cores" and fold.host_cores:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zerotop.analysis.ranks.delays import Delay, list_delays
+from zerotop.analysis.ranks.delays import RankDelay, list_delays
 from zerotop.analysis.ranks.matrix import RECENT_STEPS, RankMatrices
 from zerotop.analysis.ranks.outliers import find_skew
 from zerotop.analysis.waveform.fold import WaveformFold
@@ -37,7 +37,7 @@ class FoldModel:
         self.pinned: PinnedFold | None = None
         self.scales = GrowingScales()
         self._matrices = RankMatrices()
-        self._delay: tuple[WaveformFold | None, tuple[Delay, ...], str] = None, (), ""  # with what it is of
+        self._delay: tuple[WaveformFold | None, tuple[RankDelay, ...], str] = None, (), ""  # with what it is of
         self._last_fold: WaveformFold | None = None
         self._last_shown: ShownWaveform | None = None
         self._shown_frame: Frame | None = None

@@ -8,7 +8,7 @@ from functools import partial
 
 from textual import events
 
-from zerotop.analysis.live_view import State
+from zerotop.analysis.live_view import JobState
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.frame_widget import FrameWidget
 from zerotop.ui.drawing.glyphs import Glyphs
@@ -117,7 +117,7 @@ def _describe_missing(folding: FoldModel, frame: Frame) -> tuple[tuple[str, str]
         )
     pid = next((rank.pid for rank in frame.view.ranks if rank.alive), None)
     # While a job starts, its processes are there before their engines are.
-    if not frame.view.ranks or frame.view.job.state is State.STARTING:
+    if not frame.view.ranks or frame.view.job.state is JobState.STARTING:
         return (
             ("Waiting for the training to begin.", "text"),
             ("Iterations appear when the first ones are finished.", "muted"),

@@ -14,7 +14,7 @@ from zerotop.ui.drawing.labels import phase_style, phase_word
 from zerotop.ui.drawing.rows import Row, fit_height, fit_row
 from zerotop.ui.drawing.table import Column, draw_rule, panel_title, place_columns
 from zerotop.ui.iteration.labels import describe_left_out
-from zerotop.ui.iteration.lanes import Lane, choose_lanes
+from zerotop.ui.iteration.lanes import SignalLane, choose_lanes
 
 # A curve says nothing about phases shorter than this share of an iteration.
 _MIN_SHARE = 0.005
@@ -22,7 +22,7 @@ _MIN_SHARE = 0.005
 
 @dataclass(frozen=True)
 class _SampleLine:
-    lane: Lane
+    lane: SignalLane
     signal: Signal
     style: str
     label: str

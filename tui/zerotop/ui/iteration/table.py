@@ -92,15 +92,6 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
         sign = "+" if more * factor >= least else glyphs.minus if more * factor <= -least else " "
         return ((f"{sign}{abs(more) * factor:.{decimals}f}".rjust(_FIGURE_WIDTH), "value" if sign != " " else "muted"),)
 
-    def draw_cores(line: PhaseLine) -> Row:
-        return ((glyphs.to_plain(format_fixed(line.cores, 1, 6)), "text" if not math.isnan(line.cores) else "muted"),)
-
-    def draw_share(line: PhaseLine, width: int) -> Row:
-        if line.share is None:
-            return ((" " * width, "text"),)
-        bar = draw_stacked_bar([(phase_style(line.phase), line.share)], 1.0, width - 6, glyphs)
-        return (*bar, (f"{line.share:6.1%}".rjust(6), "muted" if line.depth else "text"))
-
     heading = ("heading",)
     columns = [
         Column[PhaseLine]((("phase", *heading),), 14, 9, lambda line, width: _draw_name(line, glyphs), left=True),
@@ -114,7 +105,7 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
             Column((("pinned", *heading),), _FIGURE_WIDTH, 7, lambda line, width: draw_figure(line.pinned_s, "series-2"))
         )
         columns.append(Column((("change", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_change(line)))
-    columns.append(Column((("share", *heading),), 12, 3, draw_share, grows=True))
+    columns.append(Column((("share", *heading),), 12, 3, lambda line, width: _draw_share(line, width, glyphs), grows=True))
     if any(not math.isnan(row.device_s) for row in fold.phases):
         columns.append(
             Column(((f"CUDA {unit}", *heading),), _FIGURE_WIDTH, 4, lambda line, width: draw_figure(line.device_s))
@@ -122,8 +113,19 @@ def _build_columns(fold: WaveformFold, pinned: bool, unit: str, factor: float, g
     if "utilization" in fold.signals:
         columns.append(Column((("idle", *heading),), _FIGURE_WIDTH, 8, lambda line, width: draw_figure(line.idle_s)))
     if "cores" in fold.signals:
-        columns.append(Column((("cores", *heading),), 6, 6, lambda line, width: draw_cores(line)))
+        columns.append(Column((("cores", *heading),), 6, 6, lambda line, width: _draw_cores(line, glyphs)))
     return columns
+
+
+def _draw_cores(line: PhaseLine, glyphs: Glyphs) -> Row:
+    return ((glyphs.to_plain(format_fixed(line.cores, 1, 6)), "text" if not math.isnan(line.cores) else "muted"),)
+
+
+def _draw_share(line: PhaseLine, width: int, glyphs: Glyphs) -> Row:
+    if line.share is None:
+        return ((" " * width, "text"),)
+    bar = draw_stacked_bar([(phase_style(line.phase), line.share)], 1.0, width - 6, glyphs)
+    return (*bar, (f"{line.share:6.1%}".rjust(6), "muted" if line.depth else "text"))
 
 
 def _draw_name(line: PhaseLine, glyphs: Glyphs) -> Row:

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from statistics import median
 
 from zerotop.analysis.formatting import format_count
-from zerotop.analysis.live_view import GpuHistory, Job, LiveView, Rank, RankHistory, State
+from zerotop.analysis.live_view import GpuHistory, Job, JobState, LiveView, Rank, RankHistory
 from zerotop.ui.charts import AXIS_WIDTH
 from zerotop.ui.charts.strips import draw_strip, find_pieces
 from zerotop.ui.drawing.formatting import (
@@ -139,13 +139,10 @@ def _score_ranks(ranks: Sequence[Rank]) -> list[int]:
 
 
 def _build_rank_columns(view: LiveView, width: int, rows_per_rank: int, glyphs: Glyphs) -> list[Column[Rank]]:
-    ranks, is_starting = view.ranks, view.job.state is State.STARTING
+    ranks, is_starting = view.ranks, view.job.state is JobState.STARTING
     names = {rank.rank: rank_name(rank.rank, short=width < 46) for rank in ranks}
     longest = max([1, *(len(name) for name in names.values())])
     decimals = choose_decimals(max([0, *(rank.rss_peak_bytes for rank in ranks)]) / giga_unit().bytes)
-
-    def draw_host(rank: Rank, cells: int) -> Row:
-        return ((sanitize(rank.host, glyphs).ljust(cells), "muted"),)
 
     def draw_phase(rank: Rank, cells: int) -> Row:
         return draw_phase_now(rank, view.job, cells, glyphs)
@@ -154,31 +151,20 @@ def _build_rank_columns(view: LiveView, width: int, rows_per_rank: int, glyphs: 
         is_known = rank.alive and (rank.phase or is_starting)
         return ((f"{format_fixed(rank.phase_s, 1, cells - 2)} s" if is_known else " " * cells, "muted"),)
 
-    def draw_load(rank: Rank, cells: int) -> Row:
-        return _draw_cores_strip(view, rank, cells, 1, glyphs)[0]
-
-    def draw_busiest(rank: Rank, cells: int) -> Row:
-        return draw_busiest_threads(rank, cells, glyphs)
-
+    draw_load = partial(_draw_cores_line, view, glyphs)
+    draw_busiest = partial(draw_busiest_threads, glyphs=glyphs)
     figure = partial(build_figure_column, glyphs=glyphs)
     columns = [Column[Rank]("", longest, 9, lambda rank, _: ((names[rank.rank].rjust(longest), "label"),), left=True)]
     if len(view.hosts) > 1:
-        columns.append(Column("host", min(16, max([4, *(len(rank.host) for rank in ranks)])), 4, draw_host, left=True))
+        longest_host = min(16, max([4, *(len(rank.host) for rank in ranks)]))
+        columns.append(Column("host", longest_host, 4, partial(_draw_host, glyphs), left=True))
     if is_starting or any(rank.phase or not rank.alive for rank in ranks):  # ranks without a probe have no phases
         columns += [Column("now", 12, 8, draw_phase, left=True), Column("", 7, 3, draw_since)]
     if rows_per_rank > 1:
         columns.append(Column(_BUSIEST_HEADING, 13, 3, draw_busiest, grows=True, left=True))
     else:
-        columns.append(
-            Column(
-                partial(draw_strip_heading, view.history.piece_s, view.history.length),
-                7,
-                7,
-                draw_load,
-                grows=True,
-                left=True,
-            )
-        )
+        heading = partial(draw_strip_heading, view.history.piece_s, view.history.length)
+        columns.append(Column(heading, 7, 7, draw_load, grows=True, left=True))
     columns += [
         figure("cores", 5, 9, lambda rank, cells: format_fixed(rank.cores_used, 1, cells)),
         build_runnable_column(6, glyphs),
@@ -193,6 +179,14 @@ def _build_rank_columns(view: LiveView, width: int, rows_per_rank: int, glyphs: 
         busiest_width = 14 if width < 100 else 30 if width < 140 else 56
         columns.append(Column(_BUSIEST_HEADING, busiest_width, 2, draw_busiest, left=True))
     return columns
+
+
+def _draw_host(glyphs: Glyphs, rank: Rank, cells: int) -> Row:
+    return ((sanitize(rank.host, glyphs).ljust(cells), "muted"),)
+
+
+def _draw_cores_line(view: LiveView, glyphs: Glyphs, rank: Rank, cells: int) -> Row:
+    return _draw_cores_strip(view, rank, cells, 1, glyphs)[0]
 
 
 def build_figure_column(
@@ -233,9 +227,9 @@ def build_runnable_column(importance: int, glyphs: Glyphs) -> Column[Rank]:
 def draw_phase_now(rank: Rank, job: Job, width: int, glyphs: Glyphs) -> Row:
     """Draw a rank's phase, a dash for a rank without a probe, or that it exited."""
     if not rank.alive:
-        is_good = job.state is State.ENDED and choose_exit_style(job) != "alert"
+        is_good = job.state is JobState.ENDED and choose_exit_style(job) != "alert"
         return (("ended".ljust(width), "muted"),) if is_good else (("exited".ljust(width), "alert"),)
-    if not rank.phase and job.state is not State.STARTING:
+    if not rank.phase and job.state is not JobState.STARTING:
         return ((glyphs.to_plain(MISSING), "muted"),)
     style = phase_style(rank.phase)
     return ((f"{glyphs.swatch} ", style), (phase_word(rank.phase, glyphs).ljust(width - 2), "text"))

@@ -116,7 +116,7 @@ class PhasePeaks(MemoryPanel):
         return format_peaks(view.peaks.phases) if view.peaks is not None else ""
 
 
-class MemoryHistory(MemoryPanel):
+class MemoryHistoryPanel(MemoryPanel):
     """The recent memory of the GPU, and beside it the host's if both fit."""
 
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
@@ -124,7 +124,7 @@ class MemoryHistory(MemoryPanel):
             return [fit_row((), width, self.glyphs)] * height
         gpu, left = _find_gpu(view, frame), _measure_left(width)
         focused, name = self.has_focus, f"GPU {view.gpu.index}"
-        rows = _draw_history(f"Memory of {name}", name, gpu, frame.view, left, height, self.glyphs, focused=focused)
+        rows = _draw_history(f"Memory of {name}", name, gpu, frame.view, (left, height), self.glyphs, focused=focused)
         if left == width:
             return rows
         right = _draw_ranks_history(frame.view, width - left - GAP, height, self.glyphs, focused=focused)
@@ -163,7 +163,7 @@ class TraceCurve(MemoryPanel):
         return format_curve(view.trace) if view is not None and view.trace is not None else ""
 
 
-class AllocatorHealth(MemoryPanel, can_focus=False):
+class AllocatorHealthPanel(MemoryPanel, can_focus=False):
     """The state of PyTorch's allocator."""
 
     def draw_view(self, view: MemoryView, frame: Frame, width: int, height: int, host: bool) -> list[Row]:
@@ -182,13 +182,14 @@ def _measure_left(width: int) -> int:
 
 
 def _draw_ranks_history(view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool) -> list[Row]:
-    return _draw_history("Resident memory of all ranks", "all ranks", None, view, width, height, glyphs, focused=focused)
+    return _draw_history("Resident memory of all ranks", "all ranks", None, view, (width, height), glyphs, focused=focused)
 
 
 def _draw_history(
-    title: str, name: str, gpu: Gpu | None, view: LiveView, width: int, height: int, glyphs: Glyphs, *, focused: bool
+    title: str, name: str, gpu: Gpu | None, view: LiveView, size: tuple[int, int], glyphs: Glyphs, *, focused: bool
 ) -> list[Row]:
     """Draw the recent memory of a GPU, or (None) of all ranks on the host, under a title."""
+    width, height = size
     head = draw_rule(((f"{title}, {giga_unit().name}", "title-focused" if focused else "title"),), width, glyphs)
     return [head, *draw_history(view, name, gpu, width, max(2, height - 1), glyphs)][:height]
 
@@ -219,10 +220,10 @@ class MemoryScreen(MonitorScreen):
     def build_panels(self) -> Iterable[FrameWidget]:
         yield MemoryBars(self.model, self.glyphs, id="bars")
         yield MemoryLedger(self.model, self.glyphs, id="ledger")
-        yield MemoryHistory(self.model, self.glyphs, id="past")
+        yield MemoryHistoryPanel(self.model, self.glyphs, id="past")
         yield PhasePeaks(self.model, self.glyphs, id="peaks")
         yield TraceCurve(self.model, self.glyphs, id="curve")
-        yield AllocatorHealth(self.model, self.glyphs, id="health")
+        yield AllocatorHealthPanel(self.model, self.glyphs, id="health")
 
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
         view = self.model.view_at(frame)

@@ -72,7 +72,7 @@ class OutputScreen(MonitorScreen):
         self._seeks_match = False  # move the cursor to the next match, not only the view
 
     def build_panels(self) -> Iterable[FrameWidget]:
-        yield OutputLines(self.glyphs, self.reading, id="lines")
+        yield OutputPanel(self.glyphs, self.reading, id="lines")
         yield Find(self.glyphs, self.reading, id="find")
 
     def layout_panels(self, room: Box, frame: Frame) -> dict[str, Box]:
@@ -141,7 +141,7 @@ class OutputScreen(MonitorScreen):
         self.request_redraw(partial(self.reading.scroll_lines, lines))
 
     def action_page(self, direction: int) -> None:
-        self.action_scroll_by(direction * max(1, count_visible_lines(self.query_one(OutputLines).size.height) - 1))
+        self.action_scroll_by(direction * max(1, count_visible_lines(self.query_one(OutputPanel).size.height) - 1))
 
     def action_wrap(self) -> None:
         self.request_redraw(self.reading.toggle_wrapping)
@@ -159,7 +159,7 @@ class OutputScreen(MonitorScreen):
             self.post_message(self.SeekRequested(time_ns))
 
 
-class OutputLines(Scrollable, FrameWidget):
+class OutputPanel(Scrollable, FrameWidget):
     """The lines. The wheel scrolls, and a click on a line goes to its time."""
 
     _is_dragging = False

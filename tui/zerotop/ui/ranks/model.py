@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.live_view import State
+from zerotop.analysis.live_view import JobState
 from zerotop.analysis.ranks.delays import Hang, find_hang, list_delays
 from zerotop.analysis.ranks.matrix import RECENT_STEPS, Matrix, Metric, RankMatrices, RankMatrix
 from zerotop.analysis.ranks.outliers import (
@@ -278,7 +278,7 @@ def _choose_row(
     return int(rows[0]) if len(rows) else int(order[0])
 
 
-def describe_empty(session: Session, processes: Sequence[RankSteps], state: State) -> str:
+def describe_empty(session: Session, processes: Sequence[RankSteps], state: JobState) -> str:
     """Say why no rank has a step, and how to record some."""
     if processes and state.is_over:
         return "No rank finished a step: there is nothing to compare."
@@ -286,7 +286,7 @@ def describe_empty(session: Session, processes: Sequence[RankSteps], state: Stat
         return "No rank has finished a step yet: ranks are compared from the first one on."
     # While a job starts, its processes are there before their engines are.
     is_outside = not session.events_named("job_started") or bool(session.events_named("rank_silent"))
-    if is_outside and state is not State.STARTING and any(len(source.array) for source in session.sources["processes"]):
+    if is_outside and state is not JobState.STARTING and any(len(source.array) for source in session.sources["processes"]):
         return (
             "No steps are recorded: the job is only watched from outside. To compare its ranks, start it with zerotop run,"
             " or inject the probe with zerotop attach --enter."

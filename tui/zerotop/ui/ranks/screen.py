@@ -81,7 +81,7 @@ class RankTable(FrameWidget, can_focus=True):
         return format_table(self._ranking.make_picture(self.frame)) if self.frame is not None else ""
 
 
-class RankStacks(FrameWidget, can_focus=True):
+class RankStacksPanel(FrameWidget, can_focus=True):
     """The stacks of the ranks while a job makes no progress."""
 
     def __init__(self, glyphs: Glyphs, finder: StandstillFinder, *, id: str) -> None:
@@ -168,7 +168,7 @@ class RanksScreen(MonitorScreen):
         super().__init__(glyphs, source)
         self.ranking = self.long_work = Ranking(source)
         self._wanted_rank: int | None = None  # the chosen rank until a picture shows it
-        self._stacks = RankStacks(glyphs, StandstillFinder(source.session), id="rank-stacks")
+        self._stacks = RankStacksPanel(glyphs, StandstillFinder(source.session), id="rank-stacks")
         self._hides_stacks = False
 
     def build_panels(self) -> Iterable[FrameWidget]:

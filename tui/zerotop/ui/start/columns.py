@@ -26,7 +26,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.rows import Row
 from zerotop.ui.drawing.table import Column
 from zerotop.ui.drawing.text import fit_text, sanitize
-from zerotop.ui.drawing.units import Pace, get_units, giga_unit
+from zerotop.ui.drawing.units import PaceUnit, get_units, giga_unit
 from zerotop.ui.start.model import NO_OVERVIEW
 
 _SPARKLINE_STYLE, _CLIPPED_STYLE = "load", "muted"
@@ -131,7 +131,7 @@ class _Cells:
         seconds = line.overview.iteration_s
         if math.isnan(seconds) or seconds <= 0:
             return ()
-        text = format_rate(seconds) if get_units().pace is Pace.RATE else _format_seconds(seconds)
+        text = format_rate(seconds) if get_units().pace is PaceUnit.RATE else _format_seconds(seconds)
         return self._draw_right(text, width, "value")
 
     def draw_peak(self, line: ListLine, width: int) -> Row:

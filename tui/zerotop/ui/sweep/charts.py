@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from zerotop.analysis.formatting import format_bytes
-from zerotop.analysis.sweeps.series import ALLOCATED, HOST, ITERATIONS, RESERVED, TOKENS, Series, read_measurement
+from zerotop.analysis.sweeps.series import ALLOCATED, HOST, ITERATIONS, RESERVED, TOKENS, SweepSeries, read_measurement
 from zerotop.session.samples import Floats
 from zerotop.session.sweeps import Value
 from zerotop.ui.charts import (
@@ -73,7 +73,7 @@ def draw_chart(model: SweepModel, placed: PlacedChart, glyphs: Glyphs) -> list[R
     return [fit_row(row, width, glyphs) for row in [head, *add_axes(canvas, scale, below)][:height]]
 
 
-def _choose_points(series: Series, model: SweepModel) -> Series:
+def _choose_points(series: SweepSeries, model: SweepModel) -> SweepSeries:
     """Return the points of a series that are on the axis."""
     on_axis = set(model.shown_values)
     measured, failed = (
@@ -88,7 +88,7 @@ def _draw_title(
     placed: PlacedChart,
     title: str,
     columns: _AxisColumns,
-    shown: Sequence[Series],
+    shown: Sequence[SweepSeries],
     values: Sequence[Floats],
     glyphs: Glyphs,
 ) -> Row:
@@ -153,7 +153,7 @@ class _AxisColumns:
 
 
 def _plot_series(
-    canvas: Canvas, columns: _AxisColumns, axis: str, series: Series, values: Floats, style: str, top: float
+    canvas: Canvas, columns: _AxisColumns, axis: str, series: SweepSeries, values: Floats, style: str, top: float
 ) -> None:
     """Draw a line through the points, and a dot at each."""
     known = ~np.isnan(values)
@@ -171,7 +171,7 @@ def _plot_series(
         canvas.write_mark(round(position), row, canvas.glyphs.dot, style)
 
 
-def _mark_failures(canvas: Canvas, columns: _AxisColumns, axis: str, shown: Sequence[Series], glyphs: Glyphs) -> None:
+def _mark_failures(canvas: Canvas, columns: _AxisColumns, axis: str, shown: Sequence[SweepSeries], glyphs: Glyphs) -> None:
     """Mark points that ran out of memory at the upper edge, one below the other."""
     used: dict[int, int] = {}
     for number, series in enumerate(shown):

@@ -13,7 +13,7 @@ from zerotop.analysis.prices import HourlyPrice
 from zerotop.analysis.reports.sweep_verdict import read_sweep_price
 from zerotop.analysis.sweeps.line_report import LineReport, report_lines
 from zerotop.analysis.sweeps.search import LargestResult
-from zerotop.analysis.sweeps.series import TOKENS, Series, build_series, choose_axis, list_charts
+from zerotop.analysis.sweeps.series import TOKENS, SweepSeries, build_series, choose_axis, list_charts
 from zerotop.session.sweeps import Sweep, Value
 from zerotop.ui.base.start_interfaces import OpenedRecording
 
@@ -138,7 +138,7 @@ class SweepModel:
     pointed: tuple[int, int] | None = None  # cell under the mouse
     zoomed: tuple[int, int] | None = None  # begin and end among the axis' values; None shows all
     _derived_from: Sweep | None = field(default=None, repr=False)
-    _series: list[Series] = field(default_factory=list, repr=False)
+    _series: list[SweepSeries] = field(default_factory=list, repr=False)
     _reports: list[LineReport] = field(default_factory=list, repr=False)
 
     @property
@@ -191,7 +191,7 @@ class SweepModel:
         return read_sweep_price(self.sweep)
 
     @property
-    def series(self) -> Sequence[Series]:
+    def series(self) -> Sequence[SweepSeries]:
         """All series, in a stable order."""
         self._compute_series()
         return self._series

@@ -47,6 +47,13 @@ class TableLine:
         return self.thread if self.thread is not None else self.group
 
 
+class ListState(NamedTuple):
+    """What the user has opened and scrolled to."""
+
+    opened: Collection[str] | None = None  # names whose threads are listed; None: as many as fit
+    top: int = 0  # the first visible row of the table; it becomes the last possible one if it is beyond that
+
+
 class ThreadRows(NamedTuple):
     """The rows of the panel, and the threads in them."""
 
@@ -108,11 +115,12 @@ def _layout_columns(width: int, name: DrawCell, history: DrawCell, *, nodes: int
     )
 
 
-def _layout_table(threads: RankThreads, width: int, nodes: int, glyphs: Glyphs) -> PlacedColumns[TableLine]:
+def _layout_table(threads: RankThreads, width: int, glyphs: Glyphs) -> PlacedColumns[TableLine]:
     def draw_name(line: TableLine, size: int) -> Row:
         return _draw_name(line, size, glyphs)
 
-    return _layout_columns(width, draw_name, lambda line, size: line.history, nodes=nodes, bound=bool(threads.allowed_cores))
+    bound = bool(threads.allowed_cores)
+    return _layout_columns(width, draw_name, lambda line, size: line.history, nodes=threads.node_count, bound=bound)
 
 
 def _draw_item(
@@ -185,24 +193,18 @@ def _count_default_threads(threads: RankThreads, room: int, tall: int) -> int:
 def draw_threads(
     threads: RankThreads,
     sentences: Sequence[str],
-    opened: Collection[str] | None,
-    nodes: int,
+    shown: ListState,
     watched: GrowingScales,
     begin_s: float,
     size: tuple[int, int],
     glyphs: Glyphs,
-    *,
-    top: int = 0,
 ) -> ThreadRows:
-    """Draw the panel. The first visible row of the table is ``top``, or the last possible one.
-
-    ``nodes`` is the number of NUMA nodes of the host. ``opened`` are the names whose threads are listed; None: as many as
-    fit.
-    """
-    width, height = size
+    """Draw the panel in ``size`` (cells, rows)."""
+    (opened, top), (width, height) = shown, size
     if height <= 0 or width <= 0:
         return ThreadRows([], top, {}, range(0), range(0))
-    placed = _layout_table(threads, width, nodes, glyphs)
+    nodes = threads.node_count
+    placed = _layout_table(threads, width, glyphs)
     rows = [draw_rule(_draw_title(threads, width), width, glyphs, placed)]
     rows += [
         fit_row((("! ", "warn"), (fit_text(text, width - 2, glyphs), "warn")), width, glyphs)
@@ -231,12 +233,12 @@ def draw_threads(
         lines += [item] * (len(table) - len(lines))
     table.append(fit_row(_draw_rest(threads), width, glyphs))
     top = max(0, min(top, len(table) - room))
-    shown = table[top : top + room]
-    if len(table) > top + room and shown:
+    seen = table[top : top + room]
+    if len(table) > top + room and seen:
         hidden = len(table) - top - room + 1
-        shown[-1] = fit_row(((f"{glyphs.ellipsis} {format_count(hidden, 'more row')} below", "muted"),), width, glyphs)
+        seen[-1] = fit_row(((f"{glyphs.ellipsis} {format_count(hidden, 'more row')} below", "muted"),), width, glyphs)
     visible = dict(enumerate(lines[top : top + room], len(rows)))
-    rows = fit_height(rows + shown, width, height, glyphs)
+    rows = fit_height(rows + seen, width, height, glyphs)
     return ThreadRows(rows, top, visible, range(above, above + chart), range(name_size + 1, name_size + 1 + columns))
 
 

@@ -24,7 +24,7 @@ from zerotop.ui.drawing.glyphs import Glyphs
 from zerotop.ui.drawing.layout import GAP, Box
 from zerotop.ui.drawing.rows import Row, fit_row
 from zerotop.ui.ranks.rank_list import draw_ranks, find_first_visible
-from zerotop.ui.threads.drawing import ThreadRows, draw_threads, format_threads, measure_history
+from zerotop.ui.threads.drawing import ListState, ThreadRows, draw_threads, format_threads, measure_history
 from zerotop.ui.widgets.scrollable import Scrollable
 
 _SIDE_BY_SIDE_WIDTH, _LIST_WIDTH = 130, 42  # from this width the ranks stand beside the threads
@@ -171,13 +171,11 @@ class ThreadList(Scrollable, PointedPanel):
         self._drawn = draw_threads(
             self._shown_threads,
             describe_crowding([one for one in view.ranks if one.host == rank.host], cores, affinities, view.cursor_ns),
-            self._open_groups,
-            nodes,
+            ListState(self._open_groups, self._top_row),
             self._axis_scales,
             self.source.begin_ns / 1e9,
             (width, height),
             self.glyphs,
-            top=self._top_row,
         )
         self._top_row = self._drawn.top
         return self._drawn.rows

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 import numpy as np
 
-from zerotop.analysis.live_view import State
+from zerotop.analysis.live_view import JobState
 from zerotop.analysis.timeline.range_summary import RangeSummary, summarize_range
-from zerotop.analysis.timeline.timeline import Subject, Timeline, TimelineBuilder, Window
+from zerotop.analysis.timeline.timeline import LaneSubject, Timeline, TimelineBuilder, Window
 from zerotop.ui.base import findings
 from zerotop.ui.base.frame import Frame
 from zerotop.ui.base.interfaces import Source
@@ -28,7 +28,7 @@ class PictureBuilder:
         self._source, self._view = source, view
         self._timelines = TimelineBuilder(source.session, lambda: source.rank_steps)
         self._scales = GrowingScales()
-        self._scales_key: tuple[Subject, int] | None = None
+        self._scales_key: tuple[LaneSubject, int] | None = None
         self._summary: tuple[object, RangeSummary | None] = (None, None)
         self.last_picture: Picture | None = None
         """The latest picture."""
@@ -53,7 +53,7 @@ class PictureBuilder:
             self._timelines.find_rank_hosts() or self._timelines.get_lanes(self._choose_subject(frame)).find_recorded_names()
         )
 
-    def _choose_subject(self, frame: Frame) -> Subject:
+    def _choose_subject(self, frame: Frame) -> LaneSubject:
         hosts = self._timelines.find_rank_hosts()
         rank = frame.rank if frame.rank in hosts else next(iter(hosts), -1)
         return self._timelines.make_subject(-1 if rank is None else rank)
@@ -88,7 +88,7 @@ class PictureBuilder:
             summary=self._summarize_range(subject, selected, timeline),
             host_cores=self._timelines.find_host_cores(subject.host),
             missing_notes=_describe_missing(
-                recorded, "" if shown else _NO_ENGINE if frame.view.job.state is State.STARTING else _NO_PROBE
+                recorded, "" if shown else _NO_ENGINE if frame.view.job.state is JobState.STARTING else _NO_PROBE
             ),
             scales=self._scales,
             headline=next((mark for mark in marks if mark.finding == frame.headline), None),
@@ -123,7 +123,7 @@ class PictureBuilder:
             if finding.confidence >= findings.MIN_CONFIDENCE
         )
 
-    def _find_steps(self, timeline: Timeline, subject: Subject) -> tuple[tuple[int, int], ...]:
+    def _find_steps(self, timeline: Timeline, subject: LaneSubject) -> tuple[tuple[int, int], ...]:
         """Return begins and numbers of the steps in the window: all, or every second, fifth, tenth and so on."""
         window, origin_ns = timeline.window, self._timelines.origin_ns
         begin_ns = origin_ns + window.first * window.column_ns
@@ -135,7 +135,7 @@ class PictureBuilder:
         return tuple(zip((begins[shown] - origin_ns).tolist(), numbers[shown].tolist(), strict=True))
 
     def _summarize_range(
-        self, subject: Subject, selected: tuple[int, int] | None, timeline: Timeline
+        self, subject: LaneSubject, selected: tuple[int, int] | None, timeline: Timeline
     ) -> RangeSummary | None:
         if selected is None:
             return None
@@ -145,7 +145,7 @@ class PictureBuilder:
             self._summary = key, summarize_range(self._timelines, subject, begin_ns, end_ns)
         return self._summary[1]
 
-    def _reset_scales(self, subject: Subject, window: Window) -> None:
+    def _reset_scales(self, subject: LaneSubject, window: Window) -> None:
         """Clear the scales for another zoom or rank. Otherwise they never shrink."""
         if self._scales_key != (subject, window.column_ns):
             self._scales_key = subject, window.column_ns

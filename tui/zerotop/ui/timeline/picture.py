@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from zerotop.analysis.annotations import Annotation
 from zerotop.analysis.timeline.range_summary import RangeSummary
-from zerotop.analysis.timeline.timeline import ColumnValues, Subject, Timeline
+from zerotop.analysis.timeline.timeline import ColumnValues, LaneSubject, Timeline
 from zerotop.ui.charts import GrowingScales
 from zerotop.ui.timeline.lanes import LaneBox
 
@@ -27,7 +27,7 @@ class Picture:
     """A window of a recording and everything in it. Times are nanoseconds since the session began."""
 
     timeline: Timeline
-    subject: Subject
+    subject: LaneSubject
     boxes: tuple[LaneBox, ...]
     ranks: tuple[int, ...]  # of the ribbons, from top to bottom
     other_ranks: int  # ranks whose ribbons do not fit

@@ -163,6 +163,9 @@ class LoopHooks:
             if self._is_muted(module):
                 return None
             self._probe.counting.stop()  # an evaluation begins
+        return self._begin_any_forward(time_ns, module, args, kwargs)
+
+    def _begin_any_forward(self, time_ns: int, module: Any, args: Any, kwargs: Any) -> Span | None:
         gradients = self._is_grad_enabled()
         trains = gradients and (_is_training(module) or self._trains_in_eval_mode)
         recorder = self._loop.find_recorder(adopt=trains and bool(self._loop.list_optimizers()))

@@ -139,11 +139,7 @@ class OptimizerStepHooks:
             self._leave_step(recorder, step, time_ns)
             step = None
         if step is not None and step.span is not None and step.span in recorder.stack:
-            if step.owner == id(optimizer):
-                step.depth += 1
-                step.was_called = True
-                if step.is_scaled:
-                    step.found_inf = _read_found_inf(optimizer)
+            _note_call(step, optimizer)
             return
         if not self.loop.is_training_thread(True):
             return
@@ -178,11 +174,7 @@ class OptimizerStepHooks:
             return False
         # If a backward followed, an exception has ended the step before.
         if step is not None and step.begin_ns and step.backwards == counting.backwards:
-            if step.owner == id(optimizer):
-                step.depth += 1
-                step.was_called = True
-                if step.is_scaled:
-                    step.found_inf = _read_found_inf(optimizer)
+            _note_call(step, optimizer)
             return True
         self.step = step = StepInProgress(optimizer)
         step.depth = 1
@@ -283,6 +275,15 @@ class OptimizerStepHooks:
         span = recorder.begin_span(time_ns, "step", self.loop.get_position(after_backward=True), brief=True)
         recorder.end_span(span, time_ns, BOUNDARY)
         self.loop.finish_iteration(recorder, span, time_ns)
+
+
+def _note_call(step: StepInProgress, optimizer: Any) -> None:
+    """Note that the step in progress has called its optimizer."""
+    if step.owner == id(optimizer):
+        step.depth += 1
+        step.was_called = True
+        if step.is_scaled:
+            step.found_inf = _read_found_inf(optimizer)
 
 
 def _read_found_inf(optimizer: Any) -> bool | None:

@@ -38,7 +38,7 @@ _IMPORT_S = 3.0
 _EVENTS_FILE = re.compile(r"events-rank(\d+)-(.+)-(\d+)(?:\.\d+)?\.jsonl")
 
 
-class Rank(NamedTuple):
+class SeenRank(NamedTuple):
     """A rank process found from outside."""
 
     process: Process
@@ -63,7 +63,7 @@ class RankFinder:
 
         ``attached_ranks``: the ranks of a job that was attached to. They are expected to be silent.
         """
-        self.rank_by_pid: dict[int, Rank] = {}
+        self.rank_by_pid: dict[int, SeenRank] = {}
         self._session = session
         self._root = root
         self._writer = writer
@@ -92,7 +92,7 @@ class RankFinder:
         environment = procfs.read_environment(process.pid)
         number = self._find_number(environment, launchers.RANK)
         if number is not None and process.is_alive():
-            self._add_rank(Rank(process, number, self._find_number(environment, launchers.LOCAL_RANK), time.monotonic()))
+            self._add_rank(SeenRank(process, number, self._find_number(environment, launchers.LOCAL_RANK), time.monotonic()))
 
     def list_members(self) -> list[SampledMember]:
         """Return the processes to sample: all ranks, and their launchers as rank -1."""
@@ -158,7 +158,7 @@ class RankFinder:
             self._reported_s[process] = now_s
             if process.pid not in self.rank_by_pid and process.is_alive():
                 local = self._find_number(procfs.read_environment(process.pid), launchers.LOCAL_RANK)
-                self._add_rank(Rank(process, int(match[1]), local, now_s))
+                self._add_rank(SeenRank(process, int(match[1]), local, now_s))
 
     def _find_below_root(self, now_s: float) -> None:
         self._tree.refresh()
@@ -206,12 +206,12 @@ class RankFinder:
         is_early = time.monotonic() - self._root_ended_s < _IMPORT_S
         return is_early or _has_imported_torch(pid)
 
-    def _find_compiling(self, children: Mapping[int, Sequence[int]]) -> tuple[Rank | None, str]:
+    def _find_compiling(self, children: Mapping[int, Sequence[int]]) -> tuple[SeenRank | None, str]:
         """Return a rank that compiles operators, and the name of its extension, "" if unknown.
 
         This may take minutes without any other activity.
         """
-        compiling: Rank | None = None
+        compiling: SeenRank | None = None
         for rank in self.rank_by_pid.values():
             descendants = list(children.get(rank.process.pid, ()))
             for pid in descendants:
@@ -237,7 +237,7 @@ class RankFinder:
         if rank is None or process is None:
             self._add_launcher(pid)
             return False
-        self._add_rank(Rank(process, rank, self._find_number(environment, launchers.LOCAL_RANK), now_s))
+        self._add_rank(SeenRank(process, rank, self._find_number(environment, launchers.LOCAL_RANK), now_s))
         why = silent_ranks.explain_blind(arguments, carries_session=environment.get(SESSION_VARIABLE) == self._session)
         if why is not None and not self._attached:
             self._report_silent(self.rank_by_pid[pid], why)
@@ -251,7 +251,7 @@ class RankFinder:
         if process is not None and len(self._launchers) < _MAX_LAUNCHERS:
             self._launchers.append(process)
 
-    def _add_rank(self, rank: Rank) -> None:
+    def _add_rank(self, rank: SeenRank) -> None:
         self.rank_by_pid[rank.process.pid] = rank
         self._known_pids.add(rank.process.pid)
         pid, start = rank.process
@@ -268,7 +268,7 @@ class RankFinder:
             if why and not self._attached and rank.process not in self._reported_s and rank.found_s <= min(peers):
                 self._report_silent(rank, why)
 
-    def _report_silent(self, rank: Rank, why: str) -> None:
+    def _report_silent(self, rank: SeenRank, why: str) -> None:
         if rank.process not in self._silent:
             self._silent.add(rank.process)
             text = f"Rank {rank.rank} does not report: {why}."

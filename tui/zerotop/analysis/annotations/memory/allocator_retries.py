@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Process, Samples
+from zerotop.analysis.annotations.support.evidence import Evidence, Process, WindowSamples
 from zerotop.analysis.formatting import format_count
 from zerotop_probe.recording.tables import PHASES
 
@@ -53,7 +53,7 @@ def detect(recording: Evidence) -> Iterator[Annotation | None]:
         state.last_reading = int(samples.times[-1]), samples.rows[-1].copy()
 
 
-def _build_finding(process: Process, samples: Samples, index: int, last: tuple[int, Any]) -> Annotation:
+def _build_finding(process: Process, samples: WindowSamples, index: int, last: tuple[int, Any]) -> Annotation:
     begin_ns, before = (int(samples.times[index - 1]), samples.rows[index - 1]) if index else last
     row = samples.rows[index]
     evidence = {

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Samples
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, WindowSamples
 from zerotop.analysis.annotations.support.memory.evaluation_batches import (
     BATCH_ADVICE,
     BATCH_FIX,
@@ -50,7 +50,7 @@ class _State:
     training_peak: int = -1
     evaluations_read: int = 0
 
-    def read_samples(self, lead: Process, end_ns: int) -> Samples:
+    def read_samples(self, lead: Process, end_ns: int) -> WindowSamples:
         """Read on up to ``end_ns``."""
         samples = lead.allocator.read_window(self.until_ns, end_ns)
         self.until_ns = max(self.until_ns, end_ns)
@@ -101,7 +101,7 @@ def _measure_memory(lead: Process, begin_ns: int, end_ns: int, state: _State) ->
     return {name: float(size) for name, size in sizes.items()}
 
 
-def _measure_left_bytes(lead: Process, before: int, during: Samples) -> int:
+def _measure_left_bytes(lead: Process, before: int, during: WindowSamples) -> int:
     """Return the bytes of tensors that evaluation left alive, without parameters that stage 3 still keeps gathered."""
     left = int(during.rows["allocated_bytes"][-1]) - before
     parameters = lead.engine.get("parameters")

@@ -9,7 +9,8 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
-from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
+from zerotop.analysis.annotations.support.lines.line_findings import await_lines, line_values
+from zerotop.analysis.annotations.support.lines.stack_lines import Delay
 from zerotop.analysis.annotations.support.thresholds import SPIKE_SIMILAR_SHARE
 
 _KIND = FindingKind(

@@ -11,8 +11,8 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.causes.loader_causes import find_loader_cause
 from zerotop.analysis.annotations.support.causes.step_change import measure_distance
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
-from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, line_values
-from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
+from zerotop.analysis.annotations.support.lines.line_findings import await_lines, line_values
+from zerotop.analysis.annotations.support.lines.stack_lines import Delay, FoundLine
 from zerotop.analysis.annotations.support.steps.onsets import find_onset
 from zerotop.analysis.annotations.support.steps.runs import MOST_TURNS, find_settled_run, find_turns
 from zerotop.analysis.annotations.support.steps.step_values import StepValues

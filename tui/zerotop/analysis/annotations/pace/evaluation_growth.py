@@ -10,8 +10,8 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
-from zerotop.analysis.annotations.support.lines.line_findings import Delay, await_lines, is_cause, line_values, name_line
-from zerotop.analysis.annotations.support.lines.stack_lines import is_training
+from zerotop.analysis.annotations.support.lines.line_findings import await_lines, is_cause, line_values, name_line
+from zerotop.analysis.annotations.support.lines.stack_lines import Delay, is_training
 
 _KIND = FindingKind(
     name="evaluation_growth",

@@ -12,20 +12,19 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.causes.batch_causes import find_batch_step
 from zerotop.analysis.annotations.support.causes.causes import find_drift_cause
 from zerotop.analysis.annotations.support.causes.host_causes import is_by_others
-from zerotop.analysis.annotations.support.causes.shift import HOST_TIMES, Shift
+from zerotop.analysis.annotations.support.causes.pace_shift import HOST_TIMES, PaceShift
 from zerotop.analysis.annotations.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
 from zerotop.analysis.annotations.support.gpu_use import is_paced_by_host
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
-    Delay,
     await_lines,
     is_cause,
     line_values,
     name_line,
     note_named_line,
 )
-from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine
+from zerotop.analysis.annotations.support.lines.stack_lines import Delay, FoundLine
 from zerotop.analysis.annotations.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.annotations.support.thresholds import SHORTEST_ITERATION_S
 from zerotop.analysis.formatting import Text
@@ -97,7 +96,7 @@ def _is_drift(drift: _Drift, values: Floats) -> bool:
 
 def _is_wandering(drift: _Drift, values: Floats) -> bool:
     """Whether the run had been as slow before, or its pace is that of the host, which wanders by this much."""
-    rise, shift = drift.rise, Shift(drift.change, None, "")
+    rise, shift = drift.rise, PaceShift(drift.change, None, "")
     earlier = compute_levels(np.asarray(values[SETTLED_STEPS : rise.begin], np.float64))
     if len(earlier) and rise.high <= earlier.max():
         return True
@@ -186,7 +185,9 @@ def _build_finding(drift: _Drift, found: FoundLine, told: _Told) -> Annotation:
     first = rise.block_length / 2 if told.begin == rise.begin else 0.0
     slope, growth = (rise.high - told.low_s) / (len(rows) - first - rise.block_length / 2), rise.high / told.low_s - 1
     if cause is not None:
-        kind = _KIND.with_changes(confidence=cause.confidence, advice=cause.advice, fix=cause.fix)
+        kind = _KIND.with_changes(
+            confidence=cause.confidence, advice=cause.advice, fix=cause.fix, measured_cause=cause.finding
+        )
     elif carrier in _BY_PHASE:
         advice, fix = _BY_PHASE[carrier]
         kind = _KIND.with_changes(advice=advice, fix=fix)
@@ -206,7 +207,6 @@ def _build_finding(drift: _Drift, found: FoundLine, told: _Told) -> Annotation:
         growth=growth,
         known_ns=found.known_ns,
         pid=change.process.source.pid,
-        measured_cause=cause.finding if cause is not None else "",
         carried=changes[carrier] if carrier else None,
         part=name_part(carrier) if carrier else None,
         cause=Text("meanwhile {text}", {"text": cause.text}) if cause else unexplained,

@@ -11,7 +11,7 @@ import numpy as np
 from zerotop.analysis.annotations.pace.changes_of_pace import SIZE, KnownChange, PaceSearch, is_near
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.gpu_causes import USE_NS, awaits_use
-from zerotop.analysis.annotations.support.causes.shift import Shift, explain_change
+from zerotop.analysis.annotations.support.causes.pace_shift import PaceShift, explain_change
 from zerotop.analysis.annotations.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.annotations.support.causes.thread_causes import awaits_threads
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Rows
@@ -53,7 +53,7 @@ _PART_SHARE = 0.2
 class _Pending(NamedTuple):
     """A change that is told if it lasts, and the number of its steps with which it was judged last."""
 
-    shift: Shift
+    shift: PaceShift
     judged: int
 
 
@@ -64,14 +64,14 @@ class _State:
         self.pending: list[_Pending] = []
         self.real: list[KnownChange] = []  # changes after which the levels before do not count
         self.by_cause: list[KnownChange] = []  # reported without the iterations' own change
-        self.open: list[tuple[Shift, FoundLine]] = []  # reported, and not known to have ended
+        self.open: list[tuple[PaceShift, FoundLine]] = []  # reported, and not known to have ended
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
     """Report each change of level of the iterations, including changes that show only in their cause, and their ends."""
     for group in recording.groups:
         state = group.get_state(_State, _KIND.name)
-        known = await_lines(group, _KIND.name, _list_real(group, state), Shift.find_delay)
+        known = await_lines(group, _KIND.name, _list_real(group, state), PaceShift.find_delay)
         for shift, found in sorted(known, key=lambda one: one[1].known_ns):
             if not shift.found_in:
                 if not is_near(shift.change, state.by_cause, found.known_ns):
@@ -83,7 +83,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
                 yield from _report(group, state, shift, found)
 
 
-def _report(group: Group, state: _State, shift: Shift, found: FoundLine) -> Iterator[Annotation]:
+def _report(group: Group, state: _State, shift: PaceShift, found: FoundLine) -> Iterator[Annotation]:
     """Yield the change, or the end of the earlier one that it takes back."""
     for earlier in reversed(state.open):
         if _is_back(earlier[0], shift):
@@ -95,13 +95,13 @@ def _report(group: Group, state: _State, shift: Shift, found: FoundLine) -> Iter
         yield _build_finding(shift, found)
 
 
-def _is_back(earlier: Shift, later: Shift) -> bool:
+def _is_back(earlier: PaceShift, later: PaceShift) -> bool:
     """Whether a change leads back to the level before an earlier one."""
     is_alike = abs(later.after_s - earlier.before_s) < SHIFT_SHARE * max(abs(earlier.added_s), earlier.before_s)
     return is_alike and later.added_s * earlier.added_s < 0
 
 
-def _list_real(group: Group, state: _State) -> Iterator[Shift]:
+def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
     """Yield the changes that are more than the run's own wandering, once that is known."""
     lead = group.lead
     for change, found_in in _list_ready(group, state):
@@ -119,7 +119,7 @@ def _list_real(group: Group, state: _State) -> Iterator[Shift]:
         yield from _judge_again(group, state, one)
 
 
-def _judge_again(group: Group, state: _State, pending: _Pending) -> Iterator[Shift]:
+def _judge_again(group: Group, state: _State, pending: _Pending) -> Iterator[PaceShift]:
     """Yield a change that has lasted; it is judged after each BLOCK of steps, and dropped once another one is real."""
     shift, steps = pending.shift, group.lead.steps
     first = int(np.searchsorted(steps["step"], shift.step))
@@ -136,7 +136,7 @@ def _judge_again(group: Group, state: _State, pending: _Pending) -> Iterator[Shi
     state.pending.append(pending)
 
 
-def _select_history(steps: Rows, state: _State, shift: Shift) -> Rows:
+def _select_history(steps: Rows, state: _State, shift: PaceShift) -> Rows:
     """Return the steps since the last real change before this one, without the very first step."""
     since = max((one.step for one in state.real if one.step < shift.step), default=int(steps["step"][0]) + 1)
     return steps[np.searchsorted(steps["step"], since) :]
@@ -158,7 +158,7 @@ def _list_ready(group: Group, state: _State) -> list[tuple[StepChange, str]]:
     return sorted(ready, key=lambda one: one[0].known_ns)
 
 
-def _find_begin(shift: Shift, known_ns: int) -> Rows:
+def _find_begin(shift: PaceShift, known_ns: int) -> Rows:
     """Return the steps from the one with which the change began: counted steps may precede the first one that shows it."""
     before, after = shift.change.before, shift.change.after
     if not shift.found_in:
@@ -168,20 +168,20 @@ def _find_begin(shift: Shift, known_ns: int) -> Rows:
     return steps[onset : np.searchsorted(steps["step"], after["step"][-1]) + 1]
 
 
-def _is_line_named(shift: Shift, line: StackLine | None) -> bool:
+def _is_line_named(shift: PaceShift, line: StackLine | None) -> bool:
     """Whether a line explains the change."""
     if line is None or (shift.is_uncertain and line.known_call is None):
         return False
     return is_cause(line, shift.find_delay())
 
 
-def _is_explained(shift: Shift, line: StackLine | None) -> bool:
+def _is_explained(shift: PaceShift, line: StackLine | None) -> bool:
     """Whether a cause is known for a change that the iteration times do not show."""
     has_certain_cause = shift.is_worse and shift.cause is not None and not shift.is_uncertain
     return shift.found_in == SIZE or has_certain_cause or _is_line_named(shift, line)
 
 
-def _choose_kind(shift: Shift) -> FindingKind:
+def _choose_kind(shift: PaceShift) -> FindingKind:
     cause = shift.cause
     kind = _BETWEEN if shift.carrier in ("data_s", "other_s") else _BY_GPU if shift.is_by_gpu else _KIND
     if not shift.carrier:
@@ -193,7 +193,7 @@ def _choose_kind(shift: Shift) -> FindingKind:
     return kind
 
 
-def _build_finding(shift: Shift, found: FoundLine, ended: tuple[int, int] | None = None) -> Annotation:
+def _build_finding(shift: PaceShift, found: FoundLine, ended: tuple[int, int] | None = None) -> Annotation:
     """Return the finding. ``ended``: the last step with the change, and when that was known."""
     change, cause, kind = shift.change, shift.cause, _choose_kind(shift)
     is_named = _is_line_named(shift, found.line)
@@ -203,6 +203,8 @@ def _build_finding(shift: Shift, found: FoundLine, ended: tuple[int, int] | None
         note_named_line(change.group, line, found.known_ns)
     if not shift.is_worse:
         kind = kind.with_changes(severity=Severity.INFO, advice="", fix="")
+    elif cause is not None:
+        kind = kind.with_changes(measured_cause=cause.finding)
     values: dict[str, Any] = line_values(line)
     if cause is not None and cause.where:
         values |= {"line": None, "cause_line": values["line"]}
@@ -224,13 +226,12 @@ def _build_finding(shift: Shift, found: FoundLine, ended: tuple[int, int] | None
         part=_describe_part(shift),
         cost=shift.cost,
         pid=change.process.source.pid,
-        measured_cause=cause.finding if cause is not None and shift.is_worse else "",
         cause=Text("at the same time {text}", {"text": cause.text}) if cause else unexplained,
         **values,
     )
 
 
-def _describe_part(shift: Shift) -> str | None:
+def _describe_part(shift: PaceShift) -> str | None:
     if not shift.is_by_gpu:
         return name_part(shift.carrier) if shift.carrier else None
     parts = sorted(shift.device_parts.items(), key=lambda one: -abs(one[1]))

@@ -12,7 +12,6 @@ from zerotop.analysis.annotations.support.causes.step_change import measure_comp
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
-    Delay,
     await_lines,
     is_cause,
     is_named,
@@ -21,7 +20,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     name_line,
     note_named_line,
 )
-from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, FoundLine
+from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, Delay, FoundLine
 from zerotop.analysis.annotations.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS

@@ -12,7 +12,6 @@ from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Grou
 from zerotop.analysis.annotations.support.host_load import count_workers, measure_load
 from zerotop.analysis.annotations.support.lines.known_calls import COMPILE
 from zerotop.analysis.annotations.support.lines.line_findings import (
-    Delay,
     is_cause,
     line_values,
     measure_between,
@@ -23,6 +22,7 @@ from zerotop.analysis.annotations.support.lines.stack_lines import (
     BETWEEN,
     SLOW,
     UNSEEN,
+    Delay,
     StackLine,
     find_line,
     read_new_stacks,
@@ -99,7 +99,7 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
 def _check_event(group: Group, process: Process, state: _State, event: Event) -> Iterator[Annotation]:
     known_ns, where = event.unix_ns, event.facts["where"]
     begin_ns, end_ns = (int(event.facts[name]) + process.source.offset_ns for name in ("begin_ns", "end_ns"))
-    line = find_line(process, where, begin_ns, end_ns, known_ns, why=SLOW)
+    line = find_line(Delay(process, where, begin_ns, end_ns, known_ns), why=SLOW)
     if line is None and where != "data":
         return
     if line is not None and not is_cause(line, Delay(process, BETWEEN, begin_ns, end_ns, known_ns)):

@@ -10,7 +10,6 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
 from zerotop.analysis.annotations.support.lines.line_findings import (
-    Delay,
     is_cause,
     line_values,
     measure_between,
@@ -21,6 +20,7 @@ from zerotop.analysis.annotations.support.lines.stack_lines import (
     BETWEEN,
     SHARE,
     UNSEEN,
+    Delay,
     find_line,
     is_training,
     read_new_stacks,
@@ -86,8 +86,9 @@ def _check_event(group: Group, event: Event) -> Iterator[Annotation]:
     if len(rows) < 2 or not all(_spends_time(one, known_ns) for one in group.processes):
         return
     begin_ns = int(rows["begin_unix_ns"][0])
-    line = find_line(lead, BETWEEN, begin_ns, known_ns, known_ns, why=SHARE)
-    if line is None or is_training(line.callees) or not is_cause(line, Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)):
+    delay = Delay(lead, BETWEEN, begin_ns, known_ns, known_ns)
+    line = find_line(delay, why=SHARE)
+    if line is None or is_training(line.callees) or not is_cause(line, delay):
         return
     if _is_gpu_busy(lead, begin_ns, known_ns):
         return

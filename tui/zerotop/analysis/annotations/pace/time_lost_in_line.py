@@ -17,7 +17,6 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
-    Delay,
     is_cause,
     is_named,
     line_values,
@@ -28,6 +27,7 @@ from zerotop.analysis.annotations.support.lines.stack_lines import (
     BETWEEN,
     SLOW,
     UNSEEN,
+    Delay,
     StackLine,
     find_line,
     is_training,
@@ -103,7 +103,7 @@ def _check_event(group: Group, process: Process, state: _State, event: Event) ->
         sampled.due_s = sampled.seconds + math.ceil(_MORE_SAMPLES * sampled.seconds)
         if (_KIND.name, key) in group.reported:
             continue
-        line = find_line(process, BETWEEN, sampled.begin_ns, event.unix_ns, event.unix_ns, why=SLOW)
+        line = find_line(Delay(process, BETWEEN, sampled.begin_ns, event.unix_ns, event.unix_ns), why=SLOW)
         if line is not None and (line.file, line.line) == key and line.share >= _LINE_SHARE:
             finding = _measure_loss(group, process, sampled, line, event.unix_ns)
             if finding is not None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Ints, Samples
+from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Ints, WindowSamples
 from zerotop.analysis.annotations.support.thresholds import SPIKE_SHARE, SPIKE_SIMILAR_SHARE, SPIKE_STEPS
 from zerotop.analysis.formatting import GIB
 
@@ -93,7 +93,7 @@ def _check_host(recording: Evidence, host: str, until_ns: int | None) -> Annotat
     return None
 
 
-def _measure_utilization(gpus: Samples, times: Ints, state: _State) -> Floats:
+def _measure_utilization(gpus: WindowSamples, times: Ints, state: _State) -> Floats:
     """Return the mean utilization of the GPUs in use at each time, from the last sample before it."""
     if len(gpus):
         gpus = gpus.select_rows(gpus.rows["used_bytes"] >= UNPROBED_MEMORY_BYTES)

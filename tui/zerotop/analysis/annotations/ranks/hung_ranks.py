@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
-from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, Samples
+from zerotop.analysis.annotations.support.evidence import Evidence, Group, Ints, Process, WindowSamples
 from zerotop.analysis.annotations.support.thresholds import BUSY_CORES
 from zerotop.analysis.hangs.reader import StandstillReader
 from zerotop.analysis.hangs.sentences import describe_collectives, describe_group, describe_odd, write_advice
@@ -261,6 +261,6 @@ def _build_unseen(group: Group, last: list[_Last], silence: _Silence, known_ns: 
     )
 
 
-def _name_phase(part: Samples) -> str:
+def _name_phase(part: WindowSamples) -> str:
     code = int(part.rows["phase"][-1]) if len(part) else 0
     return PHASES[code] if code < len(PHASES) else "a phase"

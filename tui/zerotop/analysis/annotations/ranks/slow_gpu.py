@@ -15,7 +15,7 @@ import numpy as np
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, get_batch_sizes
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Process, Rows
-from zerotop.analysis.annotations.support.gather_looks import Look, Looks, read_new_looks
+from zerotop.analysis.annotations.support.gather_looks import GatherLook, Looks, read_new_looks
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop_probe.recording.tables import PHASE_CODE
@@ -125,12 +125,12 @@ def _measure_forward(process: Process, rows: Rows) -> float:
     return compute_known_median(seconds) if len(found) else float("nan")
 
 
-def _have_same_batches(looks: Sequence[Look]) -> bool:
+def _have_same_batches(looks: Sequence[GatherLook]) -> bool:
     sizes = np.array([float(np.nansum(get_batch_sizes(look.rows))) for look in looks])
     return bool(sizes.max() - sizes.min() <= _SAME_SIZE * sizes.max())
 
 
-def _compare_forwards(looks: Sequence[Look], forwards: Floats) -> tuple[int, float]:
+def _compare_forwards(looks: Sequence[GatherLook], forwards: Floats) -> tuple[int, float]:
     """Return the index of the rank with the longest forward without waits, and a lower bound of the difference (s)."""
     own = forwards - np.array([float(look.waited.mean()) for look in looks])
     slow = int(np.argmax(own))
@@ -138,7 +138,7 @@ def _compare_forwards(looks: Sequence[Look], forwards: Floats) -> tuple[int, flo
     return slow, longer if np.isfinite(longer) else 0.0
 
 
-def _compare_waits(looks: Sequence[Look]) -> tuple[int, float]:
+def _compare_waits(looks: Sequence[GatherLook]) -> tuple[int, float]:
     """Return the index of the rank that waits least, and how much longer (s) each other rank waits."""
     waited = np.array([look.waited for look in looks])
     slow = int(np.argmin(waited.sum(axis=1)))

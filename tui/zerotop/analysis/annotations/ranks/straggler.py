@@ -16,14 +16,13 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.causes.step_change import compute_own_seconds, measure_distance
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Ints, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
-    Delay,
     await_lines,
     is_cause,
     line_values,
     name_line,
     note_named_line,
 )
-from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, FoundLine
+from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, Delay, FoundLine
 from zerotop.analysis.annotations.support.steps.onsets import find_onset
 from zerotop.analysis.annotations.support.steps.runs import find_first_run
 from zerotop.analysis.annotations.support.thresholds import STALL_SECONDS, STRAGGLER_SHARE

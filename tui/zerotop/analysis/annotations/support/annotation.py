@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from types import EllipsisType
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -85,6 +84,7 @@ class FindingKind:
     details: str = ""
     advice: str = ""
     fix: str = ""
+    measured_cause: str = ""
 
     def with_changes(self, **changes: Any) -> FindingKind:
         """Return the kind with other fields."""
@@ -111,19 +111,18 @@ class FindingKind:
         evidence: Mapping[str, float | None],
         *,
         known_ns: int | None = None,
-        step: int | EllipsisType | None = ...,
         ranks: Sequence[int] | None = None,
         cost: float = 0.0,
-        measured_cause: str = "",
         **values: Any,
     ) -> Annotation:
-        """Return a finding. By default it is known at its end; step and ranks are the subject's.
+        """Return a finding. By default it is known at its end; ranks, and ``step`` among the values, are the subject's.
 
-        The templates get ``evidence``, ``step``, ``rank`` (the first one), ``values`` and the terms of the script at hand
+        The templates get ``evidence``, ``rank`` (the first one), ``values`` and the terms of the script at hand
         (:mod:`zerotop.analysis.script_terms`). Evidence that is None is left out.
         """
         known_ns = end_ns if known_ns is None else known_ns
-        if isinstance(step, EllipsisType):
+        step = values.pop("step", ...)
+        if step is ...:
             step = subject.step_at(begin_ns) if subject is not None else None
         if ranks is None:
             ranks = subject.ranks_at(known_ns) if subject is not None else ()
@@ -134,4 +133,4 @@ class FindingKind:
             Text(template, values) for template in (self.headline, self.details, self.advice, self.fix)
         )
         head = self.name, begin_ns, end_ns, known_ns, step, tuple(ranks), self.severity, self.confidence
-        return Annotation(*head, headline, details, advice, fix, numbers, min(1.0, max(0.0, cost)), measured_cause)
+        return Annotation(*head, headline, details, advice, fix, numbers, min(1.0, max(0.0, cost)), self.measured_cause)

@@ -6,7 +6,7 @@ from typing import Any
 
 from zerotop.analysis.annotations.support.records.detector_state import DetectorState
 from zerotop.analysis.annotations.support.records.rank_process import Process
-from zerotop.analysis.annotations.support.records.record_window import Records, Samples
+from zerotop.analysis.annotations.support.records.record_window import Records, WindowSamples
 from zerotop.analysis.annotations.support.records.session_index import SessionIndex
 from zerotop.analysis.annotations.support.thresholds import USED_SHARE
 from zerotop.analysis.keys import GpuKey
@@ -14,7 +14,7 @@ from zerotop.analysis.steps.step_table import RankSteps, StepTable
 from zerotop.session.reader import Session, Source
 from zerotop.session.samples import Floats, Ints, Rows
 
-__all__ = ["Evidence", "Floats", "Group", "Ints", "Process", "Records", "Rows", "Samples"]
+__all__ = ["Evidence", "Floats", "Group", "Ints", "Process", "Records", "Rows", "WindowSamples"]
 
 
 class Group(DetectorState):

@@ -16,7 +16,7 @@ from zerotop_probe.recording import events
 _TOGETHER_NS = 10_000_000_000
 
 
-class Look(NamedTuple):
+class GatherLook(NamedTuple):
     """The measurement of one rank in a few steps, in seconds."""
 
     rows: Rows  # of the steps (STEP_DTYPE)
@@ -27,7 +27,7 @@ class Look(NamedTuple):
 class Looks(NamedTuple):
     """The measurements of all ranks in the same steps, in the order of the processes."""
 
-    each: list[Look]
+    each: list[GatherLook]
     known_ns: int  # unix time at which all of them were written
 
     @property
@@ -71,8 +71,8 @@ def _find_event(process: Process, step: int) -> Event | None:
     return None
 
 
-def _read_look(process: Process, event: Event) -> Look:
+def _read_look(process: Process, event: Event) -> GatherLook:
     first, waited = event.facts["first_step"], np.array(event.facts["waited_ns"]) / 1e9
     begin, end = np.searchsorted(process.steps["step"], [first, first + len(waited)])
     starved = sum(event.facts["starved"]) / max(1, sum(event.facts["waits"]))
-    return Look(process.steps[int(begin) : int(end)], waited, starved)
+    return GatherLook(process.steps[int(begin) : int(end)], waited, starved)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Process
-from zerotop.analysis.annotations.support.records.record_window import Samples
+from zerotop.analysis.annotations.support.records.record_window import WindowSamples
 
 # The least number of new threads, also as a share of those that wait for a core: loaders and loggers start a few.
 _FEWEST, _WAITING_SHARE = 2, 0.5
@@ -21,7 +21,7 @@ class StartedThreads(NamedTuple):
     before: int
     after: int
 
-    def find_begin(self, samples: Samples) -> int:
+    def find_begin(self, samples: WindowSamples) -> int:
         """Return when the number of threads first rose (unix nanoseconds)."""
         is_more = samples.rows["thread_count"] > (self.before + self.after) / 2
         return int(samples.times[int(np.argmax(is_more))])
@@ -32,7 +32,7 @@ class StartedThreads(NamedTuple):
         return f"torch.set_num_threads({max(1, cores // max(1, ranks))})"
 
 
-def find_started_threads(before: Samples, after: Samples) -> StartedThreads | None:
+def find_started_threads(before: WindowSamples, after: WindowSamples) -> StartedThreads | None:
     """Return the threads that a rank started between samples; None if the waiting threads existed before."""
     if not len(before) or not len(after):
         return None

@@ -49,7 +49,7 @@ from zerotop.analysis.memory.tensor_inventory import (
     MOMENT_TEXTS,
     OPTIMIZER_STATE,
     PARAMETERS,
-    Inventory,
+    TensorInventory,
 )
 from zerotop.session.reader import Event
 
@@ -263,7 +263,7 @@ def is_for_setup(estimate: Estimate, setup: EngineSetup) -> bool:
     return options == (setup.stage, setup.offload_optimizer != "none", setup.offload_parameters != "none")
 
 
-def compute_rule_of_thumb(inventory: Inventory, peaks: RankPeaks) -> RuleOfThumb:
+def compute_rule_of_thumb(inventory: TensorInventory, peaks: RankPeaks) -> RuleOfThumb:
     """Return the rule with one rank's measured figures: an inventory after an update, and its peaks by phase."""
     parameters = inventory.device.get(PARAMETERS, 0)
     optimizer = inventory.device.get(MASTER_WEIGHTS, 0) + inventory.device.get(OPTIMIZER_STATE, 0)

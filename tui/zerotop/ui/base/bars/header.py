@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from zerotop.analysis.annotations import Annotation, Severity
 from zerotop.analysis.formatting import pluralize
-from zerotop.analysis.live_view import Job, LiveView, Progress, State
+from zerotop.analysis.live_view import Job, JobState, LiveView, Progress
 from zerotop.ui.base.findings import (
     choose_sentence_style,
     describe_advice,
@@ -105,7 +105,7 @@ def _build_progress_items(view: LiveView, bar: int, glyphs: Glyphs) -> list[tupl
         items.append((8, ((format_pace(progress.iteration_s), "band-value"),)))
     if is_known(progress.tokens_per_s):
         items.append((6, ((format_number(progress.tokens_per_s), "band-value"), (" tok/s", "band"))))
-    if is_known(progress.eta_s) and job.state is State.RUNNING:
+    if is_known(progress.eta_s) and job.state is JobState.RUNNING:
         items.append((7, (("ETA ", "band-muted"), (format_rough_time(progress.eta_s), "band-value"))))
     if is_known(progress.elapsed_s):
         items.append((5, (("elapsed ", "band-muted"), (format_clock(progress.elapsed_s), "band"))))

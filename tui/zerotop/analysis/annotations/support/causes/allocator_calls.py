@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange, count_iterations
-from zerotop.analysis.annotations.support.evidence import Samples
+from zerotop.analysis.annotations.support.evidence import WindowSamples
 from zerotop.analysis.annotations.support.lines.known_calls import EMPTY_CACHE
 from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN
 from zerotop.analysis.annotations.support.thresholds import FEW_SHARE, MOST_SHARE
@@ -35,7 +35,7 @@ def _count_calls(change: StepChange, column: str) -> tuple[float, float] | None:
     return (before, after) if before is not None and after is not None else None
 
 
-def _count_in(samples: Samples, column: str, steps: int) -> float | None:
+def _count_in(samples: WindowSamples, column: str, steps: int) -> float | None:
     if column not in (samples.rows.dtype.names or ()):
         return None
     calls = samples.rows[column].astype(np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
-from zerotop.analysis.annotations.support.evidence import Process, Samples
+from zerotop.analysis.annotations.support.evidence import Process, WindowSamples
 from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.annotations.support.thresholds import FEW_SHARE, MOST_SHARE, OTHERS_BYTES, SLOWED_MASK
 from zerotop.analysis.formatting import format_percent
@@ -99,7 +99,7 @@ def _measures_use(process: Process) -> bool:
     return any("sm_percent" in (source.array.dtype.names or ()) for source in sources)
 
 
-def _read_uses(process: Process, begin_ns: int, end_ns: int) -> Samples:
+def _read_uses(process: Process, begin_ns: int, end_ns: int) -> WindowSamples:
     host, gpu = process.gpu_key or ("", -1)
     return process.recording.get_records("gpu_processes", host, "gpu", gpu).read_window(begin_ns, end_ns)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from zerotop.analysis.annotations.support.causes.step_change import Advice, Cause, StepChange
-from zerotop.analysis.annotations.support.evidence import Samples
+from zerotop.analysis.annotations.support.evidence import WindowSamples
 from zerotop.analysis.annotations.support.host_load import CoreLoad, measure_load
 from zerotop.analysis.annotations.support.records.record_window import read_column
 from zerotop.analysis.annotations.support.started_threads import ADVICE, find_started_threads
@@ -140,7 +140,7 @@ def _is_new_work(change: StepChange) -> bool:
     return after - before > slower / 2 > 0 and after > _MOST_STRETCH * max(before, _SHORT_S)
 
 
-def _measure_rate(part: Samples, column: str) -> float:
+def _measure_rate(part: WindowSamples, column: str) -> float:
     """Return the growth of a counter per second; NaN if it is unknown."""
     values = read_column(part.rows, column)
     is_known = values >= 0

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.support.evidence import Floats, Group, Ints, Process, Records, Rows, Samples
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Ints, Process, Records, Rows, WindowSamples
 from zerotop.analysis.annotations.support.lines.line_findings import measure_between
 from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.stats.medians import compute_known_median
@@ -56,14 +56,14 @@ class StepChange:
     before: Rows
     after: Rows
     known_ns: int  # until when samples may be read that say why: unix nanoseconds
-    _samples: dict[Records, tuple[Samples, Samples] | None] = field(default_factory=dict)
+    _samples: dict[Records, tuple[WindowSamples, WindowSamples] | None] = field(default_factory=dict)
 
     @property
     def process(self) -> Process:
         """The lead process, which made these steps."""
         return self.group.lead
 
-    def read_samples(self, records: Records) -> tuple[Samples, Samples] | None:
+    def read_samples(self, records: Records) -> tuple[WindowSamples, WindowSamples] | None:
         """Return the records before and after; None if either is empty. They are read once."""
         if records not in self._samples:
             before, after = (

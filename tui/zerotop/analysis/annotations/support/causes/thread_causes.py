@@ -29,7 +29,7 @@ _ADVICE = (
 )
 
 
-class BusyThread(NamedTuple):
+class ThreadCause(NamedTuple):
     """A thread that began to compute, in unix nanoseconds; ``line`` is where it spent the most time."""
 
     name: str
@@ -90,7 +90,7 @@ def _find_cause(change: StepChange, earliest_ns: int, latest_ns: int) -> Cause |
     return Cause(text, _ADVICE.format(thread=thread.name), fix, 0.85, line=thread.line)
 
 
-def _list_threads(process: Process, known_ns: int) -> Iterator[BusyThread]:
+def _list_threads(process: Process, known_ns: int) -> Iterator[ThreadCause]:
     """Yield the threads that hold Python's lock, from events written until ``known_ns``."""
     offset_ns = process.source.offset_ns
     for event in process.events_named(events.BUSY_THREAD):
@@ -100,7 +100,7 @@ def _list_threads(process: Process, known_ns: int) -> Iterator[BusyThread]:
         is_plain = name.isprintable() and not set(name) & set("{}[]")
         if event.unix_ns <= known_ns and is_holding and is_plain and not _is_training(facts):
             times = facts["begin_ns"] + offset_ns, facts["busy_ns"] + offset_ns
-            yield BusyThread(name, *times, facts["cores"], _find_line(event), _find_target(event.facts))
+            yield ThreadCause(name, *times, facts["cores"], _find_line(event), _find_target(event.facts))
 
 
 def _is_training(facts: Any) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import FindingKind
-from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, PATIENCE_NS, FoundLine, StackLine, await_line
+from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, Delay, FoundLine, StackLine, await_line
 from zerotop.analysis.annotations.support.records.detector_state import DetectorState
-from zerotop.analysis.annotations.support.records.rank_process import Process
 from zerotop.session.samples import Floats, Rows
 
 T = TypeVar("T")
@@ -24,30 +23,11 @@ _ADVICE = "See what {location} does in each iteration, and do it less often; if 
 _NAMED_LINES = "named lines"
 
 
-class Delay(NamedTuple):
-    """A rank's lost time: the place of its stacks, "" if that does not matter, and a time window in unix nanoseconds."""
-
-    process: Process
-    where: str
-    begin_ns: int
-    end_ns: int
-    known_ns: int  # when the finding is known without the line
-    callee: str = ""  # a function that the line must call
-    patience_ns: int = PATIENCE_NS  # how long to wait for samples that are not written yet
-    slow_until_ns: int = 0  # until when samples of unusual slowness count, too: what has become slow stays so for a while
-    is_all_work: bool = False  # whether lines that train or evaluate count, too
-    is_gpu_idle: bool = False  # whether the GPU is known to have had nothing to do meanwhile
-
-    def await_line(self) -> FoundLine | None:
-        """Return the line of this delay; None while stacks may still come."""
-        return await_line(*self[:-1])
-
-
 def await_lines(
     state: DetectorState, key: str, fresh: Iterable[T], find_delay: Callable[[T], Delay]
 ) -> Iterator[tuple[T, FoundLine]]:
     """Yield findings with the line of their delay, as soon as the line is known or will remain unknown."""
-    return await_each(state, key, fresh, lambda one: find_delay(one).await_line())
+    return await_each(state, key, fresh, lambda one: await_line(find_delay(one)))
 
 
 def await_each(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from zerotop.analysis.annotations.support.lines.known_calls import KnownCall, find_known_call
@@ -78,28 +77,32 @@ class FoundLine(NamedTuple):
     known_ns: int
 
 
-def find_line(
-    process: Process,
-    where: str,
-    begin_ns: int,
-    end_ns: int,
-    known_ns: int,
-    *,
-    why: str = "",
-    callee: str = "",
-    slow_until_ns: int = 0,
-    is_all_work: bool = False,
-) -> StackLine | None:
-    """Return the line at which a rank was sampled most in a time window, from events written until ``known_ns``.
+class Delay(NamedTuple):
+    """A rank's lost time: the place of its stacks, "" if that does not matter, and a time window in unix nanoseconds."""
 
-    ``where`` is an outermost phase or ``BETWEEN``, ``why`` a reason for samples, by default any. With ``callee`` only stacks
-    count in which the line calls this function. Samples of unusual slowness count until ``slow_until_ns``, even after the
-    window. With ``is_all_work`` lines that train count, too.
+    process: Process
+    where: str  # an outermost phase or ``BETWEEN``
+    begin_ns: int
+    end_ns: int
+    known_ns: int  # when the finding is known without the line
+    callee: str = ""  # a function that the line must call
+    patience_ns: int = PATIENCE_NS  # how long to wait for samples that are not written yet
+    slow_until_ns: int = 0  # until when samples of unusual slowness count, too: what has become slow stays so for a while
+    is_all_work: bool = False  # whether lines that train or evaluate count, too
+    is_gpu_idle: bool = False  # whether the GPU is known to have had nothing to do meanwhile
+
+
+def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> StackLine | None:
+    """Return the line at which a rank was sampled most in a delay.
+
+    ``why`` is a reason for samples, by default any. Events count if written until ``known_ns``, by default the delay's.
     """
+    known_ns = delay.known_ns if known_ns is None else known_ns
+    process, where, callee = delay.process, delay.where, delay.callee
     total = 0.0
     seconds: dict[tuple[str, int, str], float] = {}
     callees: dict[tuple[str, int, str], dict[tuple[str, ...], float]] = {}
-    for event in _select_events(process, where, begin_ns, end_ns, known_ns, slow_until_ns):
+    for event in _select_events(delay, known_ns):
         if why and event.facts["why"] != why:
             continue
         for stack, found in select_stacks(event, where):
@@ -107,7 +110,7 @@ def find_line(
                 continue
             weight = stack.get("seconds") or 0.0
             total += weight
-            if found is not None and (is_all_work or _takes_time(process, found, where)):
+            if found is not None and (delay.is_all_work or _takes_time(process, found, where)):
                 key, beneath = found[:3], found.callees
                 seconds[key] = seconds.get(key, 0.0) + weight
                 each = callees.setdefault(key, {})
@@ -158,49 +161,36 @@ def _is_in_phase(frames: Sequence[Mapping[str, Any]], stack: Mapping[str, Any]) 
     return any(file.startswith(_PHASE_FILES) for file in files)
 
 
-def await_line(
-    process: Process,
-    where: str,
-    begin_ns: int,
-    end_ns: int,
-    known_ns: int,
-    callee: str = "",
-    patience_ns: int = PATIENCE_NS,
-    slow_until_ns: int = 0,
-    is_all_work: bool = False,
-) -> FoundLine | None:
+def await_line(delay: Delay) -> FoundLine | None:
     """Return the line as :func:`find_line` does; None while stacks of that time may still be written.
 
-    Without ``where`` no line is searched.
+    Without a place no line is searched.
     """
-    options = {"callee": callee, "slow_until_ns": slow_until_ns, "is_all_work": is_all_work}
-    find = partial(find_line, process, where, begin_ns, end_ns, **options)
-    line = find(known_ns) if where else None
+    process, where, known_ns = delay.process, delay.where, delay.known_ns
+    line = find_line(delay) if where else None
     if line is not None or not where or process.recording.session.info.get(STACKS_SETTING) is not True:
         return FoundLine(line, known_ns)
-    deadline_ns = find_deadline(process, known_ns, patience_ns)
-    for event in _select_events(process, where, begin_ns, end_ns, deadline_ns, slow_until_ns):
+    deadline_ns = find_deadline(process, known_ns, delay.patience_ns)
+    for event in _select_events(delay, deadline_ns):
         if event.unix_ns > known_ns:
-            line = find(event.unix_ns)
+            line = find_line(delay, known_ns=event.unix_ns)
             if line is not None:
                 return FoundLine(line, event.unix_ns)
     return FoundLine(None, deadline_ns) if process.recording.cursor_ns >= deadline_ns else None
 
 
-def _select_events(
-    process: Process, where: str, begin_ns: int, end_ns: int, until_ns: int, slow_until_ns: int
-) -> Iterator[Event]:
-    """Yield the events with samples from a time window, written until ``until_ns``.
+def _select_events(delay: Delay, until_ns: int) -> Iterator[Event]:
+    """Yield the events with samples from a delay, written until ``until_ns``.
 
-    Samples of slowness count until ``slow_until_ns``. Samples of counted steps may be between the phases too, see
-    :func:`select_stacks`.
+    Samples of counted steps may be between the phases too, see :func:`select_stacks`.
     """
+    process, where, begin_ns = delay.process, delay.where, delay.begin_ns
     offset_ns = process.source.offset_ns
     for event in select_events(process.events_named(events.STACKS), begin_ns, until_ns):
         facts = event.facts
         is_there = facts["where"] == where or (where == BETWEEN and facts["where"] == UNSEEN)
         if is_there and facts["why"] != event_values.SILENT:
-            last_ns = max(end_ns, slow_until_ns) if facts["why"] == SLOW else end_ns
+            last_ns = max(delay.end_ns, delay.slow_until_ns) if facts["why"] == SLOW else delay.end_ns
             # Samples of usual slowness say nothing about a window that began later.
             shown_ns = facts["begin_ns" if facts["why"] == SHARE else "end_ns"]
             is_before, is_after = shown_ns + offset_ns <= begin_ns, facts["begin_ns"] + offset_ns >= last_ns

@@ -57,14 +57,14 @@ def _may_look(process: Process) -> bool:
     return any(_AS_OLD_AS_LOOKS in (source.array.dtype.names or ()) for source in sources)
 
 
-class Growth(NamedTuple):
+class LineGrowth(NamedTuple):
     """A line, and the bytes by which its blocks have grown since an earlier look."""
 
     line: CodeLine
     grown_bytes: int
 
 
-def find_growth(look: Look, before: Look | None) -> Growth | None:
+def find_growth(look: Look, before: Look | None) -> LineGrowth | None:
     """Return the line whose blocks have grown most since an earlier look, or hold the most; None if none is notable."""
     last = _sum_by_place(before) if before is not None else {}
     grown = {place: size - last.get(place, 0) for place, size in _sum_by_place(look).items()}
@@ -73,7 +73,7 @@ def find_growth(look: Look, before: Look | None) -> Growth | None:
     if place is None or grown[place] < _NOTABLE_SHARE * max(whole, 1):
         return None
     line = next(blocks.line for blocks in look.blocks if blocks.line is not None and blocks.place == place)
-    return Growth(line, grown[place])
+    return LineGrowth(line, grown[place])
 
 
 def _sum_by_place(look: Look) -> dict[str, int]:

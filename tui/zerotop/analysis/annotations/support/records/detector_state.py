@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
-from zerotop.analysis.annotations.support.records.record_window import Records, Samples
+from zerotop.analysis.annotations.support.records.record_window import Records, WindowSamples
 from zerotop.session.reader import Source
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class DetectorState:
         state: T = self._states[factory, key]
         return state
 
-    def read_new(self, records: Records, key: str) -> Samples:
+    def read_new(self, records: Records, key: str) -> WindowSamples:
         """Return the records that have not been returned before for ``key``."""
         counts: dict[Source, int] = self.get_state(dict, key)
         return records.read_new(counts)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zerotop.analysis.annotations.support.records.detector_state import DetectorState
-from zerotop.analysis.annotations.support.records.record_window import Records, Samples
+from zerotop.analysis.annotations.support.records.record_window import Records, WindowSamples
 from zerotop.analysis.annotations.support.records.session_index import SessionIndex
 from zerotop.analysis.engine import add_library
 from zerotop.analysis.keys import GpuKey
@@ -132,12 +132,12 @@ class Process(DetectorState):
         sizes = [device.get("total_bytes") for device in self.engine.get("devices") or []]
         return next((int(size) for size in sizes if isinstance(size, int) and size > 0), None)
 
-    def read_phases(self, begin_ns: int, end_ns: int, *names: str) -> Samples:
+    def read_phases(self, begin_ns: int, end_ns: int, *names: str) -> WindowSamples:
         """Return the phases with these names that ended within a time window, ordered by their ends."""
         spans = self.spans.read_window(begin_ns, end_ns)
         return spans.select_rows(_mask_phases(spans.rows, *names)) if len(spans) else spans
 
-    def read_rare_phases(self, name: str) -> Samples:
+    def read_rare_phases(self, name: str) -> WindowSamples:
         """Return all finished outermost phases with this name (evaluation, checkpoint save or load), by their ends."""
         fresh = self.spans.read_new(self._rare_counts)
         if len(fresh) and (is_rare := _mask_phases(fresh.rows, *_RARE)).any():
@@ -147,14 +147,14 @@ class Process(DetectorState):
                 for known, new in zip(self._get_rare(phase), (rare.times, rare.rows), strict=True):
                     known.add_rows(int(chosen.sum()))[:] = new[chosen]
         times, rows = self._get_rare(name)
-        return Samples(times.rows, rows.rows)
+        return WindowSamples(times.rows, rows.rows)
 
     def _get_rare(self, name: str) -> tuple[GrowingArray, GrowingArray]:
         if name not in self._rare_phases:
             self._rare_phases[name] = GrowingArray(np.int64), GrowingArray(self.source.array.dtype)
         return self._rare_phases[name]
 
-    def compute_begins(self, spans: Samples) -> Ints:
+    def compute_begins(self, spans: WindowSamples) -> Ints:
         """Return the begins of phases of this process, in unix nanoseconds."""
         begins: Ints = spans.rows["begin_ns"] + self.source.offset_ns
         return begins

@@ -19,23 +19,23 @@ _LOOK_AHEAD = 64
 
 
 @dataclass(eq=False)
-class Samples:
+class WindowSamples:
     """Records of a table and their times in unix nanoseconds, in order."""
 
     times: Ints
     rows: Rows
 
-    def clip_window(self, begin_ns: int, end_ns: int) -> Samples:
+    def clip_window(self, begin_ns: int, end_ns: int) -> WindowSamples:
         """Return the records after ``begin_ns`` and up to ``end_ns``."""
         low, high = np.searchsorted(self.times, (begin_ns, end_ns), "right")
-        return Samples(self.times[low:high], self.rows[low:high])
+        return WindowSamples(self.times[low:high], self.rows[low:high])
 
-    def skip(self, count: int) -> Samples:
+    def skip(self, count: int) -> WindowSamples:
         """Return the records after the first ``count``."""
-        return Samples(self.times[count:], self.rows[count:])
+        return WindowSamples(self.times[count:], self.rows[count:])
 
-    def select_rows(self, mask: NDArray[np.bool_]) -> Samples:
-        return Samples(self.times[mask], self.rows.compress(mask))
+    def select_rows(self, mask: NDArray[np.bool_]) -> WindowSamples:
+        return WindowSamples(self.times[mask], self.rows.compress(mask))
 
     def __len__(self) -> int:
         return len(self.times)
@@ -61,7 +61,7 @@ class Records:
         self._sources = sources
         self._column, self._value = column, value
 
-    def read_window(self, begin_ns: int, end_ns: int) -> Samples:
+    def read_window(self, begin_ns: int, end_ns: int) -> WindowSamples:
         """Return the records after ``begin_ns`` and up to ``end_ns``."""
         end_ns = min(end_ns, self._cursor.time_ns)
         return self._merge_parts([(one, one.count_until(begin_ns), one.count_until(end_ns)) for one in self._sources()])
@@ -73,10 +73,10 @@ class Records:
         samples = self._merge_parts([(one, max(0, end - _LOOK_BACK), end) for one, end in ends])
         return samples.rows[-1] if len(samples) else None
 
-    def read_first(self) -> Samples:
+    def read_first(self) -> WindowSamples:
         """Return the first record, or no record if there are none."""
         samples = self._merge_parts([self._find_head(one) for one in self._sources()])
-        return Samples(samples.times[:1], samples.rows[:1])
+        return WindowSamples(samples.times[:1], samples.rows[:1])
 
     def _find_head(self, source: Source) -> tuple[Source, int, int]:
         """Return a writer, and a range of its records that contains its first matching one, if there is one."""
@@ -85,7 +85,7 @@ class Records:
         has_match = not self._column or bool((source.array[self._column][:near] == self._value).any())
         return source, 0, near if has_match else min(_LOOK_BACK, count)
 
-    def read_new(self, counts: dict[Source, int]) -> Samples:
+    def read_new(self, counts: dict[Source, int]) -> WindowSamples:
         """Return each writer's records after its count in ``counts``, and update the counts."""
         parts = []
         for source in self._sources():
@@ -94,19 +94,19 @@ class Records:
             counts[source] = end
         return self._merge_parts(parts)
 
-    def _merge_parts(self, ranges: Sequence[tuple[Source, int, int]]) -> Samples:
+    def _merge_parts(self, ranges: Sequence[tuple[Source, int, int]]) -> WindowSamples:
         """Return a range of each writer's records, merged in order of time."""
         parts = [self._read_part(*bounds) for bounds in ranges if bounds[1] < bounds[2]]
         if not parts:
-            return Samples(np.empty(0, np.int64), np.empty(0, np.int64))
+            return WindowSamples(np.empty(0, np.int64), np.empty(0, np.int64))
         if len(parts) == 1:
             return parts[0]
         times = np.concatenate([part.times for part in parts])
         order = np.argsort(times, kind="stable")
-        return Samples(times[order], np.concatenate([part.rows for part in parts])[order])
+        return WindowSamples(times[order], np.concatenate([part.rows for part in parts])[order])
 
-    def _read_part(self, source: Source, begin: int, end: int) -> Samples:
+    def _read_part(self, source: Source, begin: int, end: int) -> WindowSamples:
         rows = source.array[begin:end]
         if self._column:
             rows = rows.compress(rows[self._column] == self._value)
-        return Samples(source.unix_times(rows), rows)
+        return WindowSamples(source.unix_times(rows), rows)

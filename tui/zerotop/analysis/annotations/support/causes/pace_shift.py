@@ -12,8 +12,8 @@ from zerotop.analysis.annotations.support.causes.host_causes import is_by_others
 from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange
 from zerotop.analysis.annotations.support.evidence import Rows
 from zerotop.analysis.annotations.support.gpu_use import is_paced_by_host
-from zerotop.analysis.annotations.support.lines.line_findings import PLACES, Delay
-from zerotop.analysis.annotations.support.lines.stack_lines import PATIENCE_NS
+from zerotop.analysis.annotations.support.lines.line_findings import PLACES
+from zerotop.analysis.annotations.support.lines.stack_lines import PATIENCE_NS, Delay
 from zerotop.analysis.stats.wander import stands_out
 
 # A cause with less confidence gives way to a line that takes the time.
@@ -38,7 +38,7 @@ _LASTING_S, _LASTING_HOST_S, _LASTING_BLOCKS = 15.0, 60.0, 6
 
 
 @dataclass(frozen=True, eq=False)
-class Shift:
+class PaceShift:
     """A change of level with its cause."""
 
     change: StepChange
@@ -203,9 +203,9 @@ def _explains(part: float, whole: float, share: float = _CARRIED_SHARE) -> bool:
     return part * np.sign(whole) >= share * abs(whole) > 0
 
 
-def explain_change(change: StepChange, found_in: str = "") -> Shift | None:
+def explain_change(change: StepChange, found_in: str = "") -> PaceShift | None:
     """Return the change with its cause; None if it has another finding, or may be the load of other processes."""
     cause = find_cause(change)
     if cause.has_own_finding if cause is not None else is_by_others(change):
         return None
-    return Shift(change, cause, found_in)
+    return PaceShift(change, cause, found_in)

@@ -1,0 +1,162 @@
+"""The command line: its commands and options, and what becomes of errors. Imports only what the command needs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from zerotop.commands.common.errors import FAILED, INTERRUPTED, USAGE, Problem, describe_error
+from zerotop.commands.common.escape import escape_unprintable
+from zerotop.commands.common.gc_pause import freeze_imports
+from zerotop.commands.common.terminal import has_terminal
+from zerotop.commands.options.common_options import FORMER_NAMES, JSON_HELP
+from zerotop.commands.options.job_options import add_job_commands
+from zerotop.commands.options.recording_options import add_recording_commands
+from zerotop.commands.options.report_options import add_report_commands
+from zerotop.commands.options.sweep_options import add_sweep_commands
+
+_COMPLETION_VARIABLE = "_ARGCOMPLETE"  # set by the script of ``zerotop completions``
+_TAKES_COMMAND = ("run", "sweep", "fit")
+
+_EPILOG = """
+With no COMMAND, opens the recordings list. SESSION is a name from `zerotop sessions`, the start of one, or a path. Defaults
+are in [brackets]. `zerotop COMMAND --help` describes a command.
+"""
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="zerotop",
+        description="Watch, explain, replay and export DeepSpeed and PyTorch training from the terminal.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--version", action=_VersionAction, help="show the version and exit")
+    commands = parser.add_subparsers(dest="name", metavar="COMMAND")
+    add_command = partial(_add_command, commands)
+    add_job_commands(add_command)
+    add_recording_commands(add_command)
+    add_report_commands(add_command)
+    add_sweep_commands(add_command)
+    completions = add_command(
+        "completions",
+        "print a script that completes commands and sessions",
+        "zerotop completions fish > ~/.config/fish/completions/zerotop.fish",
+        'eval "$(zerotop completions bash)"',
+    )
+    completions.add_argument("shell", choices=("bash", "zsh", "fish"), help="for its startup file")
+    doctor = add_command("doctor", "check this machine's setup", "zerotop doctor")
+    doctor.add_argument("--json", action="store_true", help=JSON_HELP)
+    return parser
+
+
+class _VersionAction(argparse.Action):
+    """Prints the version, which is looked up only on request."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **more: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **more)
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
+        from importlib import metadata
+
+        print(f"zerotop {metadata.version('zerotop')}")
+        parser.exit()
+
+
+def _add_command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, *examples: str, **options: Any
+) -> argparse.ArgumentParser:
+    """Add a command; ``summary`` is its entry in the list of commands and the first sentence of its help."""
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog="\n".join(("examples:", *(f"  {example}" for example in examples))),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **options,
+    )
+    command.set_defaults(fail=command.error)
+    return command
+
+
+def _parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = _build_parser()
+    options, unknown = parser.parse_known_args(arguments[:split])
+    command = list(arguments[split + 1 :])
+    options.name = {former: name for name, former in FORMER_NAMES.items()}.get(options.name, options.name)
+    if options.name is None:  # without any argument the list opens, but only in a terminal
+        parser.error(f"unrecognized arguments: {shlex.join(unknown)}" if unknown else "missing COMMAND")
+    if options.name == "run" and options.first_words:
+        command = [*options.first_words, *arguments[split:]]
+    if unknown:
+        options.fail(f"unrecognized arguments: {shlex.join(unknown)}")
+    if options.name == "sessions" and not options.prune and _has_prune_option(options):
+        options.fail("--older-than, --total-size, --ended, --dry-run and --yes go with --prune")
+    if options.name == "run" and not command:
+        options.fail("missing COMMAND: zerotop run COMMAND ...")
+    if options.name in _TAKES_COMMAND:
+        options.command = command
+    elif command:
+        options.fail(f"{options.name} takes no command after --")
+    return options
+
+
+def _has_prune_option(options: argparse.Namespace) -> bool:
+    return (
+        options.older_than is not None or options.total_size is not None or options.ended or options.dry_run or options.yes
+    )
+
+
+def _run_command(options: argparse.Namespace) -> int:
+    with freeze_imports():
+        module = importlib.import_module(f"zerotop.commands.{options.name}")
+    return int(getattr(module, options.name)(options))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Return the exit code: the job's, 0, 1 for a failure, 2 for wrong usage."""
+    _escape_output()
+    if _COMPLETION_VARIABLE in os.environ:
+        from zerotop.commands.options.completion import print_completions
+
+        print_completions(_build_parser())  # ends the program
+    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        options = _parse_arguments(arguments) if arguments or not has_terminal() else argparse.Namespace(name="home")
+    except SystemExit as end:  # argparse has printed the error or the help
+        return end.code if isinstance(end.code, int) else USAGE
+    try:
+        return _run_command(options)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader is gone. Without this, flushing at exit would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return FAILED
+    except Exception as error:
+        if not _is_expected(error):
+            raise
+        print(f"zerotop: {escape_unprintable(describe_error(error))}", file=sys.stderr)
+        return error.code if isinstance(error, Problem) else FAILED
+
+
+def _escape_output() -> None:
+    """Escape characters that the locale cannot show and undecodable bytes, as in paths and command lines."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _is_expected(error: Exception) -> bool:
+    if isinstance(error, (Problem, OSError, MemoryError)):
+        return True
+    # Looked up rather than imported: if it was raised, it has been imported.
+    reader = sys.modules.get("zerotop.session.reader")
+    return reader is not None and isinstance(error, reader.SessionError)
