@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.causes.batch_causes import check_batch
 from zerotop.analysis.annotations.support.causes.step_change import StepChange, get_batch_sizes
-from zerotop.analysis.annotations.support.evidence import Group, Rows
+from zerotop.analysis.annotations.support.evidence import Floats, Group, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import measure_between
 from zerotop.analysis.annotations.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.annotations.support.steps.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, FAR_SHARE, SHORTEST_ITERATION_S
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_SHARE, ShiftFinder, Values
 
-BETWEEN_PHASES, SIZE = "between phases", "size"
+BETWEEN_PHASES, STEP_PHASE, SIZE = "between phases", "step phase", "size"
 """Values that may show a change where the iterations do not."""
 # Changes that begin within this many steps of each other are the same.
 _SAME_STEPS = 3
@@ -39,7 +39,7 @@ class PaceSearch:
     """Searches the steps of a group's lead for changes, as they come."""
 
     def __init__(self) -> None:
-        self._levels, self._between, self._sizes = ShiftFinder(), ShiftFinder(), ShiftFinder()
+        self._levels, self._between, self._updates, self._sizes = (ShiftFinder() for _ in range(4))
         self._far_from = SETTLED_STEPS  # steps that were not yet examined for far outliers
         self.known: list[KnownChange] = []
         """Changes that the iterations themselves show."""
@@ -91,9 +91,13 @@ class PaceSearch:
         If the phases vary much, for example because other processes use the cores, a change may only show in its cause.
         """
         rows = group.lead.phased_steps
-        for change in _find_changes(group, self._between, rows, _list_notable_between(rows)):
+        for change in _find_changes(group, self._between, rows, _list_notable(rows, measure_between)):
             if _is_longer_between(change) and not is_near(change, self.known, change.known_ns):
                 yield change, BETWEEN_PHASES
+        for change in _find_changes(group, self._updates, rows, _list_notable(rows, lambda some: some["step_s"])):
+            wide = _widen_change(change)
+            if not is_near(wide, self.known, wide.known_ns):
+                yield wide, STEP_PHASE
         for change in _find_changes(group, self._sizes, rows, StepValues(rows, get_batch_sizes)):
             is_by_size = _is_notable(change) and not _is_warm_up(change) and check_batch(change) is not None
             if is_by_size and not is_near(change, self.known, change.known_ns):
@@ -129,20 +133,29 @@ def _measure_level(change: StepChange) -> Level:
     return Level(int(change.after["step"][0]), int(change.after["step"][-1]), *_compute_medians(change))
 
 
-def _list_notable_between(steps: Rows) -> Values:
-    """Return the seconds of each step between its phases, at least a notable part of the first iterations.
+def _list_notable(steps: Rows, measure: Callable[[Rows], Floats]) -> Values:
+    """Return the seconds of a part of each step, at least a notable part of the first iterations.
 
     Smaller values are raised to that part, so that their noise is no change. Empty before there are enough steps.
     """
     if len(steps) < LEVEL_STEPS:
         return np.empty(0)
-    least = max(BETWEEN_SECONDS, SHIFT_SHARE * float(np.median(steps["iteration_s"][:LEVEL_STEPS])))
-    return StepValues(steps, lambda rows: np.maximum(measure_between(rows), least))
+    iteration = float(np.median(steps["iteration_s"][:LEVEL_STEPS]))
+    least = SHIFT_SHARE * iteration if measure is not measure_between else max(BETWEEN_SECONDS, SHIFT_SHARE * iteration)
+    return StepValues(steps, lambda rows: np.maximum(measure(rows), least))
+
+
+def _widen_change(change: StepChange) -> StepChange:
+    """Return a change between steps with phases with all recorded steps around it."""
+    steps = change.process.steps_until(change.known_ns)
+    first = int(np.searchsorted(steps["step"], change.after["step"][0]))
+    before, after = steps[max(0, first - LEVEL_STEPS) : first], steps[first : first + LEVEL_STEPS]
+    return replace(change, before=before, after=after)
 
 
 def _is_longer_between(change: StepChange) -> bool:
     """Whether the time between the phases grew by a notable part of the iteration."""
-    added = change.measure_parts()["other_s"]
+    added = change.measure_parts().get("other_s", 0.0)
     return added >= max(BETWEEN_SECONDS, SHIFT_SHARE * float(np.median(change.after["iteration_s"])))
 
 

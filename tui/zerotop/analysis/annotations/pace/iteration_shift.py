@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zerotop.analysis.annotations.pace.changes_of_pace import SIZE, KnownChange, PaceSearch, is_near
+from zerotop.analysis.annotations.pace.changes_of_pace import SIZE, STEP_PHASE, KnownChange, PaceSearch, is_near
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.gpu_causes import USE_NS, awaits_use
 from zerotop.analysis.annotations.support.causes.pace_shift import PaceShift, explain_change
@@ -41,6 +41,7 @@ _KIND = FindingKind(
 _LINE_HEADLINE = "Iterations {take} {after_s:seconds} instead of {before_s:seconds} from step {step} {until}"
 _UNPHASED_DETAILS = "The phases of these steps were not recorded[; {cause}[: {cause_line}]]."
 _SPREAD_DETAILS = "No single phase carries most of it[; {cause}[: {cause_line}]]."
+_BUSY_DETAILS = "The GPU is busy in {busy_after:percent} of the time instead of {busy_before:percent}[; {cause}]."
 _BETWEEN = _KIND.with_changes(
     advice="See where the time goes outside {tool}: in the training loop, the data or a callback.",
     fix="py-spy dump --pid {pid}",
@@ -62,7 +63,7 @@ class _State:
         self.search = PaceSearch()
         self.waiting: list[tuple[StepChange, str]] = []  # for records that explain them
         self.pending: list[_Pending] = []
-        self.real: list[KnownChange] = []  # changes after which the levels before do not count
+        self.real: list[tuple[KnownChange, PaceShift]] = []  # changes after which the levels before do not count
         self.by_cause: list[KnownChange] = []  # reported without the iterations' own change
         self.open: list[tuple[PaceShift, FoundLine]] = []  # reported, and not known to have ended
 
@@ -108,9 +109,9 @@ def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
         shift = explain_change(change, found_in)
         if shift is None:
             continue
-        steps = _select_history(lead.steps_until(change.known_ns), state, shift)
-        if shift.is_real(steps, known_ns=change.known_ns):
-            state.real.append(KnownChange(shift.step, change.known_ns))
+        steps, earlier = _select_history(lead.steps_until(change.known_ns), state, shift)
+        if shift.is_real(steps, known_ns=change.known_ns, earlier=earlier):
+            state.real.append((KnownChange(shift.step, change.known_ns), shift))
             yield shift
         else:
             state.pending.append(_Pending(shift, len(change.after)))
@@ -126,20 +127,22 @@ def _judge_again(group: Group, state: _State, pending: _Pending) -> Iterator[Pac
     for count in range(pending.judged + BLOCK, len(steps) - first + 1, BLOCK):
         pending = pending._replace(judged=count)
         known_ns = int(steps["end_unix_ns"][first + count - 1])
-        if any(other.step > shift.step and other.known_ns <= known_ns for other in state.real):
+        if any(other.step > shift.step and other.known_ns <= known_ns for other, _ in state.real):
             return
         if known_ns < shift.change.known_ns:
             continue
-        if shift.is_real(_select_history(steps[: first + count], state, shift), known_ns=known_ns, is_lasting=True):
+        history, earlier = _select_history(steps[: first + count], state, shift)
+        if shift.is_real(history, known_ns=known_ns, earlier=earlier, is_lasting=True):
             yield replace(shift, change=replace(shift.change, known_ns=known_ns))
             return
     state.pending.append(pending)
 
 
-def _select_history(steps: Rows, state: _State, shift: PaceShift) -> Rows:
-    """Return the steps since the last real change before this one, without the very first step."""
-    since = max((one.step for one in state.real if one.step < shift.step), default=int(steps["step"][0]) + 1)
-    return steps[np.searchsorted(steps["step"], since) :]
+def _select_history(steps: Rows, state: _State, shift: PaceShift) -> tuple[Rows, PaceShift | None]:
+    """Return the steps since the last real change before this one, without the very first step, and that change."""
+    before = [(one.step, real) for one, real in state.real if one.step < shift.step]
+    since, earlier = max(before, key=lambda one: one[0], default=(int(steps["step"][0]) + 1, None))
+    return steps[np.searchsorted(steps["step"], since) :], earlier
 
 
 def _list_ready(group: Group, state: _State) -> list[tuple[StepChange, str]]:
@@ -175,16 +178,25 @@ def _is_line_named(shift: PaceShift, line: StackLine | None) -> bool:
     return is_cause(line, shift.find_delay())
 
 
+def _is_waiting(line: StackLine | None) -> bool:
+    """Whether a line only waits for the GPU's work."""
+    return line is not None and line.known_call is not None and line.known_call.waits_for_gpu
+
+
 def _is_explained(shift: PaceShift, line: StackLine | None) -> bool:
     """Whether a cause is known for a change that the iteration times do not show."""
     has_certain_cause = shift.is_worse and shift.cause is not None and not shift.is_uncertain
+    if shift.found_in == STEP_PHASE:
+        return shift.is_worse and shift.carrier == "step_s" and shift.is_far("step_s")
     return shift.found_in == SIZE or has_certain_cause or _is_line_named(shift, line)
 
 
 def _choose_kind(shift: PaceShift) -> FindingKind:
     cause = shift.cause
-    kind = _BETWEEN if shift.carrier in ("data_s", "other_s") else _BY_GPU if shift.is_by_gpu else _KIND
-    if not shift.carrier:
+    kind = _BY_GPU if shift.is_by_gpu else _BETWEEN if shift.carrier in ("data_s", "other_s") else _KIND
+    if shift.is_by_gpu and not shift.device_parts:
+        kind = kind.with_changes(details=_BUSY_DETAILS)
+    elif not shift.carrier:
         kind = kind.with_changes(details=_SPREAD_DETAILS if shift.parts else _UNPHASED_DETAILS)
     if cause is not None:
         kind = kind.with_changes(confidence=cause.confidence, advice=cause.advice, fix=cause.fix)
@@ -197,7 +209,7 @@ def _build_finding(shift: PaceShift, found: FoundLine, ended: tuple[int, int] | 
     """Return the finding. ``ended``: the last step with the change, and when that was known."""
     change, cause, kind = shift.change, shift.cause, _choose_kind(shift)
     is_named = _is_line_named(shift, found.line)
-    line = found.line if is_named or not shift.is_uncertain else None
+    line = found.line if is_named or not (shift.is_uncertain or _is_waiting(found.line)) else None
     if line is not None and is_named:
         kind = name_line(kind.with_changes(confidence=0.9, headline=_LINE_HEADLINE), line)
         note_named_line(change.group, line, found.known_ns)
@@ -222,6 +234,8 @@ def _build_finding(shift: PaceShift, found: FoundLine, ended: tuple[int, int] | 
         take="take" if ended is None else "took",
         until="on" if ended is None else f"to step {until_step}",
         carried=shift.carried_s if shift.carrier else None,
+        busy_before=shift.gpu_uses[0] if shift.is_by_gpu else None,
+        busy_after=shift.gpu_uses[1] if shift.is_by_gpu else None,
         longer="longer" if shift.is_worse else "shorter",
         part=_describe_part(shift),
         cost=shift.cost,

@@ -24,6 +24,8 @@ _BETWEEN = "between the phases (data, forward, backward, step)"
 
 # The least and the most steps with phases that show the parts of a change.
 _ENOUGH_STEPS, _MOST_STEPS = 3, 5
+# Steps after a change in which others with phases show its parts.
+_NEAR_STEPS = 64
 
 # Advice and fix: templates of Text.
 Advice = tuple[str, str]
@@ -82,6 +84,7 @@ class StepChange:
         if len(after) < _ENOUGH_STEPS:
             known = self.process.phased_steps_until(max(self.known_ns, int(self.after["end_unix_ns"][-1])))
             after = known[np.searchsorted(known["step"], self.after["step"][0]) :][:_MOST_STEPS]
+            after = after[after["step"] < self.after["step"][0] + _NEAR_STEPS]  # later ones may be after another change
         return before, after
 
     def read_phased(self, process: Process) -> tuple[Rows, Rows]:
@@ -104,8 +107,8 @@ class StepChange:
         They are medians, and do not add up: if single steps vary much, a remainder would be noise. Empty if unknown.
         """
         before, after = self.phased
-        if not len(before) or not len(after):
-            return {}
+        if not len(before) or not len(after) or (before["forward_s"] > 0).any() != (after["forward_s"] > 0).any():
+            return {}  # forwards that began or ceased to be seen would count as time between phases
         levels = {name: (float(np.median(before[name])), float(np.median(after[name]))) for name in _PHASE_COLUMNS}
         return {**levels, "other_s": (float(np.median(measure_between(before))), float(np.median(measure_between(after))))}
 

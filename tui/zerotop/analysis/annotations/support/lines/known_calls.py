@@ -52,7 +52,21 @@ _CALLS = (
     ),
     KnownCall(
         (
-            *("item", "cpu", "cuda", "to", "tolist", "numpy", "nonzero", "synchronize", "wait", "copy_", "masked_select"),
+            *(
+                "item",
+                "cpu",
+                "cuda",
+                "to",
+                "tolist",
+                "numpy",
+                "nonzero",
+                "float",
+                "bool",
+                "synchronize",
+                "wait",
+                "copy_",
+                "masked_select",
+            ),
             *("torch.cuda.synchronize", "torch._C._cuda_synchronize", "torch.cuda.Event.synchronize"),
             *("torch.cuda.Stream.synchronize", "_local_scalar_dense", "is_nonzero", "unique"),
         ),
