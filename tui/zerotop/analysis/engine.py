@@ -66,6 +66,11 @@ class Engine:
         return self.is_loop or self.zero_stage is not None
 
     @property
+    def gathers_parameters(self) -> bool:
+        """Whether ranks gather parameters within forward and backward, and so wait for each other there."""
+        return self.zero_stage == 3 or self.parallelism.startswith("FSDP")
+
+    @property
     def setup_text(self) -> str:
         """Return how it trains in a few words: ``ZeRO-2`` or ``DDP x 4, bf16, AdamW``; empty while nothing trains."""
         if self.is_loop:

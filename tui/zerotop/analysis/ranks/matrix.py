@@ -42,6 +42,7 @@ class Metric(Enum):
     CORES = "cores"  # mean
 
 
+_OWN_METRICS = (Metric.WAIT, Metric.DATA, Metric.OTHER)
 _RECORDED_METRICS = (Metric.ITERATION, Metric.FORWARD, Metric.BACKWARD, Metric.STEP, Metric.DATA)
 
 
@@ -59,6 +60,7 @@ class RankMatrix:
     times: dict[Metric, Matrix]
     recent_count: int = 0  # number of newest steps that belong together; figures are their medians
     is_delayed: bool = False  # they are the steps since a rank began to delay the others
+    meets_in_forward: bool = False  # ranks wait for each other in the forward, too
 
     @property
     def recent_steps(self) -> Ints:
@@ -79,8 +81,8 @@ class RankMatrix:
 
     @cached_property
     def usual_times(self) -> dict[Metric, Matrix]:
-        """Median of each rank's recent steps, (ranks,)."""
-        return {metric: compute_median(self.cut_recent(values), 1) for metric, values in self.times.items()}
+        """The usual time of each rank in its recent steps, (ranks,): see :func:`compute_usual`."""
+        return {metric: compute_usual(metric, self.cut_recent(values)) for metric, values in self.times.items()}
 
 
 EMPTY_MATRIX = RankMatrix(
@@ -199,7 +201,8 @@ def _build_matrix(
         for metric in _RECORDED_METRICS:
             times[metric][row, cells] = tail[f"{metric.value}_s"]
     _derive_times(times, meets_in_forward)
-    return RankMatrix(processes, counts, np.arange(first, last + 1), begins, ends, counted, skipped, times)
+    steps = np.arange(first, last + 1)
+    return RankMatrix(processes, counts, steps, begins, ends, counted, skipped, times, meets_in_forward=meets_in_forward)
 
 
 def _derive_times(times: dict[Metric, Matrix], meets_in_forward: bool) -> None:
@@ -212,6 +215,19 @@ def _derive_times(times: dict[Metric, Matrix], meets_in_forward: bool) -> None:
     if meets_in_forward:
         alone = alone - times[Metric.FORWARD]
     times[Metric.WAIT] = np.maximum(0, alone - compute_median(alone, 0)[None, :])
+
+
+def compute_usual(metric: Metric, values: Matrix) -> Matrix:
+    """Return the usual time of each rank, (ranks,): the median, or the mean of time that a rank spends alone.
+
+    Others wait for each of its pauses, however rare they are.
+    """
+    if metric not in _OWN_METRICS:
+        return compute_median(values, 1)
+    known = ~np.isnan(values)
+    count = known.sum(axis=1)
+    mean: Matrix = np.where(count > 0, np.where(known, values, 0).sum(axis=1) / np.maximum(1, count), np.nan)
+    return mean.astype(np.float32)
 
 
 def compute_median(values: Matrix, axis: int) -> Matrix:

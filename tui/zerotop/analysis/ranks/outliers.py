@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix, compute_median
+from zerotop.analysis.ranks.matrix import Matrix, Metric, RankMatrix, compute_median, compute_usual
 
 Ints = NDArray[np.intp]
 
@@ -17,6 +17,7 @@ WARNING_SHARE = 0.1  # of an iteration: larger differences are a warning
 _DELAY_SHARE = 0.05  # of an iteration: a rank for which others wait this long is shown first
 _MIN_LAG_S = 0.001  # smaller differences are noise of the clocks
 # Phases without communication show causes. In the others ranks wait for each other, so they show effects too.
+# With sharded parameters they do so in the forward, too.
 _ALONE_METRICS = (Metric.DATA, Metric.OTHER, Metric.FORWARD)
 MEETING_METRICS = (Metric.BACKWARD, Metric.STEP)
 
@@ -52,7 +53,7 @@ def choose_scale(metric: Metric, matrix: RankMatrix, values: Matrix) -> float:
 
 @dataclass(frozen=True)
 class Skew:
-    """The largest difference between ranks in the time of a phase; medians of the steps since it began."""
+    """The largest difference between ranks in the usual time of a phase, in the steps since it began."""
 
     steps: int  # since it began, of the recent ones
     since_step: int | None  # the step in which it began; None if it is as old as the figures
@@ -63,6 +64,8 @@ class Skew:
     usual_s: float  # of the median rank, or of the other one of two
     iteration_s: float
     longest_delay_s: float  # for how long the others usually wait for one rank, at most
+    meets_in_forward: bool = False  # ranks wait for each other in the forward, too
+    is_in_each: bool = True  # most of the steps show it; else it is an average
 
     @property
     def lag_s(self) -> float:
@@ -82,7 +85,7 @@ class Skew:
     @property
     def is_waited_for(self) -> bool:
         """Whether ranks do not communicate in that phase, so that the others wait for this rank later."""
-        return self.metric in _ALONE_METRICS
+        return _is_alone(self.metric, self.meets_in_forward)
 
     @property
     def is_effect(self) -> bool:
@@ -107,10 +110,14 @@ def find_skew(matrix: RankMatrix) -> Skew | None:
     for metric in (*_ALONE_METRICS, *MEETING_METRICS):
         own = matrix.usual_times[metric]
         row = int(np.nanargmax(own))
-        weight = 1.0 if metric in _ALONE_METRICS else 0.5
+        weight = 1.0 if _is_alone(metric, matrix.meets_in_forward) else 0.5
         weighted.append((weight * (float(own[row]) - _find_usual(own)), metric, row))
     _, metric, row = max(weighted, key=lambda entry: entry[0])
     return _measure_skew(matrix, metric, row)
+
+
+def _is_alone(metric: Metric, meets_in_forward: bool) -> bool:
+    return metric in _ALONE_METRICS and not (metric is Metric.FORWARD and meets_in_forward)
 
 
 def _find_usual(own: Matrix) -> float:
@@ -121,18 +128,22 @@ def _measure_skew(matrix: RankMatrix, metric: Metric, row: int) -> Skew:
     """Measure a rank's lag over the steps since it began; an effect over all that other figures are of."""
     recent = matrix.cut_recent(matrix.times[metric])
     lag = recent[row] - compute_median(recent, 0)
+    usual = matrix.usual_times[metric]
+    if float(np.nanmedian(lag)) < (float(usual[row]) - _find_usual(usual)) / 2:  # it has pauses, now and then
+        return replace(_measure_since(matrix, metric, row, 0), is_in_each=False)
     skew = _measure_since(matrix, metric, row, _find_onset(lag, float(np.nanmedian(lag)) / 2))
     return _measure_since(matrix, metric, row, 0) if skew.is_effect else skew
 
 
 def _measure_since(matrix: RankMatrix, metric: Metric, row: int, onset: int) -> Skew:
     recent = matrix.cut_recent(matrix.times[metric])
-    own = compute_median(recent[:, onset:], 1)
+    own = compute_usual(metric, recent[:, onset:])
     iteration = float(np.nanmedian(matrix.cut_recent(matrix.times[Metric.ITERATION])[:, onset:]))
     since = int(matrix.recent_steps[onset]) if onset or matrix.is_delayed else None
     steps = recent.shape[1] - onset
     delay = float(np.nanmax(matrix.usual_times[Metric.WAIT], initial=0.0))
-    return Skew(steps, since, len(matrix.processes), metric, row, float(own[row]), _find_usual(own), iteration, delay)
+    figures = float(own[row]), _find_usual(own), iteration, delay
+    return Skew(steps, since, len(matrix.processes), metric, row, *figures, matrix.meets_in_forward)
 
 
 def _find_onset(lag: Matrix, least: float) -> int:
@@ -155,7 +166,9 @@ class RankComparison:
 
 def compare_rank(matrix: RankMatrix, row: int, metric: Metric, values: Matrix) -> RankComparison:
     """Compare the median of a rank's recent steps with the median over ranks, of two ranks with the other one's."""
-    medians = matrix.usual_times[metric] if metric in matrix.usual_times else compute_median(matrix.cut_recent(values), 1)
+    medians = (
+        matrix.usual_times[metric] if metric in matrix.usual_times else compute_usual(metric, matrix.cut_recent(values))
+    )
     own, usual = float(medians[row]), float(medians[1 - row]) if len(medians) == 2 else _find_usual(medians)
     scale = choose_scale(metric, matrix, values)
     return RankComparison(metric, own, usual, not abs(own - usual) >= ALIKE_SHARE * scale)

@@ -16,7 +16,12 @@ from zerotop.analysis.annotations import Annotation, Severity, link_findings, or
 from zerotop.session.samples import Rows
 
 # Evidence with the seconds lost once.
-_LOST_ONCE = {"checkpoint_pause": "pause_s", "rank_stopped": "stopped_s", "stuck_at_start": "silent_s"}
+_LOST_ONCE = {
+    "checkpoint_pause": "pause_s",
+    "long_pause": "pause_s",
+    "rank_stopped": "stopped_s",
+    "stuck_at_start": "silent_s",
+}
 _SKIPPING = "skipping_ended", "steps_skipped"
 _LONGER = "iteration_shift", "anomaly_mode", "profiler_on", "cache_emptied"
 GROWING = ("memory_creep", "host_growth")

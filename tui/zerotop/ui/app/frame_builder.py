@@ -48,7 +48,7 @@ class FrameBuilder:
         view = source.view_at(None if head.following else head.compute_cursor(source.begin_ns, source.end_ns))
         known = source.findings_at(None)
         moment = build_cursor_state(source, head, known)
-        findings = tuple(finding for finding in known if finding.known_ns <= view.cursor_ns)
+        findings = source.findings_at(view.cursor_ns)
         rank = find_shown_rank(view, request.rank)
         delays = list_delays(findings, len(view.ranks))
         # All columns of the chart are of one rank: if ranks wait for one another, the slowest one changes by chance.

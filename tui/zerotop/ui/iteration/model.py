@@ -88,7 +88,7 @@ class FoldModel:
             return ""
         delays = list_delays(frame.findings, fold.world)
         if self._delay[:2] != (fold, delays):
-            meets_in_forward = frame.view.job.zero_stage == 3
+            meets_in_forward = frame.view.job.gathers_parameters
             matrix = self._matrices.matrix_at(
                 self.source.rank_steps,
                 frame.view.cursor_ns,

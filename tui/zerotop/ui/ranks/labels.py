@@ -65,7 +65,7 @@ def describe_skew(skew: Skew | None, rank: int | None, ranks: int) -> tuple[str,
         all_ranks = "Both ranks" if ranks == 2 else f"All {ranks} ranks"
         return f"{all_ranks} are alike: {detail}.", f"{all_ranks} are alike.", False
     others = "the other one" if ranks == 2 else "the others"
-    each = f"each of {steps}" if skew.steps > 1 else steps
+    each = steps if skew.steps == 1 else f"each of {steps}" if skew.is_in_each else f"{steps} on average"
     when = f"each step since step {skew.since_step}" if skew.since_step is not None else each
     own, usual, late = format_duration(skew.own_s), format_duration(skew.usual_s), format_duration(skew.lag_s)
     share, phase = f"{skew.iteration_share * 100:.0f} %", _PHASE_PHRASES[skew.metric]

@@ -169,7 +169,7 @@ class Ranking:
             self._source.rank_steps,
             self._choose_cursor(frame),
             max(self._columns, RECENT_STEPS),
-            meets_in_forward=frame.view.job.zero_stage == 3,
+            meets_in_forward=frame.view.job.gathers_parameters,
             delays=list_delays(frame.findings, len(frame.view.ranks)),
         )
         skew = self._find_skew(matrix)

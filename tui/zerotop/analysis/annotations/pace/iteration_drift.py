@@ -12,8 +12,10 @@ from zerotop.analysis.annotations.support.annotation import Annotation, FindingK
 from zerotop.analysis.annotations.support.causes.batch_causes import find_batch_step
 from zerotop.analysis.annotations.support.causes.causes import find_drift_cause
 from zerotop.analysis.annotations.support.causes.host_causes import is_by_others
+from zerotop.analysis.annotations.support.causes.pace_shift import HOST_TIMES, PaceShift
 from zerotop.analysis.annotations.support.causes.step_change import StepChange, name_part
 from zerotop.analysis.annotations.support.evidence import Evidence, Floats, Group, Rows
+from zerotop.analysis.annotations.support.gpu_use import is_paced_by_host
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
     await_lines,
@@ -29,6 +31,7 @@ from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import SETTLED_STEPS
 from zerotop.analysis.stats.knee import fit_knee
 from zerotop.analysis.stats.trend import TREND_BLOCK, Rise, TrendFinder
+from zerotop.analysis.stats.wander import compute_levels
 
 _KIND = FindingKind(
     name="iteration_drift",
@@ -59,7 +62,7 @@ _new_trend_finder = partial(TrendFinder, DRIFT_BLOCKS, DRIFT_EVENNESS)
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each rise by DRIFT_SHARE, and again if it continues for long."""
+    """Report each rise by DRIFT_SHARE, with newer numbers if it continues for long."""
     for group in recording.groups:
         values = group.lead.steps["iteration_s"]
         rises = group.lead.get_state(_new_trend_finder).find_rises(values, SETTLED_STEPS, share=DRIFT_SHARE)
@@ -68,14 +71,38 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         measured = (_Drift.measure(group, rise, known_ns) for rise, known_ns in costly)
         fresh = [drift for drift in measured if _is_drift(drift, values)]
         for drift, found in await_lines(group, _KIND.name, fresh, _Drift.find_delay):
-            yield _build_finding(drift, found)
+            told = group.get_state(_Told, _KIND.name)
+            if drift.rise.begin > told.end:  # it is another one
+                told.begin, told.low_s = drift.rise.begin + _find_onset(drift), drift.rise.low
+            told.end = drift.rise.end
+            yield _build_finding(drift, found, told)
+
+
+class _Told:
+    """The rise that was reported last, as indices of steps."""
+
+    begin, end, low_s = 0, -1, 0.0
 
 
 def _is_drift(drift: _Drift, values: Floats) -> bool:
-    """Whether a rise is neither a change of level nor the load of other processes."""
-    if _find_batch_step(drift) is not None:
+    """Whether a rise is neither a change of level, nor the load of other processes, nor the run's own wandering."""
+    cause = find_drift_cause(drift.change)
+    if cause is not None and find_batch_step(drift.change, cause) is not None:
         return True
-    return _is_gradual(values, drift.rise) and not (find_drift_cause(drift.change) is None and is_by_others(drift.change))
+    if not _is_gradual(values, drift.rise) or (cause is None and is_by_others(drift.change)):
+        return False
+    return cause is not None or not _is_wandering(drift, values)
+
+
+def _is_wandering(drift: _Drift, values: Floats) -> bool:
+    """Whether the run had been as slow before, or its pace is that of the host, which wanders by this much."""
+    rise, shift = drift.rise, PaceShift(drift.change, None, "")
+    earlier = compute_levels(np.asarray(values[SETTLED_STEPS : rise.begin], np.float64))
+    if len(earlier) and rise.high <= earlier.max():
+        return True
+    first, last = drift.change.before, drift.change.after
+    is_host = is_paced_by_host(drift.change.group.processes, int(first["begin_unix_ns"][0]), int(last["end_unix_ns"][-1]))
+    return is_host and rise.high < HOST_TIMES * rise.low and not shift.has_own_part
 
 
 def _is_gradual(values: Floats, rise: Rise) -> bool:
@@ -151,12 +178,12 @@ def _find_onset(drift: _Drift) -> int:
     return min(most, round(fit.knee_x)) if fit is not None and fit.knee_x is not None else 0
 
 
-def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
-    rise, rows, change, changes, carrier = drift
-    cause, kind = find_drift_cause(change), _KIND
-    onset = _find_onset(drift)
-    # From the onset, or from the middle of the first block, to the middle of the last one.
-    slope = (rise.high - rise.low) / (len(rows) - onset - rise.block_length / 2) if onset else rise.slope
+def _build_finding(drift: _Drift, found: FoundLine, told: _Told) -> Annotation:
+    rise, _, change, changes, carrier = drift
+    cause, kind, rows = find_drift_cause(change), _KIND, change.group.lead.steps[told.begin : told.end]
+    # To the middle of the last block; from the onset, or from the middle of the first block.
+    first = rise.block_length / 2 if told.begin == rise.begin else 0.0
+    slope, growth = (rise.high - told.low_s) / (len(rows) - first - rise.block_length / 2), rise.high / told.low_s - 1
     if cause is not None:
         kind = _KIND.with_changes(
             confidence=cause.confidence, advice=cause.advice, fix=cause.fix, measured_cause=cause.finding
@@ -170,14 +197,14 @@ def _build_finding(drift: _Drift, found: FoundLine) -> Annotation:
         kind = name_line(kind.with_changes(confidence=0.9), line, in_headline=False)
         note_named_line(change.group, line, found.known_ns)
     unexplained = None if is_named else "no other change was recorded"
-    evidence = {"slope_s": slope, "before_s": rise.low, "after_s": rise.high, "steps": len(rows) - onset}
+    evidence = {"slope_s": slope, "before_s": told.low_s, "after_s": rise.high, "steps": len(rows)}
     return kind.at_steps(
         change.group,
-        rows[onset:],
+        rows,
         evidence | {f"{name.removesuffix('_s')}_change_s": value for name, value in changes.items()},
         pace=f"{slope * 1e3:.2g} ms" if slope >= 1e-4 else f"{slope * 1e6:.2g} us",
-        cost=1 - rise.low / rise.high,
-        growth=rise.high / rise.low - 1,
+        cost=1 - told.low_s / rise.high,
+        growth=growth,
         known_ns=found.known_ns,
         pid=change.process.source.pid,
         carried=changes[carrier] if carrier else None,

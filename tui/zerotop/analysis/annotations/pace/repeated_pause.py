@@ -88,7 +88,7 @@ class _Pauses:
 
 
 def detect(recording: Evidence) -> Iterator[Annotation]:
-    """Report each line once for each attempt, on whichever rank."""
+    """Report each line of each rank, and again with more pauses."""
     for group in recording.groups:
         state = group.get_state(_State, _KIND.name)
         for process in group.processes:
@@ -109,7 +109,7 @@ def _check_event(group: Group, process: Process, state: _State, event: Event) ->
     key = (line.file, line.line) if line is not None else _LOADER
     pauses = state.lines.setdefault((process.source, *key), _Pauses(begin_ns))
     pauses.count += 1
-    if pauses.count < pauses.due_count or (_KIND.name, key) in group.reported:
+    if pauses.count < pauses.due_count:
         return
     pauses.due_count = pauses.count + math.ceil(_MORE_PAUSES * pauses.count)
     rows = process.steps_until(known_ns)
@@ -117,7 +117,6 @@ def _check_event(group: Group, process: Process, state: _State, event: Event) ->
     is_one_of_several = len(group.processes) > 1
     finding = _measure_pauses(process, rows, line, known_ns, _COLUMNS[where], is_one_of_several=is_one_of_several)
     if finding is not None:
-        group.reported.add((_KIND.name, key))
         if line is not None:
             note_named_line(group, line, known_ns)
         yield finding
@@ -148,7 +147,7 @@ def _measure_pauses(
     share = float(longer[is_pause].sum() / rows["iteration_s"].sum())
     if share < PAUSE_SHARE or (not is_regular and (line is None or _may_be_load(process, rows, line))):
         return None
-    period = float(np.diff(np.flatnonzero(is_pause)).mean())
+    period = float(np.median(np.diff(np.flatnonzero(is_pause))))
     evidence = {"pause_s": float(np.median(longer[is_pause])), "share": share, "iteration_s": iteration, "period": period}
     evidence |= {"pauses": pauses}
     concerned = (process.rank,) if is_one_of_several else None

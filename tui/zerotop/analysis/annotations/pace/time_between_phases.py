@@ -9,8 +9,10 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process
+from zerotop.analysis.annotations.support.gpu_use import measure_gpu_use
 from zerotop.analysis.annotations.support.lines.line_findings import (
     is_cause,
+    is_named,
     line_values,
     measure_between,
     name_line,
@@ -45,8 +47,8 @@ BETWEEN_SHARE = 0.15
 _FIRST = slice(1, 21)
 # Samples that show a line.
 _FEWEST_SAMPLES = 10
-# A GPU that is busy in more of the time does not wait for the host (percent).
-_BUSY_PERCENT = 90.0
+# A GPU that is busy in more of the time does not wait for the host.
+_BUSY_SHARE = 0.9
 
 
 # The samples are examined again after this share of more ones, so that the work grows linearly with the recording.
@@ -90,7 +92,7 @@ def _check_event(group: Group, event: Event) -> Iterator[Annotation]:
     line = find_line(delay, why=SHARE)
     if line is None or is_training(line.callees) or not is_cause(line, delay):
         return
-    if _is_gpu_busy(lead, begin_ns, known_ns):
+    if measure_gpu_use(lead, int(rows["begin_unix_ns"][1]), known_ns) >= _BUSY_SHARE or is_named(group, line, known_ns):
         return
     group.reported.add(_KIND.name)
     between, iteration = float(np.median(measure_between(rows[1:]))), float(np.median(rows["iteration_s"][1:]))
@@ -108,10 +110,3 @@ def _spends_time(process: Process, known_ns: int) -> bool:
         and float(np.median(measure_between(part) / part["iteration_s"])) >= BETWEEN_SHARE
         for part in (rows[_FIRST], rows[1:])
     )
-
-
-def _is_gpu_busy(process: Process, begin_ns: int, end_ns: int) -> bool:
-    if not process.is_on_gpu:
-        return False
-    rows = process.gpu_samples.read_window(begin_ns, end_ns).rows
-    return len(rows) > 0 and float(np.nanmedian(rows["utilization_percent"])) >= _BUSY_PERCENT

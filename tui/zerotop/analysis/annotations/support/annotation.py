@@ -26,7 +26,7 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Annotation:
-    """One finding. It never changes: facts that become known later make another finding.
+    """One finding. It never changes: facts that become known later make another finding, which may be of the same event.
 
     Times are unix nanoseconds. Its four texts are Text if a FindingKind made it, and can then be rendered in other units.
     """
@@ -46,6 +46,11 @@ class Annotation:
     evidence: dict[str, float] = field(default_factory=dict)  # the numbers, with units in their names as in tables
     cost: float = 0.0  # share of the training time that it costs from its begin on, or puts at risk: 0 to 1
     measured_cause: str = ""  # the kind of findings that report what its detector measured as its cause
+
+    @property
+    def event(self) -> tuple[str, int, int | None, tuple[int, ...]]:
+        """What it is about. A later finding about the same event takes its place, with newer numbers or with its end."""
+        return self.name, self.begin_ns, self.step, self.ranks
 
     @cached_property
     def for_next_run(self) -> Annotation:

@@ -57,8 +57,13 @@ class Annotator:
         return True
 
     def findings_at(self, cursor_ns: int) -> tuple[Annotation, ...]:
-        """Return the findings known at the cursor, in the order in which they became known. Any thread may ask."""
-        findings = self._ordered_findings
-        if findings and findings[-1].known_ns <= cursor_ns:
-            return findings
-        return tuple(finding for finding in findings if finding.known_ns <= cursor_ns)
+        """Return the findings known at the cursor, in the order in which they became known. Any thread may ask.
+
+        Of findings about the same event only the latest counts: its numbers are those of the cursor.
+        """
+        latest = {}
+        for finding in self._ordered_findings:
+            if finding.known_ns > cursor_ns:
+                break
+            latest[finding.event] = finding
+        return tuple(latest.values())

@@ -204,6 +204,7 @@ _LINKS = (
     _Link("iteration_shift", "slow_forward", _explains_shift),
     _Link("iteration_shift", "slow_cores", _explains_shift),
     _Link("iteration_shift", "slow_gpu", _waits_as_long),
+    _Link("iteration_shift", "iteration_drift", _explains_shift),
     _Link("iteration_shift", "throttled", _explains_shift),
     _Link("slow_clock", "throttled", _is_simultaneous),
     _Link("slow_gpu", "slow_clock", _is_simultaneous),
@@ -222,6 +223,9 @@ _LINKS = (
 )
 # Only findings that repeat their earlier cause are dropped; all others are linked.
 _REPEATS = (
+    _Link("long_pause", "rank_stopped", _is_simultaneous),
+    _Link("long_pause", "hung_ranks", _is_simultaneous),
+    _Link("long_pause", "checkpoint_pause", _is_simultaneous),
     _Link("iteration_shift", "time_lost_in_line", _names_same_line),
     _Link("memory_step", "memory_creep", _grew_with_leak),
 )

@@ -6,6 +6,8 @@ from zerotop.analysis.formatting import GIB, MIB
 
 # Iterations shorter than this (seconds) vary by the host's jitter; nobody trains a model of that size for its speed.
 SHORTEST_ITERATION_S = 0.005
+# Two steps in a row that take this share of the job's time are a change of pace, not a pause.
+FAR_SHARE = 0.5
 # Seconds of a step between its phases that are worth a finding.
 BETWEEN_SECONDS = 0.005
 # Seconds of a step spent waiting that are worth a finding.

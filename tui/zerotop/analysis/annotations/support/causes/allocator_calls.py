@@ -38,8 +38,13 @@ def _count_calls(change: StepChange, column: str) -> tuple[float, float] | None:
 def _count_in(samples: WindowSamples, column: str, steps: int) -> float | None:
     if column not in (samples.rows.dtype.names or ()):
         return None
-    calls = samples.rows[column]
-    return float(calls[-1] - calls[0]) / steps if calls[0] >= 0 else None
+    calls = samples.rows[column].astype(np.int64)
+    if calls[0] < 0:
+        return None
+    # The first steps after a change allocate once what they need: calls in each step go on in the second half.
+    middle = int(np.searchsorted(samples.times, (int(samples.times[0]) + int(samples.times[-1])) // 2))
+    halves = int(calls[middle] - calls[0]), int(calls[-1] - calls[middle])
+    return 2.0 * min(halves) / steps
 
 
 def check_cache_clearing(change: StepChange) -> Cause | None:

@@ -10,17 +10,22 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.evidence import Floats, Group, Ints, Process, Records, Rows, WindowSamples
 from zerotop.analysis.annotations.support.lines.line_findings import measure_between
+from zerotop.analysis.code_line import CodeLine
 from zerotop.analysis.stats.medians import compute_known_median
 from zerotop.analysis.steps.step_dtype import has_phases
 from zerotop.session.events.event_files import select_events
 from zerotop_probe.recording import events
+from zerotop_probe.recording.tables import PHASE_CODE
 
 _PHASE_COLUMNS = ("data_s", "forward_s", "backward_s", "step_s")
+_COMPUTING_COLUMNS = ("forward_s", "backward_s", "step_s")
 
 _BETWEEN = "between the phases (data, forward, backward, step)"
 
 # The least and the most steps with phases that show the parts of a change.
 _ENOUGH_STEPS, _MOST_STEPS = 3, 5
+# Steps after a change in which others with phases show its parts.
+_NEAR_STEPS = 64
 
 # Advice and fix: templates of Text.
 Advice = tuple[str, str]
@@ -39,6 +44,7 @@ class Cause(NamedTuple):
     culprit: Process | None = None  # the rank that the others wait for
     where: str = ""  # the place of stacks that show its line, see stack_lines; empty if none does
     callee: str = ""  # the function that this line must call
+    line: CodeLine | None = None  # the line that causes it, where it is known without stacks of the delay
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +84,7 @@ class StepChange:
         if len(after) < _ENOUGH_STEPS:
             known = self.process.phased_steps_until(max(self.known_ns, int(self.after["end_unix_ns"][-1])))
             after = known[np.searchsorted(known["step"], self.after["step"][0]) :][:_MOST_STEPS]
+            after = after[after["step"] < self.after["step"][0] + _NEAR_STEPS]  # later ones may be after another change
         return before, after
 
     def read_phased(self, process: Process) -> tuple[Rows, Rows]:
@@ -94,17 +101,42 @@ class StepChange:
         """Whether more steps with phases after the change would help to explain it."""
         return len(self.phased[1]) < _ENOUGH_STEPS
 
-    def measure_parts(self) -> dict[str, float]:
-        """Return the change of each phase in seconds, and that of the time between phases as ``other_s``.
+    def measure_levels(self) -> dict[str, tuple[float, float]]:
+        """Return the seconds of each phase before and after, and those between phases as ``other_s``.
 
-        Each is a difference of medians, and they do not add up: if single steps vary much, a remainder would be noise. Empty
-        if they are unknown.
+        They are medians, and do not add up: if single steps vary much, a remainder would be noise. Empty if unknown.
         """
         before, after = self.phased
-        if not len(before) or not len(after):
+        if not len(before) or not len(after) or (before["forward_s"] > 0).any() != (after["forward_s"] > 0).any():
+            return {}  # forwards that began or ceased to be seen would count as time between phases
+        levels = {name: (float(np.median(before[name])), float(np.median(after[name]))) for name in _PHASE_COLUMNS}
+        return {**levels, "other_s": (float(np.median(measure_between(before))), float(np.median(measure_between(after))))}
+
+    def measure_parts(self) -> dict[str, float]:
+        """Return the change of each phase in seconds, and that of the time between phases; empty if they are unknown."""
+        return {name: after - before for name, (before, after) in self.measure_levels().items()}
+
+    def measure_device_parts(self) -> dict[str, float]:
+        """Return the change of the GPU's own time for each phase that computes, in seconds; empty if it is unknown."""
+        before, after = (self._measure_device(rows) for rows in self.phased)
+        return {name: after[name] - before[name] for name in before if name in after}
+
+    def _measure_device(self, rows: Rows) -> dict[str, float]:
+        steps = rows["step"][~rows["light"]]
+        if not len(steps):
             return {}
-        changes = {name: float(np.median(after[name]) - np.median(before[name])) for name in _PHASE_COLUMNS}
-        return {**changes, "other_s": float(np.median(measure_between(after)) - np.median(measure_between(before)))}
+        known_ns = max(self.known_ns, int(self.after["end_unix_ns"][-1]))
+        read = self.process.device_times.read_window(int(rows["begin_unix_ns"][0]), known_ns)
+        if not len(read):
+            return {}
+        timed = read.rows[(read.rows["depth"] == 0) & (read.rows["engine"] == 0) & np.isin(read.rows["step"], steps)]
+        seconds = {}
+        for column in _COMPUTING_COLUMNS:
+            of_phase = timed[timed["phase"] == PHASE_CODE[column.removesuffix("_s")]]
+            numbers, index = np.unique(of_phase["step"], return_inverse=True)
+            if len(numbers):
+                seconds[column] = float(np.median(np.bincount(index, of_phase["device_ns"]))) / 1e9
+        return seconds
 
     def measure_own(self) -> tuple[float, float]:
         """Return the median of :func:`compute_own_seconds` before and after; NaN if it is unknown."""

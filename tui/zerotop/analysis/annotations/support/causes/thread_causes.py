@@ -21,6 +21,8 @@ _EXPLAINED_SHARE = 1 / 3
 # Tolerances: how long (ns) a thread may have computed while still seen idle, and by how many steps a change may be off.
 _UNSEEN_NS, _STEPS_OFF = 100_000_000, 2
 
+_BACKWARD_FILES = ("torch/autograd/graph.py", "torch/autograd/__init__.py")
+
 _ADVICE = (
     "Python runs one thread at a time: move the work of {thread} to a separate process, or do it less often while the"
     " training thread needs the lock."
@@ -37,10 +39,11 @@ class ThreadCause(NamedTuple):
     line: CodeLine | None
     target: str  # the job's own function that the thread runs, if it is one of a module
 
-    def describe(self, whose: str) -> str:
-        """Return the end of a sentence about the thread."""
+    def describe(self, whose: str, others: int, cores: float) -> str:
+        """Return the end of a sentence about the thread, and about so many others that use ``cores`` together with it."""
         place = f" at {self.line.text}" if self.line is not None else ""
-        return f"thread {self.name}{whose} began to use {self.cores:.1f} cores{place}, and holds Python's lock meanwhile"
+        began = f"thread {self.name}{whose}{f' and {others} more' if others else ''} began to use {cores:.1f} cores{place}"
+        return f"{began}, and {'hold' if others else 'holds'} Python's lock meanwhile"
 
 
 def awaits_threads(change: StepChange) -> bool:
@@ -75,12 +78,16 @@ def _find_cause(change: StepChange, earliest_ns: int, latest_ns: int) -> Cause |
         for thread in _list_threads(process, known_ns)
         if thread.begin_ns <= latest_ns and thread.busy_ns >= earliest_ns
     ]
-    thread, process = max(found, key=lambda one: one[0].cores, default=(None, None))
-    if thread is None or process is None or not thread.cores >= _EXPLAINED_SHARE * (1 - before / after) > 0:
+    cores = sum(thread.cores for thread, _ in found)
+    if not found or not cores >= _EXPLAINED_SHARE * (1 - before / after) > 0:
         return None
+    thread, process = max(found, key=lambda one: one[0].cores)
     whose = f" of rank {process.rank}" if len(change.group.processes) > 1 else ""
-    fix = f"multiprocessing.Process(target={thread.target}, daemon=True).start()" if thread.target else ""
-    return Cause(thread.describe(whose), _ADVICE.format(thread=thread.name), fix, 0.85)
+    fix = thread.line.location if thread.line is not None else "py-spy dump --pid {pid}"
+    if thread.target:
+        fix = f"multiprocessing.Process(target={thread.target}, daemon=True).start()"
+    text = thread.describe(whose, len(found) - 1, cores)
+    return Cause(text, _ADVICE.format(thread=thread.name), fix, 0.85, line=thread.line)
 
 
 def _list_threads(process: Process, known_ns: int) -> Iterator[ThreadCause]:
@@ -90,9 +97,15 @@ def _list_threads(process: Process, known_ns: int) -> Iterator[ThreadCause]:
         facts = event.facts
         name, is_holding = facts["thread"], (facts.get("lock_wait_s") or 0.0) >= _LOCK_WAIT_S
         # A template of the advice must not take a part of the name for a value.
-        if event.unix_ns <= known_ns and is_holding and name.isprintable() and not set(name) & set("{}[]"):
+        is_plain = name.isprintable() and not set(name) & set("{}[]")
+        if event.unix_ns <= known_ns and is_holding and is_plain and not _is_training(facts):
             times = facts["begin_ns"] + offset_ns, facts["busy_ns"] + offset_ns
             yield ThreadCause(name, *times, facts["cores"], _find_line(event), _find_target(event.facts))
+
+
+def _is_training(facts: Any) -> bool:
+    """Whether the thread runs the backward: PyTorch recomputes the forward of checkpointed layers in another thread."""
+    return any(frame["file"] in _BACKWARD_FILES for frame in facts["frames"])
 
 
 def _find_line(event: Event) -> CodeLine | None:

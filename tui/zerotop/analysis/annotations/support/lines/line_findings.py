@@ -52,7 +52,7 @@ def is_cause(line: StackLine, delay: Delay) -> bool:
         return True
     if known is None:
         return delay.where not in ("forward", "backward", "step")  # there a line may be where the GPU's queue was full
-    return not known.waits_for_gpu
+    return not known.waits_for_gpu or delay.is_gpu_idle
 
 
 def name_line(kind: FindingKind, line: StackLine, *, in_headline: bool = True) -> FindingKind:

@@ -88,6 +88,8 @@ class Delay(NamedTuple):
     callee: str = ""  # a function that the line must call
     patience_ns: int = PATIENCE_NS  # how long to wait for samples that are not written yet
     slow_until_ns: int = 0  # until when samples of unusual slowness count, too: what has become slow stays so for a while
+    is_all_work: bool = False  # whether lines that train or evaluate count, too
+    is_gpu_idle: bool = False  # whether the GPU is known to have had nothing to do meanwhile
 
 
 def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> StackLine | None:
@@ -108,7 +110,7 @@ def find_line(delay: Delay, *, why: str = "", known_ns: int | None = None) -> St
                 continue
             weight = stack.get("seconds") or 0.0
             total += weight
-            if found is not None and _takes_time(process, found, where):
+            if found is not None and (delay.is_all_work or _takes_time(process, found, where)):
                 key, beneath = found[:3], found.callees
                 seconds[key] = seconds.get(key, 0.0) + weight
                 each = callees.setdefault(key, {})
