@@ -53,7 +53,7 @@ class OomRecorder:
         forward = None if counted else recorder.last_forward
         if forward is not None:
             forward.measure_batch()
-            sizes = forward.rows, forward.sequence, forward.tokens
+            sizes: tuple[int, int, int] | None = (forward.rows, forward.sequence, forward.tokens)
         else:
             sizes = find_batch(self._watch.find_frame())
         if self._event_count <= _MAX_COUNTS and device == self._peaks.device:

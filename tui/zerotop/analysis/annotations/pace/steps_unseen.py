@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +22,8 @@ _KIND = FindingKind(
     confidence=0.7,
     headline="No steps seen since step {step}, but GPU {gpu} works: times and peaks end there",
     details=(
-        "In the {quiet_s:seconds} after it no model was trained through PyTorch's modules, autograd and optimizers, and the GPU"
-        " was used {use:percent} of the time. Steps in C++ or in replayed graphs are not visible. {measured}"
+        "In the {quiet_s:seconds} after it no model was trained through PyTorch's modules, autograd and optimizers, and the"
+        " GPU was used {use:percent} of the time. Steps in C++ or in replayed graphs are not visible. {measured}"
     ),
 )
 _REPLAYS = _KIND.with_changes(
@@ -77,7 +78,7 @@ def _find_gaps(process: Process, state: _State) -> Iterator[_Gap]:
     steps, cursor_ns = process.steps, process.recording.cursor_ns
     first = int(np.searchsorted(steps["end_unix_ns"], state.checked_ns, "right"))
     ends = steps["end_unix_ns"][first:].tolist()
-    for index, (end_ns, next_ns) in enumerate(zip(ends, [*ends[1:], cursor_ns], strict=True)):
+    for index, (end_ns, next_ns) in enumerate(pairwise([*ends, cursor_ns])):
         durations = steps["iteration_s"][max(0, first + index - 50) : first + index + 1]
         usual_s = float(np.nanmedian(durations)) if np.isfinite(durations).any() else 0.0
         known_ns = end_ns + max(_QUIET_NS, round(_ITERATIONS * usual_s * 1e9))
