@@ -166,7 +166,7 @@ def _restore_method(owner: Any, name: str, wrapper: Any, original: Any) -> None:
         setattr(owner, name, original)
 
 
-def wrap_function(
+def wrap_function(  # noqa: C901 as its inner function must be one
     original: Callable[..., Any],
     where: str,
     before: BeforeHook,
@@ -181,7 +181,7 @@ def wrap_function(
 
     # Not split into functions: this runs at every boundary, and each further call would add to its cost.
     @functools.wraps(original)
-    def call_original(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_original(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: C901
         place, begin_ns = _UNMEASURED, 0
         token = result = None
         try:

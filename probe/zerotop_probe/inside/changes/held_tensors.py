@@ -115,8 +115,19 @@ def _describe_holder(
 
 
 def _find_base_shape(tensor: Any) -> list[int]:
-    """Return the shape of the tensor that a view is of; of a detached one, the elements of its storage."""
-    base = tensor._base
-    if base is not None and base.numel() > tensor.numel():
-        return list(base.shape)
-    return [int(tensor.untyped_storage().nbytes()) // max(1, int(tensor.element_size()))]
+    """Return the shape of the tensor that a view is of, which its strides show; else the elements of its storage."""
+    elements = int(tensor.untyped_storage().nbytes()) // max(1, int(tensor.element_size()))
+    shape: list[int] = []
+    inner = 1  # elements that the dimensions so far make one step over
+    for size, stride in sorted(zip(tensor.shape, tensor.stride()), key=lambda one: (one[1], one[0])):
+        if size > 1:
+            if stride % inner:
+                return [elements]
+            # One index was chosen of a dimension in between.
+            shape += [stride // inner] if stride > inner else []
+            shape.append(size)
+            inner = stride * size
+    if not inner or elements % inner:
+        return [elements]
+    shape += [elements // inner] if elements > inner else []
+    return [int(size) for size in reversed(shape)]

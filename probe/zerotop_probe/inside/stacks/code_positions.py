@@ -60,9 +60,15 @@ def find_calls_without(function: str, argument: str, frame: FrameType | None, pa
         for index, step in enumerate(steps[1:], 1):
             if step.opname in _ATTRIBUTES[1:] and step.argval == function and steps[index - 1].argval == "torch":
                 after = steps[index : index + _MOST_ARGUMENTS]
-                if not any(isinstance(one.argval, tuple) and argument in one.argval for one in after):
+                if not any(argument in _list_names(code, one) for one in after):
                     places.append(_make_place(code, file, step.offset))
     return list(dict.fromkeys(places))
+
+
+def _list_names(code: CodeType, step: Any) -> tuple[Any, ...]:
+    """Return the names of keyword arguments that an instruction sets; Python 3.11 does not resolve them."""
+    names = code.co_consts[step.arg] if step.opname == "KW_NAMES" else step.argval
+    return names if isinstance(names, tuple) else ()
 
 
 def choose_place(positions: Collection[CodePosition], value: bool | None = None) -> CodePlace | None:

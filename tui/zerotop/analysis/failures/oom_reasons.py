@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from zerotop.analysis.engine import TRAINER
 from zerotop.analysis.failures.oom_advice import advise_on_gpu, advise_on_host
 from zerotop.analysis.failures.oom_evidence import NOTABLE_SHARE, OomCase, describe_batch, put_size
 from zerotop.analysis.failures.oom_log_parser import CUBLAS, CUDA, HOST, KILLED, NCCL
@@ -132,7 +133,10 @@ def _check_larger_batch(case: OomCase) -> OomVerdict | None:
         return OomVerdict(cause, advice, setting, terms["batch_size_fix"] or f"{setting.rpartition(' ')[2]}={rows}", 0.9)
     if not longest:
         return OomVerdict(cause, *advise_on_gpu(case), confidence=0.9)
-    # The names of the job's variables are unknown, and so is whether it has a tokenizer.
+    if case.engine.get("library") == TRAINER:
+        advice = "Truncate sequences to a fixed length in the tokenizer (truncation=True, max_length=...)."
+        return OomVerdict(cause, advice, "max_length", f"truncation=True, max_length={longest}", 0.9)
+    # Whether a loop written by hand has a tokenizer is unknown.
     advice = f"Cut sequences to at most {longest} tokens, as in the steps before."
     return OomVerdict(cause, advice, "max_length", f"input_ids = input_ids[:, :{longest}]", 0.9)
 

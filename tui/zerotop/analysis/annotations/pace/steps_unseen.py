@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +78,7 @@ def _find_gaps(process: Process, state: _State) -> Iterator[_Gap]:
     steps, cursor_ns = process.steps, process.recording.cursor_ns
     first = int(np.searchsorted(steps["end_unix_ns"], state.checked_ns, "right"))
     ends = steps["end_unix_ns"][first:].tolist()
-    for index, (end_ns, next_ns) in enumerate(zip(ends, [*ends[1:], cursor_ns], strict=True)):
+    for index, (end_ns, next_ns) in enumerate(pairwise([*ends, cursor_ns])):
         durations = steps["iteration_s"][max(0, first + index - 50) : first + index + 1]
         usual_s = float(np.nanmedian(durations)) if np.isfinite(durations).any() else 0.0
         known_ns = end_ns + max(_QUIET_NS, round(_ITERATIONS * usual_s * 1e9))
