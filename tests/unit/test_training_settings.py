@@ -190,9 +190,13 @@ def test_nothing_is_read_while_nothing_shifts(monkeypatch: pytest.MonkeyPatch) -
     watched = _Watched(make_model())
     watched.run(3, 0.2)
     reads: list[int] = []
-    original = read_settings
+
+    def count_read(*arguments: Any) -> Any:
+        reads.append(1)
+        return read_settings(*arguments)
+
     target = "zerotop_probe.inside.changes.training_watch.read_settings"
-    monkeypatch.setattr(target, lambda *one: reads.append(1) or original(*one))
+    monkeypatch.setattr(target, count_read)
     watched.run(40, 0.2)
     assert not reads
     watched.run(200, 0.2)

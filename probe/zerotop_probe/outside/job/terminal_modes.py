@@ -45,10 +45,10 @@ class TerminalModes:
 
     def _note_changes(self, modes: list[object]) -> None:
         for place in _FLAGS:
-            self._changed[place] |= modes[place] ^ self._seen[place]  # type: ignore[operator]
+            self._changed[place] |= modes[place] ^ self._seen[place]
         before, after = self._seen[_CHARACTERS], modes[_CHARACTERS]
         self._characters |= {i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]}  # type: ignore[call-overload]
-        self._seen = modes  # type: ignore[assignment]
+        self._seen = modes
         self._is_behind = True
 
     def _is_in_foreground(self) -> bool:

@@ -66,7 +66,7 @@ class Traceback:
         """The exception in one line, as printed."""
         return f"{self.error}: {self.message}" if self.message else self.error
 
-    def _is_unnamed(self, frame: Frame) -> bool:
+    def _is_unnamed(self, frame: TracebackFrame) -> bool:
         """Whether a frame is of a script without a file, in which the traceback begins; new processes begin in one, too."""
         begin, *others = self.frames
         is_begin = frame.path == begin.path and begin.path in _UNNAMED
