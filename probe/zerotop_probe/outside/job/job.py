@@ -76,7 +76,7 @@ def build_environment(session: str, base: Mapping[str, str], *, unbuffered: bool
     path = base.get("PYTHONPATH")
     return {
         **({"PYTHONUNBUFFERED": "1"} if unbuffered else {}),
-        **base,
+        **{name: value for name, value in base.items() if name},  # Python cannot pass on one without a name
         SESSION_VARIABLE: session,
         "PYTHONPATH": f"{bootstrap}{os.pathsep}{path}" if path else bootstrap,
     }

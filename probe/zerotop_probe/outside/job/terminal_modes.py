@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import termios
 from contextlib import suppress
+from typing import Any
 
 # How often they are looked at while the job prints nothing.
 PERIOD_S = 0.03
@@ -22,7 +23,7 @@ class TerminalModes:
     def __init__(self, source: int, target: int) -> None:
         self._source = source
         self._target = target
-        self._seen = termios.tcgetattr(source)
+        self._seen: list[Any] = termios.tcgetattr(source)
         self._changed = dict.fromkeys(_FLAGS, 0)
         self._characters: set[int] = set()
         self._is_behind = False
@@ -43,11 +44,11 @@ class TerminalModes:
         """Set the modes again at the next call: another program had the terminal, perhaps only for a moment."""
         self._is_behind = True
 
-    def _note_changes(self, modes: list[object]) -> None:
+    def _note_changes(self, modes: list[Any]) -> None:
         for place in _FLAGS:
             self._changed[place] |= modes[place] ^ self._seen[place]
         before, after = self._seen[_CHARACTERS], modes[_CHARACTERS]
-        self._characters |= {i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]}  # type: ignore[call-overload]
+        self._characters |= {i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]}
         self._seen = modes
         self._is_behind = True
 
