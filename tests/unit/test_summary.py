@@ -54,5 +54,5 @@ def test_what_was_measured(tmp_path: Path) -> None:
 
 def test_nothing_was_measured(tmp_path: Path) -> None:
     text = summarize_session(read_recording(tmp_path))
-    assert text.startswith("no rank has trained")
+    assert text.startswith("no training was recorded")
     assert "The recording stops here" in text

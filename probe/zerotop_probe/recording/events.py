@@ -724,6 +724,26 @@ RANK_FOUND = _declare_event("rank_found", *_RANK)
 # A process that looks like a rank has not reported, although it had time to construct an engine.
 RANK_SILENT = _declare_event("rank_silent", *_RANK, Field("why", str, "the likely reason"))
 
+# A process of the job has imported PyTorch, and the probe was not loaded in it. Of a rank, written again when that is known.
+PROBE_MISSING = _declare_event(
+    "probe_missing",
+    *_RANK,
+    Field("is_rank", bool, "whether it is a rank: a launcher numbered it, or it has had PyTorch for some seconds"),
+    Field("program", str, "the program and its script, without folders and arguments"),
+    Field(
+        "reason",
+        str,
+        "pythonpath: its PYTHONPATH lacks zerotop's entry; unset: it has none; environment: nor has it zerotop's variables;"
+        " option: python -E, -I or -S; session: PYTHONZEROTOP_SESSION was not passed on; hidden: it sees other folders;"
+        " shadowed: another sitecustomize.py comes first; unreadable: it belongs to another user",
+    ),
+    Field(
+        "by",
+        str,
+        "the option or file behind it, or who changed the environment: script, command (the job's own) or a program",
+    ),
+)
+
 # The cores that a rank or launcher may run on; written again when they change.
 AFFINITY = _declare_event(
     "affinity",

@@ -7,7 +7,13 @@ import os
 from contextlib import AbstractContextManager
 
 from zerotop.commands.common.errors import FAILED, Problem
-from zerotop.commands.common.exit_messages import describe_losses, describe_place, describe_rank_losses, write_messages
+from zerotop.commands.common.exit_messages import (
+    describe_losses,
+    describe_missing_probe,
+    describe_place,
+    describe_rank_losses,
+    write_messages,
+)
 from zerotop.commands.common.gc_pause import freeze_imports
 from zerotop.commands.common.terminal import has_terminal
 from zerotop.commands.job.job_report import check_place, describe_cost, describe_worst_finding, has_ended, report_job
@@ -46,6 +52,7 @@ def _run_with_screen(options: argparse.Namespace) -> int:
 
     code = watch_job(session)
     if has_ended(session):
+        write_messages(*describe_missing_probe(session))
         if options.price_per_hour is not None:
             write_messages(*describe_cost(session))
         if options.report is not None:
@@ -69,6 +76,7 @@ def _run_headless(options: argparse.Namespace) -> int:
     if end.left_ranks:
         ranks = "1 rank still runs" if end.left_ranks == 1 else f"{end.left_ranks} ranks still run"
         messages.append(f"{ranks}, no longer recorded.")
+    messages += describe_missing_probe(session)
     if not end.signal:  # whoever sent one wants an end, not an analysis
         messages += describe_worst_finding(session)
     if options.price_per_hour is not None:

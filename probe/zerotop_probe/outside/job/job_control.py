@@ -37,6 +37,7 @@ class JobFacts:
     samplers: list[Process] = field(default_factory=list)
     job: Process | None = None
     ranks: list[Process] = field(default_factory=list)
+    without_probe: dict[Process, int | None] = field(default_factory=dict)  # ranks, and their numbers if known
     # The pipes that the job's output goes through, by stream, and whether their reader passes output on.
     pipes: dict[str, str] = field(default_factory=dict)
     passes_on: bool = False
@@ -162,6 +163,10 @@ def _apply_event(facts: JobFacts, event: dict[str, Any], author: _Author) -> Non
         _update_reached(facts, str(event.get("name")), joined=bool(event.get("joined")))
     elif name == events.RANK_FOUND:
         facts.ranks += author.keep_believable([_parse_process(event)])
+    elif name == events.PROBE_MISSING:
+        for process in author.keep_believable([_parse_process(event)]):
+            facts.without_probe.pop(process, None)
+            facts.without_probe.update({process: event.get("rank")} if event.get("is_rank") else {})
     elif name == events.NOT_ENTERED and event.get("pending"):
         facts.pending_pids.add(int(event.get("pid") or 0))
     elif name == events.OUTPUT_HOLDER:
