@@ -72,7 +72,7 @@ def test_an_invalid_file_is_a_sentence(text: str, sentence: str, tmp_path: Path)
 
 @pytest.mark.parametrize("source", ["nothing.json", "", "AAAA", "e30=", "\0", "x" * 5000])
 def test_neither_a_file_nor_base64(source: str) -> None:
-    with pytest.raises(Problem, match="Cannot read the DeepSpeed config|is not a JSON object"):
+    with pytest.raises(Problem, match=r"Cannot read the DeepSpeed config|is not a JSON object"):
         read_deepspeed_config(source)
 
 
