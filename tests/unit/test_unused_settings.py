@@ -82,7 +82,6 @@ USED: list[dict[str, Any]] = [
         "scheduler": {"type": "WarmupLR", "params": {}},
     },
     {"aio": {"block_size": 1, "thread_count": 1}, "zero_optimization": [], "activation_checkpointing": "auto"},
-    {3: 4},
 ]
 
 
