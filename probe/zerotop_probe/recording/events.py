@@ -212,6 +212,7 @@ ENGINE = _declare_event(
     Field("wall_clock_breakdown", bool, "whether DeepSpeed's own timers are on"),
     Field("global_steps", int, "optimizer steps done when the engine was constructed, as after loading a checkpoint"),
     Field("config", dict, "the effective DeepSpeed configuration, redacted"),
+    Field("zero_keys", [str], "the keys of its zero_optimization that the user has set"),
     Field("unread", {str: str}, "error by name, for each of these fields that could not be read"),
 )
 

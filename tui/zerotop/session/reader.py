@@ -119,12 +119,19 @@ class Session:
             if source.is_cut:
                 raise SessionError(f"{source.path} was cut short while it was read: open the recording again.")
         self._add_new_events(fresh)
-        waiting = [source for source in sources if source.waiting_records]
-        while admitted := [source for source in waiting if source.admit_until(self.last_written_ns)]:
-            new = True
-            for source in admitted:
+        return self._admit_records(sources) or new or bool(fresh)
+
+    def _admit_records(self, sources: Sequence[Source]) -> bool:
+        """Use waiting records if the recording is known to go on: others are as late, or two tables go on after a pause."""
+        waiting, admitted = [source for source in sources if source.waiting_records], False
+        resumed = sorted(source.resumed_ns for source in waiting if source.resumed_ns is not None)
+        if len(resumed) >= min(2, len(sources)):
+            self.last_written_ns = max(self.last_written_ns, *resumed[:1])
+        while found := [source for source in waiting if source.admit_until(self.last_written_ns)]:
+            admitted = True
+            for source in found:
                 self._update_last_written(source)
-        return new or bool(fresh)
+        return admitted
 
     def _add_new_events(self, fresh: list[Event]) -> None:
         """Add events, except those that are much later than all records, whose time is impossible."""

@@ -24,6 +24,7 @@ _SEARCH_FACTOR = 8  # then this many times as many, so that pages far back need 
 # Records at the end that are this much later than those before them wait until something else of the recording is as late.
 LONG_PAUSE_NS = 3600 * 10**9
 _LATE_ROWS = 256  # so many records are searched for a pause
+_MANY_TIMES, _LONG_ENOUGH_NS = 5, 10**9  # of records after a pause, for a table that goes on
 _MANY_ROWS = 10_000  # records that are not checked before they are needed,
 _TAIL_ROWS = 1024  # except for this many at the end
 
@@ -52,6 +53,8 @@ class Source:
         self._damaged_count = 0
         self.waiting_records = 0
         """Records at the end that are much later than all else, see :meth:`admit_until`."""
+        self.resumed_ns: int | None = None
+        """Unix time of the first of them, if they look like a table that goes on."""
         self._admitted_ns = 0
         self.is_replaced = False
         """Whether the file was replaced by one with fewer records; those that were read stay readable."""
@@ -121,6 +124,7 @@ class Source:
 
     def _count_late(self, count: int) -> int:
         """Return how many of the last of ``count`` records are later than all before them by a long pause."""
+        self.resumed_ns = None
         begin = max(self._count, count - _LATE_ROWS)
         # As floats: the difference of two integers may be too large for one.
         times = self._mapped_rows[max(0, begin - 1) : count][self._time_column].astype(np.float64)
@@ -130,6 +134,9 @@ class Source:
             latest_ns = max(times[place], self._admitted_ns) + LONG_PAUSE_NS
             later = times[place + 1 :]
             if not ((later >= times[place] - TOLERANCE_NS) & (later <= latest_ns)).any():
+                going_on = np.unique(later[(later >= later[0]) & (later <= later[0] + LONG_PAUSE_NS)])
+                if len(going_on) >= _MANY_TIMES and going_on[-1] - going_on[0] >= _LONG_ENOUGH_NS:
+                    self.resumed_ns = int(later[0]) + self.offset_ns
                 return len(later)
         return 0
 

@@ -218,6 +218,11 @@ def _read_configuration(engine: Any) -> dict[str, Any]:
     return text
 
 
+def _list_zero_keys(engine: Any) -> list[str]:
+    zero = engine._config._param_dict.get("zero_optimization")
+    return [str(key) for key in zero] if isinstance(zero, dict) else []
+
+
 def _read_world_size(engine: Any) -> int:
     import torch
 
@@ -250,4 +255,5 @@ _FACT_READERS: dict[str, Callable[[Any], Any]] = {
     "wall_clock_breakdown": lambda engine: bool(engine.wall_clock_breakdown()),
     "global_steps": lambda engine: int(engine.global_steps),
     "config": _read_configuration,
+    "zero_keys": _list_zero_keys,
 }
