@@ -16,7 +16,12 @@ from zerotop.analysis.annotations import Annotation, Severity, link_findings, or
 from zerotop.session.samples import Rows
 
 # Evidence with the seconds lost once.
-_LOST_ONCE = {"checkpoint_pause": "pause_s", "rank_stopped": "stopped_s", "stuck_at_start": "silent_s"}
+_LOST_ONCE = {
+    "checkpoint_pause": "pause_s",
+    "rank_stopped": "stopped_s",
+    "stuck_at_start": "silent_s",
+    "restarted": "lost_s",
+}
 _SKIPPING = "skipping_ended", "steps_skipped"
 _LONGER = "iteration_shift", "anomaly_mode", "profiler_on", "cache_emptied"
 GROWING = ("memory_creep", "host_growth")
@@ -115,6 +120,7 @@ def _compute_cost(finding: Annotation, findings: Sequence[Annotation], steps: Ro
     seconds = _compute_seconds(finding, findings, steps, end_ns)
     size, on_host = _compute_bytes(finding)
     is_unfinished = finding.name == "hung_ranks" and not len(_select_hung_step(finding, steps))
+    is_unfinished |= finding.name == "restarted"  # mostly time in which nothing trained
     return FindingCost(
         finding,
         finding.ranks,
