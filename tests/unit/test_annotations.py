@@ -53,7 +53,7 @@ def test_findings_match_the_labels(all_findings: dict[str, tuple[Annotation, ...
 
 
 def select_known(session: Session, whole: tuple[Annotation, ...], cursor_ns: int) -> tuple[Annotation, ...]:
-    """Return the findings known at a cursor, from a search of the whole recording. Restarts replace what was known before."""
+    """Return the findings known at a cursor, from a search of the whole recording. Restarts replace earlier findings."""
     if any(finding.name == "restarted" for finding in whole):
         annotator = Annotator(session)
         annotator.update(session.end_ns)

@@ -73,8 +73,8 @@ def settle_attempts(findings: Sequence[Annotation], attempt_begins: Sequence[int
         attempt = bisect_right(attempt_begins, finding.begin_ns)
         subject = finding.name, finding.ranks, _NUMBER.sub("", str(finding.headline))
         is_over = finding.begin_ns < begin_ns
-        is_told = finding.name == "dead_rank" or (finding.name == "restarted" and finding is not restarts[-1])
-        if is_over and is_told:
+        is_older = finding.name == "restarted" and finding is not restarts[-1]
+        if is_older or (is_over and finding.name == "dead_rank"):
             continue
         if finding.severity is Severity.ERROR:
             settled.append(replace(finding, severity=Severity.WARNING) if is_over else finding)
