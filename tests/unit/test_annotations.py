@@ -419,7 +419,7 @@ def test_two_steps_have_no_wrong_findings(tmp_path: Path, name: str) -> None:
         path.write_bytes(header + b"\n" + rows[rows["step"] < 2].tobytes())
     session = Session.open(folder)
     kinds = {finding.name for finding in find_annotations(session, session.end_ns)}
-    assert kinds <= {"first_real_step", "pinned_overhead", "crowded_cores", "dead_rank", "hung_ranks"}
+    assert kinds <= {"first_real_step", "pinned_overhead", "crowded_cores", "dead_rank", "restarted", "hung_ranks"}
 
 
 @pytest.mark.parametrize("hours", [-2, 2])

@@ -164,9 +164,7 @@ def _apply_event(facts: JobFacts, event: dict[str, Any], author: _Author) -> Non
     elif name == events.RANK_FOUND:
         facts.ranks += author.keep_believable([_parse_process(event)])
     elif name == events.PROBE_MISSING:
-        for process in author.keep_believable([_parse_process(event)]):
-            facts.without_probe.pop(process, None)
-            facts.without_probe.update({process: event.get("rank")} if event.get("is_rank") else {})
+        _update_without_probe(facts, event, author.keep_believable([_parse_process(event)]))
     elif name == events.NOT_ENTERED and event.get("pending"):
         facts.pending_pids.add(int(event.get("pid") or 0))
     elif name == events.OUTPUT_HOLDER:
@@ -176,6 +174,13 @@ def _apply_event(facts: JobFacts, event: dict[str, Any], author: _Author) -> Non
         facts.stops_sent += 1
     elif name == events.JOB_ENDED or (name == events.PARTED and "exit_code" in event):
         facts.ended = True
+
+
+def _update_without_probe(facts: JobFacts, event: dict[str, Any], processes: Iterable[Process]) -> None:
+    for process in processes:
+        facts.without_probe.pop(process, None)
+        if event.get("is_rank"):
+            facts.without_probe[process] = event.get("rank")
 
 
 def _update_reached(facts: JobFacts, name: str, *, joined: bool) -> None:
