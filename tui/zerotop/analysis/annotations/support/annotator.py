@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from zerotop.analysis.annotations.support.annotation import Annotation
 from zerotop.analysis.annotations.support.evidence import Evidence
-from zerotop.analysis.annotations.support.links import drop_repeats
+from zerotop.analysis.annotations.support.links import drop_repeats, drop_superseded
 from zerotop.session.reader import Session
 
 Detector = Callable[[Evidence], Iterable[Annotation | None]]
@@ -66,4 +66,4 @@ class Annotator:
             if finding.known_ns > cursor_ns:
                 break
             latest[finding.event] = finding
-        return tuple(latest.values())
+        return drop_superseded(tuple(latest.values()))
