@@ -93,6 +93,8 @@ def judge_job(outcome: Outcome) -> dict[str, Any]:
     # A job that its fault made too slow to end was changed, too.
     has_effect = fault.is_once or fault.of_memory or effect is None or effect >= _LEAST_EFFECT
     line = LINES.get(outcome.draw.fault)
+    # Where the fault calls a function that computes, either line is right.
+    lines = [line, LINES["compute"]] if outcome.draw.fault in ("collate", "rank0_eval") else [line]
     near = [
         one for one in outcome.findings if one.step is not None and begin - _EARLY_STEPS <= one.step <= begin + _LATE_STEPS
     ]
@@ -107,7 +109,7 @@ def judge_job(outcome: Outcome) -> dict[str, Any]:
         "has_effect": has_effect,
         "is_found": bool(near),
         "is_cause_right": bool(named),
-        "is_line_right": any(f"{SCRIPT.name}:{line}" in texts[id(one)] for one in near) if line else None,
+        "is_line_right": any(f"{SCRIPT.name}:{one}" in text for one in lines for text in texts.values()) if line else None,
         "findings": [describe_finding(one) for one in near],
         "other_warnings": [describe_finding(one) for one in told if one not in near],
     }

@@ -196,7 +196,7 @@ class Loop:
         elif fault == "generate_once":
             self.generate(ids)  # fault: generate_once
         elif fault == "giant_pause":
-            time.sleep(10 * self.draw["amount"])  # fault: giant_pause
+            time.sleep(80 * self.draw["amount"])  # fault: giant_pause
 
     def spend_fault(self, loss, step):
         """Do what the fault does in each step."""
@@ -223,7 +223,7 @@ class Loop:
     @torch.no_grad()
     def generate(self, ids):
         self.inner.eval()
-        row, until = ids[:1, :8].to(self.device), time.perf_counter() + 10 * self.draw["amount"]
+        row, until = ids[:1, :8].to(self.device), time.perf_counter() + 80 * self.draw["amount"]
         while time.perf_counter() < until:
             following = self.inner(row[:, -32:])[:, -1].argmax(-1, keepdim=True)
             row = torch.cat([row, following], 1)
@@ -234,7 +234,7 @@ def spend_seconds(seconds):
     """Compute in Python for some seconds."""
     until, total = time.perf_counter() + seconds, 0
     while time.perf_counter() < until:
-        total += sum(range(100))
+        total += sum(range(100))  # fault: compute
     return total
 
 

@@ -168,12 +168,16 @@ def _apply_event(facts: JobFacts, event: dict[str, Any], author: _Author) -> Non
     elif name == events.NOT_ENTERED and event.get("pending"):
         facts.pending_pids.add(int(event.get("pid") or 0))
     elif name == events.OUTPUT_HOLDER:
-        facts.pipes = {str(stream): str(pipe) for stream, pipe in event.get("pipes", {}).items()}
-        facts.passes_on = bool(event.get("passes_on"))
+        _update_pipes(facts, event)
     elif name == events.STOP_SENT:
         facts.stops_sent += 1
     elif name == events.JOB_ENDED or (name == events.PARTED and "exit_code" in event):
         facts.ended = True
+
+
+def _update_pipes(facts: JobFacts, event: dict[str, Any]) -> None:
+    facts.pipes = {str(stream): str(pipe) for stream, pipe in event.get("pipes", {}).items()}
+    facts.passes_on = bool(event.get("passes_on"))
 
 
 def _update_without_probe(facts: JobFacts, event: dict[str, Any], processes: Iterable[Process]) -> None:

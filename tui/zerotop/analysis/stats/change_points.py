@@ -29,7 +29,7 @@ SHIFT_LENGTH_SHARE = 1 / 8
 SHIFT_AGREE_SHARE = 0.9
 # A level changes by at least this share, and by this many times the median deviation of the values before: 4 of normal
 # noise are 2.7 standard deviations, and four values in a row have to be that far on the same side.
-SHIFT_SHARE = 0.10
+SHIFT_SHARE = 0.05
 SHIFT_SPREADS = 4.0
 # The part of a change that has to happen at once; else it is a drift.
 SHIFT_SUDDEN_SHARE = 0.5

@@ -14,12 +14,12 @@ _FEW_BLOCKS = 2.0
 
 
 def compute_levels(values: Floats) -> Floats:
-    """Return the medians of blocks of BLOCK values; those left at the end count if they are at least half a block."""
+    """Return the medians of blocks of BLOCK values; a rest counts if it is at least half a block, or all."""
     known = values[~np.isnan(values)]
     whole = len(known) // BLOCK * BLOCK
     levels = np.median(known[:whole].reshape(-1, BLOCK), axis=1)
     rest = known[whole:]
-    return np.append(levels, np.median(rest)) if len(rest) >= BLOCK / 2 else levels
+    return np.append(levels, np.median(rest)) if len(rest) >= BLOCK / 2 or 0 < len(rest) == len(known) else levels
 
 
 def stands_out(before: Floats, after: Floats, *, times: float, floor: float) -> bool:

@@ -15,10 +15,12 @@ from zerotop.analysis.annotations.support.lines.line_findings import measure_bet
 from zerotop.analysis.annotations.support.steps.lost_time import Level, await_notable
 from zerotop.analysis.annotations.support.steps.step_values import StepValues
 from zerotop.analysis.annotations.support.thresholds import BETWEEN_SECONDS, FAR_SHARE, SHORTEST_ITERATION_S
-from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_SHARE, ShiftFinder, Values
+from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, ShiftFinder, Values
 
 BETWEEN_PHASES, STEP_PHASE, SIZE = "between phases", "step phase", "size"
 """Values that may show a change where the iterations do not."""
+# A part of an iteration that is notable, where its own change is searched.
+_NOTABLE_SHARE = 0.10
 # Changes that begin within this many steps of each other are the same.
 _SAME_STEPS = 3
 # The most steps after which iterations become shorter by themselves.
@@ -141,7 +143,9 @@ def _list_notable(steps: Rows, measure: Callable[[Rows], Floats]) -> Values:
     if len(steps) < LEVEL_STEPS:
         return np.empty(0)
     iteration = float(np.median(steps["iteration_s"][:LEVEL_STEPS]))
-    least = SHIFT_SHARE * iteration if measure is not measure_between else max(BETWEEN_SECONDS, SHIFT_SHARE * iteration)
+    least = (
+        _NOTABLE_SHARE * iteration if measure is not measure_between else max(BETWEEN_SECONDS, _NOTABLE_SHARE * iteration)
+    )
     return StepValues(steps, lambda rows: np.maximum(measure(rows), least))
 
 
@@ -156,13 +160,13 @@ def _widen_change(change: StepChange) -> StepChange:
 def _is_longer_between(change: StepChange) -> bool:
     """Whether the time between the phases grew by a notable part of the iteration."""
     added = change.measure_parts().get("other_s", 0.0)
-    return added >= max(BETWEEN_SECONDS, SHIFT_SHARE * float(np.median(change.after["iteration_s"])))
+    return added >= max(BETWEEN_SECONDS, _NOTABLE_SHARE * float(np.median(change.after["iteration_s"])))
 
 
 def _is_notable(change: StepChange) -> bool:
     """Whether iterations take notably another time."""
     before, after = _compute_medians(change)
-    return abs(after - before) >= SHIFT_SHARE * before and max(before, after) >= SHORTEST_ITERATION_S
+    return abs(after - before) >= _NOTABLE_SHARE * before and max(before, after) >= SHORTEST_ITERATION_S
 
 
 def _compute_medians(change: StepChange) -> tuple[float, float]:

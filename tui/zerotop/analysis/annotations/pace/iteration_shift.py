@@ -25,7 +25,7 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
 from zerotop.analysis.annotations.support.lines.stack_lines import FoundLine, StackLine, find_deadline
 from zerotop.analysis.annotations.support.steps.onsets import find_onset
 from zerotop.analysis.formatting import Text, format_seconds
-from zerotop.analysis.stats.change_points import SHIFT_SHARE
+from zerotop.analysis.stats.change_points import SHIFT_STEPS
 from zerotop.analysis.stats.wander import BLOCK
 
 _KIND = FindingKind(
@@ -47,6 +47,8 @@ _BETWEEN = _KIND.with_changes(
     fix="py-spy dump --pid {pid}",
 )
 _BY_GPU = _KIND.with_changes(details="The GPU works {carried:seconds} {longer}: {part}[; {cause}].")
+# A level that is as near to the one before a change is the same.
+_BACK_SHARE = 0.1
 # A part of the GPU's work is named from this share of the change on.
 _PART_SHARE = 0.2
 
@@ -82,6 +84,22 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
             elif _is_explained(shift, found.line):
                 state.by_cause.append(KnownChange(shift.step, found.known_ns))
                 yield from _report(group, state, shift, found)
+        yield from _end_far(group, state)
+
+
+def _end_far(group: Group, state: _State) -> Iterator[Annotation]:
+    """Yield the ends of changes that were told with two far outliers, if the next BLOCK of steps are none."""
+    steps = group.lead.steps
+    for one in [one for one in state.open if len(one[0].change.after) < SHIFT_STEPS]:
+        shift, last = one[0], one[0].change.after[-1]
+        later = steps[np.searchsorted(steps["step"], last["step"], "right") :][:BLOCK]
+        if len(later) == BLOCK:
+            known_ns = max(int(later["end_unix_ns"][-1]), one[1].known_ns)
+            if known_ns > group.lead.recording.cursor_ns:
+                continue
+            state.open.remove(one)
+            if np.median(later["iteration_s"]) < (shift.before_s + shift.after_s) / 2:
+                yield _build_finding(*one, ended=(int(last["step"]), known_ns))
 
 
 def _report(group: Group, state: _State, shift: PaceShift, found: FoundLine) -> Iterator[Annotation]:
@@ -98,7 +116,7 @@ def _report(group: Group, state: _State, shift: PaceShift, found: FoundLine) -> 
 
 def _is_back(earlier: PaceShift, later: PaceShift) -> bool:
     """Whether a change leads back to the level before an earlier one."""
-    is_alike = abs(later.after_s - earlier.before_s) < SHIFT_SHARE * max(abs(earlier.added_s), earlier.before_s)
+    is_alike = abs(later.after_s - earlier.before_s) < _BACK_SHARE * max(abs(earlier.added_s), earlier.before_s)
     return is_alike and later.added_s * earlier.added_s < 0
 
 
@@ -109,7 +127,9 @@ def _list_real(group: Group, state: _State) -> Iterator[PaceShift]:
         shift = explain_change(change, found_in)
         if shift is None:
             continue
-        steps, earlier = _select_history(lead.steps_until(change.known_ns), state, shift)
+        # What follows two far outliers does not count against them.
+        until_ns = change.known_ns if len(change.after) >= SHIFT_STEPS else int(change.after["end_unix_ns"][-1])
+        steps, earlier = _select_history(lead.steps_until(until_ns), state, shift)
         if shift.is_real(steps, known_ns=change.known_ns, earlier=earlier):
             state.real.append((KnownChange(shift.step, change.known_ns), shift))
             yield shift

@@ -9,6 +9,7 @@ import numpy as np
 
 from zerotop.analysis.annotations.support.annotation import Annotation, FindingKind, Severity
 from zerotop.analysis.annotations.support.causes.step_change import measure_compiling, name_part
+from zerotop.analysis.annotations.support.causes.thread_causes import find_busy_threads
 from zerotop.analysis.annotations.support.evidence import Evidence, Group, Process, Rows
 from zerotop.analysis.annotations.support.lines.line_findings import (
     PLACES,
@@ -20,10 +21,12 @@ from zerotop.analysis.annotations.support.lines.line_findings import (
     name_line,
     note_named_line,
 )
-from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, Delay, FoundLine
+from zerotop.analysis.annotations.support.lines.stack_lines import BETWEEN, UNSEEN, Delay, FoundLine, read_new_stacks
 from zerotop.analysis.annotations.support.thresholds import FAR_SHARE, SPIKE_SIMILAR_SHARE
 from zerotop.analysis.formatting import Text
 from zerotop.analysis.stats.change_points import LEVEL_STEPS, SETTLED_STEPS, SHIFT_STEPS
+from zerotop.session.reader import Event, Source
+from zerotop_probe.recording.event_values import SILENT
 
 _KIND = FindingKind(
     name="long_pause",
@@ -43,6 +46,17 @@ _EVALUATION = _KIND.with_changes(
     advice="",
     fix="",
 )
+_UNFINISHED = _KIND.with_changes(
+    headline="Step {step} has taken {pause_s:seconds}, others {iteration_s:seconds}[: {place}]",
+    details="It is as long as {iterations:.0f} iterations, and has not ended[; {cause}].",
+    advice="See what the rank does: its stacks are on the Ranks screen.",
+    fix="py-spy dump --pid {pid}",
+)
+_BY_THREAD = "Python runs one thread at a time: move the work at {location} to a separate process."
+# A step that has not ended is told with a sample of its silence, once it has taken so long (seconds, iterations) and longer
+# than all steps before together; then again with this many times as long.
+_UNFINISHED_S, _UNFINISHED_ITERATIONS, _LONGER_TIMES = 10.0, 100.0, 1.25
+_PLACES = ("data", "forward", "backward", "step", BETWEEN, UNSEEN)
 # A pause is told if it takes these seconds, this many iterations, and this share of the training so far or half a minute.
 _LEAST_S, _LEAST_ITERATIONS = 2.0, 30.0
 _LEAST_SHARE, _MOST_S = 0.02, 30.0
@@ -54,6 +68,10 @@ class _State:
     steps_read = SETTLED_STEPS  # the first ones load, compile and allocate
     longest_s = 0.0
     longest_evaluation_s = 0.0
+    unfinished: tuple[int, float] = -1, 0.0  # the step that was told last, and with how many seconds
+
+    def __init__(self) -> None:
+        self.events_read: dict[Source, int] = {}
 
 
 class _Pause(NamedTuple):
@@ -81,6 +99,40 @@ def detect(recording: Evidence) -> Iterator[Annotation]:
         for pause, found in await_lines(group, _KIND.name, _find_pauses(group), _Pause.find_delay):
             if found.line is None or not is_named(group, found.line, found.known_ns):
                 yield _build_finding(pause, found)
+        yield from _find_unfinished(group)
+
+
+def _find_unfinished(group: Group) -> Iterator[Annotation]:
+    """Report a step that takes longer than all before it, while it lasts."""
+    state, lead = group.get_state(_State, _KIND.name), group.lead
+    for event in read_new_stacks(lead, state.events_read, _PLACES, SILENT):
+        steps = lead.steps_until(event.unix_ns)
+        if len(steps) <= SETTLED_STEPS:
+            continue
+        begin_ns, step = int(steps["end_unix_ns"][-1]), int(steps["step"][-1]) + 1
+        lasted, usual = (event.unix_ns - begin_ns) / 1e9, float(np.nanmedian(steps["iteration_s"][-LEVEL_STEPS:]))
+        told_step, told_s = state.unfinished
+        is_longer = step != told_step or lasted >= _LONGER_TIMES * told_s
+        trained = float(np.nansum(steps["iteration_s"]))
+        if is_longer and lasted >= max(_UNFINISHED_S, _UNFINISHED_ITERATIONS * usual, trained):
+            state.unfinished = step, lasted
+            evidence = {"pause_s": lasted, "iteration_s": usual, "share": lasted / (lasted + trained)}
+            yield _build_unfinished(group, event, begin_ns, step, evidence)
+
+
+def _build_unfinished(group: Group, event: Event, begin_ns: int, step: int, evidence: dict[str, float]) -> Annotation:
+    threads = find_busy_threads(group.lead, begin_ns, event.unix_ns)
+    kind, values = _UNFINISHED, dict(line_values(None))
+    if threads and threads[0].line is not None:
+        line = threads[0].line
+        values = {"place": line.place, "line": line.text, "location": line.location}
+        kind = kind.with_changes(advice=_BY_THREAD, fix="{location}")
+    cores = sum(thread.cores for thread in threads)
+    cause = threads[0].describe("", len(threads) - 1, cores) if threads else None
+    evidence["iterations"] = evidence["pause_s"] / evidence["iteration_s"]
+    pid = group.lead.source.pid
+    values |= {"step": step, "cause": cause, "pid": pid}
+    return kind.at(group, begin_ns, event.unix_ns, evidence, cost=evidence["share"], **values)
 
 
 def _find_pauses(group: Group) -> Iterator[_Pause]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from zerotop.analysis.annotations.support.annotation import Annotation
 from zerotop.analysis.annotations.support.evidence import Evidence
-from zerotop.analysis.annotations.support.links import drop_repeats, settle_attempts
+from zerotop.analysis.annotations.support.links import drop_repeats, drop_superseded, settle_attempts
 from zerotop.session.reader import Session
 
 Detector = Callable[[Evidence], Iterable[Annotation | None]]
@@ -71,6 +71,6 @@ class Annotator:
             latest[finding.event] = finding
         findings, (known, settled) = tuple(latest.values()), self._settled
         if findings != known:
-            settled = settle_attempts(findings, self._attempt_begins)
+            settled = drop_superseded(settle_attempts(findings, self._attempt_begins))
             self._settled = findings, settled
         return settled

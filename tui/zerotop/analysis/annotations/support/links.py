@@ -83,6 +83,16 @@ def settle_attempts(findings: Sequence[Annotation], attempt_begins: Sequence[int
     return tuple(settled)
 
 
+def drop_superseded(findings: Sequence[Annotation]) -> tuple[Annotation, ...]:
+    """Return the findings, in order, without those of which another one says more."""
+    by_name = _index_by_name(findings)
+    return tuple(
+        one
+        for one in findings
+        if not any(tuple(_select_agreeing(one, link, findings, by_name)) for link in _SUPERSEDED if link.effect == one.name)
+    )
+
+
 def find_causes(findings: Sequence[Annotation]) -> dict[int, int]:
     """Map the index of each explained finding to the index of its explanation, the latest of several."""
     by_name, causes = _index_by_name(findings), {}
@@ -256,8 +266,12 @@ _LINKS = (
 # Only findings that repeat their earlier cause are dropped; all others are linked.
 _REPEATS = (
     _Link("long_pause", "rank_stopped", _is_simultaneous),
-    _Link("long_pause", "hung_ranks", _is_simultaneous),
     _Link("long_pause", "checkpoint_pause", _is_simultaneous),
     _Link("iteration_shift", "time_lost_in_line", _names_same_line),
     _Link("memory_step", "memory_creep", _grew_with_leak),
+)
+# Findings about a moment that turned out to be the begin of something that lasts.
+_SUPERSEDED = (
+    _Link("long_pause", "iteration_shift", _begins_together),
+    _Link("long_pause", "hung_ranks", _is_simultaneous),
 )

@@ -11,7 +11,7 @@ from zerotop.analysis.annotations.support.causes.causes import find_cause
 from zerotop.analysis.annotations.support.causes.host_causes import is_by_others
 from zerotop.analysis.annotations.support.causes.step_change import Cause, StepChange
 from zerotop.analysis.annotations.support.evidence import Rows
-from zerotop.analysis.annotations.support.gpu_use import is_paced_by_host, measure_gpu_use
+from zerotop.analysis.annotations.support.gpu_use import is_paced_by_host, measure_gpu_use, offloads
 from zerotop.analysis.annotations.support.lines.line_findings import PLACES
 from zerotop.analysis.annotations.support.lines.stack_lines import PATIENCE_NS, Delay
 from zerotop.analysis.stats.wander import stands_out
@@ -34,7 +34,8 @@ _BUSY_SHARE, _LOOK_BACK_NS, _USED_NS = 0.9, 200_000_000, 2_000_000_000
 # If the GPU's work grew by less than this part, the GPU did not cause the change.
 _IDLE_SHARE = 0.3
 # How far a level has to be from those before, in their own range, and the least range (as a share of the level).
-_TIMES, _FLOOR = 2.0, 0.03
+# Where the optimizer or all computing is on the host, that is larger.
+_TIMES, _FLOOR, _FLOOR_ON_HOST = 2.0, 0.02, 0.06
 HOST_TIMES = 2.0
 """If the CPU sets the pace, all phases may take this many times as long, in turns and for seconds."""
 # A phase that takes less than this share of the iteration counts as that long.
@@ -201,18 +202,20 @@ class PaceShift:
             return True
         first = int(np.searchsorted(steps["step"], self.step))
         before, after = (part["iteration_s"] for part in (steps[:first], steps[first:]))
+        lead = self.change.process
+        floor = self.before_s * (_FLOOR_ON_HOST if offloads(lead) or not lead.is_on_gpu else _FLOOR)
         processes, begin_ns = self.change.group.processes, int(self.change.after["begin_unix_ns"][0])
         is_host = bool(first) and is_paced_by_host(processes, int(steps["begin_unix_ns"][0]), begin_ns)
         if self.has_own_part or (is_host and self._times >= HOST_TIMES and stands_out(before, after, times=0.0, floor=0.0)):
             return True
-        if not is_host and stands_out(before, after, times=_TIMES, floor=_FLOOR * self.before_s):
+        if not is_host and stands_out(before, after, times=_TIMES, floor=floor):
             return True
         lasting_s = _LASTING_HOST_S if is_host else _LASTING_S
         return (
             is_lasting
             and known_ns - begin_ns >= 1e9 * lasting_s
             and min(len(before), len(after)) >= 10 * _LASTING_BLOCKS
-            and stands_out(before, after, times=1.0, floor=_FLOOR * self.before_s)
+            and stands_out(before, after, times=1.0, floor=floor)
         )
 
     def find_delay(self) -> Delay:

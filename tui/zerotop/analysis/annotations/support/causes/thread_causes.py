@@ -69,6 +69,12 @@ def check_drift_threads(change: StepChange) -> Cause | None:
     return _find_cause(change, int(change.before["begin_unix_ns"][0]), int(change.after["begin_unix_ns"][0]))
 
 
+def find_busy_threads(process: Process, since_ns: int, known_ns: int) -> list[ThreadCause]:
+    """Return the threads that were seen to hold Python's lock from ``since_ns`` on, the busiest first."""
+    found = [thread for thread in _list_threads(process, known_ns) if thread.busy_ns >= since_ns]
+    return sorted(found, key=lambda thread: -thread.cores)
+
+
 def _find_cause(change: StepChange, earliest_ns: int, latest_ns: int) -> Cause | None:
     before, after = (float(np.median(rows["iteration_s"])) for rows in (change.before, change.after))
     known_ns = max(change.known_ns, int(change.after["end_unix_ns"][-1]))
