@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
@@ -49,9 +50,12 @@ def _list_tensors(unclaimed: Mapping[int, int]) -> list[tuple[Any, int]]:
     kinds = {id(torch.Tensor), id(torch.nn.Parameter)}
     found = []
     for one in [one for one in gc.get_objects() if id(type(one)) in kinds]:
-        if one.is_cuda and one.layout is torch.strided:
-            address = int(one.untyped_storage().data_ptr())
-            if address in unclaimed:
+        with suppress(Exception):  # one without a storage, as within a transformation of a function
+            if (
+                one.is_cuda
+                and one.layout is torch.strided
+                and (address := int(one.untyped_storage().data_ptr())) in unclaimed
+            ):
                 found.append((one, address))
     return found
 

@@ -151,12 +151,7 @@ def _iter_events(path: str) -> Iterator[dict[str, Any]]:
 
 def _apply_event(facts: JobFacts, event: dict[str, Any], author: _Author) -> None:
     name = event.get("event")
-    if name in (events.ATTACHED, events.JOINED, events.DETACHED, events.PARTED):
-        facts.detached = name in (events.DETACHED, events.PARTED)
-    if name in (events.ATTACHED, events.JOINED):
-        facts.attached = True
-        facts.joined = name == events.JOINED
-        facts.ranks += author.keep_believable(map(_parse_process, event.get("ranks") or ()))
+    _update_attached(facts, event, author)
     if name in (events.ATTACHED, events.JOINED, events.JOB_STARTED):
         facts.job = next(iter(author.keep_believable([_parse_process(event)])), facts.job)
     elif name == events.REACHED and author.is_trusted:
@@ -173,6 +168,16 @@ def _apply_event(facts: JobFacts, event: dict[str, Any], author: _Author) -> Non
         facts.stops_sent += 1
     elif name == events.JOB_ENDED or (name == events.PARTED and "exit_code" in event):
         facts.ended = True
+
+
+def _update_attached(facts: JobFacts, event: dict[str, Any], author: _Author) -> None:
+    name = event.get("event")
+    if name in (events.DETACHED, events.PARTED):
+        facts.detached = True
+    elif name in (events.ATTACHED, events.JOINED):
+        facts.attached, facts.detached = True, False
+        facts.joined = name == events.JOINED
+        facts.ranks += author.keep_believable(map(_parse_process, event.get("ranks") or ()))
 
 
 def _update_pipes(facts: JobFacts, event: dict[str, Any]) -> None:

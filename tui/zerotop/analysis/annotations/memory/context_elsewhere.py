@@ -70,7 +70,9 @@ def _check_process(recording: Evidence, process: Process, step_count: int) -> An
         "processes": len(memory.by_other_ranks),
         "total_bytes": memory.total_bytes,
     }
-    return (_LOADING if line is not None else _KIND).at_steps(
+    kind = _LOADING if line is not None else _KIND
+    group = next(one for one in recording.groups if process in one.processes)
+    return group.keep_saving_advice(kind, time_ns).at_steps(
         process,
         row,
         evidence,

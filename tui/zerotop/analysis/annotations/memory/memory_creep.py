@@ -34,8 +34,7 @@ _KIND = FindingKind(
         "Each of {steps:.0f} steps left more memory allocated than the one before: {grown_bytes:bytes} in all,"
         " {held_bytes:bytes} now."
     ),
-    advice="Keep numbers instead of tensors where losses or outputs are collected.",
-    fix="losses.append(loss.item())",
+    advice="Keep numbers instead of tensors where losses or outputs are collected: loss.item() in place of loss.",
 )
 _LINE_KIND = _KIND.with_changes(
     confidence=0.95,

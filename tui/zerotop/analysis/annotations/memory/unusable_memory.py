@@ -46,8 +46,8 @@ _UNUSED = FindingKind(
 )
 # Worth a finding: these bytes, and this share of the device. A pool counts as unused if at most this part of it is in use.
 _LEAST_BYTES, _LEAST_SHARE, _USED_PART = 1 * GIB, 0.02, 0.1
-# The device is nearly full from this share on.
-_SHORT_SHARE = 0.9
+# The device is nearly full from this share on; before, only this share of it is worth advice.
+_SHORT_SHARE, _WORTH_SHARE = 0.9, 0.1
 # Steps whose peaks are compared where pools are unknown: the probe counts again within them.
 _STEPS = 16
 
@@ -76,8 +76,11 @@ def _check_pools(process: Process) -> Annotation | None:
             owner = "CUDA graphs or pools" if is_private else "an idle stream"
             reason = "A block goes to no other pool." if is_private else "A block goes to no other stream."
             # It is no harm while memory is not short.
-            is_short = _is_short(process, event.unix_ns)
-            kind = (_POOL if is_private else _STREAM).with_changes(severity=Severity.WARNING if is_short else Severity.INFO)
+            kind = _POOL if is_private else _STREAM
+            if _is_short(process, event.unix_ns):
+                kind = kind.with_changes(severity=Severity.WARNING)
+            elif reserved - allocated < _WORTH_SHARE * (process.device_bytes or 0):
+                kind = kind.with_changes(advice="", fix="")
             step = int(event.facts["step"])
             return kind.at(
                 process,
@@ -113,7 +116,8 @@ def _check_peaks(process: Process) -> Annotation | None:
         return None
     process.reported.add(_KIND.name)
     evidence = {"unused_bytes": reserved - used, "reserved_bytes": reserved, "allocated_bytes": used}
-    return _UNUSED.at_steps(process, rows, evidence)
+    is_worth = reserved - used >= _WORTH_SHARE * (process.device_bytes or 0)
+    return (_UNUSED if is_worth else _UNUSED.with_changes(advice="", fix="")).at_steps(process, rows, evidence)
 
 
 def _find_least(process: Process) -> float:
