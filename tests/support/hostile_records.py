@@ -79,9 +79,10 @@ def list_values(table: tables.Table) -> Iterator[tuple[str, Change]]:
         values = {"f": (float("inf"), -5.0, 3e38), "q": (HIGHEST, LOWEST, 1 << 62), "i": ((1 << 31) - 1,)}.get(
             field.code, ()
         )
-        if field.name == "address" or (field.code == "f" and field.name == "temperature_c"):
+        if field.name in ("address", "throttle_reasons", "temperature_c"):
             continue
-        if field.name.endswith("_bytes") and not field.name.startswith("pcie"):
+        # Without a cgroup there is no value to compare with.
+        if field.name.endswith("_bytes") and not field.name.startswith(("pcie", "cgroup")):
             values += (10**14,)
         for value in values:
             yield f"{field.name} {value}", partial(_change_value, field.name, value)
