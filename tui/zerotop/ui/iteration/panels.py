@@ -110,13 +110,18 @@ def _describe_missing(folding: FoldModel, frame: Frame) -> tuple[tuple[str, str]
     """Say why nothing can be folded, and how to change that."""
     if folding.is_busy:
         return (("Folding iterations …", "muted"),)
+    is_over = frame.view.job.state.is_over
     if folding.waveforms.has_steps(frame.view.cursor_ns):
+        if is_over:
+            return (("Too few iterations were recorded to show one.", "text"),)
         return (
             ("Waiting for the first iterations.", "text"),
             ("They will show GPU, CPU, power and memory in each phase.", "muted"),
         )
     pid = next((rank.pid for rank in frame.view.ranks if rank.alive), None)
     # While a job starts, its processes are there before their engines are.
+    if not frame.view.ranks and is_over:
+        return (("No rank trained: there is no iteration to show.", "text"),)
     if not frame.view.ranks or frame.view.job.state is State.STARTING:
         return (
             ("Waiting for the training to begin.", "text"),
