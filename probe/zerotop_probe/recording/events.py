@@ -639,6 +639,7 @@ NODE = _declare_event(
     Field("host", str, "short host name"),
     Field("cores", int, "cores that this job may use"),
     Field("memory_bytes", int, "host memory"),
+    Field("shared_memory_bytes", int, "size of /dev/shm; null without one; absent in older recordings"),
     Field("kernel", str, "kernel release"),
     Field("cpu", str, "processor model"),
     Field("driver", str, "version of the NVIDIA driver; null without one"),

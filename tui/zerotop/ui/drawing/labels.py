@@ -57,7 +57,14 @@ def phase_style(phase: str) -> str:
 
 def describe_no_output(job: Job) -> str:
     """Return the text of an empty output panel."""
-    return "No output yet" if job.prints_here else "Not captured; see the job's own terminal"
+    if not job.prints_here:
+        return "Not captured; see the job's own terminal"
+    return "No output" if job.state.is_over else "No output yet"
+
+
+def describe_no_ranks(job: Job) -> str:
+    """Return the text of a list of ranks without any."""
+    return "No rank was recorded" if job.state.is_over else "Waiting for ranks"
 
 
 def rank_name(rank: int, *, short: bool = False) -> str:
