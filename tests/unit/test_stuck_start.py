@@ -132,13 +132,21 @@ def list_due_times(process: subprocess.Popen[bytes], *, is_new: bool) -> list[in
 
 
 def test_an_idle_rank_is_due_after_15_seconds_and_each_time_after_twice_as_long(
-    idle_process: subprocess.Popen[bytes],
+    idle_process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert list_due_times(idle_process, is_new=False) == [15, 30, 60, 120, 240, 480]
+    monkeypatch.setattr(start_watch, "_BUSY_S", ())
+    assert list_due_times(idle_process, is_new=True) == [15, 30, 60, 120, 240, 480]
 
 
-@pytest.mark.parametrize(("is_new", "due"), [(True, [60, 120, 240]), (False, [])])
-def test_a_rank_that_computes_is_due_three_times_unless_it_may_have_trained_before(
+def test_an_idle_rank_of_a_job_that_was_attached_to_is_due_at_once(
+    idle_process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_watch, "_ATTACHED_BUSY_S", ())
+    assert list_due_times(idle_process, is_new=False) == [5, 10, 20, 40, 80, 160, 320]
+
+
+@pytest.mark.parametrize(("is_new", "due"), [(True, [60, 120, 240]), (False, [5, 15, 60])])
+def test_a_rank_that_computes_is_due_three_times(
     idle_process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, *, is_new: bool, due: list[int]
 ) -> None:
     monkeypatch.setattr(start_watch, "_BUSY_CORES", -1.0)  # whatever it uses is more

@@ -9,8 +9,10 @@ from zerotop_probe.outside import procfs
 
 # A rank that does nothing is due after this time, and each time after twice as long.
 _IDLE_S, _LONGEST_PAUSE_S = 15.0, 600.0
+# In a job that was attached to, because it hangs perhaps, that is much sooner.
+_ATTACHED_IDLE_S = 3.0
 # One that computes is due at these times: it may wait for others in a busy loop.
-_BUSY_S = (60.0, 120.0, 240.0)
+_BUSY_S, _ATTACHED_BUSY_S = (60.0, 120.0, 240.0), (5.0, 15.0, 60.0)
 # A rank computes if it and its children use this many cores.
 _BUSY_CORES = 0.05
 _WAITS_FOR_DISK = "D"
@@ -36,8 +38,8 @@ class _Start:
 
     def __init__(self, now_s: float, *, is_new: bool) -> None:
         self.idle_since_s = self._checked_s = now_s
-        self._next_idle_s = _IDLE_S
-        self._busy_s = [now_s + seconds for seconds in _BUSY_S] if is_new else []
+        self._first_idle_s = self._next_idle_s = _IDLE_S if is_new else _ATTACHED_IDLE_S
+        self._busy_s = [now_s + seconds for seconds in (_BUSY_S if is_new else _ATTACHED_BUSY_S)]
         self._ticks: dict[int, int] = {}
 
     def check(self, family: Sequence[int], now_s: float) -> None:
@@ -47,7 +49,7 @@ class _Start:
         used = sum(max(0, count - self._ticks.get(pid, 0)) for pid, count in ticks.items())
         is_busy = used > _BUSY_CORES * procfs.TICKS_PER_S * (now_s - self._checked_s)
         if is_busy or any(stat.state == _WAITS_FOR_DISK for stat in stats.values()):
-            self.idle_since_s, self._next_idle_s = now_s, _IDLE_S
+            self.idle_since_s, self._next_idle_s = now_s, self._first_idle_s
         self._ticks, self._checked_s = ticks, now_s
 
     def is_due(self, now_s: float) -> bool:
