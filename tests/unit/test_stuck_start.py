@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -161,3 +162,29 @@ def test_a_stack_has_neither_the_probe_nor_long_names_of_c() -> None:
     fields = read_dump([{"os_thread_id": 7, "thread_name": None, "frames": [c_frame, c_frame, probe, frame]}], 7)
     assert fields is not None
     assert [one["function"] for one in fields["frames"]] == ["std::enable_if", "main"]
+
+
+def test_a_rank_that_sleeps_between_its_steps_is_not_idle() -> None:
+    """It uses hardly any processor time, and is in the same line at most looks."""
+    command = [sys.executable, "-S", "-c", "import time\nprint(flush=True)\nwhile True: time.sleep(0.05)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        watch, found, begin_s = StartWatch(), Found(0, process.pid, is_new=False), time.monotonic()
+        due = []
+        while time.monotonic() < begin_s + 4.5:
+            due += list(watch.find_due([found], time.monotonic()))
+            time.sleep(0.5)
+        process.kill()
+    assert due == []
+
+
+def test_a_job_that_hung_when_it_was_attached_to(tmp_path: Path) -> None:
+    recording = Recording(tmp_path)
+    recording.write_event(make_identity(-1, 999), 0, events.ATTACHED, pid=9)
+    recording.open_session()
+    session = write_start(tmp_path, [ARRIVED, ASLEEP], (4, 7))
+    (finding,) = find_annotations(session, second_to_unix_ns(20))
+    assert (finding.name, finding.ranks, finding.known_ns) == ("stuck_at_start", (1,), second_to_unix_ns(7))
+    assert finding.headline.startswith("No rank has moved for 7.00 s: rank 1 is in ")
+    assert "Cores used: rank 0 " in finding.details
