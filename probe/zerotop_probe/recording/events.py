@@ -454,6 +454,7 @@ STACKS = _declare_event(
                 Field("group", str, "name of the process group"),
                 Field("number", int, "number of the collective in it"),
                 Field("name", str, "its function"),
+                Field("shape", [int], "sizes of its first tensor; absent if unknown"),
                 Field("file", str, "the innermost line of the job's own code that called it; absent if unknown"),
                 Field("line", int, "line number"),
                 Field("function", str, "function around it"),
