@@ -157,6 +157,16 @@ ENGINE = _declare_event(
     Field("train_batch", int, "rows in an optimizer step of all ranks"),
     Field("world_size", int, "ranks of the job"),
     Field("data_parallel", int, "data-parallel ranks"),
+    Field(
+        "pipeline",
+        (
+            Field("stage", int, "of this rank, from 0"),
+            Field("stages", int, "of the model"),
+            Field("parameters", int, "elements of this stage's parameters, without those tied to an earlier stage"),
+            Field("trainable_parameters", int, "elements of those that require gradients"),
+        ),
+        "of DeepSpeed's pipeline engine, whose other facts of parameters are those of the stage; null without",
+    ),
     Field("parameters", int, "elements of all parameters"),
     Field("trainable_parameters", int, "elements of those that require gradients"),
     Field("rank_parameters", int, "elements that this rank stores; fewer than all in stage 3"),
