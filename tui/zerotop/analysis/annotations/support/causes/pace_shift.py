@@ -244,7 +244,7 @@ class PaceShift:
 
 def _explains(part: float, whole: float, share: float = _CARRIED_SHARE) -> bool:
     """Whether a part has the same sign as the whole, and a share of its size."""
-    return part * np.sign(whole) >= share * abs(whole) > 0
+    return bool(part * np.sign(whole) >= share * abs(whole) > 0)
 
 
 def explain_change(change: StepChange, found_in: str = "") -> PaceShift | None:
